@@ -97,7 +97,7 @@ def checks_of(rows: Sequence[Row], found: Found, calibration: float) -> list[Che
         Check("ms of the event loop's longest standstill, with long prompts, a slow reader and a fetch", longest, 50)
     )
     grown = found.get("growth", {}).get("growth_mb")
-    checks.append(Check("MB of memory that many calls, deleted sessions and slow readers leave behind", grown, 16))
+    checks.append(Check("MB of memory that many calls, deleted sessions and slow readers leave behind", grown, 24))
     kept = found.get("memory", {})
     missing = kept["turns"] - kept["found"] + kept["wrong"] if kept else None
     checks.append(Check("RSS MB after 2,500 sessions x 40 turns x 2k tokens", kept.get("rss_mb"), 400))

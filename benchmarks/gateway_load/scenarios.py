@@ -175,8 +175,8 @@ def standstill(server: Server, megabytes: int) -> dict[str, float]:
 
 
 def growth(server: Server, calls: int, sessions: int, readers: int) -> dict[str, float]:
-    """Resident memory after many short calls, deleted sessions and slow readers, against a tenth of each."""
-    with gateway("ours", server) as target, GatewayClient(target.url, timeout_s=120) as client:
+    """Resident memory after many short calls, deleted sessions and slow readers, against a third of each."""
+    with gateway("ours", server, sessions=8) as target, GatewayClient(target.url, timeout_s=120) as client:
         pid = target.pid or 0
 
         def work(calls: int, sessions: int, readers: int, name: str) -> float:
@@ -195,7 +195,7 @@ def growth(server: Server, calls: int, sessions: int, readers: int) -> dict[str,
             time.sleep(1.0)
             return rss_kb(pid) / 1024
 
-        before = work(calls // 10, sessions // 10, readers // 10, "warm")
+        before = work(calls // 3, sessions // 3, readers // 3, "warm")
         after = work(calls, sessions, readers, "more")
         return {"before_mb": before, "after_mb": after, "growth_mb": after - before}
 

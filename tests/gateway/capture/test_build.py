@@ -1,0 +1,93 @@
+"""A record has only what is new since earlier calls, and becomes whole again, however the session branched."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentcore_rl_toolkit.gateway.capture.build import Texts, build
+from agentcore_rl_toolkit.gateway.capture.record import (
+    INVALID,
+    OK,
+    CallRecord,
+    Captured,
+    ChoiceRecord,
+    pack_ids,
+    pack_logprobs,
+    unpack_ids,
+)
+from agentcore_rl_toolkit.gateway.capture.turns import expand, message_lists, places_of, whole_prompt
+
+IDS = st.lists(st.integers(0, 12) | st.integers(0, 2**31 - 1), max_size=4)
+MESSAGE = st.fixed_dictionaries(
+    {"role": st.sampled_from(["user", "assistant"]), "content": st.text('a],[{\\"é', max_size=4)}
+)
+
+
+def recorded(texts: Texts, index: int, prompt: list[int], answers: list[list[int]], messages: Any) -> CallRecord:
+    choices = [
+        ChoiceRecord(place, pack_ids(ids), pack_logprobs([-0.5] * len(ids)), "stop", "none", b"{}")
+        for place, ids in enumerate(answers)
+    ]
+    fields = {"messages": msgspec.Raw(json.dumps(messages, ensure_ascii=False).encode()), "model": msgspec.Raw(b'"m"')}
+    return build(
+        OK,
+        Captured(choices, prompt=json.dumps(prompt, separators=(",", ":")).encode(), has_tokens=True),
+        texts=texts,
+        call_id=f"c{index}",
+        fields=fields,
+        versions=(None, None),
+        index=index,
+        dialect="chat",
+        started_s=0.0,
+        first_token_s=None,
+    )
+
+
+@given(st.data(), st.integers(1, 14))
+def test_prompts_and_messages_come_back_however_a_session_branched(data: st.DataObject, calls: int) -> None:
+    texts = Texts()
+    records: list[CallRecord] = []
+    prompts: list[list[int]] = []
+    answers: list[list[list[int]]] = []
+    histories: list[list[Any]] = []
+    for index in range(calls):
+        prompt: list[int] = []
+        messages: list[Any] = []
+        if index and data.draw(st.booleans()):
+            before = data.draw(st.integers(0, index - 1))
+            prompt = prompts[before] + data.draw(st.sampled_from([[], *answers[before]]))
+            prompt = prompt[: data.draw(st.integers(0, len(prompt)))] if data.draw(st.booleans()) else prompt
+            messages = histories[before][: data.draw(st.integers(0, len(histories[before])))]
+        prompts.append(prompt + data.draw(IDS))
+        histories.append(messages + data.draw(st.lists(MESSAGE, max_size=3)))
+        answers.append(data.draw(st.lists(IDS, min_size=1, max_size=2)))
+        records.append(recorded(texts, index, prompts[-1], answers[-1], histories[-1]))
+    assert message_lists(records) == histories
+    assert [unpack_ids(whole_prompt(records, i, places_of(records))) for i in range(calls)] == prompts
+    turns = expand(records).turns
+    assert [t.prompt_ids for t in turns] == [p for p, each in zip(prompts, answers, strict=True) for _ in each]
+    assert [t.completion_ids for t in turns] == [ids for each in answers for ids in each]
+
+
+def test_a_growing_session_costs_its_tokens_once() -> None:
+    texts, prompt, messages, size = Texts(), [1], [{"role": "user", "content": "x" * 100}], 0
+    for index in range(50):
+        record = recorded(texts, index, prompt, [[7] * 10], messages)
+        size += len(record.prompt_ids) + len(record.messages) + len(record.request)
+        prompt = [*prompt, *[7] * 10, *[index] * 10]
+        messages = [*messages, {"role": "user", "content": f"{index}" + "x" * 100}]
+    assert size < 50 * 200
+
+
+@pytest.mark.parametrize("text", [b"[1,x]", b"[1.5]", b"[99999999999999999999]", b"[1,,2]", b"{}", b"7"])
+def test_a_prompt_that_is_no_list_of_token_ids_makes_the_turn_invalid(text: bytes) -> None:
+    captured = Captured([], prompt=text, has_tokens=True)
+    about: dict[str, Any] = {"index": 0, "dialect": "chat", "started_s": 0.0, "first_token_s": None}
+    record = build(OK, captured, texts=Texts(), call_id="c", fields={}, versions=(None, None), **about)
+    assert (record.status, record.prompt_ids) == (INVALID, b"")
