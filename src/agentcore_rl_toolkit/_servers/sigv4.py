@@ -23,16 +23,11 @@ _AUTHORIZATION = re.compile(
 )
 
 
-def sign(credential: tuple[str, str], *, method: str, url: str, body: bytes, now: float) -> dict[str, str]:
-    """The headers that sign a request. ``credential``: access key and secret. Units: ``now`` in unix seconds."""
-    stamp = datetime.fromtimestamp(now, UTC).strftime(SIGV4_TIMESTAMP)
-    headers = {_HASH: hashlib.sha256(body).hexdigest(), "x-amz-date": stamp}
-    request = AWSRequest(method, url, headers=headers)
-    auth = SigV4Auth(Credentials(*credential), _SERVICE, _REGION)
-    signature = _signature(auth, request, stamp)
-    signed = auth.signed_headers(auth.headers_to_sign(request))
-    words = f"Credential={auth.scope(request)}, SignedHeaders={signed}, Signature={signature}"
-    return {**headers, "authorization": f"AWS4-HMAC-SHA256 {words}"}
+def sign(credential: tuple[str, str], *, method: str, url: str, body: bytes) -> dict[str, str]:
+    """The headers that sign a request. ``credential``: access key and secret."""
+    request = AWSRequest(method, url, data=body, headers={_HASH: hashlib.sha256(body).hexdigest()})
+    SigV4Auth(Credentials(*credential), _SERVICE, _REGION).add_auth(request)
+    return dict(request.headers)
 
 
 def refusal(
@@ -58,10 +53,9 @@ def refusal(
     if match is None or not stamp.startswith(match[2]):
         return "Missing Authentication Token"
     access_key, _, region, service, names, signature = match.groups()
-    secret = credentials.get(access_key)
+    secret, signed_at_s = credentials.get(access_key), _unix_s(stamp)
     if secret is None:
         return "The security token included in the request is invalid."
-    signed_at_s = _unix_s(stamp)
     if signed_at_s is None:
         return "X-Amz-Date is missing or malformed."
     if abs(now - signed_at_s) > MAX_SKEW_S:

@@ -10,7 +10,6 @@ import concurrent.futures
 import http.client
 import json
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -234,7 +233,7 @@ class Transport:
         if credential is None and (found := self._session.get_credentials()) is not None:
             credential = found.get_frozen_credentials()[:2]
         if credential is not None:
-            headers |= sigv4.sign(credential, method="POST", url=url, body=question, now=time.time())
+            headers |= sigv4.sign(credential, method="POST", url=url, body=question)
         try:
             sent = urllib.request.Request(url, question, headers)
             with _DIRECTLY.open(sent, timeout=ENDINGS_TIMEOUT_S) as answer:

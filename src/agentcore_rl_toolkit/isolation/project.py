@@ -6,6 +6,7 @@ Standard library only, for Python 3.10: this also runs in the environments of ag
 from __future__ import annotations
 
 import ast
+import contextlib
 import hashlib
 import os
 import shutil
@@ -13,11 +14,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-MAX_SOURCES, MAX_PROMPTS = 2_000, 200
 MAX_LINKS = 200
-# Agents read prompts as they are loaded.
-_PROMPTS = (".md", ".txt", ".jinja", ".jinja2", ".j2", ".yaml", ".yml", ".toml")
-_MAX_PROMPT_BYTES = 2**18  # more is data
+# Code, and the prompts that agents read as they are loaded.
+_SOURCES = (".py", ".md", ".txt", ".jinja", ".jinja2", ".j2", ".yaml", ".yml", ".toml")
 _NOT_SOURCE = ("__pycache__", "node_modules", "build", "dist", "runs")
 
 
@@ -69,29 +68,23 @@ class Project:
         return _dependency_file(self.folder)
 
     def digest(self) -> str:
-        """Of the project's Python files, prompts and dependency file: another one after an edit."""
+        """Of the sizes and times of the project's Python files, prompts and dependency file: another one after an edit."""
         found = hashlib.sha256()
         for path in self._sources():
-            found.update(os.fsencode(path) + b"\0" + path.read_bytes() + b"\0")
+            with contextlib.suppress(OSError):  # a link to nothing, or it is gone meanwhile
+                state = path.stat()
+                found.update(os.fsencode(path) + f" {state.st_size} {state.st_mtime_ns}\0".encode())
         return found.hexdigest()
 
     def _sources(self) -> Iterator[Path]:
-        """At most ``MAX_SOURCES`` Python files and ``MAX_PROMPTS`` prompts."""
         if self.dependencies is not None:
             yield self.dependencies
         top = self.root / self.package.partition(".")[0]
-        left = {True: MAX_SOURCES, False: MAX_PROMPTS}  # of code; else: a folder of texts takes no place from it
         for start in dict.fromkeys((top, self.folder / "src")):
             for folder, folders, files in os.walk(start):
                 inner = (name for name in sorted(folders) if not name.startswith(".") and name not in _NOT_SOURCE)
                 folders[:] = [name for name in inner if not os.path.exists(os.path.join(folder, name, "pyvenv.cfg"))]
-                for name in sorted(files):
-                    path = Path(folder, name)
-                    code = name.endswith(".py")
-                    prompt = name.endswith(_PROMPTS) and path.is_file() and path.stat().st_size <= _MAX_PROMPT_BYTES
-                    if left[code] and (prompt or (code and path.is_file())):
-                        left[code] -= 1
-                        yield path
+                yield from (Path(folder, name) for name in sorted(files) if name.endswith(_SOURCES))
 
 
 def link_files(folders: Iterable[str], directory: str, copied: Iterable[str] = ()) -> None:

@@ -64,7 +64,7 @@ class RuntimeView:
         data = json.dumps(body).encode() if body is not None else None
         url, headers = self.url + path, {"content-type": "application/json"}
         if self._credential is not None:
-            headers |= sigv4.sign(self._credential, method=method, url=url, body=data or b"", now=time.time())
+            headers |= sigv4.sign(self._credential, method=method, url=url, body=data or b"")
         request = urllib.request.Request(url, data, headers, method=method)
         try:
             with urllib.request.urlopen(request, timeout=self._timeout_s) as reply:

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError, ReadTimeoutError
 
 from agentcore_rl_toolkit.contract import new_session_id
-from agentcore_rl_toolkit.runtime.agents.agent import Agent
-from agentcore_rl_toolkit.runtime.config import RuntimeConfig, TimeLimits
-from agentcore_rl_toolkit.runtime.launcher.place import Place
-from agentcore_rl_toolkit.runtime.metrics import Metrics
-from agentcore_rl_toolkit.runtime.sessions.session import Session
-from agentcore_rl_toolkit.runtime.sessions.table import SessionTable
 
 from ..conftest import Server, alive, wait_for
 
@@ -56,24 +47,6 @@ def test_idle_session_ends_and_its_folder_goes(
     assert not alive(pid)
     wait_for(lambda: not list((tmp_path / "state" / "sessions").glob("*/*")))
     assert server.invoke({}, session_id)["calls"] == 1
-
-
-def test_background_work_that_reports_busy_keeps_a_session(
-    start_server: Callable[..., Server], session_id: str
-) -> None:
-    server = start_server("--set", "idle_timeout=2")
-    started = time.monotonic()
-    server.invoke({"do": "busy", "s": 4}, session_id)
-    wait_for(lambda: server.ended(session_id))
-    assert time.monotonic() - started > 4 + 1.5
-
-
-def test_max_lifetime_ends_a_session_that_is_active(start_server: Callable[..., Server], session_id: str) -> None:
-    server = start_server("--set", "max_lifetime=2", "--set", "stop_grace=0.5")
-    with pytest.raises(ClientError) as error:
-        server.invoke({"do": "sleep", "s": 30}, session_id)
-    assert error.value.response["ResponseMetadata"]["HTTPStatusCode"] == 424
-    assert wait_for(lambda: server.ended(session_id))["state"] == "max_lifetime"
 
 
 def test_stop_gives_sigterm_and_a_grace_and_frees_the_id_at_once(
@@ -139,19 +112,6 @@ app = BedrockAgentCoreApp(lifespan=lifespan)
     assert "no database today" in wait_for(lambda: server.ended(session_id))["error"]
 
 
-def test_start_that_takes_too_long_is_424_in_the_words_of_aws(
-    start_server: Callable[..., Server], agent_file: Callable[[str], Path], session_id: str
-) -> None:
-    agent = agent_file("""
-@app.ping
-def slow():
-    time.sleep(20)
-""")
-    server = start_server("--set", "init_timeout=1", agent=agent)
-    with pytest.raises(ClientError, match=r"Runtime initialization time exceeded.*completes in 1s"):
-        server.invoke({}, session_id)
-
-
 @pytest.mark.system
 def test_a_burst_of_new_sessions_loses_none_and_leaves_nothing(
     start_server: Callable[..., Server], tmp_path: Path
@@ -196,59 +156,3 @@ def test_sessions_share_no_files_environment_or_random_numbers(server: Server) -
     assert "probe.py" in first["files"]
     assert "SECRET_OF_THE_HOST" not in first["env"]
     assert server.invoke({"do": "read", "path": "note"}, a) == {"read": "mine"}
-
-
-class Running:
-    """A session's process that runs until it is stopped."""
-
-    pid = cpu_s = max_rss_bytes = death = None
-    lost = False
-
-    def __init__(self) -> None:
-        self.ended = asyncio.get_running_loop().create_future()
-
-    def stop(self, grace_s: float) -> None:
-        if not self.ended.done():
-            self.ended.set_result(0)
-
-
-class Launcher:
-    """Starts nothing."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def place(self, agent: Agent, name: str, log: str) -> Place:
-        return Place(name, self.folder / name, self.folder / log, str(self.folder / "socket"))
-
-    async def spawn(self, agent: Agent, place: Place) -> Any:
-        return Running()
-
-    async def discard(self, place: Place) -> None:
-        return None
-
-
-async def test_an_answer_that_nobody_foresaw_keeps_no_session_beyond_its_limits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    config = RuntimeConfig(times=TimeLimits(stop_grace_s=0.1, shutdown_grace_s=0.1))
-    table = SessionTable(Launcher(tmp_path), config, Metrics())
-    answers: list[Any] = [(200, b"{}")]
-
-    async def ask(session: Any) -> Any:
-        if answers:
-            return answers.pop()
-        raise KeyError("of a kind that nobody foresaw")
-
-    monkeypatch.setattr(Session, "ask", ask)
-    agent = Agent(runtime_id="a-0123456789", version=1, name="a", script=tmp_path / "a.py", idle_timeout_s=0.2)
-    try:
-        async with asyncio.timeout(30):
-            async with table.in_use(agent, (agent.runtime_id, "DEFAULT", new_session_id())):
-                pass
-            while not table.ended:  # noqa: ASYNC110  (the table's clock)
-                await asyncio.sleep(0.01)
-    finally:
-        await table.close()
-    assert table.ended[0]["state"] == "idle"
-    assert "of a kind that nobody foresaw" in caplog.text

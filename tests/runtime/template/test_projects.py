@@ -108,16 +108,6 @@ def test_commands_load_a_changed_agent_anew_and_say_so_once(
     assert capsys.readouterr().err == said * 3
 
 
-def test_a_folder_of_texts_hides_no_edit_of_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentcore_rl_toolkit.isolation.project.MAX_SOURCES", 3)
-    agent = project(tmp_path, "script")
-    for number in range(4):
-        (agent.parent / f"{number}.txt").write_text("a text")
-    before = Project.of(agent).digest()
-    agent.write_text(agent.read_text() + "\n")
-    assert Project.of(agent).digest() != before
-
-
 def test_an_agent_is_named_by_file_or_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     agent = project(tmp_path, "src")

@@ -1,19 +1,17 @@
 """The Ray actor of a node: runs a launcher, and connects the front to its sessions.
 
 A session on a node is reached through one TCP port of the node. The first line of a connection is the session's token, which the
-front got through Ray, and the rest is a connection to the session's server. ``run`` instead of ``dial`` before the token starts a
-command: its text and timeout follow as a line of JSON, and its output and end come back in such lines.
+front got through Ray, and the rest is a connection to the session's server.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import dataclasses
-import json
 import os
 import secrets
+from collections.abc import AsyncIterator
 from typing import Any
 
 from .. import roots
@@ -25,7 +23,6 @@ from ..launcher.session_log import read_log
 from ..local_node import LocalNode
 from .bundle import unpack
 
-COMMAND_LINE_BYTES = 2**20
 READ_BYTES = 64 * 1024
 
 
@@ -43,7 +40,7 @@ class NodeActor:
         root = self._root.path
         self._node = LocalNode(config, state_dir=root / "state", root=root)
         await self._node.start()
-        self._server = await asyncio.start_server(self._connected, host, 0, limit=COMMAND_LINE_BYTES)
+        self._server = await asyncio.start_server(self._connected, host, 0)
         port = self._server.sockets[0].getsockname()[1]
         return {"port": port, "pid": os.getpid(), "tier": self._node.tier, "logs": str(root / "state" / "logs")}
 
@@ -95,33 +92,32 @@ class NodeActor:
         await self._node.close()
         await asyncio.to_thread(self._root.discard)
 
+    async def command(self, token: str, text: str, timeout_s: float) -> AsyncIterator[tuple[str, bytes] | CommandEnd]:
+        """Run a command beside a session. Yields its output, and at last its end."""
+        output: asyncio.Queue[tuple[str, bytes] | CommandEnd] = asyncio.Queue()
+
+        async def write(name: str, data: bytes) -> None:
+            await output.put((name, data))
+
+        async def run() -> None:
+            await output.put(await self._sessions[token][1].command(text, write, timeout_s))
+
+        running = asyncio.create_task(run())
+        while not isinstance(item := await output.get(), CommandEnd):
+            yield item
+        await running
+        yield item
+
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, ValueError), contextlib.closing(writer):
-            purpose, _, token = (await reader.readline()).decode().strip().partition(" ")
-            if token not in self._sessions:
-                return
-            process = self._sessions[token][1]
-            if purpose == "run":
-                await _run(process, json.loads(await reader.readline()), writer)
-            else:
-                there, back = await process.dial()
+            token = (await reader.readline()).decode().strip()
+            if token in self._sessions:
+                there, back = await self._sessions[token][1].dial()
                 with contextlib.closing(back):
                     copies = [asyncio.create_task(_copy(reader, back)), asyncio.create_task(_copy(there, writer))]
                     _, late = await asyncio.wait(copies, return_when=asyncio.FIRST_COMPLETED)
                     for task in late:
                         task.cancel()
-
-
-async def _run(process: SessionProcess, order: dict[str, Any], writer: asyncio.StreamWriter) -> None:
-    async def send(**content: Any) -> None:
-        writer.write(json.dumps(content).encode() + b"\n")
-        await writer.drain()
-
-    async def write(name: str, data: bytes) -> None:
-        await send(name=name, data=base64.b64encode(data).decode())
-
-    end: CommandEnd = await process.command(order["text"], write, order["timeout_s"])
-    await send(end=dataclasses.asdict(end))
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -9,8 +9,6 @@ as dead, its sessions end as lost. The machine may come back as a new node.
 from __future__ import annotations
 
 import asyncio
-import base64
-import json
 import logging
 import secrets
 import signal
@@ -27,7 +25,6 @@ from ..agents.agent import Agent
 from ..config import RuntimeConfig
 from ..launcher.place import CommandEnd, Place, Streams, Write
 from ..wire import WireError
-from .actor import COMMAND_LINE_BYTES
 from .bundle import pack_project
 from .ray_nodes import Machine, RayNodes, result_of
 
@@ -95,12 +92,9 @@ class RemoteProcess:
 
     async def dial(self) -> Streams:
         """Connect to the session's server. Raises: OSError."""
-        return await self._connect("dial")
-
-    async def _connect(self, purpose: str) -> Streams:
-        streams = await asyncio.open_connection(self._node.machine.host, self._node.port, limit=2 * COMMAND_LINE_BYTES)
-        streams[1].write(f"{purpose} {self._token}\n".encode())
-        return streams
+        reader, writer = await asyncio.open_connection(self._node.machine.host, self._node.port)
+        writer.write(self._token.encode() + b"\n")
+        return reader, writer
 
     async def cause(self) -> str | None:
         """Return None: the cause is known when Ray has reported it, and this does not wait for that."""
@@ -108,18 +102,14 @@ class RemoteProcess:
 
     async def command(self, text: str, write: Write, timeout_s: float) -> CommandEnd:
         """Run a shell command beside the session's server, on its node."""
+        method = self._node.actor.command.options(num_returns="streaming")
         try:
-            reader, writer = await self._connect("run")
-            try:
-                writer.write(json.dumps({"text": text, "timeout_s": timeout_s}).encode() + b"\n")
-                while line := await reader.readline():
-                    found = json.loads(line)
-                    if "end" in found:
-                        return CommandEnd(**found["end"])
-                    await write(found["name"], base64.b64decode(found["data"]))
-            finally:
-                writer.close()
-        except OSError as e:
+            async for reference in method.remote(self._token, text, timeout_s):
+                item = await result_of(reference)
+                if isinstance(item, CommandEnd):
+                    return item
+                await write(*item)
+        except Exception as e:  # Ray's errors have no common base
             return CommandEnd(-1, error=str(e))
         return CommandEnd(-signal.SIGKILL)
 

@@ -7,7 +7,6 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -44,15 +43,20 @@ class RayNodes:
             import ray
         except ImportError as e:
             raise missing_extra("a Ray cluster needs Ray", "ray") from e
+        quiet: dict[str, Any] = {"log_to_driver": False, "configure_logging": False, "logging_level": logging.WARNING}
+        done: Future[None] = Future()
 
         def connect() -> None:
-            namespace = f"agentcore-rl-{os.getpid()}"
-            quiet: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
-            ray.init(address=self._address, namespace=namespace, logging_level=logging.WARNING, **quiet)
+            try:
+                ray.init(address=self._address, namespace=f"agentcore-rl-{os.getpid()}", **quiet)
+                done.set_result(None)
+            except BaseException as e:  # handed to the caller, whatever it is
+                done.set_exception(e)
 
+        # A call that may never return: in the main thread Ray would take over the signals, and a pool's would be waited for.
+        threading.Thread(target=connect, daemon=True, name="connect to Ray").start()
         try:
-            async with asyncio.timeout(within_s):
-                await asyncio.wrap_future(_in_daemon_thread(connect))
+            await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(done)), within_s)
         except TimeoutError as e:
             raise ConfigError(f"no Ray cluster answers at {self._address} within {within_s:g} s") from e
         except (ConnectionError, RuntimeError, ValueError) as e:
@@ -61,17 +65,17 @@ class RayNodes:
 
     async def machines(self) -> list[Machine]:
         """Those that are alive now. Raises: what Ray raises, TimeoutError."""
-        async with asyncio.timeout(CALL_TIMEOUT_S):
-            nodes = await asyncio.to_thread(self._ray.nodes)
+        nodes = await asyncio.wait_for(asyncio.to_thread(self._ray.nodes), CALL_TIMEOUT_S)
+        found = ((node, node["Resources"]) for node in nodes if node["Alive"])
         return [
             Machine(
                 node_id=node["NodeID"],
                 host=node["NodeManagerAddress"],
-                cpus=node["Resources"]["CPU"],
-                memory_bytes=node["Resources"].get("memory"),
+                cpus=resources["CPU"],
+                memory_bytes=resources.get("memory"),
             )
-            for node in nodes
-            if node["Alive"] and node["Resources"].get("CPU", 0.0) >= ACTOR_CPUS
+            for node, resources in found
+            if resources.get("CPU", 0.0) >= ACTOR_CPUS
         ]
 
     async def place(self, machine: Machine) -> Any:
@@ -80,14 +84,13 @@ class RayNodes:
 
         strategy = NodeAffinitySchedulingStrategy(machine.node_id, soft=False)
         options: dict[str, Any] = {"num_cpus": ACTOR_CPUS, "max_restarts": 0, "max_concurrency": MAX_CALLS}
-        options["scheduling_strategy"] = strategy
-        return await asyncio.to_thread(lambda: self._ray.remote(**options)(NodeActor).remote())
+        remote = self._ray.remote(scheduling_strategy=strategy, **options)
+        return await asyncio.to_thread(lambda: remote(NodeActor).remote())
 
     async def remove(self, actor: Any, within_s: float) -> None:
         """End an actor and its sessions; one that is gone already is no error."""
         with contextlib.suppress(Exception):
-            async with asyncio.timeout(within_s):
-                await result_of(actor.close.remote())
+            await asyncio.wait_for(result_of(actor.close.remote()), within_s)
         with contextlib.suppress(Exception):
             await asyncio.to_thread(self._ray.kill, actor)
 
@@ -105,19 +108,3 @@ async def result_of(reference: Any) -> Any:
         if isinstance(cause, AgentCoreRLError):
             raise cause from e
         raise LocalRuntimeError(str(cause or e)) from e
-
-
-def _in_daemon_thread(work: Callable[[], None]) -> Future[None]:
-    """Run a call that may never return: in the main thread Ray would take over the signals, and a pool's would be waited for."""
-    done: Future[None] = Future()
-    done.set_running_or_notify_cancel()
-
-    def run() -> None:
-        try:
-            work()
-            done.set_result(None)
-        except BaseException as e:  # handed to the caller, whatever it is
-            done.set_exception(e)
-
-    threading.Thread(target=run, daemon=True, name="connect to Ray").start()
-    return done

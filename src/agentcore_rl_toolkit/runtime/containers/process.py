@@ -20,7 +20,6 @@ log = logging.getLogger(__name__)
 
 AGENT_PORT = 8080
 CAUSE_WAIT_S = 2.0  # an engine knows of a death a little later than the connection breaks
-FIRST_LOOK_S, LONGEST_LOOK_S = 0.02, 2.0  # at the state of a container whose output has ended
 _PID_LINE = re.compile(rb"(\d+)\n")
 
 
@@ -83,14 +82,8 @@ class ContainerProcess:
                     if self._stopping:
                         await container.kill(signal="SIGKILL")
                     await copying
-        pause_s = FIRST_LOOK_S
-        while True:
-            async with self._engine.asked() as docker:
-                state = (await docker.containers.container(self._id).show())["State"]
-            if state["Status"] in ("exited", "stopped", "dead"):
-                break
-            await asyncio.sleep(pause_s)  # it may only have closed its output
-            pause_s = min(2 * pause_s, LONGEST_LOOK_S)
+                await container.wait()  # it may only have closed its output
+                state = (await container.show())["State"]
         code = int(state["ExitCode"])
         self.death = self._reason(code, bool(state.get("OOMKilled")))
         return code if code <= 128 else 128 - code

@@ -1,0 +1,334 @@
+"""The life of one session, with a process that the test plays: when it is ready, pinged, idle, and over."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentcore_rl_toolkit.contract import new_session_id
+from agentcore_rl_toolkit.errors import LocalRuntimeError
+from agentcore_rl_toolkit.runtime.agents.agent import Agent
+from agentcore_rl_toolkit.runtime.config import RuntimeConfig, TimeLimits
+from agentcore_rl_toolkit.runtime.launcher.connection import UpstreamLostError
+from agentcore_rl_toolkit.runtime.launcher.place import Place
+from agentcore_rl_toolkit.runtime.metrics import Metrics
+from agentcore_rl_toolkit.runtime.sessions import session as module
+from agentcore_rl_toolkit.runtime.sessions.session import Session, log_name, ping_status, shortened
+from agentcore_rl_toolkit.runtime.sessions.table import SessionTable
+from agentcore_rl_toolkit.runtime.wire import WireError
+
+ID = new_session_id()
+
+
+class Process:
+    """Runs until it is stopped."""
+
+    pid, cpu_s, max_rss_bytes = 7, 0.5, 2**20
+    lost = False
+    death: str | None = None
+
+    def __init__(self) -> None:
+        self.ended = asyncio.get_running_loop().create_future()
+        self.stops: list[float] = []
+
+    def stop(self, grace_s: float) -> None:
+        self.stops.append(grace_s)
+        self.end(0)
+
+    def end(self, status: int | None) -> None:
+        if not self.ended.done():
+            self.ended.set_result(status)
+
+
+class Bench:
+    """A table whose launcher and pings are the test's."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, parallel: int = 4, **times: float) -> None:
+        self.folder = folder
+        self.pings: list[float] = []
+        self.answer: Callable[[], tuple[int, bytes]] = lambda: (200, b"{}")
+        self.process: Process | None = None
+        self.spawned: asyncio.Event | None = None  # spawns wait for it
+        self.discarded: list[Place] = []
+        monkeypatch.setattr(Session, "ask", self.ask)
+        monkeypatch.setattr(module, "PING_MIN_S", 0.1)
+        limits = TimeLimits(**{"stop_grace_s": 3.0, "shutdown_grace_s": 2.0, "init_timeout_s": 5.0, **times})
+        self.table = SessionTable(self, RuntimeConfig(times=limits, parallel_starts=parallel), Metrics())
+
+    async def ask(self, session: Any = None) -> tuple[int, bytes]:
+        self.pings.append(time.monotonic())
+        return self.answer()
+
+    def place(self, agent: Agent, name: str, log: str) -> Place:
+        return Place(name, self.folder / name, self.folder / log, "")
+
+    async def spawn(self, agent: Agent, place: Place) -> Any:
+        if self.spawned is not None:
+            await self.spawned.wait()
+        self.process = Process()
+        return self.process
+
+    async def discard(self, place: Place) -> None:
+        self.discarded.append(place)
+
+    def use(self, **limits: float) -> Any:
+        agent = Agent(runtime_id="a-0123456789", version=1, name="a", script=Path("a.py"), **limits)
+        return self.table.in_use(agent, (agent.runtime_id, "DEFAULT", ID))
+
+    async def ending(self) -> dict[str, Any]:
+        async with asyncio.timeout(20):
+            while not (self.table.ended and self.table.ended[-1]["gone"] and self.discarded):  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        return self.table.ended[-1]
+
+
+@pytest.fixture
+async def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    bench = Bench(tmp_path, monkeypatch)
+    yield bench
+    await bench.table.close()
+
+
+def busy(value: bool) -> tuple[int, bytes]:
+    return 200, json.dumps({"status": "HealthyBusy" if value else "Healthy", "time_of_last_update": 1}).encode()
+
+
+async def test_an_idle_session_ends_at_its_limit_after_one_more_ping(bench: Bench) -> None:
+    async with bench.use(idle_timeout_s=0.6):
+        pass
+    idle_from = time.monotonic()
+    ending = await bench.ending()
+    assert ending["state"] == "idle"
+    assert ending["cause"] == "the session was ended because it was idle for 0.6 s"
+    assert 0.55 < time.monotonic() - idle_from < 3
+    assert len(bench.pings) == 3  # at its start, once after its last call, and before its end
+    assert bench.process is not None
+    assert bench.process.stops == [3.0]
+    assert (ending["exit_status"], ending["cpu_s"]) == (0, 0.5)
+
+
+async def test_calls_and_busy_pings_keep_a_session(bench: Bench) -> None:
+    async with bench.use(idle_timeout_s=0.3):
+        await asyncio.sleep(0.6)
+        bench.answer = lambda: busy(True)
+        assert bench.table.ended_total == {}
+        assert len(bench.pings) == 1  # none while a call runs
+    await asyncio.sleep(0.7)
+    assert bench.table.describe()[0]["state"] == "active"
+    assert bench.table.describe()[0]["idle_s"] == 0.0
+    bench.answer = lambda: busy(False)
+    free_from = time.monotonic()
+    assert (await bench.ending())["state"] == "idle"
+    assert time.monotonic() - free_from > 0.25
+
+
+async def test_the_last_ping_before_the_limit_decides(bench: Bench) -> None:
+    async with bench.use(idle_timeout_s=0.5):
+        pass
+    async with asyncio.timeout(20):
+        while len(bench.pings) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+    bench.answer = lambda: busy(True)
+    await asyncio.sleep(0.8)
+    assert bench.table.ended_total == {}
+
+
+async def test_pings_without_an_answer_are_not_busy(bench: Bench) -> None:
+    async with bench.use(idle_timeout_s=0.3):
+
+        def lost() -> Any:
+            raise UpstreamLostError("nobody")
+
+        bench.answer = lost
+    assert (await bench.ending())["state"] == "idle"
+
+
+async def test_the_maximum_lifetime_ends_a_session_under_a_call(bench: Bench) -> None:
+    began = time.monotonic()
+    async with bench.use(max_lifetime_s=0.4):
+        ending = await bench.ending()
+    assert (ending["state"], ending["inflight"]) == ("max_lifetime", 1)
+    assert time.monotonic() - began >= 0.4
+
+
+@pytest.mark.parametrize(
+    ("status", "lost", "death", "state", "cause"),
+    [
+        (3, False, None, "crashed", "the session's process ended with status 3"),
+        (0, False, None, "crashed", "the session's process ended with status 0"),
+        (-9, False, None, "crashed", "the session's process was killed by SIGKILL"),
+        (-99, False, None, "crashed", "the session's process was killed by signal 99"),
+        (None, False, None, "crashed", "the session's process is gone"),
+        (137, False, "out of memory", "crashed", "out of memory"),
+        (None, True, "node n was lost", "lost", "node n was lost"),
+    ],
+)
+async def test_a_process_that_ends_ends_its_session(
+    bench: Bench, status: int | None, lost: bool, death: str | None, state: str, cause: str
+) -> None:
+    async with bench.use() as session:
+        assert bench.process is not None
+        bench.process.lost, bench.process.death = lost, death
+        bench.process.end(status)
+        await asyncio.wait_for(session.closed.wait(), 20)
+    ending = await bench.ending()
+    assert (ending["state"], ending["cause"], ending["exit_status"]) == (state, cause, status)
+    assert bench.table.sessions == {}
+    assert bench.table.ended_total == {state: 1}
+
+
+async def test_a_stop_while_it_starts_is_a_conflict_to_retry(bench: Bench) -> None:
+    bench.spawned = asyncio.Event()
+
+    async def call() -> str:
+        with pytest.raises(WireError) as error:
+            await bench.use().__aenter__()
+        return error.value.code
+
+    waiting = asyncio.create_task(call())
+    await asyncio.sleep(0.05)
+    [key] = bench.table.sessions
+    assert bench.table.stop(key) is not None
+    assert await waiting == "RetryableConflictException"
+    assert bench.table.stop(key) is None
+    bench.spawned.set()
+    assert (await bench.ending())["state"] == "stopped"
+    assert bench.process is not None
+    assert bench.process.stops == [0.0]
+    assert bench.table.ended_total == {"stopped": 1}
+
+
+async def test_a_start_ends_at_its_limit_and_names_the_last_ping(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(tmp_path, monkeypatch, init_timeout_s=0.4)
+    bench.answer = lambda: (503, b"")
+    began = time.monotonic()
+    with pytest.raises(WireError, match=r"completes in 0\.4s\..*the last one was 503") as error:
+        await bench.use().__aenter__()
+    assert 0.35 < time.monotonic() - began < 3
+    assert error.value.status == 424
+    assert (await bench.ending())["state"] == "failed_to_start"
+    assert 3 <= len(bench.pings) <= 6  # the pauses grow
+    await bench.table.close()
+
+
+async def test_a_start_that_fails_has_the_cause_and_the_end_of_its_log(bench: Bench) -> None:
+    (bench.folder / f"{ID}.log").write_text("no model weights here")
+
+    def dies() -> Any:
+        assert bench.process is not None
+        bench.process.end(4)
+        raise UpstreamLostError("refused")
+
+    bench.answer = dies
+    with pytest.raises(WireError, match=r"^Runtime initialization failed\. .*status 4.*no model weights here"):
+        await bench.use().__aenter__()
+    ending = await bench.ending()
+    assert ending["cause"].startswith("the session did not start: its process ended (status 4)")
+
+
+@pytest.mark.parametrize("error", [LocalRuntimeError("no room"), KeyError("a bug")])
+async def test_a_spawn_that_fails_is_its_callers_424(bench: Bench, error: Exception) -> None:
+    async def spawn(agent: Agent, place: Place) -> Any:
+        raise error
+
+    bench.spawn = spawn  # type: ignore[method-assign]
+    with pytest.raises(WireError, match="Runtime initialization failed") as raised:
+        await bench.use().__aenter__()
+    assert str(error) in raised.value.message
+    assert (await bench.ending())["pid"] is None
+
+
+async def test_only_so_many_start_at_once_and_their_time_counts_from_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(tmp_path, monkeypatch, parallel=1, init_timeout_s=0.5)
+    spawned: list[Place] = []
+
+    async def spawn(agent: Agent, place: Place) -> Any:
+        spawned.append(place)
+        await asyncio.sleep(0.3)
+        return Process()
+
+    bench.spawn = spawn  # type: ignore[method-assign]
+    agent = Agent(runtime_id="a-0123456789", version=1, name="a", script=Path("a.py"))
+    calls = [bench.table.in_use(agent, (agent.runtime_id, "DEFAULT", new_session_id())) for _ in range(3)]
+    waiting = [asyncio.create_task(call.__aenter__()) for call in calls]
+    await asyncio.sleep(0.1)
+    assert [s["state"] for s in bench.table.describe()] == ["starting"] * 3
+    assert len(spawned) == 1
+    await asyncio.gather(*waiting)
+    assert len({place.name for place in spawned}) == 3
+    assert [s["inflight"] for s in bench.table.describe()] == [1, 1, 1]
+    assert bench.table.started_total == 3
+    for call in calls:
+        await call.__aexit__(None, None, None)
+    await bench.table.close()
+
+
+async def test_a_ping_that_cannot_be_read_keeps_no_session(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    def unforeseen() -> Any:
+        raise KeyError("of a kind that nobody foresaw")
+
+    async with bench.use(idle_timeout_s=0.2):
+        bench.answer = unforeseen
+    assert (await bench.ending())["state"] == "idle"
+    assert "of a kind that nobody foresaw" in caplog.text
+
+
+async def test_a_shutdown_shortens_the_grace_of_a_stopped_session(bench: Bench) -> None:
+    async with bench.use():
+        pass
+    assert bench.process is not None
+    bench.process.end = lambda status: None  # type: ignore[method-assign]  # it ignores SIGTERM
+    [key] = bench.table.sessions
+    bench.table.stop(key, grace_s=60.0)
+    closing = asyncio.create_task(bench.table.close())
+    await asyncio.sleep(0.05)
+    assert bench.process.stops == [60.0, 2.0]
+    bench.process.ended.set_result(-9)
+    await closing
+    assert bench.table.ended[0]["state"] == "stopped"
+
+
+async def test_endings_are_of_the_sessions_that_were_asked_for(bench: Bench) -> None:
+    async with bench.use() as session:
+        key = session.key
+        assert bench.table.endings(*key[:2], [ID]) == {}
+    bench.table.stop(key)
+    await bench.ending()
+    found = bench.table.endings(*key[:2], [ID, "other"])
+    assert found == {
+        ID: {"cause": "the session was stopped by a request to its runtime", "gone": True, "log": found[ID]["log"]}
+    }
+    assert bench.table.endings(key[0], "prod", [ID]) == bench.table.endings("b", key[1], [ID]) == {}
+
+
+def test_the_response_to_a_ping_may_be_anything() -> None:
+    for body in (b"OK", b"[]", b"{}", b"null"):
+        assert ping_status(body) == ("Healthy", None)
+    assert ping_status(b'{"status": "HealthyBusy", "time_of_last_update": 5}') == ("HealthyBusy", 5)
+
+
+def test_the_name_of_a_log_is_no_path_and_one_per_endpoint() -> None:
+    assert log_name("a_B-9", endpoint="DEFAULT") == "a_B-9.log"
+    assert log_name("a_B-9", endpoint="prod") == "a_B-9.prod.log"
+    odd = log_name("../x", endpoint="DEFAULT")
+    assert odd.startswith("id.")
+    assert "/" not in odd
+    assert odd != log_name("../y", endpoint="DEFAULT")
+
+
+def test_a_long_cause_keeps_its_beginning_and_end() -> None:
+    assert shortened("one\n\n two ") == "one | two"
+    text = shortened("begin " + "x" * 2_000 + " end")
+    assert text.startswith("begin")
+    assert text.endswith("end")
+    assert len(text) < 600
