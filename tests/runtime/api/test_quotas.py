@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
+from agentcore_rl_toolkit.errors import ConfigError
 from agentcore_rl_toolkit.runtime.api.quotas import Quotas, TokenBucket, profile
 from agentcore_rl_toolkit.runtime.wire import WireError
 
@@ -32,3 +35,25 @@ def test_new_sessions_are_limited_per_endpoint_and_minute() -> None:
     count = sum(admitted(lambda t=t: q.new_session("a", "DEFAULT", 0, t / 10), 1) for t in range(600))
     assert 400 <= count <= 407
     assert admitted(lambda: q.new_session("a", "other", 0, 60.0), 1) == 1
+
+
+def test_live_sessions_are_limited_over_all_agents_and_refusals_counted() -> None:
+    q = Quotas(profile("aws-2025", max_sessions=2))
+    q.new_session("a", "DEFAULT", 1, 0.0)
+    with pytest.raises(WireError, match="maxVms limit exceeded for account: 2") as error:
+        q.new_session("b", "DEFAULT", 2, 1.0)
+    assert (error.value.status, error.value.code) == (402, "ServiceQuotaExceededException")
+    assert admitted(lambda: q.request("InvokeAgentRuntime", "a", 0.0), 30) == 25
+    assert admitted(lambda: q.request("InvokeAgentRuntime", "b", 0.0), 1) == 1
+    assert q.refused == {"ServiceQuotaExceededException": 1, "ThrottlingException": 5}
+
+
+def test_big_regions_have_twice_the_sessions() -> None:
+    assert profile("aws-2026").max_sessions == 5_000
+    assert profile("aws-2026", region="eu-west-1").max_sessions == 2_500
+    assert profile("aws-2026", max_sessions=7).max_sessions == 7
+    for wrong in ({"tps": 0}, {"tps": -1}, {"max_sessions": float("inf")}):
+        with pytest.raises(ConfigError, match="must be above 0"):
+            profile("unlimited", **wrong)
+    with pytest.raises(ConfigError, match="one of unlimited, aws-2026, aws-2025"):
+        profile("aws")

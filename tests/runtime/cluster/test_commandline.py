@@ -7,7 +7,6 @@ import importlib.util
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -31,9 +30,9 @@ def test_without_ray_the_error_names_what_to_install() -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_runtime_on_one_machine_has_no_nodes(start_server: Callable[..., Server]) -> None:
+def test_runtime_on_one_machine_has_no_nodes(server: Server) -> None:
     with pytest.raises(LocalRuntimeError, match="not found"):
-        start_server().view.get("/_local/nodes")
+        server.view.get("/_local/nodes")
 
 
 def test_an_agents_folder_arrives_as_it_was_without_what_is_no_code(tmp_path: Path) -> None:

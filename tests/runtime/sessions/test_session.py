@@ -149,6 +149,25 @@ async def test_pings_without_an_answer_are_not_busy(bench: Bench) -> None:
     assert (await bench.ending())["state"] == "idle"
 
 
+@pytest.mark.parametrize(
+    ("answers", "warning"),
+    [
+        ([b'{"status": "HealthyBusy"}', b"{}", b"{}"], "then ignores HealthyBusy"),
+        ([b'{"time_of_last_update": 1}', b'{"time_of_last_update": 2}'], "then never ends the session as idle"),
+        ([b'{"time_of_last_update": 1}', b'{"time_of_last_update": 1}'], None),
+    ],
+)
+async def test_a_ping_that_agentcore_takes_otherwise_is_warned_of_once(
+    bench: Bench, caplog: pytest.LogCaptureFixture, answers: list[bytes], warning: str | None
+) -> None:
+    async with bench.use(idle_timeout_s=0.3):
+        left = [*answers, answers[-1]]
+        bench.answer = lambda: (200, left.pop(0) if len(left) > 1 else left[0])
+    assert (await bench.ending())["state"] == "idle"
+    assert caplog.text.count("its response to /ping") == (0 if warning is None else 1)
+    assert warning is None or warning in caplog.text
+
+
 async def test_the_maximum_lifetime_ends_a_session_under_a_call(bench: Bench) -> None:
     began = time.monotonic()
     async with bench.use(max_lifetime_s=0.4):

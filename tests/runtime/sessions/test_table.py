@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from botocore.exceptions import ClientError, ReadTimeoutError
+from botocore.exceptions import ReadTimeoutError
 
 from agentcore_rl_toolkit.contract import new_session_id
 
@@ -92,26 +92,6 @@ def test_session_that_ignores_sigterm_is_killed_with_all_it_started(
     assert not alive(daemon)
 
 
-def test_failed_start_is_424_with_the_cause_in_the_local_detail(
-    start_server: Callable[..., Server], agent_file: Callable[[str], Path], session_id: str
-) -> None:
-    agent = agent_file("""
-import contextlib
-
-@contextlib.asynccontextmanager
-async def lifespan(app):
-    raise RuntimeError("no database today")
-    yield
-
-app = BedrockAgentCoreApp(lifespan=lifespan)
-""")
-    server = start_server(agent=agent)
-    with pytest.raises(ClientError) as error:
-        server.invoke({}, session_id)
-    assert error.value.response["Error"]["Code"] == "RuntimeClientError"
-    assert "no database today" in wait_for(lambda: server.ended(session_id))["error"]
-
-
 @pytest.mark.system
 def test_a_burst_of_new_sessions_loses_none_and_leaves_nothing(
     start_server: Callable[..., Server], tmp_path: Path
@@ -131,19 +111,6 @@ def test_a_burst_of_new_sessions_loses_none_and_leaves_nothing(
     wait_for(lambda: len(server.processes()) == 1)
     wait_for(lambda: not list((tmp_path / "state" / "sessions").glob("*/*")))
     assert server.view.get("/_local/status")["ended"] == {"stopped": 80}
-
-
-def test_quota_of_sessions_is_402_and_ends_with_a_stop(start_server: Callable[..., Server]) -> None:
-    server = start_server("--set", "max_sessions=2")
-    ids = [new_session_id() for _ in range(3)]
-    for session_id in ids[:2]:
-        server.invoke({}, session_id)
-    with pytest.raises(ClientError, match="maxVms limit exceeded") as error:
-        server.invoke({}, ids[2])
-    assert error.value.response["ResponseMetadata"]["HTTPStatusCode"] == 402
-    assert error.value.response["Error"]["Code"] == "ServiceQuotaExceededException"
-    server.default_client.stop_runtime_session(agentRuntimeArn=server.arn, runtimeSessionId=ids[0])
-    assert server.invoke({}, ids[2])["calls"] == 1
 
 
 def test_sessions_share_no_files_environment_or_random_numbers(server: Server) -> None:

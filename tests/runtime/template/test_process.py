@@ -6,8 +6,9 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,80 +18,104 @@ from agentcore_rl_toolkit.errors import AgentLoadError
 from agentcore_rl_toolkit.runtime.launcher.handle import TemplateProcess, TemplateSpec
 from serving import answering, certificate
 
-from ..conftest import AGENTS, Server
+from ..conftest import AGENTS, Server, wait_for
 
 
-def template(server: Server) -> dict[str, object]:
-    found: dict[str, object] = server.view.get("/_local/status")["templates"][0]
+def template(server: Server, arn: str) -> dict[str, Any]:
+    """How the agent's sessions start, once it is loaded."""
+    found: dict[str, Any] = wait_for(
+        lambda: next((t for t in server.view.get("/_local/status")["templates"] if arn.endswith(t["runtime_id"])), None)
+    )
     return found
 
 
+@pytest.fixture
+def load(server: Server) -> Iterator[Callable[..., str]]:
+    """Create an agent of the runtime of all tests. Returns its ARN."""
+    made: list[dict[str, Any]] = []
+
+    def create(agent: Path, **environment: str) -> str:
+        made.append(server.create(agent, environmentVariables=environment))
+        return str(made[-1]["agentRuntimeArn"])
+
+    yield create
+    for agent in made:
+        server.delete(agent)
+
+
+def slow_start(*templates: dict[str, Any]) -> str:
+    class View:
+        def get(self, path: str) -> Any:
+            return {"templates": templates}
+
+    return str(_slow_start(View()))
+
+
 def test_sessions_are_forks_of_one_loaded_agent(server: Server) -> None:
-    assert template(server)["start"] == "fork"
+    assert template(server, server.arn)["start"] == "fork"
     assert len({server.invoke({}, new_session_id())["loaded"] for _ in range(3)}) == 1
 
 
-def test_agent_with_threads_is_started_by_exec_and_says_why(start_server: Callable[..., Server]) -> None:
-    server = start_server(agent=AGENTS / "threads.py")
-    assert template(server)["start"] == "exec"
-    assert "ticker" in str(template(server)["reason"])
-    assert server.invoke({})["threads"] == ["ticker"]
-    answer = str(_slow_start(server.view))
-    assert "threads before its server: ticker; start threads in the entrypoint" in answer
+def test_agent_with_threads_is_started_by_exec_and_says_why(server: Server, load: Callable[..., str]) -> None:
+    arn = load(AGENTS / "threads.py")
+    found = template(server, arn)
+    assert found["start"] == "exec"
+    assert "threads before its server: ticker; start threads in the entrypoint" in slow_start(found)
+    assert server.invoke({}, arn=arn)["threads"] == ["ticker"]
 
 
 def test_an_agent_that_imports_numpy_is_forked_and_may_have_its_threads_instead(
-    start_server: Callable[..., Server], tmp_path: Path
+    server: Server, load: Callable[..., str], tmp_path: Path
 ) -> None:
     (tmp_path / "agent.py").write_text("import numpy\n" + (AGENTS / "respond.py").read_text())
-    server = start_server(agent=tmp_path / "agent.py")
-    assert template(server)["start"] == "fork"
+    assert template(server, load(tmp_path / "agent.py"))["start"] == "fork"
     if (os.cpu_count() or 1) > 1 and sys.platform == "linux":
-        server = start_server("--session-env", "OPENBLAS_NUM_THREADS=2", agent=tmp_path / "agent.py")
-        assert template(server)["start"] == "exec"
-        assert "--session-env OMP_NUM_THREADS=1" in str(_slow_start(server.view))
+        found = template(server, load(tmp_path / "agent.py", OPENBLAS_NUM_THREADS="2"))
+        assert found["start"] == "exec"
+        assert "--session-env OMP_NUM_THREADS=1" in slow_start(found)
 
 
-def test_agent_with_its_own_server_is_served_unmodified(start_server: Callable[..., Server]) -> None:
-    server = start_server(agent=AGENTS / "own_server.py")
-    assert template(server)["start"] == "exec"
-    assert server.invoke({"a": 1}) == {"got": {"a": 1}}
-
-
-def run_serve(*options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "agentcore_rl_toolkit.cli", "runtime", "serve", *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+def test_agent_with_its_own_server_is_served_unmodified(server: Server, load: Callable[..., str]) -> None:
+    arn = load(AGENTS / "own_server.py")
+    assert template(server, arn)["start"] == "exec"
+    assert server.invoke({"a": 1}, arn=arn) == {"got": {"a": 1}}
 
 
 def test_agent_that_does_not_import_ends_serve_with_its_traceback() -> None:
-    done = run_serve("--agent", f"broken={AGENTS / 'broken.py'}")
+    command = [sys.executable, "-m", "agentcore_rl_toolkit.cli", "runtime", "serve"]
+    command += ["--agent", f"broken={AGENTS / 'broken.py'}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 1
     assert "No module named 'nothing_of_this_name'" in done.stderr
     assert f'File "{AGENTS / "broken.py"}", line 3' in done.stderr
     assert "agentcore_rl_toolkit/runtime" not in done.stderr
 
 
-def test_agent_that_never_runs_a_server_is_told_how(tmp_path: Path) -> None:
-    (tmp_path / "silent.py").write_text("x = 1\n")
-    done = run_serve("--agent", f"silent={tmp_path / 'silent.py'}")
-    assert done.returncode == 1
-    assert "app.run()" in done.stderr
+OTHER_SERVER = """
+import http.server
+http.server.HTTPServer(("0.0.0.0", 8080), http.server.BaseHTTPRequestHandler).serve_forever()
+"""
 
 
-async def test_a_script_that_does_not_come_to_its_server_ends_at_the_deadline(tmp_path: Path) -> None:
-    script = tmp_path / "stuck.py"
-    script.write_text("import time\ntime.sleep(600)\n")
-    spec = TemplateSpec(script=script, env=dict(os.environ), log_path=tmp_path / "log", load_timeout_s=1.0)
-    with pytest.raises(AgentLoadError, match=r"stuck\.py did not reach its server within [0-9.]+ s.*; output: "):
+@pytest.mark.parametrize(
+    ("script", "error"),
+    [
+        ("x = 1\n", r"ended without starting a server.*app\.run\(\)"),
+        ("print('last words', flush=True)\nimport os; os._exit(5)\n", r"its process ended \(status 5\).*last words"),
+        (OTHER_SERVER, "something else than uvicorn.*container image"),
+        ("import time\ntime.sleep(600)\n", r"did not reach its server within [0-9.]+ s.*; output: "),
+    ],
+)
+async def test_a_script_that_starts_no_server_is_an_error_with_the_way_out(
+    tmp_path: Path, script: str, error: str
+) -> None:
+    (tmp_path / "agent.py").write_text(script)
+    limit_s = 1.0 if "sleep" in script else 60.0
+    spec = TemplateSpec(
+        script=tmp_path / "agent.py", env=dict(os.environ), log_path=tmp_path / "log", load_timeout_s=limit_s
+    )
+    with pytest.raises(AgentLoadError, match=f"(?s){error}"):
         await TemplateProcess(spec).start()
-
-
-def test_agent_that_ends_its_process_is_reported(tmp_path: Path) -> None:
-    (tmp_path / "ends.py").write_text("print('last words', flush=True)\nimport os; os._exit(5)\n")
-    done = run_serve("--agent", f"ends={tmp_path / 'ends.py'}")
-    assert done.returncode == 1
-    assert "ends.py: its process ended (status 5)" in done.stderr
-    assert "last words" in done.stderr
 
 
 def test_threads_of_a_session_share_a_tls_client(server: Server, tmp_path: Path) -> None:
@@ -104,14 +129,3 @@ def test_threads_of_a_session_share_a_tls_client(server: Server, tmp_path: Path)
         for _ in range(5):
             assert server.invoke(payload, arn=made["agentRuntimeArn"]) == {"texts": ['"hello"'] * 4}
     server.delete(made)
-
-
-def test_a_server_that_cannot_be_reached_is_refused_at_once(tmp_path: Path) -> None:
-    (tmp_path / "other.py").write_text(
-        "import http.server\nif __name__ == '__main__':\n"
-        "    http.server.HTTPServer(('0.0.0.0', 8080), http.server.BaseHTTPRequestHandler).serve_forever()\n"
-    )
-    done = run_serve("--agent", f"other={tmp_path / 'other.py'}")
-    assert done.returncode == 1
-    assert "something else than uvicorn" in done.stderr
-    assert "container image" in done.stderr
