@@ -8,9 +8,9 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from .._servers.tasks import Tasks
 from ..contract import ROLLOUT_FIELD
@@ -28,44 +28,11 @@ from .launcher.session_log import KeptLogs
 from .local_node import LocalNode
 from .metrics import Metrics
 from .sessions.session import Session
-from .sessions.table import SessionTable, Starts
+from .sessions.table import Launcher, SessionTable
 from .wire import Target, WireError, invalid, not_found
 
 log = logging.getLogger(__name__)
 LOCAL_ROLE = "arn:aws:iam::{account}:role/local"
-
-
-class Launcher(Starts, Protocol):
-    """The processes of sessions: on this machine (`LocalNode`), or on the nodes of a cluster."""
-
-    @property
-    def tier(self) -> str:
-        """The isolation of sessions."""
-
-    @property
-    def writable(self) -> tuple[Path, ...] | None:
-        """The folders that sessions can write to besides their own; None: not known, or all."""
-
-    async def start(self) -> None:
-        """Get ready for agents. Raises: ConfigError."""
-
-    async def prepare(self, agent: Agent) -> None:
-        """Load an agent version. Raises: AgentLoadError."""
-
-    async def forget(self, agent: Agent) -> None:
-        """End an agent version with its sessions."""
-
-    async def forget_if_unused(self, agent: Agent) -> None:
-        """End an agent version that has no sessions."""
-
-    def describe(self) -> list[dict[str, Any]]:
-        """The loaded agent versions."""
-
-    async def read_log(self, session: Mapping[str, Any], offset: int, size: int) -> bytes:
-        """A piece of the log of a session, as the session table describes it."""
-
-    async def close(self) -> None:
-        """End everything."""
 
 
 class Runtime:

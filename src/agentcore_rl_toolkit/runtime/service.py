@@ -24,7 +24,8 @@ from ..errors import ConfigError
 from . import roots
 from .config import RuntimeConfig
 from .http.app import RuntimeApp
-from .runtime import Launcher, Runtime
+from .runtime import Runtime
+from .sessions.table import Launcher
 
 ACCESS_KEY = "local"  # the name of a key that the runtime makes itself
 AFTER_SESSIONS_S = 2  # for the replies to the calls of sessions that were ended by force
@@ -84,7 +85,7 @@ async def serve(
             app,
             http="httptools",
             ws="none",
-            lifespan="on",
+            lifespan="off",
             log_level="warning",
             access_log=False,
             proxy_headers=False,
@@ -108,6 +109,7 @@ async def serve(
     try:
         await server.serve(sockets=[listener])
     finally:
+        await runtime.close()
         watch.cancel()
         [end] = await asyncio.gather(watch, return_exceptions=True)
         if ready_file is not None:

@@ -41,7 +41,7 @@ async def buggy(tmp_path: Path) -> AsyncIterator[tuple[Runtime, int]]:
     """A runtime in this process, and its port."""
     runtime = Runtime(RuntimeConfig(state_dir=tmp_path / "state"))
     app = Buggy(runtime)
-    server = uvicorn.Server(uvicorn.Config(app, lifespan="on", log_level="critical", port=0))
+    server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_level="critical", port=0))
     await runtime.start([])
     serving = asyncio.create_task(server.serve())
     while not server.started:  # noqa: ASYNC110  # uvicorn has a flag, no event
@@ -49,6 +49,7 @@ async def buggy(tmp_path: Path) -> AsyncIterator[tuple[Runtime, int]]:
     yield runtime, server.servers[0].sockets[0].getsockname()[1]
     server.should_exit = True
     await serving
+    await runtime.close()
 
 
 def post(path: str, body: bytes = b"{}", *, length: int | None = None) -> bytes:

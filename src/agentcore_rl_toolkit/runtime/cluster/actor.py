@@ -31,7 +31,8 @@ class NodeActor:
 
     def __init__(self) -> None:
         self._root = roots.new_root()
-        self._sessions: dict[str, tuple[Place, SessionProcess]] = {}
+        self._sessions: dict[str, SessionProcess] = {}  # by token
+        self._ends: dict[str, asyncio.Task[dict[str, Any]]] = {}
         self._node: LocalNode
         self._server: asyncio.Server
 
@@ -62,22 +63,25 @@ class NodeActor:
         place = self._node.place(agent, name, log)
         process = await self._node.spawn(agent, place)
         token = secrets.token_urlsafe(24)
-        self._sessions[token] = place, process
+        self._sessions[token] = process
+        self._ends[token] = asyncio.create_task(self._end(token, place, process))
         return {"token": token, "pid": process.pid}
 
-    async def ended(self, token: str) -> dict[str, Any]:
-        """Wait for the end of a session, and remove its files. Returns its exit status and its usage."""
-        place, process = self._sessions[token]
+    async def _end(self, token: str, place: Place, process: SessionProcess) -> dict[str, Any]:
         status = await process.ended
         del self._sessions[token]
         await self._node.discard(place)
         usage = {"cpu_s": process.cpu_s, "max_rss_bytes": process.max_rss_bytes}
         return {"status": status, "death": process.death, **usage}
 
+    async def ended(self, token: str) -> dict[str, Any]:
+        """Wait for the end of a session. Returns its exit status and its usage."""
+        return await self._ends.pop(token)
+
     async def stop(self, token: str, grace_s: float) -> None:
         """Send SIGTERM to a session, and SIGKILL after the grace."""
         if token in self._sessions:
-            self._sessions[token][1].stop(grace_s)
+            self._sessions[token].stop(grace_s)
 
     async def forget(self, agent: Agent) -> None:
         """End an agent version with its sessions."""
@@ -100,7 +104,7 @@ class NodeActor:
             await output.put((name, data))
 
         async def run() -> None:
-            await output.put(await self._sessions[token][1].command(text, write, timeout_s))
+            await output.put(await self._sessions[token].command(text, write, timeout_s))
 
         running = asyncio.create_task(run())
         while not isinstance(item := await output.get(), CommandEnd):
@@ -112,7 +116,7 @@ class NodeActor:
         with contextlib.suppress(OSError, ValueError), contextlib.closing(writer):
             token = (await reader.readline()).decode().strip()
             if token in self._sessions:
-                there, back = await self._sessions[token][1].dial()
+                there, back = await self._sessions[token].dial()
                 with contextlib.closing(back):
                     copies = [asyncio.create_task(_copy(reader, back)), asyncio.create_task(_copy(there, writer))]
                     _, late = await asyncio.wait(copies, return_when=asyncio.FIRST_COMPLETED)

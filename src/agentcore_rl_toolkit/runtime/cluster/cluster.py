@@ -226,7 +226,12 @@ class Cluster:
         if node is None:
             raise LocalRuntimeError(f"node {place.node} was lost")
         here = await self._load(node, agent)
-        process = RemoteProcess(node, await result_of(node.actor.spawn.remote(here, place.name, place.log_path.name)))
+        starting = self._tasks.start(result_of(node.actor.spawn.remote(here, place.name, place.log_path.name)))
+        try:
+            process = RemoteProcess(node, await asyncio.shield(starting))
+        except asyncio.CancelledError:
+            starting.add_done_callback(lambda task: _stop_late(node, task))
+            raise
         node.sessions[agent.folder, place.name] = process
         self._tasks.start(process.wait())
         return process
@@ -331,7 +336,13 @@ class Cluster:
         self._tasks.start(self._ray.remove(node.actor, CLOSE_S))
 
 
-def _succeeded(task: asyncio.Task[Agent]) -> bool:
+def _stop_late(node: Node, starting: asyncio.Task[dict[str, Any]]) -> None:
+    """Stop a session that started when its caller waited no longer."""
+    if _succeeded(starting):
+        node.actor.stop.remote(starting.result()["token"], 0.0)
+
+
+def _succeeded(task: asyncio.Task[Any]) -> bool:
     return task.done() and not task.cancelled() and task.exception() is None
 
 

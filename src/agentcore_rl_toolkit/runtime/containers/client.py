@@ -59,27 +59,19 @@ class ContainerEngine:
     async def start(self) -> None:
         """Find the engine. Raises: ConfigError that says what was tried and what to start."""
         tried = []
-        for url in _usual_places():
+        for self.url in _usual_places():
+            self._docker = self._connect(self.url)
             try:
-                await self._try(url)
-                return
+                async with self.asked(FIRST_REPLY_S) as docker:
+                    parts = (await docker.version()).get("Components") or ()
             except EngineError as e:
                 tried.append(str(e))
+                await self._docker.close()
+                continue
+            self.name = "podman" if any("podman" in str(p.get("Name", "")).lower() for p in parts) else "docker"
+            return
+        self._docker = None
         raise ConfigError(f"no container engine answers here ({'; '.join(tried) or 'there is no socket'}); {START_ONE}")
-
-    async def _try(self, url: str) -> None:
-        """Take the engine at this address. Raises: EngineError."""
-        self.url = url
-        self._docker = self._connect(url)
-        try:
-            async with self.asked(FIRST_REPLY_S) as docker:
-                version = await docker.version()
-        except BaseException:
-            await self._docker.close()
-            self._docker = None
-            raise
-        podman = any("podman" in str(part.get("Name", "")).lower() for part in version.get("Components") or ())
-        self.name = "podman" if podman else "docker"
 
     async def close(self) -> None:
         if self._docker is not None:

@@ -40,21 +40,6 @@ class RuntimeApp:
         self._router = Router([_Route(*each) for each in every], redirect_slashes=False, default=_no_such_operation)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await self._lifespan(receive, send)
-        elif scope["type"] == "http":
-            await self._http(scope, receive, send)
-
-    async def _lifespan(self, receive: Receive, send: Send) -> None:
-        while True:
-            message = await receive()
-            if message["type"] == "lifespan.shutdown":
-                await self.runtime.close()
-                await send({"type": "lifespan.shutdown.complete"})
-                return
-            await send({"type": "lifespan.startup.complete"})
-
-    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         status = 0
         given = header(scope["headers"], REQUEST_ID_HEADER)
         request_id = scope["runtime.request_id"] = given or str(uuid.uuid4()).encode()

@@ -38,7 +38,6 @@ PING_BYTES = 64 * 1024  # of a response to /ping, which has two short fields
 PING_TIMEOUT_S = 5.0
 PING_MIN_S, PING_MAX_S = 2.0, 15.0  # 2 s is the platform's own pace; an idle limit is kept by AWS to within 15 s
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 0.5  # between the pings of a start
-DEATH_S = 2.0  # for the exit status of a process that broke its connection
 INIT_FAILED = "Runtime initialization failed."
 INIT_LATE = "Runtime initialization time exceeded. Please make sure that initialization completes in {:g}s."
 _PLAIN_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
@@ -135,9 +134,7 @@ class Session:
             limit = self._times.init_timeout_s
             last = f", the last one was {self.error}" if self.error is not None else ""
             self._fail(INIT_LATE.format(limit), f"no healthy answer to /ping within {limit:g} s{last}")
-        except (LocalRuntimeError, UpstreamLostError, OSError) as e:
-            if self.process is not None and not self.over:
-                await asyncio.wait([self.process.ended], timeout=DEATH_S)
+        except (LocalRuntimeError, OSError) as e:
             self._fail(INIT_FAILED, str(e))
         except Exception as e:  # callers wait for this start, without a deadline of their own
             log.exception("session %s could not be started", self.id)

@@ -7,7 +7,8 @@ import contextlib
 import itertools
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 from ..._servers.tasks import Tasks
@@ -20,8 +21,37 @@ from .session import Key, Session, log_name
 REMEMBERED_ENDINGS = 4_000
 
 
-class Starts(Protocol):
-    """The functions of a launcher that sessions use."""
+class Launcher(Protocol):
+    """The processes of sessions: on this machine (`LocalNode`), or on the nodes of a cluster."""
+
+    @property
+    def tier(self) -> str:
+        """The isolation of sessions."""
+
+    @property
+    def writable(self) -> tuple[Path, ...] | None:
+        """The folders that sessions can write to besides their own; None: not known, or all."""
+
+    async def start(self) -> None:
+        """Get ready for agents. Raises: ConfigError."""
+
+    async def prepare(self, agent: Agent) -> None:
+        """Load an agent version. Raises: AgentLoadError."""
+
+    async def forget(self, agent: Agent) -> None:
+        """End an agent version with its sessions."""
+
+    async def forget_if_unused(self, agent: Agent) -> None:
+        """End an agent version that has no sessions."""
+
+    def describe(self) -> list[dict[str, Any]]:
+        """The loaded agent versions."""
+
+    async def read_log(self, session: Mapping[str, Any], offset: int, size: int) -> bytes:
+        """A piece of the log of a session, as the session table describes it."""
+
+    async def close(self) -> None:
+        """End everything."""
 
     def place(self, agent: Agent, name: str, log: str) -> Place:
         """Choose where a new session's files are. Raises: WireError 402 if there is no room."""
@@ -42,7 +72,7 @@ class SessionTable:
 
     def __init__(
         self,
-        launcher: Starts,
+        launcher: Launcher,
         config: RuntimeConfig,
         metrics: Metrics,
         admit: Callable[[Agent, str, int], None] = lambda agent, endpoint, live: None,

@@ -40,16 +40,37 @@ def run_script(path: str, take_over: TakeOver, serve_here: Callable[[], socket.s
             f"the agent's environment ({sys.prefix}) has no server; add bedrock-agentcore to its dependencies"
         ) from e
 
-    watch = _OtherServers(path)
+    bind, startup = socket.socket.bind, uvicorn.Server.startup
+    served_here = False
+
+    def refuse_other_servers(self: Any, address: Any) -> None:
+        if self.family in (socket.AF_INET, socket.AF_INET6) and address[1] in AGENT_PORTS:
+            raise ScriptEndedError(
+                f"{path} serves port {address[1]} with something else than uvicorn, which cannot be given a session's "
+                "socket; run it as a container image (agentcore-rl runtime deploy --image), where any server will do"
+            )
+        bind(self, address)
 
     def run(app: Any, **options: Any) -> None:
-        watch.end()
+        socket.socket.bind = bind  # type: ignore[method-assign]  # any other port beside its server
         take_over(app, options)
 
+    async def start(self: Any, sockets: Any = None) -> None:
+        nonlocal served_here
+        socket.socket.bind = bind  # type: ignore[method-assign]
+        if sockets is not None:  # ours already
+            await startup(self, sockets)
+        elif serve_here is None:
+            take_over(self.config.app, {})  # refuses: an event loop is running
+        else:
+            served_here = True
+            await startup(self, [serve_here()])
+
+    socket.socket.bind = refuse_other_servers  # type: ignore[method-assign]
+    uvicorn.Server.startup = start  # type: ignore[method-assign]
     uvicorn.run = run  # looked up at call time by BedrockAgentCoreApp.run and by most scripts
     if "uvicorn.main" in sys.modules:
         sys.modules["uvicorn.main"].run = run  # type: ignore[attr-defined]
-    _take_over_servers(uvicorn.Server, take_over, serve_here, watch)
     main = types.ModuleType("__main__")
     main.__file__ = path
     main.__builtins__ = __builtins__  # type: ignore[attr-defined]
@@ -63,16 +84,15 @@ def run_script(path: str, take_over: TakeOver, serve_here: Callable[[], socket.s
         code = compile(f.read(), path, "exec")
     try:
         exec(code, main.__dict__)
-        if not getattr(uvicorn.Server, "_served_here", False):
+        if not served_here:
             _run_app(main)
     finally:
-        watch.end()
-    if serve_here is not None and getattr(uvicorn.Server, "_served_here", False):
-        return
-    raise ScriptEndedError(
-        f"{path} ended without starting a server; it should finish with\n\n"
-        '    if __name__ == "__main__":\n        app.run()\n'
-    )
+        socket.socket.bind = bind  # type: ignore[method-assign]
+    if not served_here:
+        raise ScriptEndedError(
+            f"{path} ended without starting a server; it should finish with\n\n"
+            '    if __name__ == "__main__":\n        app.run()\n'
+        )
 
 
 def _run_app(main: types.ModuleType) -> None:
@@ -85,45 +105,3 @@ def _run_app(main: types.ModuleType) -> None:
     app = apps.get(id(main.__dict__.get("app"))) or (next(iter(apps.values())) if len(apps) == 1 else None)
     if app is not None:
         app.run()
-
-
-class _OtherServers:
-    """Refuses servers other than uvicorn's where they would take the agent's port: no request would reach them there."""
-
-    def __init__(self, path: str) -> None:
-        self._bind = bind = socket.socket.bind
-
-        def refuse(self: Any, address: Any) -> None:
-            if self.family in (socket.AF_INET, socket.AF_INET6) and address[1] in AGENT_PORTS:
-                raise ScriptEndedError(
-                    f"{path} serves port {address[1]} with something else than uvicorn, which cannot be given a session's "
-                    "socket; run it as a container image (agentcore-rl runtime deploy --image), where any server will do"
-                )
-            bind(self, address)
-
-        socket.socket.bind = refuse  # type: ignore[method-assign]
-
-    def end(self) -> None:
-        """Let the agent bind any other port beside its server."""
-        socket.socket.bind = self._bind  # type: ignore[method-assign]
-
-
-def _take_over_servers(
-    server_type: Any,
-    take_over: TakeOver,
-    serve_here: Callable[[], socket.socket] | None,
-    watch: _OtherServers,
-) -> None:
-    startup = server_type.startup
-
-    async def start(self: Any, sockets: Any = None) -> None:
-        watch.end()
-        if sockets is not None:  # ours already
-            await startup(self, sockets)
-        elif serve_here is None:
-            take_over(self.config.app, {})  # refuses: an event loop is running
-        else:
-            server_type._served_here = True
-            await startup(self, [serve_here()])
-
-    server_type.startup = start
