@@ -80,3 +80,9 @@ def test_a_server_beyond_loopback_knows_this_machines_name(monkeypatch: pytest.M
     for name in (b"node7", b"node7.lab.example:80"):
         assert HostCheck(("0.0.0.0",)).refusal(name, None) is None
         assert HostCheck(("127.0.0.1",)).refusal(name, None) is not None
+
+
+def test_a_refusal_shows_no_character_that_a_terminal_obeys() -> None:
+    refusal = HostCheck().refusal(b"a\x1b[\xe9.example", None)
+    assert refusal is not None
+    assert refusal.message.startswith("'a?[?.example' is not a name of this server")

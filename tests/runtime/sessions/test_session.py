@@ -59,7 +59,8 @@ class Bench:
         monkeypatch.setattr(Session, "ask", self.ask)
         monkeypatch.setattr(module, "PING_MIN_S", 0.1)
         limits = TimeLimits(**{"stop_grace_s": 3.0, "shutdown_grace_s": 2.0, "init_timeout_s": 5.0, **times})
-        self.table = SessionTable(self, RuntimeConfig(times=limits, parallel_starts=parallel), Metrics())
+        self.metrics = Metrics()
+        self.table = SessionTable(self, RuntimeConfig(times=limits, parallel_starts=parallel), self.metrics)
 
     async def ask(self, session: Any = None) -> tuple[int, bytes]:
         self.pings.append(time.monotonic())
@@ -111,6 +112,7 @@ async def test_an_idle_session_ends_at_its_limit_after_one_more_ping(bench: Benc
     assert bench.process is not None
     assert bench.process.stops == [3.0]
     assert (ending["exit_status"], ending["cpu_s"]) == (0, 0.5)
+    assert (bench.metrics.starts_s[-1], bench.metrics.session_cpu_s) == (1, 0.5)
 
 
 async def test_calls_and_busy_pings_keep_a_session(bench: Bench) -> None:
@@ -155,6 +157,7 @@ async def test_pings_without_an_answer_are_not_busy(bench: Bench) -> None:
         ([b'{"status": "HealthyBusy"}', b"{}", b"{}"], "then ignores HealthyBusy"),
         ([b'{"time_of_last_update": 1}', b'{"time_of_last_update": 2}'], "then never ends the session as idle"),
         ([b'{"time_of_last_update": 1}', b'{"time_of_last_update": 1}'], None),
+        ([b"{}", b"{}"], None),
     ],
 )
 async def test_a_ping_that_agentcore_takes_otherwise_is_warned_of_once(
@@ -234,6 +237,7 @@ async def test_a_start_ends_at_its_limit_and_names_the_last_ping(
     assert 0.35 < time.monotonic() - began < 3
     assert error.value.status == 424
     assert (await bench.ending())["state"] == "failed_to_start"
+    assert bench.metrics.starts_s[-1] == 0
     assert 3 <= len(bench.pings) <= 6  # the pauses grow
     await bench.table.close()
 

@@ -108,6 +108,17 @@ def test_commands_load_a_changed_agent_anew_and_say_so_once(
     assert capsys.readouterr().err == said * 3
 
 
+def test_a_nested_package_is_found_up_to_its_top(tmp_path: Path) -> None:
+    for folder in (tmp_path / "shop", tmp_path / "shop" / "agents", tmp_path / "shop" / "agents" / "math"):
+        folder.mkdir()
+        (folder / "__init__.py").write_text("")
+    agent = tmp_path / "shop" / "agents" / "math" / "agent.py"
+    agent.write_text("")
+    found = Project.of(agent)
+    assert (found.root, found.package, found.module) == (tmp_path, "shop.agents.math", "shop.agents.math.agent")
+    assert Project.of(tmp_path / "alone.py").module == "alone"
+
+
 def test_an_agent_is_named_by_file_or_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     agent = project(tmp_path, "src")
