@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -90,9 +92,26 @@ def test_a_rollout_with_a_bucket_of_its_own_has_its_record_read_in_the_region_of
     with ScriptedRuntime() as runtime:
         configure(AWS_ENDPOINT_URL_BEDROCK_AGENTCORE=runtime.url)
         with RolloutClient(ARN, "memory://", "e") as client:
-            client.submit({"script": {"hang": True, "heartbeat": False}}, s3_bucket="the-bucket")
+            future = client.submit({"script": {"hang": True, "heartbeat": False}}, s3_bucket="the-bucket")
             wait_for(lambda: any("list-type" in request.path for request in scripted.requests))
     assert scope(scripted) == ("key", "us-west-2")
+    assert runtime.sessions[future.session_id].payload["_rollout"]["s3_region"] == "us-west-2"
+
+
+def test_an_agent_writes_to_the_region_of_its_rollout_without_a_boto3_session(
+    scripted: Any, configure: Configure
+) -> None:
+    configure(CONFIG)
+    code = (
+        "import asyncio, boto3, types\n"
+        "from agentcore_rl_toolkit import AgentCoreRLApp\n"
+        "boto3.Session = None\n"
+        "run = AgentCoreRLApp().rollout_entrypoint(lambda payload: {'rewards': 1.0})\n"
+        "block = {'exp_id': 'e', 'input_id': 'i', 's3_bucket': 'the-bucket', 's3_region': 'eu-west-3'}\n"
+        "asyncio.run(run({'_rollout': block}, types.SimpleNamespace(session_id='s' * 40)))\n"
+    )
+    subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=120, check=True)
+    assert scope(scripted) == ("key", "eu-west-3")
 
 
 def test_the_client_of_an_agents_code_is_in_the_region_of_the_configuration(
