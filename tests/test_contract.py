@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from agentcore_rl_toolkit import contract
 from agentcore_rl_toolkit.contract import Outcome, RolloutConfig
-from agentcore_rl_toolkit.errors import ContractError
+from agentcore_rl_toolkit.errors import ConfigError, ContractError
 from agentcore_rl_toolkit.store.base import check_key
 
 IDS = {"exp_id": "e", "input_id": "i", "s3_bucket": "bucket"}
@@ -271,3 +271,14 @@ def test_a_reward_that_is_no_finite_number_is_an_error_and_never_zero(value: obj
             contract.extract_reward(record)
     with pytest.raises(ContractError, match="turn_rewards must be a dict"):
         contract.extract_reward({"rewards": 1.0, "turn_rewards": [1.0]})
+
+
+@pytest.mark.parametrize("rule", ["main", "judge", "judge,writer-2"])
+def test_a_rule_of_what_trains_is_a_word_or_tags(rule: str) -> None:
+    assert contract.check_train(rule) == rule
+
+
+@pytest.mark.parametrize("tag", ["", "task", "a b", "x" * 65])
+def test_a_tag_is_short_and_no_word_of_the_rules(tag: str) -> None:
+    with pytest.raises(ConfigError, match="a tag has 1 to 64"):
+        contract.check_tag(tag)

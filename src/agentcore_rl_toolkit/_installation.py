@@ -1,4 +1,4 @@
-"""How this toolkit is installed here: the command that adds an extra, and the wheel of exactly this version.
+"""This installation of the toolkit: the command that adds an extra, and the wheel of exactly this version.
 
 The package index has another product under this toolkit's name, so nothing is ever installed from there by that name: extras
 come from where this installation came from, and an agent's environment gets a wheel written from the files that run here.
@@ -61,7 +61,7 @@ def install_command(*extras: str) -> str:
 
 
 def _source() -> tuple[str, bool] | None:
-    """Where pip or uv found what is installed here, a path or a URL, and whether it is used in place. Source: PEP 610."""
+    """The path or URL from which this installation came, and True if it is used in place. Source: PEP 610."""
     text = _installed().read_text("direct_url.json") if _is_installed() else None
     if text is None:
         return None

@@ -106,7 +106,7 @@ _CAUSE_OF: dict[Outcome, Cause | None] = {
 
 
 class Stage(StrEnum):
-    """Where a rollout spends its time; each has a deadline of its own."""
+    """The stages of a rollout. Each has its deadline."""
 
     QUEUE = "queue"
     START = "start"

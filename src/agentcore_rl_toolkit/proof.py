@@ -73,7 +73,7 @@ def seal(body: bytes, key: str, secret: str) -> bytes:
 
 
 def check(body: bytes, key: str, secret: str) -> Proof:
-    """Whether a record ends with the proof of this secret for this key. UNPROVEN: it ends with none."""
+    """Check the proof at the end of a record, for this key and secret. UNPROVEN: the record has no proof."""
     found = _TAIL.search(body, max(0, len(body) - _TAIL_BYTES))
     if found is None:
         return Proof.UNPROVEN

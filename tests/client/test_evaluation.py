@@ -78,6 +78,7 @@ def test_failures_of_the_infrastructure_are_counted_and_never_scored() -> None:
     assert summary.causes == {"infrastructure": 2}
     assert "1 lost" in str(summary)
     assert "not scored: 3 (2 failed by the infrastructure)" in str(summary)
+    assert "not scored" not in str(summarise(items[1:3], 3.0))
 
 
 def test_the_headline_counts_failures_of_agent_and_policy_as_zero_and_both_means_are_told() -> None:

@@ -291,11 +291,10 @@ class RolloutClient:
     # ---- stored records
 
     def replay_async(self, reward: Reward | None = None, *, input_id: IdValue | None = None) -> AsyncIterator[Replayed]:
-        """The stored records of this experiment, or of one input, sorted by key.
+        """The stored records of this experiment, or of one input, sorted by key. Proofs of origin are not checked.
 
-        ``reward(record=..., payload=...)`` is computed anew for those that ended `ok`; it gets the record and the payload that
-        the agent was called with, and may be async. Proofs of origin are not checked. Raises: StoreError when the store cannot
-        be listed.
+        ``reward(record=..., payload=...)``, sync or async, is computed for those that ended `ok`, from the record and the
+        agent's payload. Raises: StoreError when the store cannot be listed.
         """
         return replayed(self.store, self.exp_id, input_id, self.watch.max_record_bytes, reward)
 
@@ -323,8 +322,8 @@ class RolloutClient:
         return len(self._dispatcher.flights())
 
     def flights(self) -> list[dict[str, Any]]:
-        """Where each rollout without an outcome is: ``session_id``, ``input_id``, ``attempt``, ``stage``, seconds in it
-        (``stage_s``) and in all (``total_s``), until its deadline (``left_s``, None: no limit), ``trouble`` with the store.
+        """The state of each rollout without an outcome: ``session_id``, ``input_id``, ``attempt``, ``stage``, seconds in the
+        stage (``stage_s``), in total (``total_s``) and until the deadline (``left_s``), ``trouble`` with the store.
         """
         return self._dispatcher.flights()
 
@@ -338,7 +337,7 @@ class RolloutClient:
 
     @property
     def region(self) -> str:
-        """Of the agent, as its ARN says."""
+        """The agent's region, from its ARN."""
         return self._parse_region_from_arn(self.agent_runtime_arn)
 
     @property
@@ -352,7 +351,7 @@ class RolloutClient:
         return self._dispatcher.transport.make_s3_client()
 
     def flush(self) -> list[str]:
-        """Wait until every session that is due to be stopped is stopped. Returns and gives up as `close` does."""
+        """Wait until all ended sessions are stopped. Returns and gives up as `close` does."""
         return self._portal.call(self._dispatcher.close_async()) if self._portal.started else []
 
     async def flush_async(self) -> list[str]:
@@ -362,10 +361,10 @@ class RolloutClient:
     def close(self) -> list[str]:
         """Cancel what runs, stop its sessions, and end the background thread.
 
-        It waits as long as sessions are being stopped, and gives up when one could not be stopped and none was for
+        It waits while sessions are being stopped, and gives up when one could not be stopped and none was for
         ``deadlines.stop_s``. A second call waits for the first one.
 
-        Returns: ids of the sessions that are not known to be gone, which a warning also names. They run until their idle timeout.
+        Returns: ids of the sessions that are not known to be gone. They run until their idle timeout. A warning lists them, too.
         """
         self._portal.refuse_own_thread()
         if self._begin_close():

@@ -189,7 +189,7 @@ def _id(arn: str) -> str:
 
 
 def _same(now: Any, wanted: Any) -> bool:
-    """Whether what is there is what is wanted; what the service added of itself does not count."""
+    """Return True if the present state has everything that is wanted; additions of the service do not count."""
     if isinstance(wanted, dict):
         return all(_same((now or {}).get(name), value) for name, value in wanted.items())
     if isinstance(wanted, list):

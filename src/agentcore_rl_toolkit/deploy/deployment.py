@@ -130,7 +130,7 @@ class Deployment:
         return {"containerConfiguration": {"containerUri": image}}
 
     def _pushed(self, tag: str) -> bool:
-        """Whether the repository has the image."""
+        """Return True if the repository has the image."""
         which = {"repositoryName": self.settings.repository, "imageIds": [{"imageTag": tag}]}
         return self._ecr("DescribeImages", **which, absent=("ImageNotFoundException", *NO_REPOSITORY)) is not None
 

@@ -47,7 +47,7 @@ class Quotas:
 
 
 def read(client: Any, region: str | None) -> Quotas:
-    """The account's, through a boto3 client of ``service-quotas``. Never fails: what cannot be read has its default."""
+    """The account's quotas, through a boto3 client of ``service-quotas``. A quota that cannot be read has its default."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     usual = Quotas() if region in LARGE_REGIONS else Quotas(sessions=SESSIONS_ELSEWHERE)
@@ -75,7 +75,7 @@ def read(client: Any, region: str | None) -> Quotas:
 
 
 def nothing_runs(quotas: Quotas) -> str | None:
-    """Why no rollout can run under these at all; None where some can. New accounts may have a quota of 0."""
+    """The reason why no rollout can run under these quotas; None if some can. New accounts may have a quota of 0."""
     for name, value in (
         ("sessions alive at once", quotas.sessions),
         ("new sessions", quotas.new_sessions_per_min),
@@ -105,9 +105,9 @@ def line(q: Quotas, *, rollouts: int | None = None, concurrent: int | None = Non
 def before_a_run(
     arn: str, *, endpoint_url: str | None = None, rollouts: int | None = None, concurrent: int | None = None
 ) -> str | None:
-    """The line for a run of a deployed agent, asked of AWS; None for an agent of a local runtime, which has quotas of its own.
+    """The line for a run of a deployed agent; None for an agent of a local runtime.
 
-    Raises: ConfigError where nothing can run.
+    Raises: ConfigError if nothing can run.
     """
     from botocore.config import Config
 

@@ -55,12 +55,12 @@ class Settings:
 
     @property
     def store(self) -> str | None:
-        """Where records go, as clients take it."""
+        """The store of the records, as clients take it."""
         return f"s3://{self.bucket}/{self.prefix}" if self.bucket is not None and self.prefix else self.bucket
 
     @property
     def tags(self) -> dict[str, str]:
-        """Of everything that is made."""
+        """The tags of everything that is made."""
         return {TAG: self.name}
 
     @property
