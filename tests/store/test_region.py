@@ -166,6 +166,8 @@ def test_a_configuration_that_cannot_be_used_is_a_clear_error(
     configure(CONFIG, AWS_PROFILE="absent")
     with pytest.raises(ConfigError, match="absent"):
         open_store("the-bucket").list("e/")
+    with RolloutClient(ARN, "the-bucket", "e") as client, pytest.raises(ConfigError, match="absent"):
+        client.submit({}).result(60)
     monkeypatch.delenv("AWS_PROFILE")
     configure(AWS_SECRET_ACCESS_KEY="", AWS_REGION="us-east-1")
     with pytest.raises(StorePermissionError, match="no credentials for the store"):

@@ -215,13 +215,13 @@ class Rollout:
         config.setdefault("attempt", self.attempt)
         config.setdefault("heartbeat_s", self.shared.watch.heartbeat_s)
         config[PROOF_KEY_FIELD] = self.shared.proof_key(self.ledger).session_secret(self.session_id)
-        bucket = str(config.get("s3_bucket"))
-        if "://" not in bucket or bucket.startswith("s3://"):
-            config.setdefault("s3_region", self.shared.s3_region)
         return config
 
     def _encode(self, config: dict[str, Any]) -> bytes:
         """Encode the invoke's body, and set where the record is expected."""
+        bucket = str(config.get("s3_bucket"))
+        if "://" not in bucket or bucket.startswith("s3://"):
+            config.setdefault("s3_region", self.shared.s3_region)
         try:
             body = json.dumps({**self.payload, ROLLOUT_FIELD: config}).encode()
             self.key = result_key(config["exp_id"], config["input_id"], self.session_id)
