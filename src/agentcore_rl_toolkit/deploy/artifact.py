@@ -23,18 +23,21 @@ from ..errors import ConfigError
 AGENTCORE_PLATFORM = "linux/arm64"
 UV_PLATFORMS = {"linux/arm64": "aarch64-manylinux_2_28", "linux/amd64": "x86_64-manylinux_2_28"}
 BUILD_S, PUSH_S, RESOLVE_S = 3600.0, 3600.0, 900.0
-NOT_THE_AGENT = {
-    ".env",  # settings and keys of this machine; `deploy` writes one itself
-    ".venv",
-    ".venvs",
-    ".git",
-    "__pycache__",
-    ".pytest_cache",
-    ".mypy_cache",
-    ".ruff_cache",
-    "runs",
-    ".agentcore-rl",
-}
+# `.env` has settings and keys of this machine; `deploy` writes one itself.
+NOT_THE_AGENT = frozenset(
+    (
+        ".env",
+        ".venv",
+        ".venvs",
+        ".git",
+        "__pycache__",
+        ".pytest_cache",
+        ".mypy_cache",
+        ".ruff_cache",
+        "runs",
+        ".agentcore-rl",
+    )
+)
 NAMES_PACKAGES = {"requirements.txt", "pyproject.toml", "uv.lock"}
 _LONG_AGO = (2020, 1, 1, 0, 0, 0)
 
@@ -101,7 +104,7 @@ class ImageBuilder:
 
     @classmethod
     def find(cls) -> ImageBuilder:
-        """Raises: ConfigError when there is none."""
+        """Find an engine that answers. Raises: ConfigError."""
         for found in filter(None, map(shutil.which, ("docker", "podman"))):
             if subprocess.run([found, "ps"], capture_output=True, check=False).returncode == 0:
                 return cls(command=found)
@@ -111,38 +114,36 @@ class ImageBuilder:
         )
 
     def build(self, folder: Path, *, uri: str, target: str) -> None:
-        """Raises: ConfigError with the end of what the build printed."""
-        self._run(
-            ["build", "--platform", target, "--tag", uri, str(folder)], deadline_s=BUILD_S, what="the build failed"
-        )
-        found = self._run(
-            ["image", "inspect", "--format", "{{.Os}}/{{.Architecture}}", uri], deadline_s=60, what="no image"
-        )
-        if found.strip() != target:
+        """Build an image. Raises: ConfigError with the end of the build's output."""
+        command = [self.command, "build", "--platform", target, "--tag", uri, str(folder)]
+        _run(command, deadline_s=BUILD_S, failure="the build failed")
+        inspect = [self.command, "image", "inspect", "--format", "{{.Os}}/{{.Architecture}}", uri]
+        found = _run(inspect, deadline_s=60, failure="no image").strip()
+        if found != target:
             raise ConfigError(
-                f"the image is for {found.strip()}, and {target} is needed: does the Dockerfile name a platform, or a base "
-                "image that has none for it? On a machine of another architecture the engine needs QEMU's binfmt handlers"
+                f"the image is for {found}, and {target} is needed: does the Dockerfile name a platform, or a base image that "
+                "has none for it? On a machine of another architecture the engine needs QEMU's binfmt handlers"
             )
 
     def push(self, uri: str, *, password: str) -> None:
+        """Push an image to its registry. Raises: ConfigError."""
         registry = uri.split("/")[0]
-        login = ["login", "--username", "AWS", "--password-stdin", registry]
-        self._run(login, deadline_s=60, what=f"no login at {registry}", given=password)
-        self._run(["push", uri], deadline_s=PUSH_S, what="the push failed")
+        login = [self.command, "login", "--username", "AWS", "--password-stdin", registry]
+        _run(login, deadline_s=60, failure=f"no login at {registry}", given=password)
+        _run([self.command, "push", uri], deadline_s=PUSH_S, failure="the push failed")
 
-    def _run(self, arguments: Sequence[str], *, deadline_s: float, what: str, given: str | None = None) -> str:
-        try:
-            done = subprocess.run(
-                [self.command, *arguments], input=given, capture_output=True, text=True, timeout=deadline_s, check=False
-            )
-        except subprocess.TimeoutExpired as e:
-            raise ConfigError(
-                f"{what}: {Path(self.command).name} {arguments[0]} took more than {deadline_s:.0f} s"
-            ) from e
-        if done.returncode:
-            last = "\n".join((done.stderr or done.stdout).strip().splitlines()[-15:])
-            raise ConfigError(f"{what}: {Path(self.command).name} {arguments[0]} ended with {done.returncode}\n{last}")
-        return done.stdout
+
+def _run(command: Sequence[str], *, deadline_s: float, failure: str, given: str | None = None) -> str:
+    """Run a command and return its output. Raises: ConfigError with the end of what it printed."""
+    name = f"{Path(command[0]).name} {command[1]}"
+    try:
+        done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=deadline_s, check=False)
+    except subprocess.TimeoutExpired as e:
+        raise ConfigError(f"{failure}: {name} took more than {deadline_s:.0f} s") from e
+    if done.returncode:
+        last = "\n".join((done.stderr or done.stdout).strip().splitlines()[-15:])
+        raise ConfigError(f"{failure}: {name} ended with {done.returncode}\n{last}")
+    return done.stdout
 
 
 def requirements_of(folder: Path) -> list[str]:
@@ -176,13 +177,8 @@ def make_archive(folder: Path, *, target: str, python: str, into: Path) -> Path:
     wheel = write_wheel(wheels)
     command = [uv, "pip", "install", "-q", "--target", str(stage), "--python-platform", UV_PLATFORMS[target]]
     command += ["--python-version", python, "--only-binary", ":all:", str(wheel), *requirements_of(folder)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=RESOLVE_S, check=False)
-    except subprocess.TimeoutExpired as e:
-        raise ConfigError(f"resolving the agent's packages took more than {RESOLVE_S:.0f} s") from e
-    if done.returncode:
-        last = "\n".join(done.stderr.strip().splitlines()[-15:])
-        raise ConfigError(f"the agent's packages cannot be had for {target}, Python {python}:\n{last}")
+    failure = f"the agent's packages cannot be had for {target}, Python {python}"
+    _run(command, deadline_s=RESOLVE_S, failure=failure)
     for path in files_of(folder):
         if path.suffix != ".whl" and path.name not in NAMES_PACKAGES:  # those are in the archive already
             place = stage / path.relative_to(folder)
@@ -193,9 +189,7 @@ def make_archive(folder: Path, *, target: str, python: str, into: Path) -> Path:
         for path in files_of(stage):
             entry = zipfile.ZipInfo(path.relative_to(stage).as_posix(), _LONG_AGO)
             # AgentCore reads the archive as another user: readable for all. Source: its guide on direct code deployment.
-            entry.external_attr, entry.compress_type = (
-                (0o755 if path.stat().st_mode & 0o100 else 0o644) << 16,
-                zipfile.ZIP_DEFLATED,
-            )
+            mode = 0o755 if path.stat().st_mode & 0o100 else 0o644
+            entry.external_attr, entry.compress_type = mode << 16, zipfile.ZIP_DEFLATED
             made.writestr(entry, path.read_bytes())
     return archive
