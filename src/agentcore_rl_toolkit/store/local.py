@@ -112,13 +112,14 @@ class LocalStore(ObjectStore):
             return ObjectNotFoundError(f"no object {where}", key=key)
         if isinstance(e, PermissionError) or e.errno == errno.EROFS:
             return StorePermissionError(f"no access to {where}: {e}", key=key)
-        if isinstance(e, (NotADirectoryError, IsADirectoryError)):
-            return StoreError(f"{where} is a folder and an object at once: {e}", key=key)
-        if e.errno == errno.ENAMETOOLONG:
-            return StoreError(f"{where}: a file name has at most {_NAME_BYTES} bytes; shorten its id", key=key)
         if e.errno in _TRANSIENT:
             return TransientStoreError(f"{where}: {e}", ambiguous=False, key=key)
-        return StoreError(f"{where}: {e}", key=key)
+        text = str(e)
+        if isinstance(e, (NotADirectoryError, IsADirectoryError)):
+            text = f"it is a folder and an object at once: {e}"
+        elif e.errno == errno.ENAMETOOLONG:
+            text = f"a file name has at most {_NAME_BYTES} bytes; shorten its id"
+        return StoreError(f"{where}: {text}", permanent=True, key=key)
 
 
 def _write(path: str, body: bytes, create_only: bool, durable: bool) -> None:
