@@ -97,11 +97,11 @@ def test_the_wait_for_a_reader_is_not_reading(make_client: MakeClient, store_url
     read = store._get
 
     async def slowly(key: str, max_bytes: int | None) -> bytes:
-        await asyncio.sleep(4)
+        await asyncio.sleep(2.5)
         return await read(key, max_bytes)
 
     store._get = slowly  # type: ignore[method-assign]  # a real store, with the latency of a far one
-    client = make_client(watch=WatchSettings(store=store), deadlines=Deadlines(result_s=7))
+    client = make_client(watch=WatchSettings(store=store), deadlines=Deadlines(result_s=4.5))
     items = client.map([script(result={"n": 1})] * 65)
     assert [item.outcome for item in items] == [Outcome.OK] * 65
 

@@ -282,8 +282,8 @@ def test_expired_credentials_are_renewed_and_the_invoke_is_sent_again(
     make_client: MakeClient, runtime: ScriptedRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("boto3.DEFAULT_SESSION", None)  # the session is made from the environment
-    runtime.faults.extend(["expired"] * 8)  # more often than an unreachable runtime is asked
-    client = make_client()
+    runtime.faults.extend(["expired"] * 3)  # more often than an unreachable runtime is asked
+    client = make_client(max_retry_attempts=2)
     before = client.agentcore_client
     assert client.submit(script(result={"n": 1})).result(60)["n"] == 1
     assert client.agentcore_client is not before

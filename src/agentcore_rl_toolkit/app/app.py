@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
 import functools
 import inspect
 import signal
@@ -188,12 +187,11 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
         return self._engine.runner.loop()
 
     async def _invoke_handler(self, handler: Any, request_context: Any, takes_context: bool, payload: Any) -> Any:
-        """Accept rollouts on the engine's loop. The base class serves every other call."""
+        """Accept rollouts on the server's loop, where no agent code runs. The base class serves every other call."""
         rollout, serve = self._rollout, super()._invoke_handler
         answers = handler is rollout and self._foreground and isinstance(payload, Mapping)
         if rollout is not None and (is_rollout(payload) or (handler is rollout and not answers)):
-            run = self._run_with_context(rollout(payload, request_context), contextvars.copy_context())
-            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(run, self._engine.loop))
+            return await rollout(payload, request_context)
         if self._rollout_function is None or not answers:
             return await serve(handler, request_context, takes_context, payload)
         function = self._rollout_function

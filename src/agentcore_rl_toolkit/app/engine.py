@@ -29,7 +29,7 @@ from ..proof import PROOF_KEY_FIELD, REPLY_FIELD, SCHEME
 from ..store import ObjectStore, open_store, url_matches
 from .record import RolloutInfo, find_secrets
 from .rollout import Rollout, RolloutFunction
-from .runner import AgentRunner, LoopThread
+from .runner import AgentRunner
 from .sagemaker.job import job_rollout
 from .settings import AgentSettings
 
@@ -64,7 +64,7 @@ class Engine:
         self._read_settings, self._on_start, self._on_end, self._own_store = settings, on_start, on_end, own_store
         self._settings: AgentSettings | None = None
         self._lock = threading.RLock()  # a signal handler may interrupt its own holder
-        self.runner, self._supervisors = AgentRunner(), LoopThread("rollout-supervisors")
+        self.runner = AgentRunner()
         self._stores: dict[str, ObjectStore] = {}
         self._accepted: OrderedDict[Identity, None] = OrderedDict()
         self._live: set[Rollout] = set()
@@ -85,11 +85,6 @@ class Engine:
     def busy(self) -> bool:
         """True while a rollout runs."""
         return bool(self._live)
-
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        """The running loop of supervisors."""
-        return self._supervisors.loop()
 
     async def accept(self, function: RolloutFunction, payload: Any, context: Any) -> dict[str, Any]:
         """Check one invocation, start its rollout unless it runs or ran already, and return the reply.

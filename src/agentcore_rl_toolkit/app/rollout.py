@@ -1,6 +1,6 @@
 """One rollout from its start to its stored record.
 
-The supervisor is a task on the engine's loop, where no agent code runs, so an agent that blocks delays nothing. It waits for the
+The supervisor is a task on the server's loop, where no agent code runs, so an agent that blocks delays nothing. It waits for the
 agent's end or an interruption (SIGTERM, server shutdown), and then writes exactly one record, create-only. A second task renews
 the heartbeat object until the record is stored.
 

@@ -16,35 +16,21 @@ from collections.abc import Callable
 from typing import Any
 
 
-class LoopThread:
-    """An event loop in a daemon thread, which starts on first use."""
+class AgentRunner:
+    """Starts functions of the agent. Their results arrive in futures. Nothing is started before the first one."""
 
-    def __init__(self, name: str) -> None:
-        self._name, self._lock = name, threading.Lock()
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._tasks: dict[concurrent.futures.Future[Any], asyncio.Task[None]] = {}
 
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The running loop."""
+        """The running loop of async functions."""
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                threading.Thread(target=_keep_running, args=(self._loop,), name=self._name, daemon=True).start()
+                threading.Thread(target=_keep_running, args=(self._loop,), name="rollout-loop", daemon=True).start()
             return self._loop
-
-
-def _keep_running(loop: asyncio.AbstractEventLoop) -> None:
-    """Run a loop until the process ends. An agent may stop it, and so does a task that raises SystemExit."""
-    while True:
-        with contextlib.suppress(BaseException):
-            loop.run_forever()
-
-
-class AgentRunner(LoopThread):
-    """Starts functions of the agent. Their results arrive in futures."""
-
-    def __init__(self) -> None:
-        super().__init__("rollout-loop")
-        self._tasks: dict[concurrent.futures.Future[Any], asyncio.Task[None]] = {}
 
     def start(
         self, func: Callable[..., Any], args: tuple[Any, ...], context: contextvars.Context, name: str
@@ -93,3 +79,10 @@ class AgentRunner(LoopThread):
             task = self._tasks.get(future)
             if task is not None:
                 self.loop().call_soon_threadsafe(task.cancel)
+
+
+def _keep_running(loop: asyncio.AbstractEventLoop) -> None:
+    """Run a loop until the process ends. An agent may stop it, and so does a task that raises SystemExit."""
+    while True:
+        with contextlib.suppress(BaseException):
+            loop.run_forever()

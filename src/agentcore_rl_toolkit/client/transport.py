@@ -13,6 +13,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -95,6 +96,7 @@ async def within(call: Awaitable[T], limit_s: float) -> T:
     raise TimeoutError
 
 
+@dataclass(eq=False)
 class Transport:
     """Invokes and stops over boto3's ``bedrock-agentcore`` client, which the first call makes. Its methods block.
 
@@ -102,20 +104,17 @@ class Transport:
         read_timeout_s: how long one invoke may take. boto3's default of 60 s is shorter than a slow cold start.
     """
 
-    def __init__(
-        self,
-        agent_runtime_arn: str,
-        *,
-        region: str,
-        endpoint_url: str | None,
-        qualifier: str | None,
-        pool_connections: int,
-        read_timeout_s: float,
-    ) -> None:
-        self.region = region
-        self._address = {"agentRuntimeArn": agent_runtime_arn, **({"qualifier": qualifier} if qualifier else {})}
-        self._endpoint_url, self._pool_connections = endpoint_url, pool_connections
-        self._read_timeout_s = read_timeout_s
+    agent_runtime_arn: str
+    _: KW_ONLY
+    region: str
+    endpoint_url: str | None
+    qualifier: str | None
+    pool_connections: int
+    read_timeout_s: float
+
+    def __post_init__(self) -> None:
+        self._address = {"agentRuntimeArn": self.agent_runtime_arn}
+        self._address |= {"qualifier": self.qualifier} if self.qualifier else {}
         self._lock = threading.Lock()
         self._client: Any = None
         self._session: Any = None
@@ -129,7 +128,7 @@ class Transport:
         client = self._client
         if client is None:
             with self._lock:
-                client = self._client = self._client or self._make(DATA_PLANE, self._endpoint_url, self.region)
+                client = self._client = self._client or self._make(DATA_PLANE, self.endpoint_url, self.region)
         return client
 
     def make_s3_client(self) -> Any:
@@ -142,9 +141,9 @@ class Transport:
 
         config = Config(
             retries={"total_max_attempts": 1, "mode": "standard"},
-            max_pool_connections=self._pool_connections,
+            max_pool_connections=self.pool_connections,
             connect_timeout=CONNECT_TIMEOUT_S,
-            read_timeout=self._read_timeout_s,
+            read_timeout=self.read_timeout_s,
             tcp_keepalive=True,
             user_agent_extra="agentcore-rl-toolkit",
             parameter_validation=False,  # ids are checked by us; this saves a fifth of the CPU of a call
