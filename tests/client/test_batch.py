@@ -15,8 +15,9 @@ from botocore.exceptions import ClientError
 
 from agentcore_rl_toolkit import RolloutClient
 from agentcore_rl_toolkit.client import BatchProgress, Deadlines, WatchSettings
+from agentcore_rl_toolkit.client.batch import error_line
 from agentcore_rl_toolkit.contract import Outcome
-from agentcore_rl_toolkit.errors import ConfigError, StorePermissionError
+from agentcore_rl_toolkit.errors import AgentError, ConfigError, RolloutLostError, StorePermissionError
 from agentcore_rl_toolkit.store import ObjectStore
 from scripted_runtime import ScriptedRuntime
 from serving import wait_for as until
@@ -44,6 +45,22 @@ def test_every_row_gives_one_item_with_its_ids(client: RolloutClient, runtime: S
     client.flush()
     assert runtime.live == []
     assert runtime.runs == 50
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (ValueError("a\n\n b"), "ValueError: a | b"),
+        (KeyError(), "KeyError: "),
+        (AgentError("the agent failed: 'x'", error_type="KeyError"), "KeyError: the agent failed: 'x'"),
+        (AgentError("KeyError: 'x'", error_type="KeyError"), "KeyError: 'x'"),
+        (RolloutLostError(""), "RolloutLostError"),
+        (RolloutLostError("x" * 1000), "x" * 1000),
+        (RolloutLostError("x" * 1001), "x" * 997 + "..."),
+    ],
+)
+def test_an_error_is_one_line_with_the_class_that_the_agent_raised(error: Exception, line: str) -> None:
+    assert error_line(error) == line.strip()
 
 
 def test_never_more_than_the_limit_at_once(client: RolloutClient, runtime: ScriptedRuntime) -> None:
