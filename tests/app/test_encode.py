@@ -109,6 +109,12 @@ def test_a_value_that_loses_something_is_noted(value: Any, expected: Any, notes:
     assert encoded({"v": value}) == ({"v": expected}, notes)
 
 
+def test_of_many_values_that_lose_something_fifty_are_noted() -> None:
+    fields, notes = encoded({"v": [float("nan")] * 60})
+    assert fields == {"v": [None] * 60}
+    assert len(notes) == 50
+
+
 @pytest.mark.parametrize("key", ["rewards", "reward"])
 @pytest.mark.parametrize(
     "value", [float("nan"), [0.5, float("inf")], {"reward": float("nan")}, np.array([np.nan]), np.float32("inf")]
