@@ -34,15 +34,16 @@ class Sessions:
     """The sessions that one batch has at `gateway`."""
 
     def __init__(self, gateway: GatewayClient, config: CollectConfig) -> None:
-        self.gateway = self._gateway = gateway
+        self._gateway = gateway
         self._config = config
         found = tuple(getattr(gateway, "urls", ()))
         self.urls: tuple[str, ...] = found if len(found) > 1 else ()  # of the gateways, where there are several
         self._made: dict[str, None] = {}
         self._warnings = WarnsOnceAMinute(log)
-        self._silent_since_s: dict[
-            str | None, float
-        ] = {}  # when a gateway was last asked with success, while it does not answer
+        # When each gateway that does not answer was last asked with success.
+        self._silent_since_s: dict[str | None, float] = {}
+        self._waiting: dict[str | None, dict[str, asyncio.Future[tuple[Any, BaseException | None]]]] = {}
+        self._fetching: dict[str | None, asyncio.Task[None]] = {}
 
     @property
     def away(self) -> Mapping[str, float]:
@@ -85,6 +86,29 @@ class Sessions:
                 raise GatewayError("the gateway did not make this session", session_id=missing)
         return found
 
+    async def take(self, session_id: str, url: str | None) -> tuple[Any, BaseException | None]:
+        """Close a session and get what was recorded of it, or why that could not be had.
+
+        One call gets all sessions of a gateway that ended meanwhile. A gateway that does not answer holds up only its own.
+        """
+        url = url if url in self.urls else None
+        waiting = self._waiting.setdefault(url, {})
+        result: asyncio.Future[tuple[Any, BaseException | None]] = asyncio.get_running_loop().create_future()
+        waiting[session_id] = result
+        if url not in self._fetching or self._fetching[url].done():
+            self._fetching[url] = asyncio.create_task(self._fetch_waiting(url), name="collect-fetch")
+        return await result
+
+    async def _fetch_waiting(self, url: str | None) -> None:
+        waiting = self._waiting[url]
+        while waiting:
+            batch = {session_id: waiting.pop(session_id) for session_id in list(waiting)[:SESSIONS_PER_CALL]}
+            captures, failures = await self.fetch(list(batch), url)
+            for session_id, result in batch.items():
+                if not result.done():
+                    result.set_result((captures.get(session_id), failures.get(session_id)))
+                await asyncio.sleep(0)  # building trajectories must not hold up records that arrive meanwhile
+
     async def fetch(
         self, session_ids: Sequence[str], url: str | None = None
     ) -> tuple[dict[str, Any], dict[str, BaseException]]:
@@ -125,6 +149,8 @@ class Sessions:
 
     async def delete(self) -> None:
         """Delete what was made and fetched; a failure is logged, and they stay in the gateway's store."""
+        for task in self._fetching.values():
+            task.cancel()
         made = list(self._made)
         for start in range(0, len(made), SESSIONS_PER_CALL):
             part = made[start : start + SESSIONS_PER_CALL]
