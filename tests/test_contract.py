@@ -161,6 +161,8 @@ def test_unknown_fields_reach_the_agent_and_come_back_out() -> None:
         {"heartbeat_s": "often"},
         {"heartbeat_s": float("nan")},
         {"proof_key": 5},
+        {"proof_key": "x" * 31},
+        {"proof_key": "x" * 513},
         {"s3_bucket": ["b"]},
         {"exp_id": "../x"},
     ],
@@ -282,3 +284,8 @@ def test_a_rule_of_what_trains_is_a_word_or_tags(rule: str) -> None:
 def test_a_tag_is_short_and_no_word_of_the_rules(tag: str) -> None:
     with pytest.raises(ConfigError, match="a tag has 1 to 64"):
         contract.check_tag(tag)
+
+
+@pytest.mark.parametrize("length", [32, 512])
+def test_a_proof_key_has_32_to_512_characters(length: int) -> None:
+    assert RolloutConfig.from_dict({**IDS, "proof_key": "x" * length}).proof_key == "x" * length

@@ -109,6 +109,16 @@ def test_a_value_that_loses_something_is_noted(value: Any, expected: Any, notes:
     assert encoded({"v": value}) == ({"v": expected}, notes)
 
 
+@pytest.mark.parametrize("wrap", [lambda inner: [inner], lambda inner: {"a": inner}], ids=["lists", "dicts"])
+def test_a_result_has_at_most_two_hundred_levels(wrap: Any) -> None:
+    value: Any = 1
+    for _ in range(199):
+        value = wrap(value)
+    assert encoded({"v": value})[0] == {"v": value}
+    with pytest.raises(InvalidResultError, match="more than 200 levels deep"):
+        encoded({"v": wrap(value)})
+
+
 def test_of_many_values_that_lose_something_fifty_are_noted() -> None:
     fields, notes = encoded({"v": [float("nan")] * 60})
     assert fields == {"v": [None] * 60}

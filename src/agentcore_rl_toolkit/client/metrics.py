@@ -24,31 +24,27 @@ def export_prometheus(client: RolloutClient, *, registry: Any = None) -> None:
         import prometheus_client as prometheus
     except ModuleNotFoundError as e:
         raise MissingExtraError("this needs prometheus-client:\n    pip install prometheus-client") from e
-    where: Any = registry if registry is not None else prometheus.REGISTRY
-    known = getattr(where, "_agentcore_rl", None)
-    if known is None:
-        known = where._agentcore_rl = (
-            prometheus.Counter("agentcore_rl_rollouts", "Rollouts that ended", ["outcome"], registry=where),
-            prometheus.Counter("agentcore_rl_failures", "Rollouts that failed, by cause", ["cause"], registry=where),
-            prometheus.Counter("agentcore_rl_events", "Events of rollouts", ["event"], registry=where),
-            prometheus.Gauge("agentcore_rl_in_flight", "Sessions between invoke and stop", registry=where),
-            prometheus.Histogram(
-                "agentcore_rl_stage_seconds", "Time in a stage", ["stage"], registry=where, buckets=_BUCKETS_S
-            ),
-            prometheus.Counter(
-                "agentcore_rl_records", "Records read, by what they prove of their origin", ["proof"], registry=where
-            ),
+    where: Any = prometheus.REGISTRY if registry is None else registry
+    if not hasattr(where, "_agentcore_rl"):
+        to: dict[str, Any] = {"namespace": "agentcore_rl", "registry": where}
+        where._agentcore_rl = (
+            prometheus.Counter("rollouts", "Rollouts that ended", ["outcome"], **to),
+            prometheus.Counter("failures", "Rollouts that failed, by cause", ["cause"], **to),
+            prometheus.Counter("events", "Events of rollouts", ["event"], **to),
+            prometheus.Counter("records", "Records read, by what they prove of their origin", ["proof"], **to),
+            prometheus.Gauge("in_flight", "Sessions between invoke and stop", **to),
+            prometheus.Histogram("stage_seconds", "Time in a stage", ["stage"], buckets=_BUCKETS_S, **to),
         )
-    rollouts, failures, events, flying, stages, records = known
+    rollouts, failures, events, records, in_flight, stages = where._agentcore_rl
 
     def on_event(event: str, fields: Mapping[str, Any]) -> None:
         events.labels(event).inc()
         if fields.get("proof") is not None:
             records.labels(str(fields["proof"])).inc()
         if event == "accepted":
-            flying.inc()
+            in_flight.inc()
         elif event == "stopped":
-            flying.dec()
+            in_flight.dec()
         elif event == "finished":
             rollouts.labels(fields["outcome"]).inc()
             if fields["cause"] is not None:
