@@ -164,6 +164,8 @@ def test_unknown_fields_reach_the_agent_and_come_back_out() -> None:
         {"proof_key": "x" * 31},
         {"proof_key": "x" * 513},
         {"s3_bucket": ["b"]},
+        {"s3_region": 5},
+        {"s3_region": "us-east-1.example.org/"},
         {"exp_id": "../x"},
     ],
 )

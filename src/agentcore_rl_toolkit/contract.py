@@ -56,6 +56,7 @@ TRAIN_RULES = ("all", "task", "main")  # any other word is a tag; `trajectory.se
 DEFAULT_TRAIN = "task"
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
+_REGION = re.compile(r"[a-z0-9-]{1,40}")  # it becomes a part of the host that records go to
 _TAG = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 SECRET_KEYS = frozenset(
@@ -242,6 +243,9 @@ class RolloutConfig:
         proof_key = block.get("proof_key")
         if proof_key is not None and not (isinstance(proof_key, str) and 32 <= len(proof_key) <= 512):
             raise ContractError("proof_key must be a string of 32 to 512 characters")
+        region = block.get("s3_region")
+        if region is not None and not (isinstance(region, str) and _REGION.fullmatch(region)):
+            raise ContractError(f"s3_region must be the name of an AWS region, got {short(region)}")
         known = {k: block[k] for k in _KNOWN if block.get(k) is not None}
         extra = {k: v for k, v in block.items() if k not in _KNOWN}
         return cls(**known, extra=extra)
