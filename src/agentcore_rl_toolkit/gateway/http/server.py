@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from aiohttp import http_exceptions, web
+from aiohttp import web
 
 from ..._servers.open_files import MAX_OPEN_FILES
 from ...messages.errors import RequestError
@@ -105,19 +105,14 @@ class Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Answer what is no HTTP, and end the connection."""
-        if isinstance(exc, ConnectionError):  # the client went away
-            raise exc
+        """Answer a request that is no HTTP, or at which a handler failed, and end the connection."""
+        if isinstance(exc, ConnectionError) or request.writer.output_size:
+            raise ConnectionResetError("the client went away, or has a part of the reply") from exc
+        why = (message or "it cannot be read").strip().splitlines()[0]
+        error = RequestError(f"the request is not valid HTTP: {why}", status=status)
         if status == 500:
             log.error("a request failed", exc_info=exc)
             error = RequestError("the gateway could not handle this request; see its log", kind="internal")
-        elif isinstance(exc, http_exceptions.LineTooLong) or "Too many" in str(message):
-            error = RequestError("the request head is too large", kind="too_large", status=431)
-        else:
-            why = (message or "it cannot be read").strip().splitlines()[0]
-            error = RequestError(f"the request is not valid HTTP: {why}", status=status)
-        if request.writer.output_size:
-            raise ConnectionResetError("a part of the reply has been sent")
         response = error_response("chat", error)
         response.force_close()
         return response
