@@ -148,7 +148,7 @@ class Call:
                     if not router.is_down or now >= until:
                         raise
                     self.enter("held", None)
-                    await router.up(until)
+                    await router.wait_until_up(until)
                     self.enter("sampling", limits.call_s)
                     second, tried = False, ()
             context.counters["retries"] += 1

@@ -52,17 +52,17 @@ class Dispatch:
         """Answer a request. Its body is read after its key was checked, so that strangers cannot send much."""
         raw, _, query = http.raw_path.encode("utf-8", "surrogateescape").partition(b"?")
         request = Request(http.method.encode(), raw, query, http.headers)
-        dialect = "anthropic" if b"/v1/messages" in raw else "chat"
+        name, slash, rest = raw[10:].partition(b"/v1/")
+        dialect = "anthropic" if b"messages" in rest else "chat"  # of an error without a known route
         try:
             self._check(http)
             if (
                 http.method == "HEAD"
             ):  # its response has no body; only a probe of the gateway's health has a use for one
                 return web.Response(status=200 if raw in _HEALTH else 405, headers={"allow": "GET, POST"})
-            name, slash, rest = raw[10:].partition(b"/v1/")
             if slash and raw.startswith(b"/sessions/"):
-                return await self._agent(http, request, name, rest)
-            known = self._loopback if self._admin_key is None else request.shows_admin(self._admin_key)
+                return await self._agent(http, request, name, rest, dialect)
+            known = self._loopback if self._admin_key is None else request.has_admin_key(self._admin_key)
             if known:
                 request.body = await read_body(http, self._context.limits)
             return await respond(self._admin.answer(request, known=known), http)
@@ -88,7 +88,9 @@ class Dispatch:
 
     # -- agents
 
-    async def _agent(self, http: web.BaseRequest, request: Request, name: bytes, rest: bytes) -> web.StreamResponse:
+    async def _agent(
+        self, http: web.BaseRequest, request: Request, name: bytes, rest: bytes, dialect: str
+    ) -> web.StreamResponse:
         tag = request.headers.get("x-agentcore-rl-tag")
         if rest.startswith(b"tag/"):
             path_tag, _, rest = rest[4:].partition(b"/")
@@ -96,7 +98,7 @@ class Dispatch:
             rest = rest.removeprefix(b"v1/")  # Anthropic's clients put it behind any base URL
         if rest not in _CALLS:
             rest = rest.rstrip(b"/")
-        dialect = _CALLS.get(rest, "anthropic" if rest.startswith((b"messages", b"v1/messages")) else "chat")
+        dialect = _CALLS.get(rest, dialect)
         counters = self._context.counters
         try:
             session = self._session(name, request)
@@ -173,7 +175,7 @@ class Dispatch:
     def _session(self, name: bytes, request: Request) -> Session:
         """Return the session of a request that shows its key. Raises: RequestError."""
         session = self._sessions.find(name) or self._opened(name)
-        if self._session_keys and not request.shows(session.key):
+        if self._session_keys and not request.has_key(session.key):
             raise RequestError(
                 "the api key is not this session's; use the api_key of the rollout's `_rollout` block",
                 kind="authentication",

@@ -17,7 +17,7 @@ from .capture.record import CONSTRAINED, IMAGES, Captured
 from .capture.reply import ReplyReader, read_reply
 from .context import Context
 from .http.responses import passed
-from .router import Worker, checked, too_large, whole
+from .router import Worker, check_status, read_reply_body, too_large
 from .sessions import Session
 from .wire.request import CallRequest
 
@@ -80,10 +80,10 @@ class RelayedChat:
     async def sample(self, worker: Worker) -> AsyncGenerator[list[Delta], None]:
         request, most = self._request, self._context.limits.reply_bytes
         async with worker.post(_ROUTE, self._sent, session=self._session.id, stream=request.stream) as response:
-            await checked(response, most)
+            await check_status(response, most)
             self.headers = passed(response.headers)
             if not request.stream:
-                self.body = await whole(response, most)
+                self.body = await read_reply_body(response, most)
                 return
             plain = not request.numbers and not self.plain_endpoint  # the agent did not ask for the numbers
             reader = self._reader = ReplyReader(entries=request.logprobs, n=request.n, relayed=self.passes, plain=plain)

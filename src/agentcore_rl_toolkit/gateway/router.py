@@ -173,7 +173,7 @@ class Worker:
         except aiohttp.ClientError as e:
             raise GatewayError(f"{method} {url}: {str(e) or repr(e)}") from e
 
-    def says(self, version: str | int | None) -> None:
+    def report_weights(self, version: str | int | None) -> None:
         """Handle the engine's name of its weights."""
         if version is not None and str(version).isdigit():
             self._named, self.forgot = True, False
@@ -193,7 +193,7 @@ class Worker:
         with suppress(GatewayError, *NOT_JSON):
             status, body = await self.ask(route, timeout_s=PROBE_S)
             if status == 200:
-                self.says(msgspec.json.decode(body, type=_WeightInfo).weight_version)
+                self.report_weights(msgspec.json.decode(body, type=_WeightInfo).weight_version)
 
     async def is_up(self) -> bool:
         """Probe the server. One that is up takes calls again."""
@@ -330,7 +330,7 @@ class Router:
         workers = [worker for worker in self.workers.values() if not worker.draining]
         return bool(self.limits.outage_s) and all(worker.resting_until for worker in workers)
 
-    async def up(self, until: float) -> None:
+    async def wait_until_up(self, until: float) -> None:
         """Return when a server is back. ``until`` is on the event loop's clock. Raises: RequestError."""
         if self._probing is None or self._probing.done():
             log.warning("no inference server is up: calls wait for up to %g s", self.limits.outage_s)
@@ -361,14 +361,13 @@ class Router:
             self._tasks.start(worker.ask_weights())
 
 
-async def checked(response: aiohttp.ClientResponse, most: int) -> aiohttp.ClientResponse:
-    """Return the response, if its status is 200. Raises: StatusError, with its body."""
+async def check_status(response: aiohttp.ClientResponse, most: int) -> None:
+    """Raises: StatusError, with the response's body, if its status is not 200."""
     if response.status != 200:
-        raise StatusError(response.status, response.headers, await whole(response, most))
-    return response
+        raise StatusError(response.status, response.headers, await read_reply_body(response, most))
 
 
-async def whole(response: aiohttp.ClientResponse, most: int) -> bytes:
+async def read_reply_body(response: aiohttp.ClientResponse, most: int) -> bytes:
     """Return the body of a response. Raises: RequestError when it is larger than ``most`` bytes."""
     parts, size = [], 0
     async for part in response.content.iter_any():

@@ -53,16 +53,16 @@ class Gateway:
         except GatewayError as e:
             self.store.close()
             raise ConfigError(str(e)) from e
-        context = self._context = Context(config, self.sessions)
-        self.counters, self.router, self.running = context.counters, context.router, context.running
         try:
+            context = self._context = Context(config, self.sessions)
             self._load_model(connect)
+            self.admin = Admin(context)
+            self.admin.restore()
         except BaseException:
             self.store.close()
             raise
+        self.counters, self.router, self.running = context.counters, context.router, context.running
         self.token_mode, self.samplers = context.token_mode, context.samplers
-        self.admin = Admin(context)
-        self.admin.restore()
         self._dispatch = Dispatch(context, self.admin)
         self._server: asyncio.Server | None = None
         self._ticker: asyncio.Task[None] | None = None

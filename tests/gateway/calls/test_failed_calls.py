@@ -136,22 +136,6 @@ async def test_each_of_n_choices_keeps_its_own_tokens(
     assert len({t.turn_id for t in turns}) == 3
 
 
-async def test_parallel_tool_calls_and_reasoning_of_a_stream_are_merged(
-    engine: ScriptedEngine, client: GatewayClient, session: SessionHandle
-) -> None:
-    calls = [
-        {"id": f"call_{i}", "type": "function", "function": {"name": f"tool{i}", "arguments": '{"x": 1}'}}
-        for i in range(2)
-    ]
-    engine.replies.append({"content": None, "tool_calls": calls, "reasoning_content": "let me think"})
-    async with gpt(session) as llm:
-        async for _ in await llm.chat.completions.create(model="m", messages=USER, stream=True):
-            pass
-    capture = await captured(client, session)
-    assert capture.dialogue[-1]["tool_calls"] == calls
-    assert capture.turns[0].parse_status == "parsed"
-
-
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("retry", [0, 1])
 async def test_an_agent_that_hung_up_and_asks_again_gets_the_call_that_still_runs(

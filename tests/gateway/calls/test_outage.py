@@ -77,10 +77,10 @@ async def test_turns_of_a_server_that_lost_its_weights_are_not_trained(
     [worker] = gateway.router.workers.values()
     await GatewayClient(gateway.url).set_weight_version_async(4)
     session = await opened(gateway)
-    worker.says("default")  # it has never said a number: somebody else moves its weights
+    worker.report_weights("default")  # it has never said a number: somebody else moves its weights
     await ask(session)
-    worker.says("4")
-    worker.says("default")
+    worker.report_weights("4")
+    worker.report_weights("default")
     await ask(session)
     assert (await health(gateway))["status"].startswith("an inference server was started again")
     await GatewayClient(gateway.url).set_weight_version_async(5)

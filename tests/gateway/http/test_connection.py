@@ -68,16 +68,6 @@ async def ask(gateway: Gateway, data: bytes) -> tuple[int, dict[str, str], bytes
         return await line.answer()
 
 
-async def test_a_chunked_body_is_read_however_it_is_cut(gateway: Gateway, session: SessionHandle) -> None:
-    cut = b"".join(b"1;x=y\r\n%c\r\n" % c for c in BODY) + b"0\r\nx-trailer: 1\r\n\r\n"
-    async with Line(gateway) as line:
-        for byte in post(session, cut, "transfer-encoding: chunked"):
-            await line.send(bytes([byte]))
-        assert (await line.answer())[0] == 200
-        await line.send(post(session))
-        assert (await line.answer())[0] == 200
-
-
 @pytest.mark.parametrize(
     "more", [("transfer-encoding: chunked", "content-length: 5"), ("content-length: 3",), ("content-length: -1",)]
 )

@@ -50,17 +50,17 @@ class Request:
     def _header(self, name: str) -> bytes:
         return self.headers.get(name, "").encode("utf-8", "surrogateescape")
 
-    def shows(self, key: bytes) -> bool:
+    def has_key(self, key: bytes) -> bool:
         """Return True if one of its credentials is this key. Anthropic's client sends two when its environment has another."""
         authorization, other = self._header("authorization"), self._header("x-api-key")
         bearer = authorization[7:] if authorization[:7].lower() == b"bearer " else authorization
         return hmac.compare_digest(bearer, key) or hmac.compare_digest(other, key)
 
-    def shows_admin(self, key: bytes) -> bool:
+    def has_admin_key(self, key: bytes) -> bool:
         """Return True if it carries the administrator's key."""
         if "x-admin-key" in self.headers:
             return hmac.compare_digest(self._header("x-admin-key"), key)
-        return self.shows(key)
+        return self.has_key(key)
 
 
 def keep_alive(sock: socket.socket) -> None:

@@ -25,7 +25,7 @@ from ...messages.wire.passthrough import Fields
 from ..capture.record import CONSTRAINED, Captured
 from ..context import Context
 from ..engines import GenerationStream, Piece, constrained
-from ..router import Worker, checked, whole
+from ..router import Worker, check_status, read_reply_body
 from ..sessions import Session
 from ..wire.request import CallRequest
 from .mode import TokenMode
@@ -153,9 +153,9 @@ class TokenSampling:
         most = self._context.limits.reply_bytes
         try:
             async with worker.post(self._path, body, session=self._session.id, stream=stream) as response:
-                await checked(response, most)
+                await check_status(response, most)
                 if not stream:
-                    pieces = self._engine.reply(await whole(response, most))
+                    pieces = self._engine.reply(await read_reply_body(response, most))
                     yield self._take(worker, pieces)
                     return
                 reader = self._reader = self._engine.stream()
@@ -170,7 +170,7 @@ class TokenSampling:
         deltas: list[Delta] = []
         for piece in pieces:
             if piece.weights is not None and worker is not None:
-                worker.says(piece.weights)
+                worker.report_weights(piece.weights)
             deltas += self._reply.take(piece)
         return deltas
 
