@@ -232,9 +232,8 @@ async def test_comments_keep_a_stream_alive_until_the_answer_is_there(service: S
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_agent_that_leaves_cancels_its_sampling(
-    service: ScriptedTinker, gateway: Gateway, stream: bool
-) -> None:
+async def test_an_agent_that_leaves_cancels_its_sampling(service: ScriptedTinker, start: Start, stream: bool) -> None:
+    gateway = await start(limits=Limits(orphan_s=0.1))
     session = await opened(gateway)
     service.faults.append(Fault(gate=asyncio.Event()))
     asking = asyncio.ensure_future(say(session, stream=stream))
