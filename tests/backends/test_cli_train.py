@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
+from agentcore_rl_toolkit.backends.rllm import RllmConfig
+from agentcore_rl_toolkit.backends.slime import SlimeRunner
+from agentcore_rl_toolkit.backends.verl.settings import plan as verl_plan
 from agentcore_rl_toolkit.cli.train import BACKENDS as ALL_BACKENDS
 from agentcore_rl_toolkit.cli.train import command
 from agentcore_rl_toolkit.errors import ConfigError
@@ -84,3 +90,71 @@ def test_nothing_is_launched_when_the_trainer_is_missing() -> None:
     path = EXAMPLES / "slime" / "gsm8k.yaml"
     with pytest.raises(ConfigError, match="cannot start slime"):
         CliRunner().invoke(command, ["--backend", "slime", "--config", str(path)], catch_exceptions=False)
+
+
+COMMON = {"agent_runtime_arn": "arn:aws:bedrock-agentcore:us-west-2:123456789012:runtime/a", "s3_bucket": "b"}
+
+
+@pytest.mark.parametrize(
+    ("backend", "settings", "words", "shown"),
+    [
+        (
+            "verl",
+            {"agentcore": COMMON, "args": {"trainer.nnodes": 2}},
+            ["trainer.n_gpus_per_node=8"],
+            "n_gpus_per_node=8",
+        ),
+        ("rllm", {**COMMON, "model_path": "m"}, ["trainer.nnodes=2"], "trainer.nnodes=2"),
+        (
+            "trl",
+            {**COMMON, "exp_id": "e", "model": "m", "gateway_url": "http://g", "policy_url": "http://p"},
+            ["max_steps=3"],
+            "'max_steps': 3",
+        ),
+        (
+            "slime",
+            {**COMMON, "exp_id": "e", "model_dir": "m", "model_type": "t", "data_path": "rows.jsonl"},
+            ["--pipeline-model-parallel-size", "2"],
+            "--pipeline-model-parallel-size 2",
+        ),
+    ],
+)
+def test_a_trainers_own_arguments_pass_through(
+    tmp_path: Path, backend: str, settings: dict[str, Any], words: list[str], shown: str
+) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1+1"}\n')
+    file = tmp_path / "config.json"
+    data = {"data_path": str(tmp_path / "rows.jsonl")} if backend in ("trl", "slime") else {}
+    file.write_text(json.dumps({**settings, **data}))
+    command_line = ["--backend", backend, "--config", str(file), "--dry-run", "--", *words]
+    done = CliRunner().invoke(command, command_line, catch_exceptions=False)
+    assert shown in done.output.replace(" \\\n    ", " ")
+
+
+def slime_run(**more: Any) -> SlimeRunner:
+    return SlimeRunner(**COMMON, exp_id="e", model_dir="m", model_type="t", data_path="d", **more)
+
+
+VERL = [f"agentcore.{name}={value}" for name, value in COMMON.items()]
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: slime_run(extra_flags=("--lr", "1")), "learning_rate"),
+        (lambda: RllmConfig(**COMMON, model_path="m").with_args(["rllm.rollout.n=4"]).plan(), r"rllm\.rollout\.n"),
+        (lambda: verl_plan([*VERL, "trainer.use_v1=false"]), r"trainer\.use_v1"),
+    ],
+)
+def test_an_argument_that_contradicts_a_setting_is_named(make: Callable[[], object], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        make()
+
+
+def test_slime_continues_from_its_last_checkpoint(tmp_path: Path) -> None:
+    run = slime_run(save_dir=str(tmp_path))
+    flags = run.flags(1)
+    assert flags[flags.index("--load") + 1] == "m"
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("20")
+    flags = run.flags(1)
+    assert flags[flags.index("--load") + 1] == str(tmp_path)

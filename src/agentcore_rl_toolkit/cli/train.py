@@ -87,6 +87,7 @@ SECTIONS = {
 @click.option("--method", type=click.Choice(["grpo", "distill", "sft"]), default="grpo", hidden=True)
 @click.option("--teacher-url", hidden=True)
 @click.option("--from", "sources", multiple=True, hidden=True)
+@click.argument("trainer_args", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGUMENTS]")
 def command(
     backend: str | None,
     config_path: Path | None,
@@ -99,6 +100,7 @@ def command(
     resume: bool,
     method: str,
     sources: tuple[str, ...],
+    trainer_args: tuple[str, ...],
     **flags: Any,
 ) -> None:
     """Train an agent with GRPO.
@@ -113,7 +115,9 @@ def command(
 
     With --credit turn, the agent returns one reward for each model call. The settings are discount and normalise.
 
-    With --config of slime, verl, rLLM, Tinker, SageMaker or TRL, the file is checked and that trainer is launched.
+    With --config of slime, verl, rLLM, Tinker, SageMaker or TRL, the file is checked and that trainer is launched. Arguments
+    after -- are the trainer's own: `train --backend verl --config f.yaml -- trainer.n_gpus_per_node=8`.
+
     AGENTCORE_AGENT_ARN and AGENTCORE_S3_BUCKET fill agent_runtime_arn and s3_bucket if the file leaves them out. A file .env in
     this folder, then one next to the configuration, sets variables that the environment lacks.
 
@@ -146,6 +150,8 @@ def command(
     if rehearse and backend not in SERVICES:
         raise ConfigError("--rehearse is for --backend tinker and sagemaker")
     if backend in (None, "loop"):
+        if trainer_args:
+            raise ConfigError(f"{' '.join(trainer_args)}: arguments of a trainer come with --backend")
         train_here(flags, config_path, words, method, out=out, resume=resume, as_json=as_json)
         return
     _take_dotenv(config_path)
@@ -164,6 +170,10 @@ def command(
             f"(docs/backends/{backend}.md); --agent and the options beside it are for --backend loop"
         )
     config = _configured(backend, config_path, agent, rehearse=rehearse)
+    if trainer_args:
+        if not hasattr(config, "with_args"):
+            raise ConfigError(f"backend {backend} takes no arguments of its own after --")
+        config = config.with_args(trainer_args)
     plan = config.plan(slime_steps) if backend == "slime" else config.plan(**({"rehearse": True} if rehearse else {}))
     if dry_run:
         click.echo(plan.render())

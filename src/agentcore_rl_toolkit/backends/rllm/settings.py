@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -27,6 +27,12 @@ from ..settings import (
 )
 
 GAP_VARIABLE = "RLLM_MAX_MEAN_LOGPROB_GAP"
+OPEN = (  # set here because rLLM has no default that works; another value is the user's choice
+    *("rllm.algorithm.adv_estimator", "rllm.algorithm.norm_adv_by_std_in_grpo", "validation.group_size"),
+    *("rllm.algorithm.rollout_correction.bypass_mode", "actor_rollout_ref.rollout.name"),
+    *("actor_rollout_ref.actor.ppo_max_token_len_per_gpu", "actor_rollout_ref.rollout.max_model_len"),
+    *("actor_rollout_ref.model.use_remove_padding", "actor_rollout_ref.actor.use_dynamic_bsz"),
+)
 
 
 class RllmConfig(Settings):
@@ -47,6 +53,7 @@ class RllmConfig(Settings):
         "group_size": "rollouts",
         "train_batch_size": "groups",
         "experiment_name": "exp_id",
+        "args": "overrides",
     }
 
     agent_runtime_arn: str
@@ -71,6 +78,7 @@ class RllmConfig(Settings):
     record_dir: str | None = None
     max_mean_logprob_gap: Positive | None = MAX_MEAN_GAP
     overrides: Mapping[str, Any] = Field(default_factory=dict)
+    words: tuple[str, ...] = ()  # further arguments of the command line, as they were given
 
     def model_post_init(self, _: Any) -> None:
         if self.backend == "tinker" and self.temperature != 1.0:
@@ -108,9 +116,16 @@ class RllmConfig(Settings):
             "rllm.trainer.project_name": self.project_name,
             "rllm.trainer.experiment_name": self.exp_id,  # also the experiment that records are stored under
             **(self._verl() if self.backend == "verl" else self._tinker()),
-            **self.overrides,
         }
-        return [f"{key}={hydra_value(value)}" for key, value in values.items()]
+        given = {*self.overrides, *(word.lstrip("+~").partition("=")[0] for word in self.words)}
+        if owned := sorted(given & {key.lstrip("+") for key in values if key not in OPEN}):
+            raise ConfigError(f"{', '.join(owned)}: this follows from the settings of this backend; change the setting")
+        values |= self.overrides
+        return [*(f"{key}={hydra_value(value)}" for key, value in values.items()), *self.words]
+
+    def with_args(self, words: Sequence[str]) -> RllmConfig:
+        """The same run with further hydra overrides."""
+        return self.replace(words=(*self.words, *words))
 
     def plan(self) -> Plan:
         """The plan of the run. Raises: ConfigError on names and numbers that cannot work."""

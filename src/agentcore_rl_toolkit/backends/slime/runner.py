@@ -48,6 +48,13 @@ _REFUSED_FLAGS = {
     "--custom-reward-post-process-path": "slime's own counts masked rollouts as reward 0",
     "--rollout-function-path": "slime's own fails on a step in which only some rollouts fork; see `mode`",
 }
+# Options of slime that are settings here.
+_SETTING_OF = {
+    **{"--lr": "learning_rate", "--rollout-batch-size": "groups", "--n-samples-per-prompt": "rollouts"},
+    **{"--rollout-temperature": "temperature", "--num-rollout": "--steps", "--prompt-data": "data_path"},
+    **{"--load": "model_dir", "--hf-checkpoint": "model_dir", "--save": "save_dir", "--save-interval": "save_interval"},
+    **{"--tensor-model-parallel-size": "tp_size", "--actor-num-gpus-per-node": "num_gpus", "--eps-clip": "eps_clip"},
+}
 ADDRESS = "http://127.0.0.1:8265"  # of a local cluster's dashboard
 JOB_STOP_S = 60.0
 CLIENT_STOP_S = 10.0
@@ -234,7 +241,7 @@ class SlimeRunner(SlimeSettings):
             "rollout-num-gpus": None if self.mode == "sync" else self.rollout_gpus,
             # The model folder serves as both: slime reads Hugging Face weights straight from --load (slime >= 0.3).
             "hf-checkpoint": self.model_dir,
-            "load": self.model_dir,
+            "load": self._load_from(),
             "prompt-data": self.folder / "data.jsonl",
             "input-key": "prompt",
             "metadata-key": "metadata",
@@ -399,6 +406,16 @@ class SlimeRunner(SlimeSettings):
         engines = max(1, self.rollout_gpus // self.machines.rollout_gpus_per_engine)
         return max(1, -(-self.limits.max_concurrent // engines))
 
+    def _load_from(self) -> str:
+        """The save folder once it holds a checkpoint, so that the same run continues; before that the model."""
+        save_dir = self.model.save_dir
+        resumes = save_dir is not None and (Path(save_dir) / "latest_checkpointed_iteration.txt").is_file()
+        return save_dir if save_dir is not None and resumes else self.model.model_dir
+
+    def with_args(self, words: Sequence[str]) -> SlimeRunner:
+        """The same run with further arguments of slime."""
+        return self.replace(extra_flags=(*self.extra_flags, *words))
+
     def _check_flags(self) -> None:
         for i, flag in enumerate(self.extra_flags):
             name, given, value = flag.partition("=")
@@ -407,6 +424,8 @@ class SlimeRunner(SlimeSettings):
                 "1.0",
             ):
                 continue
+            if name in _SETTING_OF:
+                raise ConfigError(f"extra_flags: {name} is a setting here: {_SETTING_OF[name]}")
             if name in _REFUSED_FLAGS:
                 raise ConfigError(f"extra_flags: {name} cannot work here: {_REFUSED_FLAGS[name]}")
 

@@ -38,6 +38,7 @@ try:
     import torch
     from datasets import Dataset
     from transformers import AutoTokenizer, TrainerCallback
+    from transformers.trainer_utils import get_last_checkpoint
     from trl import GRPOConfig, GRPOTrainer
 except ModuleNotFoundError as e:
     raise missing_extra(f"the TRL backend needs {e.name!r}", "trl") from e
@@ -321,7 +322,8 @@ def make_trainer(
         model=model if model is not None else config.model,
         reward_funcs=agent_reward,
         args=grpo_config(config),
-        train_dataset=Dataset.from_list([{"prompt": encode_payload(row)} for row in rows]),
+        train_dataset=_dataset(rows),
+        eval_dataset=_dataset(read_rows(config.eval_data_path)) if config.eval_data_path is not None else None,
         processing_class=tokenizer if tokenizer is not None else AutoTokenizer.from_pretrained(config.model),
         peft_config=_lora(config.lora),
         callbacks=list(callbacks),
@@ -364,11 +366,13 @@ def grpo_config(config: TrlConfig) -> Any:
         "beta": 0.0,
         "loss_type": "dapo",
         "report_to": [],
-        "save_strategy": "no",
+        "save_strategy": "steps" if "save_steps" in config.training else "no",
+        "vllm_importance_sampling_mode": "token_truncate",  # masking sequences drops long ones for rounding alone
         "logging_steps": 1,
         "bf16": torch.cuda.is_available(),
         "use_cpu": not torch.cuda.is_available(),
         "gradient_checkpointing": torch.cuda.is_available(),
+        **({"eval_strategy": "steps", "eval_steps": 20} if config.eval_data_path is not None else {}),
         **config.training,
     }
     try:
@@ -378,7 +382,10 @@ def grpo_config(config: TrlConfig) -> Any:
 
 
 def train(config: TrlConfig, **arguments: Any) -> AgentCoreGRPOTrainer:
-    """Open the clients, train, save the model under ``output_dir/policy`` and return the trainer."""
+    """Open the clients, train, save the model under ``output_dir/policy`` and return the trainer.
+
+    A run that saved its state continues from the last one.
+    """
     with ExitStack() as stack:
         stack.enter_context(locked(config.output_dir))
         settings = config.replace(record_dir=None, gateway_model=config.gateway.gateway_model or config.model)
@@ -395,9 +402,14 @@ def train(config: TrlConfig, **arguments: Any) -> AgentCoreGRPOTrainer:
             callbacks=callbacks,
             **arguments,
         )
-        trainer.train()
+        saved = get_last_checkpoint(trainer.args.output_dir) if Path(trainer.args.output_dir).is_dir() else None
+        trainer.train(resume_from_checkpoint=saved)
         trainer.save_model(str(Path(config.output_dir) / "policy"))
         return trainer
+
+
+def _dataset(rows: Sequence[Mapping[str, Any]]) -> Any:
+    return Dataset.from_list([{"prompt": encode_payload(row)} for row in rows])
 
 
 def _lora(arguments: Mapping[str, Any] | None) -> Any:

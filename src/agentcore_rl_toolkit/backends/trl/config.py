@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -32,6 +33,9 @@ class TrlSettings(SettingsGroup):
     1e-3, or 1.0 where the engine says that it computes in bfloat16. ``max_mean_logprob_gap`` is by how much the recorded logprobs
     of a batch and the trainer's may differ on average, before its first step; None lets them.
 
+    ``eval_data_path`` has rows that are never trained on; every ``training.eval_steps`` (20) steps they are run. With
+    ``training.save_steps`` the state is saved, and the same command continues from the last one.
+
     ``model`` is a local folder or hub id. ``lora`` are arguments of peft's LoraConfig, None trains all weights. ``training`` goes
     to TRL's GRPOConfig unchanged; its ``temperature``, ``top_p`` and the like hold for the agents' calls where they are set.
 
@@ -42,6 +46,7 @@ class TrlSettings(SettingsGroup):
 
     model: str
     data_path: Path | None = None
+    eval_data_path: Path | None = None
     output_dir: Path = Path("runs/trl")
     rollouts: GroupSize = 8
     policy_url: str | None = None
@@ -61,7 +66,7 @@ class TrlConfig(ServiceSettings):
     Raises: ConfigError.
     """
 
-    ALIASES: ClassVar[Mapping[str, str]] = {"num_generations": "rollouts"}
+    ALIASES: ClassVar[Mapping[str, str]] = {"num_generations": "rollouts", "args": "training"}
 
     trl: TrlSettings
 
@@ -89,6 +94,19 @@ class TrlConfig(ServiceSettings):
                 "training.use_liger_kernel takes one advantage a rollout: leave it out with credit or teacher_url"
             )
         self.trained_sampling()
+
+    def with_args(self, words: Sequence[str]) -> TrlConfig:
+        """The same run with further arguments of TRL's GRPOConfig, as NAME=VALUE. Raises: ConfigError."""
+        given: dict[str, Any] = {}
+        for word in words:
+            name, sign, text = word.partition("=")
+            if not sign:
+                raise ConfigError(f"{word!r} is no argument of GRPOConfig as NAME=VALUE")
+            try:
+                given[name] = json.loads(text)
+            except ValueError:
+                given[name] = text
+        return self.replace(training={**self.trl.training, **given})
 
     def collect_config(self) -> CollectConfig:
         return replace(super().collect_config(), sampling_params=self.trained_sampling())

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -123,16 +123,24 @@ class AgentCoreConfig(ServiceSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class VerlConfig:
-    """A verl run as a file: `agentcore` for us, `overrides` for verl (dotted hydra keys), `config_name` of verl's own."""
+    """A verl run as a file: `agentcore` for us, `overrides` or `args` for verl (hydra keys), `config_name` of verl's own."""
 
     agentcore: Mapping[str, Any]
     overrides: Mapping[str, Any] = field(default_factory=dict)
     config_name: str = "ppo_trainer"
+    words: tuple[str, ...] = ()  # further arguments of the command line, as they were given
 
     @classmethod
     def from_file(cls, path: str | Path) -> VerlConfig:
         """Read a file; AGENTCORE_AGENT_ARN and AGENTCORE_S3_BUCKET fill its `agentcore` section."""
-        return from_mapping(cls, read_settings(path), where=str(path))
+        values = read_settings(path)
+        if "args" in values:
+            values["overrides"] = {**values.get("overrides", {}), **values.pop("args")}
+        return from_mapping(cls, values, where=str(path))
+
+    def with_args(self, words: Sequence[str]) -> VerlConfig:
+        """The same run with further hydra overrides."""
+        return replace(self, words=(*self.words, *words))
 
     def arguments(self) -> list[str]:
         """The same as command-line arguments of `main`."""
@@ -141,6 +149,7 @@ class VerlConfig:
             f"--config-name={self.config_name}",
             *ours,
             *(f"{k}={hydra_value(v)}" for k, v in self.overrides.items()),
+            *self.words,
         ]
 
     def plan(self) -> Plan:
