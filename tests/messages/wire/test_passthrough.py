@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentcore_rl_toolkit.messages.wire import RequestError
-from agentcore_rl_toolkit.messages.wire.passthrough import check, number
+from agentcore_rl_toolkit.messages.wire.passthrough import check, check_session, constrained, forms, number
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -112,3 +112,24 @@ def test_no_body_can_do_worse_than_a_400(asked: dict[str, Any]) -> None:
     except msgspec.DecodeError:
         return  # a lone surrogate: refused before it comes here
     assert reply == 400 or 1 <= reply <= 128
+
+
+@pytest.mark.parametrize(
+    ("asked", "names"),
+    [
+        ({"response_format": {"type": "text"}, "guided_json": {}, "regex": ""}, []),
+        ({"response_format": {"type": "json_object"}}, ["response_format"]),
+        ({"response_format": {"type": "structural_tag"}, "regex": "a+"}, ["regex", "response_format"]),
+    ],
+)
+def test_forms_of_an_answer_are_found(asked: dict[str, Any], names: list[str]) -> None:
+    fields = _fields.decode(json.dumps(asked))
+    assert (forms(fields), constrained(fields)) == (names, bool(names))
+
+
+def test_a_session_has_no_parameter_that_the_engine_does_not_know() -> None:
+    check_session(["temperature", "top_k", "wings"], ["wings"])
+    for name in ("wings", "regex"):
+        with pytest.raises(RequestError, match=f"allow_fields={name}") as caught:
+            check_session(["temperature", name], [])
+        assert caught.value.param == f"sampling_params.{name}"

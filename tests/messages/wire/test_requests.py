@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -23,6 +24,7 @@ from agentcore_rl_toolkit.messages.wire import (
     error_body,
 )
 from agentcore_rl_toolkit.messages.wire.anthropic import usage_dict as anthropic_usage
+from agentcore_rl_toolkit.messages.wire.chat import overlay, parse_parameters
 from agentcore_rl_toolkit.messages.wire.chat import usage_dict as chat_usage
 from agentcore_rl_toolkit.messages.wire.responses import usage_dict as responses_usage
 
@@ -467,3 +469,48 @@ def test_allowed_tools_are_required_where_their_mode_says_so(dialect: str, tool:
     assert parse(dialect, tool_choice=choice).tool_choice == "auto"
     free = json.loads(json.dumps(choice).replace("required", "auto"))
     assert parse(dialect, tools=[tool], tool_choice=free).tool_choice == "auto"
+
+
+def test_a_chat_body_has_what_was_asked_for_and_nothing_else() -> None:
+    assert parse("chat").to_chat_body() == BASE["chat"]
+    asked: dict[str, Any] = {
+        **{"tools": [CHAT_TOOL], "parallel_tool_calls": False, "n": 2, "logprobs": True, "top_logprobs": 3},
+        **{"response_format": {"type": "json_object"}, "reasoning_effort": "low", "chat_template_kwargs": {"x": 1}},
+        **{"temperature": 0.5, "stream": True, "stream_options": {"include_usage": True}},
+    }
+    assert parse("chat", **asked).to_chat_body() == {**BASE["chat"], **asked}
+    call = {"id": "c", "type": "function", "function": {"name": "f"}}
+    [message] = parse("chat", messages=[{"role": "assistant", "tool_calls": [call]}]).messages
+    assert message["tool_calls"][0]["function"] == {"name": "f", "arguments": "{}"}
+
+
+def test_what_needs_an_ability_of_the_engine_is_named_in_the_dialects_words() -> None:
+    tool = {"tools": [ANTHROPIC_TOOL], "tool_choice": {"type": "any", "disable_parallel_tool_use": True}}
+    shape = {"output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}}}
+    assert parse("anthropic", stop_sequences=["A"], **tool, **shape).features() == {
+        "tool_choice": "tool_choice",
+        "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
+        "response_format": "output_config.format",
+        "stop": "stop_sequences",
+    }
+    assert parse("chat", tools=[CHAT_TOOL], seed=3).features() == {"seed": "seed"}
+    neutral = parse("chat", parallel_tool_calls=False, top_k=-1, min_p=0, presence_penalty=0, logit_bias={})
+    assert neutral.features() == {}
+
+
+def test_logprobs_of_a_response_are_asked_for_in_two_ways() -> None:
+    included = parse("responses", include=["message.output_text.logprobs"])
+    assert (included.logprobs, included.top_logprobs) == (True, 0)
+    assert (parse("responses", top_logprobs=2).logprobs, parse("responses").logprobs) == (True, False)
+
+
+def test_a_sessions_parameters_are_read_and_laid_over_a_request() -> None:
+    forced = {"type": "function", "function": {"name": "look_up"}}
+    assert parse_parameters({"temperature": 0.5, "tool_choice": forced}).tool_choice == "tool:look_up"
+    for params in ({"tool_choice": {"type": "allowed_tools"}}, {"tools": [{"type": "web_search"}]}):
+        with pytest.raises(RequestError):
+            parse_parameters(params)
+    asked = parse("chat", temperature=1, seed=5)
+    overlay(asked, {"messages": msgspec.Raw(b"[]"), "temperature": msgspec.Raw(b"0.5"), "wings": msgspec.Raw(b"2")})
+    assert asked.messages == BASE["chat"]["messages"]
+    assert asked.sampling.to_dict() == {"temperature": 0.5, "wings": 2}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from agentcore_rl_toolkit.messages.wire import (
     ToolDelta,
     Usage,
 )
-from agentcore_rl_toolkit.messages.wire.canonical import Sampling
+from agentcore_rl_toolkit.messages.wire.canonical import Sampling, new_id, own_id
 
 CHATTY = ["chat", "responses", "anthropic"]
 Call = tuple[str, str, str]
@@ -160,3 +161,49 @@ def test_a_name_that_an_engine_repeats_in_each_piece_of_a_call_is_one_name(name)
     pieces = [ToolDelta(index=0, id="c", name="f", arguments="{"), ToolDelta(index=0, id="c", name="f", arguments="}")]
     deltas = [*(Delta(tool_calls=[piece]) for piece in pieces), Delta(finish_reason="tool_calls")]
     assert READERS[name](stream(name, deltas))[2] == [("c", "f", "{}")]
+
+
+def test_a_chat_reply_whole_and_streamed_has_its_logprobs_its_stop_string_and_its_usage() -> None:
+    entry = {"token": "x", "logprob": -0.5, "bytes": [120], "top_logprobs": []}
+    calls = [ToolCall(id="c", name="f", arguments="{}")]
+    choices = [
+        Choice(content="x", finish_reason="stop", stop_sequence="END", logprob_entries=[entry]),
+        Choice(index=1, tool_calls=calls, finish_reason="tool_calls", logprob_entries=[entry]),
+    ]
+    usage = Usage(prompt_tokens=3, completion_tokens=1, cached_tokens=2, reasoning_tokens=1)
+    reply = Reply(id="chatcmpl-1", choices=choices, usage=usage)
+    counted = {
+        **{"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4},
+        **{"prompt_tokens_details": {"cached_tokens": 2}, "completion_tokens_details": {"reasoning_tokens": 1}},
+    }
+    request = ModelRequest(dialect="chat", model="m", n=2, logprobs=True)
+    whole = json.loads(DIALECTS["chat"].encode_reply(reply, request))
+    assert [c["message"]["content"] for c in whole["choices"]] == ["x", None]
+    assert [c.get("stop_reason") for c in whole["choices"]] == ["END", None]
+    assert [c["logprobs"]["content"] for c in whole["choices"]] == [[entry], [entry]]
+    assert whole["usage"] == counted
+    request.stream = request.include_usage = True
+    lines = DIALECTS["chat"].encode_reply(reply, request).decode().split("\n\n")
+    chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    parts = [choice for chunk in chunks for choice in chunk["choices"]]
+    assert [(p["index"], p["finish_reason"], p.get("stop_reason")) for p in parts if p["finish_reason"]] == [
+        (0, "stop", "END"),
+        (1, "tool_calls", None),
+    ]
+    assert [(p["index"], p["logprobs"]["content"]) for p in parts if "logprobs" in p] == [(0, [entry]), (1, [entry])]
+    assert (chunks[-1]["choices"], chunks[-1]["usage"]) == ([], counted)
+
+
+@pytest.mark.parametrize("name", CHATTY)
+def test_a_reply_of_which_nothing_was_counted_used_no_tokens(name: str) -> None:
+    reply = Reply(id="chatcmpl-1", choices=[Choice(content="x", finish_reason="stop")])
+    usage = json.loads(DIALECTS[name].encode_reply(reply, ModelRequest(dialect=name, model="m")))["usage"]
+    numbers = [n for value in usage.values() for n in (value.values() if isinstance(value, dict) else [value])]
+    assert set(numbers) == {0}
+
+
+def test_an_id_of_its_own_is_like_the_providers() -> None:
+    assert re.fullmatch(r"chatcmpl-[0-9a-f]{24}", new_id("chatcmpl-"))
+    ids = [own_id("msg_", "chatcmpl-ab", place) for place in (None, 0, 1)]
+    assert ids == ["msg_ab", "msg_ab-0", "msg_ab-1"]
+    assert own_id("msg_", "") != own_id("msg_", "")
