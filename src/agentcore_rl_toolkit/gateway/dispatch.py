@@ -14,7 +14,7 @@ from .._servers.host_check import HostCheck, is_loopback
 from ..contract import check_tag
 from ..errors import ConfigError, ContractError
 from ..messages.errors import RequestError
-from ..messages.wire import passthrough
+from ..messages.wire import DIALECTS, passthrough
 from .admin import Admin
 from .call import Call, answer, answer_again
 from .capture.record import TAG
@@ -30,7 +30,7 @@ from .writers import writer_of
 
 log = logging.getLogger(__name__)
 
-_CALLS = {b"chat/completions": "chat", b"responses": "responses", b"messages": "anthropic"}
+_CALLS = {dialect.path.encode(): name for name, dialect in DIALECTS.items()}
 _HEALTH = (b"/healthz", b"/health")
 
 

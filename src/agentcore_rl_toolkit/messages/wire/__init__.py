@@ -28,10 +28,12 @@ from .stream import BlockEncoder, StreamEncoder, deltas_of
 class Dialect:
     """One wire format: how it reads requests and writes answers.
 
+    ``path`` is that of a call below an agent's base URL.
     ``encoder`` makes a `StreamEncoder`, and ``whole_reply`` the body of a reply. A `BlockEncoder` has the body at its end.
     """
 
     name: str
+    path: str
     parse_request: Callable[..., ModelRequest]
     encoder: Callable[..., StreamEncoder]
     error_dict: Callable[..., dict[str, Any]]
@@ -55,9 +57,9 @@ class Dialect:
 DIALECTS: dict[str, Dialect] = {
     dialect.name: dialect
     for dialect in (
-        Dialect("chat", chat.parse_request, chat.Encoder, openai_error, chat.whole_reply),
-        Dialect("responses", responses.parse_request, responses.Encoder, responses.error_dict),
-        Dialect("anthropic", anthropic.parse_request, anthropic.Encoder, anthropic.error_dict),
+        Dialect("chat", "chat/completions", chat.parse_request, chat.Encoder, openai_error, chat.whole_reply),
+        Dialect("responses", "responses", responses.parse_request, responses.Encoder, responses.error_dict),
+        Dialect("anthropic", "messages", anthropic.parse_request, anthropic.Encoder, anthropic.error_dict),
     )
 }
 

@@ -1,4 +1,8 @@
-"""Chooses the parser of a model's output: by its chat template, or by name."""
+"""Chooses the parser of a model's output: by its chat template, or by name.
+
+To add a family, write its `Grammar` in a file and list it in `GRAMMARS`. A format that is not made of marked blocks has a parser
+of its own (`harmony`, `llama`).
+"""
 
 from __future__ import annotations
 
