@@ -74,12 +74,9 @@ class Limits:
     header_bytes: int = 64 * 2**10  # one header
     call_s: float | None = 1800.0
     connect_s: float = 5.0
-    idle_connection_s: float = (
-        300.0  # between two requests of a client, for the head of a request, and for a part of its body
-    )
+    idle_connection_s: float = 300.0  # of a client: between requests, for a head, and for a part of a body
     stream_idle_s: float = 600.0  # how long an engine's stream may be silent
     orphan_s: float = 20.0  # how long a call goes on after its agent hung up: the agent may ask again
-    connections: int | None = None  # of clients; one more is answered 503. None: three quarters of the open files
     hold_s: float = 600.0  # how long a call may wait while the gateway is paused
     outage_s: float = 0.0  # how long a call may wait while no server is up; 0: it fails at once
     keep_alive_s: float = 15.0  # of silence until a stream gets a comment or a ping

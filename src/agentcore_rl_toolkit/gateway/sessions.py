@@ -35,7 +35,6 @@ from .store.replies import RecordedReplies
 from .store.writer import Store
 
 REMEMBERED = 64  # answered calls per session that a repeated request may be joined to
-MAX_SESSIONS = 200_000
 _TOMBSTONES = 100_000
 _LENGTHS = ("max_tokens", "max_completion_tokens")
 # The characters that a client writes into the path of a URL as they are (RFC 3986, pchar).
@@ -242,10 +241,9 @@ class Repeats:
 class Sessions:
     """All sessions of one gateway. ``closing`` is called with a session that will make no further call."""
 
-    def __init__(self, store: Store, *, secret: bytes, limit: int = MAX_SESSIONS, model_id: str | None = None) -> None:
+    def __init__(self, store: Store, *, secret: bytes, model_id: str | None = None) -> None:
         self.store = store
         self.by_id: dict[bytes, Session] = {}
-        self.limit = limit
         self.model_id = model_id  # of sessions whose settings name none
         self.turns = 0
         self.closing: Callable[[Session], None] | None = None
@@ -260,7 +258,7 @@ class Sessions:
     def create(self, session_id: str, settings: SessionSettings) -> Session:
         """Open a session. Opening it again with the same id gives the same one, with the new settings.
 
-        Raises: ContractError on an unusable id, a closed session, or when there are too many.
+        Raises: ContractError on an unusable id, or a closed session.
         """
         self._check([session_id])
         name, store = session_id.encode(), self.store
@@ -279,7 +277,6 @@ class Sessions:
 
     def _check(self, session_ids: Iterable[str]) -> None:
         """Raises: ContractError when one of them cannot be opened."""
-        new = set()
         for session_id in session_ids:
             if not _ID.fullmatch(session_id):
                 raise ContractError(
@@ -287,15 +284,10 @@ class Sessions:
                     "in parts divided by / of which none is empty, '.', '..', 'v1' or 'traces'"
                 )
             known = self.by_id.get(session_id.encode())
-            if known is None:
-                new.add(session_id)
-            elif known.closed:
+            if known is not None and known.closed:
                 raise ContractError(
                     f"session {session_id} is closed; delete it before opening it again", session_id=session_id
                 )
-        if new and len(self.by_id) + len(new) > self.limit:
-            held = f"there are {len(self.by_id)} sessions already and may be {self.limit}"
-            raise ContractError(f"{held}; fetch and delete finished ones")
 
     def _refused(self, session: Session) -> None:
         """The disk refused a call of a session: nothing later may go on from it."""

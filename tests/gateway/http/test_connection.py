@@ -277,20 +277,6 @@ async def test_a_trailer_replaces_no_header(gateway: Gateway, session: SessionHa
     assert [turn.tag for turn in capture.turns] == [None]
 
 
-async def test_one_connection_too_many_is_answered_503(start_gateway: Start, engine: ScriptedEngine) -> None:
-    gateway = await start_gateway(engine, limits=Limits(connections=2))
-    async with Line(gateway), Line(gateway):
-        await until(lambda: len(gateway.connections) == 2)
-        async with Line(gateway) as line:
-            status, headers, _ = await line.answer()
-            assert (status, headers["retry-after"]) == (503, "1")
-            assert await line.is_closed()
-    await until(lambda: not gateway.connections)
-    async with Line(gateway) as line:
-        await line.send(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n")
-        assert (await line.answer())[0] == 200
-
-
 async def test_a_client_that_goes_away_in_the_middle_leaves_nothing(gateway: Gateway, session: SessionHandle) -> None:
     for data in (post(session)[:30], post(session)[:-5], b"GET /admin/stats HTTP/1.1\r\nhost: localhost\r\n\r\n"):
         async with Line(gateway) as line:

@@ -1,4 +1,4 @@
-"""aiohttp's server with the parts that it lacks: a limit on connections, an end to stalled readers, and errors in JSON.
+"""aiohttp's server with the parts that it lacks: an end to stalled readers, and errors in JSON.
 
 A handler is a task of its connection: aiohttp cancels it when the client goes away.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-import resource
 import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -17,7 +16,6 @@ from typing import Any
 
 from aiohttp import web
 
-from ..._servers.open_files import MAX_OPEN_FILES
 from ...messages.errors import RequestError
 from ..config import Limits
 from .responses import error_response
@@ -25,14 +23,6 @@ from .responses import error_response
 log = logging.getLogger(__name__)
 
 STALLED_S = 60.0  # an agent that reads nothing of its reply for this long is gone
-_FULL = (
-    b'{"error":{"message":"the gateway has as many connections as it takes; try again","type":"server_error",'
-    b'"param":null,"code":"overloaded"}}'
-)
-_FULL_REPLY = (
-    b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\nConnection: close\r\n"
-    b"Content-Length: %d\r\n\r\n%b" % (len(_FULL), _FULL)
-)
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -74,18 +64,13 @@ def keep_alive(sock: socket.socket) -> None:
 class Connection(web.RequestHandler):
     """One client connection. ``paused_since`` is when its client stopped reading."""
 
-    __slots__ = ("_server", "paused_since")
+    __slots__ = ("paused_since",)
 
     def __init__(self, server: Server, **settings: Any) -> None:
         super().__init__(server, **settings)
-        self._server = server
         self.paused_since: float | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if len(self._server) >= self._server.most:
-            transport.write(_FULL_REPLY)  # type: ignore[attr-defined]
-            transport.close()
-            return
         keep_alive(transport.get_extra_info("socket"))
         transport.set_write_buffer_limits(high=0)  # type: ignore[attr-defined]  # drained: the system has all of it
         super().connection_made(transport)
@@ -119,10 +104,9 @@ class Connection(web.RequestHandler):
 
 
 class Server(web.Server):
-    """The open connections of a gateway. ``most`` bounds their number."""
+    """The open connections of a gateway."""
 
     def __init__(self, handler: Handler, limits: Limits) -> None:
-        self.most = limits.connections or most_connections()
         super().__init__(
             handler,
             handler_cancellation=True,
@@ -146,12 +130,6 @@ class Server(web.Server):
             since = connection.paused_since  # type: ignore[attr-defined]
             if since is not None and now - since > STALLED_S:
                 transport.abort()
-
-
-def most_connections() -> int:
-    """Three quarters of the files this process may open: the others are for what the requests need."""
-    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return (MAX_OPEN_FILES if soft == resource.RLIM_INFINITY else soft) * 3 // 4
 
 
 async def read_body(request: web.BaseRequest, limits: Limits) -> bytes:
