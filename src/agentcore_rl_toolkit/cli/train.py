@@ -292,7 +292,6 @@ def _train_at_service(backend: str, config: Any, *, rehearse: bool, agent: Path 
     from ..backends.sagemaker.adapter import run_async as run_sagemaker
     from ..backends.sagemaker.job import JobConfig, Jobs
     from ..backends.training.run import line
-    from ..runs import locked
     from .output.terminal import visible
     from .servers.rehearsal import agent_here, local_sagemaker, local_tinker
 
@@ -301,7 +300,6 @@ def _train_at_service(backend: str, config: Any, *, rehearse: bool, agent: Path 
             click.echo(visible(text))
 
     with contextlib.ExitStack() as stack:
-        stack.enter_context(locked(config.output_dir))
         variables = stack.enter_context(local_sagemaker(config.output_dir)) if rehearse and backend != "tinker" else {}
         if agent is not None:
             config = stack.enter_context(agent_here(agent, config, variables))

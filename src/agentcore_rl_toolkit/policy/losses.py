@@ -16,11 +16,12 @@ arXiv:1707.06347; CISPO, arXiv:2506.13585.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
 
 LOSSES = ("cross_entropy", "importance_sampling", "ppo", "cispo")
 CLIP = (0.8, 1.2)
@@ -39,6 +40,8 @@ def token_losses(
 
     Shapes: all equal. Raises: ConfigError if there is no loss of this name.
     """
+    import torch  # here: metrics need the bounds only
+
     if name not in LOSSES:
         raise ConfigError(f"loss {name!r} is not known here; there are {', '.join(LOSSES)}")
     if name == "cross_entropy":

@@ -24,6 +24,7 @@ from agentcore_rl_toolkit.backends.training.client import Adam, Loss, Passed
 from agentcore_rl_toolkit.backends.training.local import LocalModel
 from agentcore_rl_toolkit.cli.doctor.aws import Account
 from agentcore_rl_toolkit.errors import ConfigError, TrainingServiceError
+from agentcore_rl_toolkit.runs import locked
 
 from ..faulty_service import FaultyApp
 from ..recorded import Replay, recorded_episodes, requests_for
@@ -181,6 +182,11 @@ async def test_a_session_is_found_in_its_region_whatever_the_default_is(
         second = await SageMakerTraining.open(config, None)
         assert sessions(tmp_path)[name] is not None
         await second.close("success")
+
+
+async def test_a_run_in_a_folder_that_is_in_use_is_refused(tmp_path: Path) -> None:
+    with locked(tmp_path), pytest.raises(ConfigError, match="in use"):
+        await adapter.run_async(config_in(tmp_path))
 
 
 def test_a_large_step_is_cut_into_even_operations_that_lose_nothing() -> None:

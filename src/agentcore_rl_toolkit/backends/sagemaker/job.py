@@ -18,6 +18,7 @@ from pydantic import Field
 from ...client.data import encode_payload, read_rows
 from ...errors import TrainingServiceError
 from ...gateway.sampling_services.sagemaker import CONTROL, Caller, client_of
+from ...runs import locked
 from ...store import open_store
 from ..collection.credit import refuse
 from ..collection.recording import Recording, open_recording
@@ -98,6 +99,10 @@ class Jobs:
 
         Raises: TrainingServiceError when a job fails.
         """
+        with locked(self._config.output_dir):
+            return await self._run()
+
+    async def _run(self) -> str:
         config = self._config
         self._recording = open_recording(config.output_dir, config.shown())
         try:

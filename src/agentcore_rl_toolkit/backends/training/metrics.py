@@ -8,13 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, pstdev
 from typing import Any
 
+from ...policy.losses import bounds_of
 from ...runs.record import tools_of
 from ..collection.groups import CollectedRollout, Group, summarize
 from ..collection.samples import Sample
 from .batch import Datum
 from .client import Loss, Passed
-
-CLIP = (0.8, 1.2)  # `policy.losses` has the same; importing it would load torch
 
 
 class Sums:
@@ -25,8 +24,7 @@ class Sums:
     """
 
     def __init__(self, loss: Loss) -> None:
-        self._low = float(loss.options.get("clip_low_threshold", CLIP[0]))
-        self._high = float(loss.options.get("clip_high_threshold", CLIP[1]))
+        self._low, self._high = bounds_of(loss.options)
         self._clips = loss.name in ("ppo", "cispo")
         self._sums: defaultdict[str, float] = defaultdict(float)
         self._ratio_max: float | None = None

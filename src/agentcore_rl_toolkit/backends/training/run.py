@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from ...client.data import read_rows
 from ...client.evaluation import metrics_line
 from ...contract import Cause
+from ...runs import locked
 from ..collection.recording import Recording, open_recording
 from ..service import RolloutService
 from .client import TrainingClient
@@ -36,12 +37,21 @@ async def run_async(
     """Train as configured, and continue from the checkpoint in `output_dir` if there is one. Returns the last weight version.
 
     `connect(state)` opens the service with the weights in training, those of a saved state if there is one.
-    Raises: ConfigError; GatewayError when the gateway does not start; whatever the service raises.
+    Raises: ConfigError, also when another process trains in this folder; GatewayError when the gateway does not start; the
+    errors of the service.
     """
+    with locked(config.data.output_dir):
+        return await _run(config, connect, observe)
+
+
+async def _run(
+    config: ServiceTrainingConfig,
+    connect: Callable[[str | None], Awaitable[ServiceClient]],
+    observe: Observer | None,
+) -> int:
     data, folder = config.data, config.data.output_dir
     rows = read_rows(data.data_path)
     held_out = read_rows(data.eval_data_path) if data.eval_data_path is not None else []
-    folder.mkdir(parents=True, exist_ok=True)
     resumed = State.read(folder)
     if resumed is not None:
         log.info("continuing after step %s from %s", resumed.steps, resumed.state)
