@@ -313,6 +313,11 @@ def test_a_run_shows_evaluations_and_the_agents_metrics_counts_steps_from_1_and_
     page = shown.at("#/run/loop")
     assert page.locator(".held-dot").count() == 2  # before and after, in the curve of the reward
     assert "lamps, mean" in page.inner_text("#charts")
+    page.click("#numbers summary")
+    page.wait_for_selector("#numbers .card")
+    assert page.locator("#numbers .card b").all_inner_texts() == ["loss", "metrics/lamps", "rollout_s", "train_s"]
+    page.fill("#numbers input", "lamps")
+    page.wait_for_function("document.querySelectorAll('#numbers .card').length == 1")
     assert [page.locator("#page table tbody a").nth(n).inner_text() for n in range(2)] == ["train 1", "train 2"]
     rows = [page.locator("#page table tbody tr").nth(n).inner_text() for n in range(4)]
     for at, metric in (("train 1", "2.500"), ("train 2", "–"), ("before", "1.250"), ("after", "3.750")):
@@ -328,6 +333,20 @@ def test_a_run_shows_evaluations_and_the_agents_metrics_counts_steps_from_1_and_
     assert page.locator(".over polyline").count() == 2  # the curves of both runs
     assert page.input_value("[name=second]") == "loop@train:1"
     assert page.inner_text("[name=second] option:checked") == "loop, train 2"
+
+
+@pytest.mark.system
+def test_a_curve_stops_at_a_missing_step_and_a_constant_is_not_drawn_as_0(shown: Shown) -> None:
+    with RunWriter(shown.folder / "runs" / "gaps") as run:
+        for step in (0, 1, 3, 4):
+            run.rollout(rollout(0, step=step, reward=0.5, session_id=f"gaps-{step}"))
+            run.event("step", {"step": step, "loss": 8.0})
+    page = shown.at("#/run/gaps")
+    page.click("#numbers summary")
+    page.wait_for_selector("#numbers .card svg")
+    assert page.locator("#numbers polyline").count() == 2
+    bottom = float(page.locator("#numbers .axis").first.get_attribute("y1") or 0)
+    assert all(float(dot.get_attribute("cy") or 0) < bottom - 20 for dot in page.locator("#numbers circle").all())
 
 
 @pytest.mark.system

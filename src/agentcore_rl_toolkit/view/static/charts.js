@@ -13,12 +13,25 @@ function ticks(low, high) {
 }
 
 // curves: [{name, points: [{x, y, low?, high?}], kind?: "other" or "held"}]. Points without a value are left out, not drawn as 0.
+// The parts of a curve without a missing step. Evaluations lie where they were made.
+function segments(curve) {
+  const found = [];
+  let before = null;
+  for (const p of curve.points) {
+    const missing = before === null || (curve.kind !== "held" && p.x - before.x > 1);
+    missing ? found.push([p]) : found.at(-1).push(p);
+    before = p;
+  }
+  return found;
+}
+
 export function lineChart(title, curves, options = {}) {
   const shown = curves.map((c) => ({ ...c, points: c.points.filter((p) => p.y !== null && p.y !== undefined) })).filter((c) => c.points.length);
   if (!shown.length) return null;
   const all = shown.flatMap((c) => c.points);
   const xs = all.map((p) => p.x);
-  const low = Math.min(options.from ?? Infinity, ...all.map((p) => p.low ?? p.y)), high = Math.max(options.to ?? -Infinity, ...all.map((p) => p.high ?? p.y));
+  let low = Math.min(options.from ?? Infinity, ...all.map((p) => p.low ?? p.y)), high = Math.max(options.to ?? -Infinity, ...all.map((p) => p.high ?? p.y));
+  if (low === high && options.from === undefined) [low, high] = [low - (Math.abs(low) || 1) / 2, high + (Math.abs(high) || 1) / 2]; // a constant is in the middle
   const left = Math.min(...xs), right = Math.max(...xs), tall = high - low || 1, wide = right - left || 1;
   const X = (x) => LEFT + ((x - left) / wide) * (WIDTH - LEFT - RIGHT) + (right === left ? (WIDTH - LEFT - RIGHT) / 2 : 0);
   const Y = (y) => TOP + (1 - (y - low) / tall) * (HEIGHT - TOP - BOTTOM);
@@ -30,7 +43,7 @@ export function lineChart(title, curves, options = {}) {
     const second = curve.kind ? ` ${curve.kind}` : "";
     const banded = curve.points.filter((p) => p.low !== undefined && p.low !== null);
     if (banded.length > 1) picture.append(svg("polygon", { class: "band", points: [...banded.map((p) => `${X(p.x)},${Y(p.high)}`), ...banded.toReversed().map((p) => `${X(p.x)},${Y(p.low)}`)].join(" ") }));
-    picture.append(svg("polyline", { class: `curve${second}`, points: curve.points.map((p) => `${X(p.x)},${Y(p.y)}`).join(" ") }));
+    for (const part of segments(curve)) picture.append(svg("polyline", { class: `curve${second}`, points: part.map((p) => `${X(p.x)},${Y(p.y)}`).join(" ") }));
     for (const p of curve.points) {
       const dot = svg("circle", { class: curve.kind ? `${curve.kind}-dot` : "dot", cx: X(p.x), cy: Y(p.y), r: curve.points.length > 80 ? 2 : 3.5 });
       dot.addEventListener("mousemove", (event) => tip(`step ${p.x}\n${curve.name} ${small(p.y)}${p.note ? `\n${p.note}` : ""}`, event));

@@ -12,6 +12,21 @@ export async function runsPage() {
   return [el("h1", {}, "Runs"), el("div", { class: "card" }, el("table", {}, el("thead", {}, el("tr", {}, el("th", {}, "run"), ["rollouts", "steps", "reward, last step"].map((t) => el("th", { class: "num" }, t)), el("th", {}, "reward by step"), el("th", {}, "last rollout"))), el("tbody", {}, rows))), compare];
 }
 
+const numbersOf = (facts, prefix = "") => Object.entries(facts).flatMap(([key, value]) => typeof value === "number" ? [[prefix + key, value]] : value && typeof value === "object" && !Array.isArray(value) ? numbersOf(value, `${prefix}${key}/`) : []);
+
+// All numbers of the steps by their names in metrics.jsonl. The charts are drawn when the section is opened.
+function everyNumber(trained, events, shown) {
+  const rows = trained.map((s) => [shown(s), Object.fromEntries(numbersOf(events.get(s.step) ?? {}))]);
+  const names = [...new Set(rows.flatMap(([, numbers]) => Object.keys(numbers)))].filter((name) => name !== "step").sort();
+  if (!names.length) return null;
+  const filter = el("input", { type: "search", placeholder: "filter by name", "aria-label": "filter the numbers by name" }), grid = el("div", { class: "grid" });
+  const draw = () => grid.replaceChildren(...names.filter((name) => name.includes(filter.value)).map((name) => lineChart(name, [{ name, points: rows.map(([x, numbers]) => ({ x, y: numbers[name] ?? null })) }])).filter(Boolean));
+  const section = el("details", { class: "card", id: "numbers" }, el("summary", {}, `All ${names.length} numbers of a step`), el("p", {}, filter), grid);
+  filter.addEventListener("input", draw);
+  section.addEventListener("toggle", () => section.open && draw());
+  return section;
+}
+
 export async function runPage(name) {
   const run = await overview(name);
   const trained = run.steps.filter((s) => s.phase === "train" && s.step !== null);
@@ -44,7 +59,7 @@ export async function runPage(name) {
     lineChart("Seconds a rollout", [{ name: "mean", points: point("elapsed_s") }, { name: "longest", kind: "other", points: point("elapsed_max_s") }], { from: 0 }),
     lineChart("Turns and tool calls a rollout", [{ name: "turns", points: point("turns") }, { name: "tool calls", kind: "other", points: point("tool_calls") }], { from: 0 }),
     lineChart("Loss", [{ name: "loss", points: fromEvent((e) => e.loss ?? null) }]),
-    lineChart("KL divergence of the policy in training, nats", ["sampler", "old", "reference", "teacher"].map((from) => ({ name: `from the ${from}`, kind: from === "sampler" ? undefined : "other", points: fromEvent((e) => e[`kl_${from}`] ?? null) }))),
+    lineChart("KL divergence of the policy in training, nats", ["sampler", "start", "old", "reference", "teacher"].map((from) => ({ name: `from the ${from}`, kind: from === "sampler" ? undefined : "other", points: fromEvent((e) => e[`kl_${from}`] ?? null) }))),
     lineChart("Tokens that the clip holds", [{ name: "share", points: fromEvent((e) => e.clip_fraction ?? null) }], { from: 0 }),
   ].filter(Boolean);
   const table = el("table", {}, el("thead", {}, el("tr", {}, ["", "rollouts", "reward", "of ok", "usable", "tokens a rollout", "largest gap", ...own, "outcomes"].map((t, i) => el("th", { class: i && i < 7 + own.length ? "num" : "" }, t)))),
@@ -55,6 +70,6 @@ export async function runPage(name) {
   if (!total) return [el("h1", {}, name), lost, el("p", { class: "notice" }, "No rollout has ended yet. Each one shows up here when it has. Where they wait: ", el("code", {}, "agentcore-rl runs show --in-flight")), el("h2", {}, "Configuration"), el("details", { class: "card" }, el("summary", {}, "config.json"), el("pre", {}, JSON.stringify(run.config, null, 2)))];
   const change = run.summary.held_out_change ? el("p", { class: "notice" }, `Verdict: ${run.summary.held_out_change.text}`) : null;
   return [el("h1", {}, name), lost, change, el("div", { class: "facts" }, facts.map(([n, v]) => el("div", { class: "card fact" }, el("span", {}, n), el("b", {}, v)))),
-    el("div", { class: "grid", id: "charts" }, charts), el("h2", {}, trained.length && others.length ? "Steps and evaluations" : "Steps"), el("div", { class: "card" }, table),
+    el("div", { class: "grid", id: "charts" }, charts), everyNumber(trained, events, shown), el("h2", {}, trained.length && others.length ? "Steps and evaluations" : "Steps"), el("div", { class: "card" }, table),
     el("h2", {}, "Configuration"), el("details", { class: "card" }, el("summary", {}, "config.json"), el("pre", {}, JSON.stringify(run.config, null, 2)))];
 }
