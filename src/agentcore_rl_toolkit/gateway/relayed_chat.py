@@ -14,7 +14,7 @@ from ..messages.errors import unsupported
 from ..messages.wire import Delta, passthrough
 from ..messages.wire.passthrough import Fields
 from .capture.record import CONSTRAINED, IMAGES, Captured
-from .capture.reply import ReplyReader, read_reply
+from .capture.reply import ReplyReader, without_numbers
 from .context import Context
 from .http.responses import passed
 from .router import Worker, check_status, read_reply_body, too_large
@@ -106,7 +106,12 @@ class RelayedChat:
 
     def captured(self) -> Captured:
         request, reader = self._request, self._reader
-        captured = read_reply(self.body, entries=request.logprobs) if reader is None else reader.captured()
+        if reader is None:
+            reader = ReplyReader(entries=request.logprobs)
+            rest = reader.read(self.body)
+            if not request.numbers:
+                self.body = without_numbers(rest)
+        captured = reader.captured()
         if not self._context.train_constrained and passthrough.constrained(request.fields):
             captured.untrainable = CONSTRAINED
         if request.images:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from ..messages.wire import DIALECTS, Delta, ModelRequest, RequestError, StreamEncoder, error_body
 from .capture.record import CallRecord, Captured
 from .capture.replay import replay
-from .capture.reply import without_numbers
 from .engines.errors import event_error
 from .http.responses import JSON
 from .relayed_chat import RelayedChat
@@ -28,7 +27,6 @@ class PassingWriter:
     def __init__(self, request: CallRequest, engine: RelayedChat) -> None:
         self._request = request
         self._engine = engine
-        self._numbers = request.numbers
 
     def headers(self) -> dict[str, str]:
         return {**(_EVENTS if self._request.stream else _JSON), **self._engine.headers}
@@ -54,8 +52,7 @@ class PassingWriter:
         return None if whole_reply else _incomplete(captured, stream=self._request.stream)
 
     def whole(self, record: CallRecord, captured: Captured) -> bytes:
-        body = self._engine.body
-        return body if self._numbers else without_numbers(body)
+        return self._engine.body
 
     def replayed(self, record: CallRecord) -> bytes:
         fields = self._request.fields

@@ -35,6 +35,13 @@ class Known(NamedTuple):
     units: int
     choices: tuple[tuple[int, int], ...] = ()
 
+    def begins(self, text: memoryview) -> bool:
+        """Return True if this text is the beginning of another, up to the end of an item."""
+        size = self.size
+        if bytes(text[size : size + 1]) not in (b"", b",") or text[size - len(self.tail) : size] != self.tail:
+            return False
+        return hash(text[:size]) == self.digest
+
 
 class KnownTexts:
     """The texts of one kind in the last calls of a session."""
@@ -42,14 +49,12 @@ class KnownTexts:
     def __init__(self) -> None:
         self._known: list[Known] = []
 
-    def longest(self, text: bytes) -> Known | None:
-        """The longest known text with which this list begins. Lists are JSON without the closing bracket."""
+    def longest(self, text: memoryview) -> Known | None:
+        """The longest known text with which this one begins. Texts are JSON lists without the closing bracket."""
         best: Known | None = None
         for known in reversed(self._known):
-            size = known.size
-            if size > len(text) or (best is not None and size <= best.size) or text[size : size + 1] not in (b"", b","):
-                continue
-            if text.startswith(known.tail, size - len(known.tail)) and hash(text[:size]) == known.digest:
+            longer = known.size <= len(text) and (best is None or known.size > best.size)
+            if longer and known.begins(text):
                 best = known
         return best
 
@@ -88,7 +93,7 @@ def build(
             prompt_base, prompt_ids = _prompt(texts.prompts, captured, call_id)
         except CaptureError as e:
             captured.problem, status = str(e), INVALID
-    messages_base, messages = _messages(texts.messages, bytes(fields.pop("messages", b"")), call_id)
+    messages_base, messages = _messages(texts.messages, memoryview(bytes(fields.pop("messages", b""))), call_id)
     rest = _to_json(fields)
     digest = hash(rest)
     request_of: str | None = None
@@ -125,9 +130,9 @@ def build(
 
 def _prompt(texts: KnownTexts, captured: Captured, call_id: str) -> tuple[Base, bytes]:
     """The call that a prompt continues, and the ids that it adds. Raises: CaptureError when they are no token ids."""
-    text = (captured.prompt or b"")[:-1]
+    text = memoryview(captured.prompt or b"")[:-1]
     known = texts.longest(text)
-    base, ids = NO_BASE, _packed_ids(text if known is None else b"[" + text[known.size + 1 :])
+    base, ids = NO_BASE, _packed_ids(_new(text, known))
     if known is not None:
         base = Base(known.call_id, -1, known.units)
         for place, (size, digest) in enumerate(known.choices):
@@ -140,25 +145,30 @@ def _prompt(texts: KnownTexts, captured: Captured, call_id: str) -> tuple[Base, 
     return base, ids
 
 
+def _new(text: memoryview, known: Known | None) -> bytes:
+    """The list of the items after those of a known text."""
+    return b"".join((text, b"]")) if known is None else b"".join((b"[", text[known.size + 1 :], b"]"))
+
+
 def _packed_ids(text: bytes) -> bytes:
-    """Pack a JSON list, which lacks its closing bracket. Raises: CaptureError."""
+    """Raises: CaptureError."""
     try:
-        return pack_ids(_ids(text + b"]"))
+        return pack_ids(_ids(text))
     except NOT_JSON as e:
         raise CaptureError(f"the engine's token ids are not a list of integers: {e}") from e
 
 
-def _messages(texts: KnownTexts, text: bytes, call_id: str) -> tuple[Base, bytes]:
+def _messages(texts: KnownTexts, text: memoryview, call_id: str) -> tuple[Base, bytes]:
     """The call whose messages a list continues, and the list of the new messages."""
-    if text[:1] != b"[":
-        return NO_BASE, text
+    if bytes(text[:1]) != b"[":
+        return NO_BASE, bytes(text)
     text = text[:-1]
     known = texts.longest(text)
-    new = text if known is None else b"[" + text[known.size + 1 :]
+    new = _new(text, known)
     base = NO_BASE if known is None else Base(known.call_id, -1, known.units)
-    texts.add(_known(call_id, text, base.length + len(_items(new + b"]"))), after=known)
-    return base, new + b"]"
+    texts.add(_known(call_id, text, base.length + len(_items(new))), after=known)
+    return base, new
 
 
-def _known(call_id: str, text: bytes, units: int, choices: tuple[tuple[int, int], ...] = ()) -> Known:
-    return Known(call_id, len(text), text[-_TAIL:], hash(text), units, choices)
+def _known(call_id: str, text: memoryview, units: int, choices: tuple[tuple[int, int], ...] = ()) -> Known:
+    return Known(call_id, len(text), bytes(text[-_TAIL:]), hash(text), units, choices)

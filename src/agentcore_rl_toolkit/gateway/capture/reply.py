@@ -27,6 +27,7 @@ from .replay import Message, usage_of
 from .versions import Versions, put, version_of
 
 ABSENT = msgspec.Raw(b"null")
+_LONG = 8 * 2**10  # bytes from which the prompt's ids are taken out before the rest is read, perhaps twice
 
 
 class _End(msgspec.Struct, gc=False):
@@ -143,8 +144,10 @@ class ReplyReader:
         """Read a piece of a stream. Raises: UpstreamError on an event that the agent could not read either."""
         deltas: list[Delta] = []
         for lines, found in self._events.events(data):
-            event = None if found is None or found == DONE else self._read(found)
+            event, rest = (None, found) if found is None or found == DONE else self._read(found)
             if self._relayed:
+                if self._plain and found is not None and rest is not None and event is not None:
+                    lines = lines.replace(found, without_numbers(rest))
                 deltas.append(self._passed(lines, found, event))
             elif self._unread is not None:
                 raise UpstreamError(self._unread)
@@ -152,9 +155,9 @@ class ReplyReader:
                 deltas += self._deltas(event)
         return deltas
 
-    def read(self, body: bytes) -> None:
-        """Read a reply that is not streamed. Raises: CaptureError."""
-        event = self._read(body)
+    def read(self, body: bytes) -> bytes:
+        """Read a reply that is not streamed. Returns it without the prompt's ids, if they are long. Raises: CaptureError."""
+        event, rest = self._read(body)
         if not isinstance(event, _Event):
             raise CaptureError(self._unread or "the engine's reply cannot be read")
         for choice in event.choices:
@@ -163,15 +166,29 @@ class ReplyReader:
             self._choices[choice.index].message = choice.message
         if len(self._choices) < len(event.choices):
             self._captured.problem = "several choices of the engine's reply have one index"
+        return rest
 
-    def _read(self, data: bytes) -> _Event | _Ends | None:
-        """Read an event, or what of it can be read, and add it to the choices."""
+    def _read(self, data: bytes) -> tuple[_Event | _Ends | None, bytes]:
+        """Read an event, or what of it can be read, and add it to the choices. Returns its JSON too, as `read` does."""
+        if len(data) > _LONG:
+            data = self._without_prompt(data)
         try:
             event = self._decode(data)
         except NOT_JSON as e:
-            return self._partly_read(data, e)
+            return self._partly_read(data, e), data
         self._add(event)
-        return event
+        return event, data
+
+    def _without_prompt(self, data: bytes) -> bytes:
+        try:
+            members = _members.decode(data)
+        except NOT_JSON:
+            return data
+        prompt = bytes(members.pop("prompt_token_ids", b""))
+        if prompt[:1] != b"[":
+            return data
+        self._captured.prompt = self._captured.prompt or prompt
+        return _encode(members)
 
     def _partly_read(self, data: bytes, error: Exception) -> _Event | _Ends | None:
         captured = self._captured
@@ -193,9 +210,8 @@ class ReplyReader:
         captured = self._captured
         if not self._begun:
             self._begun, captured.reply_id, captured.model = True, event.id, event.model
-        if captured.prompt is None and event.prompt_token_ids is not ABSENT:
-            prompt = bytes(event.prompt_token_ids).strip()
-            captured.prompt = prompt if prompt != b"null" else None
+        if captured.prompt is None and bytes(memoryview(event.prompt_token_ids)[:1]) == b"[":
+            captured.prompt = bytes(event.prompt_token_ids)
         if event.usage is not None:
             captured.usage = _encode(event.usage)
         if event.error is not None:
@@ -223,8 +239,6 @@ class ReplyReader:
             for choice in event.choices:
                 if choice.finish_reason is not None:
                     final = self._final(choice) or final
-            if self._plain and data is not None:
-                lines = lines.replace(data, without_numbers(data))
         elif data is not None and not final and data.lstrip()[:1] != b"{":
             raise UpstreamError("the inference server sent something else in the middle of its reply")
         return Delta(event=lines + b"\n\n", final=final)
