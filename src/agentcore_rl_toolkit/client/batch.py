@@ -167,25 +167,23 @@ class BatchResult:
         self._start()
         try:
             item = None if self._over else self._portal.call(self._run.next_item())
-        except BaseException:
+            if item is None:
+                raise StopIteration
+            return item
+        except BaseException:  # the end, too
             self.close()
             raise
-        if item is None:
-            self.close()
-            raise StopIteration
-        return item
 
     async def __anext__(self) -> BatchItem:
         self._start()
         try:
             item = None if self._over else await self._portal.run(self._run.next_item())
-        except BaseException:
+            if item is None:
+                raise StopAsyncIteration
+            return item
+        except BaseException:  # the end, too
             self.close()
             raise
-        if item is None:
-            self.close()
-            raise StopAsyncIteration
-        return item
 
     def _start(self) -> None:
         if self._task is None and not self._over:
