@@ -17,23 +17,22 @@ from soak_load.words import text_of
 REMEMBERED = 64
 
 
-class SoakModel(ScriptedEngine):
-    def _sample(self, seen: Seen, chat: bool) -> list[dict[str, Any]]:
-        del self.requests[:-REMEMBERED]
-        messages = seen.body["messages"]
-        task = messages[0]["content"].removeprefix("task ")
-        turn = sum(message["role"] == "user" for message in messages) - 1
-        self.replies.append({"content": text_of(task, turn)})
-        return super()._sample(seen, chat)
+def decide(seen: Seen) -> dict[str, Any]:
+    """The reply to a call, by its task and turn."""
+    messages = seen.body["messages"]
+    task = messages[0]["content"].removeprefix("task ")
+    turn = sum(message["role"] == "user" for message in messages) - 1
+    return {"content": text_of(task, turn)}
 
 
 async def main(port: int, ready: Path, parent: int) -> None:
-    model = SoakModel(token_s=0.001)
+    model = ScriptedEngine(token_s=0.001, decide=decide)
     await model.start(port)
     written = ready.with_suffix(".part")
     written.write_text(json.dumps({"url": model.url, "pid": os.getpid()}))
     written.rename(ready)
-    while os.getppid() == parent:  # noqa: ASYNC110  # another process has no event
+    while os.getppid() == parent:  # another process has no event
+        del model.requests[:-REMEMBERED]
         await asyncio.sleep(0.5)
 
 
