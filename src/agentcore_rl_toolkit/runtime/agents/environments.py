@@ -126,12 +126,27 @@ def build(dependencies: Dependencies, root: Path, *, uv: str | None = None) -> P
     """
     if dependencies.file is None:
         return Path(sys.executable)
-    home = root / dependencies.key()
+    uv, home = uv or find_uv(), root / dependencies.key()
     python = home / "bin" / "python"
     root.mkdir(parents=True, exist_ok=True)
     with (root / f"{home.name}.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # its holder ends at uv's own deadline
-        _install(dependencies, dependencies.file.name, home, uv or find_uv())
+        if not python.exists():
+            shutil.rmtree(home, ignore_errors=True)  # of a failed attempt
+            _run([uv, "venv", "--quiet", "--python", sys.executable, str(home)], dependencies.folder)
+        if dependencies.lock is not None:
+            options = ("--frozen", "--no-dev", "--no-install-project", "--inexact", "--compile-bytecode")
+            env = {"VIRTUAL_ENV": str(home), "UV_PROJECT_ENVIRONMENT": str(home)}
+            _run([uv, "sync", "--quiet", *options], dependencies.folder, env)
+            return python
+        install = [uv, "pip", "install", "--quiet", "--python", str(python), "--compile-bytecode"]
+        install += ["-r", dependencies.file.name]
+        if dependencies.toolkit:
+            made = next(home.glob("*.whl"), None) or write_wheel(home)  # the folder is this version's
+            wheel = f"agentcore-rl-toolkit @ {made.as_uri()}"
+            (home / "toolkit.txt").write_text(f"{wheel}\n")
+            install += ["--override", str(home / "toolkit.txt"), wheel]
+        _run(install, dependencies.folder)
     return python
 
 
@@ -163,38 +178,19 @@ def find_uv() -> str:
     return found
 
 
-def _install(dependencies: Dependencies, file: str, home: Path, uv: str) -> None:
-    python = home / "bin" / "python"
-    if not python.exists():
-        shutil.rmtree(home, ignore_errors=True)  # of an earlier try
-        _run([uv, "venv", "--quiet", "--python", sys.executable, str(home)], dependencies.folder)
-    if dependencies.lock is not None:
-        options = ("--frozen", "--no-dev", "--no-install-project", "--inexact", "--compile-bytecode")
-        env = {"VIRTUAL_ENV": str(home), "UV_PROJECT_ENVIRONMENT": str(home)}
-        _run([uv, "sync", "--quiet", *options], dependencies.folder, env)
-        return
-    install = [uv, "pip", "install", "--quiet", "--python", str(python), "--compile-bytecode", "-r", file]
-    if dependencies.toolkit:
-        made = next(home.glob("*.whl"), None) or write_wheel(home)  # the folder is this version's
-        wheel = f"agentcore-rl-toolkit @ {made.as_uri()}"
-        override = home / "toolkit.txt"
-        override.write_text(f"{wheel}\n")
-        install += ["--override", str(override), wheel]
-    _run(install, dependencies.folder)
-
-
 def _run(command: list[str], folder: Path, env: Mapping[str, str] = MappingProxyType({})) -> None:
+    words = " ".join(command)
     try:
-        done = subprocess.run(
+        subprocess.run(
             command,
             cwd=folder,
             env={**os.environ, **env},
             capture_output=True,
             text=True,
             timeout=BUILD_TIMEOUT_S,
-            check=False,
+            check=True,
         )
     except subprocess.TimeoutExpired:
-        raise LocalRuntimeError(f"{' '.join(command)} took longer than {BUILD_TIMEOUT_S} s") from None
-    if done.returncode != 0:
-        raise LocalRuntimeError(f"{' '.join(command)} failed:\n{done.stderr.strip() or done.stdout.strip()}")
+        raise LocalRuntimeError(f"{words} took longer than {BUILD_TIMEOUT_S} s") from None
+    except subprocess.CalledProcessError as e:
+        raise LocalRuntimeError(f"{words} failed:\n{e.stderr.strip() or e.stdout.strip()}") from None

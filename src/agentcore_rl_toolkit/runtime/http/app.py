@@ -119,17 +119,17 @@ async def _no_such_operation(scope: Scope, receive: Receive, send: Send) -> None
 
 async def read_body(scope: Scope, receive: Receive) -> bytes:
     """The request's body. Raises: WireError 400 above 100 MB, ConnectionResetError."""
-    length = header(scope["headers"], b"content-length") or b"0"
-    size = int(length) if length.isdigit() else 0
+    declared = header(scope["headers"], b"content-length") or b"0"
+    size = int(declared) if declared.isdigit() else 0
     pieces: list[bytes] = []
-    more = True
+    received, more = 0, size <= MAX_PAYLOAD_BYTES
     while more:
-        if size > MAX_PAYLOAD_BYTES:
-            raise invalid(f"payload exceeds {MAX_PAYLOAD_BYTES} bytes", field="payload")
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ConnectionResetError("the caller went away while sending")
         pieces.append(message.get("body", b""))
-        more = message.get("more_body", False)
-        size = max(size, sum(map(len, pieces)))
+        received += len(pieces[-1])
+        more = message.get("more_body", False) and received <= MAX_PAYLOAD_BYTES
+    if max(size, received) > MAX_PAYLOAD_BYTES:
+        raise invalid(f"payload exceeds {MAX_PAYLOAD_BYTES} bytes", field="payload")
     return b"".join(pieces)
