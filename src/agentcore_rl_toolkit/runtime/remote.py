@@ -12,7 +12,6 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from .._servers import keys, sigv4
@@ -22,7 +21,6 @@ from .agents.version_fields import LOCAL_ARTIFACT
 
 TIMEOUT_S = 30.0
 DEPLOY_TIMEOUT_S = 900.0
-DEPLOYED_FIELDS = ("lifecycleConfiguration", "protocolConfiguration", "requestHeaderConfiguration")
 _ROLE = "arn:aws:iam::123456789012:role/local"
 _HOW_TO_SIGN = (
     "the key of a runtime that you started is found by its address; for another one set AWS_ACCESS_KEY_ID and "
@@ -113,18 +111,15 @@ class RuntimeView:
         name: str,
         env: Mapping[str, str],
         *,
-        fields: Mapping[str, Any] = MappingProxyType({}),
         on_wait: Callable[[], None] = lambda: None,
     ) -> str:
         """Create the agent, or a new version of it, and wait until it is loaded. Returns its ARN.
 
-        ``agent`` is the path of its file, or the name of a container image. ``fields``: more of what an agent is
-        deployed with. ``on_wait`` is called ten times a second meanwhile.
+        ``agent`` is the path of its file, or the name of a container image. ``on_wait`` is called ten times a second meanwhile.
         Raises: LocalRuntimeError with the reason when it does not load.
         """
         uri = f"{LOCAL_ARTIFACT}{agent}" if isinstance(agent, Path) else agent
         body = {
-            **{name: value for name, value in fields.items() if name in DEPLOYED_FIELDS},
             "agentRuntimeArtifact": {"containerConfiguration": {"containerUri": uri}},
             "roleArn": _ROLE,
             "environmentVariables": dict(env),

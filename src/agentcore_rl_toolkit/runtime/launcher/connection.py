@@ -9,12 +9,12 @@ from typing import Any
 
 import h11
 
+from ..wire import Headers
 from .place import Streams
 
 HEAD_BYTES = 64 * 1024  # of a reply's headers, or as much more as one read brings
 READ_BYTES = 64 * 1024
 BROKEN = "the agent closed the connection before its reply was complete"
-Headers = list[tuple[bytes, bytes]]
 
 
 class UpstreamLostError(Exception):

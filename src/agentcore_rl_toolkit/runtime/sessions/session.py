@@ -25,10 +25,10 @@ from ..._parsing import parse_json
 from ...errors import LocalRuntimeError
 from ..agents.agent import Agent
 from ..config import TimeLimits
-from ..launcher.connection import Headers, Reply, UpstreamLostError, request
+from ..launcher.connection import Reply, UpstreamLostError, request
 from ..launcher.place import Place, SessionProcess
 from ..launcher.session_log import log_tail
-from ..wire import WireError
+from ..wire import Headers, WireError
 
 log = logging.getLogger(__name__)
 
