@@ -407,7 +407,13 @@ def test_a_prompt_that_is_too_long_is_said_in_each_providers_words() -> None:
     assert "maximum context length is 8192 tokens" in chat["error"]["message"]
     anthropic = json.loads(error_body("anthropic", error))
     assert anthropic["error"]["type"] == "invalid_request_error"
-    assert "prompt is too long: 9000 tokens > 8192 maximum" in anthropic["error"]["message"]
+    assert anthropic["error"]["message"].startswith("prompt is too long: 9000 tokens > 8192 maximum")
+    foreign = RequestError("too many tokens", kind="context_overflow", param="input_ids")
+    assert json.loads(error_body("anthropic", foreign))["error"]["message"] == "prompt is too long: too many tokens"
+    assert json.loads(error_body("responses", foreign))["error"]["param"] == "input"
+    for message, shown in (("too large", "n: too large"), ("n is no number", "n is no number")):
+        body = json.loads(error_body("anthropic", RequestError(message, param="sampling_params.n")))
+        assert (body["error"]["message"], body["error"]["type"]) == (shown, "invalid_request_error")
 
 
 def test_reasoning_effort_reaches_the_template() -> None:

@@ -267,12 +267,3 @@ class Delta(msgspec.Struct, kw_only=True):
     usage: Usage | None = None
     final: bool = False
     event: bytes = b""
-
-
-def text_of(content: Any) -> str:
-    """The text of a message's content: a string, None, or parts, of which the text ones are joined."""
-    if isinstance(content, str):
-        return content
-    if content is None:
-        return ""
-    return "".join(part.get("text") or "" for part in content if isinstance(part, dict))
