@@ -342,6 +342,23 @@ def test_a_failed_call_leaves_the_session_as_it_was(renderer_for) -> None:
     assert sum(asked.running for asked in conversation.asked.values()) == 1
 
 
+def test_one_of_two_equal_calls_that_fails_leaves_the_prompt_to_the_other(renderer_for) -> None:
+    renderer = renderer_for("hermes")
+    conversation = renderer.conversation()
+    first, second = (renderer.render(conversation, [USER]) for _ in range(2))
+    renderer.abandon(conversation, second)
+    assert renderer.render(conversation, [USER]).branch_reason == "parallel_calls"
+    renderer.commit(conversation, first, renderer.encode("ok<|im_end|>"), answer("ok"), turn_id="t")
+    assert renderer.render(conversation, [USER, answer("ok"), USER]).parent_turn == "t"
+
+
+def test_an_agent_after_a_call_of_one_message_is_another_agent(renderer_for, tools) -> None:
+    renderer = renderer_for("hermes")
+    conversation = renderer.conversation()
+    renderer.render(conversation, [USER])
+    assert renderer.render(conversation, [SYSTEM, USER], tools).branch_reason == "sub_agent"
+
+
 def test_two_choices_of_one_call_are_both_at_hand(renderer_for) -> None:
     renderer = renderer_for("hermes")
     conversation = renderer.conversation()
