@@ -111,10 +111,7 @@ class Call:
             self._complete(*await self.recorder.store_reply(engine, lambda: self.connections))
 
     async def _sample(self, engine: Engine) -> None:
-        """Sample the reply. While nothing of it has reached the agent, another server may take the call.
-
-        Raises: ServerLostError, StatusError, RequestError, CaptureError, UpstreamError.
-        """
+        """Sample the reply. While nothing of it has reached the agent, another server may take the call."""
         context, session = self._context, self.session
         router, limits = context.router, context.limits
         tried: tuple[Worker, ...] = ()
@@ -214,8 +211,6 @@ class Call:
         else:
             self._add(self.writer.whole(record, captured), ended=True)
 
-    # -- failures
-
     def abort(self, error: RequestError) -> None:
         """Cancel the call: its session is closed, weights are published, its agent is gone. A recorded reply goes out."""
         if self._task is not None and self._aborted is None and self.state != "recording":
@@ -244,8 +239,6 @@ class Call:
         """Give the agent an error in place of the reply, or of its rest."""
         self.error = error
         self._add(self.writer.error(error) if self.buffer and self.request.stream else b"", ended=True)
-
-    # -- the reply
 
     def _add(self, data: bytes, *, ended: bool = False) -> None:
         """Let the connections write more."""
@@ -296,7 +289,7 @@ def _wake(future: asyncio.Future[None]) -> None:
 
 async def answer(call: Call, http: web.BaseRequest) -> web.StreamResponse:
     """Write a call's reply on one connection. The task of this coroutine is cancelled when the client goes away."""
-    stream, whole = call.request.stream, False
+    stream, whole, end = call.request.stream, False, b""
     call.connect()
     try:
         while not (call.ended or (stream and call.buffer)):
@@ -310,31 +303,32 @@ async def answer(call: Call, http: web.BaseRequest) -> web.StreamResponse:
         else:
             response = web.StreamResponse(headers=call.writer.headers())
             await response.prepare(http)
-            await _write_stream(call, response)
+            end = await _write_stream(call, response)
         if call.cut and http.transport is not None:
+            await response.write(end)
             http.transport.close()  # without the mark of HTTP that the reply has ended
             return response
-        await response.write_eof()
+        await response.write_eof(end)
         whole = call.error is None and _is_open(http)
         return response
     finally:
         call.disconnect(whole=whole)
 
 
-async def _write_stream(call: Call, response: web.StreamResponse) -> None:
-    """Write the buffer as it grows, and pings while it does not."""
+async def _write_stream(call: Call, response: web.StreamResponse) -> bytes:
+    """Write the buffer as it grows, and pings while it does not. Returns the bytes that end the reply."""
     written = 0
     if not (call.buffer or call.ended):
         await response.write(call.writer.ping())
-    while written < len(call.buffer) or not call.ended:
-        if written < len(call.buffer):
-            data = bytes(memoryview(call.buffer)[written:])
-            written += len(data)
+    while True:
+        data = bytes(memoryview(call.buffer)[written:])
+        written += len(data)
+        if call.ended:
+            return data if call.buffer or call.error is None else call.writer.error(call.error)
+        if data:
             await response.write(data)
         elif not await call.more():
             await response.write(call.writer.ping())
-    if call.error is not None and not call.buffer:
-        await response.write(call.writer.error(call.error))
 
 
 async def answer_again(
