@@ -16,11 +16,11 @@ import openai
 import pytest
 
 from agentcore_rl_toolkit.gateway import Gateway, SessionHandle
-from agentcore_rl_toolkit.gateway.capture.reply import read_reply
 from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
 from agentcore_rl_toolkit.trajectory.experts import read
 
 from ..asking import MODEL, Start, asked_by, attempt, captured, gpt, opened, talking, until
+from ..capture.reading import read_reply
 
 USER = [{"role": "user", "content": "hello there"}]
 

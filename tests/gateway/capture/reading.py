@@ -1,4 +1,4 @@
-"""Reads a whole stream, as the tests of the capture do."""
+"""Reads whole replies and streams, as the tests of the capture do."""
 
 from __future__ import annotations
 
@@ -11,4 +11,11 @@ def read_stream(pieces: list[bytes], *, entries: bool = False) -> Captured:
     reader = ReplyReader(entries=entries, relayed=True)
     for piece in pieces:
         reader.feed(piece)
+    return reader.captured()
+
+
+def read_reply(body: bytes, *, entries: bool = False) -> Captured:
+    """A reply that is not streamed."""
+    reader = ReplyReader(entries=entries)
+    reader.read(body)
     return reader.captured()

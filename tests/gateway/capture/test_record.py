@@ -26,15 +26,10 @@ def record(name: str, index: int, *, status: str = OK, logprobs: bytes | None, b
         index=index,
         status=status,
         dialect="chat",
-        model="m",
         started_s=1.0 + index,
-        first_token_s=None,
         finished_s=2.0 + index,
-        weight_version_first=None,
-        weight_version_last=None,
         prompt_base=base,
         prompt_ids=pack_ids([1, 2]),
-        messages_base=NO_BASE,
         messages=b'[{"role":"user","content":"hello"}]',
         choices=[
             ChoiceRecord(

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from agentcore_rl_toolkit.errors import CaptureError
 from agentcore_rl_toolkit.gateway.capture.record import Captured, unpack_ids, unpack_logprobs
-from agentcore_rl_toolkit.gateway.capture.reply import read_reply
 
-from .reading import read_stream
+from .reading import read_reply, read_stream
 
 
 def chunks(texts: list[str]) -> list[dict[str, Any]]:

@@ -11,10 +11,10 @@ import pytest
 from agentcore_rl_toolkit.errors import CaptureError, UpstreamError
 from agentcore_rl_toolkit.gateway.capture.record import CallRecord, Captured, unpack_ids, unpack_logprobs
 from agentcore_rl_toolkit.gateway.capture.replay import replay
-from agentcore_rl_toolkit.gateway.capture.reply import ReplyReader, read_reply
+from agentcore_rl_toolkit.gateway.capture.reply import ReplyReader
 from agentcore_rl_toolkit.messages.wire import DIALECTS, ModelRequest
 
-from .reading import read_stream
+from .reading import read_reply, read_stream
 
 
 def chunk(**body: object) -> bytes:

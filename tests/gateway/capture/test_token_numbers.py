@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentcore_rl_toolkit.gateway.capture.reply import ReplyReader, read_reply, without_numbers
+from agentcore_rl_toolkit.gateway.capture.reply import ReplyReader, without_numbers
 
-from .reading import read_stream
+from .reading import read_reply, read_stream
 
 NUMBERS = ("prompt_token_ids", "token_ids", "logprobs")
 TEXTS = st.text(max_size=8) | st.sampled_from(

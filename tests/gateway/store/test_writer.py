@@ -17,7 +17,6 @@ import pytest
 from agentcore_rl_toolkit.errors import ConfigError
 from agentcore_rl_toolkit.gateway import GatewayClient
 from agentcore_rl_toolkit.gateway.capture.record import (
-    NO_BASE,
     OK,
     CallRecord,
     ChoiceRecord,
@@ -59,14 +58,10 @@ def record(call_id: str, *, tokens: int = 2, choices: int = 1, **other: Any) -> 
         "dialect": "chat",
         "model": "m",
         "started_s": 1.0,
-        "first_token_s": None,
         "finished_s": 2.0,
         "weight_version_first": 3,
-        "weight_version_last": None,
         "messages": b"[]",
         "prompt_ids": pack_ids([1, 2]),
-        "messages_base": NO_BASE,
-        "prompt_base": NO_BASE,
         **other,
     }
     return CallRecord(call_id=call_id, choices=entries, **values)

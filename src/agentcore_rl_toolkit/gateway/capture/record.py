@@ -106,12 +106,12 @@ class CallRecord(msgspec.Struct, array_like=True, kw_only=True):
     index: int
     status: str
     dialect: str
-    model: str | None
+    model: str | None = None
     started_s: float
-    first_token_s: float | None
+    first_token_s: float | None = None
     finished_s: float
-    weight_version_first: int | None
-    weight_version_last: int | None
+    weight_version_first: int | None = None
+    weight_version_last: int | None = None
     http_status: int = 200
     error_type: str | None = None
     error: str | None = None
@@ -123,11 +123,11 @@ class CallRecord(msgspec.Struct, array_like=True, kw_only=True):
     usage: bytes | None = None
     request_of: str | None = None  # the call whose `request` holds for this one too; None: its own
     request: bytes = b""  # the request's fields other than its messages, as JSON
-    messages: bytes
-    prompt_ids: bytes
-    messages_base: Base
-    prompt_base: Base
-    choices: list[ChoiceRecord]
+    messages: bytes = b""
+    prompt_ids: bytes = b""
+    messages_base: Base = NO_BASE
+    prompt_base: Base = NO_BASE
+    choices: list[ChoiceRecord] = []
     delivered: bool = True  # whether an agent took the reply whole, as far as is known
 
 

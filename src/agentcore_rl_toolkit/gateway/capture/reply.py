@@ -104,16 +104,6 @@ _member_lists = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
 _encode = msgspec.json.Encoder().encode
 
 
-def read_reply(body: bytes, *, entries: bool = False) -> Captured:
-    """Read a reply that is not streamed. ``entries``: the agent asked for logprobs.
-
-    If only the tokens cannot be read, ``problem`` says so. Raises: CaptureError when it is no reply for an agent either.
-    """
-    reader = ReplyReader(entries=entries)
-    reader.read(body)
-    return reader.captured()
-
-
 class ReplyReader:
     """Reads one reply. ``ended``: some choice has ended.
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...errors import CaptureError, GatewayError
-from ..capture.record import ERROR, NO_BASE, CallRecord, decode, encode
+from ..capture.record import ERROR, CallRecord, decode, encode
 from .schema import SELECT_CALL, payload_of, trouble
 
 log = logging.getLogger(__name__)
@@ -53,20 +53,11 @@ def failure(call_id: str, index: int, error: str, *, at_s: float = 0.0) -> CallR
         index=index,
         status=ERROR,
         dialect="chat",
-        model=None,
         started_s=at_s,
-        first_token_s=None,
         finished_s=at_s,
-        weight_version_first=None,
-        weight_version_last=None,
         http_status=503,
         error_type="store",
         error=error,
-        messages=b"",
-        prompt_ids=b"",
-        messages_base=NO_BASE,
-        prompt_base=NO_BASE,
-        choices=[],
     )
 
 
