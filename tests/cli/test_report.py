@@ -14,7 +14,7 @@ from rich.console import Console
 
 from agentcore_rl_toolkit.backends.collection.groups import CollectedRollout, Group, GroupRequest, summarize
 from agentcore_rl_toolkit.backends.collection.recording import open_recording
-from agentcore_rl_toolkit.cli.training.display import Display
+from agentcore_rl_toolkit.cli.training.display import Display, share
 from agentcore_rl_toolkit.cli.training.report import Report
 from agentcore_rl_toolkit.contract import Cause, Outcome
 from agentcore_rl_toolkit.runs import Query, RunReader
@@ -77,6 +77,10 @@ def test_a_long_table_repeats_its_header_every_20_rows(facts: dict[str, Any]) ->
             display.evaluated({"when": "after", **facts})
     lines = out.getvalue().splitlines()
     assert [i for i, line in enumerate(lines) if line.split()[:1] == ["reward"]] == [0, 21, 42]
+
+
+def test_a_reward_beyond_1_is_no_percentage() -> None:
+    assert [share(value) for value in (None, 0.0, 0.875, 1.0, 8.75, -2.0)] == ["-", "0 %", "88 %", "100 %", "8.75", "-2"]
 
 
 def cells(line: str) -> list[str]:

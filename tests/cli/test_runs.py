@@ -58,6 +58,7 @@ def output_of(work: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> str:
 
 def test_runs_are_listed_with_their_curve(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert output_of(work, monkeypatch, "list").split()[:5] == ["shop", "8", "rollouts", "reward", "0.750"]
+    assert output_of(work, monkeypatch, "ls") == output_of(work, monkeypatch, "list")
     [run] = json.loads(output_of(work, monkeypatch, "ls", "--json"))
     assert [s["reward"] for s in run["steps"]] == [0.5, 0.75]
 

@@ -37,7 +37,8 @@ def list_runs(folder: Path, as_json: bool) -> None:
     width = max((len(run["name"]) for run in found), default=0)
     for run in found:
         curve = bars([s["reward"] for s in run["steps"] if s["phase"] == "train"])
-        last = run["steps"][-1]["reward"] if run["steps"] else None
+        trained = [s for s in run["steps"] if s["phase"] == "train"] or run["steps"]
+        last = trained[-1]["reward"] if trained else None
         counts = "" if run["rollouts"] is None else f"{run['rollouts']:>7} rollouts  reward {_number(last)}  {curve}"
         click.echo(visible(f"{run['name']:<{width}}  {counts}{run['problem'] or ''}"))
 

@@ -36,7 +36,10 @@ WIDTHS = {"": 16, "reward": 11, "of ok": 11, "tokens": 8, "tokens/s": 11}  # if 
 
 
 def share(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.0f} %"
+    """A reward or a share in percent. A reward beyond 0 to 1 is shown as it is."""
+    if value is None:
+        return "-"
+    return f"{100 * value:.0f} %" if 0 <= value <= 1 else f"{value:.3g}"
 
 
 def failures(causes: Mapping[str, int]) -> tuple[str, str, str]:
