@@ -80,7 +80,14 @@ def test_a_long_table_repeats_its_header_every_20_rows(facts: dict[str, Any]) ->
 
 
 def test_a_reward_beyond_1_is_no_percentage() -> None:
-    assert [share(value) for value in (None, 0.0, 0.875, 1.0, 8.75, -2.0)] == ["-", "0 %", "88 %", "100 %", "8.75", "-2"]
+    assert [share(value) for value in (None, 0.0, 0.875, 1.0, 8.75, -2.0)] == [
+        "-",
+        "0 %",
+        "88 %",
+        "100 %",
+        "8.75",
+        "-2",
+    ]
 
 
 def cells(line: str) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.runs import Rollout, RunWriter, TokenSequence, TokenTexts
+from agentcore_rl_toolkit.runs import Rollout, RunWriter, TokenSequence, TokenTexts, locked
 from serving import served_view
 
 pytestmark = pytest.mark.timeout(600)
@@ -328,6 +328,16 @@ def test_a_run_shows_evaluations_and_the_agents_metrics_counts_steps_from_1_and_
     assert "Verdict: cannot tell: on the same 2 inputs" in shown.at("#/run/loop").inner_text("#page")
     page = shown.at("#/run/loop/rollouts")
     page.wait_for_selector(".live:text-is('finished')")
+    trl = shown.folder / "runs" / "trl"
+    with locked(trl):
+        shown.at("#/run/trl").wait_for_selector(".live:text-is('live')")
+    shown.at("#/run/trl").wait_for_selector(".live:text-is('stopped')")
+    with (trl / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"event": "failed", "reason": "no rollout can be used"}) + "\n")
+    page = shown.at("#/run/trl")
+    page.wait_for_selector(".live:text-is('failed')")
+    assert page.get_attribute(".live", "title") == "failed: no rollout can be used"
+    page = shown.at("#/run/loop/rollouts")
     assert "Count the lamps of shop 0" in page.inner_text(".rows .row >> nth=0")
     page = shown.at("#/compare?first=trl@train:0&second=loop@train:1")
     assert page.locator(".over polyline").count() == 2  # the curves of both runs

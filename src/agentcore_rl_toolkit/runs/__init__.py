@@ -2,6 +2,7 @@
 
 from .demonstrations import demonstrations, write_demonstrations
 from .folder import (
+    FAILED,
     METRICS,
     ROLLOUTS,
     find_run,
@@ -11,6 +12,7 @@ from .folder import (
     make_folder,
     read_config,
     read_metrics,
+    status,
     write_config,
 )
 from .in_flight import in_flight, read_in_flight
@@ -20,6 +22,7 @@ from .spans import SpanSender
 from .writer import RunWriter, TokenTexts
 
 __all__ = [
+    "FAILED",
     "METRICS",
     "ROLLOUTS",
     "Query",
@@ -39,6 +42,7 @@ __all__ = [
     "read_config",
     "read_in_flight",
     "read_metrics",
+    "status",
     "write_config",
     "write_demonstrations",
 ]

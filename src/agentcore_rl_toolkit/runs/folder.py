@@ -17,6 +17,9 @@ from ..contract import redact, redact_urls
 from ..errors import ConfigError
 
 CONFIG, METRICS, ROLLOUTS, LOCK = "config.json", "metrics.jsonl", "rollouts.sqlite", "run.lock"
+SUMMARY = "summary.json"
+FAILED = "failed"  # the event that a run ends with when it fails
+RECENT_S = 60.0
 
 
 @contextlib.contextmanager
@@ -50,6 +53,26 @@ def locked(folder: Path) -> Iterator[None]:
             yield
         finally:
             file.truncate(0)
+
+
+def status(folder: Path) -> str:
+    """Return "running", "finished", "stopped", or "failed: " with the reason.
+
+    A run is running while a process holds its lock. A run without a lock file is running if it was written in the last minute.
+    """
+    lock = folder / LOCK
+    if lock.exists():
+        with lock.open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return "running"
+    elif time.time() - _written_s(folder) < RECENT_S and not (folder / SUMMARY).exists():
+        return "running"
+    last = next(iter(read_metrics(folder)[-1:]), {})
+    if last.get("event") == FAILED:
+        return f"failed: {last['reason']}"
+    return "finished" if (folder / SUMMARY).exists() else "stopped"
 
 
 def make_folder(root: Path, name: str) -> Path:

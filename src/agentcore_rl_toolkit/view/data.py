@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from ..errors import ConfigError
-from ..runs import Query, RunReader, find_runs
+from ..runs import Query, RunReader, find_runs, status
 
 PAGE = 1000  # rows of one answer at most
 INPUT_CHARACTERS = 300
@@ -67,7 +67,7 @@ def list_of_runs(runs: Runs) -> list[dict[str, Any]]:
             entry["rollouts"] = sum(step["rollouts"] for step in steps)
             entry["steps"] = sum(step["phase"] == "train" and step["step"] is not None for step in steps)
             entry["rewards"] = [step["reward"] for step in trained]
-            entry["finished"] = bool(runs.reader(name).summary())
+            entry["status"] = status(path)
             entry["last_s"] = max((s["last_s"] for s in steps if s["last_s"] is not None), default=None)
         except ConfigError as e:
             entry["problem"] = str(e)

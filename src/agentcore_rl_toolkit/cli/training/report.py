@@ -11,7 +11,7 @@ from typing import Any
 
 from ...client.evaluation import change_of
 from ...contract import Cause
-from ...runs import METRICS, ROLLOUTS, Query, RunReader, read_metrics
+from ...runs import FAILED, METRICS, ROLLOUTS, Query, RunReader, read_metrics
 from ..output.failures import Failure, explain
 
 BLAMED = (Cause.AGENT, Cause.INFRASTRUCTURE)
@@ -45,6 +45,8 @@ class Report:
         """
 
         def kept(e: dict[str, Any]) -> bool:
+            if e["event"] == FAILED:
+                return False
             return bool(e["step"] < step if e["event"] == "step" else 0 < step >= e.get("version", 0))
 
         events = [e for e in read_metrics(self.run_dir) if kept(e)]

@@ -7,7 +7,8 @@ import { groupPage } from "./group.js";
 import { comparePage } from "./compare.js";
 
 const page = document.getElementById("page"), bar = document.getElementById("bar");
-const live = el("span", { class: "live", title: "What is written to a run shows up here by itself." });
+const LIVE = "What is written to a run shows up here by itself.";
+const live = el("span", { class: "live", title: LIVE });
 const keys = el("dialog", { id: "keys", "aria-label": "Keys" }, el("h2", {}, "Keys"), el("table", {}, [["j, k", "next and previous rollout, in a list and in a group"], ["Enter", "open the rollout"], ["/", "search the text of the rollouts"], ["g", "the group of this rollout"], ["l", "the least likely token of this rollout"], ["r", "the rollouts of this run"], ["?", "these keys"], ["Esc", "close"]].map(([key, what]) => el("tr", {}, el("td", {}, el("kbd", {}, key)), el("td", {}, what)))), el("form", { method: "dialog" }, el("button", {}, "Close")));
 document.body.append(keys);
 let current = null, drawn = 0, connection = "";
@@ -47,8 +48,8 @@ async function pageOf(at) {
 
 // A run that has ended is not live, whatever the connection says.
 async function sayState(run) {
-  const ended = run !== undefined && (await runList()).find((r) => r.name === run)?.finished;
-  if (read().run === run) live.textContent = ended ? "finished" : connection;
+  const status = run === undefined ? "running" : (await runList()).find((r) => r.name === run)?.status ?? "running";
+  if (read().run === run) [live.textContent, live.title] = status === "running" ? [connection, LIVE] : [status.split(":")[0], status];
 }
 
 async function draw(keep = false) {
@@ -86,5 +87,5 @@ listen((run) => {
   if ((at.kind === "run" && at.run !== run) || (["rollout", "group"].includes(at.name)) || at.kind === "compare") return;
   clearTimeout(due);
   due = setTimeout(() => (current?.changed ? current.changed() : draw(true)), 200);
-}, (state) => { connection = state; if (live.textContent !== "finished") live.textContent = state; });
+}, (state) => { connection = state; if (live.title === LIVE) live.textContent = state; });
 draw();

@@ -12,11 +12,11 @@ export async function runsPage() {
   return [el("h1", {}, "Runs"), el("div", { class: "card" }, el("table", {}, el("thead", {}, el("tr", {}, el("th", {}, "run"), ["rollouts", "steps", "reward, last step"].map((t) => el("th", { class: "num" }, t)), el("th", {}, "reward by step"), el("th", {}, "last rollout"))), el("tbody", {}, rows))), compare];
 }
 
-const numbersOf = (facts, prefix = "") => Object.entries(facts).flatMap(([key, value]) => typeof value === "number" ? [[prefix + key, value]] : value && typeof value === "object" && !Array.isArray(value) ? numbersOf(value, `${prefix}${key}/`) : []);
+const numbersIn = (facts, prefix = "") => Object.entries(facts).flatMap(([key, value]) => typeof value === "number" ? [[prefix + key, value]] : value && typeof value === "object" && !Array.isArray(value) ? numbersIn(value, `${prefix}${key}/`) : []);
 
 // All numbers of the steps by their names in metrics.jsonl. The charts are drawn when the section is opened.
 function everyNumber(trained, events, shown) {
-  const rows = trained.map((s) => [shown(s), Object.fromEntries(numbersOf(events.get(s.step) ?? {}))]);
+  const rows = trained.map((s) => [shown(s), Object.fromEntries(numbersIn(events.get(s.step) ?? {}))]);
   const names = [...new Set(rows.flatMap(([, numbers]) => Object.keys(numbers)))].filter((name) => name !== "step").sort();
   if (!names.length) return null;
   const filter = el("input", { type: "search", placeholder: "filter by name", "aria-label": "filter the numbers by name" }), grid = el("div", { class: "grid" });
