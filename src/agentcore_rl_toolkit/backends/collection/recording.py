@@ -13,7 +13,7 @@ import math
 import numbers
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -133,12 +133,6 @@ def open_recording(
     run = RunWriter(folder, texts=texts, spans=SpanSender.from_env())
     write_config(folder, config)
     return Recording(run=run, session_log=session_log)
-
-
-def kept(config: Any) -> dict[str, Any]:
-    """The settings of a dataclass as a run keeps them: without keys."""
-    values = {f.name: getattr(config, f.name) for f in fields(config) if f.repr}
-    return {name: asdict(v) if is_dataclass(v) and not isinstance(v, type) else v for name, v in values.items()}
 
 
 def input_key(payload: Mapping[str, Any]) -> str:
