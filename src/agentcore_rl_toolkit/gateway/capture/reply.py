@@ -134,11 +134,15 @@ class ReplyReader:
         """Read a piece of a stream. Raises: UpstreamError on an event that the agent could not read either."""
         deltas: list[Delta] = []
         for lines, found in self._events.events(data):
-            event, rest = (None, found) if found is None or found == DONE else self._read(found)
+            if found is None or found == DONE:
+                if self._relayed:
+                    deltas.append(Delta(event=lines + b"\n\n", final=found == DONE))
+                continue
+            event, rest = self._read(found)
             if self._relayed:
-                if self._plain and found is not None and rest is not None and event is not None:
+                if self._plain and event is not None:
                     lines = lines.replace(found, without_numbers(rest))
-                deltas.append(self._passed(lines, found, event))
+                deltas.append(Delta(event=lines + b"\n\n", final=self._ends(found, event)))
             elif self._unread is not None:
                 raise UpstreamError(self._unread)
             elif isinstance(event, _Event):
@@ -221,17 +225,17 @@ class ReplyReader:
         self._finished.add(choice.index)
         return len(self._finished) >= self._n
 
-    def _passed(self, lines: bytes, data: bytes | None, event: _Event | _Ends | None) -> Delta:
-        """An event as it is. Raises: UpstreamError when it is no event of any kind."""
-        final = data == DONE
-        if event is not None:
-            final = event.error is not None
-            for choice in event.choices:
-                if choice.finish_reason is not None:
-                    final = self._final(choice) or final
-        elif data is not None and not final and data.lstrip()[:1] != b"{":
-            raise UpstreamError("the inference server sent something else in the middle of its reply")
-        return Delta(event=lines + b"\n\n", final=final)
+    def _ends(self, data: bytes, event: _Event | _Ends | None) -> bool:
+        """Return True if the reply ends with an event. Raises: UpstreamError when it is no event of any kind."""
+        if event is None:
+            if data.lstrip()[:1] != b"{":
+                raise UpstreamError("the inference server sent something else in the middle of its reply")
+            return False
+        final = event.error is not None
+        for choice in event.choices:
+            if choice.finish_reason is not None:
+                final = self._final(choice) or final
+        return final
 
     def _deltas(self, event: _Event) -> Iterator[Delta]:
         """The content of an event. Raises: UpstreamError."""
