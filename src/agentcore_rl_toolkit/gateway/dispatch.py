@@ -83,8 +83,6 @@ class Dispatch:
             raise RequestError(refusal.message, kind="permission", status=refusal.status)
         if http.method == "CONNECT":
             raise RequestError("this server is no proxy", kind="method_not_allowed")
-        if http.headers.get("content-encoding", "identity").lower() != "identity":
-            raise RequestError("send the request body as it is: this server takes no content-encoding", status=415)
 
     # -- agents
 

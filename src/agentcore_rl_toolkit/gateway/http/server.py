@@ -18,6 +18,7 @@ from aiohttp import web
 
 from ...messages.errors import RequestError
 from ..config import Limits
+from .compression import decompress, encoding_of
 from .responses import error_response
 
 log = logging.getLogger(__name__)
@@ -133,10 +134,13 @@ class Server(web.Server):
 
 
 async def read_body(request: web.BaseRequest, limits: Limits) -> bytes:
-    """The body of a request. A client that sends nothing for `Limits.idle_connection_s` is cut off, a slow one is not.
+    """Return the body of a request, decompressed. `Limits.body_bytes` is for both forms of a compressed body.
+
+    A client that sends nothing for `Limits.idle_connection_s` is cut off, a slow one is not.
 
     Raises: RequestError.
     """
+    encoding = encoding_of(request.headers.get("content-encoding"))
     if request.headers.get("expect", "").lower() == "100-continue" and request.transport is not None:
         request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     content, parts, size = request.content, [], 0
@@ -158,7 +162,13 @@ async def read_body(request: web.BaseRequest, limits: Limits) -> bytes:
         size += len(part)
         if size > limits.body_bytes:
             raise _too_large(limits)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+    body = parts[0] if len(parts) == 1 else b"".join(parts)
+    if not encoding:
+        return body
+    body = await asyncio.to_thread(decompress, body, encoding, limits.body_bytes)
+    if len(body) > limits.body_bytes:
+        raise _too_large(limits)
+    return body
 
 
 def _too_large(limits: Limits) -> RequestError:
