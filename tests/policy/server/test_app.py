@@ -113,7 +113,10 @@ def test_weights_are_replaced_and_a_reply_that_spans_two_versions_names_both(
         assert load(name, 12).status_code == 400
     assert httpx.get(server.url + "/health").json() == {"status": "ok", "weight_version": 11, "dtype": "float32"}
     load("old.safetensors", 0)  # as other tests know them
-    assert sampled(server, prompts[0], temperature=0) == [before]
+    (restored,) = sampled(server, prompts[0], temperature=0)
+    assert (restored["token_ids"], restored["weight_version_last"]) == (before["token_ids"], 0)
+    logprobs = [reply["logprobs"]["token_logprobs"] for reply in (restored, before)]
+    assert logprobs[0] == pytest.approx(logprobs[1], abs=1e-5), "another batch rounds otherwise"
     refused = httpx.post(server.url + "/update_weights", json={"path": "x"})
     assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
 
