@@ -1,4 +1,4 @@
-"""Requests of some megabytes: the same calls and records as small ones, read by another process."""
+"""Requests of some megabytes: the same calls and records as small ones."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 
 from agentcore_rl_toolkit.gateway import Limits
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine, encode_messages
-from agentcore_rl_toolkit.gateway.wire.bodies import LARGE_BYTES
 from agentcore_rl_toolkit.trajectory import build_trajectory
 
 from .asking import MODEL, Start, captured, claude, gpt, opened
 
+LARGE_BYTES = 4 * 2**20
 MESSAGES: Any = [{"role": "user", "content": f"{n} " + "w7 é " * 1000} for n in range(LARGE_BYTES // 5000 + 100)]
 
 

@@ -108,7 +108,7 @@ class Call:
         async with asyncio.timeout(self._context.limits.call_s) as self._limit, engine.prompt(self.recorder.call_id):
             await self._sample(engine)
             self.enter("recording", None)
-            self._complete(*await self.recorder.store_reply(engine, lambda: self.connections))
+            self._complete(*await self.recorder.store_reply(engine, lambda: self.connections, begun=bool(self.buffer)))
 
     async def _sample(self, engine: Engine) -> None:
         """Sample the reply. While nothing of it has reached the agent, another server may take the call."""
@@ -119,7 +119,7 @@ class Call:
         until: float | None = None  # when the call has waited long enough for a server to come up
         self.state = "sampling"
         while True:
-            if context.running.paused:
+            while context.running.paused:
                 await context.running.resumed(self)
             worker = session.worker = self.recorder.worker = router.pick(session.worker, tried)
             if worker is None:
@@ -145,7 +145,8 @@ class Call:
                     if not router.is_down or now >= until:
                         raise
                     self.enter("held", None)
-                    await router.wait_until_up(until)
+                    with context.running.without_server(self):
+                        await router.wait_until_up(until)
                     self.enter("sampling", limits.call_s)
                     second, tried = False, ()
             context.counters["retries"] += 1
@@ -181,6 +182,11 @@ class Call:
         self.state = stage
         if self._limit is not None:
             self._limit.reschedule(None if limit_s is None else asyncio.get_running_loop().time() + limit_s)
+
+    @property
+    def ending(self) -> bool:
+        """Whether the call has ended, or can only fail: it was aborted, or its deadline has passed."""
+        return self.ended or self._aborted is not None or (self._limit is not None and self._limit.expired())
 
     @property
     def deadline(self) -> float | None:

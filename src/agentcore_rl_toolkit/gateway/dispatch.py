@@ -24,8 +24,7 @@ from .http.server import Request, read_body
 from .record import Recorder
 from .retries import recorded_reply, running_call
 from .sessions import Session, SessionSettings
-from .wire.bodies import LARGE_BYTES, BodyParser
-from .wire.request import CallRequest, read_large_request, read_request
+from .wire.request import CallRequest, read_request
 from .writers import writer_of
 
 log = logging.getLogger(__name__)
@@ -43,7 +42,6 @@ class Dispatch:
         self._sessions = context.sessions
         self._session_keys = config.session_keys
         self._admin = admin
-        self._bodies = BodyParser()
         self._hosts = HostCheck((config.host,), config.allowed_hosts)
         self._loopback = is_loopback(config.host)
         self._admin_key = config.admin_key.encode() if config.admin_key is not None else None
@@ -113,7 +111,7 @@ class Dispatch:
         counters["calls"] += 1
         wanted = CallRequest(dialect)
         try:
-            wanted = await self._read(request, session, dialect, tag)
+            wanted = await read_request(request.body, request.headers, dialect, tag=tag)
             _check_open(session)
             writing = self._find_or_start(wanted, session, tag, http)
         except RequestError as e:
@@ -129,17 +127,6 @@ class Dispatch:
         counters["refused"] += 1
         Recorder(self._context, session, wanted).store_refusal(error)
         return error_response(dialect, error)
-
-    async def _read(self, request: Request, session: Session, dialect: str, tag: str | None) -> CallRequest:
-        """Decode a request, a large one in another process. Raises: RequestError."""
-        body, headers = request.body, request.headers
-        if len(body) <= LARGE_BYTES:
-            return read_request(body, headers, dialect, tag=tag)
-        unchanged = self._context.token_mode is None and dialect == "chat"
-        recorded = session.replies.all(session.store, session.number) if b'"item_reference"' in body else {}
-        return await read_large_request(
-            self._bodies, body, headers, dialect, tag=tag, as_they_are=unchanged, recorded=recorded
-        )
 
     def _find_or_start(
         self, wanted: CallRequest, session: Session, tag: str | None, http: web.BaseRequest

@@ -39,8 +39,10 @@ class Recorder:
         self.reply: RecordedReply | None = None
         self._stored = False
 
-    async def store_reply(self, engine: Engine, connections: Callable[[], int]) -> tuple[CallRecord, Captured]:
-        """Store a complete reply. ``connections`` counts those that it is being sent on.
+    async def store_reply(
+        self, engine: Engine, connections: Callable[[], int], *, begun: bool
+    ) -> tuple[CallRecord, Captured]:
+        """Store a complete reply. ``connections`` counts those that it is being sent on. ``begun``: a part was sent already.
 
         The records of a closed session are not kept. Raises: RequestError when the disk refuses it.
         """
@@ -74,6 +76,8 @@ class Recorder:
             return record, captured
         session.errors += 1
         session.started_turns -= 1
+        if not begun:  # the agent gets an error, and its repetition is of this call
+            session.repeats_of(record.digest).failed += 1
         if status not in TURNS:
             context.counters["turns_" + status] += 1
         if error is not None:

@@ -31,7 +31,7 @@ MEMORY_S = 600.0  # how long a received reply may be asked for again
 def running_call(session: Session, request: CallRequest) -> Any:
     """Return the running call (`Call`) that a request joins, or None."""
     for call in session.inflight:
-        if call.request.digest == request.digest and not call.ended and (request.keyed or not call.connections):
+        if call.request.digest == request.digest and not call.ending and (request.keyed or not call.connections):
             return call
     return None
 
@@ -57,7 +57,7 @@ def recorded_reply(session: Session, request: CallRequest) -> tuple[RecordedRepl
     except (GatewayError, CaptureError) as e:
         log.error("session %s: a call that is asked for again cannot be read: %s", session.id, e)
         return None
-    if lost is None and time.time() - record.finished_s > MEMORY_S:
+    if lost is None and not request.keyed and time.time() - record.finished_s > MEMORY_S:
         return None
     return reply, record
 

@@ -19,7 +19,7 @@ import logging
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
 from socket import socket
 from typing import Any
@@ -395,6 +395,7 @@ class RunningCalls:
         self.paused = False
         self.weight_version: int | None = None
         self.changes = 0
+        self._resumed = asyncio.Event()
         self._watchers: set[asyncio.Event] = set()  # each is set when a call waits or ends, and when a pause ends
 
     def __len__(self) -> int:
@@ -432,16 +433,20 @@ class RunningCalls:
 
     async def resumed(self, call: Any) -> None:
         """Hold a call that arrives during a pause. Its own time begins when the pause ends."""
-        if not self.paused:
-            return
         call.enter("held", self.limits.hold_s)
+        with self.without_server(call):
+            await self._resumed.wait()
+        call.enter("sampling", self.limits.call_s)
+
+    @contextmanager
+    def without_server(self, call: Any) -> Iterator[None]:
+        """Count a call as waiting inside the block: no server works on it, so a pause does not wait for it."""
         self.waiting.add(call)
         self._changed()
         try:
-            await self.until(lambda: not self.paused, None)
+            yield
         finally:
             self.waiting.discard(call)
-        call.enter("sampling", self.limits.call_s)
 
     @property
     def _active(self) -> int:
@@ -454,6 +459,7 @@ class RunningCalls:
         Returns how many were left running when the wait was over.
         """
         self.paused = True
+        self._resumed.clear()
         if in_flight == "abort":
             for call in self.calls - self.waiting:
                 call.abort(RequestError("the policy is being updated; try again", kind="overloaded"))
@@ -465,5 +471,6 @@ class RunningCalls:
     def resume(self) -> dict[str, Any]:
         self.paused = False
         started = len(self.waiting)
+        self._resumed.set()
         self._changed()
         return {"paused": False, "started": started}

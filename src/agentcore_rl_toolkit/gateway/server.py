@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TICK_S = 0.25
+ACCEPTED_AT_ONCE = 100
 
 
 class Gateway:
@@ -100,7 +101,9 @@ class Gateway:
         self.url = url_of(listening)
         self.router.start()
         self.connections = context.connections = Server(self._dispatch.handle, self.config.limits)
-        self._server = await loop.create_server(self.connections, sock=listening, backlog=BACKLOG)
+        # asyncio accepts as many at once as its backlog says, and reports each that fails for want of a descriptor.
+        self._server = await loop.create_server(self.connections, sock=listening, backlog=ACCEPTED_AT_ONCE)
+        listening.listen(BACKLOG)
         self._ticker = loop.create_task(self._tick())
 
     async def stop(self, *, grace_s: float = 5.0) -> None:

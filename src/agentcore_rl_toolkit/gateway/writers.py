@@ -8,6 +8,8 @@ while nothing of this one has been sent.
 
 from __future__ import annotations
 
+import msgspec
+
 from ..messages.wire import DIALECTS, Delta, ModelRequest, RequestError, StreamEncoder, error_body
 from .capture.record import CallRecord, Captured
 from .capture.replay import replay
@@ -59,7 +61,13 @@ class PassingWriter:
         options = fields.get("stream_options")
         usage = options is not None and b"true" in bytes(options)
         asked = ModelRequest(dialect="chat", model="", stream=self._request.stream, include_usage=usage, logprobs=True)
-        return replay(DIALECTS["chat"], asked, record)
+        reply = replay(DIALECTS["chat"], asked, record)
+        if self._request.stream:
+            return reply
+        body = msgspec.json.decode(reply)
+        for choice, recorded in zip(body["choices"], record.choices, strict=True):
+            choice["message"] = msgspec.Raw(recorded.message)  # with the names and members of the server
+        return msgspec.json.encode(body)
 
     def reset(self) -> None: ...
 

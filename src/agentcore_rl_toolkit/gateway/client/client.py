@@ -304,16 +304,24 @@ class GatewayClient:
         ``sampler`` is for a sampling service: its path of these weights, from which calls are sampled once this
         returns.
         """
-        await self._everywhere("take the weight version", lambda gateway: gateway.publish(version, sampler))
-        self._weights = version, sampler
+        before, self._weights = self._weights, (version, sampler)  # also for a gateway that comes back meanwhile
+        try:
+            await self._everywhere("take the weight version", lambda gateway: gateway.publish(version, sampler))
+        except BaseException:
+            self._weights = before
+            raise
 
     async def pause_async(self, *, in_flight: str = "finish", timeout_s: float = 60.0) -> dict[str, Any]:
         """Start no further calls: new ones wait; running ones "finish" (waited for), "abort" or "continue".
 
         Returns {"paused": True, "in_flight": calls still running}.
         """
-        answers = await self._everywhere("pause", lambda gateway: gateway.pause(in_flight, timeout_s))
-        self._paused = in_flight
+        before, self._paused = self._paused, in_flight  # also for a gateway that comes back meanwhile
+        try:
+            answers = await self._everywhere("pause", lambda gateway: gateway.pause(in_flight, timeout_s))
+        except BaseException:
+            self._paused = before
+            raise
         return {"paused": True, "in_flight": sum(int(answer["in_flight"]) for answer in answers.values())}
 
     async def resume_async(self) -> None:

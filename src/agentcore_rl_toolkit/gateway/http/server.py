@@ -63,13 +63,14 @@ def keep_alive(sock: socket.socket) -> None:
 
 
 class Connection(web.RequestHandler):
-    """One client connection. ``paused_since`` is when its client stopped reading."""
+    """One client connection. ``paused_since`` is when its client last took bytes, while some of ``unsent`` wait for it."""
 
-    __slots__ = ("paused_since",)
+    __slots__ = ("paused_since", "unsent")
 
     def __init__(self, server: Server, **settings: Any) -> None:
         super().__init__(server, **settings)
         self.paused_since: float | None = None
+        self.unsent = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         keep_alive(transport.get_extra_info("socket"))
@@ -127,9 +128,15 @@ class Server(web.Server):
     def sweep(self) -> None:
         """End connections whose clients read nothing."""
         now = time.monotonic()
-        for connection, transport in list(self._connections.items()):
-            since = connection.paused_since  # type: ignore[attr-defined]
-            if since is not None and now - since > STALLED_S:
+        connections: dict[Any, Any] = self._connections
+        for connection, transport in list(connections.items()):
+            if connection.paused_since is None:
+                continue
+            unsent = transport.get_write_buffer_size()
+            if unsent < connection.unsent:
+                connection.paused_since = now
+            connection.unsent = unsent
+            if now - connection.paused_since > STALLED_S:
                 transport.abort()
 
 

@@ -135,6 +135,8 @@ def _delta(choice: Sampled, i: int, end: int) -> dict[str, Any]:
         return delta
     calls = list(enumerate(choice.tool_calls))
     if i == 0:
+        if choice.content:
+            delta["content"] = choice.content
         begun = {"type": "function"}
         delta["tool_calls"] = [
             {"index": k, "id": c["id"], **begun, "function": {"name": c["function"]["name"], "arguments": ""}}

@@ -13,7 +13,7 @@ import logging
 import secrets
 from array import array
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import msgspec
@@ -195,5 +195,7 @@ async def _completed(work: asyncio.Future[None]) -> None:
     try:
         await asyncio.shield(work)
     except asyncio.CancelledError:
-        await asyncio.wait([work])
+        while not work.done():  # a deadline may cancel a call that is aborted already
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([work])
         raise

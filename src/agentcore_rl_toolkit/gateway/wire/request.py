@@ -18,7 +18,6 @@ from ...messages.wire.fields import HALF_SURROGATE, read_body
 from ...messages.wire.passthrough import Fields
 from ...messages.wire.responses import Recorded
 from ..capture.record import LEFT_OUT
-from .bodies import BodyParser, ParsedBody
 
 Messages = list[dict[str, Any]]
 _NUMBERS = frozenset(
@@ -26,6 +25,7 @@ _NUMBERS = frozenset(
 )
 # A content part that is no text. In a string of JSON its quotes would be escaped.
 _NO_TEXT = re.compile(rb'"(?:image_url|input_image|image_embeds|video_url|audio_url|input_audio)"')
+LARGE_BYTES = 2**20  # hashing more takes milliseconds, which a thread can spend
 _fields = msgspec.json.Decoder(Fields).decode
 _to_json = msgspec.json.Encoder().encode
 
@@ -40,7 +40,7 @@ class CallRequest:
     """
 
     dialect: str
-    body: bytes = b""  # empty if another process has read it
+    body: bytes = b""
     fields: Fields = field(default_factory=dict)
     digest: int = 0
     stream: bool = False
@@ -50,7 +50,6 @@ class CallRequest:
     asked: ModelRequest = field(default_factory=lambda: ModelRequest(dialect="chat", model=""))
     reply_id: str = ""
     left_out: Counter[str] = field(default_factory=Counter)  # of the history, by kind
-    parsed: ParsedBody | None = None  # of a large body
 
     @property
     def logprobs(self) -> bool:
@@ -86,13 +85,8 @@ class CallRequest:
 
         Raises: RequestError.
         """
-        if self.parsed is not None:
-            asked = self.parsed.request
-            sent = zip(self.parsed.texts, asked.messages, as_sent(asked.messages), strict=True)
-            messages = b"[%b]" % b",".join(text if new is old else _to_json(new) for text, old, new in sent)
-        else:
-            asked = DIALECTS[self.dialect].with_recorded(recorded).parse_request(self.body)
-            messages = _to_json(as_sent(asked.messages))
+        asked = DIALECTS[self.dialect].with_recorded(recorded).parse_request(self.body)
+        messages = _to_json(as_sent(asked.messages))
         self.asked, self.n, self.reply_id = asked, asked.n, new_id("chatcmpl-")
         self.left_out += Counter(asked.left_out)
         asked.sampling.other |= {name: value for name, value in asked.unknown.items() if name in allowed}
@@ -103,36 +97,15 @@ class CallRequest:
         }
 
 
-def read_request(body: bytes, headers: Mapping[str, str], dialect: str, *, tag: str | None) -> CallRequest:
+async def read_request(body: bytes, headers: Mapping[str, str], dialect: str, *, tag: str | None) -> CallRequest:
     """Decode a request. Raises: RequestError."""
     (fields, body), halves = read_body(body, lambda text: (_fields(text), text))
-    request = _request(headers, dialect, fields, _digest(body, headers, dialect, tag), halves)
+    if len(body) > LARGE_BYTES:
+        digest = await asyncio.to_thread(_digest, body, headers, dialect, tag)
+    else:
+        digest = _digest(body, headers, dialect, tag)
+    request = _request(headers, dialect, fields, digest, halves)
     request.body = body
-    return request
-
-
-async def read_large_request(
-    bodies: BodyParser,
-    body: bytes,
-    headers: Mapping[str, str],
-    dialect: str,
-    *,
-    tag: str | None,
-    as_they_are: bool,
-    recorded: Mapping[str, dict[str, Any]],
-) -> CallRequest:
-    """Decode a large request in another process. ``as_they_are``: the server gets the messages unchanged.
-
-    Raises: RequestError.
-    """
-    digest = await asyncio.to_thread(_digest, body, headers, dialect, tag)
-    if as_they_are:
-        fields, halves = await bodies.fields(body)
-        return _request(headers, dialect, fields, digest, halves)
-    parsed = await bodies.parse(body, dialect, recorded)
-    fields = {"stream": msgspec.Raw(b"true" if parsed.request.stream else b"false")}
-    request = _request(headers, dialect, fields, digest, 0)
-    request.parsed = parsed
     return request
 
 
