@@ -19,7 +19,7 @@ from aiohttp import web
 
 from ..errors import GatewayError
 from ..messages.errors import NOT_JSON, RequestError
-from ..messages.wire.anthropic import encode_count, parse_request
+from ..messages.wire import ModelRequest
 from ..messages.wire.passthrough import check_session
 from .capture.record import FetchedHead
 from .config import SAMPLING_SERVICES, Engine, UpstreamConfig
@@ -51,6 +51,7 @@ _COUNTERS = {
     "tokens_cut": "Tokens that a sampling service gave beyond what was asked for, left out of turns",
     "store_failures": "Calls whose record the disk did not take (their agents got an error)",
 }
+_NO_ROUTE = (404, 405, 501)
 _GAUGES = {
     "sessions": "Sessions held",
     "in_flight": "Model calls under way, held ones included",
@@ -396,21 +397,31 @@ class Admin:
         except (*NOT_JSON, KeyError, TypeError) as e:
             raise RequestError(f"the inference server's list of models cannot be read: {e}", kind="upstream") from e
 
-    async def count_tokens(self, request: Request, session: Session) -> bytes:
-        """Answer Anthropic's count_tokens: the prompt as the engine would see it, counted and not sampled."""
-        asked = parse_request(request.body, counting=True)
+    async def count_tokens(self, asked: ModelRequest, session: Session) -> int:
+        """Return the number of tokens of the prompt as the engine would see it. Nothing is sampled."""
         options, mode = asked.template_options() or None, self._context.token_mode
         if mode is None:
             body = asked.to_chat_body() | ({} if options is None else {"chat_template_kwargs": options})
-            return encode_count(await self._engine_count(body, session))
+            return await self._engine_count(body, session)
         loop, count = asyncio.get_running_loop(), mode.renderer.count
         history = mode.histories.pin(session)
         try:
             async with history.order:  # one thread per session, so that no session has them all
                 counted = loop.run_in_executor(mode.executor, count, asked.messages, asked.tools or None, options)
-                return encode_count(await counted)
+                return int(await counted)
         finally:
             mode.histories.unpin(history)
+
+    async def embeddings(self, body: bytes, session: Session) -> web.Response:
+        """Relay a request for embeddings. It is not recorded: nothing is sampled. Raises: RequestError."""
+        decode_body(body, dict[str, msgspec.Raw])
+        status, answer = 404, b""
+        if self._context.samplers is None:
+            status, answer = await self._ask(session.worker, b"/v1/embeddings", body, "make embeddings")
+        if status in _NO_ROUTE or (status == 400 and b"does not support Embeddings" in answer):
+            why = "the inference server has no embeddings; give the agent's embedding client the base URL of another server"
+            raise RequestError(why, kind="not_found")
+        return web.Response(status=status, body=answer, content_type="application/json")
 
     async def _engine_count(self, body: dict[str, Any], session: Session) -> int:
         if session.settings.model_id is not None:

@@ -14,7 +14,7 @@ from .._servers.host_check import HostCheck, is_loopback
 from ..contract import check_tag
 from ..errors import ConfigError, ContractError
 from ..messages.errors import RequestError
-from ..messages.wire import DIALECTS, passthrough
+from ..messages.wire import DIALECTS, anthropic, gemini, passthrough
 from .admin import Admin
 from .call import Call, answer, answer_again
 from .capture.record import TAG
@@ -51,7 +51,10 @@ class Dispatch:
         raw, _, query = http.raw_path.encode("utf-8", "surrogateescape").partition(b"?")
         request = Request(http.method.encode(), raw, query, http.headers)
         name, slash, rest = raw[10:].partition(b"/v1/")
-        dialect = "anthropic" if b"messages" in rest else "chat"  # of an error without a known route
+        if not slash:  # Google's clients have their own version in the path
+            name, slash, rest = raw[10:].partition(b"/v1beta/")
+        # Of an error without a known route.
+        dialect = "gemini" if b"/v1beta/" in raw else "anthropic" if b"messages" in rest else "chat"
         try:
             self._check(http)
             if (
@@ -92,7 +95,10 @@ class Dispatch:
             path_tag, _, rest = rest[4:].partition(b"/")
             tag = path_tag.decode("utf-8", "replace")
             rest = rest.removeprefix(b"v1/")  # Anthropic's clients put it behind any base URL
-        if rest not in _CALLS:
+        route = gemini.route_of(rest)
+        if route is not None:
+            rest = route.pattern
+        elif rest not in _CALLS:
             rest = rest.rstrip(b"/")
         dialect = _CALLS.get(rest, dialect)
         counters = self._context.counters
@@ -105,6 +111,8 @@ class Dispatch:
             if tag is not None:
                 tag = _checked(tag)
             request.body = await read_body(http, self._context.limits)
+            if route is not None:
+                request.body = gemini.with_members(request.body, route, request.query)
         except RequestError as e:
             counters["refused"] += 1
             return error_response(dialect, e, {"allow": "POST"} if e.kind == "method_not_allowed" else None)
@@ -187,15 +195,25 @@ class Dispatch:
             name = unquote(wanted.decode("latin-1")) if wanted else None
             dialect = "anthropic" if "anthropic-version" in request.headers else "chat"
             return await respond(self._admin.models(session, name), http, dialect=dialect)
-        if rest == b"messages/count_tokens" and request.method == b"POST":
-            request.body = await read_body(http, self._context.limits)
-            return await respond(self._admin.count_tokens(request, session), http, dialect="anthropic")
+        if request.method == b"POST" and rest in (b"messages/count_tokens", gemini.COUNT, b"embeddings"):
+            body = await read_body(http, self._context.limits)
+            if rest == b"embeddings":
+                return await respond(self._admin.embeddings(body, session), http)
+            dialect = "gemini" if rest == gemini.COUNT else "anthropic"
+            return await respond(self._count(body, session, dialect), http, dialect=dialect)
         shown = rest.decode("utf-8", "replace")[:80]
         hint = " (Anthropic's clients want the base URL without its /v1)" if rest.startswith(b"v1/") else ""
         raise RequestError(
-            f"/v1/{shown} is not served here; there are chat/completions, responses, messages and models{hint}",
+            f"/v1/{shown} is not served here; there are chat/completions, responses, messages, "
+            f"models/{{model}}:generateContent, embeddings and models{hint}",
             kind="not_found",
         )
+
+    async def _count(self, body: bytes, session: Session, dialect: str) -> dict[str, int]:
+        if dialect == "gemini":
+            return {"totalTokens": await self._admin.count_tokens(gemini.parse_request(body), session)}
+        asked = anthropic.parse_request(body, counting=True)
+        return {"input_tokens": await self._admin.count_tokens(asked, session)}
 
 
 def _checked(tag: str) -> str:

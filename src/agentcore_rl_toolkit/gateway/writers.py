@@ -20,7 +20,6 @@ from .wire.request import CallRequest
 
 _EVENTS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
 _JSON = {"content-type": JSON}
-COMMENT = b": waiting for the model\n\n"
 
 
 class PassingWriter:
@@ -37,7 +36,7 @@ class PassingWriter:
         return delta.event
 
     def ping(self) -> bytes:
-        return COMMENT
+        return DIALECTS["chat"].idle
 
     def finish(self, record: CallRecord) -> bytes:
         return self._engine.leftover
@@ -94,7 +93,7 @@ class EncodingWriter:
         return self._encoder.feed(delta)
 
     def ping(self) -> bytes:
-        return COMMENT if self._encoder is None else self._encoder.ping()
+        return self._dialect.idle if self._encoder is None else self._encoder.ping()
 
     def finish(self, record: CallRecord) -> bytes:
         return replay(self._dialect, self._request.asked, record) if self._encoder is None else self._encoder.finish()

@@ -36,6 +36,7 @@ BASE: dict[str, dict[str, Any]] = {
     "chat": {"model": "m", "messages": [{"role": "user", "content": "hi"}]},
     "responses": {"model": "m", "input": "hi"},
     "anthropic": {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]},
+    "gemini": {"model": "m", "contents": [{"role": "user", "parts": [{"text": "hi"}]}]},
 }
 
 
@@ -400,6 +401,47 @@ def test_no_body_can_do_worse_than_a_400(name, fields, messages, tools) -> None:
         assert json.loads(error_body(name, error))
 
 
+GOOGLE_PARTS = """text thought functionCall functionResponse inlineData fileData function_response"""
+GOOGLE_MEMBERS = """type TYPE nullable anyOf items properties minItems name args id response parts mimeType data fileUri mode
+    allowedFunctionNames functionCallingConfig functionDeclarations parameters maxOutputTokens stopSequences responseSchema
+    thinkingConfig thinkingBudget thinkingLevel responseMimeType candidateCount responseModalities"""
+GOOGLE_FIELDS = "contents systemInstruction tools toolConfig generationConfig generateContentRequest cachedContent"
+GOOGLE_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 300) | st.sampled_from(["add", "ANY", "OBJECT", "5", "\u00b2", ""]),
+    lambda inner: (
+        st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(GOOGLE_MEMBERS.split()), inner, max_size=4)
+    ),
+    max_leaves=8,
+)
+GOOGLE_CONTENTS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "role": st.sampled_from(["user", "model", "function", None]),
+            "parts": st.lists(
+                st.dictionaries(st.sampled_from(GOOGLE_PARTS.split()), GOOGLE_JSON, max_size=2), max_size=2
+            ),
+        }
+    ),
+    max_size=3,
+)
+
+
+@given(
+    fields=st.dictionaries(st.sampled_from(GOOGLE_FIELDS.split()), GOOGLE_JSON, max_size=3),
+    contents=st.none() | GOOGLE_CONTENTS,
+)
+@example(fields={"toolConfig": {"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": 5}}}, contents=None)
+@example(fields={"generationConfig": {"responseSchema": {"nullable": True, "anyOf": 5}}}, contents=None)
+def test_no_body_of_google_can_do_worse_than_a_400(fields, contents) -> None:
+    if contents is not None:
+        fields["contents"] = contents
+    try:
+        json.dumps(parse("gemini", **fields).to_chat_body())
+    except RequestError as refusal:
+        assert refusal.status == 400
+        assert json.loads(error_body("gemini", refusal))["error"]["status"] == "INVALID_ARGUMENT"
+
+
 def test_a_prompt_that_is_too_long_is_said_in_each_providers_words() -> None:
     error = context_overflow(9000, 8192, max_tokens=100)
     chat = json.loads(error_body("chat", error))
@@ -411,6 +453,8 @@ def test_a_prompt_that_is_too_long_is_said_in_each_providers_words() -> None:
     foreign = RequestError("too many tokens", kind="context_overflow", param="input_ids")
     assert json.loads(error_body("anthropic", foreign))["error"]["message"] == "prompt is too long: too many tokens"
     assert json.loads(error_body("responses", foreign))["error"]["param"] == "input"
+    google = json.loads(error_body("gemini", error))["error"]
+    assert google["message"].startswith("The input token count exceeds the maximum number of tokens allowed")
     for message, shown in (("too large", "n: too large"), ("n is no number", "n is no number")):
         body = json.loads(error_body("anthropic", RequestError(message, param="sampling_params.n")))
         assert (body["error"]["message"], body["error"]["type"]) == (shown, "invalid_request_error")

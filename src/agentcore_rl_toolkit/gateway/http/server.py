@@ -43,9 +43,9 @@ class Request:
 
     def has_key(self, key: bytes) -> bool:
         """Return True if one of its credentials is this key. Anthropic's client sends two when its environment has another."""
-        authorization, other = self._header("authorization"), self._header("x-api-key")
+        authorization, others = self._header("authorization"), map(self._header, ("x-api-key", "x-goog-api-key"))
         bearer = authorization[7:] if authorization[:7].lower() == b"bearer " else authorization
-        return hmac.compare_digest(bearer, key) or hmac.compare_digest(other, key)
+        return any(hmac.compare_digest(shown, key) for shown in (bearer, *others))
 
     def has_admin_key(self, key: bytes) -> bool:
         """Return True if it carries the administrator's key."""

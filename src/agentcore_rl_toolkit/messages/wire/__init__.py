@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from ..errors import RequestError, context_overflow, openai_error
-from . import anthropic, chat, responses
+from . import anthropic, chat, gemini, responses
 from .canonical import Choice, Delta, ModelRequest, Reply, ToolCall, ToolDelta, Usage, new_id
 from .stream import BlockEncoder, StreamEncoder, deltas_of
 
@@ -29,6 +29,7 @@ class Dialect:
     """One wire format: how it reads requests and writes answers.
 
     ``path`` is that of a call below an agent's base URL.
+    ``idle`` is what a stream shows before it begins.
     ``encoder`` makes a `StreamEncoder`, and ``whole_reply`` the body of a reply. A `BlockEncoder` has the body at its end.
     """
 
@@ -38,6 +39,7 @@ class Dialect:
     encoder: Callable[..., StreamEncoder]
     error_dict: Callable[..., dict[str, Any]]
     whole_reply: Callable[[Reply, ModelRequest], dict[str, Any]] | None = None
+    idle: bytes = b": waiting for the model\n\n"
 
     def with_recorded(self, recorded: responses.Recorded) -> Dialect:
         """Return this wire format with references to items of recorded replies resolved."""
@@ -60,6 +62,11 @@ DIALECTS: dict[str, Dialect] = {
         Dialect("chat", "chat/completions", chat.parse_request, chat.Encoder, openai_error, chat.whole_reply),
         Dialect("responses", "responses", responses.parse_request, responses.Encoder, responses.error_dict),
         Dialect("anthropic", "messages", anthropic.parse_request, anthropic.Encoder, anthropic.error_dict),
+        Dialect(
+            *("gemini", gemini.GENERATE.decode(), gemini.parse_request, gemini.Encoder, gemini.error_dict),
+            whole_reply=gemini.whole_reply,
+            idle=gemini.IDLE,
+        ),
     )
 }
 

@@ -284,11 +284,6 @@ def tool_input(arguments: str) -> Any:
     return decoded if isinstance(decoded, dict) else {"_raw": decoded}
 
 
-def encode_count(input_tokens: int) -> bytes:
-    """The answer of ``/v1/messages/count_tokens``."""
-    return msgspec.json.encode({"input_tokens": input_tokens})
-
-
 # The provider's types of errors, by HTTP status. Source: docs.anthropic.com/en/api/errors
 _ERROR_TYPES = {
     **{401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large"},

@@ -123,7 +123,7 @@ def read_members(
     members = convert(given, kind)
     check_template_kwargs(members.chat_template_kwargs)
     sampling = _sampling(given, names or {})
-    known = {*kind.__struct_fields__, *(names or {}), *Sampling.__struct_fields__} - {*(names or {}).values()}
+    known = {*kind.__struct_encode_fields__, *(names or {}), *Sampling.__struct_fields__} - {*(names or {}).values()}
     return members, sampling, {n: v for n, v in given.items() if n not in known and n not in ENGINE_PARAMETERS}
 
 

@@ -1,0 +1,457 @@
+"""Gemini's generateContent. Source: ai.google.dev/api/generate-content
+
+The model and the choice between a whole and a streamed reply are parts of the path (`route_of`). `with_members` adds them to the
+body, so that a request is complete in its body, as it is in the other dialects. Members may be written in snake case, as in
+protobuf's JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Annotated, Any, NamedTuple
+from urllib.parse import unquote
+
+import msgspec
+from msgspec import Meta
+
+from ..errors import KINDS, RequestError, field_at_fault, unsupported
+from .anthropic import tool_input
+from .canonical import CONTENT_FILTER, LENGTH, Choice, Delta, ModelRequest, Reply, ToolCall, Usage, own_id
+from .chat import MAX_N
+from .fields import Members, Refusal, convert, read_body, read_members, text_member
+from .history import (
+    History,
+    Message,
+    Part,
+    any_tool,
+    function_tool,
+    image_part,
+    joined,
+    json_schema,
+    list_at,
+    named_tool,
+    object_at,
+    text_of,
+    text_part,
+    tool_call,
+)
+from .stream import CollectedCalls, encode_event
+
+# -- routes
+
+_ROUTE = re.compile(rb"(?:v1(?:alpha|beta)?/)?models/(.+):(generateContent|streamGenerateContent|countTokens)/?")
+GENERATE, COUNT = b"models/{model}:generateContent", b"models/{model}:countTokens"
+
+
+class Route(NamedTuple):
+    """The parts of a path. ``pattern`` is `GENERATE` or `COUNT`."""
+
+    pattern: bytes
+    model: str
+    stream: bool
+
+
+def route_of(path: bytes) -> Route | None:
+    """Return the route of a path below a session, None for another API's path."""
+    found = _ROUTE.fullmatch(path)
+    if found is None:
+        return None
+    pattern = COUNT if found[2] == b"countTokens" else GENERATE
+    return Route(pattern, unquote(found[1].decode("latin-1")), found[2] == b"streamGenerateContent")
+
+
+def with_members(body: bytes, route: Route, query: bytes) -> bytes:
+    """Return a request's body with the members that are in its path. Raises: RequestError."""
+    if route.stream and b"alt=sse" not in query.split(b"&"):
+        raise RequestError(
+            "a streamed reply is sent as events only: ask for streamGenerateContent?alt=sse", param="alt"
+        )
+    rest = body.lstrip()
+    if not rest.startswith(b"{"):
+        return body
+    rest = rest[1:].lstrip()
+    head = msgspec.json.encode({"model": route.model, "stream": route.stream})[:-1]
+    return head + (rest if rest.startswith(b"}") else b"," + rest)
+
+
+# -- requests
+
+_NAMES = {
+    **{"maxOutputTokens": "max_tokens", "topP": "top_p", "topK": "top_k", "stopSequences": "stop"},
+    **{"presencePenalty": "presence_penalty", "frequencyPenalty": "frequency_penalty"},
+}
+_FIELD_NAMES = {
+    **{canonical: f"generationConfig.{name}" for name, canonical in _NAMES.items()},
+    "seed": "generationConfig.seed",
+    "n": "generationConfig.candidateCount",
+    "tool_choice": "toolConfig.functionCallingConfig.mode",
+    "response_format": "generationConfig.responseSchema",
+}
+_REFUSED = {"cachedContent": Refusal("contents are not kept; send the whole contents")}
+_MEMBERS = """allowedFunctionNames anyOf cachedContent candidateCount codeExecutionResult executableCode fileData fileUri
+    frequencyPenalty functionCall functionCallingConfig functionDeclarations functionResponse generateContentRequest
+    generationConfig includeThoughts inlineData maxItems maxLength maxOutputTokens maxProperties mimeType minItems minLength
+    minProperties parametersJsonSchema prefixItems presencePenalty propertyOrdering responseJsonSchema responseMimeType
+    responseModalities responseSchema stopSequences systemInstruction thinkingBudget thinkingConfig thinkingLevel
+    thoughtSignature toolConfig topK topP"""
+_CAMEL = {re.sub("[A-Z]", lambda capital: "_" + capital[0].lower(), name): name for name in _MEMBERS.split()}
+
+
+class _Thinking(msgspec.Struct, frozen=True, rename="camel"):
+    thinking_budget: int | None = None
+    thinking_level: str | None = None
+
+
+class _Gemini(Members, kw_only=True, rename="camel"):
+    """The members of a request and of its ``generationConfig``."""
+
+    contents: Annotated[list[Any], Meta(min_length=1)]
+    system_instruction: Any = None
+    tool_config: dict[str, Any] | None = None
+    candidate_count: Annotated[int, Meta(ge=1, le=MAX_N)] = 1
+    response_mime_type: str = "text/plain"
+    response_schema: dict[str, Any] | None = None
+    response_json_schema: dict[str, Any] | None = None
+    response_modalities: list[str] | None = None
+    thinking_config: dict[str, Any] | None = None
+
+
+def parse_request(body: bytes | dict[str, Any]) -> ModelRequest:
+    """Read a request for a reply or for a count of tokens. Raises: RequestError that names the field."""
+    data = read_body(body, msgspec.json.decode)[0] if isinstance(body, bytes) else body
+    given = _object(data, "the request body")
+    if given.get("generateContentRequest") is not None:  # one form of countTokens
+        given = {**given, **_object(given.pop("generateContentRequest"), "generateContentRequest")}
+    config = _object(given.pop("generationConfig", None) or {}, "generationConfig")
+    asked, sampling, unknown = read_members({**config, **given}, _Gemini, names=_NAMES, refused=_REFUSED)
+    if any(kind.upper() != "TEXT" for kind in asked.response_modalities or ()):
+        raise unsupported("generationConfig.responseModalities", "the model writes text only")
+    history = _History()
+    for i, content in enumerate(asked.contents):
+        history.add(content, f"contents[{i}]")
+    if history.messages[-1]["role"] == "assistant":
+        last = f"contents[{len(asked.contents) - 1}]"
+        raise unsupported(last, "an answer cannot be begun for the model; end with a user's content")
+    tools = [f for i, tool in enumerate(asked.tools) for f in _functions(tool, f"tools[{i}]")]
+    thinking = convert(_object(asked.thinking_config or {}, "thinkingConfig"), _Thinking)
+    budget, level = thinking.thinking_budget, thinking.thinking_level
+    return ModelRequest(
+        dialect="gemini",
+        model=asked.model.removeprefix("models/"),
+        messages=history.system(asked.system_instruction) + history.messages,
+        tools=tools,
+        tool_choice=_tool_choice(asked.tool_config or {}, tools),
+        parallel_tool_calls=asked.parallel_tool_calls,
+        stream=asked.stream,
+        n=asked.candidate_count,
+        sampling=sampling,
+        response_format=_response_format(asked),
+        reasoning_effort=None if level in (None, "THINKING_LEVEL_UNSPECIFIED") else str(level).lower(),
+        template_kwargs={**({} if budget is None else {"enable_thinking": budget != 0}), **asked.chat_template_kwargs},
+        left_out=history.left_out,
+        unknown=unknown,
+        field_names=_FIELD_NAMES,
+    )
+
+
+def _object(value: Any, path: str) -> dict[str, Any]:
+    """An object with its members in camel case. Raises: RequestError."""
+    return {_CAMEL.get(name, name): member for name, member in object_at(value, path).items()}
+
+
+def _functions(tool: Any, path: str) -> list[dict[str, Any]]:
+    """Return the functions of a tool, none for a tool of the provider. Raises: RequestError."""
+    functions = []
+    path += ".functionDeclarations"
+    for i, declared in enumerate(list_at(_object(tool, path).get("functionDeclarations") or [], path)):
+        function = _object(declared, f"{path}[{i}]")
+        name = text_member(function, "name", f"{path}[{i}]")
+        if function.get("parametersJsonSchema") is None:
+            function["parametersJsonSchema"] = standard_schema(function.get("parameters"))
+        functions.append(function_tool(name, function, "parametersJsonSchema"))
+    return functions
+
+
+def _tool_choice(given: dict[str, Any], tools: list[dict[str, Any]]) -> str:
+    path = "toolConfig.functionCallingConfig"
+    config = _object(_object(given, "toolConfig").get("functionCallingConfig") or {}, path)
+    mode, path_of_names = str(config.get("mode") or "AUTO").upper(), f"{path}.allowedFunctionNames"
+    allowed = list_at(config.get("allowedFunctionNames") or [], path_of_names)
+    if mode == "ANY":
+        return named_tool(allowed[0], tools, path_of_names) if len(allowed) == 1 else any_tool(tools)
+    if mode not in ("AUTO", "NONE", "VALIDATED", "MODE_UNSPECIFIED"):
+        raise RequestError(f"{path}.mode must be AUTO, ANY, NONE or VALIDATED, got {mode!r}", param=f"{path}.mode")
+    return "none" if mode == "NONE" else "auto"
+
+
+def _response_format(asked: _Gemini) -> dict[str, Any] | None:
+    schema = asked.response_json_schema or standard_schema(asked.response_schema)
+    if schema:
+        shape = {"type": "json_schema", "name": "output", "schema": schema, "strict": True}
+        return json_schema(shape, "generationConfig.responseSchema")
+    if asked.response_mime_type not in ("text/plain", "application/json"):
+        raise unsupported("generationConfig.responseMimeType", "it must be text/plain or application/json")
+    return {"type": "json_object"} if asked.response_mime_type == "application/json" else None
+
+
+_LIMITS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
+
+
+def standard_schema(schema: Any) -> Any:
+    """Return Google's Schema, a form of OpenAPI 3.0's, as a JSON schema. Source: ai.google.dev/api/caching#Schema"""
+    if not isinstance(schema, dict):
+        return schema
+    given = {_CAMEL.get(name, name): value for name, value in schema.items()}
+    nullable, kind = given.pop("nullable", None), given.pop("type", None)
+    for each in ("propertyOrdering", "example"):
+        given.pop(each, None)
+    for name, value in given.items():
+        if name in _LIMITS and isinstance(value, str):  # protobuf's JSON has strings for 64-bit numbers
+            given[name] = int(value) if value.isdecimal() and len(value) < 20 else value
+        elif name in ("items", "additionalProperties"):
+            given[name] = standard_schema(value)
+        elif name in ("anyOf", "prefixItems") and isinstance(value, list):
+            given[name] = [standard_schema(each) for each in value]
+        elif name in ("properties", "$defs", "defs") and isinstance(value, dict):
+            given[name] = {each: standard_schema(inner) for each, inner in value.items()}
+    if isinstance(kind, str) and kind != "TYPE_UNSPECIFIED":
+        given = {"type": [kind.lower(), "null"] if nullable else kind.lower(), **given}
+    elif nullable and isinstance(given.get("anyOf"), list):
+        given["anyOf"] = [*given["anyOf"], {"type": "null"}]
+    return given
+
+
+_ABOUT_PARTS = frozenset({"thought", "thoughtSignature", "videoMetadata", "video_metadata"})
+
+
+def _kind(part: Part) -> str | None:
+    """The member that holds a part's data; None if the part is empty."""
+    return next((name for name in part if name not in _ABOUT_PARTS), None)
+
+
+class _History(History):
+    """Adjacent contents of the model are one message: the provider's client keeps every event of a stream as a content."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.messages: list[Message] = []
+        self._calls = 0
+        self._open: list[tuple[str, str]] = []  # ids and names of calls without a result
+
+    def system(self, content: Any) -> list[Message]:
+        """Return the system's instruction as a message, if it has a text. Raises: RequestError."""
+        if content is None:
+            return []
+        given = {"parts": [{"text": content}]} if isinstance(content, str) else _object(content, "systemInstruction")
+        text = "\n".join(map(text_of, ([part] for part in self._parts(given, "systemInstruction"))))
+        return [{"role": "system", "content": text}] if text else []
+
+    def add(self, content: Any, path: str) -> None:
+        """Read a content. Raises: RequestError."""
+        given = _object(content, path)
+        role = given.get("role") or "user"
+        if role == "model":
+            self._model(given, path)
+        elif role in ("user", "function", "tool"):
+            self._user(given, path)
+        else:
+            raise RequestError(f"{path}.role must be user or model, got {role!r}", param=f"{path}.role")
+
+    def _given(self, content: dict[str, Any], path: str) -> list[tuple[Part, str]]:
+        parts = list_at(content.get("parts") or [], f"{path}.parts")
+        return [(_object(part, f"{path}.parts[{i}]"), f"{path}.parts[{i}]") for i, part in enumerate(parts)]
+
+    def _parts(self, content: dict[str, Any], path: str) -> list[Part]:
+        return [p for part, where in self._given(content, path) for p in self._read(part, where)]
+
+    def _read(self, part: Part, path: str) -> list[Part]:
+        kind = _kind(part)
+        return [] if kind is None else self.read_part({**part, "type": kind}, path)
+
+    def _model(self, content: dict[str, Any], path: str) -> None:
+        if not self.messages or self.messages[-1]["role"] != "assistant":
+            self.messages.append({"role": "assistant", "content": ""})
+        message = self.messages[-1]
+        for part, where in self._given(content, path):
+            kind = _kind(part)
+            if kind == "text":
+                member = "reasoning_content" if part.get("thought") else "content"
+                message[member] = message.get(member, "") + text_member(part, "text", where)
+            elif kind == "functionCall":
+                message.setdefault("tool_calls", []).append(self._call(part[kind], f"{where}.{kind}"))
+            elif kind is not None:
+                self.left_out[kind] += 1
+
+    def _call(self, given: Any, path: str) -> dict[str, Any]:
+        call = object_at(given, path)
+        name, call_id = text_member(call, "name", path), call.get("id") or f"call_{self._calls}"
+        self._calls += 1
+        self._open.append((str(call_id), name))
+        # An object here, text in a chat body: with the blanks that models and chat templates write, so that an engine that
+        # passes the text on sees the tokens it sampled.
+        arguments = json.dumps(object_at(call.get("args") or {}, f"{path}.args"), ensure_ascii=False)
+        return tool_call(str(call_id), name, arguments)
+
+    def _user(self, content: dict[str, Any], path: str) -> None:
+        """Add the results of tools as messages of their own, in front of the user's text."""
+        rest: list[Part] = []
+        results = 0
+        for part, where in self._given(content, path):
+            if "functionResponse" in part:
+                results += 1
+                self.messages.append(self._result(part["functionResponse"], f"{where}.functionResponse"))
+            else:
+                rest += self._read(part, where)
+        if rest or not results:
+            self.messages.append({"role": "user", "content": joined(rest, "\n")})
+
+    def _result(self, given: Any, path: str) -> Message:
+        response = object_at(given, path)
+        name, call_id = text_member(response, "name", path), response.get("id")
+        # Many clients leave out the ids: a result is then that of the first call of its name that has none.
+        answered = next((call for call in self._open if call[0] == call_id), None)
+        answered = answered or next((call for call in self._open if call[1] == name), None)
+        if answered is not None:
+            self._open.remove(answered)
+        content = text_part(_result_text(object_at(response.get("response") or {}, f"{path}.response")))
+        more = self._parts(response, path)  # of a result with media
+        answers = answered[0] if answered is not None else str(call_id or name)
+        return {"role": "tool", "tool_call_id": answers, "content": joined([content, *more], "\n")}
+
+    def part(self, kind: str, part: Part, path: str) -> list[Part] | None:
+        if kind == "text":
+            return [text_part(text_member(part, "text", path))]
+        if kind not in ("inlineData", "fileData"):
+            return None
+        data = _object(part[kind], f"{path}.{kind}")
+        media, uri = str(data.get("mimeType") or ""), str(data.get("fileUri") or "")
+        if kind == "inlineData" and media.startswith("image/"):
+            return [image_part({"url": f"data:{media};base64,{data.get('data')}"}, path)]
+        if media.startswith("image/") and uri.startswith(("http:", "https:")):
+            return [image_part({"url": uri}, path)]
+        return None
+
+
+def _result_text(response: dict[str, Any]) -> str:
+    """Return a tool's result as text. An object with the only member ``output`` or ``result`` stands for that member."""
+    if len(response) == 1:
+        [(name, value)] = response.items()
+        if name in ("output", "result") and isinstance(value, str):
+            return value
+    return json.dumps(response, ensure_ascii=False)
+
+
+# -- replies
+
+_FINISH = {LENGTH: "MAX_TOKENS", CONTENT_FILTER: "SAFETY"}
+# Google's codes, by HTTP status. Source: github.com/googleapis/googleapis, google/rpc/code.proto
+_STATUS = {
+    **{400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "NOT_FOUND"},
+    **{405: "UNIMPLEMENTED", 408: "DEADLINE_EXCEEDED", 429: "RESOURCE_EXHAUSTED", 499: "CANCELLED", 500: "INTERNAL"},
+    **{502: "UNAVAILABLE", 503: "UNAVAILABLE", 504: "DEADLINE_EXCEEDED"},
+}
+TOO_LONG = "The input token count exceeds the maximum number of tokens allowed"  # agents look for these words
+
+
+def usage_dict(usage: Usage) -> dict[str, Any]:
+    prompt, completion, thoughts = usage.prompt_tokens or 0, usage.completion_tokens or 0, usage.reasoning_tokens or 0
+    shown = {
+        "promptTokenCount": prompt,
+        "candidatesTokenCount": max(completion - thoughts, 0),
+        "totalTokenCount": prompt + completion,
+    }
+    more = {"thoughtsTokenCount": thoughts, "cachedContentTokenCount": usage.cached}
+    return {**shown, **{name: count for name, count in more.items() if count}}
+
+
+def error_dict(error: RequestError) -> dict[str, Any]:
+    """The body of an error. The message has the field at fault."""
+    message, field = error.message, field_at_fault(error, "contents")
+    if error.kind == "context_overflow":
+        message = f"{TOO_LONG}. {message}"
+    elif field is not None and field not in message:
+        message = f"{field}: {message}"
+    status = error.status or KINDS[error.kind][0]
+    return {"error": {"code": status, "message": message, "status": _STATUS.get(status, "INVALID_ARGUMENT")}}
+
+
+def _texts(item: Choice | Delta, text: str) -> list[dict[str, Any]]:
+    thoughts = [{"text": item.reasoning, "thought": True}] if item.reasoning else []
+    return thoughts + [{"text": each} for each in (text, item.refusal) if each]
+
+
+def _calls(calls: list[ToolCall], reply_id: str) -> list[dict[str, Any]]:
+    shown = []
+    for place, call in enumerate(calls):
+        call_id = call.id or own_id("call_", reply_id, place)
+        shown.append({"functionCall": {"id": call_id, "name": call.name, "args": tool_input(call.arguments)}})
+    return shown
+
+
+def _candidate(index: int, parts: list[dict[str, Any]], finish: str | None = None) -> dict[str, Any]:
+    ended = {} if finish is None else {"finishReason": _FINISH.get(finish, "STOP")}
+    return {"content": {"parts": parts, "role": "model"}, **ended, "index": index}
+
+
+def _body(candidates: list[dict[str, Any]], model: str, reply_id: str, **more: Any) -> dict[str, Any]:
+    return {"candidates": candidates, **more, "modelVersion": model, "responseId": reply_id}
+
+
+def whole_reply(reply: Reply, request: ModelRequest) -> dict[str, Any]:
+    """The body of a reply that is not streamed."""
+    candidates = [
+        _candidate(
+            choice.index,
+            [*_texts(choice, choice.content), *_calls(choice.tool_calls, reply.id)] or [{"text": ""}],
+            choice.finish_reason or "stop",
+        )
+        for choice in reply.choices
+    ]
+    usage = usage_dict(reply.usage or request.counted or Usage())
+    return _body(candidates, reply.model or request.model, reply.id, usageMetadata=usage)
+
+
+class Encoder:
+    """Deltas -> the bytes of a stream. Calls come whole, in the last event."""
+
+    def __init__(self, request: ModelRequest, *, reply_id: str, model: str = "", created: int = 0) -> None:
+        self._request = request
+        self._model, self._id = model or request.model, reply_id
+        self._usage = request.counted or Usage()
+        self._calls = [CollectedCalls() for _ in range(request.n)]
+        self._finish: list[str | None] = [None] * request.n
+
+    def start(self) -> bytes:
+        return b""
+
+    def feed(self, delta: Delta) -> bytes:
+        self._usage = delta.usage or self._usage
+        if delta.choice >= len(self._calls):
+            return b""
+        self._calls[delta.choice].add(delta.tool_calls)
+        self._finish[delta.choice] = delta.finish_reason or self._finish[delta.choice]
+        parts = _texts(delta, delta.text)
+        return self._event([_candidate(delta.choice, parts)]) if parts else b""
+
+    def ping(self) -> bytes:
+        return IDLE
+
+    def finish(self) -> bytes:
+        """The last event of every candidate, with the usage."""
+        ended = [
+            _candidate(index, _calls(calls.all(), self._id) or [{"text": ""}], self._finish[index] or "stop")
+            for index, calls in enumerate(self._calls)
+        ]
+        return self._event(ended, usageMetadata=usage_dict(self._usage))
+
+    def error(self, error: RequestError) -> bytes:
+        """An error after the stream began."""
+        return encode_event(error_dict(error))
+
+    def _event(self, candidates: list[dict[str, Any]], **more: Any) -> bytes:
+        return encode_event(_body(candidates, self._model, self._id, **more))
+
+
+# An empty line. The provider's Python client reads the lines of comments as JSON.
+IDLE = b"\n"
