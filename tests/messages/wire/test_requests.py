@@ -435,11 +435,12 @@ GOOGLE_CONTENTS = st.lists(
 def test_no_body_of_google_can_do_worse_than_a_400(fields, contents) -> None:
     if contents is not None:
         fields["contents"] = contents
+    error = RequestError()
     try:
         json.dumps(parse("gemini", **fields).to_chat_body())
     except RequestError as refusal:
-        assert refusal.status == 400
-        assert json.loads(error_body("gemini", refusal))["error"]["status"] == "INVALID_ARGUMENT"
+        error = refusal
+    assert json.loads(error_body("gemini", error))["error"]["status"] == "INVALID_ARGUMENT"
 
 
 def test_a_prompt_that_is_too_long_is_said_in_each_providers_words() -> None:
