@@ -240,7 +240,7 @@ def test_a_run_keeps_limits_in_evaluations_and_claims_no_more_than_was_learned(
     assert "100 % of the sampled tokens could be trained, 0 % were" in done.stdout
     assert "Verdict: cannot tell: on the same 6 inputs the reward changed by +0.000" in done.stdout
     assert "agent_error: KeyError: 'lamp'" in done.stdout
-    assert f"metrics sampled {limit}" in done.stdout
+    assert f"sampled {limit}" in done.stdout
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["trainable_token_share"], summary["trained_token_share"]) == (1.0, 0.0)
     assert summary["held_out_metrics_after"] == {"sampled": limit}
