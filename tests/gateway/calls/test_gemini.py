@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
+from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, Limits, SessionHandle
 from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
 from agentcore_rl_toolkit.messages.render import Renderer
@@ -109,15 +109,16 @@ async def test_a_call_and_its_result_are_one_sequence_in_relay_mode(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("ids", [True, False])
+@pytest.mark.parametrize("faithful", [True, False])
 async def test_a_conversation_in_token_mode_has_the_sampled_ids(
-    engine: ScriptedEngine, start_gateway: Start, stream: bool, ids: bool
+    engine: ScriptedEngine, start_gateway: Start, stream: bool, faithful: bool
 ) -> None:
+    """Also for a client that leaves out the ids of calls and the thoughts."""
     gateway = await start_gateway(engine, model_dir=str(MODEL))
     session = await opened(gateway)
     llm, renderer = google(session), Renderer.from_path(MODEL)
     stop = min(renderer.stop_token_ids)
-    call = '<tool_call>\n{"name": "add", "arguments": {"x": 1, "y": 2}}\n</tool_call>'
+    call = '<think>\nOne sum.\n</think>\n\n<tool_call>\n{"name": "add", "arguments": {"x": 1, "y": 2}}\n</tool_call>'
     for text in (call, "It is 3."):
         engine.replies.append({"token_ids": [*renderer.encode(text), stop]})
     contents: Any = [types.Content(role="user", parts=[types.Part(text="1 + 2?")])]
@@ -126,8 +127,10 @@ async def test_a_conversation_in_token_mode_has_the_sampled_ids(
     made = next(part.function_call for part in parts if part.function_call)
     assert (made.name, made.args) == ("add", {"x": 1, "y": 2})
     assert last.usage_metadata.prompt_token_count == len(engine.calls[0].prompt_ids) > counted.total_tokens
-    if not ids:
+    assert "".join(part.text for part in parts if part.thought).strip() == "One sum."
+    if not faithful:
         made.id = None
+        parts = [part for part in parts if not part.thought]
     result = types.FunctionResponse(id=made.id, name="add", response={"sum": 3})
     contents += [
         types.Content(role="model", parts=parts),
@@ -300,3 +303,13 @@ async def test_a_stream_that_breaks_raises(
         await reply_of(google(session), "hi", stream=True)
     assert not isinstance(caught.value, AssertionError), caught.value
     assert len((await captured(client, session)).errors) == 1
+
+
+async def test_a_slow_stream_is_kept_alive(engine: ScriptedEngine, start_gateway: Start) -> None:
+    gateway = await start_gateway(engine, limits=Limits(connect_s=60.0, keep_alive_s=0.02))
+    session = await opened(gateway)
+    engine.token_s = 0.1
+    engine.faults.append(Fault(delay_s=0.2))
+    engine.replies.append({"content": "w1 w2"})
+    parts, _ = await reply_of(google(session), "hi", stream=True)
+    assert [part.text for part in parts] == ["w1", " w2"]

@@ -78,7 +78,23 @@ def of_responses(events: list[dict[str, Any]]) -> tuple[str, str, list[Call], st
     return text, thoughts, calls, finish
 
 
-READERS = {"chat": of_chat, "anthropic": of_anthropic, "responses": of_responses}
+def of_gemini(events: list[dict[str, Any]]) -> tuple[str, str, list[Call], str]:
+    parts = [part for event in events for part in event["candidates"][0]["content"]["parts"]]
+    calls = [part["functionCall"] for part in parts if "functionCall" in part]
+    reason = {"STOP": "tool_calls" if calls else "stop", "MAX_TOKENS": "length"}
+    assert [("finishReason" in event["candidates"][0], "usageMetadata" in event) for event in events] == [
+        *[(False, False)] * (len(events) - 1),
+        (True, True),
+    ]
+    return (
+        "".join(part["text"] for part in parts if "text" in part and "thought" not in part),
+        "".join(part["text"] for part in parts if part.get("thought")),
+        [(call["id"], call["name"], json.dumps(call["args"])) for call in calls],
+        reason[events[-1]["candidates"][0]["finishReason"]],
+    )
+
+
+READERS = {"chat": of_chat, "anthropic": of_anthropic, "responses": of_responses, "gemini": of_gemini}
 
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6)
 CALLS = st.lists(
@@ -94,7 +110,7 @@ CALLS = st.lists(
 
 
 @given(
-    name=st.sampled_from(CHATTY),
+    name=st.sampled_from(sorted(READERS)),
     thoughts=st.lists(WORDS, max_size=3),
     texts=st.lists(WORDS, max_size=4),
     calls=CALLS,
@@ -154,9 +170,14 @@ def test_reasons_to_finish_in_each_dialects_words(finish, stop_sequence, anthrop
     assert (body["stop_reason"], body["stop_sequence"]) == (anthropic, stop_sequence)
     body = json.loads(DIALECTS["responses"].encode_reply(reply, ModelRequest(dialect="responses", model="m")))
     assert body["status"] == responses
+    body = json.loads(DIALECTS["gemini"].encode_reply(reply, ModelRequest(dialect="gemini", model="m")))
+    reason = {"length": "MAX_TOKENS", "content_filter": "SAFETY"}.get(finish, "STOP")
+    assert body["candidates"] == [
+        {"content": {"role": "model", "parts": [{"text": "x"}]}, "finishReason": reason, "index": 0}
+    ]
 
 
-@pytest.mark.parametrize("name", ["responses", "anthropic"])
+@pytest.mark.parametrize("name", ["responses", "anthropic", "gemini"])
 def test_a_name_that_an_engine_repeats_in_each_piece_of_a_call_is_one_name(name) -> None:
     pieces = [ToolDelta(index=0, id="c", name="f", arguments="{"), ToolDelta(index=0, id="c", name="f", arguments="}")]
     deltas = [*(Delta(tool_calls=[piece]) for piece in pieces), Delta(finish_reason="tool_calls")]
