@@ -30,6 +30,7 @@ REQUIREMENTS = {
     "with_langgraph.py": ("langchain-openai>=1", "langgraph>=1"),
     "with_openai_agents.py": ("openai-agents>=0.6",),
     "with_litellm.py": ("litellm>=1.80",),
+    "with_google_adk.py": ("google-adk>=1.20",),
 }
 CLIENT_LIMIT_S = 90
 
@@ -79,6 +80,7 @@ def call(name: str, x: int, y: int) -> dict[str, object]:
         ("with_langgraph.py", ["chat", "responses"]),
         ("with_openai_agents.py", ["chat", "responses"]),
         pytest.param("with_litellm.py", ["chat", "anthropic"], marks=pytest.mark.nightly),
+        pytest.param("with_google_adk.py", ["gemini"], marks=pytest.mark.nightly),
     ],
 )
 async def test_agents_use_tools_and_each_session_is_one_sequence(
