@@ -64,6 +64,14 @@ _STOP_REASONS = {
 }
 
 
+def text_of(error: BaseException) -> str:
+    """`str(error)`; empty if the error cannot be written as a text."""
+    try:
+        return str(error)
+    except BaseException:  # of user code
+        return ""
+
+
 class AgentCoreRLError(Exception):
     """Base of every error raised by this package.
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import itertools
 import json
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,13 @@ from agentcore_rl_toolkit import RolloutClient
 from agentcore_rl_toolkit.client import BatchProgress, Deadlines, WatchSettings
 from agentcore_rl_toolkit.client.batch import error_line
 from agentcore_rl_toolkit.contract import Outcome
-from agentcore_rl_toolkit.errors import AgentError, ConfigError, RolloutLostError, StorePermissionError
+from agentcore_rl_toolkit.errors import (
+    AgentCoreRLError,
+    AgentError,
+    ConfigError,
+    RolloutLostError,
+    StorePermissionError,
+)
 from agentcore_rl_toolkit.store import ObjectStore
 from scripted_runtime import ScriptedRuntime
 from serving import wait_for as until
@@ -177,17 +185,73 @@ def test_a_batch_takes_inputs_when_there_is_room_and_holds_twice_its_limit(
     assert runtime.live == []
 
 
-def test_an_iterable_that_raises_ends_its_batch(client: RolloutClient, runtime: ScriptedRuntime) -> None:
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (KeyError("row 1"), KeyError),
+        (SystemExit("row 1"), SystemExit),
+        (concurrent.futures.CancelledError("row 1"), concurrent.futures.CancelledError),
+        (asyncio.CancelledError("row 1"), AgentCoreRLError),  # as it is, it would cancel the caller's task
+    ],
+    ids=repr,
+)
+def test_an_iterable_that_raises_ends_its_batch_and_no_other_rollout(
+    client: RolloutClient, runtime: ScriptedRuntime, error: BaseException, raised: type[BaseException]
+) -> None:
     def broken() -> Iterator[dict[str, Any]]:
         yield {"script": {"hang": True}}
-        raise KeyError("row 1")
+        raise error
 
-    with pytest.raises(KeyError, match="row 1"):
+    other = client.submit({"script": {"hang": True}})
+    with pytest.raises(raised, match="row 1"):
         list(client.run_batch(broken(), 2))
+
+    async def collect() -> list[Any]:
+        return [item async for item in client.run_batch_async(broken(), 2)]
+
+    with pytest.raises(raised, match="row 1"):
+        asyncio.run(collect())
+    assert not other.done()
+    assert client.submit(rows(1)[0]).result(60)["n"] == 0
+    other.cancel()
     client.flush()
     assert runtime.live == []
     with pytest.raises(ConfigError, match="without a length"):
         client.run_batch(broken())
+
+
+def test_wrong_settings_end_a_batch_that_has_started_all_its_rollouts(
+    client: RolloutClient, runtime: ScriptedRuntime
+) -> None:
+    runtime.faults.append("404")
+    with pytest.raises(ConfigError, match="every rollout would fail like its first ones"):
+        list(client.run_batch([{"script": {"hang": True}}] * 3))
+    client.flush()
+    assert runtime.live == []
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise ValueError("this exception has no text")
+
+
+def test_an_exception_without_a_text_is_an_item_like_others(client: RolloutClient) -> None:
+    def prepare(session_id: str, attempt: int) -> dict[str, Any]:
+        raise Mute
+
+    (item,) = client.run_batch(rows(1), prepare=prepare)
+    assert (item.outcome, item.error, type(item.exception)) == (Outcome.LOST, "Mute:", Mute)
+
+
+def test_sys_exit_in_a_progress_hook_ends_its_batch_alone(client: RolloutClient, runtime: ScriptedRuntime) -> None:
+    def hook(progress: BatchProgress) -> None:
+        sys.exit("enough")
+
+    with pytest.raises(SystemExit, match="enough"):
+        list(client.run_batch([*rows(1), {"script": {"hang": True}}], progress=hook))
+    assert client.submit(rows(1)[0]).result(60)
+    client.flush()
+    assert runtime.live == []
 
 
 @pytest.mark.parametrize("fault", ["403", "404", "refused store"])

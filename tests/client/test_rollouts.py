@@ -29,6 +29,7 @@ from agentcore_rl_toolkit.errors import (
     RolloutThrottledError,
     RolloutTimeoutError,
 )
+from agentcore_rl_toolkit.store import open_store
 from scripted_runtime import ARN, ScriptedRuntime
 from serving import wait_for as until
 
@@ -195,6 +196,18 @@ def test_waits_never_end_a_rollout(client: RolloutClient) -> None:
     assert list(as_completed([slow, quick])) == [quick, slow]
     assert slow.wait() is True
     assert (slow.ok, quick.ok, quick.result()["status_code"]) == (True, False, 500)
+
+
+def test_as_completed_has_ended_rollouts_in_the_order_of_their_ends(client: RolloutClient) -> None:
+    futures = []
+    for _ in range(8):
+        futures.append(client.submit(script()))
+        assert futures[-1].wait(60)
+    running = client.submit(script(hang=True))
+    completed = as_completed([running, *reversed(futures), futures[0]])
+    assert list(itertools.islice(completed, 8)) == futures
+    running.cancel()
+    assert list(completed) == [running]
 
 
 # ---- cancellation
@@ -440,6 +453,59 @@ def test_an_exception_of_prepare_is_the_end_of_its_rollout_only(
     assert (item.outcome, runtime.runs) == (Outcome.LOST, 0)
     assert type(error).__name__ in str(item.error)
     assert client.submit(script()).result(60)
+
+
+def test_a_prepare_that_fails_is_a_failed_attempt(client: RolloutClient, runtime: ScriptedRuntime) -> None:
+    async def prepare(session_id: str, attempt: int) -> dict[str, Any]:
+        inner = asyncio.ensure_future(asyncio.Event().wait())
+        if attempt == 1:
+            inner.cancel()
+            await inner
+        if attempt == 2:
+            raise KeyError("x")
+        inner.cancel()
+        return {}
+
+    (item,) = client.run_batch([script()], retries=2, prepare=prepare)
+    assert (item.outcome, item.attempt, runtime.runs) == (Outcome.OK, 3, 1)
+    (item,) = client.run_batch([script()], prepare=prepare)
+    assert (item.outcome, item.error) == (Outcome.LOST, "prepare raised CancelledError")
+
+
+def test_sys_exit_in_a_subscriber_or_a_callback_ends_nothing(client: RolloutClient, runtime: ScriptedRuntime) -> None:
+    client.subscribe(lambda event, fields: sys.exit("subscriber"))
+    future = client.submit(script(run_s=0.1))
+    future.add_done_callback(lambda _: sys.exit("callback"))
+    assert future.result(60)
+    assert client.submit(script()).result(60)
+    client.flush()
+    assert runtime.live == []
+
+
+def test_sys_exit_in_a_reward_is_the_error_of_one_record(client: RolloutClient) -> None:
+    client.submit(script(result={"rewards": 1.0})).result(60)
+    (replayed,) = client.replay(lambda record, payload: sys.exit("reward"))
+    assert "SystemExit: reward" in str(replayed.error)
+
+
+def test_one_record_is_the_result_of_one_rollout(client: RolloutClient, store_url: str) -> None:
+    reply = {"status": "processing", "s3_bucket": store_url, "result_key": "exp/own/p.json"}
+    first = client.invoke(script(reply=reply, hang=True))
+    until(lambda: first.stage == "run")
+    second = client.invoke(script(reply=reply, hang=True))
+    assert isinstance(second.exception(60), InvalidResultError)
+    assert "another rollout in flight" in str(second.exception())
+    open_store(store_url).put("exp/own/p.json", b'{"rewards": 1.0}')
+    assert first.result(60)["rewards"] == 1.0
+
+
+def test_a_payload_too_deep_for_json_is_invalid(client: RolloutClient, runtime: ScriptedRuntime) -> None:
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    future = client.submit({"deep": deep})
+    assert isinstance(future.exception(60), ConfigError)
+    assert (future.outcome, runtime.requests["invoke"]) == (Outcome.INVALID, 0)
 
 
 # ---- arguments

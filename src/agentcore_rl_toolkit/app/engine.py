@@ -144,7 +144,11 @@ class Engine:
             train=config.extra.get(TRAIN_FIELD) or function.train,
         )
         rollout = make(config=config, info=info, store=store, heartbeat_s=heartbeat_s)
-        self._begin(rollout)
+        try:
+            self._begin(rollout)
+        except BaseException:
+            self._accepted.pop(identity, None)  # delivered again, it is tried again
+            raise
         if heartbeat_s is not None and settings.store_check_s > 0:
             # The first heartbeat shows if the store accepts objects. Faults that may pass are tried again for longer than this.
             await asyncio.wait({rollout.first_beat}, timeout=settings.store_check_s)
@@ -238,7 +242,13 @@ class Engine:
             self._live.discard(rollout)
             rollout.done.set_result(None)
 
-        rollout.start(self.runner).add_done_callback(finished)
+        try:
+            supervisor = rollout.start(self.runner)
+        except BaseException:  # no thread can be started
+            self._on_end(busy)
+            self._live.discard(rollout)
+            raise
+        supervisor.add_done_callback(finished)
 
 
 def is_rollout(payload: Any) -> bool:

@@ -34,7 +34,7 @@ from ..contract import (
     extract_reward,
     redact_payload,
 )
-from ..errors import AgentError, ConfigError, ContractError, InvalidResultError
+from ..errors import AgentError, ConfigError, ContractError, InvalidResultError, text_of
 from ..proof import PROOF_FIELD
 from .causes import Blame
 
@@ -49,10 +49,14 @@ MAX_CONVERSIONS = 50
 
 
 class Encoder:
-    """Encodes one result. ``conversions`` maps the path of each value that lost something to a description."""
+    """Encodes one result. ``conversions`` maps the path of each value that lost something to a description.
 
-    def __init__(self) -> None:
+    Texts in it lose their ``secrets``. Numbers and names of keys keep them: a key of digits would break numbers.
+    """
+
+    def __init__(self, secrets: Sequence[str] = ()) -> None:
         self.conversions: dict[str, str] = {}
+        self._secrets = secrets
 
     def members(self, fields: Mapping[str, Any]) -> str:
         """``"key": value, "key": value`` for a top-level object, without its braces.
@@ -83,11 +87,18 @@ class Encoder:
             return value
         if isinstance(value, enum.Enum):
             return self._plain(value.value, path, depth)
-        for kind in (str, int):
-            if isinstance(value, kind):
-                return kind(value)
+        if isinstance(value, str):
+            return self._blanked(str(value))
+        if isinstance(value, int):
+            return int(value)
         if isinstance(value, (float, decimal.Decimal, fractions.Fraction)):
-            return self._number(float(value), path)
+            try:
+                number = float(value)
+            except (ValueError, OverflowError) as e:  # a signaling NaN, a fraction beyond the largest float
+                raise InvalidResultError(
+                    f"result[{path}] is a {type(value).__name__} without a JSON form: {e}"
+                ) from None
+            return self._number(number, path)
         if isinstance(value, Mapping):
             return self._object(value, path, depth)
         if isinstance(value, (bytes, bytearray, memoryview)):
@@ -98,7 +109,7 @@ class Encoder:
         if isinstance(value, dt.timedelta):
             return value.total_seconds()
         if isinstance(value, os.PathLike):
-            return os.fspath(value)
+            return self._plain(os.fspath(value), path, depth)  # may be bytes
         if isinstance(value, Set):  # hash order differs from process to process, and mixed types do not compare
             return sorted((self._plain(item, path, depth + 1) for item in value), key=json.dumps)
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -114,6 +125,11 @@ class Encoder:
                 return self._plain(to_jsonable_python(value), path, depth)
         name = f"{type(value).__module__}.{type(value).__qualname__}"
         raise InvalidResultError(f"result[{path}] is a {name}, which has no JSON form; return plain values instead")
+
+    def _blanked(self, text: str) -> str:
+        for secret in self._secrets:
+            text = text.replace(secret, REDACTED)
+        return text
 
     def _number(self, value: float, path: str) -> float | None:
         if math.isfinite(value):
@@ -221,14 +237,14 @@ def success_body(info: RolloutInfo, result: Any, *, max_bytes: int) -> tuple[byt
     status = fields["status_code"]
     ok = isinstance(status, int) and not isinstance(status, bool) and 200 <= status < 300
     outcome = Outcome.OK if ok else Outcome.AGENT_ERROR
-    encoder = Encoder()
-    head = _joined(encoder, fields, info.secrets, max_bytes)
+    encoder = Encoder(info.secrets)
+    head = _joined(encoder, fields, max_bytes)
     tail = _reserved(info) | _info(info, outcome, None if ok else Blame(cause=Cause.AGENT))
     if encoder.conversions:
         tail[INFO_FIELD]["conversions"] = encoder.conversions
     if "outcome" not in fields:  # an agent may use that key
         tail["outcome"] = str(outcome)
-    return b"{" + head + b", " + _joined(Encoder(), tail, max_bytes=max_bytes) + b"}", outcome
+    return b"{" + head + b", " + _joined(Encoder(), tail, max_bytes) + b"}", outcome
 
 
 def error_body(
@@ -252,7 +268,7 @@ def error_body(
         head["rewards"] = policy_reward
     if blame.cause is Cause.AGENT and policy_reward is not None:
         tail[INFO_FIELD][POLICY_REWARD_FIELD] = policy_reward  # the gateway may know that the policy failed
-    return b"{" + _joined(Encoder(), head, info.secrets) + b", " + _joined(Encoder(), tail) + b"}"
+    return b"{" + _joined(Encoder(info.secrets), head) + b", " + _joined(Encoder(), tail) + b"}"
 
 
 def _reserved(info: RolloutInfo) -> dict[str, Any]:
@@ -276,16 +292,12 @@ def _info(info: RolloutInfo, outcome: Outcome, blame: Blame | None) -> dict[str,
     return {INFO_FIELD: {name: value for name, value in block.items() if value is not None}}
 
 
-def _joined(
-    encoder: Encoder, fields: Mapping[str, Any], secrets: tuple[str, ...] = (), max_bytes: float = math.inf
-) -> bytes:
+def _joined(encoder: Encoder, fields: Mapping[str, Any], max_bytes: float = math.inf) -> bytes:
     members = encoder.members(fields).encode("ascii")
     if len(members) > max_bytes:
         raise InvalidResultError(
             f"the result is larger than {max_bytes} bytes; store large data elsewhere and return its key"
         )
-    for secret in secrets:
-        members = members.replace(json.dumps(secret)[1:-1].encode("ascii"), REDACTED.encode("ascii"))
     return members
 
 
@@ -300,8 +312,4 @@ def describe(e: BaseException) -> tuple[str, str]:
     if isinstance(e, AgentError) and e.error_type:
         return e.message or e.error_type, e.error_type
     error_type = type(e).__name__
-    try:
-        text = _shortened(str(e).strip())
-    except BaseException:  # a broken __str__ in user code must not lose the record
-        text = ""
-    return text or error_type, error_type
+    return _shortened(text_of(e).strip()) or error_type, error_type

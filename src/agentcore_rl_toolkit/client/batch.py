@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ..contract import Cause, IdValue, Outcome
-from ..errors import AgentCoreRLError, AgentError, ConfigError, RolloutLostError
+from ..errors import AgentCoreRLError, AgentError, ConfigError, RolloutLostError, text_of
 from ..proof import Proof
 from .future import RolloutFuture
 from .ledger import Attempt, FileLedger, attempts_of, fingerprint
 from .rollout import Dispatcher, Rollout
-from .transport import STORE_REFUSED
+from .transport import STORE_REFUSED, is_own_cancellation
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +107,8 @@ class BatchProgress:
 def error_line(error: BaseException) -> str:
     """An error in one line of at most `LINE_CHARS`, with the class that the agent raised."""
     kind = getattr(error, "error_type", None) if isinstance(error, AgentCoreRLError) else type(error).__name__
-    text = str(error) if kind is None or kind in str(error) else f"{kind}: {error}"
+    text = text_of(error)
+    text = text if kind is None or kind in text else f"{kind}: {text}"
     line = " | ".join(part.strip() for part in text.splitlines() if part.strip()) or type(error).__name__
     return line if len(line) <= LINE_CHARS else f"{line[: LINE_CHARS - 3]}..."
 
@@ -169,6 +170,8 @@ class BatchResult:
             item = None if self._over else self._portal.call(self._run.next_item())
             if item is None:
                 raise StopIteration
+            if isinstance(item, BaseException):
+                raise item
             return item
         except BaseException:  # the end, too
             self.close()
@@ -180,6 +183,8 @@ class BatchResult:
             item = None if self._over else await self._portal.run(self._run.next_item())
             if item is None:
                 raise StopAsyncIteration
+            if isinstance(item, BaseException):
+                raise item
             return item
         except BaseException:  # the end, too
             self.close()
@@ -246,14 +251,14 @@ class Run:
     ) -> None:
         self.dispatcher, self._rollouts = dispatcher, rollouts
         self._total, self._hook, self._log_interval_s = total, hook, log_interval_s
-        self._finished: asyncio.Queue[BatchItem | Exception | None] = asyncio.Queue()
+        self._finished: asyncio.Queue[BatchItem | BaseException | None] = asyncio.Queue()
         self._room, self._slots = asyncio.Semaphore(2 * limit), asyncio.Semaphore(limit)
         self._live: set[RolloutFuture] = set()
         self._outcomes: Counter[str] = Counter()
         self._proofs: Counter[Proof | None] = Counter()
         self._causes: Counter[str] = Counter()
         self._records = 0  # that were read
-        self._wrong: BaseException | None = None  # an error that every rollout would meet
+        self._wrong: AgentCoreRLError | None = None  # an error that every rollout would meet
         self._began_s = self._logged_s = time.monotonic()
 
     async def feed(self) -> None:
@@ -266,28 +271,31 @@ class Run:
                 rollout = await anext(self._rollouts, None)
                 if rollout is None:
                     break
-                if self._wrong is not None and not self._records:
-                    text = f"the batch ends, because every rollout would fail like its first ones: {self._wrong}"
-                    code = getattr(self._wrong, "code", None)
-                    raise ConfigError(text, code=code) from self._wrong.__cause__ or self._wrong
+                self._check_settings()
                 future = self.dispatcher.submit(rollout)
                 self._live.add(future)
                 ended = functools.partial(self._ended, index=rollout.index)
                 future.add_done_callback(functools.partial(loop.call_soon_threadsafe, ended))
             while self._live:
+                self._check_settings()
                 await self._slots.acquire()
-        except Exception as e:
-            self._finished.put_nowait(e)
+        except BaseException as e:  # also what the caller's iterable raises, such as SystemExit
+            if is_own_cancellation(e):
+                raise
+            if isinstance(e, asyncio.CancelledError):  # raised as it is, it would cancel the caller's task
+                error = AgentCoreRLError(f"the payloads of the batch raised {error_line(e)}")
+                error.__cause__ = e
+                self._finished.put_nowait(error)
+            else:
+                self._finished.put_nowait(e)
         finally:
             self.cancel()
             self._finished.put_nowait(None)
 
-    async def next_item(self) -> BatchItem | None:
-        """The next finished item; None at the end. Raises: the error that ended the batch."""
+    async def next_item(self) -> BatchItem | BaseException | None:
+        """The next finished item, or the error that ended the batch, for the caller to raise; None at the end."""
         item = await self._finished.get()
         self._room.release()
-        if isinstance(item, Exception):
-            raise item
         return item
 
     def cancel(self) -> None:
@@ -295,19 +303,32 @@ class Run:
         for future in list(self._live):
             future.cancel()
 
+    def _check_settings(self) -> None:
+        """Raises: ConfigError when every rollout would fail like the first ones."""
+        if self._wrong is not None and not self._records:
+            text = f"the batch ends, because every rollout would fail like its first ones: {self._wrong}"
+            raise ConfigError(text, code=self._wrong.code) from self._wrong.__cause__ or self._wrong
+
     def _ended(self, future: RolloutFuture, index: int | None) -> None:
         self._live.discard(future)
-        item = item_of(future, index)
-        if getattr(item.exception, "code", None) in WRONG_SETTINGS:
-            self._wrong = self._wrong or item.exception
-        self._outcomes[str(item.outcome)] += 1
-        self._proofs[item.proof] += 1
-        self._records += item.result is not None
-        if item.cause is not None:
-            self._causes[str(item.cause)] += 1
-        self._report()
-        self._finished.put_nowait(item)
-        self._slots.release()
+        try:
+            item = item_of(future, index)
+            error = item.exception
+            if isinstance(error, AgentCoreRLError) and error.code in WRONG_SETTINGS:
+                self._wrong = self._wrong or error
+            self._outcomes[str(item.outcome)] += 1
+            self._proofs[item.proof] += 1
+            self._records += item.result is not None
+            if item.cause is not None:
+                self._causes[str(item.cause)] += 1
+            try:
+                self._report()
+            finally:
+                self._finished.put_nowait(item)
+        except BaseException as e:  # on the loop of all rollouts
+            self._finished.put_nowait(e)
+        finally:
+            self._slots.release()
 
     def _report(self) -> None:
         now_s = time.monotonic()
@@ -331,7 +352,9 @@ class Run:
         try:
             if self._hook is not None:
                 self._hook(progress)
-        except Exception:
+        except (SystemExit, KeyboardInterrupt):  # ends the batch
+            raise
+        except BaseException:
             logger.exception("the progress hook of a batch failed")
 
 

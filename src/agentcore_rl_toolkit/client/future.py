@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import logging
+import math
+import queue
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
@@ -13,6 +16,8 @@ from .._portal import Portal, result_of
 from ..contract import Cause, IdValue, Outcome, Stage
 from ..errors import AgentCoreRLError, RolloutCancelledError, RolloutTimeoutError
 from .records import Verdict
+
+logger = logging.getLogger(__name__)
 
 
 class RolloutFuture:
@@ -177,7 +182,16 @@ class RolloutFuture:
 
     def add_done_callback(self, callback: Callable[[RolloutFuture], object]) -> None:
         """Call `callback(future)` when the rollout ends, on the client's thread (at once if it is over). Keep it short."""
-        self._done.add_done_callback(lambda _: callback(self))
+
+        def call(_: object) -> None:
+            try:
+                callback(self)
+            except BaseException as e:
+                if not isinstance(e, Exception) and not self._portal.on_own_thread:
+                    raise
+                logger.exception("a done callback of a rollout failed")
+
+        self._done.add_done_callback(call)
 
     def cancel(self) -> bool:
         """End the rollout and stop its session in the background. Returns True for the call that ended it.
@@ -249,6 +263,13 @@ def as_completed(futures: Iterable[RolloutFuture], timeout: float | None = None)
 
     Raises: TimeoutError when some are not over `timeout` seconds after the call.
     """
-    waiting = {future._done: future for future in futures}
-    for done in concurrent.futures.as_completed(waiting, timeout):
-        yield waiting[done]
+    ended: queue.SimpleQueue[RolloutFuture] = queue.SimpleQueue()
+    end_s = None if timeout is None else time.monotonic() + timeout
+    waiting = sorted(dict.fromkeys(futures), key=lambda f: math.inf if f._ended_s is None else f._ended_s)
+    for future in waiting:
+        future.add_done_callback(ended.put)
+    for left in range(len(waiting), 0, -1):
+        try:
+            yield ended.get(timeout=None if end_s is None else max(0.0, end_s - time.monotonic()))
+        except queue.Empty:
+            raise TimeoutError(f"{left} of {len(waiting)} rollouts are not over after {timeout} s") from None

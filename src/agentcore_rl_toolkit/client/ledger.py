@@ -68,11 +68,12 @@ class FileLedger:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self._fd: int | None = None
+        self._pid = 0  # of the process that opened it
 
     def open(self) -> list[dict[str, Any]]:
         """Open the file for appending. Returns its lines. Raises: ConfigError if another process or client has it open."""
         if self._fd is None:
-            self._fd = self._opened()
+            self._fd, self._pid = self._opened(), os.getpid()
         return list(parse_lines(self.path.read_bytes()))
 
     def append(self, line: Mapping[str, Any]) -> None:
@@ -89,8 +90,10 @@ class FileLedger:
             logger.error("the ledger could not be written: %s", e, extra={"session_id": session_id})
 
     def close(self) -> None:
-        """Close the file."""
+        """Unlock and close the file. In a forked child, the file stays locked."""
         if self._fd is not None:
+            if self._pid == os.getpid():  # a child's copy of the descriptor would keep the lock
+                fcntl.flock(self._fd, fcntl.LOCK_UN)
             os.close(self._fd)
             self._fd = None
 

@@ -33,9 +33,11 @@ from ..errors import (
     RolloutThrottledError,
     RolloutTimeoutError,
     StoreError,
+    text_of,
 )
 from ..proof import Proof, check
 from ..store import ObjectStore
+from .transport import is_own_cancellation
 
 READS_AT_ONCE = 64
 REPLAY_READ_S = 120.0
@@ -235,8 +237,12 @@ async def _replay(reader: RecordReader, key: str, exp_id: str, reward: Reward | 
         stored = extract_reward(verdict.record)
         try:
             scored = None if reward is None else await _score(reward, verdict.record)
-        except Exception as e:  # the reward is user code: one record it fails on is data
-            error = AgentError(f"the reward raised {type(e).__name__}: {e}", error_type=type(e).__name__, key=key)
+        except BaseException as e:  # the reward is user code: one record it fails on is data
+            if is_own_cancellation(e):
+                raise
+            error = AgentError(
+                f"the reward raised {type(e).__name__}: {text_of(e)}", error_type=type(e).__name__, key=key
+            )
             error.__cause__ = e
     input_id, _, name = key.removeprefix(f"{exp_id}/").rpartition("/")
     return Replayed(

@@ -59,6 +59,7 @@ from ..errors import (
     RolloutLostError,
     RolloutThrottledError,
     RolloutTimeoutError,
+    text_of,
 )
 from ..logs import WarnsOnceAMinute
 from ..proof import PROOF_KEY_FIELD, REPLY_FIELD, SCHEME, Proof, ProofKey
@@ -70,7 +71,7 @@ from .ledger import Attempt, FileLedger, fingerprint
 from .pacing import PaceLimits, Pacer, backoff_s, take_turn
 from .records import Expected, RecordReader, Verdict
 from .settings import RETRYABLE, Deadlines, Prepare, TurnsOf, WatchSettings
-from .transport import CallError, Transport, in_thread, parse_reply, within
+from .transport import CallError, Transport, in_thread, is_own_cancellation, parse_reply, within
 from .watcher import Waiter, Watcher
 
 logger = logging.getLogger("agentcore_rl_toolkit.client")
@@ -170,12 +171,18 @@ class Rollout:
                 if unsent and self.stop is not None:
                     await asyncio.wait([self.stop])
                 self.known, self.session_id, self.attempt = None, new_session_id(), self.attempt + 1
-        except asyncio.CancelledError:
-            raise
-        except BaseException as e:  # a SystemExit of `prepare` would end the loop of all rollouts
-            logger.exception("rollout failed inside the client", extra={"session_id": self.session_id})
-            error = e if isinstance(e, Exception) else RolloutLostError(f"prepare raised {type(e).__name__}")
-            return Verdict(outcome=Outcome.LOST, error=error)
+        except BaseException as e:
+            if is_own_cancellation(e):
+                raise
+            return self._failed_here(e)
+
+    def _failed_here(self, error: BaseException) -> Verdict:
+        """The verdict of an attempt in which something in this process raised, such as `prepare`. It may raise SystemExit."""
+        logger.error("rollout failed inside the client", exc_info=error, extra={"session_id": self.session_id})
+        if not isinstance(error, Exception):
+            lost = RolloutLostError(f"prepare raised {type(error).__name__}")
+            lost.__cause__, error = error, lost
+        return Verdict(outcome=Outcome.LOST, error=error)
 
     def _reset(self) -> None:
         self.call, self.stop, self.reply, self.errors = None, None, None, []
@@ -183,7 +190,12 @@ class Rollout:
 
     async def _attempt(self) -> Verdict:
         """One session, from its place in the queue to its verdict."""
-        config = await self._prepared_config()
+        try:
+            config = await self._prepared_config()
+        except BaseException as e:
+            if is_own_cancellation(e):
+                raise
+            return self._failed_here(e)
         try:
             body = self._encode(config)
             if self.known is None:
@@ -227,7 +239,7 @@ class Rollout:
             self.key = result_key(config["exp_id"], config["input_id"], self.session_id)
             self.bucket = str(config["s3_bucket"])
             self.shared.store(self.bucket).check_writable(alive_key(self.key))
-        except (TypeError, ValueError) as e:
+        except (TypeError, ValueError, RecursionError) as e:
             raise ConfigError(f"the payload cannot be sent: {e}") from e
         return body
 
@@ -402,7 +414,9 @@ class Rollout:
         try:
             count = self.shared.turns_of(self.session_id)
             return await count if inspect.isawaitable(count) else count
-        except Exception as e:  # the caller's function
+        except BaseException as e:  # the caller's function
+            if is_own_cancellation(e):
+                raise
             logger.warning("the turns of a session could not be counted: %s", e, extra={"session_id": self.session_id})
             return None
 
@@ -486,10 +500,16 @@ class Rollout:
     def _timed_out(self) -> RolloutTimeoutError:
         """The error of a deadline that passed in the current stage."""
         stage, trouble = self.stage.value, self.trouble()
-        by_call = self.timeout_s is not None and self.stage is not Stage.QUEUE
-        text = f"Timeout after {self.timeout_s:g}s" if by_call else "deadline passed"
+        limit_s: float | None = getattr(self.deadlines, f"{stage}_s")
+        text = f"deadline {stage}_s={limit_s} passed"
+        if self.timeout_s is not None and self.stage is not Stage.QUEUE and self._call_timed_out(self.timeout_s):
+            text = f"Timeout after {self.timeout_s:g}s"
         why = "" if trouble is None else f"; its record could not be looked for: {trouble}"
         return RolloutTimeoutError(f"{text} (stage: {stage}, {self.stages()[stage]:.1f} s in it){why}", stage=stage)
+
+    def _call_timed_out(self, timeout_s: float) -> bool:
+        """Return True if the time of the whole call is over, not that of a stage alone."""
+        return time.monotonic() - self.sent_s >= timeout_s - 0.001  # a timer may be early by its resolution
 
     def stages(self) -> dict[str, float]:
         """Seconds spent in each stage of the last attempt, the current one up to now."""
@@ -659,7 +679,8 @@ class Dispatcher:
             await self._calls.acquire()
             try:
                 if not self.accepted_s:
-                    await in_thread(lambda: self.transport.client)  # making it takes a second of CPU
+                    with contextlib.suppress(CallError):  # the invoke tries again
+                        await in_thread(lambda: self.transport.client)  # making it takes a second of CPU
                 await take_turn(self.pacer.try_start)
             except BaseException:
                 self._calls.release()
@@ -794,7 +815,7 @@ class Dispatcher:
         for subscriber in self.subscribers:
             try:
                 subscriber(event, {**ids, **fields})
-            except Exception:
+            except BaseException:  # a SystemExit would end the loop of all rollouts
                 logger.exception("a subscriber to rollout events failed")
 
     def ended(self, rollout: Rollout, verdict: Verdict, event: Literal["retried", "finished"]) -> None:
@@ -802,7 +823,7 @@ class Dispatcher:
         if rollout.known is not None and rollout.known.outcome is not None:  # an earlier process reported it
             return
         outcome, cause, proof = verdict.outcome, verdict.cause, verdict.proof
-        error = None if verdict.error is None else str(verdict.error)
+        error = None if verdict.error is None else text_of(verdict.error)
         if proof is not None:
             self.counts[proof.value] += 1
         if proof is Proof.FORGED:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import http.client
 import json
 import threading
@@ -67,22 +68,32 @@ class CallError(AgentCoreRLError):
 async def in_thread(function: Callable[..., Any], *args: Any) -> Any:
     """Run a blocking function on a daemon thread and await its result. Cancelling the wait does not stop the function.
 
-    `asyncio.to_thread` accepts no work once the process ends, which would lose the last stop requests.
+    `asyncio.to_thread` accepts no work once the process ends, which would lose the last stop requests. An asyncio future cannot
+    hold every exception, so errors come as values.
     """
-    done: concurrent.futures.Future[Any] = concurrent.futures.Future()
+    done: concurrent.futures.Future[tuple[Any, BaseException | None]] = concurrent.futures.Future()
     done.set_running_or_notify_cancel()
 
     def work() -> None:
         try:
-            done.set_result(function(*args))
+            done.set_result((function(*args), None))
         except BaseException as e:
-            done.set_exception(e)
+            done.set_result((None, e))
 
     try:
         threading.Thread(target=work, name="agentcore-rl-call", daemon=True).start()
     except RuntimeError:  # no new threads while the interpreter shuts down
         work()
-    return await asyncio.wrap_future(done)
+    result, error = await asyncio.wrap_future(done)
+    if error is not None:
+        raise error
+    return result
+
+
+def is_own_cancellation(error: BaseException) -> bool:
+    """Return True if the current task was cancelled. A CancelledError may also come from the code that the task called."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
 
 
 async def within(call: Awaitable[T], limit_s: float) -> T:
@@ -124,7 +135,10 @@ class Transport:
 
     @property
     def client(self) -> Any:
-        """The boto3 client. Raises: ConfigError when boto3 cannot make it (no region, half of a key)."""
+        """The boto3 client.
+
+        Raises: ConfigError when boto3 cannot make it (no region, half of a key); CallError when there are no credentials now.
+        """
         client = self._client
         if client is None:
             with self._lock:
@@ -152,27 +166,34 @@ class Transport:
         made = {"region_name": region, "endpoint_url": endpoint_url, "config": config}
         try:
             client = self._session.client(service, **made)
-            found = credential_of_runtime(client.meta.endpoint_url) if service == DATA_PLANE else None
+            if service != DATA_PLANE:
+                return client
+            found = self._local_key = credential_of_runtime(client.meta.endpoint_url)
             if found is None:
                 return client
             client.close()
-            self._local_key = key, secret = found
+            key, secret = found
             return self._session.client(service, aws_access_key_id=key, aws_secret_access_key=secret, **made)
         except PartialCredentialsError as e:
             raise ConfigError(f"no credentials: {HOW_TO_HAVE_THEM} ({e})", code=type(e).__name__) from e
         except (BotoCoreError, ValueError) as e:
+            fault = look_up(e)
+            if fault is not None and fault.credentials:  # the source of credentials did not answer
+                raise CallError(str(e), fate=fault.fate, credentials=True, code=fault.code) from e
             raise ConfigError(f"boto3 could not make a {service} client: {e}", code=type(e).__name__) from e
 
     def _renew(self, client: Any) -> None:
         """Use fresh credentials from the next call on. A session with keys from the program itself has no others."""
         import boto3
+        from botocore.exceptions import BotoCoreError
 
         with self._lock:
             if self._client is not client:  # another call did it
                 return
             session, self._client, self._session = self._session, None, find_session()
-            if self._session is session and getattr(session.get_credentials(), "method", "") != "explicit":
-                self._session = boto3.Session(profile_name=session.profile_name)
+            with contextlib.suppress(BotoCoreError):  # the next call asks again
+                if self._session is session and getattr(session.get_credentials(), "method", "") != "explicit":
+                    self._session = boto3.Session(profile_name=session.profile_name)
 
     def close(self) -> None:
         """Close pooled connections."""
@@ -221,9 +242,10 @@ class Transport:
     def endings(self, session_ids: Sequence[str]) -> Mapping[str, str] | None:
         """Ask a local runtime which of these sessions have ended, and why. Returns None for any other; AWS gets no request.
 
-        Raises: CallError when it cannot be asked at present.
+        Raises: CallError when it cannot be asked at present. After a refusal, the next question has the runtime's present key.
         """
-        base = str(self.client.meta.endpoint_url)
+        client = self.client
+        base = str(client.meta.endpoint_url)
         if is_aws(base):
             return None
         question = json.dumps({**self._address, "sessions": list(session_ids)}).encode()
@@ -241,7 +263,9 @@ class Transport:
             return {name: _cause_of_end(entry) for name, entry in ended.items() if entry["gone"]}
         except urllib.error.HTTPError as e:
             e.close()
-            if e.code >= 500 or e.code == 429:
+            if e.code in (401, 403) and self._has_new_key(client):
+                self._renew(client)
+            if e.code >= 500 or e.code in (401, 403, 429):
                 raise CallError(f"the runtime answered with status {e.code}", status=e.code) from e
             return None
         except (OSError, http.client.HTTPException) as e:
@@ -249,13 +273,18 @@ class Transport:
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None  # another server's reply
 
+    def _has_new_key(self, client: Any) -> bool:
+        """Return True if a local runtime was started again on its address, and has another key than this client."""
+        if self._client is not client:  # another call has noticed it
+            return True
+        return credential_of_runtime(client.meta.endpoint_url) not in (None, self._local_key)
+
     def _error(self, error: Exception, client: Any, session_id: str) -> AgentCoreRLError:
         """The error to raise for an exception of this boto3 client."""
         fault = look_up(error) or Fault(fate=Fate.FINAL, code=type(error).__name__)
         fate, code, renew = fault.fate, fault.code, fault.credentials
         if fate is Fate.FINAL and self._local_key is not None:
-            # A local runtime that was started again on its address has a new key.
-            renew = credential_of_runtime(client.meta.endpoint_url) not in (None, self._local_key)
+            renew = self._has_new_key(client)
             fate = Fate.TRANSIENT if renew else fate
         if renew:
             self._renew(client)

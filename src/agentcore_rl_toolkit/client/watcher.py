@@ -25,7 +25,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..contract import ALIVE_SUFFIX, RECORD_SUFFIX, alive_key
-from ..errors import AgentCoreRLError, ObjectNotFoundError, RolloutLostError, StoreError, StorePermissionError
+from ..errors import (
+    AgentCoreRLError,
+    InvalidResultError,
+    ObjectNotFoundError,
+    RolloutLostError,
+    StoreError,
+    StorePermissionError,
+)
 from ..store import ObjectInfo, ObjectStore
 from .pacing import backoff_s
 from .transport import in_thread
@@ -121,7 +128,13 @@ class Watcher:
         self.requests = 0
 
     def add(self, key: str, *, expects_life: bool, silence_s: float) -> Waiter:
-        """Start looking for a record."""
+        """Start looking for a record. Raises: InvalidResultError if another rollout in flight waits for the same one."""
+        if key in self._waiters:
+            raise InvalidResultError(
+                f"another rollout in flight has its record at {key!r}, too, and one record is the result of one session; the "
+                "agent must put the session's id into its key",
+                key=key,
+            )
         found: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         prefix = key.rpartition("/")[0] + "/"
         waiter = self._waiters[key] = Waiter(key, prefix, found, expects_life, silence_s, time.monotonic())

@@ -127,12 +127,12 @@ class ObjectStore(ABC):
         Raises: ObjectExistsError with `create_only`.
         """
         check_key(key)
-        unsure, store = False, self._here()
+        unsure = False
 
         async def attempt() -> None:
             nonlocal unsure
             try:
-                await store._put(key, body, create_only, durable)
+                await self._here()._put(key, body, create_only, durable)
             except (TransientStoreError, asyncio.CancelledError) as e:  # or this try's own deadline
                 unsure = unsure or getattr(e, "ambiguous", True)
                 raise

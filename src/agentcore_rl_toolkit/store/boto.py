@@ -32,7 +32,10 @@ class BotoStore(ObjectStore):
         with contextlib.closing(answer["Body"]) as body:
             if max_bytes is not None:
                 check_size(key, self.url, answer["ContentLength"], max_bytes)
-            return bytes(await asyncio.to_thread(body.read))
+            try:
+                return bytes(await asyncio.to_thread(body.read))
+            except Exception as e:
+                raise self._error(key, e) from e
 
     async def _head(self, key: str) -> ObjectInfo:
         return _info(key, await self._call(key, "head_object"), "ContentLength")

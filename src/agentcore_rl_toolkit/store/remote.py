@@ -17,7 +17,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..aws_errors import CODES, CREDENTIAL_CODES, STATUSES
+from ..aws_errors import CODES, CREDENTIAL_CODES, STATUSES, Fate, look_up
 from ..errors import (
     AgentCoreRLError,
     ConfigError,
@@ -70,7 +70,7 @@ def find_provider() -> Any:
     """A provider that asks boto3 for credentials; None if the environment has static keys, which obstore reads by itself.
 
     The environment comes first, as with boto3, and without loading boto3: a session of the local runtime saves 70 ms of CPU.
-    Raises: StorePermissionError when there are no credentials.
+    Raises: StorePermissionError when there are no credentials; TransientStoreError when their source does not answer.
     """
     keys = os.environ.get("AWS_ACCESS_KEY_ID") and os.environ.get("AWS_SECRET_ACCESS_KEY")
     if keys and not _default_session() and not os.environ.get("AWS_SECURITY_TOKEN"):
@@ -81,10 +81,17 @@ def find_provider() -> Any:
     try:
         return Boto3CredentialProvider(find_session(), ttl=TTL)
     except (ValueError, BotoCoreError) as e:
-        raise StorePermissionError(
-            "no credentials for the store: export AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, "
-            f"or use an instance role ({e})"
-        ) from e
+        raise _no_credentials(e) from e
+
+
+def _no_credentials(e: Exception) -> StoreError:
+    fault = look_up(e)
+    if fault is not None and fault.fate is not Fate.FINAL:  # their source did not answer
+        return TransientStoreError(f"credentials for the store: {e}", ambiguous=False)
+    return StorePermissionError(
+        "no credentials for the store: export AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, "
+        f"or use an instance role ({e})"
+    )
 
 
 def _default_session() -> Any:
@@ -127,10 +134,17 @@ class RemoteStore(ObjectStore):
 
     def _with_boto3(self) -> BotoStore:
         from botocore.config import Config
+        from botocore.exceptions import BotoCoreError
 
         config = Config(retries={"total_max_attempts": 1}, s3={"addressing_style": "path"})
         where = {"region_name": self._region, "endpoint_url": find_endpoint(self._region)}
-        client = find_session().client("s3", config=config, **where)
+        try:
+            client = find_session().client("s3", config=config, **where)
+        except BotoCoreError as e:
+            fault = look_up(e)
+            if fault is None or not fault.credentials:
+                raise
+            raise _no_credentials(e) from e
         return BotoStore(self.url, client, self._bucket, self._prefix)
 
     def _store(self) -> Any:
