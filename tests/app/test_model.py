@@ -220,13 +220,24 @@ async def model_of_a_rollout(app: AgentCoreRLApp, **block: Any) -> Model:
     return await asyncio.wait_for(found, 20)
 
 
-async def test_a_rollout_has_no_bedrock_client_and_no_token_of_the_role(
+async def test_a_rollouts_bedrock_client_calls_the_gateway_with_the_key_and_no_token_of_the_role(
     app: AgentCoreRLApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_BEARER_TOKEN_BEDROCK", "bedrock-key")
     for url in (ENDPOINT, "https://bedrock-runtime.us-west-2.amazonaws.com/openai/v1"):
         model = await model_of_a_rollout(app, base_url=url)
         assert (model.source, model.api_key) == ("rollout", "none")
-        with pytest.raises(ConfigError, match="the rollout's model"):
-            model.bedrock_client()
+    seen: list[Any] = []
+
+    def answer(asked: Asked) -> tuple[Any, ...]:
+        seen.append(asked)
+        return 200, {"output": {"message": {"role": "assistant", "content": [{"text": "hi"}]}}}
+
+    with answering(answer) as url:
+        model = await model_of_a_rollout(app, base_url=f"{url}/sessions/a/v1", api_key="sk-1", model_id="m")
+        messages = [{"role": "user", "content": [{"text": "hi"}]}]
+        reply = await asyncio.to_thread(model.bedrock_client().converse, modelId=model.model_id, messages=messages)
+    assert reply["output"]["message"]["content"] == [{"text": "hi"}]
+    assert [asked.path for asked in seen] == ["/sessions/a/v1/bedrock/model/m/converse"]
+    assert seen[0].headers["authorization"] == "Bearer sk-1"
     assert (await model_of_a_rollout(app, base_url=ENDPOINT, api_key="given")).api_key == "given"

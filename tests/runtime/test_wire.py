@@ -5,9 +5,9 @@ from __future__ import annotations
 import botocore.eventstream
 import pytest
 
+from agentcore_rl_toolkit import _event_stream
 from agentcore_rl_toolkit.errors import ConfigError
 from agentcore_rl_toolkit.runtime.agents.agent import NAME, make_runtime_id, parse_agent_option, runtime_arn
-from agentcore_rl_toolkit.runtime.http import commands as eventstream
 from agentcore_rl_toolkit.runtime.wire import (
     SESSION_HEADER,
     Target,
@@ -76,7 +76,7 @@ def test_headers_that_an_agent_sees() -> None:
 
 
 def test_event_stream_is_what_botocore_reads_at_every_chunk_boundary() -> None:
-    data = eventstream.event({"contentDelta": {"stdout": "é" * 300}}) + eventstream.exception(
+    data = _event_stream.event({"contentDelta": {"stdout": "é" * 300}}) + _event_stream.exception(
         "ThrottlingException", "slow"
     )
     for size in (1, 7, len(data)):

@@ -84,16 +84,34 @@ class Model:
         return OpenAIModel(client_args=self.openai_kwargs(), model_id=self.model_id, params={**params, **asked})
 
     def bedrock_client(self, **options: Any) -> Any:
-        """A boto3 client of `bedrock-runtime`, for calls with ``modelId=model.model_id``.
+        """A boto3 client of `bedrock-runtime`, for calls with ``modelId=model.model_id``. In a rollout it calls the gateway.
 
-        Raises: ConfigError for a model at an address, as every rollout's is: the gateway does not speak Bedrock's API.
+        Raises: ConfigError for another model at an address.
         """
+        if self.source == "rollout" and self.base_url is not None:
+            return self._gateway_client(options)
         if self.base_url is not None:
             raise ConfigError(
                 f"bedrock_client() cannot reach the {self.source}'s model at {self.base_url}, which speaks OpenAI's API: use "
                 "openai_kwargs() or strands_model()"
             )
         return _aws().client("bedrock-runtime", **{"region_name": os.environ.get("AWS_REGION"), **options})
+
+    def _gateway_client(self, options: dict[str, Any]) -> Any:
+        """A client that sends the rollout's key in place of a signature; botocore itself sends keys over HTTPS only."""
+        from botocore import UNSIGNED
+        from botocore.config import Config
+
+        config = Config(signature_version=UNSIGNED)
+        options = {"region_name": os.environ.get("AWS_REGION") or "us-east-1", **options}
+        options |= {
+            "endpoint_url": f"{self.base_url}/bedrock",
+            "config": config.merge(options.get("config") or Config()),
+        }
+        client = _aws().client("bedrock-runtime", **options)
+        key = f"Bearer {self.api_key}"
+        client.meta.events.register("before-call.bedrock-runtime", lambda params, **_: _set_key(params, key))
+        return client
 
     @property
     def _address(self) -> str:
@@ -140,6 +158,10 @@ def _model(values: Mapping[str, Any], source: str) -> Model:
         raise ConfigError(f"the {source}'s base_url must begin with http:// or https://, got {url!r}")
     params = values.get("sampling_params") or {}
     return Model(base_url=url, model_id=name, key=values.get("api_key"), sampling_params=params, source=source)
+
+
+def _set_key(params: dict[str, Any], key: str) -> None:
+    params["headers"]["Authorization"] = key
 
 
 @functools.lru_cache(maxsize=1)

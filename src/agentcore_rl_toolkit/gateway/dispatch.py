@@ -14,7 +14,7 @@ from .._servers.host_check import HostCheck, is_loopback
 from ..contract import check_tag
 from ..errors import ConfigError, ContractError
 from ..messages.errors import RequestError
-from ..messages.wire import DIALECTS, anthropic, gemini, passthrough
+from ..messages.wire import DIALECTS, anthropic, bedrock, gemini, passthrough
 from .admin import Admin
 from .call import Call, answer, answer_again
 from .capture.record import TAG
@@ -30,6 +30,7 @@ from .writers import writer_of
 log = logging.getLogger(__name__)
 
 _CALLS = {dialect.path.encode(): name for name, dialect in DIALECTS.items()}
+_COUNTS = {b"messages/count_tokens": "anthropic", gemini.COUNT: "gemini", bedrock.COUNT: "bedrock"}
 _HEALTH = (b"/healthz", b"/health")
 
 
@@ -53,8 +54,10 @@ class Dispatch:
         name, slash, rest = raw[10:].partition(b"/v1/")
         if not slash:  # Google's clients have their own version in the path
             name, slash, rest = raw[10:].partition(b"/v1beta/")
-        # Of an error without a known route.
-        dialect = "gemini" if b"/v1beta/" in raw else "anthropic" if b"messages" in rest else "chat"
+        if not slash:  # Amazon's clients have no version
+            name, slash, rest = raw[10:].rpartition(b"/bedrock/")
+            rest = b"bedrock/" + rest
+        dialect = _dialect_of_errors(raw, rest)
         try:
             self._check(http)
             if (
@@ -95,7 +98,10 @@ class Dispatch:
             path_tag, _, rest = rest[4:].partition(b"/")
             tag = path_tag.decode("utf-8", "replace")
             rest = rest.removeprefix(b"v1/")  # Anthropic's clients put it behind any base URL
-        route = gemini.route_of(rest)
+        if rest.startswith(b"bedrock/"):
+            request.path_key = rest.split(b"/")[1]
+        api = bedrock if rest.startswith(b"bedrock/") else gemini
+        route = api.route_of(rest)
         if route is not None:
             rest = route.pattern
         elif rest not in _CALLS:
@@ -112,7 +118,7 @@ class Dispatch:
                 tag = _checked(tag)
             request.body = await read_body(http, self._context.limits)
             if route is not None:
-                request.body = gemini.with_members(request.body, route, request.query)
+                request.body = api.with_members(request.body, route, request.query)
         except RequestError as e:
             counters["refused"] += 1
             return error_response(dialect, e, {"allow": "POST"} if e.kind == "method_not_allowed" else None)
@@ -195,25 +201,35 @@ class Dispatch:
             name = unquote(wanted.decode("latin-1")) if wanted else None
             dialect = "anthropic" if "anthropic-version" in request.headers else "chat"
             return await respond(self._admin.models(session, name), http, dialect=dialect)
-        if request.method == b"POST" and rest in (b"messages/count_tokens", gemini.COUNT, b"embeddings"):
+        if request.method == b"POST" and rest in (*_COUNTS, b"embeddings"):
             body = await read_body(http, self._context.limits)
             if rest == b"embeddings":
                 return await respond(self._admin.embeddings(body, session), http)
-            dialect = "gemini" if rest == gemini.COUNT else "anthropic"
-            return await respond(self._count(body, session, dialect), http, dialect=dialect)
+            return await respond(self._count(body, session, rest), http, dialect=_COUNTS[rest])
         shown = rest.decode("utf-8", "replace")[:80]
         hint = " (Anthropic's clients want the base URL without its /v1)" if rest.startswith(b"v1/") else ""
         raise RequestError(
             f"/v1/{shown} is not served here; there are chat/completions, responses, messages, "
-            f"models/{{model}}:generateContent, embeddings and models{hint}",
+            f"models/{{model}}:generateContent, bedrock, embeddings and models{hint}",
             kind="not_found",
         )
 
-    async def _count(self, body: bytes, session: Session, dialect: str) -> dict[str, int]:
-        if dialect == "gemini":
+    async def _count(self, body: bytes, session: Session, route: bytes) -> dict[str, int]:
+        if route == gemini.COUNT:
             return {"totalTokens": await self._admin.count_tokens(gemini.parse_request(body), session)}
+        if route == bedrock.COUNT:
+            return {"inputTokens": await self._admin.count_tokens(bedrock.parse_count(body), session)}
         asked = anthropic.parse_request(body, counting=True)
         return {"input_tokens": await self._admin.count_tokens(asked, session)}
+
+
+def _dialect_of_errors(raw: bytes, rest: bytes) -> str:
+    """The dialect of an error before the route is known."""
+    if b"bedrock/" in rest:
+        return "bedrock"
+    if b"/v1beta/" in raw:
+        return "gemini"
+    return "anthropic" if b"messages" in rest else "chat"
 
 
 def _checked(tag: str) -> str:

@@ -18,8 +18,13 @@ from .http.responses import JSON
 from .relayed_chat import RelayedChat
 from .wire.request import CallRequest
 
-_EVENTS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
 _JSON = {"content-type": JSON}
+
+
+def _headers(request: CallRequest) -> dict[str, str]:
+    if not request.stream:
+        return _JSON
+    return {"content-type": DIALECTS[request.dialect].stream_type, "cache-control": "no-cache"}
 
 
 class PassingWriter:
@@ -30,7 +35,7 @@ class PassingWriter:
         self._engine = engine
 
     def headers(self) -> dict[str, str]:
-        return {**(_EVENTS if self._request.stream else _JSON), **self._engine.headers}
+        return {**_headers(self._request), **self._engine.headers}
 
     def write(self, delta: Delta) -> bytes:
         return delta.event
@@ -80,7 +85,7 @@ class EncodingWriter:
         self._encoder: StreamEncoder | None = None
 
     def headers(self) -> dict[str, str]:
-        return _EVENTS if self._request.stream else _JSON
+        return _headers(self._request)
 
     def _make(self) -> StreamEncoder:
         asked = self._request.asked

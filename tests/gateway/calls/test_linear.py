@@ -22,6 +22,7 @@ WIRES: dict[str, tuple[str, dict[str, Any]]] = {
     "chat": ("chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
     "responses": ("responses", {"input": "hi"}),
     "anthropic": ("messages", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 100_000}),
+    "bedrock": ("bedrock/model/m/converse-stream", {"messages": [{"role": "user", "content": [{"text": "hi"}]}]}),
 }
 TOOL = {"name": "f", "description": "", "parameters": {"type": "object", "properties": {"q": {"type": "string"}}}}
 TOOLS: dict[str, Any] = {
@@ -29,6 +30,7 @@ TOOLS: dict[str, Any] = {
     "responses": [{"type": "function", **TOOL}],
     "anthropic": [{"name": "f", "input_schema": TOOL["parameters"]}],
 }
+CONVERSE = {"tools": [{"toolSpec": {"name": "f", "inputSchema": {"json": TOOL["parameters"]}}}]}
 
 
 def event(delta: dict[str, Any] | None, ids: list[int], finish: str | None = None) -> bytes:
@@ -85,12 +87,15 @@ async def test_a_streamed_reply(kind: str, start_gateway: Start) -> None:
 
     async def cpu_s(session: SessionHandle, wire: str) -> float:
         path, body = WIRES[wire]
-        asked = {"model": "m", "stream": True, "tools": TOOLS[wire], **body}
+        asked = {"model": "m", "stream": True, "tools": TOOLS.get(wire), **body}
+        if wire == "bedrock":
+            asked["toolConfig"] = CONVERSE
         started = time.process_time()
         async with httpx.AsyncClient(headers={"authorization": f"Bearer {session.api_key}"}, timeout=60) as agent:
             reply = await agent.post(f"{session.base_url}/{path}", json=asked)
         assert reply.status_code == 200, reply.text
         assert '"error"' not in reply.text.replace('"error":null', "")
+        assert b":exception-type" not in reply.content
         return time.process_time() - started
 
     async with talking(talk) as url:

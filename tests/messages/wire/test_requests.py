@@ -37,6 +37,8 @@ BASE: dict[str, dict[str, Any]] = {
     "responses": {"model": "m", "input": "hi"},
     "anthropic": {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]},
     "gemini": {"model": "m", "contents": [{"role": "user", "parts": [{"text": "hi"}]}]},
+    "bedrock": {"messages": [{"role": "user", "content": [{"text": "hi"}]}]},
+    "bedrock-invoke": {"anthropic_version": "", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]},
 }
 
 
@@ -346,7 +348,25 @@ ANY_JSON = st.recursive(
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(
-            st.sampled_from(["role", "content", "type", "text", "name", "function", "input"]), inner, max_size=4
+            st.sampled_from(
+                [
+                    *[
+                        "role",
+                        "content",
+                        "type",
+                        "text",
+                        "name",
+                        "function",
+                        "input",
+                        "toolUse",
+                        "toolResult",
+                        "document",
+                        "source",
+                    ]
+                ]
+            ),
+            inner,
+            max_size=4,
         )
     ),
     max_leaves=8,
@@ -374,6 +394,7 @@ MESSAGES = st.lists(
 FIELDS = """
     messages input prompt system tools tool_choice temperature stop stop_sequences n logprobs top_logprobs stream
     stream_options response_format text reasoning thinking output_config metadata include max_tokens instructions
+    inferenceConfig toolConfig outputConfig additionalModelRequestFields guardrailConfig
 """
 
 

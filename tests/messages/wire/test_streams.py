@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from typing import Any
 
 import pytest
+from botocore.eventstream import EventStreamBuffer
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,7 +24,7 @@ from agentcore_rl_toolkit.messages.wire import (
 )
 from agentcore_rl_toolkit.messages.wire.canonical import Sampling, new_id, own_id
 
-CHATTY = ["chat", "responses", "anthropic"]
+CHATTY = ["chat", "responses", "anthropic", "bedrock", "bedrock-invoke"]
 Call = tuple[str, str, str]
 
 
@@ -31,6 +33,10 @@ def stream(name: str, deltas: list[Delta]) -> list[dict[str, Any]]:
     request = ModelRequest(dialect=name, model="m", stream=True, include_usage=True)
     encoder = DIALECTS[name].encoder(request, reply_id="chatcmpl-9", model="m", created=5)
     data = encoder.start() + b"".join(encoder.feed(delta) for delta in deltas) + encoder.finish()
+    if name.startswith("bedrock"):
+        buffer = EventStreamBuffer()
+        buffer.add_data(data)
+        return [{"type": m.headers[":event-type"], **json.loads(m.payload)} for m in buffer]
     return [json.loads(line[6:]) for line in data.decode().split("\n") if line.startswith("data: {")]
 
 
@@ -94,7 +100,36 @@ def of_gemini(events: list[dict[str, Any]]) -> tuple[str, str, list[Call], str]:
     )
 
 
-READERS = {"chat": of_chat, "anthropic": of_anthropic, "responses": of_responses, "gemini": of_gemini}
+def of_bedrock(events: list[dict[str, Any]]) -> tuple[str, str, list[Call], str]:
+    calls: dict[int, list[str]] = {}
+    text = thoughts = ""
+    for event in events:
+        if event["type"] == "contentBlockStart":
+            call = event["start"]["toolUse"]
+            calls[event["contentBlockIndex"]] = [call["toolUseId"], call["name"], ""]
+        elif event["type"] == "contentBlockDelta":
+            delta = event["delta"]
+            text += delta.get("text", "")
+            thoughts += delta.get("reasoningContent", {}).get("text", "")
+            if "toolUse" in delta:
+                calls[event["contentBlockIndex"]][2] += delta["toolUse"]["input"]
+    reason = next(event["stopReason"] for event in events if event["type"] == "messageStop")
+    finish = {"end_turn": "stop", "max_tokens": "length", "tool_use": "tool_calls"}[reason]
+    return text, thoughts, [(a, b, c) for a, b, c in calls.values()], finish
+
+
+def of_invoke(events: list[dict[str, Any]]) -> tuple[str, str, list[Call], str]:
+    return of_anthropic([json.loads(base64.b64decode(event["bytes"])) for event in events])
+
+
+READERS = {
+    "chat": of_chat,
+    "anthropic": of_anthropic,
+    "responses": of_responses,
+    "gemini": of_gemini,
+    "bedrock": of_bedrock,
+    "bedrock-invoke": of_invoke,
+}
 
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6)
 CALLS = st.lists(

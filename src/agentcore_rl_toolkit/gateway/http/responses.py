@@ -12,7 +12,7 @@ from aiohttp import web
 
 from ...errors import AgentCoreRLError, ConfigError, ContractError
 from ...messages.errors import NOT_JSON, RequestError
-from ...messages.wire import error_body
+from ...messages.wire import DIALECTS, error_body
 
 log = logging.getLogger(__name__)
 
@@ -40,14 +40,13 @@ def passed(headers: Mapping[str, str]) -> dict[str, str]:
 
 def error_response(dialect: str, error: RequestError, headers: Mapping[str, str] | None = None) -> web.Response:
     """Make an error in the shape that the dialect's clients read. Without ``headers``, a passing error has a retry-after."""
-    own = dict(headers or {})
+    status, own = DIALECTS[dialect].error_head(error)
+    own |= headers or {}
     if headers is None and (error.kind in _PASSING or error.status == 503):
         own["retry-after"] = "1"
     if error.kind in _FINAL:
         own["x-should-retry"] = "false"  # OpenAI's and Anthropic's clients honor it
-    return web.Response(
-        status=error.status or 500, body=error_body(dialect, error), content_type=JSON, headers=own or None
-    )
+    return web.Response(status=status, body=error_body(dialect, error), content_type=JSON, headers=own or None)
 
 
 def decode_body(body: bytes, kind: type[_T]) -> _T:

@@ -25,27 +25,38 @@ log = logging.getLogger(__name__)
 
 STALLED_S = 60.0  # an agent that reads nothing of its reply for this long is gone
 
+_SIGNED = b"AWS4-HMAC-SHA256 Credential="
+
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 @dataclass(slots=True)
 class Request:
-    """One request of an agent or a trainer. ``path`` is as it was sent: ids contain ``/`` and ``%``."""
+    """One request of an agent or a trainer. ``path`` is as it was sent: ids contain ``/`` and ``%``.
+
+    ``path_key`` is a key that its path has: botocore sends bearer tokens over HTTPS only.
+    """
 
     method: bytes
     path: bytes
     query: bytes
     headers: Mapping[str, str]
     body: bytes = b""
+    path_key: bytes = b""
 
     def _header(self, name: str) -> bytes:
         return self.headers.get(name, "").encode("utf-8", "surrogateescape")
 
     def has_key(self, key: bytes) -> bool:
-        """Return True if one of its credentials is this key. Anthropic's client sends two when its environment has another."""
+        """Return True if one of its credentials is this key. Anthropic's client sends two when its environment has another.
+
+        A request that is signed for AWS has the key as its access key id. The signature is not read.
+        """
         authorization, others = self._header("authorization"), map(self._header, ("x-api-key", "x-goog-api-key"))
         bearer = authorization[7:] if authorization[:7].lower() == b"bearer " else authorization
-        return any(hmac.compare_digest(shown, key) for shown in (bearer, *others))
+        if authorization.startswith(_SIGNED):
+            bearer = authorization.removeprefix(_SIGNED).partition(b"/")[0]
+        return any(hmac.compare_digest(shown, key) for shown in (bearer, self.path_key, *others))
 
     def has_admin_key(self, key: bytes) -> bool:
         """Return True if it carries the administrator's key."""

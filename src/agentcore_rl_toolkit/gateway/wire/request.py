@@ -117,15 +117,20 @@ def _request(headers: Mapping[str, str], dialect: str, fields: Fields, digest: i
         digest=digest,
         stream=stream is not None and bytes(stream) == b"true",
         again=headers.get("x-stainless-retry-count", "0") != "0",
-        keyed="idempotency-key" in headers,
+        keyed=_key(headers) != "",
         left_out=Counter({HALF_SURROGATE: halves} if halves else {}),
     )
+
+
+def _key(headers: Mapping[str, str]) -> str:
+    """What all attempts of one call have in common; AWS's clients have a name of their own for it."""
+    return headers.get("idempotency-key") or headers.get("amz-sdk-invocation-id") or ""
 
 
 def _digest(body: bytes, headers: Mapping[str, str], dialect: str, tag: str | None) -> int:
     """A number for a request that is the same in every process: a repetition may come after a restart."""
     made = hashlib.sha256()
-    for part in (dialect.encode(), (tag or "").encode(), headers.get("idempotency-key", "").encode()):
+    for part in (dialect.encode(), (tag or "").encode(), _key(headers).encode()):
         made.update(b"%d " % len(part) + part)
     made.update(body)
     return int.from_bytes(made.digest()[:8], "big", signed=True)

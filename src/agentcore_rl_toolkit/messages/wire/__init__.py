@@ -18,8 +18,9 @@ from typing import Any
 
 import msgspec
 
+from ..._event_stream import CONTENT_TYPE
 from ..errors import RequestError, context_overflow, openai_error
-from . import anthropic, chat, gemini, responses
+from . import anthropic, bedrock, chat, gemini, responses
 from .canonical import Choice, Delta, ModelRequest, Reply, ToolCall, ToolDelta, Usage, new_id
 from .stream import BlockEncoder, StreamEncoder, deltas_of
 
@@ -29,7 +30,8 @@ class Dialect:
     """One wire format: how it reads requests and writes answers.
 
     ``path`` is that of a call below an agent's base URL.
-    ``idle`` is what a stream shows before it begins.
+    ``idle`` is what a stream shows before it begins, ``stream_type`` its content type. ``error_head`` gives an error's status and
+    headers.
     ``encoder`` makes a `StreamEncoder`, and ``whole_reply`` the body of a reply. A `BlockEncoder` has the body at its end.
     """
 
@@ -40,6 +42,8 @@ class Dialect:
     error_dict: Callable[..., dict[str, Any]]
     whole_reply: Callable[[Reply, ModelRequest], dict[str, Any]] | None = None
     idle: bytes = b": waiting for the model\n\n"
+    stream_type: str = "text/event-stream; charset=utf-8"
+    error_head: Callable[[RequestError], tuple[int, dict[str, str]]] = lambda error: (error.status or 500, {})
 
     def with_recorded(self, recorded: responses.Recorded) -> Dialect:
         """Return this wire format with references to items of recorded replies resolved."""
@@ -56,6 +60,8 @@ class Dialect:
         return msgspec.json.encode(encoder.body) if isinstance(encoder, BlockEncoder) and not request.stream else stream
 
 
+_AWS: Any = {"idle": bedrock.PING, "stream_type": CONTENT_TYPE, "error_head": bedrock.error_head}
+
 DIALECTS: dict[str, Dialect] = {
     dialect.name: dialect
     for dialect in (
@@ -66,6 +72,20 @@ DIALECTS: dict[str, Dialect] = {
             *("gemini", gemini.GENERATE.decode(), gemini.parse_request, gemini.Encoder, gemini.error_dict),
             whole_reply=gemini.whole_reply,
             idle=gemini.IDLE,
+        ),
+        Dialect(
+            *("bedrock", bedrock.CONVERSE.decode(), bedrock.parse_request, bedrock.Encoder, bedrock.error_dict),
+            **_AWS,
+        ),
+        Dialect(
+            *(
+                "bedrock-invoke",
+                bedrock.INVOKE.decode(),
+                bedrock.parse_invoke,
+                bedrock.InvokeEncoder,
+                bedrock.error_dict,
+            ),
+            **_AWS,
         ),
     )
 }

@@ -25,7 +25,6 @@ from .history import (
     list_at,
     named_tool,
     object_at,
-    text_of,
     text_part,
     tool_call,
 )
@@ -33,7 +32,6 @@ from .stream import BlockEncoder, encode_event
 
 # Claude Code opens its system prompt with it; parts of it change from call to call and from agent to agent.
 _BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
-_FAILED = "The tool failed and said nothing."
 
 # Clients drop reasoning that carries no signature from the history they send back; this one is never checked.
 SIGNATURE = "c2VsZi1ob3N0ZWQ="
@@ -47,7 +45,7 @@ _FIELD_NAMES = {
 }
 
 
-class _Thinking(msgspec.Struct, frozen=True):
+class Thinking(msgspec.Struct, frozen=True):
     """The template's switch. A budget is taken and not held: an engine would write the end of the thinking itself, which the
     policy did not sample.
     """
@@ -70,7 +68,7 @@ class _Messages(Members, kw_only=True):
     system: str | list[Any] = ""
     temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
     tool_choice: dict[str, Any] | None = None
-    thinking: _Thinking | None = None
+    thinking: Thinking | None = None
     output_config: _Output = _Output()
     output_format: dict[str, Any] | None = None
     context_management: _Edits = _Edits()
@@ -116,14 +114,14 @@ def parse_request(body: bytes | dict[str, Any], *, counting: bool = False) -> Mo
         sampling=sampling,
         response_format=shape,
         reasoning_effort=asked.output_config.effort,
-        template_kwargs=_template_kwargs(asked.thinking),
+        template_kwargs=template_kwargs(asked.thinking),
         left_out=history.left_out,
         unknown=unknown,
         field_names=_FIELD_NAMES,
     )
 
 
-def _template_kwargs(thinking: _Thinking | None) -> dict[str, Any]:
+def template_kwargs(thinking: Thinking | None) -> dict[str, Any]:
     """The switch under the name that Qwen's and GLM's templates use. Raises: RequestError."""
     if thinking is None:
         return {}
@@ -174,19 +172,12 @@ class _History(History):
         return results
 
     def _tool_result(self, block: Part, path: str) -> Message:
-        """Return a tool's message. No chat template reads ``is_error``, so a failure without a text gets one: it would look like
-        a success that found nothing.
-        """
         call_id = text_member(block, "tool_use_id", path)
-        content = joined(self.parts(block.get("content"), f"{path}.content"), "\n")
         failed = block.get("is_error")
         if failed is not None and not isinstance(failed, bool):
             raise RequestError(f"{path}.is_error must be true or false", param=f"{path}.is_error")
-        if failed and not text_of(content).strip():
-            content = _FAILED
-        elif failed:
-            self.left_out["is_error"] += 1
-        return {"role": "tool", "tool_call_id": call_id, "content": content}
+        parts = self.parts(block.get("content"), f"{path}.content")
+        return self.tool_result(call_id, parts, failure="is_error" if failed else None)
 
     def part(self, kind: str, part: Part, path: str) -> list[Part] | None:
         if kind == "text":
@@ -308,10 +299,6 @@ def error_dict(error: RequestError) -> dict[str, Any]:
     return {"type": "error", "error": shown}
 
 
-def _event(name: str, **body: Any) -> bytes:
-    return encode_event({"type": name, **body}, name)
-
-
 # The kinds of blocks: type, the member with the text, the type of a delta.
 _TEXT = ("text", "text", "text_delta")
 _BLOCKS = {"reasoning": ("thinking", "thinking", "thinking_delta"), "refusal": _TEXT, "text": _TEXT}
@@ -338,11 +325,15 @@ class Encoder(BlockEncoder):
             "usage": usage_dict(self.usage),
         }
 
+    def event(self, name: str, **body: Any) -> bytes:
+        """One event of the stream."""
+        return encode_event({"type": name, **body}, name)
+
     def start(self) -> bytes:
-        return _event("message_start", message=self.body)
+        return self.event("message_start", message=self.body)
 
     def ping(self) -> bytes:
-        return _event("ping")
+        return self.event("ping")
 
     def opened(self, kind: str) -> bytes:
         block, member, _ = _BLOCKS[kind]
@@ -375,7 +366,7 @@ class Encoder(BlockEncoder):
             reason = "stop_sequence"
         end, usage = {"stop_reason": reason, "stop_sequence": stop}, usage_dict(self.usage)
         self.body |= {"content": self._content, **end, "usage": usage}
-        return _event("message_delta", delta=end, usage=usage) + _event("message_stop")
+        return self.event("message_delta", delta=end, usage=usage) + self.event("message_stop")
 
     def error(self, error: RequestError) -> bytes:
         """An error after the stream began."""
@@ -383,10 +374,10 @@ class Encoder(BlockEncoder):
 
     def _open(self, block: dict[str, Any]) -> bytes:
         self._content.append(block)
-        return _event("content_block_start", index=len(self._content) - 1, content_block=block)
+        return self.event("content_block_start", index=len(self._content) - 1, content_block=block)
 
     def _delta(self, kind: str, member: str, piece: str) -> bytes:
-        return _event("content_block_delta", index=len(self._content) - 1, delta={"type": kind, member: piece})
+        return self.event("content_block_delta", index=len(self._content) - 1, delta={"type": kind, member: piece})
 
     def _stop(self) -> bytes:
-        return _event("content_block_stop", index=len(self._content) - 1)
+        return self.event("content_block_stop", index=len(self._content) - 1)

@@ -93,7 +93,7 @@ class ModelRequest(msgspec.Struct, kw_only=True):
     """One call of an agent, whatever dialect it came in.
 
     ``tool_choice`` is "auto", "none", "required" or the name of a tool after "tool:". ``response_format`` has the
-    chat shape. ``template_kwargs`` go to the chat template.
+    chat shape. ``template_kwargs`` go to the chat template. ``received_s`` is in unix seconds.
     """
 
     dialect: str
@@ -116,6 +116,7 @@ class ModelRequest(msgspec.Struct, kw_only=True):
     left_out: dict[str, int] = {}  # items, parts and fields of the history that the model does not get as sent, by kind
     unknown: dict[str, Any] = {}  # fields that nothing here reads
     field_names: dict[str, str] = {}  # the dialect's names of fields that chat names otherwise
+    received_s: float = 0.0  # for dialects that tell how long a reply took
 
     def template_options(self) -> dict[str, Any]:
         """Variables for the model's chat template: what the agent passed, and its reasoning effort where templates look."""

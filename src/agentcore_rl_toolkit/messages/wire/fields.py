@@ -54,6 +54,24 @@ class Refusal(NamedTuple):
     unless: tuple[Any, ...] = ()
 
 
+class Route(NamedTuple):
+    """The parts of a path that names a model. ``pattern`` is the path with ``{model}`` in the place of the name."""
+
+    pattern: bytes
+    model: str
+    stream: bool
+
+
+def with_path(body: bytes, route: Route) -> bytes:
+    """Return a request's body with the members that are in its path, so that a request is complete in its body."""
+    rest = body.lstrip()
+    if not rest.startswith(b"{"):
+        return body
+    rest = rest[1:].lstrip()
+    head = msgspec.json.encode({"model": route.model, "stream": route.stream})[:-1]
+    return head + (rest if rest.startswith(b"}") else b"," + rest)
+
+
 class _TokenIds(msgspec.Struct):
     """Engine parameters that the gateway reads, too."""
 

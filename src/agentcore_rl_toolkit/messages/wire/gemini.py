@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 from urllib.parse import unquote
 
 import msgspec
@@ -19,7 +19,7 @@ from ..errors import KINDS, RequestError, field_at_fault, unsupported
 from .anthropic import tool_input
 from .canonical import CONTENT_FILTER, LENGTH, Choice, Delta, ModelRequest, Reply, ToolCall, Usage, own_id
 from .chat import MAX_N
-from .fields import Members, Refusal, convert, read_body, read_members, text_member
+from .fields import Members, Refusal, Route, convert, read_body, read_members, text_member, with_path
 from .history import (
     History,
     Message,
@@ -44,14 +44,6 @@ _ROUTE = re.compile(rb"(?:v1(?:alpha|beta)?/)?models/(.+):(generateContent|strea
 GENERATE, COUNT = b"models/{model}:generateContent", b"models/{model}:countTokens"
 
 
-class Route(NamedTuple):
-    """The parts of a path. ``pattern`` is `GENERATE` or `COUNT`."""
-
-    pattern: bytes
-    model: str
-    stream: bool
-
-
 def route_of(path: bytes) -> Route | None:
     """Return the route of a path below a session, None for another API's path."""
     found = _ROUTE.fullmatch(path)
@@ -67,12 +59,7 @@ def with_members(body: bytes, route: Route, query: bytes) -> bytes:
         raise RequestError(
             "a streamed reply is sent as events only: ask for streamGenerateContent?alt=sse", param="alt"
         )
-    rest = body.lstrip()
-    if not rest.startswith(b"{"):
-        return body
-    rest = rest[1:].lstrip()
-    head = msgspec.json.encode({"model": route.model, "stream": route.stream})[:-1]
-    return head + (rest if rest.startswith(b"}") else b"," + rest)
+    return with_path(body, route)
 
 
 # -- requests

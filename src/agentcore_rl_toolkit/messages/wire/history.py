@@ -44,6 +44,19 @@ class History:
         self.left_out[kind] += 1
         return [text_part(f"[{kind}: the model reads text only]")]
 
+    def tool_result(self, call_id: str, parts: list[Part], *, failure: str | None) -> Message:
+        """Return a tool's message. ``failure`` is the member that tells of a failed call.
+
+        No chat template reads such a member, so a failure without a text gets one: it would look like a success that found
+        nothing.
+        """
+        content = joined(parts, "\n")
+        if failure is not None and not text_of(content).strip():
+            content = "The tool failed and said nothing."
+        elif failure is not None:
+            self.left_out[failure] += 1
+        return {"role": "tool", "tool_call_id": call_id, "content": content}
+
 
 def text_part(text: str) -> Part:
     return {"type": "text", "text": text}

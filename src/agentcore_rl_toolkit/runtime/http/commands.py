@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import codecs
 import contextlib
-import json
-import struct
-import zlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from starlette.types import Send
 
+from ..._event_stream import CONTENT_TYPE, event, exception
 from ..._parsing import parse_json
 from ..sessions.session import Session
 from ..wire import SESSION_HEADER, invalid
@@ -23,33 +21,6 @@ MAX_COMMAND_CHARS = 65_536
 MAX_TIMEOUT_S, DEFAULT_TIMEOUT_S = 3_600, 300
 PLATFORM_ERROR = -1  # AWS's exit code where the command is not to blame
 SESSION_END_S = 0.2
-CONTENT_TYPE = b"application/vnd.amazon.eventstream"
-_STRING = 7  # header value type
-
-
-def encode(payload: Any, **headers: str) -> bytes:
-    """One message: lengths, their checksum, headers, JSON payload, checksum of everything.
-
-    Header names are given with ``_`` for ``-`` and get their leading colon here.
-    """
-    block = b""
-    for name, value in headers.items():
-        key, text = f":{name.replace('_', '-')}".encode(), value.encode()
-        block += bytes([len(key)]) + key + bytes([_STRING]) + struct.pack(">H", len(text)) + text
-    body = json.dumps(payload).encode()
-    prelude = struct.pack(">II", 16 + len(block) + len(body), len(block))
-    message = prelude + struct.pack(">I", zlib.crc32(prelude)) + block + body
-    return message + struct.pack(">I", zlib.crc32(message))
-
-
-def event(payload: Any, event_type: str = "chunk") -> bytes:
-    """An event; botocore yields it as ``{event_type: payload}``."""
-    return encode(payload, event_type=event_type, content_type="application/json", message_type="event")
-
-
-def exception(code: str, message: str) -> bytes:
-    """A modelled exception inside the stream; botocore raises it as EventStreamError."""
-    return encode({"message": message}, exception_type=code, content_type="application/json", message_type="exception")
 
 
 def parse_command(body: bytes) -> tuple[str, int]:
@@ -73,7 +44,7 @@ async def run_command(session: Session, command: str, timeout_s: float, send: Se
 
     A caller that goes away does not end it. An error after the beginning of the response ends it as an exception event.
     """
-    headers = [(b"content-type", CONTENT_TYPE), (SESSION_HEADER, session.id.encode("latin-1"))]
+    headers = [(b"content-type", CONTENT_TYPE.encode()), (SESSION_HEADER, session.id.encode("latin-1"))]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def emit(payload: Any) -> None:

@@ -1,0 +1,456 @@
+"""Amazon Bedrock's Converse API, and Anthropic messages over its InvokeModel API.
+
+Source: botocore's model of `bedrock-runtime`. The model, and the choice between a whole and a streamed reply, are parts of
+the path (`route_of`), as in `gemini`. The path may have the key of the session, too.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+import time
+from typing import Annotated, Any
+from urllib.parse import unquote
+
+import msgspec
+from msgspec import Meta
+
+from ..._event_stream import event, exception
+from ..errors import NOT_JSON, RequestError, unsupported
+from . import anthropic
+from .arguments import standard
+from .canonical import CONTENT_FILTER, LENGTH, STOP, TOOL_CALLS, ModelRequest, ToolCall, Usage, own_id
+from .fields import MAX_TOOLS, Members, Route, convert, read_body, read_members, text_member, with_path
+from .history import (
+    History,
+    Message,
+    Part,
+    any_tool,
+    function_tool,
+    joined,
+    json_schema,
+    list_at,
+    named_tool,
+    object_at,
+    text_part,
+    tool_call,
+)
+from .stream import BlockEncoder
+
+_ROUTE = re.compile(rb"bedrock/(?:[^/]+/)?model/(.+)/([a-z-]+)/?")
+CONVERSE, INVOKE, COUNT = (b"bedrock/model/{model}/" + name for name in (b"converse", b"invoke", b"count-tokens"))
+_PATTERNS = {
+    **{b"converse": CONVERSE, b"converse-stream": CONVERSE, b"count-tokens": COUNT},
+    **{b"invoke": INVOKE, b"invoke-with-response-stream": INVOKE},
+}
+
+_NAMES = {"maxTokens": "max_tokens", "topP": "top_p", "stopSequences": "stop"}
+_FIELD_NAMES = {
+    "tool_choice": "toolConfig.toolChoice",
+    "response_format": "outputConfig.textFormat",
+    "stop": "inferenceConfig.stopSequences",
+}
+_NOT_APPLIED = ("guardrailConfig", "performanceConfig")
+_READABLE = ("csv", "html", "md", "txt")  # formats of documents that are text
+
+PING = event({}, "ping")  # clients pass over events that they do not know
+
+
+class _JsonSchema(msgspec.Struct, frozen=True, rename="camel"):
+    schema: str
+    name: str = "output"
+    description: str | None = None
+
+
+class _Structure(msgspec.Struct, frozen=True, rename="camel"):
+    json_schema: _JsonSchema
+
+
+class _TextFormat(msgspec.Struct, frozen=True, rename="camel"):
+    structure: _Structure
+
+
+class _Output(msgspec.Struct, frozen=True, rename="camel"):
+    text_format: _TextFormat | None = None
+    effort: str | None = None
+
+
+class _ToolConfig(msgspec.Struct, frozen=True, rename="camel"):
+    tools: Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)] = []
+    tool_choice: dict[str, Any] = {}
+
+
+class _Converse(msgspec.Struct, frozen=True, rename="camel"):
+    messages: Annotated[list[Any], Meta(min_length=1)]
+    system: list[Any] = []
+    inference_config: dict[str, Any] = {}
+    tool_config: _ToolConfig = _ToolConfig()
+    output_config: _Output = _Output()
+    additional_model_request_fields: dict[str, Any] = {}
+    model: str = ""
+    stream: bool = False
+
+
+class _ModelFields(Members, kw_only=True):
+    """What a model takes beside the members of Converse, under the names of the other dialects."""
+
+    thinking: anthropic.Thinking | None = None
+    reasoning_effort: str | None = None
+
+
+def route_of(path: bytes) -> Route | None:
+    """Return the route of a path below a session, None for another API's path."""
+    found = _ROUTE.fullmatch(path)
+    pattern = None if found is None else _PATTERNS.get(found[2])
+    if found is None or pattern is None:
+        return None
+    return Route(pattern, unquote(found[1].decode("latin-1")), b"stream" in found[2])
+
+
+def with_members(body: bytes, route: Route, query: bytes) -> bytes:
+    """Return a request's body with the members that are in its path."""
+    return with_path(body, route)
+
+
+def parse_request(body: bytes | dict[str, Any]) -> ModelRequest:
+    """Read a request of Converse. Raises: RequestError that names the field."""
+    given = _members(body)
+    asked = convert(given, _Converse)
+    fields = {
+        **asked.additional_model_request_fields,
+        **asked.inference_config,
+        **{"model": asked.model, "stream": asked.stream},
+    }
+    more, sampling, unknown = read_members(fields, _ModelFields, names=_NAMES)
+    unknown |= {name: value for name, value in given.items() if name not in _Converse.__struct_encode_fields__}
+    history = _History()
+    for name in _NOT_APPLIED:
+        if unknown.pop(name, None) is not None:
+            history.left_out[name] += 1
+    lead = history.parts(asked.system, "system")
+    messages = [m for i, message in enumerate(asked.messages) for m in history.message(message, f"messages[{i}]")]
+    if messages[-1]["role"] == "assistant":
+        last = f"messages[{len(asked.messages) - 1}]"
+        raise unsupported(last, "an answer cannot be begun for the model; end with a user message")
+    tools = [t for i, tool in enumerate(asked.tool_config.tools) for t in _functions(tool, f"toolConfig.tools[{i}]")]
+    return ModelRequest(
+        dialect="bedrock",
+        model=asked.model,
+        messages=([{"role": "system", "content": joined(lead, "\n")}] if lead else []) + messages,
+        tools=tools,
+        tool_choice=_tool_choice(asked.tool_config.tool_choice, tools),
+        stream=asked.stream,
+        sampling=sampling,
+        response_format=_response_format(asked.output_config.text_format),
+        reasoning_effort=asked.output_config.effort or more.reasoning_effort,
+        template_kwargs={**anthropic.template_kwargs(more.thinking), **more.chat_template_kwargs},
+        left_out=history.left_out,
+        unknown=unknown,
+        field_names=_FIELD_NAMES,
+        received_s=time.time(),
+    )
+
+
+def parse_invoke(body: bytes | dict[str, Any], *, counting: bool = False) -> ModelRequest:
+    """Read a request of InvokeModel, whose body is one of Anthropic's. Raises: RequestError that names the field."""
+    given = _members(body)
+    if "anthropic_version" not in given:
+        why = "InvokeModel takes Anthropic's messages with 'anthropic_version' here; use Converse for all other models"
+        raise RequestError(why, param="anthropic_version")
+    asked = anthropic.parse_request(given, counting=counting)
+    asked.dialect = "bedrock-invoke"
+    return asked
+
+
+def parse_count(body: bytes | dict[str, Any]) -> ModelRequest:
+    """Read a request of CountTokens. Raises: RequestError that names the field."""
+    asked = object_at(_members(body).get("input"), "input")
+    if asked.get("invokeModel") is None:
+        return parse_request(object_at(asked.get("converse"), "input.converse"))
+    inner = text_member(object_at(asked["invokeModel"], "input.invokeModel"), "body", "input.invokeModel")
+    return parse_invoke(_decoded(inner, "input.invokeModel.body"), counting=True)
+
+
+def _members(body: bytes | dict[str, Any]) -> dict[str, Any]:
+    given = read_body(body, msgspec.json.decode)[0] if isinstance(body, bytes) else body
+    if not isinstance(given, dict):
+        raise RequestError("the request body must be a JSON object")
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _decoded(text: str, path: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as e:
+        raise RequestError(f"{path} is not valid base64: {e}", param=path) from e
+
+
+def _functions(tool: dict[str, Any], path: str) -> list[dict[str, Any]]:
+    """The function of a tool. Cache points, and tools of the provider, have none."""
+    if tool.get("toolSpec") is None:
+        return []
+    path = f"{path}.toolSpec"
+    spec = object_at(tool["toolSpec"], path)
+    schema = object_at(spec.get("inputSchema") or {}, f"{path}.inputSchema")
+    return [function_tool(text_member(spec, "name", path), {**spec, "schema": schema.get("json")}, "schema")]
+
+
+def _tool_choice(choice: dict[str, Any], tools: list[dict[str, Any]]) -> str:
+    if choice.get("any") is not None:
+        return any_tool(tools)
+    if choice.get("tool") is not None:
+        path = "toolConfig.toolChoice.tool"
+        return named_tool(object_at(choice["tool"], path).get("name"), tools, f"{path}.name")
+    return "auto"
+
+
+def _response_format(asked: _TextFormat | None) -> dict[str, Any] | None:
+    if asked is None:
+        return None
+    path, given = "outputConfig.textFormat.structure.jsonSchema.schema", asked.structure.json_schema
+    try:
+        schema = msgspec.json.decode(given.schema)
+    except NOT_JSON as e:
+        raise RequestError(f"{path} is not valid JSON: {e}", param=path) from e
+    shape = {"type": "json_schema", "name": given.name, "description": given.description, "schema": schema}
+    return json_schema({**shape, "strict": True}, path)
+
+
+# -- the history
+
+
+def _block(block: Any, path: str) -> tuple[str, Any]:
+    """The kind of a block and its value: a block has one member. Raises: RequestError."""
+    members = [(kind, value) for kind, value in object_at(block, path).items() if value is not None]
+    if not members:
+        raise RequestError(f"{path} must have a member with its content", param=path)
+    return members[0]
+
+
+class _History(History):
+    def message(self, message: Any, path: str) -> list[Message]:
+        """One message as canonical ones: tool results become messages of their own, in front of the user's text."""
+        role = object_at(message, path).get("role")
+        if role not in ("user", "assistant", "system"):
+            raise RequestError(f"{path}.role must be user, assistant or system", param=f"{path}.role")
+        blocks, path = list_at(message.get("content"), f"{path}.content"), f"{path}.content"
+        if role == "assistant":
+            return [self._assistant(blocks, path)]
+        results: list[Message] = []
+        parts: list[Part] = []
+        for i, block in enumerate(blocks):
+            kind, value = _block(block, f"{path}[{i}]")
+            if kind == "toolResult":
+                results.append(self._tool_result(value, f"{path}[{i}].toolResult"))
+            else:
+                parts += self.read_part(block, f"{path}[{i}]")
+        if parts or not results:
+            results.append({"role": role, "content": joined(parts, "\n")})
+        return results
+
+    def _tool_result(self, result: Any, path: str) -> Message:
+        call_id = text_member(object_at(result, path), "toolUseId", path)
+        status = result.get("status") or "success"
+        if status not in ("success", "error"):
+            raise RequestError(f"{path}.status must be success or error", param=f"{path}.status")
+        parts = self.parts(list_at(result.get("content"), f"{path}.content"), f"{path}.content")
+        return self.tool_result(call_id, parts, failure="status" if status == "error" else None)
+
+    def read_part(self, part: Any, path: str) -> list[Part]:
+        kind, value = _block(part, path)
+        return super().read_part({"type": kind, kind: value}, path)
+
+    def part(self, kind: str, part: Part, path: str) -> list[Part] | None:
+        if kind == "text":
+            return [text_part(text_member(part, "text", path))]
+        if kind == "json":
+            return [text_part(json.dumps(part["json"], ensure_ascii=False))]
+        if kind == "cachePoint":
+            return []
+        path = f"{path}.{kind}"
+        if kind == "document":
+            return self._document(object_at(part[kind], path), path)
+        if kind == "guardContent":
+            text = object_at(part[kind], path).get("text")
+            return None if text is None else [text_part(text_member(object_at(text, path), "text", path))]
+        if kind == "searchResult":
+            found = object_at(part[kind], path)
+            heads = [text_part(text) for text in (found.get("title"), found.get("source")) if isinstance(text, str)]
+            return heads + self.parts(found.get("content"), f"{path}.content")
+        if kind == "citationsContent":
+            self.left_out["citations"] += 1
+            return self.parts(object_at(part[kind], path).get("content"), f"{path}.content")
+        return None
+
+    def _document(self, document: dict[str, Any], path: str) -> list[Part]:
+        """Return the texts of a document. A document that is no text (a PDF) becomes a line."""
+        heads = [text_part(text) for text in (document.get("name"), document.get("context")) if isinstance(text, str)]
+        source, path = object_at(document.get("source"), f"{path}.source"), f"{path}.source"
+        if isinstance(source.get("text"), str):
+            return [*heads, text_part(source["text"])]
+        if source.get("content") is not None:
+            return heads + self.parts(source["content"], f"{path}.content")
+        kind = document.get("format")
+        if kind in _READABLE and isinstance(source.get("bytes"), str):
+            return [*heads, text_part(_decoded(source["bytes"], f"{path}.bytes").decode("utf-8", "replace"))]
+        self.left_out["document"] += 1
+        line = f"[document ({kind}): the model reads text only; extract the text with another tool]"
+        return [*heads, text_part(line)]
+
+    def _assistant(self, blocks: list[Any], path: str) -> Message:
+        parts: list[Part] = []
+        thoughts: list[str] = []
+        calls: list[dict[str, Any]] = []
+        for i, block in enumerate(blocks):
+            kind, value = _block(block, f"{path}[{i}]")
+            where = f"{path}[{i}].{kind}"
+            if kind == "reasoningContent":
+                thought = object_at(value, where).get("reasoningText")
+                if thought is None:
+                    self.left_out["redactedContent"] += 1  # another provider's reasoning
+                else:
+                    thoughts.append(text_member(object_at(thought, where), "text", where))
+            elif kind == "toolUse":
+                # With the blanks that models and chat templates write: see `anthropic`.
+                call = object_at(value, where)
+                arguments = json.dumps(object_at(call.get("input") or {}, f"{where}.input"), ensure_ascii=False)
+                calls.append(
+                    tool_call(text_member(call, "toolUseId", where), text_member(call, "name", where), arguments)
+                )
+            elif kind in ("text", "citationsContent", "cachePoint"):
+                parts += self.read_part(block, f"{path}[{i}]")
+            else:
+                self.left_out[kind] += 1
+        message: Message = {"role": "assistant", "content": "".join(part.get("text", "") for part in parts)}
+        if thoughts:
+            message["reasoning_content"] = "".join(thoughts)
+        if calls:
+            message["tool_calls"] = calls
+        return message
+
+
+# -- replies
+
+_STOP_REASONS = {STOP: "end_turn", LENGTH: "max_tokens", TOOL_CALLS: "tool_use", CONTENT_FILTER: "content_filtered"}
+
+# The API's errors and their HTTP status, by kind. All others are a ValidationException.
+_DENIED, _UNAVAILABLE = ("AccessDeniedException", 403), ("ServiceUnavailableException", 503)
+_ERRORS = {
+    **dict.fromkeys(("authentication", "permission", "turn_limit"), _DENIED),
+    **dict.fromkeys(("not_found", "model_not_found"), ("ResourceNotFoundException", 404)),
+    **dict.fromkeys(("upstream", "overloaded"), _UNAVAILABLE),
+    "rate_limit": ("ThrottlingException", 429),
+    "timeout": ("ModelTimeoutException", 408),
+    "internal": ("InternalServerException", 500),
+}
+
+
+def _error(error: RequestError) -> tuple[str, int]:
+    return _ERRORS.get(error.kind, ("ValidationException", 400))
+
+
+def error_head(error: RequestError) -> tuple[int, dict[str, str]]:
+    """The status and the header of an error."""
+    name, status = _error(error)
+    return status, {"x-amzn-errortype": name}
+
+
+def error_dict(error: RequestError) -> dict[str, Any]:
+    """The body of an error. Agents tell a prompt that is too long by the words of the message, which are Anthropic's."""
+    return {"message": anthropic.error_dict(error)["error"]["message"]}
+
+
+def _error_event(error: RequestError) -> bytes:
+    name = _error(error)[0]
+    return exception(name[0].lower() + name[1:], error_dict(error)["message"])
+
+
+def usage_dict(usage: Usage) -> dict[str, Any]:
+    prompt, completion = usage.prompt_tokens or 0, usage.completion_tokens or 0
+    return {
+        "inputTokens": prompt - usage.cached,  # this provider counts cached tokens apart from the others
+        "outputTokens": completion,
+        "totalTokens": prompt + completion,
+        "cacheReadInputTokens": usage.cached,
+        "cacheWriteInputTokens": 0,
+    }
+
+
+class Encoder(BlockEncoder):
+    """Deltas -> the events of ConverseStream, and at the end the reply of Converse. Blocks of text have no start event."""
+
+    def __init__(self, request: ModelRequest, *, reply_id: str, model: str = "", created: int = 0) -> None:
+        super().__init__(request)
+        self._reply_id = reply_id
+        self._content: list[dict[str, Any]] = []
+        self.body = {}
+
+    def start(self) -> bytes:
+        return event({"role": "assistant"}, "messageStart")
+
+    def ping(self) -> bytes:
+        return PING
+
+    def opened(self, kind: str) -> bytes:
+        self._content.append({})
+        return b""
+
+    def piece(self, kind: str, text: str, entries: list[dict[str, Any]]) -> bytes:
+        return self._delta({"reasoningContent": {"text": text}} if kind == "reasoning" else {"text": text})
+
+    def closed(self, kind: str, text: str, *, last: bool) -> bytes:
+        if kind != "reasoning":
+            self._content[-1] = {"text": text}
+            return self._stop()
+        signature = anthropic.SIGNATURE
+        self._content[-1] = {"reasoningContent": {"reasoningText": {"text": text, "signature": signature}}}
+        return self._delta({"reasoningContent": {"signature": signature}}) + self._stop()
+
+    def call(self, call: ToolCall, place: int, *, last: bool) -> bytes:
+        named = {"toolUseId": call.id or own_id("tooluse_", self._reply_id, place), "name": call.name}
+        self._content.append({"toolUse": {**named, "input": anthropic.tool_input(call.arguments)}})
+        out = event({"start": {"toolUse": named}, **self._at()}, "contentBlockStart")
+        if call.arguments:
+            out += self._delta({"toolUse": {"input": standard(call.arguments)}})
+        return out + self._stop()
+
+    def ended(self) -> bytes:
+        reason = _STOP_REASONS.get(self.finish_reason or STOP, "end_turn")
+        # SGLang also reports stop strings that its own templates end with.
+        if self.finish_reason == STOP and self.stop_sequence in self.request.sampling.stop:
+            reason = "stop_sequence"
+        latency_ms = max(0, round((time.time() - self.request.received_s) * 1000)) if self.request.received_s else 0
+        counted = {"usage": usage_dict(self.usage), "metrics": {"latencyMs": latency_ms}}
+        message = {"role": "assistant", "content": self._content}
+        self.body = {"output": {"message": message}, "stopReason": reason, **counted}
+        return event({"stopReason": reason}, "messageStop") + event(counted, "metadata")
+
+    def error(self, error: RequestError) -> bytes:
+        """An error after the stream began."""
+        return _error_event(error)
+
+    def _at(self) -> dict[str, int]:
+        return {"contentBlockIndex": len(self._content) - 1}
+
+    def _delta(self, delta: dict[str, Any]) -> bytes:
+        return event({"delta": delta, **self._at()}, "contentBlockDelta")
+
+    def _stop(self) -> bytes:
+        return event(self._at(), "contentBlockStop")
+
+
+class InvokeEncoder(anthropic.Encoder):
+    """Deltas -> Anthropic's events in those of InvokeModelWithResponseStream, and at the end the message itself."""
+
+    def event(self, name: str, **body: Any) -> bytes:
+        inner = msgspec.json.encode({"type": name, **body})
+        return event({"bytes": base64.b64encode(inner).decode()})
+
+    def ping(self) -> bytes:
+        return PING
+
+    def error(self, error: RequestError) -> bytes:
+        """An error after the stream began."""
+        return _error_event(error)
