@@ -94,6 +94,15 @@ PROGRAMS = {
         command=("qwen", "--yolo", "--auth-type", "openai", "--model", "{model}", "-p", "{task}"),
         env={"OPENAI_BASE_URL": "{url}/v1", "OPENAI_API_KEY": "{key}"},
     ),
+    "gemini": Program(
+        command=("gemini", "--yolo", "--model", "{model}", "-p", "{task}"),
+        env={
+            "GOOGLE_GEMINI_BASE_URL": "{url}",
+            "GEMINI_API_KEY": "{key}",
+            "GEMINI_CLI_TRUST_WORKSPACE": "true",
+        },
+        files={".gemini/settings.json": json.dumps({"security": {"auth": {"selectedType": "gemini-api-key"}}})},
+    ),
 }
 
 

@@ -44,6 +44,11 @@ STEPS: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ("edit", EDIT),
         ("run_shell_command", {"command": "cat note.txt", "description": "show", "is_background": False}),
     ],
+    "gemini": [
+        ("read_file", {"file_path": "note.txt"}),
+        ("replace", {**EDIT, "file_path": "note.txt", "instruction": "Mark it as done."}),
+        ("run_shell_command", {"command": "cat note.txt", "description": "show"}),
+    ],
 }
 
 

@@ -1,4 +1,4 @@
-"""Coding agents as they are: Claude Code, Codex, opencode and qwen-code, headless, through a local runtime and the gateway.
+"""Coding agents as they are: Claude Code, Codex, opencode, qwen-code and Gemini CLI, headless, through a local runtime and the gateway.
 
 The programs run as `examples/cli_agents` runs them.
 """
@@ -35,9 +35,10 @@ PACKAGES = {
     "codex": ("Codex", "@openai/codex"),
     "opencode": ("opencode", "opencode-ai"),
     "qwen": ("qwen-code", "@qwen-code/qwen-code"),
+    "gemini": ("Gemini CLI", "@google/gemini-cli"),
 }
 NAMES = tuple(PACKAGES)
-APIS = {"chat": "chat", "anthropic": "Messages", "responses": "Responses"}
+APIS = {"chat": "chat", "anthropic": "Messages", "responses": "Responses", "gemini": "Gemini"}
 Sampled = list[tuple[list[int], list[int], list[float | None]]]
 
 
@@ -64,7 +65,8 @@ async def test_recorded_requests_of_a_coding_agent_are_taken(
     gateway = await start_gateway(engine, model_dir=str(MODEL) if mode == "token" else None)
     session = await opened(gateway)
     for call in recorded:
-        url = f"{session.base_url}/{call['path']}"
+        path = call["path"] if stream else call["path"].replace("streamGenerateContent?alt=sse", "generateContent")
+        url = f"{session.base_url}/{path}"
         body = {k: v for k, v in call["body"].items() if stream or k not in ("stream", "stream_options")}
         status, answer = await request("POST", url, body=body, key=session.api_key, timeout_s=30)
         assert status == 200, answer[:1000]
