@@ -1,4 +1,4 @@
-"""Coding agents as they are: Claude Code, Codex, opencode, qwen-code and Gemini CLI, headless, through a local runtime and the gateway.
+"""Coding agents as they are, headless, through a local runtime and the gateway: Claude Code, Codex, opencode, qwen-code, Gemini CLI.
 
 The programs run as `examples/cli_agents` runs them.
 """
