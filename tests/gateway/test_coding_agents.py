@@ -1,4 +1,4 @@
-"""Coding agents as they are, headless, through a local runtime and the gateway: Claude Code, Codex, opencode, qwen-code, Gemini CLI.
+"""Coding agents as they are, headless: Claude Code, Codex, opencode, qwen-code and Gemini CLI, through a runtime and the gateway.
 
 The programs run as `examples/cli_agents` runs them.
 """
