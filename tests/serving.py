@@ -102,6 +102,27 @@ def gateway_before(url: str, **settings: Any) -> Iterator[Any]:
         portal.close()
 
 
+def busy_credentials(folder: Path, patch: Any, *, busy: int) -> None:
+    """Make the only source of AWS credentials a program that fails as often as this before it answers."""
+    for name in range(busy):
+        (folder / f"busy-{name}").touch()
+    found = {"Version": 1, "AccessKeyId": "AKLATE", "SecretAccessKey": "s", "SessionToken": "t"}
+    found["Expiration"] = "2100-01-01T00:00:00Z"
+    program = folder / "credentials"
+    program.write_text(f"""#!/bin/sh
+for busy in "{folder}"/busy-*; do [ -e "$busy" ] && rm "$busy" && exit 1; done
+echo '{json.dumps(found)}'
+""")
+    program.chmod(0o700)
+    (folder / "config").write_text(f"[default]\ncredential_process = {program}\n")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
+        patch.delenv(name, raising=False)
+    patch.setenv("AWS_CONFIG_FILE", str(folder / "config"))
+    patch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(folder / "none"))
+    patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    patch.setattr("boto3.DEFAULT_SESSION", None)
+
+
 class Asked(NamedTuple):
     """A request. The names of its headers are in small letters."""
 

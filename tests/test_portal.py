@@ -36,6 +36,20 @@ def test_results_and_errors_come_through_and_its_own_thread_is_refused() -> None
     portal.close()
 
 
+def test_a_portal_that_got_no_thread_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    portal = Portal("test-portal")
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", full)
+        with pytest.raises(RuntimeError, match="new thread"):
+            portal.call(fine())
+        assert not portal.started
+    assert portal.call(fine()) == 7
+    portal.close()
+
+
 @pytest.mark.parametrize("clean_up_s", [0.0, 60.0])
 def test_an_interrupted_wait_cancels_the_work_and_grants_it_its_clean_up(clean_up_s: float) -> None:
     portal = Portal("test-portal")

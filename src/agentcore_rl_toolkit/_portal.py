@@ -75,11 +75,16 @@ class Portal:
                 return self._loop
             if self._loop is not None and self._owner is not None:
                 raise ConfigError(f"the {self._owner} was used before this process forked; make one in the child")
-            self._loop, self._pid, ready = asyncio.new_event_loop(), os.getpid(), threading.Event()
-            self._thread = threading.Thread(target=_run, args=(self._loop, ready), name=self._name, daemon=True)
-            self._thread.start()
+            loop, ready = asyncio.new_event_loop(), threading.Event()
+            thread = threading.Thread(target=_run, args=(loop, ready), name=self._name, daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # no thread can be started now
+                loop.close()
+                raise
+            self._loop, self._thread, self._pid = loop, thread, os.getpid()
             ready.wait()
-            return self._loop
+            return loop
 
     @property
     def started(self) -> bool:

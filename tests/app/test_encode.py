@@ -21,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentcore_rl_toolkit.app.record import Encoder
+from agentcore_rl_toolkit.contract import REDACTED
 from agentcore_rl_toolkit.errors import InvalidResultError
 
 
@@ -154,12 +155,25 @@ for _ in range(5000):
         (cyclic_dict, "is nested more than 200 levels deep"),
         (deep, "is nested more than 200 levels deep"),
         (10**5000, r"cannot be written: .* digits"),
+        ([decimal.Decimal("sNaN")], r"result\[v\[0\]\] is a Decimal without a JSON form"),
+        (fractions.Fraction(10**400), r"result\[v\] is a Fraction without a JSON form"),
     ],
     ids=lambda p: p if isinstance(p, str) else type(p).__name__,
 )
 def test_what_has_no_json_form_is_refused_with_its_path(value: Any, message: str) -> None:
     with pytest.raises(InvalidResultError, match=message):
         encoded({"v": value})
+
+
+def test_secrets_are_blanked_in_texts_alone() -> None:
+    secrets = ("12345678", "response", 'quo"ted\u00e9')
+    fields = {"rewards": 0.12345678, "response": ["a 12345678 b", {"x": 'quo"ted\u00e9!'}], "n": 123456789}
+    text = Encoder(secrets).members(fields)
+    assert json.loads("{" + text + "}") == {
+        "rewards": 0.12345678,
+        "response": [f"a {REDACTED} b", {"x": f"{REDACTED}!"}],
+        "n": 123456789,
+    }
 
 
 plain_values = st.recursive(

@@ -345,6 +345,39 @@ def test_a_websocket_is_a_production_call() -> None:
         over.set()
 
 
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_rollout_that_got_no_thread_is_tried_again_when_it_is_delivered_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    app, start, ran = AgentCoreRLApp(rollouts=True), threading.Thread.start, threading.Event()
+    refused = []
+
+    def run(payload: Any) -> dict[str, Any]:
+        ran.set()
+        return {"rewards": 1.0}
+
+    async def run_async(payload: Any) -> dict[str, Any]:
+        return run(payload)
+
+    app.rollout_entrypoint(run if kind == "sync" else run_async)
+
+    def limited(thread: threading.Thread) -> None:
+        if thread.name.startswith("rollout-") and not refused:
+            refused.append(thread.name)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    block = {"exp_id": "e", "input_id": "i", "s3_bucket": f"file://{tmp_path}"}
+    send = {"json": {"_rollout": block}, "headers": {SESSION_HEADER: new_session()}}
+    with TestClient(app) as client:
+        assert client.post("/invocations", **send).status_code == 500
+        assert client.get("/ping").json()["status"] == "Healthy"
+        assert client.post("/invocations", **send).json()["status"] == "processing"
+        assert ran.wait(60)
+    assert refused
+
+
 async def test_a_worker_that_a_rollout_has_started_serves_no_later_call() -> None:
     app, questions = AgentCoreRLApp(rollouts=True), asyncio.Queue[Any]()
     found, over = [], threading.Event()

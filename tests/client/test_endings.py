@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import boto3
 import pytest
 
+from agentcore_rl_toolkit._servers import keys
 from agentcore_rl_toolkit.client import RolloutClient
 from agentcore_rl_toolkit.client.transport import CallError, Transport, is_aws
 from agentcore_rl_toolkit.contract import Outcome, new_session_id
 from agentcore_rl_toolkit.errors import RolloutLostError
+from serving import Asked, answering
 
 from ..runtime.conftest import Server, start_server, wait_for
 
@@ -92,6 +96,67 @@ def test_a_runtime_that_is_away_is_asked_again_later_without_a_word_in_the_log()
         )
         with pytest.raises(CallError, match="refused"):  # what the asking loop expects
             transport.endings([new_session_id()])
+
+
+def plain_transport(url: str) -> Transport:
+    arn = "arn:aws:bedrock-agentcore:us-west-2:123456789012:runtime/a-AbCdEfGhIj"
+    return Transport(arn, region="us-west-2", endpoint_url=url, qualifier=None, pool_connections=4, read_timeout_s=60.0)
+
+
+class Restarted:
+    """A runtime that takes the requests of one key, and holds those whose body is `hold` until it is told."""
+
+    def __init__(self) -> None:
+        self.key = "AKONE"
+        self.holding, self.go = threading.Event(), threading.Event()
+
+    def answer(self, asked: Asked) -> tuple[Any, ...]:
+        key = self.key
+        if asked.body == b"hold":
+            self.holding.set()
+            self.go.wait(60)
+        if f"Credential={key}/" not in asked.headers["authorization"]:
+            return 403, {"message": "no"}, {"x-amzn-ErrorType": "AccessDeniedException"}
+        return 200, {"ended": {}}
+
+
+@pytest.fixture
+def restarted() -> Iterator[tuple[Restarted, str]]:
+    runtime = Restarted()
+    with answering(runtime.answer) as url:
+        path = keys.leave(keys.RUNTIME, url, "AKONE:first")
+        yield runtime, url
+        keys.forget(path)
+
+
+def test_a_runtime_that_was_started_again_is_asked_with_its_new_key(restarted: tuple[Restarted, str]) -> None:
+    runtime, url = restarted
+    transport = plain_transport(url)
+    assert transport.endings(["s"]) == {}
+    runtime.key = "AKTWO"
+    for _ in range(2):  # the second time, its key file is there
+        with pytest.raises(CallError, match="403"):
+            transport.endings(["s"])
+        keys.leave(keys.RUNTIME, url, "AKTWO:second")
+    assert transport.endings(["s"]) == {}
+
+
+def test_every_call_that_a_restart_refused_is_sent_again(restarted: tuple[Restarted, str]) -> None:
+    runtime, url = restarted
+    transport = plain_transport(url)
+    transport.invoke(new_session_id(), b"{}")
+    runtime.key = "AKTWO"
+    with ThreadPoolExecutor(1) as pool:
+        early = pool.submit(transport.invoke, new_session_id(), b"hold")
+        assert runtime.holding.wait(60)
+        keys.leave(keys.RUNTIME, url, "AKTWO:second")
+        with pytest.raises(CallError, match="AccessDenied"):
+            transport.invoke(new_session_id(), b"{}")
+        transport.invoke(new_session_id(), b"{}")  # with the new key
+        runtime.go.set()
+        error = early.exception(60)
+    assert isinstance(error, CallError)
+    assert error.credentials
 
 
 def test_aws_is_never_asked() -> None:

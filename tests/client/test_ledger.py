@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -72,6 +73,41 @@ def test_second_process_is_refused_while_the_first_lives(tmp_path: Path) -> None
     ledger.close()
     assert other.open() == []
     other.close()
+
+
+def test_a_child_that_was_forked_meanwhile_does_not_keep_the_lock(tmp_path: Path) -> None:
+    path = tmp_path / "l.jsonl"
+    ledger = FileLedger(path)
+    ledger.open()
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(writing)
+        os.read(reading, 1)  # until the parent closes its end
+        os._exit(0)
+    try:
+        ledger.close()
+        other = FileLedger(path)
+        assert other.open() == []
+        other.close()
+    finally:
+        os.close(writing)
+        os.close(reading)
+        os.waitpid(child, 0)
+
+
+def test_a_forked_child_that_closes_its_copy_does_not_unlock_the_parents(tmp_path: Path) -> None:
+    path = tmp_path / "l.jsonl"
+    ledger = FileLedger(path)
+    ledger.open()
+    child = os.fork()
+    if child == 0:
+        ledger.close()
+        os._exit(0)
+    os.waitpid(child, 0)
+    with pytest.raises(ConfigError, match="is in use"):
+        FileLedger(path).open()
+    ledger.close()
 
 
 class FullDisk(FileLedger):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import itertools
+import math
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,6 +33,7 @@ from agentcore_rl_toolkit.errors import (
 )
 from agentcore_rl_toolkit.store import open_store
 from scripted_runtime import ARN, ScriptedRuntime
+from serving import busy_credentials
 from serving import wait_for as until
 
 MakeClient = Callable[..., RolloutClient]
@@ -152,6 +155,21 @@ def test_run_deadline_ends_what_hangs(make_client: MakeClient) -> None:
     error = client.submit(script(hang=True)).exception(timeout=60)
     assert isinstance(error, RolloutTimeoutError)
     assert error.stage == "run"
+
+
+def test_the_error_of_a_timeout_names_the_limit_that_passed(make_client: MakeClient) -> None:
+    client = make_client(deadlines=Deadlines(run_s=0.3))
+    (item,) = client.run_batch([script(hang=True)], timeout=300)
+    assert "deadline run_s=0.3 passed" in str(item.error)
+    (item,) = make_client().run_batch([script(hang=True)], timeout=0.4)
+    assert "Timeout after 0.4s" in str(item.error)
+
+
+def test_deadlines_are_finite() -> None:
+    with pytest.raises(ConfigError, match="start_s must be a finite number"):
+        Deadlines(start_s=math.inf)
+    with pytest.raises(ConfigError, match="None is no limit"):
+        Deadlines(run_s=math.inf)
 
 
 @pytest.mark.parametrize("loops", [True, False])
@@ -312,6 +330,15 @@ def test_credentials_that_stay_expired_end_the_rollout_at_the_deadline_of_the_st
     assert error.code == "ExpiredTokenException"
     assert isinstance(error.__cause__, ClientError)
     assert runtime.requests["invoke"] > 2
+
+
+def test_a_source_of_credentials_that_is_busy_is_asked_again(
+    make_client: MakeClient, runtime: ScriptedRuntime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy_credentials(tmp_path, monkeypatch, busy=3)
+    future = make_client().submit(script())
+    assert future.exception(60) is None
+    assert (future.attempt, runtime.requests["invoke"]) == (1, 1)
 
 
 def test_a_local_runtime_that_was_started_again_with_a_new_key_is_found(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import subprocess
 import sys
 import threading
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.response import StreamingBody
 
 from agentcore_rl_toolkit.errors import (
     ObjectExistsError,
@@ -19,6 +21,8 @@ from agentcore_rl_toolkit.errors import (
     StorePermissionError,
 )
 from agentcore_rl_toolkit.store import ObjectStore, RetryPolicy, open_store
+from agentcore_rl_toolkit.store.boto import BotoStore
+from serving import busy_credentials
 
 QUICK = RetryPolicy(first_delay_s=0.01, max_delay_s=0.05)
 
@@ -249,6 +253,34 @@ async def test_credentials_from_a_profile(bucket: str, tmp_path: Path, monkeypat
     store = open_store(bucket)
     await store.put_async("k", b"1", create_only=True)
     assert await store.get_async("k") == b"1"
+
+
+async def test_a_source_of_credentials_that_is_busy_is_asked_again(
+    scripted: Any, remote: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy_credentials(tmp_path, monkeypatch, busy=3)
+    await remote.put_async("k", b"")
+    assert [r.headers["authorization"].count("Credential=AKLATE/") for r in scripted.requests] == [1]
+
+
+class Breaking:
+    """A boto3-like client whose first replies break off in the body."""
+
+    def __init__(self, breaks: int) -> None:
+        self.breaks = breaks
+
+    def get_object(self, **_: Any) -> dict[str, Any]:
+        self.breaks -= 1
+        raw = io.BytesIO(b"who" if self.breaks >= 0 else b"whole")
+        return {"Body": StreamingBody(raw, 5), "ContentLength": 5}
+
+
+async def test_a_body_that_breaks_off_is_read_again_with_boto3_too() -> None:
+    store = BotoStore("s3://b", Breaking(2), "b", "")
+    store.retry = QUICK
+    assert await store.get_async("k") == b"whole"
+    with pytest.raises(StoreError, match="3 read, but total bytes expected is 5"):
+        await BotoStore("s3://b", Breaking(1), "b", "").get_async("k", timeout_s=0)
 
 
 async def test_no_credentials_at_all_is_a_clear_error(

@@ -28,8 +28,13 @@ class AgentRunner:
         """The running loop of async functions."""
         with self._lock:
             if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                threading.Thread(target=_keep_running, args=(self._loop,), name="rollout-loop", daemon=True).start()
+                loop = asyncio.new_event_loop()
+                try:
+                    threading.Thread(target=_keep_running, args=(loop,), name="rollout-loop", daemon=True).start()
+                except RuntimeError:  # no thread can be started now
+                    loop.close()
+                    raise
+                self._loop = loop
             return self._loop
 
     def start(

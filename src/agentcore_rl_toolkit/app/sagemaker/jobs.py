@@ -81,6 +81,10 @@ class Jobs:
             while len(self._reported) > REMEMBERED:
                 self._reported.popitem(last=False)
 
+        try:
+            self._begin(rollout)
+        except BaseException:  # no thread can be started
+            self._relay.close(api_key)
+            raise
         rollout.done.add_done_callback(ended)
-        self._begin(rollout)
         return rollout, rewards
