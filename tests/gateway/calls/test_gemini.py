@@ -313,3 +313,10 @@ async def test_a_slow_stream_is_kept_alive(engine: ScriptedEngine, start_gateway
     engine.replies.append({"content": "w1 w2"})
     parts, _ = await reply_of(google(session), "hi", stream=True)
     assert [part.text for part in parts] == ["w1", " w2"]
+
+
+async def test_a_tag_in_the_base_url_is_recorded(client: GatewayClient, session: SessionHandle) -> None:
+    for version in ("v1", "v1beta"):
+        options = types.HttpOptions(base_url=f"{session.base_url}/tag/judge", api_version=version)
+        await reply_of(genai.Client(api_key=session.api_key, http_options=options), "hi", stream=False)
+    assert [turn.tag for turn in (await captured(client, session)).turns] == ["judge", "judge"]
