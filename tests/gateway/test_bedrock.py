@@ -19,9 +19,11 @@ from botocore.eventstream import EventStreamBuffer
 from botocore.exceptions import ClientError, EventStreamError
 from strands import Agent, tool
 from strands.models.bedrock import BedrockModel
+from strands.types.exceptions import ContextWindowOverflowException
 
-from agentcore_rl_toolkit.gateway import GatewayClient, SessionHandle
+from agentcore_rl_toolkit.gateway import GatewayClient, Limits, SessionHandle
 from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine, encode_messages
+from agentcore_rl_toolkit.messages.render import Renderer
 from agentcore_rl_toolkit.trajectory import build_trajectory
 
 from .asking import MODEL, Start, captured, opened
@@ -37,6 +39,12 @@ ROLE = {"AWS_ACCESS_KEY_ID": "AKIA", "AWS_SECRET_ACCESS_KEY": "x", "AWS_REGION":
 def address(session: SessionHandle) -> str:
     """The address for clients that sign their requests."""
     return f"{session.base_url}/bedrock/{session.api_key}"
+
+
+@tool
+def add(x: int, y: int) -> int:
+    """Add two numbers."""
+    return x + y
 
 
 @pytest.fixture
@@ -129,21 +137,38 @@ async def test_a_tool_is_called_and_its_result_comes_back(
     assert len(build_trajectory(session.session_id, capture.turns).sequences) == 1
 
 
-async def test_a_rendered_call_and_its_result_are_one_sequence(start_gateway: Start, engine: ScriptedEngine) -> None:
-    """In token mode the sampled tokens are those of the next prompt."""
-    engine.first_id, engine.last_id = 300, 500
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_a_strands_agent_in_token_mode_makes_one_sequence(
+    engine: ScriptedEngine, start_gateway: Start, aws: Callable[..., Any], streaming: bool
+) -> None:
     gateway = await start_gateway(engine, model_dir=str(MODEL))
     session = await opened(gateway)
-    async with httpx.AsyncClient(headers={"authorization": f"Bearer {session.api_key}"}, timeout=60) as agent:
-        messages: list[Any] = list(USER)
-        for _ in range(3):
-            asked = {"messages": messages, "toolConfig": TOOLS, "inferenceConfig": {"maxTokens": 8}}
-            reply = await agent.post(f"{session.base_url}/bedrock/model/m/converse", json=asked)
-            assert reply.status_code == 200, reply.text
-            messages += [reply.json()["output"]["message"], {"role": "user", "content": [{"text": "and again"}]}]
+    renderer = Renderer.from_path(MODEL)
+    stop = min(renderer.stop_token_ids)
+    sampled = ['<tool_call>\n{"name": "add",  "arguments": {"x": 1, "y":3}}\n</tool_call>', "It is 4.", "Yes."]
+    engine.replies += [{"token_ids": [*renderer.encode(text), stop]} for text in sampled]
+    aws(session)  # its environment
+    model = BedrockModel(endpoint_url=address(session), region_name="us-west-2", model_id="m", streaming=streaming)
+    agent = Agent(model=model, tools=[add], system_prompt="be brief", callback_handler=None)
+    assert str(await asyncio.wait_for(agent.invoke_async("what is 1 + 3"), 60)).strip() == "It is 4."
+    assert str(await asyncio.wait_for(agent.invoke_async("sure?"), 60)).strip() == "Yes."
+    assert renderer.decode(engine.calls[1].prompt_ids).count("4") > 0
     capture = await captured(gateway, session)
     assert [t.completion_ids for t in capture.turns] == [ids for seen in engine.calls for ids in seen.completion_ids]
-    assert len(build_trajectory(session.session_id, capture.turns).sequences) == 1
+    [sequence] = build_trajectory(session.session_id, capture.turns).sequences
+    assert sum(sequence.loss_mask) == sum(len(turn.completion_ids) for turn in capture.turns)
+
+
+async def test_a_prompt_that_is_too_long_is_one_to_strands(
+    engine: ScriptedEngine, session: SessionHandle, aws: Callable[..., Any]
+) -> None:
+    aws()
+    body = b'{"error": {"message": "This model\'s maximum context length is 8 tokens.", "code": 400}}'
+    engine.faults.append(Fault(status=400, body=body))
+    model = BedrockModel(endpoint_url=address(session), region_name="us-west-2", model_id="m")
+    with pytest.raises(ContextWindowOverflowException):
+        async for _ in model.stream([{"role": "user", "content": [{"text": "hi"}]}]):
+            pass
 
 
 async def test_parts_that_the_model_does_not_get_are_counted(
@@ -302,8 +327,6 @@ async def test_a_stream_that_breaks_is_an_error_of_the_stream(
 async def test_a_stream_is_decoded_at_every_chunk_size_and_pings_are_passed_over(
     engine: ScriptedEngine, start_gateway: Start, aws: Callable[..., Any]
 ) -> None:
-    from agentcore_rl_toolkit.gateway import Limits
-
     gateway = await start_gateway(engine, limits=Limits(connect_s=60, keep_alive_s=0.02))
     session = await opened(gateway)
     engine.replies += [{"content": "w1 w2 w3"}] * 2
@@ -394,19 +417,11 @@ async def test_a_strands_agent_uses_a_tool(
     streaming: bool,
 ) -> None:
     aws()  # its environment
-    asked: list[tuple[int, int]] = []
-
-    @tool
-    def add(x: int, y: int) -> int:
-        """Add two numbers."""
-        asked.append((x, y))
-        return x + y
-
     engine.replies += [{"content": None, "tool_calls": [CALL]}, {"content": "w5"}]
     model = BedrockModel(endpoint_url=address(session), region_name="us-west-2", model_id="m", streaming=streaming)
     agent = Agent(model=model, tools=[add], system_prompt="be brief", callback_handler=None)
     assert str(await asyncio.wait_for(agent.invoke_async("what is 1 + 3"), 30)).strip() == "w5"
-    assert asked == [(1, 3)]
+    assert engine.calls[1].body["messages"][-1]["content"] == "4"
     capture = await captured(client, session)
     assert [t.completion_ids for t in capture.turns] == [ids for seen in engine.calls for ids in seen.completion_ids]
     assert len(build_trajectory(session.session_id, capture.turns).sequences) == 1

@@ -23,8 +23,9 @@ ROUTES = {
     "chat/completions": '{"messages": [{"role": "user", "content": %s}]}',
     "responses": '{"input": [{"role": "user", "content": %s}]}',
     "messages": '{"max_tokens": 5, "messages": [{"role": "user", "content": %s}]}',
+    "bedrock/model/m/converse": '{"messages": [{"role": "user", "content": %s}]}',
 }
-KINDS = {"chat/completions": "text", "responses": "input_text", "messages": "text"}
+KINDS = {"chat/completions": '"type": "text", ', "responses": '"type": "input_text", ', "messages": '"type": "text", '}
 CALLING = {"tool_calls": [{"id": "", "type": "function", "function": {"name": "look_up", "arguments": '{"q": "x"}'}}]}
 TOOL: Any = {"type": "function", "name": "look_up", "parameters": {"type": "object", "properties": {}}, "strict": False}
 
@@ -43,7 +44,7 @@ async def test_half_surrogates_are_replaced_and_counted(
 ) -> None:
     gateway = await start_gateway(engine, model_dir=str(MODEL) if mode == "token" else None)
     session = await opened(gateway)
-    parts = ", ".join(f'{{"type": "{KINDS[route]}", "text": {part}}}' for part in (f'"{text}"', *HALVES.split(", ")))
+    parts = ", ".join(f'{{{KINDS.get(route, "")}"text": {part}}}' for part in (f'"{text}"', *HALVES.split(", ")))
     body = ROUTES[route] % f"[{parts}]"
     async with httpx.AsyncClient(headers={"authorization": f"Bearer {session.api_key}"}) as llm:
         for _ in range(2):
