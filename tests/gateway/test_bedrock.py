@@ -373,14 +373,14 @@ async def test_anthropics_client_for_bedrock(
 ) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("ANTHROPIC_BEDROCK_BASE_URL", session.base_url + "/bedrock")
+    monkeypatch.setenv("AWS_BEARER_TOKEN_BEDROCK", session.api_key)
     engine.replies.append({"content": None, "reasoning_content": "hmm", "tool_calls": [CALL]})
     tools: Any = [{"name": "add", "input_schema": SCHEMA}]
     asked: Any = {"model": ARN, "max_tokens": 20, "messages": [{"role": "user", "content": "hi"}], "tools": tools}
 
     def ask() -> Any:
-        with AnthropicBedrock(
-            base_url=session.base_url + "/bedrock", api_key=session.api_key, aws_region="us-west-2", max_retries=0
-        ) as llm:
+        with AnthropicBedrock(aws_region="us-west-2", max_retries=0) as llm:
             if not stream:
                 return llm.messages.create(**asked)
             with llm.messages.stream(**asked) as events:
