@@ -17,7 +17,7 @@ from agentcore_rl_toolkit._servers import keys
 from agentcore_rl_toolkit.client import RolloutClient
 from agentcore_rl_toolkit.client.transport import CallError, Transport, is_aws
 from agentcore_rl_toolkit.contract import Outcome, new_session_id
-from agentcore_rl_toolkit.errors import RolloutLostError
+from agentcore_rl_toolkit.errors import ConfigError, RolloutLostError
 from serving import Asked, answering
 
 from ..runtime.conftest import Server, start_server, wait_for
@@ -109,12 +109,15 @@ class Restarted:
     def __init__(self) -> None:
         self.key = "AKONE"
         self.holding, self.go = threading.Event(), threading.Event()
+        self.fault = ""
 
     def answer(self, asked: Asked) -> tuple[Any, ...]:
         key = self.key
         if asked.body == b"hold":
             self.holding.set()
             self.go.wait(60)
+            if self.fault:
+                return 424, {"message": "Received error (500) from runtime"}, {"x-amzn-ErrorType": self.fault}
         if f"Credential={key}/" not in asked.headers["authorization"]:
             return 403, {"message": "no"}, {"x-amzn-ErrorType": "AccessDeniedException"}
         return 200, {"ended": {}}
@@ -141,8 +144,12 @@ def test_a_runtime_that_was_started_again_is_asked_with_its_new_key(restarted: t
     assert transport.endings(["s"]) == {}
 
 
-def test_every_call_that_a_restart_refused_is_sent_again(restarted: tuple[Restarted, str]) -> None:
+@pytest.mark.parametrize("fault", ["", "RuntimeClientError"])
+def test_every_call_that_a_restart_refused_is_sent_again_and_no_other(
+    restarted: tuple[Restarted, str], fault: str
+) -> None:
     runtime, url = restarted
+    runtime.fault = fault
     transport = plain_transport(url)
     transport.invoke(new_session_id(), b"{}")
     runtime.key = "AKTWO"
@@ -155,8 +162,24 @@ def test_every_call_that_a_restart_refused_is_sent_again(restarted: tuple[Restar
         transport.invoke(new_session_id(), b"{}")  # with the new key
         runtime.go.set()
         error = early.exception(60)
-    assert isinstance(error, CallError)
-    assert error.credentials
+    if fault:  # the agent may have run
+        assert isinstance(error, RolloutLostError)
+    else:
+        assert isinstance(error, CallError)
+        assert error.credentials
+
+
+def test_a_runtime_that_starts_after_the_client_was_made_gets_its_own_key() -> None:
+    runtime = Restarted()
+    with answering(runtime.answer) as url:
+        transport = plain_transport(url)
+        with pytest.raises(ConfigError, match="AccessDenied"):
+            transport.invoke(new_session_id(), b"{}")
+        path = keys.leave(keys.RUNTIME, url, "AKONE:first")
+        with pytest.raises(CallError, match="AccessDenied"):
+            transport.invoke(new_session_id(), b"{}")
+        transport.invoke(new_session_id(), b"{}")
+        keys.forget(path)
 
 
 def test_aws_is_never_asked() -> None:

@@ -31,6 +31,7 @@ DATA_PLANE = "bedrock-agentcore"
 CONNECT_TIMEOUT_S = 10.0
 ENDINGS_TIMEOUT_S = 5.0
 LAST_LOOK_S = 0.5  # for a reply that came while this process was stopped
+REFUSED_KEY = (401, 403)  # statuses
 AWS_DOMAINS = (".amazonaws.com", ".amazonaws.com.cn", ".api.aws")
 HOW_TO_HAVE_THEM = (
     "export AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE (`aws sso login` renews one); the key of a local runtime "
@@ -263,9 +264,9 @@ class Transport:
             return {name: _cause_of_end(entry) for name, entry in ended.items() if entry["gone"]}
         except urllib.error.HTTPError as e:
             e.close()
-            if e.code in (401, 403) and self._has_new_key(client):
+            if e.code in REFUSED_KEY and self._has_new_key(client):
                 self._renew(client)
-            if e.code >= 500 or e.code in (401, 403, 429):
+            if e.code >= 500 or e.code == 429 or e.code in REFUSED_KEY:
                 raise CallError(f"the runtime answered with status {e.code}", status=e.code) from e
             return None
         except (OSError, http.client.HTTPException) as e:
@@ -274,7 +275,7 @@ class Transport:
             return None  # another server's reply
 
     def _has_new_key(self, client: Any) -> bool:
-        """Return True if a local runtime was started again on its address, and has another key than this client."""
+        """Return True if a local runtime was started at this address since, and has another key than this client."""
         if self._client is not client:  # another call has noticed it
             return True
         return credential_of_runtime(client.meta.endpoint_url) not in (None, self._local_key)
@@ -283,8 +284,8 @@ class Transport:
         """The error to raise for an exception of this boto3 client."""
         fault = look_up(error) or Fault(fate=Fate.FINAL, code=type(error).__name__)
         fate, code, renew = fault.fate, fault.code, fault.credentials
-        if fate is Fate.FINAL and self._local_key is not None:
-            renew = self._has_new_key(client)
+        if fault.status in REFUSED_KEY or code == "NoCredentialsError":  # another error may mean that the agent ran
+            renew = renew or self._has_new_key(client)
             fate = Fate.TRANSIENT if renew else fate
         if renew:
             self._renew(client)
