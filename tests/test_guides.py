@@ -85,7 +85,8 @@ def test_an_agent_of_ones_own_is_made_run_trained_and_measured(tmp_path: Path, s
     assert reader.run(reader.block("agentcore-rl runs show --worst")).count("#") == 3
     assert (tmp_path / "run.html").read_text().startswith("<!")
     with_model = re.sub(r"runs/shop-\d+-\d+", f"runs/{run.name}", reader.block("--model runs/shop"))
-    for measure in (reader.block("agentcore-rl eval"), with_model):
+    assert "an empty reply: 0 of 32 rows are solved" in reader.run(reader.block("--check --limit"))
+    for measure in (reader.block("eval --agent shop/agent.py --data shop/eval.jsonl"), with_model):
         assert re.match(r"reward [\d.]+  \(95 % interval", reader.run(measure))
     stack.send_signal(signal.SIGINT)
     assert stack.wait(60) == 130
