@@ -63,7 +63,8 @@ def main() -> None:
         command = list(runner.plan(3).command or ())
         sys.argv = command[command.index("--") + 2 :]
         args = parse_args()
-        for key, value in runner.rollout_settings().items():
+        written = json.loads(json.dumps(runner.rollout_settings()))  # the file has lists in place of tuples
+        for key, value in written.items():
             assert getattr(args, key) == value, key
         assert args.custom_generate_function_path.endswith("slime.generate.generate")
         assert args.eval_function_path == args.rollout_function_path

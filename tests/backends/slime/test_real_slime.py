@@ -171,7 +171,7 @@ def test_the_runs_folder_has_what_slime_trained(
 
 def test_slimes_parser_hands_the_settings_to_the_rollout_process(found: dict[str, Any]) -> None:
     assert found["args"]["exp_id"] == "real-slime"
-    assert found["args"]["acr_timeout"] == 120
+    assert found["args"]["rollout_timeout_s"] == 120, "given by its published name, acr_timeout"
     assert found["args"]["gateway_host"] == "127.0.0.1"
 
 
