@@ -56,7 +56,7 @@ class Dispatch:
             name, slash, rest = raw[10:].partition(b"/v1beta/")
         if not slash:  # Amazon's clients have no version
             name, slash, rest = raw[10:].rpartition(b"/bedrock/")
-            rest = b"bedrock/" + rest
+            rest = b"bedrock/" + rest if slash else rest
         dialect = _dialect_of_errors(raw, rest)
         try:
             self._check(http)
