@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 
 AGENT_PORT = 8080
 CAUSE_WAIT_S = 2.0  # an engine knows of a death a little later than the connection breaks
+LOOK_S = 3.0  # between two looks at the state of a container whose output has not ended
+FIRST_LOOK_S, LAST_OUTPUT_S = 0.05, 1.0
 _PID_LINE = re.compile(rb"(\d+)\n")
 
 
@@ -81,9 +83,7 @@ class ContainerProcess:
                     running.set_result(None)
                     if self._stopping:
                         await container.kill(signal="SIGKILL")
-                    await copying
-                await container.wait()  # it may only have closed its output
-                state = (await container.show())["State"]
+                    state = await _end_of(container, copying)
         code = int(state["ExitCode"])
         self.death = self._reason(code, bool(state.get("OOMKilled")))
         return code if code <= 128 else 128 - code
@@ -188,6 +188,24 @@ class ContainerProcess:
                 await killing.start(detach=True)
         except EngineError as e:
             log.warning("a command that took too long could not be killed: %s", e)
+
+
+async def _end_of(container: Any, copying: asyncio.Task[None]) -> dict[str, Any]:
+    """Wait until a container has ended, and return its state. Its output ends with it, unless it closed the output itself.
+
+    The state is also looked at from time to time: engines do not always end the output of a container that was killed.
+    """
+    pause_s = FIRST_LOOK_S
+    while True:
+        await asyncio.wait([copying], timeout=LOOK_S)
+        state: dict[str, Any] = (await container.show())["State"]
+        if not state["Running"]:
+            await asyncio.wait([copying], timeout=LAST_OUTPUT_S)
+            copying.cancel()
+            return state
+        if copying.done():
+            await asyncio.sleep(pause_s)
+            pause_s = min(LOOK_S, 2 * pause_s)
 
 
 async def _copy(output: Any, file: Any) -> None:
