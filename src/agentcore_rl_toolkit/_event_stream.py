@@ -26,7 +26,7 @@ def exception(code: str, message: str) -> bytes:
 
 
 def _encode(payload: Any, **headers: str) -> bytes:
-    """One message: lengths, their checksum, headers, JSON payload, checksum of everything.
+    """Encode a message: its lengths with their checksum, the headers, the JSON payload, and a checksum of everything.
 
     Header names are given with ``_`` for ``-`` and get their leading colon here.
     """

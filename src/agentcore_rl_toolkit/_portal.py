@@ -1,4 +1,4 @@
-"""One daemon thread with one event loop, under the sync methods of everything async.
+"""Run async methods for synchronous callers, on one daemon thread with one event loop.
 
 Sync callers block on a `concurrent.futures.Future`, and async callers await the same one in their own loop. So sync and async
 calls mix freely, notebooks with a running loop work, and connections live on between calls.

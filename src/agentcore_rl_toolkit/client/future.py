@@ -79,7 +79,7 @@ class RolloutFuture:
 
     @property
     def trouble(self) -> Exception | None:
-        """Why its record cannot be looked for at present; None if it can."""
+        """The reason why the record cannot be looked for at present, or None."""
         found: Exception | None = self._rollout.trouble()
         return found
 

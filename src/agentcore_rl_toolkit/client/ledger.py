@@ -32,7 +32,7 @@ def fingerprint(payload: Mapping[str, Any]) -> str:
 
 @dataclass(kw_only=True)
 class Attempt:
-    """One session in the ledger. Times are unix seconds.
+    """A session in the ledger. Times are unix seconds.
 
     Attributes:
         cause: of a failure, as `contract.Cause` writes it.

@@ -22,7 +22,7 @@ FLOOR_SHARE = 0.02  # never below one fiftieth of the limit, so that recovery is
 
 
 class RateBucket:
-    """One rate limit with a burst allowance. Units: ``limit`` events per second, ``burst`` events (>= 1), seconds."""
+    """A rate limit with a burst allowance. Units: ``limit`` events per second, ``burst`` events (>= 1), seconds."""
 
     def __init__(self, limit: float, burst: float = 1.0) -> None:
         self.limit, self.burst = limit, burst

@@ -188,7 +188,7 @@ class RecordReader:
 
 @dataclass(frozen=True, kw_only=True)
 class Replayed:
-    """One stored record.
+    """A stored record with its reward.
 
     Attributes:
         cause: of the failure, if it did not end `ok`.

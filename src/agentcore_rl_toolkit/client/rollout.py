@@ -518,7 +518,7 @@ class Rollout:
         return {stage.value: seconds for stage, seconds in spent_s.items()}
 
     def trouble(self) -> Exception | None:
-        """Why its record cannot be looked for at present."""
+        """The reason why the record cannot be looked for at present, or None."""
         return None if self.watcher is None else self.watcher.trouble
 
     def ids(self) -> dict[str, Any]:

@@ -11,8 +11,9 @@ from .runtime import JobCallError
 
 
 class TranslatedCall:
-    """One call of an agent in a dialect of `messages.wire`. ``chat`` is its chat completion, which is never streamed: an
-    agent that asked for a stream gets all of it at the end.
+    """Translates a call of an agent from a dialect of `messages.wire` to a chat completion, and the reply back.
+
+    ``chat`` is the chat completion. It is never streamed. An agent that asked for a stream gets all of it at the end.
     """
 
     def __init__(self, dialect: str, body: bytes) -> None:

@@ -270,7 +270,7 @@ class _Collection:
         return done
 
     async def _captured(self, rollout: _Rollout) -> tuple[Any, BaseException | None]:
-        """What the gateway recorded, or why there is nothing."""
+        """Return the turns that the gateway recorded, or the error if there are none."""
         if self.sessions is None or rollout.started_s is None:
             return None, None
         return await self.sessions.take(rollout.session_id, rollout.gateway)

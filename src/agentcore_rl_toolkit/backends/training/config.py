@@ -24,8 +24,8 @@ LOOP_ALIASES = {"groups_per_step": "groups", "group_size": "rollouts", "loss_con
 class DataSettings(SettingsGroup):
     """The model and the data. ``base_model`` is the service's name of the model.
 
-    ``model_dir`` is a local folder with that model's tokenizer and chat template (no weights). The rows are shuffled anew every
-    time all were used. ``eval_data_path`` has rows that are never trained on. ``output_dir`` keeps the metrics and checkpoints.
+    ``model_dir`` is a local folder with that model's tokenizer and chat template (no weights). The rows are shuffled again
+    after each pass. ``eval_data_path`` has rows that are never trained on. ``output_dir`` keeps the metrics and checkpoints.
     """
 
     base_model: str

@@ -20,7 +20,6 @@ from .history import (
     any_tool,
     function_tool,
     image_part,
-    joined,
     json_schema,
     list_at,
     named_tool,
@@ -160,18 +159,12 @@ class _History(History):
             return [self._assistant(blocks, path)]
         if role == "system":
             return [{"role": role, "content": "\n".join(_texts(blocks, path))}]
-        results: list[Message] = []
-        parts: list[Part] = []
-        for i, block in enumerate(blocks):
-            if isinstance(block, dict) and block.get("type") == "tool_result":
-                results.append(self._tool_result(block, f"{path}[{i}]"))
-            else:
-                parts += self.read_part(block, f"{path}[{i}]")
-        if parts or not results:
-            results.append({"role": role, "content": joined(parts, "\n")})
-        return results
+        return self.user_messages(role, blocks, path, self._tool_result)
 
-    def _tool_result(self, block: Part, path: str) -> Message:
+    def _tool_result(self, block: Any, path: str) -> Message | None:
+        """Return a tool result as a message; None for another block. Raises: RequestError."""
+        if not isinstance(block, dict) or block.get("type") != "tool_result":
+            return None
         call_id = text_member(block, "tool_use_id", path)
         failed = block.get("is_error")
         if failed is not None and not isinstance(failed, bool):

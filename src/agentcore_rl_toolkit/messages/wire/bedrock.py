@@ -238,19 +238,14 @@ class _History(History):
         blocks, path = list_at(message.get("content"), f"{path}.content"), f"{path}.content"
         if role == "assistant":
             return [self._assistant(blocks, path)]
-        results: list[Message] = []
-        parts: list[Part] = []
-        for i, block in enumerate(blocks):
-            kind, value = _block(block, f"{path}[{i}]")
-            if kind == "toolResult":
-                results.append(self._tool_result(value, f"{path}[{i}].toolResult"))
-            else:
-                parts += self.read_part(block, f"{path}[{i}]")
-        if parts or not results:
-            results.append({"role": role, "content": joined(parts, "\n")})
-        return results
+        return self.user_messages(role, blocks, path, self._tool_result)
 
-    def _tool_result(self, result: Any, path: str) -> Message:
+    def _tool_result(self, block: Any, path: str) -> Message | None:
+        """Return a tool result as a message; None for another block. Raises: RequestError."""
+        kind, result = _block(block, path)
+        if kind != "toolResult":
+            return None
+        path = f"{path}.toolResult"
         call_id = text_member(object_at(result, path), "toolUseId", path)
         status = result.get("status") or "success"
         if status not in ("success", "error"):

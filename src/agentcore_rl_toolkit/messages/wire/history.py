@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from ..errors import RequestError, unsupported
@@ -43,6 +44,25 @@ class History:
             return read
         self.left_out[kind] += 1
         return [text_part(f"[{kind}: the model reads text only]")]
+
+    def user_messages(
+        self, role: str, blocks: list[Any], path: str, result_of: Callable[[Any, str], Message | None]
+    ) -> list[Message]:
+        """Return tool results as messages of their own, in front of the user's text.
+
+        ``result_of`` returns the message of a block with a tool result, and None for other blocks. Raises: RequestError.
+        """
+        messages: list[Message] = []
+        parts: list[Part] = []
+        for i, block in enumerate(blocks):
+            result = result_of(block, f"{path}[{i}]")
+            if result is None:
+                parts += self.read_part(block, f"{path}[{i}]")
+            else:
+                messages.append(result)
+        if parts or not messages:
+            messages.append({"role": role, "content": joined(parts, "\n")})
+        return messages
 
     def tool_result(self, call_id: str, parts: list[Part], *, failure: str | None) -> Message:
         """Return a tool's message. ``failure`` is the member that tells of a failed call.

@@ -246,7 +246,7 @@ class PackageTraining:
 
 
 class Job:
-    """One job, a task from CreateJob's request on. Raises: RefusedError on a request that cannot be honored."""
+    """A job. It runs as a task from its CreateJob request on. Raises: RefusedError on a request that cannot be honored."""
 
     def __init__(
         self,

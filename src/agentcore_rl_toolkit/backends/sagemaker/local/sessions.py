@@ -57,7 +57,7 @@ class Operation:
 
 
 class Session:
-    """One training session, from CreateTrainingSession's request on."""
+    """A training session. It begins with its CreateTrainingSession request."""
 
     def __init__(self, model: LocalModel, trainer: Executor, samplers: Executor, request: dict[str, Any]) -> None:
         self.name: str = request["TrainingSessionName"]
