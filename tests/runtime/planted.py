@@ -28,7 +28,7 @@ def plant(project: Path) -> list[str]:
     """Make the project. Returns the options of `runtime serve` that hide what it cannot know."""
     for name in (*ALONE, *TOLD):
         (project / name).parent.mkdir(parents=True, exist_ok=True)
-        (project / name).write_text(f"planted-{name.replace('/', '-').replace('.', '-')}")
+        (project / name).write_text(f"planted-secret-{name.replace('/', '-').replace('.', '-')}")
     shutil.copy(AGENTS / "search.py", project / "agent.py")
     (project / "lib").mkdir()
     (project / "lib" / "shop.txt").write_text("lamps")
@@ -43,7 +43,7 @@ def plant(project: Path) -> list[str]:
 def plant_later(project: Path) -> None:
     """What commands and editors write while the runtime serves: new files, and others in place of old ones."""
     for name in ("train.jsonl", ".env"):
-        (project / "new").write_text("planted-replaced")
+        (project / "new").write_text("planted-secret-replaced")
         (project / "new").rename(project / name)
     (project / "notes 12:30.txt").unlink()
     shutil.rmtree(project / "kept" / "old")
@@ -55,4 +55,4 @@ def plant_later(project: Path) -> None:
         "kept/old/ledger.jsonl",
     ):
         (project / name).parent.mkdir(parents=True, exist_ok=True)
-        (project / name).write_text("planted-later")
+        (project / name).write_text("planted-secret-later")

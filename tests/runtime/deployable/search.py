@@ -10,7 +10,7 @@ from pathlib import Path
 from bedrock_agentcore.runtime import BedrockAgentCoreApp
 
 app = BedrockAgentCoreApp()
-SECRET = re.compile(b"plante" + b"d-[a-z-]+")  # the whole word would find itself
+SECRET = re.compile(b"plante" + b"d-secret-[a-z-]+")  # the whole word would find itself
 HERE = Path(__file__).resolve().parent
 AT_IMPORT = (HERE / "train.jsonl").read_bytes() if (HERE / "train.jsonl").exists() else b""
 
@@ -32,7 +32,7 @@ def main(payload):
     # Root reads files of all through the root of the process that made its sandbox.
     roots = glob.glob("/proc/[0-9]*/root") if os.geteuid() else []
     outside = [f"{root}{top}/train.jsonl" for root in roots for top in payload["tops"]]
-    grep = ["grep", "-rhoaE", "plante" + "d-[a-z-]+", *payload["tops"]]
+    grep = ["grep", "-rhoaE", "plante" + "d-secret-[a-z-]+", *payload["tops"]]
     printed = subprocess.run(grep, capture_output=True, check=False, text=True).stdout
     return {
         "found": sorted(found_in([*walked, *seen, *outside]) | set(printed.split())),

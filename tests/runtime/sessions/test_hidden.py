@@ -32,7 +32,7 @@ def server(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         *options,
         *state,
         agent=project / "agent.py",
-        TELLING="planted-variable",
+        TELLING="planted-secret-variable",
         PYTHONPATH=str(project / "lib"),
     )
     yield server
@@ -65,4 +65,4 @@ def test_a_readable_file_is_there_although_it_is_hidden(start_server: Callable[.
     readable = ["--readable", str(project / "train.jsonl"), "--readable", str(project / "runs" / "old")]
     server = start_server(*options, *readable, agent=project / "agent.py")
     answer = server.invoke({"tops": [str(project)]})
-    assert answer["found"] == ["planted-runs-old-ledger-jsonl", "planted-train-jsonl"]
+    assert answer["found"] == ["planted-secret-runs-old-ledger-jsonl", "planted-secret-train-jsonl"]
