@@ -65,7 +65,11 @@ def test_a_session_in_a_container_finds_no_answer_and_has_its_own_data(engine_st
     run = project / "runs" / "now"
     options += ["--state-dir", str(run / "sessions"), "--store", f"file://{run}/store"]
     server = Server(
-        tmp_path, *options, agent=project / "agent.py", TELLING="planted-secret-variable", PYTHONPATH=str(project / "lib")
+        tmp_path,
+        *options,
+        agent=project / "agent.py",
+        TELLING="planted-secret-variable",
+        PYTHONPATH=str(project / "lib"),
     )
     try:
         shown = [str(project / name) for name in ("data/prices.csv", "lib/shop.txt", *TOLD)]
