@@ -19,6 +19,7 @@ import torch
 
 from .._installation import require
 from ..errors import ConfigError
+from ..weights.folders import complete_folder
 from .decoder import Decoder, DecoderShape, end_ids
 from .model import check_directory, weight_files
 from .transformers_decoder import TransformersDecoder
@@ -58,6 +59,7 @@ def converted(file: Path) -> Path:
     model.hf_quantizer = None
     model.save_pretrained(partial)
     tokenizer.save_pretrained(partial)
+    complete_folder(partial)
     try:
         partial.rename(folder)
     except OSError:  # another process was faster

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from ..errors import ConfigError
+from ..weights.folders import complete_folder
 
 WEIGHTS_DIR = Path(__file__).parent / "weights"
 WEIGHTS_FILE = "model.safetensors"
 TOKENIZER_FILE = "tokenizer.json"
-TEMPLATE_FILE = "chat_template.jinja"
 
 
 def load_policy(directory: str | Path | None = None) -> tuple[Any, Any]:
@@ -52,15 +52,16 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def save_policy(model: Any, directory: str | Path, *, tokenizer_from: str | Path | None = None) -> Path:
-    """Write model and tokenizer so that `load_policy`, `policy serve`, vLLM and SGLang can load the directory.
+    """Write model and tokenizer so that `load_policy`, transformers 4 and 5, vLLM and SGLang can load the directory.
 
-    The tokenizer files are copied from ``tokenizer_from``, by default the shipped ones.
+    The tokenizer is that of ``tokenizer_from``, by default the shipped one.
     """
+    from transformers import AutoTokenizer
+
     folder = Path(directory)
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_from or WEIGHTS_DIR, local_files_only=True)
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)
-    source = WEIGHTS_DIR if tokenizer_from is None else Path(tokenizer_from)
-    if source.resolve() != folder.resolve():
-        for name in (TOKENIZER_FILE, "tokenizer_config.json", TEMPLATE_FILE):
-            (folder / name).write_bytes((source / name).read_bytes())
+    tokenizer.save_pretrained(folder)
+    complete_folder(folder)
     return folder

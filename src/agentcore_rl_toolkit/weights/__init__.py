@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from .arrival import check_arrived as check_arrived
     from .checkpoint import write_checkpoint as write_checkpoint
     from .engines import EngineAddress as EngineAddress
+    from .folders import complete_folder as complete_folder
+    from .folders import copy_folder as copy_folder
     from .publishing import Publisher as Publisher
     from .publishing import prove as prove
     from .publishing import publish as publish

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
+from .folders import complete_folder
 
 WEIGHTS_FILE = "model.safetensors"
 
@@ -35,6 +36,7 @@ def write_checkpoint(model: Any, folder: Path) -> Path:
     tensors = {name: p.detach().cpu().contiguous() for name, p in plain_parameters(model)}
     save_file(tensors, partial / WEIGHTS_FILE, metadata={"format": "pt"})
     model.config.save_pretrained(partial)
+    complete_folder(partial)
     shutil.rmtree(folder, ignore_errors=True)
     os.replace(partial, folder)
     return folder

@@ -69,7 +69,7 @@ def test_what_a_stack_starts_takes_the_options_of_a_service(engine: str) -> None
         def launch(self, name: str, words: list[str], doing: str) -> list[str]:
             return words
 
-    words: Any = stack._launch_engine(Launched(), WEIGHTS_DIR, engine, "bfloat16")  # type: ignore[arg-type]
+    words: Any = stack.launch_engine(Launched(), WEIGHTS_DIR, engine, "bfloat16")  # type: ignore[arg-type]
     command = policy.group.commands[words[1]]
     context = command.make_context(words[1], [*words[2:], "--port", "0", "--ready-file", "f", "--parent-pid", "1"])
     assert context.params["parent_pid"] == 1

@@ -21,7 +21,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from ...errors import ConfigError
-from ...policy import load_policy
+from ...policy import load_policy, save_policy
 from ...policy.linear import use_onednn
 from ...policy.loading import placement
 from ...policy.losses import token_losses
@@ -135,10 +135,8 @@ class TorchClient:
 
     def save_policy(self) -> None:
         """Write the trained model to ``policy`` in the run's folder, as transformers and engines load it."""
-        _, tokenizer = load_policy(self.settings.model_dir)
         model = self.model.merge_and_unload() if self.settings.lora_rank else self.model
-        model.save_pretrained(self._run_dir / "policy")
-        tokenizer.save_pretrained(self._run_dir / "policy")
+        save_policy(model, self._run_dir / "policy", tokenizer_from=self.settings.model_dir)
 
     # -- on the worker's thread
 

@@ -21,7 +21,7 @@ from ...client.data import encode_payload, payload_id, read_rows
 from ...errors import ConfigError, MissingExtraError
 from ...gateway import GatewayClient
 from ...runs import locked
-from ...weights import EngineAddress, Publisher, check_arrived
+from ...weights import EngineAddress, Publisher, check_arrived, complete_folder
 from ..collection.advantages import Estimator
 from ..collection.collect import collect
 from ..collection.credit import CreditReport
@@ -404,7 +404,10 @@ def train(config: TrlConfig, **arguments: Any) -> AgentCoreGRPOTrainer:
         )
         saved = get_last_checkpoint(trainer.args.output_dir) if Path(trainer.args.output_dir).is_dir() else None
         trainer.train(resume_from_checkpoint=saved)
-        trainer.save_model(str(Path(config.output_dir) / "policy"))
+        policy = Path(config.output_dir) / "policy"
+        trainer.save_model(str(policy))
+        if trainer.accelerator.is_main_process:
+            complete_folder(policy)
         return trainer
 
 

@@ -87,6 +87,8 @@ def serve(
 ) -> None:
     """Serve model calls to agents at URL/sessions/{session_id}/v1 and record them.
 
+    A call needs the key of its session, which a trainer opens. For a chat endpoint without sessions, use `agentcore-rl serve`.
+
     Keys come from the environment. AGENTCORE_RL_GATEWAY_ADMIN_KEY is the administrator's key, required beyond loopback; else
     the gateway makes one, in a file that only you can read. AGENTCORE_RL_GATEWAY_UPSTREAM_KEY is the inference servers' key (with
     --engine tinker also TINKER_API_KEY).

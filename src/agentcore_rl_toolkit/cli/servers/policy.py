@@ -44,7 +44,8 @@ def group() -> None:
 def serve(model: Path | None, api: str, checkpoint_dir: Path | None, dtype: str | None, **settings: Any) -> None:
     """Serve the policy: token ids in, token ids and logprobs out, weights in. Stop it with Ctrl-C or SIGTERM.
 
-    A gateway before it makes a chat endpoint of it: `agentcore-rl gateway serve --engine policy --upstream URL`.
+    It is the engine of a gateway (`agentcore-rl gateway serve --engine policy --upstream URL`) and takes no chat messages. For a
+    chat endpoint, use `agentcore-rl serve`.
 
     New weights need an admin key: AGENTCORE_RL_POLICY_ADMIN_KEY, else one is made and its file named.
 

@@ -228,7 +228,7 @@ def start(
             report(MODEL, NO_TOOLS)
     store = folder / "store"
     store.mkdir(parents=True, exist_ok=True)
-    policy = _launch_engine(services, model, engine, dtype) if upstream is None and not without_model else None
+    policy = launch_engine(services, model, engine, dtype) if upstream is None and not without_model else None
     here = not own_environment and environments.fits_here(agent)
     words = ["runtime", "serve", "--state-dir", str(folder / "sessions"), "--store", f"file://{store}"]
     words += ["--agent", f"{AGENT_NAME}={agent}"] if here else []
@@ -247,7 +247,7 @@ def start(
         names = ["gateway"] if gateways == 1 else [f"gateway {number}" for number in range(gateways)]
         for name in names:
             turns = folder / name.replace("gateway", "turns").replace(" ", "-")
-            started.append(services.launch(name, _gateway(upstream, turns, model)))
+            started.append(services.launch(name, gateway_words(upstream, turns, model)))
     services.wait_ready(runtime)
     report("runtime", runtime.url)
     use_local_credentials()
@@ -285,7 +285,7 @@ def start(
     )
 
 
-def _launch_engine(services: Services, model: Path | None, engine: str, dtype: str | None) -> Child:
+def launch_engine(services: Services, model: Path | None, engine: str, dtype: str | None) -> Child:
     if engine == "vllm":
         words = ["policy", "vllm", *(["--model", str(model)] if model else [])]
         doing = "loading the model and answering its first request: a minute or two"
@@ -295,7 +295,7 @@ def _launch_engine(services: Services, model: Path | None, engine: str, dtype: s
     return services.launch("policy server", words, doing=f"loading {model or 'the built-in policy'}")
 
 
-def _gateway(upstream: Upstream, turns: Path, model: Path | None) -> list[str]:
+def gateway_words(upstream: Upstream, turns: Path, model: Path | None) -> list[str]:
     """The command of a gateway before this server. It does the tokenising: each turn goes on from the last one's tokens."""
     from ...policy.model import WEIGHTS_DIR
 

@@ -1,0 +1,240 @@
+"""`agentcore-rl serve`: a trained model behind a plain endpoint, for a developer's own client."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import hmac
+import itertools
+import os
+import secrets
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..._servers.host_check import HostCheck, is_loopback
+from ..._servers.process import listen, parent_gone, terminated_as_interrupted, url_of, write_ready
+from ...errors import ConfigError
+from ..models import Model
+from ..options import engine_option, from_environment, with_server
+
+if TYPE_CHECKING:
+    from aiohttp import ClientSession, web
+
+KEY_ENV = "AGENTCORE_RL_SERVE_KEY"
+MODEL_ROUTES = ("/v1/", "/v1beta/", "/bedrock/")
+# Headers of one connection, of the body's form, or of the client's credentials, which are this server's and not the gateway's.
+_NOT_PASSED = {"host", "connection", "keep-alive", "transfer-encoding", "content-length", "expect", "origin"}
+_CREDENTIALS = {"authorization", "x-api-key", "x-goog-api-key"}
+_BODY_BYTES = 16 * 2**20  # the gateway's own limit
+
+
+@click.command()
+@click.argument("model", type=Model(), metavar="[RUN|MODEL]", required=False)
+@engine_option
+@with_server
+@from_environment("--key", KEY_ENV)
+def command(
+    model: Path | None,
+    engine: str | None,
+    host: str,
+    port: int,
+    allowed_hosts: tuple[str, ...],
+    ready_file: Path | None,
+    parent_pid: int | None,
+    key: str | None,
+) -> None:
+    """Serve a model to your own clients: chat completions, Responses, Anthropic Messages, Bedrock and Gemini.
+
+    RUN is the folder of a training run; MODEL is a folder, a name on the hub, or a GGUF file. The default is the built-in policy.
+    Nothing is recorded, no request needs a session, and the address has no routes for weights or administration.
+
+    An address beyond this machine needs a key: export AGENTCORE_RL_SERVE_KEY, and give it to the clients as their API key.
+
+    \b
+    Example:
+        agentcore-rl serve runs/quickstart --port 8100
+        curl http://127.0.0.1:8100/v1/chat/completions -H 'content-type: application/json' \\
+            -d '{"messages": [{"role": "user", "content": "What is 3 + 4?"}]}'
+    """
+    if key is None and not is_loopback(host):
+        raise ConfigError(f"--host {host} can be reached from other machines: export {KEY_ENV}, the key of its clients")
+    from ..training.services import READY_DEADLINE_S, Services
+    from ..training.stack import QUIET, VLLM_READY_S, Upstream, gateway_words, launch_engine
+
+    engine, admin_key = engine or "policy", secrets.token_urlsafe(24)
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        terminated_as_interrupted(),
+        tempfile.TemporaryDirectory(prefix="agentcore-rl-serve-", ignore_cleanup_errors=True) as folder,
+        Services(Path(folder) / "logs", env={**QUIET, "AGENTCORE_RL_GATEWAY_ADMIN_KEY": admin_key}) as services,
+    ):
+        server = launch_engine(services, model, engine, None)
+        services.wait_ready(server, VLLM_READY_S if engine == "vllm" else READY_DEADLINE_S)
+        upstream = Upstream(url=server.url, engine=engine)
+        gateway = services.launch("gateway", gateway_words(upstream, Path(folder) / "turns", model))
+        services.wait_ready(gateway)
+        front = Front(gateway.url, admin_key, key=key, hosts=HostCheck((host,), allowed_hosts), name=model_name(model))
+        with services.watched():
+            asyncio.run(_serve(front, host, port, ready_file, parent_pid))
+
+
+def model_name(model: Path | None) -> str:
+    """Return the name of a model for people: its folder's, and of a run the run's."""
+    if model is None:
+        return "the built-in policy"
+    return model.parent.name if model.name == "policy" else model.name
+
+
+async def _serve(front: Front, host: str, port: int, ready_file: Path | None, parent_pid: int | None) -> None:
+    from aiohttp import ClientSession, ClientTimeout, DummyCookieJar, TCPConnector, web
+
+    timeout = ClientTimeout(total=None, sock_connect=10)
+    connector = TCPConnector(limit=0)
+    async with ClientSession(
+        connector=connector, timeout=timeout, auto_decompress=False, cookie_jar=DummyCookieJar()
+    ) as client:
+        front.client = client
+        runner = web.ServerRunner(web.Server(front.handle, access_log=None, handler_cancellation=True))
+        await runner.setup()
+        sock = listen(host, port)
+        await web.SockSite(runner, sock).start()
+        url = url_of(sock)
+        if ready_file is not None:
+            write_ready(ready_file, {"url": url, "pid": os.getpid()})
+        click.echo(f"{front.name} is served at {url}/v1 (Bedrock: {url}/bedrock, Gemini: {url}). Ctrl-C ends it.")
+        try:
+            await (parent_gone(parent_pid) if parent_pid is not None else asyncio.Event().wait())
+        finally:
+            await runner.cleanup()
+
+
+@dataclasses.dataclass(kw_only=True)
+class _RefusedError(Exception):
+    status: int
+    message: str
+
+
+class Front:
+    """Takes requests without a session and passes each to the gateway in a session of its own, which it then deletes."""
+
+    def __init__(self, gateway_url: str, admin_key: str, *, key: str | None, hosts: HostCheck, name: str) -> None:
+        self.name = name
+        self.client: ClientSession
+        self._gateway, self._admin = gateway_url, {"x-admin-key": admin_key}
+        self._key, self._hosts = key, hosts
+        self._numbers = itertools.count(1)
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer one request. A client that goes away cancels it, and with it the model call."""
+        from aiohttp import ClientError, web
+
+        try:
+            path = self._admitted_path(request)
+            body = await self._body(request)
+            if path == "/health":
+                return web.json_response({"status": "ok", "model": self.name})
+            async with self._session() as (prefix, session_key):
+                return await self._pass_on(request, prefix, path, session_key, body)
+        except _RefusedError as refused:
+            error = {"message": refused.message, "type": "invalid_request_error"}
+            return web.json_response({"error": error}, status=refused.status)
+        except (ClientError, TimeoutError) as e:
+            if request.writer.output_size:
+                raise  # a part of the reply is out: the connection ends
+            error = {"message": f"the model's gateway cannot be reached: {e}", "type": "server_error"}
+            return web.json_response({"error": error}, status=502)
+
+    def _admitted_path(self, request: web.BaseRequest) -> str:
+        """Return the path of a request, without a key in it. Raises: _RefusedError."""
+        host, origin = request.headers.get("host"), request.headers.get("origin")
+        refusal = self._hosts.refusal(
+            None if host is None else host.encode("latin-1", "replace"),
+            None if origin is None else origin.encode("latin-1", "replace"),
+        )
+        if refusal is not None:
+            raise _RefusedError(status=refusal.status, message=refusal.message)
+        path = request.raw_path.partition("?")[0]
+        shown = {_plain(request.headers.get(name, "")) for name in _CREDENTIALS}
+        if path.startswith("/bedrock/") and not path.startswith("/bedrock/model/"):
+            in_path, _, rest = path.removeprefix("/bedrock/").partition("/")
+            shown.add(in_path)  # botocore sends its bearer tokens over HTTPS only
+            path = f"/bedrock/{rest}"
+        if self._key is not None and not any(
+            hmac.compare_digest(each.encode("utf-8", "surrogateescape"), self._key.encode()) for each in shown
+        ):
+            raise _RefusedError(status=401, message=f"the API key is missing or wrong: it is the server's {KEY_ENV}")
+        if path != "/health" and not path.startswith(MODEL_ROUTES):
+            raise _RefusedError(
+                status=404,
+                message=f"there is no route {path[:100]}; the model's are /v1/chat/completions, /v1/responses, /v1/messages, "
+                "/v1/models, /v1beta/models/MODEL:generateContent and /bedrock/model/MODEL/converse",
+            )
+        return path
+
+    async def _body(self, request: web.BaseRequest) -> bytes:
+        parts, size = [], 0
+        async for part in request.content.iter_any():
+            parts.append(part)
+            size += len(part)
+            if size > _BODY_BYTES:
+                raise _RefusedError(status=413, message=f"the request is larger than {_BODY_BYTES} bytes")
+        return b"".join(parts)
+
+    @contextlib.asynccontextmanager
+    async def _session(self) -> AsyncIterator[tuple[str, str]]:
+        """Open a session of the gateway for one request. Gives its path and its key."""
+        name = f"serve-{next(self._numbers)}"
+        async with self.client.post(
+            f"{self._gateway}/admin/sessions", json={"session_ids": [name]}, headers=self._admin
+        ) as created:
+            created.raise_for_status()
+            (session,) = (await created.json())["sessions"]
+        try:
+            yield f"{self._gateway}/sessions/{name}", session["api_key"]
+        finally:
+            deleting = self.client.post(
+                f"{self._gateway}/admin/delete", json={"session_ids": [name]}, headers=self._admin
+            )
+            await asyncio.shield(_finish(deleting))  # also after the client has gone away
+
+    async def _pass_on(
+        self, request: web.BaseRequest, prefix: str, path: str, session_key: str, body: bytes
+    ) -> web.StreamResponse:
+        from aiohttp import web
+        from yarl import URL
+
+        headers = [(n, v) for n, v in request.headers.items() if n.lower() not in _NOT_PASSED | _CREDENTIALS]
+        query = request.raw_path.partition("?")[2]
+        url = URL(f"{prefix}{path}{'?' + query if query else ''}", encoded=True)
+        headers.append(("authorization", f"Bearer {session_key}"))
+        async with self.client.request(request.method, url, data=body or None, headers=headers) as reply:
+            if "content-length" in reply.headers:
+                return web.Response(status=reply.status, headers=_passed(reply.headers), body=await reply.read())
+            response = web.StreamResponse(status=reply.status, headers=_passed(reply.headers))
+            await response.prepare(request)
+            async for chunk in reply.content.iter_any():
+                await response.write(chunk)
+            await response.write_eof()
+            return response
+
+
+async def _finish(request: Any) -> None:
+    async with request:
+        pass
+
+
+def _passed(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in headers.items() if name.lower() not in _NOT_PASSED | {"date", "server"}}
+
+
+def _plain(credential: str) -> str:
+    """Return the key of a header: that of a bearer, or of a request that is signed for AWS, the access key id."""
+    kind, _, rest = credential.partition(" ")
+    if kind == "AWS4-HMAC-SHA256":
+        return rest.removeprefix("Credential=").partition("/")[0]
+    return rest if kind.lower() == "bearer" else credential

@@ -1,0 +1,110 @@
+"""`agentcore-rl serve` as a process: official clients of every API call it, without a session."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import boto3
+import httpx
+import pytest
+from aiohttp import ClientSession, web
+from anthropic import Anthropic
+from botocore.config import Config
+from google import genai
+from openai import OpenAI
+
+from agentcore_rl_toolkit._servers.host_check import HostCheck
+from agentcore_rl_toolkit.cli.servers.endpoint import Front
+from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, Limits, UpstreamConfig
+from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
+from agentcore_rl_toolkit.policy import WEIGHTS_DIR
+from serving import OURS, serving, wait_for
+
+QUESTION = "What is 3 + 4?"
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("serve")
+    with serving(folder, "serve", str(WEIGHTS_DIR)) as ready:
+        yield ready["url"]
+
+
+def test_clients_of_every_api_get_an_answer(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    openai = OpenAI(base_url=f"{url}/v1", api_key="none")
+    chat = openai.chat.completions.create(model="m", messages=[{"role": "user", "content": QUESTION}], max_tokens=16)
+    assert chat.choices[0].message.content
+    assert chat.usage is not None
+    pieces = openai.chat.completions.create(
+        model="m", messages=[{"role": "user", "content": QUESTION}], max_tokens=16, stream=True
+    )
+    assert "".join(piece.choices[0].delta.content or "" for piece in pieces)
+    assert openai.responses.create(model="m", input=QUESTION, max_output_tokens=16).output_text
+    assert [model.id for model in openai.models.list()]
+
+    anthropic = Anthropic(base_url=url, api_key="none")
+    with anthropic.messages.stream(
+        model="m", messages=[{"role": "user", "content": QUESTION}], max_tokens=16
+    ) as stream:
+        assert stream.get_final_text()
+
+    google = genai.Client(api_key="none", http_options={"base_url": url})
+    assert google.models.generate_content(model="m", contents=QUESTION, config={"max_output_tokens": 16}).text
+
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "any")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "any")
+    bedrock = boto3.client(
+        "bedrock-runtime",
+        endpoint_url=f"{url}/bedrock",
+        region_name="us-west-2",
+        config=Config(retries={"total_max_attempts": 1}),
+    )
+    message = {"role": "user", "content": [{"text": QUESTION}]}
+    said = bedrock.converse_stream(modelId="m", messages=[message], inferenceConfig={"maxTokens": 16})
+    assert any("contentBlockDelta" in event for event in said["stream"])
+
+
+def test_only_models_are_served(url: str) -> None:
+    for path in ("/admin/sessions", "/metrics", "/sessions/serve-1/v1/models", "/update_weights"):
+        refused = httpx.post(url + path, json={})
+        assert (refused.status_code, "there is no route" in refused.text) == (404, True)
+    assert httpx.get(f"{url}/v1/models", headers={"origin": "http://elsewhere.test"}).status_code == 403
+    assert httpx.get(f"{url}/v1/models", headers={"host": "elsewhere.test"}).status_code == 421
+
+
+def test_an_address_of_other_machines_needs_a_key(tmp_path: Path) -> None:
+    done = subprocess.run([*OURS, "serve", "--host", "0.0.0.0"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert "AGENTCORE_RL_SERVE_KEY" in done.stderr
+
+
+async def test_requests_need_the_key_and_leave_no_session() -> None:
+    """The front before a gateway of this process. A request's session is deleted, also when its client hangs up."""
+    async with ScriptedEngine() as engine:
+        upstream = UpstreamConfig(url=engine.url, engine="vllm")
+        gateway = Gateway(GatewayConfig(upstreams=(upstream,), admin_key="admin", limits=Limits(connect_s=60.0)))
+        await gateway.start()
+        front = Front(gateway.url, "admin", key="secret", hosts=HostCheck(), name="m")
+        runner = web.ServerRunner(web.Server(front.handle, handler_cancellation=True))
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1/chat/completions"
+        body = {"messages": [{"role": "user", "content": QUESTION}], "stream": True}
+        async with ClientSession() as client:
+            front.client = client
+            for key, status in (("wrong", 401), ("secret", 200)):
+                async with client.post(url, json=body, headers={"authorization": f"Bearer {key}"}) as reply:
+                    assert (reply.status, bool(await reply.read())) == (status, True)
+            assert await GatewayClient(gateway.url, admin_key="admin").sessions_async() == []
+            engine.faults.append(Fault(gate=asyncio.Event()))
+            hanging = asyncio.create_task(
+                client.post(url, json=body, headers={"authorization": "Bearer secret"}).__aenter__()
+            )
+            await asyncio.to_thread(wait_for, lambda: gateway.sessions.by_id and engine.active)
+            hanging.cancel()
+            await asyncio.to_thread(wait_for, lambda: not gateway.sessions.by_id and not engine.active)
+        await runner.cleanup()
+        await gateway.stop(grace_s=0.2)
