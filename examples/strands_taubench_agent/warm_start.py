@@ -21,7 +21,8 @@ import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from agentcore_rl_toolkit.policy.model import TEMPLATE_FILE, WEIGHTS_DIR, save_policy
+from agentcore_rl_toolkit.policy.model import WEIGHTS_DIR, save_policy
+from agentcore_rl_toolkit.weights.folders import TEMPLATE_FILE
 from small_model import (
     END,
     END_OF_TEXT,

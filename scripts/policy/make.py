@@ -28,8 +28,9 @@ from rollouts import measure
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
-from agentcore_rl_toolkit.policy.model import TEMPLATE_FILE, WEIGHTS_DIR, save_policy
+from agentcore_rl_toolkit.policy.model import WEIGHTS_DIR, save_policy
 from agentcore_rl_toolkit.policy.word_problems import generate
+from agentcore_rl_toolkit.weights.folders import TEMPLATE_FILE
 from small_model import (
     END,
     END_OF_TEXT,
