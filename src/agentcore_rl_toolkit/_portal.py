@@ -53,7 +53,7 @@ class Portal:
 
     def __init__(self, name: str, *, owner: str | None = None) -> None:
         self._name, self._owner = name, owner
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pid = 0
@@ -195,7 +195,7 @@ def _run(loop: asyncio.AbstractEventLoop, ready: threading.Event) -> None:
 
 def _after_fork() -> None:
     for portal in list(_portals):
-        portal._lock = threading.Lock()  # the parent may have held it at the moment of the fork
+        portal._lock = threading.RLock()  # the parent may have held it at the moment of the fork
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import dataclasses
 import functools
 import logging
@@ -19,7 +18,6 @@ from typing import Any, Literal
 from ..contract import Cause, IdValue, Outcome
 from ..errors import AgentCoreRLError, AgentError, ConfigError, RolloutLostError, text_of
 from ..proof import Proof
-from .future import RolloutFuture
 from .ledger import Attempt, FileLedger, attempts_of, fingerprint
 from .rollout import Dispatcher, Rollout
 from .transport import STORE_REFUSED, is_own_cancellation
@@ -120,9 +118,9 @@ def _traceback_of(error: BaseException) -> str | None:
     return "".join(traceback.format_exception(error)) if raised else None
 
 
-def item_of(future: RolloutFuture, index: int | None) -> BatchItem:
+def item_of(rollout: Rollout) -> BatchItem:
     """The batch item of a finished rollout."""
-    verdict = future._done.result()
+    verdict = rollout._done.result()
     return BatchItem(
         success=verdict.outcome is Outcome.OK,
         result=verdict.record,
@@ -133,12 +131,12 @@ def item_of(future: RolloutFuture, index: int | None) -> BatchItem:
         traceback=None if verdict.error is None else _traceback_of(verdict.error),
         cause=verdict.cause,
         failure=verdict.failure,
-        index=index,
-        elapsed=future.elapsed(),
-        input_id=future.input_id,
-        session_id=future.session_id,
-        attempt=future.attempt,
-        stages=future.stages,
+        index=rollout.index,
+        elapsed=rollout.elapsed(),
+        input_id=rollout.input_id,
+        session_id=rollout.session_id,
+        attempt=rollout.attempt,
+        stages=rollout.stages,
     )
 
 
@@ -152,58 +150,49 @@ class BatchResult:
     def __init__(self, run: Run, owner: object) -> None:
         self._run, self._portal = run, run.dispatcher.portal
         self._owner = owner  # the client lives as long as its batch
-        self._task: concurrent.futures.Future[None] | None = None
         self._iterated = self._over = False
 
     def __iter__(self) -> BatchIterator:
         if self._iterated:
             raise ConfigError("a batch runs once, and this one was iterated before; keep its items in a list")
         self._iterated = True
-        self._start()
+        if not self._over:
+            self._portal.loop.call_soon_threadsafe(self._run.start)
         return BatchIterator(self)
 
     __aiter__ = __iter__
 
     def __next__(self) -> BatchItem:
-        self._start()
         try:
-            item = None if self._over else self._portal.call(self._run.next_item())
-            if item is None:
-                raise StopIteration
-            if isinstance(item, BaseException):
-                raise item
-            return item
+            return _taken(None if self._over else self._portal.call(self._run.next_item()), StopIteration())
         except BaseException:  # the end, too
             self.close()
             raise
 
     async def __anext__(self) -> BatchItem:
-        self._start()
         try:
-            item = None if self._over else await self._portal.run(self._run.next_item())
-            if item is None:
-                raise StopAsyncIteration
-            if isinstance(item, BaseException):
-                raise item
-            return item
+            return _taken(None if self._over else await self._portal.run(self._run.next_item()), StopAsyncIteration())
         except BaseException:  # the end, too
             self.close()
             raise
 
-    def _start(self) -> None:
-        if self._task is None and not self._over:
-            self._task = self._portal.submit(self._run.feed())
-
     def close(self) -> None:
         """Stop what this batch started and has not finished. Returns at once; sessions are stopped in the background."""
         self._over = True
-        if self._task is not None:
-            self._task.cancel()
-        self._run.cancel()
+        self._portal.post(self._run.cancel)
 
     def __del__(self) -> None:
         if not getattr(self, "_over", True):
             self.close()
+
+
+def _taken(item: BatchItem | BaseException | None, end: Exception) -> BatchItem:
+    """Return an item. Raises: the error that ended the batch, or ``end``."""
+    if item is None:
+        raise end
+    if isinstance(item, BaseException):
+        raise item
+    return item
 
 
 class BatchIterator:
@@ -253,7 +242,8 @@ class Run:
         self._total, self._hook, self._log_interval_s = total, hook, log_interval_s
         self._finished: asyncio.Queue[BatchItem | BaseException | None] = asyncio.Queue()
         self._room, self._slots = asyncio.Semaphore(2 * limit), asyncio.Semaphore(limit)
-        self._live: set[RolloutFuture] = set()
+        self._live: set[Rollout] = set()
+        self._task: asyncio.Task[None] | None = None
         self._outcomes: Counter[str] = Counter()
         self._proofs: Counter[Proof | None] = Counter()
         self._causes: Counter[str] = Counter()
@@ -261,9 +251,13 @@ class Run:
         self._wrong: AgentCoreRLError | None = None  # an error that every rollout would meet
         self._began_s = self._logged_s = time.monotonic()
 
-    async def feed(self) -> None:
+    def start(self) -> None:
+        """Begin, unless it has begun."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._feed())
+
+    async def _feed(self) -> None:
         """Start the rollouts, and wait for them. The last item is an error, or None for the end."""
-        loop = asyncio.get_running_loop()
         try:
             while True:
                 await self._room.acquire()
@@ -272,10 +266,9 @@ class Run:
                 if rollout is None:
                     break
                 self._check_settings()
-                future = self.dispatcher.submit(rollout)
-                self._live.add(future)
-                ended = functools.partial(self._ended, index=rollout.index)
-                future.add_done_callback(functools.partial(loop.call_soon_threadsafe, ended))
+                self.dispatcher.submit(rollout)
+                self._live.add(rollout)
+                rollout.add_done_callback(functools.partial(self._ended, rollout))
             while self._live:
                 self._check_settings()
                 await self._slots.acquire()
@@ -290,18 +283,21 @@ class Run:
                 self._finished.put_nowait(e)
         finally:
             self.cancel()
-            self._finished.put_nowait(None)
 
     async def next_item(self) -> BatchItem | BaseException | None:
         """The next finished item, or the error that ended the batch, for the caller to raise; None at the end."""
+        self.start()
         item = await self._finished.get()
         self._room.release()
         return item
 
     def cancel(self) -> None:
-        """End the rollouts in flight. Callable from any thread."""
-        for future in list(self._live):
-            future.cancel()
+        """End the rollouts in flight, and the batch."""
+        if self._task is not None:
+            self._task.cancel()
+        for rollout in list(self._live):
+            rollout.cancel()
+        self._finished.put_nowait(None)
 
     def _check_settings(self) -> None:
         """Raises: ConfigError when every rollout would fail like the first ones."""
@@ -309,10 +305,10 @@ class Run:
             text = f"the batch ends, because every rollout would fail like its first ones: {self._wrong}"
             raise ConfigError(text, code=self._wrong.code) from self._wrong.__cause__ or self._wrong
 
-    def _ended(self, future: RolloutFuture, index: int | None) -> None:
-        self._live.discard(future)
+    def _ended(self, rollout: Rollout, _: object) -> None:
+        self._live.discard(rollout)
         try:
-            item = item_of(future, index)
+            item = item_of(rollout)
             error = item.exception
             if isinstance(error, AgentCoreRLError) and error.code in WRONG_SETTINGS:
                 self._wrong = self._wrong or error

@@ -18,7 +18,7 @@ from ..errors import ConfigError
 from ..store import open_store, parse_url
 from .batch import BatchItem, BatchResult, ProgressHook, Resume, Run, continue_from, open_ledger, print_progress
 from .future import RolloutFuture
-from .ledger import FileLedger
+from .ledger import NO_LEDGER, FileLedger
 from .pacing import PaceLimits, shared_pacer
 from .records import Replayed, Reward, replayed
 from .rollout import Dispatcher, Rollout, Subscriber
@@ -112,9 +112,8 @@ class RolloutClient:
         if pool == PUBLISHED_POOL_CONNECTIONS:
             pool = int(min(POOL_LIMIT, max(64, tps_limit * COLD_START_S)))
         self._ledgers: dict[str, FileLedger] = {}
-        self._may_close = threading.Semaphore(1)  # taken by the first `close`
-        self._closing_thread: int | None = None
-        self._closed: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._close_lock = threading.RLock()  # a signal handler may close what its own thread is closing
+        self._closed: concurrent.futures.Future[None] | None = None  # set by the first `close`
         self._dispatcher = Dispatcher(
             portal=Portal("agentcore-rl-client", owner="client"),
             transport=Transport(
@@ -182,14 +181,12 @@ class RolloutClient:
         """Async `invoke`. Cancelling it ends the rollout."""
         future = self.submit(payload, session_id, input_id, **rollout_overrides)
         try:
-            await asyncio.wrap_future(future._accepted)
+            accepted = await asyncio.wrap_future(future._accepted)
         except BaseException:
             future.cancel()
             raise
-        if future.done() and future._rollout.reply is None and future.record is None:
-            error = future.exception(0)
-            if error is not None:
-                raise error
+        if not accepted and (error := future.exception(0)) is not None:
+            raise error
         return future
 
     # ---- batches
@@ -245,7 +242,7 @@ class RolloutClient:
             raise ConfigError("max_concurrent_sessions is needed for payloads without a length")
         if resume and ledger is None:
             ledger = Path("runs") / self.exp_id / "ledger.jsonl"
-        book = None if ledger is None else self._ledger(ledger)
+        book = NO_LEDGER if ledger is None else self._ledger(ledger)
         listed = payloads if isinstance(payloads, Sequence) else None
         for payload in listed or ():
             check_payload(payload)
@@ -256,7 +253,7 @@ class RolloutClient:
         options["retries"] = self.retries if retries is None else retries
 
         async def rollouts() -> AsyncIterator[Rollout]:
-            attempts = {} if book is None else open_ledger(dispatcher, book, resume, listed)
+            attempts = {} if book is NO_LEDGER else open_ledger(dispatcher, book, resume, listed)
             while True:
                 # A generator of the caller's may block, so it is advanced in threads.
                 row: Any = await in_thread(next, rows, end) if listed is None else next(rows, end)
@@ -367,43 +364,45 @@ class RolloutClient:
         Returns: ids of the sessions that are not known to be gone. They run until their idle timeout. A warning lists them, too.
         """
         self._portal.refuse_own_thread()
-        if self._begin_close():
-            try:
-                if self._portal.started:
-                    self._portal.call(self._shut())
-            finally:
-                self._end_close()
-        elif self._closing_thread != threading.get_ident():  # a signal handler would wait for what it interrupted
-            result_of(self._closed)
+        closed = self._begin_close()
+        try:
+            result_of(closed)
+        except concurrent.futures.CancelledError:  # another call was interrupted
+            pass
+        finally:
+            self._end_close(closed)
         return list(self._dispatcher.left)
 
     async def aclose(self) -> list[str]:
         """Async `close`."""
-        if self._begin_close():
-            try:
-                if self._portal.started:
-                    await self._portal.run(self._shut())
-            finally:
-                self._end_close()
-        await asyncio.shield(asyncio.wrap_future(self._closed))
+        closed = self._begin_close()
+        try:
+            await asyncio.wait([asyncio.wrap_future(closed)])
+        finally:
+            self._end_close(closed)
         return list(self._dispatcher.left)
+
+    def _begin_close(self) -> concurrent.futures.Future[None]:
+        self._dispatcher.closing = True
+        with self._close_lock:
+            if self._closed is None:
+                self._closed = concurrent.futures.Future()
+                if self._portal.started:
+                    self._closed = self._portal.submit(self._shut())
+                else:
+                    self._closed.set_result(None)
+            return self._closed
 
     async def _shut(self) -> None:
         await self._dispatcher.close_async(cancel="all")
         for ledger in self._ledgers.values():
             ledger.close()
 
-    def _begin_close(self) -> bool:
-        self._dispatcher.closing = True
-        if first := self._may_close.acquire(blocking=False):
-            self._closing_thread = threading.get_ident()
-        return first
-
-    def _end_close(self) -> None:
+    def _end_close(self, closed: concurrent.futures.Future[None]) -> None:
+        closed.cancel()  # if this call was interrupted
         self._dropped.detach()
         self._dispatcher.leave()
         self._portal.close()
-        self._closed.set_result(None)
 
     def __enter__(self) -> RolloutClient:
         return self

@@ -16,6 +16,7 @@ from .._portal import Portal, result_of
 from ..contract import Cause, IdValue, Outcome, Stage
 from ..errors import AgentCoreRLError, RolloutCancelledError, RolloutTimeoutError
 from .records import Verdict
+from .watcher import Watcher
 
 logger = logging.getLogger(__name__)
 
@@ -25,63 +26,48 @@ class RolloutFuture:
 
     ``result()`` returns the record that the agent stored, also when the agent failed (``ok`` is False then), unless the client
     was made with ``on_failure="raise"``. If there is no record, it raises the reason. The session is stopped in the background.
+
+    Attributes:
+        session_id: the session of the current attempt.
+        input_id: the input's id, as the caller wrote it.
+        attempt: 1 for the first session, one more for each retry.
+        s3_bucket, result_key: the store of the record, and its key there.
+        stage: the stage that the rollout is in, or ended in.
     """
 
-    def __init__(self, portal: Portal, rollout: Any, *, raise_failures: bool) -> None:
+    session_id: str
+    input_id: IdValue
+    attempt: int = 1
+    s3_bucket: str = ""
+    result_key: str = ""
+    stage: Stage = Stage.QUEUE
+
+    def __init__(self, portal: Portal, *, raise_failures: bool) -> None:
         self._portal = portal
-        self._rollout = rollout  # its `Rollout`, which holds this future
         self._raise_failures = raise_failures
-        self._created_s = time.monotonic()
+        self._created_s = self._entered_s = time.monotonic()
+        self._spent_s: dict[Stage, float] = {}
         self._ended_s: float | None = None
+        self._task: asyncio.Task[Verdict] | None = None  # the life of the rollout
+        self._watcher: Watcher | None = None
         self._verdict: Verdict | None = None  # the first one; `_done` follows on the client's thread
         self._verdict_lock = threading.RLock()  # the garbage collector may end a batch inside any statement
         self._done: concurrent.futures.Future[Verdict] = concurrent.futures.Future()
-        self._accepted: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._accepted: concurrent.futures.Future[bool] = concurrent.futures.Future()  # False: it ended before
 
-    # ---- identity and state
-
-    @property
-    def session_id(self) -> str:
-        """The session of the current attempt."""
-        return str(self._rollout.session_id)
-
-    @property
-    def input_id(self) -> IdValue:
-        """The input's id, as the caller wrote it."""
-        found: IdValue = self._rollout.input_id
-        return found
-
-    @property
-    def attempt(self) -> int:
-        """1 for the first session, one more for each retry."""
-        return int(self._rollout.attempt)
-
-    @property
-    def s3_bucket(self) -> str:
-        """The store of the record."""
-        return str(self._rollout.bucket)
-
-    @property
-    def result_key(self) -> str:
-        """Key of the record in the store."""
-        return str(self._rollout.key)
-
-    @property
-    def stage(self) -> Stage:
-        """The stage that the rollout is in, or ended in."""
-        return Stage(self._rollout.stage)
+    # ---- state
 
     @property
     def stages(self) -> Mapping[str, float]:
-        """Seconds spent in each stage so far."""
-        found: Mapping[str, float] = self._rollout.stages()
-        return found
+        """Seconds spent in each stage of the last attempt so far."""
+        end_s = time.monotonic() if self._ended_s is None else self._ended_s
+        spent_s = {**self._spent_s, self.stage: self._spent_s.get(self.stage, 0.0) + end_s - self._entered_s}
+        return {stage.value: seconds for stage, seconds in spent_s.items()}
 
     @property
     def trouble(self) -> Exception | None:
         """The reason why the record cannot be looked for at present, or None."""
-        found: Exception | None = self._rollout.trouble()
-        return found
+        return None if self._watcher is None else self._watcher.trouble
 
     @property
     def outcome(self) -> Outcome | None:
@@ -212,8 +198,12 @@ class RolloutFuture:
         """End the rollout with this verdict. Returns False if it has one."""
         if self._claim(verdict) is not verdict:
             return False
-        self._portal.post(self._rollout.cancel)
+        self._portal.post(self._cancel_task)
         return True
+
+    def _cancel_task(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
 
     def _claim(self, verdict: Verdict) -> Verdict:
         """Set the verdict unless there is one. Returns the one that counts."""
@@ -227,16 +217,15 @@ class RolloutFuture:
                 self._ended_s, self._verdict = time.monotonic(), verdict
             return self._verdict
 
-    def _accept(self) -> None:
+    def _accept(self, accepted: bool = True) -> None:
         """Report that the runtime accepted the invoke, or may have."""
         if not self._accepted.done():
-            self._accepted.set_result(None)
+            self._accepted.set_result(accepted)
 
     def _resolve(self, verdict: Verdict) -> None:
         """Hand out the verdict, on the client's thread."""
-        self._accept()
-        if not self._done.done():
-            self._done.set_result(verdict)
+        self._accept(False)
+        self._done.set_result(verdict)
 
     def _still_running(self, timeout: float | None, consequence: str = "") -> RolloutTimeoutError:
         return RolloutTimeoutError(

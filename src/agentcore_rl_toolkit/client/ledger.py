@@ -58,7 +58,7 @@ class Attempt:
 
 
 class FileLedger:
-    """A ledger in a file, open and locked until its client is closed.
+    """A ledger in a file, open and locked until its client is closed. Before it is opened, it keeps nothing.
 
     ``proof_key`` is the key of its sessions. It is kept in ``NAME.key``, which only its owner can read.
     """
@@ -114,6 +114,9 @@ class FileLedger:
         if content and not content.endswith(b"\n"):
             os.write(fd, b"\n")  # ends the torn line of a crash
         return fd
+
+
+NO_LEDGER = FileLedger(os.devnull)  # is never opened, and so keeps nothing
 
 
 def kept_key(path: Path) -> ProofKey:

@@ -24,6 +24,7 @@ from ..errors import (
     AgentCoreRLError,
     AgentError,
     ContractError,
+    GatewayError,
     InvalidResultError,
     ObjectNotFoundError,
     ObjectTooLargeError,
@@ -55,8 +56,13 @@ class Verdict:
 
     @classmethod
     def of(cls, error: BaseException) -> Verdict:
-        """The verdict of a rollout that an error ended. Settings, credentials and the store make it `invalid`."""
-        return cls(outcome=Outcome(getattr(error, "outcome", Outcome.INVALID)), error=error)
+        """The verdict of a rollout that an error ended.
+
+        Settings, credentials and the store make it `invalid`, the gateway and the caller's own code `lost`.
+        """
+        lasting = isinstance(error, AgentCoreRLError) and not isinstance(error, GatewayError)
+        usual = Outcome.INVALID if lasting else Outcome.LOST
+        return cls(outcome=Outcome(getattr(error, "outcome", usual)), error=error)
 
     @property
     def cause(self) -> Cause | None:
@@ -151,7 +157,7 @@ class RecordReader:
     """Reads records of one store, a bounded number at a time."""
 
     def __init__(self, store: ObjectStore, max_bytes: int) -> None:
-        self._store, self._max_bytes = store, max_bytes
+        self.store, self._max_bytes = store, max_bytes
         self._gate = asyncio.Semaphore(READS_AT_ONCE)
         self.requests = 0
 
@@ -168,7 +174,7 @@ class RecordReader:
             ):  # one more try, because the process may have been stopped during the first
                 self.requests += 1
                 try:
-                    body = await self._store.get_async(key, max_bytes=self._max_bytes, timeout_s=timeout_s)
+                    body = await self.store.get_async(key, max_bytes=self._max_bytes, timeout_s=timeout_s)
                     return judge(body, key, expected)
                 except ObjectNotFoundError:
                     return None

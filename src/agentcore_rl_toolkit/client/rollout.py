@@ -67,7 +67,7 @@ from ..store import ObjectStore, open_store
 from ..store.base import check_key
 from ..store.remote import find_region
 from .future import RolloutFuture
-from .ledger import Attempt, FileLedger, fingerprint
+from .ledger import NO_LEDGER, Attempt, FileLedger, fingerprint
 from .pacing import PaceLimits, Pacer, backoff_s, take_turn
 from .records import Expected, RecordReader, Verdict
 from .settings import RETRYABLE, Deadlines, Prepare, TurnsOf, WatchSettings
@@ -85,9 +85,9 @@ STOPS_AT_ONCE = 64  # at the default pace, stops of two seconds each keep up wit
 ERRORS = {kind.outcome: kind for kind in RolloutError.__subclasses__()}
 
 
-@dataclass(kw_only=True, eq=False)
-class Rollout:
-    """One rollout of a client, with all its attempts: the request, and its present state.
+@dataclass(kw_only=True, eq=False, repr=False)
+class Rollout(RolloutFuture):
+    """One rollout of a client, with all its attempts, and the future that its owner has.
 
     Attributes:
         known: the ledger's entry of a session that an earlier process started. It is waited for, or its record is read.
@@ -106,26 +106,17 @@ class Rollout:
     timeout_s: float | None = None
     prepare: Prepare | None = None
     index: int | None = None
-    ledger: FileLedger | None = None
+    ledger: FileLedger = NO_LEDGER
     known: Attempt | None = None
 
-    attempt: int = 1
-    bucket: str = ""
-    key: str = ""
     reply: dict[str, Any] | None = None
-    stage: Stage = Stage.QUEUE
-    entered_s: float = field(default_factory=time.monotonic)
-    spent_s: dict[Stage, float] = field(default_factory=dict)
     sent_s: float = 0.0
     call: asyncio.Future[bytes] | None = None
     errors: list[CallError] = field(default_factory=list)
-    watcher: Watcher | None = None
-    task: asyncio.Task[Verdict] | None = None
     stop: asyncio.Task[bool] | None = None
-    future: RolloutFuture = field(init=False)
 
     def __post_init__(self) -> None:
-        self.future = RolloutFuture(self.shared.portal, self, raise_failures=self.raise_failures)
+        super().__init__(self.shared.portal, raise_failures=self.raise_failures)
 
     # ---- the whole rollout
 
@@ -138,83 +129,69 @@ class Rollout:
                 self.stop = self.shared.stop(self.session_id, self.ledger)  # cancelled before its first step
             cancelled = Verdict.of(RolloutCancelledError("the client was closed"))
             # If its owner ended it, the owner's verdict counts.
-            verdict = self.future._claim(cancelled if task.cancelled() else task.result())
+            verdict = self._claim(cancelled if task.cancelled() else task.result())
             try:
                 self.shared.ended(self, verdict, "finished")
             finally:
-                self.payload, self.config, self.errors = {}, {}, []  # its future may be kept for long
-                self.future._resolve(verdict)
+                self.payload, self.config, self.errors = {}, {}, []  # its owner may keep it for long
+                self._resolve(verdict)
 
-        self.task = asyncio.create_task(self._run())
-        self.task.add_done_callback(ended)
-
-    def cancel(self) -> None:
-        """End it, on the loop. Its future has the verdict."""
-        if self.task is not None:
-            self.task.cancel()
+        self._task = asyncio.create_task(self._run())
+        self._task.add_done_callback(ended)
+        if self.shared.closing or self.done():
+            self._task.cancel()
 
     async def _run(self) -> Verdict:
         retries_left = self.retries
-        try:
-            if self.known is not None and self.known.outcome is not None:
-                return await self._read_known(self.known)
-            while True:
-                self._reset()
-                verdict = await self._attempt()
-                # The earlier process died before it sent this invoke, or nothing came of it: that attempt does not count.
-                unsent = self.known is not None and not self.known.accepted_s and verdict.outcome is Outcome.LOST
-                if not unsent:
-                    if not retries_left or verdict.outcome not in RETRYABLE:
-                        return verdict
-                    retries_left -= 1
-                self.shared.ended(self, verdict, "retried")
-                if unsent and self.stop is not None:
-                    await asyncio.wait([self.stop])
-                self.known, self.session_id, self.attempt = None, new_session_id(), self.attempt + 1
-        except BaseException as e:
-            if is_own_cancellation(e):
-                raise
-            return self._failed_here(e)
+        while True:
+            known = self.known
+            over = known if known is not None and known.outcome is not None else None
+            try:
+                verdict = await (self._attempt(known) if over is None else self._read_known(over))
+            except BaseException as e:
+                if is_own_cancellation(e):
+                    raise
+                verdict = self._failed(e)
+            # The earlier process died before it sent this invoke, or nothing came of it: that attempt does not count.
+            unsent = known is not None and not known.accepted_s and verdict.outcome is Outcome.LOST
+            retries_left -= not unsent
+            if over is not None or retries_left < 0 or verdict.outcome not in RETRYABLE:
+                return verdict
+            self.shared.ended(self, verdict, "retried")
+            if unsent and self.stop is not None:
+                await asyncio.wait([self.stop])
+            self.known, self.session_id, self.attempt = None, new_session_id(), self.attempt + 1
+            self.call, self.stop, self.reply, self.errors = None, None, None, []
+            self.stage, self._entered_s, self._spent_s = Stage.QUEUE, time.monotonic(), {}
 
-    def _failed_here(self, error: BaseException) -> Verdict:
-        """The verdict of an attempt in which something in this process raised, such as `prepare`. It may raise SystemExit."""
-        logger.error("rollout failed inside the client", exc_info=error, extra={"session_id": self.session_id})
+    def _failed(self, error: BaseException) -> Verdict:
+        """The verdict of an attempt that an error ended. Other people's errors come from `prepare`, also a SystemExit."""
+        if not isinstance(error, AgentCoreRLError):
+            logger.error("rollout failed inside the client", exc_info=error, extra={"session_id": self.session_id})
         if not isinstance(error, Exception):
             lost = RolloutLostError(f"prepare raised {type(error).__name__}")
             lost.__cause__, error = error, lost
-        return Verdict(outcome=Outcome.LOST, error=error)
+        return Verdict.of(error)
 
-    def _reset(self) -> None:
-        self.call, self.stop, self.reply, self.errors = None, None, None, []
-        self.stage, self.entered_s, self.spent_s = Stage.QUEUE, time.monotonic(), {}
-
-    async def _attempt(self) -> Verdict:
+    async def _attempt(self, known: Attempt | None) -> Verdict:
         """One session, from its place in the queue to its verdict."""
         try:
-            config = await self._prepared_config()
-        except BaseException as e:
-            if is_own_cancellation(e):
-                raise
-            return self._failed_here(e)
-        try:
-            body = self._encode(config)
-            if self.known is None:
+            body = self._encode(await self._prepared_config())
+            if known is None:
                 self._write_intent()
             else:
-                self.bucket, self.key, self.sent_s = self.known.bucket, self.known.key, time.monotonic()
-                self.future._accept()
+                self.s3_bucket, self.result_key, self.sent_s = known.bucket, known.key, time.monotonic()
+                self._accept()
             while True:
-                if self.known is None:
+                if known is None:
                     await self._send(body)
                 verdict = await self._follow()
                 if verdict is not None:
                     return verdict
-        except AgentCoreRLError as e:
-            return Verdict.of(e)
         finally:
-            if self.call is not None or self.known is not None:
+            if self.call is not None or known is not None:
                 self.stop = self.shared.stop(self.session_id, self.ledger, self.call)
-            elif self.ledger is not None:  # no session can exist
+            else:  # no session can exist
                 self.ledger.note(self.session_id, event="stopped")
 
     # ---- before the invoke
@@ -236,16 +213,16 @@ class Rollout:
             config.setdefault("s3_region", self.shared.s3_region)
         try:
             body = json.dumps({**self.payload, ROLLOUT_FIELD: config}).encode()
-            self.key = result_key(config["exp_id"], config["input_id"], self.session_id)
-            self.bucket = str(config["s3_bucket"])
-            self.shared.store(self.bucket).check_writable(alive_key(self.key))
+            self.result_key = result_key(config["exp_id"], config["input_id"], self.session_id)
+            self.s3_bucket = str(config["s3_bucket"])
+            self.shared.reader(self.s3_bucket).store.check_writable(alive_key(self.result_key))
         except (TypeError, ValueError, RecursionError) as e:
             raise ConfigError(f"the payload cannot be sent: {e}") from e
         return body
 
     def _write_intent(self) -> None:
-        about = {"index": self.index, "key": self.key, "bucket": self.bucket}
-        if self.ledger is not None:
+        about = {"index": self.index, "key": self.result_key, "bucket": self.s3_bucket}
+        if self.ledger is not NO_LEDGER:
             ids = {"input_id": self.input_id, "session_id": self.session_id, "attempt": self.attempt}
             digests = {"payload": fingerprint(self.payload), "proof_key": self.shared.proof_key(self.ledger).id}
             self.ledger.append({"event": "intent", "t": time.time(), **ids, **about, **digests})
@@ -271,7 +248,7 @@ class Rollout:
             first_s = first_s or self.sent_s
             self.call = self.shared.invoke(self.session_id, body)
             try:
-                return self._accepted(parse_reply(await within(self.call, patience_s), self.session_id))
+                return self._handle_reply(parse_reply(await within(self.call, patience_s), self.session_id))
             except CallError as e:
                 error = e
             except TimeoutError as e:
@@ -298,28 +275,25 @@ class Rollout:
             elif error.credentials:
                 if time.monotonic() - first_s >= deadlines.start_s:
                     text = f"the runtime refused the credentials for {deadlines.start_s:g} s: {error}"
-                    raise _from(RolloutLostError(text), error)
+                    raise RolloutLostError(text, code=error.code) from error.__cause__
             elif not self._sends_left():
-                if error.status == 409:
-                    raise _from(RolloutThrottledError(f"refused {self.shared.max_attempts} times: {error}"), error)
                 text = f"the runtime could not be reached in {self.shared.max_attempts} tries: {error}"
-                raise _from(RolloutLostError(text), error)
+                raise RolloutLostError(text, code=error.code) from error.__cause__
 
-    def _accepted(self, reply: dict[str, Any]) -> None:
+    def _handle_reply(self, reply: dict[str, Any]) -> None:
         self.shared.accepted_s = time.monotonic()
         self.shared.runs_once = reply.get(RUNS_ONCE_FIELD) is True and self.shared.runs_once is not False
-        asked = self.bucket
-        self.bucket, self.key = str(reply.get("s3_bucket") or asked), str(reply["result_key"])
-        if self.bucket != asked and self.bucket.lower().startswith(("file:", "memory:")):
+        asked = self.s3_bucket
+        self.s3_bucket, self.result_key = str(reply.get("s3_bucket") or asked), str(reply["result_key"])
+        if self.s3_bucket != asked and self.s3_bucket.lower().startswith(("file:", "memory:")):
             raise InvalidResultError(  # a session does not choose what is read on this machine
-                f"the agent answered that its record is in {self.bucket!r}, on this machine, but it was asked to use {asked!r}"
+                f"the agent answered that its record is in {self.s3_bucket!r}, on this machine, but it was asked to use {asked!r}"
             )
         self.reply = reply
-        place = {"key": self.key, "bucket": self.bucket}
-        if self.ledger is not None:
-            self.ledger.note(self.session_id, event="accepted", **place, promised=reply.get(REPLY_FIELD) == SCHEME)
+        place = {"key": self.result_key, "bucket": self.s3_bucket}
+        self.ledger.note(self.session_id, event="accepted", **place, promised=reply.get(REPLY_FIELD) == SCHEME)
         self.shared.tell("accepted", self, **place)
-        self.future._accept()
+        self._accept()
 
     def _check_throttling(self, error: CallError, first_s: float, refused_s: float) -> None:
         """Raise RolloutThrottledError if the runtime has refused sessions for `throttle_s`."""
@@ -330,18 +304,18 @@ class Rollout:
             # If the runtime accepts nothing at all, the queue does not move because of that.
             refused_s = max(refused_s, now_s - max(first_s, self.shared.accepted_s))
         if limit_s is not None and refused_s >= limit_s:
-            text = f"the runtime refused for {refused_s:.0f} s ({error}); lower tps_limit or sessions_per_minute, or ask for a "
-            raise _from(RolloutThrottledError(f"{text}higher quota"), error)
+            text = f"the runtime refused for {refused_s:.0f} s ({error})"
+            advice = "lower tps_limit or sessions_per_minute, or ask for a higher quota"
+            raise RolloutThrottledError(f"{text}; {advice}", code=error.code) from error.__cause__
 
     def _may_run(self) -> bool:
         """Return True if an earlier invoke of this attempt may have started the session."""
         return any(error.fate is Fate.UNCERTAIN for error in self.errors)
 
     def _sends_left(self) -> bool:
-        """Return True while fewer than `max_attempts` invokes failed like the last one."""
-        last = self.errors[-1]
-        alike = [e for e in self.errors if e.server_error == last.server_error and not (e.throttled or e.credentials)]
-        return len(alike) < self.shared.max_attempts
+        """Return True while fewer than `max_attempts` invokes failed, refusals apart."""
+        failures = [error for error in self.errors if not (error.throttled or error.credentials)]
+        return len(failures) < self.shared.max_attempts
 
     # ---- run and result
 
@@ -352,35 +326,30 @@ class Rollout:
         limits = (now_s, self.deadlines.run_s), (self.sent_s, self.timeout_s)
         ends_s = min((since_s + limit_s for since_s, limit_s in limits if limit_s is not None), default=None)
         try:
-            reader = shared.reader(self.bucket)
-            check_key(self.key)
+            reader = shared.reader(self.s3_bucket)
+            check_key(self.result_key)
         except ConfigError as e:
-            text = f"no record can be at {self.key!r} in {self.bucket!r}: {e}"
+            text = f"no record can be at {self.result_key!r} in {self.s3_bucket!r}: {e}"
             raise InvalidResultError(text, cause=Cause.INFRASTRUCTURE) from e
         period_s: Any = (self.reply or {}).get("heartbeat_s")  # a promise of the agent
         promised = isinstance(period_s, (int, float)) and 0 < period_s < math.inf
         silence_s = shared.watch.lost_after_s
         if silence_s is None:
             silence_s = 3 * (period_s if promised else shared.watch.heartbeat_s) + 5
-        watcher = self.watcher = shared.watcher(self)
-        waiter = watcher.add(self.key, expects_life=promised, silence_s=silence_s)
+        watcher = self._watcher = shared.watcher(self)
+        waiter = watcher.add(self.result_key, expects_life=promised, silence_s=silence_s)
         try:
-            if self.reply is None and not (self.known is not None and self.known.accepted_s):
-                if not self._server_error():
-                    self.future._accept()
-                if not await self._shows_itself(watcher, waiter, ends_s):
-                    if await self._may_send_again():
-                        return None
-                    raise self._no_sign()
-                self.future._accept()
+            accepted = self.reply is not None or (self.known is not None and self.known.accepted_s)
+            if not accepted and not await self._shows_itself(watcher, waiter, ends_s):
+                return None
             while True:
                 await self._record_exists(watcher, waiter, ends_s)
                 self._enter(Stage.RESULT)
-                verdict = await reader.read(self.key, self.deadlines.result_s, self._expected_proof())
+                verdict = await reader.read(self.result_key, self.deadlines.result_s, self._expected_proof())
                 if verdict is not None:
                     return verdict
                 self._enter(Stage.RUN)  # listed, and yet not there
-                waiter = watcher.add(self.key, expects_life=promised, silence_s=silence_s)
+                waiter = watcher.add(self.result_key, expects_life=promised, silence_s=silence_s)
         finally:
             watcher.remove(waiter)
 
@@ -421,22 +390,40 @@ class Rollout:
             return None
 
     async def _shows_itself(self, watcher: Watcher, waiter: Waiter, ends_s: float | None) -> bool:
-        """After an invoke of uncertain fate: wait for a heartbeat or a record."""
+        """After an invoke of uncertain fate, wait for a heartbeat or a record. Returns False if it may be sent again.
+
+        Raises: RolloutLostError, or RolloutTimeoutError at `ends_s`.
+        """
+        error = self.errors[-1] if self.errors else None  # None: an earlier process sent the invoke
+        failed = error is not None and error.server_error
+        confirm_s = min(self.deadlines.confirm_s, CONFIRM_ERROR_S if failed else math.inf)
+        if not failed:
+            self._accept()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(ends_s), asyncio.timeout(self._confirm_s()):
+            async with asyncio.timeout_at(ends_s), asyncio.timeout(confirm_s):
                 await waiter.seen_life.wait()
         if not waiter.seen_life.is_set():
             await watcher.look_now(waiter)  # a busy client may not have looked since the session began
-        if not waiter.seen_life.is_set() and ends_s is not None and time.monotonic() >= ends_s:
+        if waiter.seen_life.is_set():
+            self._accept()
+            return True
+        if ends_s is not None and time.monotonic() >= ends_s:
             raise self._timed_out()
-        return waiter.seen_life.is_set()
+        why = "the reply to the invoke was lost"
+        if failed:
+            if await self._may_send_again():
+                return False
+            times = sum(each.server_error for each in self.errors)
+            why = f"the runtime answered the invoke with an error of its own ({error}; {times} times)"
+        text = f"{why}, and no heartbeat or record appeared within {confirm_s:g} s; the session is being stopped"
+        raise RolloutLostError(text, code=error and error.code) from (error and error.__cause__)
 
     async def _may_send_again(self) -> bool:
         """After a 500 or 503 and no sign of the session: return True if the same invoke may be sent again.
 
         It may if the agent runs once per session, or if the runtime has no such session. If it has one, this ends it.
         """
-        if not self._server_error() or not self._sends_left() or self.known is not None:
+        if not self._sends_left():
             return False
         if not self.shared.runs_once:
             await take_turn(self.shared.pacer.try_stop)
@@ -449,23 +436,6 @@ class Rollout:
         await asyncio.sleep(backoff_s(len(self.errors), base_s=0.5, cap_s=10.0, jitter=random.random()))
         return True
 
-    def _no_sign(self) -> RolloutError:
-        why = "the reply to the invoke was lost"
-        if self._server_error():
-            times = sum(error.server_error for error in self.errors)
-            why = f"the runtime answered the invoke with an error of its own ({self.errors[-1]}; {times} times)"
-        limit = f"{self._confirm_s():g} s"
-        error = RolloutLostError(
-            f"{why}, and no heartbeat or record appeared within {limit}; the session is being stopped"
-        )
-        return _from(error, self.errors[-1]) if self.errors else error
-
-    def _server_error(self) -> bool:
-        return bool(self.errors) and self.errors[-1].server_error
-
-    def _confirm_s(self) -> float:
-        return min(self.deadlines.confirm_s, CONFIRM_ERROR_S if self._server_error() else math.inf)
-
     def _expected_proof(self) -> Expected:
         own, required = self.shared.proof_key(self.ledger), self.shared.watch.require_proof
         if self.known is not None and self.known.proof_key != own.id:  # the secret comes from another key
@@ -475,51 +445,35 @@ class Rollout:
 
     async def _read_known(self, known: Attempt) -> Verdict:
         """The verdict of a rollout that an earlier process finished: its record, or the ledger's entry."""
-        self.bucket, self.key = known.bucket, known.key
-        try:
-            reader = self.shared.reader(known.bucket)
-            verdict = await reader.read(known.key, self.deadlines.result_s, self._expected_proof())
-        except AgentCoreRLError as e:
-            return Verdict.of(e)
+        self.s3_bucket, self.result_key = known.bucket, known.key
+        reader = self.shared.reader(known.bucket)
+        verdict = await reader.read(known.key, self.deadlines.result_s, self._expected_proof())
         if verdict is not None:
             return verdict
         if known.outcome is None or known.outcome is Outcome.OK:
-            return Verdict.of(RolloutLostError("the ledger has the outcome ok, but the record is gone from the store"))
+            raise RolloutLostError("the ledger has the outcome ok, but the record is gone from the store")
         error = ERRORS[known.outcome](known.error or known.outcome.value)
         if known.cause is not None:
             error.cause = known.cause
-        return Verdict.of(error)
+        raise error
 
     # ---- stages
 
     def _enter(self, stage: Stage) -> None:
         now_s = time.monotonic()
-        self.spent_s[self.stage] = self.spent_s.get(self.stage, 0.0) + now_s - self.entered_s
-        self.stage, self.entered_s = stage, now_s
+        self._spent_s[self.stage] = self._spent_s.get(self.stage, 0.0) + now_s - self._entered_s
+        self.stage, self._entered_s = stage, now_s
 
     def _timed_out(self) -> RolloutTimeoutError:
         """The error of a deadline that passed in the current stage."""
-        stage, trouble = self.stage.value, self.trouble()
+        stage, trouble, timeout_s = self.stage.value, self.trouble, self.timeout_s
         limit_s: float | None = getattr(self.deadlines, f"{stage}_s")
         text = f"deadline {stage}_s={limit_s} passed"
-        if self.timeout_s is not None and self.stage is not Stage.QUEUE and self._call_timed_out(self.timeout_s):
-            text = f"Timeout after {self.timeout_s:g}s"
+        called_s = time.monotonic() - self.sent_s + 0.001  # a timer may be early by its resolution
+        if timeout_s is not None and self.stage is not Stage.QUEUE and called_s >= timeout_s:
+            text = f"Timeout after {timeout_s:g}s"
         why = "" if trouble is None else f"; its record could not be looked for: {trouble}"
-        return RolloutTimeoutError(f"{text} (stage: {stage}, {self.stages()[stage]:.1f} s in it){why}", stage=stage)
-
-    def _call_timed_out(self, timeout_s: float) -> bool:
-        """Return True if the time of the whole call is over, not that of a stage alone."""
-        return time.monotonic() - self.sent_s >= timeout_s - 0.001  # a timer may be early by its resolution
-
-    def stages(self) -> dict[str, float]:
-        """Seconds spent in each stage of the last attempt, the current one up to now."""
-        end_s = time.monotonic() if self.future._ended_s is None else self.future._ended_s
-        spent_s = {**self.spent_s, self.stage: self.spent_s.get(self.stage, 0.0) + end_s - self.entered_s}
-        return {stage.value: seconds for stage, seconds in spent_s.items()}
-
-    def trouble(self) -> Exception | None:
-        """The reason why the record cannot be looked for at present, or None."""
-        return None if self.watcher is None else self.watcher.trouble
+        return RolloutTimeoutError(f"{text} (stage: {stage}, {self.stages[stage]:.1f} s in it){why}", stage=stage)
 
     def ids(self) -> dict[str, Any]:
         """The ids for log lines and events."""
@@ -528,19 +482,19 @@ class Rollout:
 
     def described(self) -> dict[str, Any]:
         """The state for `RolloutClient.flights`. Units: seconds; ``left_s`` until the stage's deadline."""
-        stage_s = time.monotonic() - self.entered_s
+        stage_s = time.monotonic() - self._entered_s
         limit_s: float | None = getattr(self.deadlines, f"{self.stage.value}_s")
         left = [] if limit_s is None else [limit_s - stage_s]
         if self.timeout_s is not None and self.stage in (Stage.START, Stage.RUN):
             left.append(self.timeout_s - (time.monotonic() - self.sent_s))
-        trouble = self.trouble()
+        trouble = self.trouble
         return {
             "session_id": self.session_id,
             "input_id": self.input_id,
             "attempt": self.attempt,
             "stage": self.stage.value,
             "stage_s": stage_s,
-            "total_s": sum(self.stages().values()),
+            "total_s": sum(self.stages.values()),
             "left_s": min(left, default=None),
             "trouble": None if trouble is None else str(trouble),
         }
@@ -585,11 +539,7 @@ class Dispatcher:
         self._admission, self._calls = asyncio.Lock(), asyncio.Semaphore(self.calls_at_once)
         self._stops_at_once, self._stop_pace = asyncio.Semaphore(STOPS_AT_ONCE), asyncio.Lock()
         self._stops: set[asyncio.Task[bool]] = set()
-        self._stop_ended, self._hurry = asyncio.Event(), asyncio.Event()
-        self._stopped_s, self._stop_failed = (
-            0.0,
-            False,
-        )  # time of the last stop that succeeded; True after one that failed
+        self._hurry = asyncio.Event()  # stops no longer wait for the invokes of their sessions
         self._stop_warnings = WarnsOnceAMinute(logger)
         self._own_key = ProofKey.new()
         self._rollouts: dict[str, Rollout] = {}  # by the id of the first session
@@ -609,16 +559,8 @@ class Dispatcher:
         loop = self.portal.loop
         if self._rollouts.setdefault(rollout.session_id, rollout) is not rollout:
             raise ConfigError(f"session {rollout.session_id!r} has a rollout in flight; a session runs one at a time")
-        if self.portal.on_own_thread:
-            self._launch(rollout, rollout.session_id)
-        else:
-            loop.call_soon_threadsafe(self._launch, rollout, rollout.session_id)
-        return rollout.future
-
-    def _launch(self, rollout: Rollout, session_id: str) -> None:
-        rollout.start(lambda: self._rollouts.pop(session_id, None))
-        if self.closing or rollout.future.done():
-            rollout.cancel()
+        loop.call_soon_threadsafe(rollout.start, functools.partial(self._rollouts.pop, rollout.session_id))
+        return rollout
 
     def flights(self) -> list[dict[str, Any]]:
         """The state of each rollout without an outcome."""
@@ -645,8 +587,8 @@ class Dispatcher:
         self.closing = self.closing or cancel is not None
         for rollout in list(self._rollouts.values()):
             if cancel == "all" or (cancel == "batches" and rollout.index is not None):
-                rollout.future._end(Verdict.of(RolloutCancelledError("the client was closed")))
-        ending = [r.task for r in self._rollouts.values() if r.future.done() and r.task is not None]
+                rollout._end(Verdict.of(RolloutCancelledError("the client was closed")))
+        ending = [r._task for r in self._rollouts.values() if r.done() and r._task is not None]
         try:
             if ending:
                 await asyncio.wait(ending, timeout=self.deadlines.stop_s)
@@ -664,7 +606,7 @@ class Dispatcher:
 
     def _finish_and_leave(self) -> None:
         async def finish() -> None:
-            while running := [r.task for r in self._rollouts.values() if r.task is not None]:
+            while running := [r._task for r in self._rollouts.values() if r._task is not None]:
                 await asyncio.wait(running)
                 await asyncio.sleep(0)
             await self._drain()
@@ -695,7 +637,7 @@ class Dispatcher:
     # ---- stops
 
     def stop(
-        self, session_id: str, ledger: FileLedger | None, invoke: asyncio.Future[bytes] | None = None
+        self, session_id: str, ledger: FileLedger, invoke: asyncio.Future[bytes] | None = None
     ) -> asyncio.Task[bool]:
         """Stop a session in the background. If its invoke is still on the wire, that comes to its end first."""
         self.left[session_id] = None
@@ -703,7 +645,7 @@ class Dispatcher:
         self._stops.add(task)
         return task
 
-    async def _stop(self, session_id: str, ledger: FileLedger | None, invoke: asyncio.Future[bytes] | None) -> bool:
+    async def _stop(self, session_id: str, ledger: FileLedger, invoke: asyncio.Future[bytes] | None) -> bool:
         gone = False
         try:
             if invoke is not None and not invoke.done():  # the session might start after its stop
@@ -716,13 +658,9 @@ class Dispatcher:
             self._stops.discard(asyncio.current_task())
             if gone:
                 self.left.pop(session_id, None)
-                self._stopped_s = time.monotonic()
-                if ledger is not None:
-                    ledger.note(session_id, event="stopped")
-            self._stop_failed = self._stop_failed or not gone
+                ledger.note(session_id, event="stopped")
             self.counts["stopped" if gone else "stop_failed"] += 1
             self.tell("stopped", session_id=session_id, gone=gone)
-            self._stop_ended.set()
         return gone
 
     async def _send_stop(self, session_id: str) -> bool:
@@ -751,17 +689,14 @@ class Dispatcher:
 
     async def _drain(self) -> None:
         """Wait for all stops. Give up when one failed and none succeeded for `stop_s`: the pace may need longer for all."""
-        limit_s = self.deadlines.stop_s
-        self._stopped_s, self._stop_failed = time.monotonic(), False
+        failed, idle = self.counts["stop_failed"], 0
         while self._stops:
-            self._stop_ended.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(limit_s / 2):
-                    await self._stop_ended.wait()
-            quiet_s = time.monotonic() - self._stopped_s
-            if quiet_s >= limit_s / 2:
+            stopped = self.counts["stopped"]
+            await asyncio.wait(self._stops, timeout=self.deadlines.stop_s / 2)
+            idle = idle + 1 if self.counts["stopped"] == stopped else 0
+            if idle:
                 self._hurry.set()
-            if quiet_s >= limit_s and self._stop_failed:
+            if idle >= 2 and self.counts["stop_failed"] > failed:
                 return
 
     # ---- stores and proofs
@@ -777,31 +712,26 @@ class Dispatcher:
         """The region of the records' bucket. Agents that get it need no botocore to find it, which costs a session 70 ms."""
         return find_region(self.transport.region)
 
-    def store(self, bucket: str) -> ObjectStore:
-        """The opened store. Raises: ConfigError."""
-        if bucket not in self.stores:
-            self.stores[bucket] = open_store(bucket, default_region=self.transport.region)
-        return self.stores[bucket]
-
     def reader(self, bucket: str) -> RecordReader:
         """The reader of a store. Raises: ConfigError."""
         if bucket not in self._readers:
-            self._readers[bucket] = RecordReader(self.store(bucket), self.watch.max_record_bytes)
+            store = self.stores.get(bucket) or open_store(bucket, default_region=self.transport.region)
+            self._readers[bucket] = RecordReader(store, self.watch.max_record_bytes)
         return self._readers[bucket]
 
     def watcher(self, rollout: Rollout) -> Watcher:
         """The watcher of a rollout's experiment, or of its folder if the agent has a key layout of its own."""
         experiment = f"{rollout.config['exp_id']}/"
-        root = experiment if rollout.key.startswith(experiment) else rollout.key.rpartition("/")[0] + "/"
-        store = self.store(rollout.bucket)
+        root = experiment if rollout.result_key.startswith(experiment) else rollout.result_key.rpartition("/")[0] + "/"
+        store = self.reader(rollout.s3_bucket).store
         if (store.url, root) not in self._watchers:
             options: dict[str, Any] = {"interval_s": self.watch.interval_s, "endings": self.transport.endings}
             self._watchers[store.url, root] = Watcher(store, root, **options)
         return self._watchers[store.url, root]
 
-    def proof_key(self, ledger: FileLedger | None) -> ProofKey:
+    def proof_key(self, ledger: FileLedger) -> ProofKey:
         """The key of sessions: that of their ledger, so that a later process can check their records, or the client's own."""
-        return (ledger and ledger.proof_key) or self._own_key
+        return ledger.proof_key or self._own_key
 
     # ---- events
 
@@ -828,9 +758,8 @@ class Dispatcher:
             self.counts[proof.value] += 1
         if proof is Proof.FORGED:
             logger.critical("security: %s", error, extra=rollout.ids())
-        if rollout.ledger is not None:
-            known = {} if cause is None else {"cause": cause.value}
-            rollout.ledger.note(rollout.session_id, event="done", outcome=outcome.value, error=error, **known)
+        known = {} if cause is None else {"cause": cause.value}
+        rollout.ledger.note(rollout.session_id, event="done", outcome=outcome.value, error=error, **known)
         if event == "finished":
             self.counts[outcome.value] += 1
             if cause is not None:
@@ -839,7 +768,7 @@ class Dispatcher:
             text = "rollout ended as %s: %s" if event == "finished" else "attempt ended as %s, trying again: %s"
             logger.info(text, outcome, error, extra={**rollout.ids(), "stage": rollout.stage.value})
         about = {"outcome": outcome.value, "cause": cause, "failure": verdict.failure, "error": error, "proof": proof}
-        self.tell(event, rollout, index=rollout.index, stages=rollout.stages(), **about)
+        self.tell(event, rollout, index=rollout.index, stages=rollout.stages, **about)
 
 
 # Dispatchers that may still have sessions to stop. The references are strong: a dropped client must not take its stops with it.
@@ -857,9 +786,3 @@ def _flush_at_exit() -> None:
 def _warn(message: str, session_ids: list[str]) -> None:
     if session_ids:
         logger.warning(message, len(session_ids), ", ".join(session_ids))
-
-
-def _from(error: RolloutError, call: CallError) -> RolloutError:
-    """Give an error the code and the cause of the call that failed."""
-    error.code, error.__cause__ = call.code, call.__cause__
-    return error
