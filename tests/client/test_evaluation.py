@@ -13,9 +13,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agentcore_rl_toolkit.client import BatchItem, RolloutClient
-from agentcore_rl_toolkit.client.evaluation import change_of, interval, pass_rates, read_rows, summarise, write_results
+from agentcore_rl_toolkit.client.evaluation import pass_rates, read_rows, summarise, write_results
 from agentcore_rl_toolkit.contract import Cause, Outcome, cause_of
 from agentcore_rl_toolkit.errors import AgentError, ConfigError
+from agentcore_rl_toolkit.stats.differences import change_of
+from agentcore_rl_toolkit.stats.intervals import interval
 
 
 def item(

@@ -25,6 +25,7 @@ _COMMANDS: dict[str, tuple[str, str, str]] = {
     "gateway": (".servers.gateway", "Model gateway: record the exact tokens of every session.", "gateway"),
     "policy": (".servers.policy", "The small built-in policy: token ids in, token ids out.", "policy"),
     "eval": (".eval", "Run an agent over a data set and summarise its rewards.", "local"),
+    "compare": (".production.compare", "Compare two models, or two evaluations, on the same inputs.", "local"),
     "train": (".train", "Train an agent: here, or with another trainer.", "local"),
     "sft": (".training.sft", "Imitate good rollouts of earlier runs.", "local"),
     "distill": (".training.distill", "Train an agent towards a teacher's logprobs.", "local"),

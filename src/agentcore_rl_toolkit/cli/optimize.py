@@ -19,10 +19,11 @@ from ..backends.gepa.reflection import Reflection
 from ..backends.gepa.settings import SearchSettings
 from ..backends.llm_judge import JudgeSettings, cut, dialogue_of, transcript
 from ..client import BatchItem
-from ..client.evaluation import EvalRow, as_facts, change_of, read_rows, score_of, summarise
+from ..client.evaluation import EvalRow, as_facts, read_rows, score_of, summarise
 from ..contract import INFO_FIELD, TEXTS_FIELD, redact
 from ..errors import ConfigError, RolloutError
 from ..runs import locked, read_config, read_metrics, write_config
+from ..stats.differences import change_of
 from .eval import Opened, check_options, experiment, most_frequent, open_rollouts, open_target, with_agent
 from .options import from_environment, settings_of, settings_option
 from .output.commands import nearby

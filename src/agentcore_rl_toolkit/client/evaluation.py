@@ -15,12 +15,9 @@ from typing import Any
 
 from ..contract import Cause, check_id, extract_reward, is_finite
 from ..errors import ConfigError, ContractError
+from ..stats.intervals import interval
 from .batch import BatchItem
 from .data import numbered_rows
-
-Z_95 = 1.959964  # normal quantile of a two-sided 95 % interval
-# Fewer changes may be chance even if all of them have one direction: 2 * 0.5 ** 5 > 5 %.
-LEAST_CHANGED = 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,49 +236,6 @@ def mean_over_inputs(values: Iterable[Sequence[float]]) -> float | None:
 
 def _with_interval(values: Mapping[str, Sequence[float]]) -> tuple[float | None, float | None, float | None]:
     return (mean_over_inputs(values.values()), *interval([statistics.fmean(found) for found in values.values()]))
-
-
-def interval(values: Sequence[float]) -> tuple[float | None, float | None]:
-    """95 % confidence interval of a mean of rewards.
-
-    The values get z^2 / 2 further ones at each end of the range of rewards, which is 0 to 1 unless a value is outside of it. The
-    interval is the normal one of all of them, within that range. For values of 0 and 1 it is that of Agresti and Coull. Equal
-    values do not give a width of 0. `benchmarks/intervals.py` measures its coverage.
-
-    Shapes: (N,) -> two numbers; (None, None) for N == 0.
-    Source: Agresti and Coull, "Approximate is better than exact for interval estimation of binomial proportions" (1998).
-    """
-    if not values:
-        return None, None
-    least, most = min(0.0, *values), max(1.0, *values)
-    weight = len(values) + Z_95**2
-    centre = (math.fsum(values) + Z_95**2 / 2 * (least + most)) / weight
-    ends = Z_95**2 / 2 * ((centre - least) ** 2 + (most - centre) ** 2)
-    half = Z_95 / weight * math.sqrt(math.fsum((value - centre) ** 2 for value in values) + ends)
-    return max(least, centre - half), min(most, centre + half)
-
-
-def change_of(pairs: Sequence[tuple[float, float]]) -> dict[str, Any]:
-    """Compare the rewards of the same inputs before and after: the mean change, its 95 % confidence interval, a verdict.
-
-    If at least `LEAST_CHANGED` inputs changed, the verdict is "learned" for an interval above 0, and "not learned" if no part of
-    it is above 0. Otherwise it is "cannot tell". ``text`` is for people.
-    """
-    changes = [after - before for before, after in pairs]
-    better, worse = sum(change > 0 for change in changes), sum(change < 0 for change in changes)
-    facts: dict[str, Any] = {"inputs": len(pairs), "better": better, "worse": worse, "verdict": "cannot tell"}
-    # From [-1, 1], the range of changes, to the range of `interval`.
-    low, high = interval([(change + 1) / 2 for change in changes])
-    if low is None or high is None:
-        return {**facts, "mean": None, "low": None, "high": None, "text": "cannot tell: no input has two rewards"}
-    mean, low, high = statistics.fmean(changes), 2 * low - 1, 2 * high - 1
-    if better + worse >= LEAST_CHANGED and (low > 0 or high <= 0):
-        facts["verdict"] = "learned" if low > 0 else "not learned"
-    text = (
-        f"{facts['verdict']}: on the same {len(pairs)} inputs the reward changed by {mean:+.3f} (95 % interval {low:+.3f} to "
-        f"{high:+.3f}); {better} got better, {worse} got worse"
-    )
-    return {**facts, "mean": mean, "low": low, "high": high, "text": text}
 
 
 def write_results(folder: Path, items: Iterable[BatchItem], summary: EvalSummary) -> None:

@@ -28,8 +28,8 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from ..._servers.process import write_private
-from ...client.evaluation import interval
 from ...errors import CaptureError
+from ...stats.intervals import interval
 from ..collection.collect import collect_async
 from ..collection.credit import CreditReport
 from ..collection.groups import Group, GroupRequest, UsableSteps, summarize

@@ -9,9 +9,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from ...client.evaluation import change_of
 from ...contract import Cause
 from ...runs import FAILED, METRICS, ROLLOUTS, Query, RunReader, read_metrics
+from ...stats.differences import change_of
 from ..output.failures import Failure, explain
 
 BLAMED = (Cause.AGENT, Cause.INFRASTRUCTURE)

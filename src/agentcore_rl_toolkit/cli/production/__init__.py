@@ -1,0 +1,1 @@
+"""Commands that bring a trained model back into production."""

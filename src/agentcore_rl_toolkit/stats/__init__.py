@@ -1,0 +1,1 @@
+"""Confidence intervals and paired tests of rewards: pure numbers."""

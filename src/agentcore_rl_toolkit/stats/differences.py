@@ -1,0 +1,141 @@
+"""Two evaluations of the same inputs: the difference of their rewards, how sure it is, and the inputs that changed."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from fractions import Fraction
+from typing import Any
+
+from .intervals import Z_95, interval
+
+# Fewer changes may be chance even if all of them have one direction: 2 * 0.5 ** 5 > 5 %.
+LEAST_CHANGED = 6
+Z_80 = 0.841621  # normal quantile of a power of 80 %
+_WEIGHT = 0.5  # of the further difference at each end; `benchmarks/intervals.py` compares it with others
+_LARGEST_DENOMINATOR = 64  # rewards that are means of up to so many rollouts have exact p values
+_FLIPS = 20_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """The rewards of B less those of A, over the inputs that both have.
+
+    Attributes:
+        inputs: number of inputs with rewards on both sides.
+        mean: mean over inputs of the difference. None without an input.
+        low, high: 95 % confidence interval of the mean (`difference_interval`).
+        p: two-sided p value of the sign-flip test (`sign_flip_p`).
+        better, worse: inputs whose reward is higher, or lower, on side B.
+        needed: inputs that a test at the 5 % level needs to find this difference with a power of 80 %. None for no difference.
+    """
+
+    inputs: int
+    mean: float | None
+    low: float | None
+    high: float | None
+    p: float | None
+    better: int
+    worse: int
+    needed: int | None
+
+    def as_facts(self) -> dict[str, Any]:
+        """Return the numbers as they are written to files."""
+        return asdict(self)
+
+
+def difference(a: Mapping[str, float], b: Mapping[str, float]) -> Difference:
+    """Compare the mean rewards of inputs, by the inputs' ids. Inputs that only one side has do not count."""
+    changes = [b[name] - a[name] for name in a if name in b]
+    low, high = difference_interval(changes)
+    return Difference(
+        inputs=len(changes),
+        mean=statistics.fmean(changes) if changes else None,
+        low=low,
+        high=high,
+        p=sign_flip_p(changes) if changes else None,
+        better=sum(change > 0 for change in changes),
+        worse=sum(change < 0 for change in changes),
+        needed=inputs_needed(changes),
+    )
+
+
+def difference_interval(changes: Sequence[float]) -> tuple[float | None, float | None]:
+    """95 % confidence interval of a mean difference of paired rewards.
+
+    The differences get half a further one at each end of their range, -1 and 1, and the interval is the normal one of all of
+    them. For rewards of 0 and 1 it is close to that of Agresti and Min.
+
+    Shapes: (N,) -> two numbers; (None, None) for N == 0.
+    Source: Agresti and Min, "Simple improved confidence intervals for comparing matched proportions" (2005).
+    """
+    low, high = interval([(change + 1) / 2 for change in changes], _WEIGHT)
+    return (None, None) if low is None or high is None else (2 * low - 1, 2 * high - 1)
+
+
+def sign_flip_p(changes: Sequence[float]) -> float:
+    """Two-sided p value of a mean difference, if each difference could as well have the other sign.
+
+    For rewards of 0 and 1 this is the exact test of McNemar. Means of up to 64 rollouts are tested exactly, too. Other rewards
+    get 20,000 random choices of signs, which are the same in each call.
+    """
+    moved = [abs(change) for change in changes if change]
+    if not moved:
+        return 1.0
+    fractions = [Fraction(size).limit_denominator(_LARGEST_DENOMINATOR) for size in moved]
+    if any(abs(float(fraction) - size) > 1e-9 for fraction, size in zip(fractions, moved, strict=True)):
+        return _sampled_p(changes, moved)
+    unit = math.lcm(*(fraction.denominator for fraction in fractions))
+    sizes = [int(fraction * unit) for fraction in fractions]
+    if sum(sizes) * len(sizes) > 20_000_000:
+        return _sampled_p(changes, moved)
+    total = sum(sizes)
+    ways = [0] * (total + 1)  # ways[s]: choices of signs whose positive differences sum to s
+    ways[0] = 1
+    for size in sizes:
+        for s in range(total, size - 1, -1):
+            ways[s] += ways[s - size]
+    observed = round(abs(math.fsum(changes)) * unit)
+    extreme = sum(count for s, count in enumerate(ways) if abs(2 * s - total) >= observed)
+    return min(1.0, float(Fraction(extreme, 2 ** len(sizes))))
+
+
+def _sampled_p(changes: Sequence[float], moved: Sequence[float]) -> float:
+    chance, observed, count = random.Random(0), abs(math.fsum(changes)) - 1e-9, 1
+    for _ in range(_FLIPS):
+        bits = chance.getrandbits(len(moved))
+        count += abs(math.fsum(size if bits >> place & 1 else -size for place, size in enumerate(moved))) >= observed
+    return count / (_FLIPS + 1)
+
+
+def inputs_needed(changes: Sequence[float]) -> int | None:
+    """Return how many inputs a test at the 5 % level needs to find this mean difference with a power of 80 %."""
+    mean = statistics.fmean(changes) if changes else 0.0
+    if abs(mean) < 1e-12 or len(changes) < 2:
+        return None
+    return math.ceil(((Z_95 + Z_80) / mean) ** 2 * statistics.variance(changes)) or 1
+
+
+def change_of(pairs: Sequence[tuple[float, float]]) -> dict[str, Any]:
+    """Compare the rewards of the same inputs before and after: the mean change, its 95 % confidence interval, a verdict.
+
+    If at least `LEAST_CHANGED` inputs changed, the verdict is "learned" for an interval above 0, and "not learned" if no part of
+    it is above 0. Otherwise it is "cannot tell". ``text`` is for people.
+    """
+    changes = [after - before for before, after in pairs]
+    better, worse = sum(change > 0 for change in changes), sum(change < 0 for change in changes)
+    facts: dict[str, Any] = {"inputs": len(pairs), "better": better, "worse": worse, "verdict": "cannot tell"}
+    low, high = difference_interval(changes)
+    if low is None or high is None:
+        return {**facts, "mean": None, "low": None, "high": None, "text": "cannot tell: no input has two rewards"}
+    mean = statistics.fmean(changes)
+    if better + worse >= LEAST_CHANGED and (low > 0 or high <= 0):
+        facts["verdict"] = "learned" if low > 0 else "not learned"
+    text = (
+        f"{facts['verdict']}: on the same {len(pairs)} inputs the reward changed by {mean:+.3f} (95 % interval {low:+.3f} to "
+        f"{high:+.3f}); {better} got better, {worse} got worse"
+    )
+    return {**facts, "mean": mean, "low": low, "high": high, "text": text}

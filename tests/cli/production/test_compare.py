@@ -1,0 +1,100 @@
+"""`agentcore-rl compare`, of evaluations that are there and of models that it evaluates first."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from agentcore_rl_toolkit.gateway.testing import ScriptedModel
+from agentcore_rl_toolkit.runs import Rollout, RunWriter, write_config
+from serving import OURS
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "AGENTCORE_RL_MODEL_API_KEY": "k"}
+    return subprocess.run([*OURS, "compare", *words], capture_output=True, text=True, timeout=300, env=env)
+
+
+def evaluation(folder: Path, rewards: dict[str, list[float | None]]) -> str:
+    """The folder of an evaluation with these rewards. None is a rollout that the infrastructure lost."""
+    folder.mkdir()
+    write_config(folder, {"kind": "eval"})
+    with RunWriter(folder) as writer:
+        for name, each in rewards.items():
+            for place, reward in enumerate(each):
+                ended = {"outcome": "ok"} if reward is not None else {"outcome": "lost", "cause": "infrastructure"}
+                made = Rollout(
+                    session_id=f"{name}-{place}", phase="eval", group=name, place=place, elapsed_s=2.0, **ended
+                )
+                made.reward = made.score = reward
+                writer.rollout(lambda made=made: made)
+    return str(folder)
+
+
+def test_two_evaluations_are_compared_by_input(tmp_path: Path) -> None:
+    a = evaluation(tmp_path / "a", {f"i{n:02}": [0.0, 0.0] if n < 12 else [1.0, 1.0] for n in range(20)})
+    b = evaluation(tmp_path / "b", {f"i{n:02}": [1.0, None] if n < 10 else [0.5, 0.5] for n in range(21)})
+    done = run(a, b)
+    assert done.returncode == 0, done.stderr
+    assert "B - A: +0.350 over 20 inputs" in done.stdout
+    assert "B is better on 12 inputs, worse on 8, and equal on 0." in done.stdout
+    assert "10 lost" in done.stdout
+    assert "Better: i00 (0 to 1), i01 (0 to 1), i02 (0 to 1), i03 (0 to 1), i04 (0 to 1), and 7 more" in done.stdout
+    facts = json.loads(run(a, b, "--json").stdout)
+    assert facts["difference"]["inputs"] == 20
+    assert facts["sides"][0]["reward"] == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize(("least", "code"), [("-0.4", 0), ("0.1", 1)])
+def test_a_difference_that_is_not_shown_is_an_exit_code(tmp_path: Path, least: str, code: int) -> None:
+    a = evaluation(tmp_path / "a", {f"i{n}": [float(n % 2)] for n in range(40)})
+    done = run(a, a, "--at-least", least)
+    assert done.returncode == code, done.stderr
+    assert ("yes" if code == 0 else "not shown") in done.stderr
+
+
+def test_models_are_evaluated_first(tmp_path: Path) -> None:
+    agent = Path(__file__).parents[1] / "one_agent.py"  # rewards a text of odd length
+    data = tmp_path / "rows.jsonl"
+    data.write_text("".join(json.dumps({"prompt": f"number {n}"}) + "\n" for n in range(8)))
+    with (
+        ScriptedModel(lambda messages, _: "odd" if messages[-1]["content"] < "number 6" else "even") as even,
+        ScriptedModel(lambda messages, _: "odd") as odd,
+    ):
+        sides = (f"{even.url}/v1#m", f"{odd.url}/v1#m")
+        words = ("--agent", str(agent), "--data", str(data), "--limit", "7", "--out", str(tmp_path / "out"))
+        done = run(*sides, *words)
+        assert done.returncode == 0, done.stderr
+        assert "B - A: +0.143 over 7 inputs" in done.stdout
+        assert json.loads((tmp_path / "out" / "compare.json").read_text())["changed"] == [
+            {"input": "line-000007", "a": 0.0, "b": 1.0}
+        ]
+        calls = len(odd.calls)
+        again = run(*sides, *words)
+        assert again.stdout == done.stdout
+        assert len(odd.calls) == calls  # nothing is run twice
+        more = run(*sides, *words[:-4], "--out", str(tmp_path / "out"))  # all eight inputs
+        assert more.returncode == 2
+        assert "--resume" in more.stderr
+        resumed = run(*sides, *words[:-4], "--out", str(tmp_path / "out"), "--resume")
+        assert "over 8 inputs" in resumed.stdout
+        assert len(odd.calls) == calls + 1
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("http://127.0.0.1:1/v1", "http://127.0.0.1:1/v1#m"), "names no model"),
+        (("nowhere", "nowhere-else"), "is no evaluation, and no model"),
+        (("http://127.0.0.1:1/v1#m", "http://127.0.0.1:1/v1#n"), "--data is needed"),
+    ],
+)
+def test_a_wrong_side_is_explained(words: tuple[str, ...], why: str) -> None:
+    done = run(*words)
+    assert done.returncode == 2
+    assert why in done.stderr
+    assert "Traceback" not in done.stderr

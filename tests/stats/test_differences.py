@@ -1,0 +1,79 @@
+"""Paired differences, against tests that enumerate everything."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+
+import pytest
+
+from agentcore_rl_toolkit.stats.differences import difference, inputs_needed, sign_flip_p
+
+
+def enumerated(changes: list[float]) -> float:
+    """The sign-flip test by all choices of signs."""
+    sums = [
+        abs(math.fsum(sign * change for sign, change in zip(signs, changes, strict=True)))
+        for signs in itertools.product((1, -1), repeat=len(changes))
+    ]
+    return sum(each >= abs(math.fsum(changes)) - 1e-9 for each in sums) / len(sums)
+
+
+@pytest.mark.parametrize("rollouts", [1, 3, 4])
+def test_p_values_are_exact(rollouts: int) -> None:
+    r = random.Random(rollouts)
+    for _ in range(20):
+        changes = [r.randint(-rollouts, rollouts) / rollouts for _ in range(9)]
+        assert sign_flip_p(changes) == pytest.approx(enumerated(changes))
+
+
+def test_rewards_of_0_and_1_get_the_p_value_of_mcnemar() -> None:
+    both = sum(math.comb(10, k) for k in (0, 1, 2, 8, 9, 10)) / 2**10  # 8 of 10 changed inputs are better
+    assert sign_flip_p([1.0] * 8 + [-1.0] * 2 + [0.0] * 30) == pytest.approx(both)
+
+
+def test_other_rewards_get_a_sampled_p_value() -> None:
+    r = random.Random(0)
+    changes = [r.gauss(0.2, 0.5) for _ in range(12)]
+    assert sign_flip_p(changes) == pytest.approx(enumerated(changes), abs=0.01)
+    assert sign_flip_p(changes) == sign_flip_p(changes)
+
+
+def test_a_difference_is_over_the_inputs_of_both() -> None:
+    change = difference({"a": 0.0, "b": 1.0, "c": 0.5, "x": 1.0}, {"a": 1.0, "b": 0.5, "c": 0.5, "y": 0.0})
+    assert (change.inputs, change.better, change.worse) == (3, 1, 1)
+    assert change.mean == pytest.approx(0.5 / 3)
+    assert change.p == pytest.approx(1.0)
+    assert change.low is not None
+    assert change.high is not None
+    assert -1 <= change.low < 0 < change.high <= 1
+
+
+def test_nothing_in_common_has_no_numbers() -> None:
+    change = difference({"a": 1.0}, {"b": 1.0})
+    assert (change.inputs, change.mean, change.low, change.high, change.p, change.needed) == (
+        0,
+        None,
+        None,
+        None,
+        None,
+        None,
+    )
+
+
+def test_equal_rewards_are_no_difference_with_an_interval() -> None:
+    change = difference(dict.fromkeys("abcdef", 1.0), dict.fromkeys("abcdef", 1.0))
+    assert (change.mean, change.p, change.needed) == (0.0, 1.0, None)
+    assert change.low is not None
+    assert change.high is not None
+    assert change.low < 0 < change.high
+
+
+def test_so_many_inputs_find_the_difference_with_a_power_of_80_percent() -> None:
+    changes = [1.0] * 30 + [-1.0] * 10 + [0.0] * 60
+    needed = inputs_needed(changes)
+    assert needed is not None
+    r = random.Random(0)
+    found = sum(sign_flip_p(r.choices(changes, k=needed)) <= 0.05 for _ in range(300)) / 300
+    assert 0.7 <= found <= 0.9
