@@ -37,7 +37,6 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from agentcore_rl_toolkit.backends import CollectedRollout, Group, GroupRequest
-from agentcore_rl_toolkit.backends.training.client import Adam
 from agentcore_rl_toolkit.backends.training.loop import update
 from agentcore_rl_toolkit.backends.training.settings import LoopSettings
 from agentcore_rl_toolkit.backends.training.torch_client import TorchClient, TorchSettings, compute_in
@@ -217,14 +216,14 @@ def training(model: Any, groups: list[Group], dtype: str) -> tuple[float, float]
     compute_in(ours, dtype)
     client = TorchClient(ours, 0, TorchSettings(tokens_at_once=2048, dtype=dtype), run_dir=Path())
     client.max_logprob_gap = None  # the logprobs are made up
-    adam = Adam(learning_rate=1e-5, beta1=0.9, beta2=0.99, grad_clip_norm=1.0)
-    settings = LoopSettings(steps=1, groups=len(groups), rollouts=len(groups[0].rollouts), adam=adam, minibatches=4)
+    adam = {"learning_rate": 1e-5, "beta2": 0.99, "max_grad_norm": 1.0}
+    settings = LoopSettings(steps=1, groups=len(groups), rollouts=len(groups[0].rollouts), minibatches=4, **adam)
     rollouts = [r for group in groups for r in group.rollouts if r.trajectory is not None]
     rows = [s for r in rollouts if r.trajectory is not None for s in r.trajectory.sequences]
     advantages = [float(r.reward or 0) - 0.5 for r in rollouts]
 
     def bare_update() -> None:
-        optimizer = torch.optim.AdamW(bare.parameters(), lr=adam.learning_rate, betas=(0.9, 0.99), weight_decay=0.0)
+        optimizer = torch.optim.AdamW(bare.parameters(), lr=adam["learning_rate"], betas=(0.9, 0.99), weight_decay=0.0)
         for part in range(settings.minibatches):
             sequences = rows[part :: settings.minibatches]
             ids_BT = torch.tensor([s.token_ids for s in sequences])

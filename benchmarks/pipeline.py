@@ -6,7 +6,7 @@ synchronous run trains half of the time. 64 rollouts run at once. The clock is s
 figures are those of the schedule, the same on every machine. The collection core is the real one.
 
 synchronous: `collect_async`, then training. with extra rollouts: the same with `extra_rollouts=2` a group, whose stragglers are
-cancelled. streamed: `collect_stream` with that many weight versions of `max_staleness`.
+cancelled. streamed: `GroupStream` with that many weight versions of `max_staleness`.
 
 Lost: rollouts that were started and never trained. CPU: milliseconds of the core for each rollout.
 
@@ -34,7 +34,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from agentcore_rl_toolkit.backends import CollectConfig, Group, GroupRequest, collect_async, collect_stream
+from agentcore_rl_toolkit.backends import CollectConfig, Group, GroupRequest, GroupStream, collect_async
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "backends"))
 from recorded import Episode, Replay, ReplayGateway
@@ -180,7 +180,7 @@ async def streamed(name: str, steps: int, training_s: float, seed: int, stalenes
             version_at[session_id] = stream.weight_version
             return submit(payload, session_id, *words, **more)
 
-    async with collect_stream(
+    async with GroupStream(
         request,
         client=Noting(),
         gateway=None,
@@ -199,8 +199,8 @@ async def streamed(name: str, steps: int, training_s: float, seed: int, stalenes
                 found.ages.update(step - version_at[r.session_id] for g in groups for r in g.usable)
                 found.waited_s, found.wall_s = found.waited_s + taken - began, found.wall_s + time.monotonic() - began
             stream.published(step + 1)
-        accounts = stream.accounts
-        found.started, found.in_flight = accounts.started, accounts.in_flight
+        state = stream.state()
+        found.started, found.in_flight = state["next"] * ROLLOUTS, len(state["in_flight"]) * ROLLOUTS
     return found
 
 

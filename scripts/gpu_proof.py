@@ -127,7 +127,7 @@ def train(folder: Path, scratch: Path, steps: int) -> list[dict[str, Any]]:
     )
     words = ["--agent", str(scratch / "agent.py"), "--data", str(scratch / "rows.jsonl"), "--model", str(folder)]
     words += f"--steps {steps} --groups 6 --rollouts 6 --set lora_rank=0".split()
-    words += ["--set", "rollout_deadline_s=300", "--out", str(scratch / "run")]
+    words += ["--set", "rollout_timeout_s=300", "--out", str(scratch / "run")]
     subprocess.run([sys.executable, "-m", "agentcore_rl_toolkit.cli", "train", *words], check=True, stdout=sys.stderr)
     events = [json.loads(line) for line in (scratch / "run/metrics.jsonl").read_text().splitlines()]
     return [event for event in events if event["event"] == "step"]

@@ -17,9 +17,11 @@ from agentcore_rl_toolkit.backends.slime import SlimeRunner
 from agentcore_rl_toolkit.backends.tinker.config import TinkerConfig
 from agentcore_rl_toolkit.backends.trl import TrlConfig
 from agentcore_rl_toolkit.backends.verl.settings import AgentCoreConfig
+from agentcore_rl_toolkit.cli.training.settings import LocalRun, by_size
 
 PAGE = Path(__file__).parents[1] / "docs" / "settings.md"
 TRAINERS: dict[str, type[Settings]] = {
+    "loop": LocalRun,
     "slime": SlimeRunner,
     "verl": AgentCoreConfig,
     "TRL": TrlConfig,
@@ -31,7 +33,8 @@ INTRODUCTION = """\
 # Settings of the trainers
 
 One thing has one name in all trainers. The tables show the defaults. A required setting has no default. An empty cell means that
-the trainer has no such setting.
+the trainer has no such setting. "by size" is a default that follows from the size of the model. The column "loop" is
+`agentcore-rl train` without `--backend`; `--set NAME=VALUE` sets any of its settings.
 
 In a file a setting may stand alone or in its group: `tps_limit: 25` and `limits: {tps_limit: 25}` are the same. The names in the
 last column are accepted too: those of the published toolkits, and the trainers' own names.
@@ -43,6 +46,8 @@ last column are accepted too: those of the published toolkits, and the trainers'
 def default_of(trainer: type[Settings], name: str) -> str:
     if name not in trainer.known():
         return ""
+    if trainer is LocalRun and name in by_size(None):
+        return "by size"
     field = trainer.known()[name][1]
     value: Any = trainer.DEFAULTS.get(name, field.get_default(call_default_factory=True))
     if name not in trainer.DEFAULTS and field.is_required():

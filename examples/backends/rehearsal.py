@@ -1,9 +1,8 @@
 """A run on a training service without the service: the real loop, gateway and agents, and a small model in the service's place.
 
-    pip install -e '.[local,tinker,sagemaker]'
-    python examples/backends/rehearsal.py --backend tinker
-    python examples/backends/rehearsal.py --backend sagemaker
-    python examples/backends/rehearsal.py --backend sagemaker --form job
+    pip install -e '.[local,sagemaker]'
+    python examples/backends/rehearsal.py
+    python examples/backends/rehearsal.py --form job
 
 It writes a configuration and prints its command. For a real run: your agent's ARN and bucket in place of `--rehearse --agent`.
 """
@@ -29,13 +28,12 @@ STEPS = {"session": 12, "job": 9}
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--backend", choices=["tinker", "sagemaker"], default="tinker")
-    parser.add_argument("--form", choices=STEPS, default="session", help="of --backend sagemaker")
+    parser.add_argument("--form", choices=STEPS, default="session", help="a training session, or a job")
     parser.add_argument("--steps", type=int, help="default: 12 of 64 rollouts; 9 of 128 in a job")
     parser.add_argument("--seed", type=int, default=0, help="of the data")
-    parser.add_argument("--run-dir", type=Path, help="a run that is there goes on [runs/rehearsal-BACKEND-FORM-SEED]")
+    parser.add_argument("--run-dir", type=Path, help="a run that is there goes on [runs/rehearsal-FORM-SEED]")
     a = parser.parse_args()
-    a.run_dir = a.run_dir or Path(f"runs/rehearsal-{a.backend}-{a.form}-{a.seed}")
+    a.run_dir = a.run_dir or Path(f"runs/rehearsal-{a.form}-{a.seed}")
     a.run_dir.mkdir(parents=True, exist_ok=True)
     splits: tuple[tuple[Split, int], ...] = (("train", 160), ("held_out", 64))
     for split, n in splits:
@@ -49,10 +47,10 @@ def main() -> None:
         "output_dir": str(a.run_dir / "out"),
     }
     steps = a.steps or STEPS[a.form]
-    settings |= job(steps) if a.form == "job" else primitives(a.backend, steps, a.seed)
+    settings |= job(steps) if a.form == "job" else primitives(steps, a.seed)
     config = a.run_dir / "config.json"
     config.write_text(json.dumps(settings, indent=2))
-    words = ["train", "--backend", a.backend, "--config", str(config), "--rehearse", "--agent", str(AGENT)]
+    words = ["train", "--backend", "sagemaker", "--config", str(config), "--rehearse", "--agent", str(AGENT)]
     print(f"agentcore-rl {shlex.join(words)}", flush=True)
     began_s = time.monotonic()
     code = subprocess.call([sys.executable, "-m", "agentcore_rl_toolkit.cli", *words])
@@ -60,11 +58,13 @@ def main() -> None:
     sys.exit(code)
 
 
-def primitives(backend: str, steps: int, seed: int) -> dict[str, object]:
-    settings: dict[str, object] = {
+def primitives(steps: int, seed: int) -> dict[str, object]:
+    return {
         "exp_id": "rehearsal",
-        "base_model": "Qwen/Qwen3-4B-Instruct-2507",
-        "model_dir": "models/Qwen3-4B-Instruct-2507",
+        "base_model": f"{HUB}/openai-reasoning-gpt-oss-20b",
+        "role_arn": "arn:aws:iam::123456789012:role/training-sessions",
+        "output_s3": "s3://my-bucket/sessions",
+        "model_dir": "models/gpt-oss-20b",
         "tps_limit": 200,
         "learning_rate": 3e-4,
         "loss": "ppo",
@@ -75,11 +75,6 @@ def primitives(backend: str, steps: int, seed: int) -> dict[str, object]:
         "max_concurrent": 64,
         "rollout_timeout_s": 120,
     }
-    if backend == "sagemaker":
-        settings["base_model"] = f"{HUB}/openai-reasoning-gpt-oss-20b"
-        settings["role_arn"] = "arn:aws:iam::123456789012:role/training-sessions"
-        settings["output_s3"] = "s3://my-bucket/sessions"
-    return settings
 
 
 def job(steps: int) -> dict[str, object]:

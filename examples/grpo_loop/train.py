@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from agentcore_rl_toolkit import RolloutClient
-from agentcore_rl_toolkit.backends import CollectConfig, open_recording
-from agentcore_rl_toolkit.backends.training.client import Adam, Loss
+from agentcore_rl_toolkit.backends import open_recording
 from agentcore_rl_toolkit.backends.training.loop import train
 from agentcore_rl_toolkit.backends.training.settings import LoopSettings, Services, State
 from agentcore_rl_toolkit.backends.training.torch_client import TorchClient, TorchSettings
@@ -37,7 +36,7 @@ async def run(settings: LoopSettings, services: Services, policy_url: str, rows:
     """Train the built-in model, from the run's last checkpoint if there is one."""
     resumed = State.read(services.run_dir)
     training = TorchClient.open(
-        TorchSettings(seed=settings.seed),
+        TorchSettings(seed=settings.step.seed),
         resumed.state if resumed else None,
         run_dir=services.run_dir,
         engine=EngineAddress(url=policy_url, engine="policy", model="policy"),
@@ -66,13 +65,17 @@ def main() -> None:
         steps=a.steps,
         groups=a.groups,
         rollouts=a.rollouts,
-        adam=Adam(learning_rate=6e-4, beta1=0.9, beta2=0.99, grad_clip_norm=1.0),
-        collect=CollectConfig(max_concurrent=64, rollout_timeout_s=120.0),
-        loss=Loss(name="ppo", options={"clip_low_threshold": 0.8, "clip_high_threshold": 1.28}),
+        max_concurrent=64,
+        rollout_timeout_s=120.0,
+        learning_rate=6e-4,
         schedule="linear",  # a constant learning rate ends in forgetting
         warmup_steps=2,
+        beta2=0.99,
+        max_grad_norm=1.0,
+        clip_low=0.2,
+        clip_high=0.28,
         minibatches=4,
-        staleness=a.staleness,
+        max_staleness=a.staleness,
         checkpoint_every=1,
         seed=a.seed,
     )

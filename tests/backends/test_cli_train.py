@@ -59,10 +59,7 @@ def test_a_rehearsal_needs_no_key_and_takes_the_built_in_policy(monkeypatch: pyt
     words = ["--backend", "tinker", "--config", str(EXAMPLES / "tinker" / "gsm8k.yaml"), "--dry-run"]
     real = CliRunner().invoke(command, words, catch_exceptions=False).output
     assert "TINKER_API_KEY in the environment" in real
-    rehearsed = CliRunner().invoke(command, [*words, "--rehearse"], catch_exceptions=False).output
-    assert "missing on this machine" not in rehearsed
-    assert "builtin/policy" in rehearsed
-    with pytest.raises(ConfigError, match="--backend tinker"):
+    with pytest.raises(ConfigError, match="--backend sagemaker"):
         CliRunner().invoke(command, ["--backend", "verl", "--rehearse"], catch_exceptions=False)
 
 
@@ -154,7 +151,7 @@ def test_an_argument_that_contradicts_a_setting_is_named(make: Callable[[], obje
 def test_slime_continues_from_its_last_checkpoint(tmp_path: Path) -> None:
     run = slime_run(save_dir=str(tmp_path))
     flags = run.flags(1)
-    assert flags[flags.index("--load") + 1] == "m"
+    assert flags[flags.index("--load") + 1] == str(Path("m").absolute())  # Ray runs the job in another folder
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("20")
     flags = run.flags(1)
     assert flags[flags.index("--load") + 1] == str(tmp_path)

@@ -17,7 +17,7 @@ from agentcore_rl_toolkit.backends import chat, llm_judge
 from agentcore_rl_toolkit.backends.collection.collect import collect_async
 from agentcore_rl_toolkit.backends.collection.groups import CollectConfig, Group, GroupRequest, UsableSteps, summarize
 from agentcore_rl_toolkit.backends.collection.recording import open_recording
-from agentcore_rl_toolkit.backends.collection.stream import collect_stream
+from agentcore_rl_toolkit.backends.collection.stream import GroupStream
 from agentcore_rl_toolkit.backends.llm_judge import JudgeSettings, judge_group
 from agentcore_rl_toolkit.backends.rllm.settings import RllmConfig
 from agentcore_rl_toolkit.backends.sagemaker.job import JobConfig
@@ -323,7 +323,7 @@ async def test_a_run_keeps_the_judges_words_and_imitation_takes_the_final_reward
     request = GroupRequest(input_id="a", payload={"prompt": "do it"}, n=3)
     seen: list[float | None] = []
     with open_recording(tmp_path / "run", {}) as recording:
-        stream = collect_stream(
+        stream = GroupStream(
             lambda place: request if place == 0 else None,
             client=replay.client,
             gateway=replay.gateway,

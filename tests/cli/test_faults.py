@@ -159,7 +159,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Work]:
         (folder / f"{name}.jsonl").write_text(f'{{"fault": "{name}"}}\n')
     (folder / "rows.jsonl").write_text('{"fault": ""}\n')
     for name, limit_s in (("short", HANG_S), ("long", "60")):
-        (folder / f"{name}.toml").write_text(f"rollout_deadline_s = {limit_s}\ngroups = 1\nrollouts = 2\nsteps = 1\n")
+        (folder / f"{name}.toml").write_text(f"rollout_timeout_s = {limit_s}\ngroups = 1\nrollouts = 2\nsteps = 1\n")
     (folder / "bucket.toml").write_text(
         f'agent_runtime_arn = "{ABSENT}"\ns3_bucket = " "\nexp_id = "e"\nmodel = "m"\n'
         'gateway_url = "http://127.0.0.1:1"\npolicy_url = "http://127.0.0.1:2"\n'

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from agentcore_rl_toolkit.backends.settings import from_mapping
 from agentcore_rl_toolkit.cli.init import write
 from agentcore_rl_toolkit.cli.training.settings import LocalRun, new_run, old_run, read
 from agentcore_rl_toolkit.errors import ConfigError
@@ -97,5 +96,5 @@ def test_a_run_keeps_the_names_and_a_resumed_one_needs_the_values_again(
     with pytest.raises(ConfigError, match="drop session_env"):
         old_run(folder, {"session_env": ("OTHER=value",)})
     with pytest.raises(ConfigError) as error:
-        from_mapping(LocalRun, {"agent": "a", "data": "d", "session_env": SECRET}, where="train.toml")
+        LocalRun.from_values({"agent": "a", "data": "d", "session_env": SECRET}, where="train.toml")
     assert SECRET not in str(error.value)

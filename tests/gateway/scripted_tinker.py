@@ -11,10 +11,10 @@ import httpx
 import numpy as np
 import tinker
 
-from agentcore_rl_toolkit.backends.tinker.local import LocalService, Result
 from agentcore_rl_toolkit.gateway.testing import Fault
 
 from ..backends.scripted_model import ScriptedModel
+from ..backends.tinker.local_service import LocalService, Result
 
 
 @dataclass

@@ -17,7 +17,6 @@ pytest.importorskip("tinker")
 import tinker
 from tinker.types import RequestErrorCategory
 
-from agentcore_rl_toolkit.backends.tinker import local
 from agentcore_rl_toolkit.errors import ConfigError, GatewayError
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, SessionHandle, UpstreamConfig
 from agentcore_rl_toolkit.gateway.config import Limits
@@ -26,6 +25,7 @@ from agentcore_rl_toolkit.gateway.sampling_services.tinker import TinkerService
 from agentcore_rl_toolkit.gateway.testing import Fault
 from agentcore_rl_toolkit.messages.render import Renderer
 
+from ..backends.tinker import local_service
 from .asking import MODEL, Start, captured, gpt, opened, until
 from .scripted_tinker import ScriptedTinker, status_error
 
@@ -68,9 +68,9 @@ async def say(session: SessionHandle, **asked: Any) -> Any:
 
 def test_our_clients_have_the_sdks_methods() -> None:
     pairs = [
-        (local.LocalService, tinker.ServiceClient),
-        (local.LocalTrainingClient, tinker.TrainingClient),
-        (local.LocalSamplingClient, tinker.SamplingClient),
+        (local_service.LocalService, tinker.ServiceClient),
+        (local_service.LocalTrainingClient, tinker.TrainingClient),
+        (local_service.LocalSamplingClient, tinker.SamplingClient),
     ]
     for ours, theirs in pairs:
         for name, method in inspect.getmembers(ours, inspect.isfunction):

@@ -1,4 +1,4 @@
-"""Trainers on one shared core: `collect_stream` and `collect` run groups of rollouts, `to_samples` turns them into training data.
+"""Trainers on one shared core: `GroupStream` and `collect` run groups of rollouts, `to_samples` turns them into training data.
 
 Each trainer has a folder of its own (`trl`, `slime`, `verl`, `rllm`, `tinker`, `sagemaker`), imported only when asked for.
 Names load on first use.
@@ -22,14 +22,11 @@ if TYPE_CHECKING:
     from .collection.groups import GroupRequest as GroupRequest
     from .collection.groups import UsableSteps as UsableSteps
     from .collection.groups import summarize as summarize
-    from .collection.groups import with_rewards as with_rewards
     from .collection.recording import Recording as Recording
     from .collection.recording import open_recording as open_recording
     from .collection.samples import Sample as Sample
     from .collection.samples import to_samples as to_samples
     from .collection.stream import GroupStream as GroupStream
-    from .collection.stream import StreamAccounts as StreamAccounts
-    from .collection.stream import collect_stream as collect_stream
     from .service import RolloutService as RolloutService
 else:
     __all__, __getattr__, __dir__ = lazy(__name__)

@@ -12,7 +12,7 @@ import os
 import secrets
 import socket
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,13 +26,12 @@ from ..errors import ConfigError, ContractError
 from ..gateway.client.client import gateway_urls, public_urls
 from ._gateway_process import GatewayProcess
 from .collection.collect import collect_async
-from .collection.credit import Credit
-from .collection.groups import MAX_TURNS, CollectConfig, CollectedRollout, Group, GroupRequest, PolicyFailures
+from .collection.groups import CollectedRollout, Group, GroupRequest
 from .collection.places import Places
 from .collection.recording import Recording, open_recording
 from .collection.teacher import teacher_at
-from .llm_judge import JudgeSettings
-from .settings import Count, Least0, NotNegative, Port, Positive, Settings, SettingsGroup
+from .rollout_settings import RolloutSettings
+from .settings import Count, NotNegative, Port, SettingsGroup
 
 if TYPE_CHECKING:
     from ..client import RolloutClient
@@ -87,51 +86,11 @@ class GatewaySettings(SettingsGroup):
         return tuple(f"http://{own_address()}:{url.rstrip('/').rsplit(':', 1)[1]}" for url in urls)
 
 
-class LimitSettings(SettingsGroup):
-    """The limits of rollouts. Units: seconds. `CollectConfig` describes them."""
-
-    rollout_timeout_s: Positive = 900.0
-    submit_timeout_s: Positive = 120.0
-    tps_limit: Count = 25
-    max_concurrent: Count = 128
-    max_pool_connections: Count = 100
-    max_turns: Count | None = MAX_TURNS
-    extra_rollouts: Least0 = 0
-
-
-class SelectionSettings(SettingsGroup):
-    """Which tokens are trained, and how agents sample. `CollectConfig` describes them; ``train_on`` is its ``train``."""
-
-    policy_failures: PolicyFailures = "score"
-    train_on: str | None = None
-    refuse_other_sampling: bool = False
-    sampling_params: Mapping[str, Any] | None = None
-
-
-class ServiceSettings(Settings):
+class ServiceSettings(RolloutSettings):
     """The settings that all trainers share. With a teacher (`Credit`), ``gateway_model`` is needed."""
 
     agent: AgentSettings
     gateway: GatewaySettings = Field(default_factory=GatewaySettings)
-    limits: LimitSettings = Field(default_factory=LimitSettings)
-    selection: SelectionSettings = Field(default_factory=SelectionSettings)
-    signals: Credit = Field(default_factory=Credit)
-    judging: JudgeSettings = Field(default_factory=JudgeSettings)
-
-    def model_post_init(self, _: Any) -> None:
-        if self.judging.judge is not None and self.signals.credit == "turn":
-            raise ConfigError("a judge gives one reward to a whole rollout: credit `turn` cannot come from it")
-
-    def collect_config(self) -> CollectConfig:
-        flat = self.flat()
-        same = {f.name: flat[f.name] for f in fields(CollectConfig) if f.name in flat}
-        same |= {"train": self.selection.train_on, "judged_by": JudgeSettings.of(self.judging)}
-        return CollectConfig(**same, require_reward=self.require_reward)
-
-    @property
-    def require_reward(self) -> bool:
-        """Return True if a record without a reward is invalid."""
-        return True
 
 
 @dataclass(eq=False)

@@ -137,20 +137,8 @@ class Settings(SettingsGroup):
 
     def __init__(self, **values: Any) -> None:
         given: dict[str, str] = {}  # the name of each setting as it was given
-        flat = dict(self.DEFAULTS)
         known, groups = self.known(), _groups(type(self))
-        for name, value in values.items():
-            members = value if isinstance(value, Mapping) and name in groups else {name: value}
-            for member, setting in members.items():
-                place = self.ALIASES.get(member, member)
-                if place not in known:
-                    names = [*known, *self.ALIASES]
-                    near = difflib.get_close_matches(member, names, n=1)
-                    hint = f"; did you mean `{near[0]}`?" if near else f"; known: {', '.join(names)}"
-                    raise ConfigError(f"unknown key `{member}`{hint}")
-                if place in given:
-                    raise ConfigError(f"`{member}` and `{given[place]}` are one setting: keep one of them")
-                given[place], flat[place] = member, setting
+        flat = {**self.DEFAULTS, **self.complete(self.plain(values, given))}
         missing = [name for name, (_, field) in known.items() if field.is_required() and name not in flat]
         if missing:
             raise ConfigError(f"missing {', '.join(f'`{name}`' for name in missing)}")
@@ -171,9 +159,40 @@ class Settings(SettingsGroup):
             raise ConfigError(shown) from e
 
     @classmethod
+    def plain(cls, values: Mapping[str, Any], given: dict[str, str] | None = None) -> dict[str, Any]:
+        """The values without groups, under the settings' own names. ``given`` gets the name of each as it was given.
+
+        Raises: ConfigError on an unknown name, or on two names of one setting.
+        """
+        given = {} if given is None else given
+        flat: dict[str, Any] = {}
+        known, groups = cls.known(), _groups(cls)
+        for name, value in values.items():
+            members = value if isinstance(value, Mapping) and name in groups else {name: value}
+            for member, setting in members.items():
+                place = cls.ALIASES.get(member, member)
+                if place not in known:
+                    raise ConfigError(f"unknown key `{member}`{near(member, [*known, *cls.ALIASES])}")
+                if place in given:
+                    raise ConfigError(f"`{member}` and `{given[place]}` are one setting: keep one of them")
+                given[place], flat[place] = member, setting
+        return flat
+
+    @classmethod
+    def complete(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Add settings that follow from the given ones, which are not checked yet. Raises: ConfigError."""
+        return given
+
+    @classmethod
     def known(cls) -> Mapping[str, tuple[str, FieldInfo]]:
         """Each setting by name: its group, empty for one without a group, and its definition."""
         return _known(cls)
+
+    @classmethod
+    def kinds(cls) -> dict[str, Any]:
+        """The type of each setting by name, without its limits."""
+        hints = [typing.get_type_hints(part) for part in (cls, *_groups(cls).values())]
+        return {name: hint for found in hints for name, hint in found.items() if name in cls.known()}
 
     def __getattr__(self, name: str) -> Any:
         place = self.ALIASES.get(name, name)
@@ -206,6 +225,12 @@ class Settings(SettingsGroup):
     def from_file(cls, path: str | Path) -> Self:
         """Read a file (YAML, TOML or JSON). AGENTCORE_AGENT_ARN and AGENTCORE_S3_BUCKET fill what it leaves out."""
         return cls.from_values(with_environment(read_settings(path)), where=str(path))
+
+
+def near(name: str, known: Sequence[str]) -> str:
+    """The end of the error for an unknown name: the nearest known one, or all of them."""
+    found = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean `{found[0]}`?" if found else f"; known: {', '.join(known)}"
 
 
 def _groups(kind: type[Settings]) -> dict[str, type[Any]]:
@@ -269,9 +294,7 @@ def from_mapping(cls: type[T], values: Mapping[str, Any], *, where: str) -> T:
     fields = {f.name: f for f in dataclasses.fields(cls) if f.init}  # type: ignore[arg-type]  # T is a dataclass
     unknown = [str(name) for name in values if name not in fields]
     if unknown:
-        near = difflib.get_close_matches(unknown[0], fields, n=1)
-        hint = f"; did you mean `{near[0]}`?" if near else f"; known: {', '.join(fields)}"
-        raise ConfigError(f"{where}: unknown key `{unknown[0]}`{hint}")
+        raise ConfigError(f"{where}: unknown key `{unknown[0]}`{near(unknown[0], list(fields))}")
     required = [
         n
         for n, f in fields.items()

@@ -200,17 +200,18 @@ def settings_of(words: Sequence[str], cls: type[T]) -> T:
 
 
 def from_words(pairs: Sequence[str], cls: Any) -> dict[str, Any]:
-    """The settings of NAME=VALUE words for the fields of a dataclass; lists have commas between. Raises: ConfigError."""
-    from ..backends.settings import fit
+    """Settings of NAME=VALUE words for a dataclass or a model of settings. Lists have commas between. Raises: ConfigError."""
+    from ..backends.settings import fit, near
 
-    hints = typing.get_type_hints(cls)
-    kinds = {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+    plain = dataclasses.is_dataclass(cls)
+    aliases, kinds = ({}, typing.get_type_hints(cls)) if plain else (cls.ALIASES, cls.kinds())
     values: dict[str, Any] = {}
     for pair in pairs:
         name, sign, text = pair.partition("=")
         name = name.replace("-", "_")
+        name = aliases.get(name, name)
         if name not in kinds or not sign:
-            raise ConfigError(f"{name!r} is no setting, as NAME=VALUE; there are {', '.join(sorted(kinds))}")
+            raise ConfigError(f"--set {pair}: no setting as NAME=VALUE{near(name, sorted(kinds))}")
         values[name] = text
         parts = {kinds[name], typing.get_origin(kinds[name]), *typing.get_args(kinds[name])}
         if tuple in parts:

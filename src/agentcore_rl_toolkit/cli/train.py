@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 BACKENDS = ("loop", "trl", "slime", "verl", "rllm", "tinker", "sagemaker")
-SERVICES = ("tinker", "sagemaker")  # of training: they can be rehearsed
+SERVICES = ("tinker", "sagemaker")  # of training
 
 
 # Options of an agent that trains here, the last of them first; `distill` has them, too.
@@ -81,7 +81,7 @@ SECTIONS = {
 @click.option(
     "--rehearse",
     is_flag=True,
-    help="Train the built-in policy instead of the one at tinker or sagemaker; takes --agent.",
+    help="Train the built-in policy instead of the one at sagemaker; takes --agent.",
 )
 @click.option("--stop-session", metavar="NAME", help="Stop a training session of SageMaker that was left running.")
 @click.option("--method", type=click.Choice(["grpo", "distill", "sft"]), default="grpo", hidden=True)
@@ -111,7 +111,7 @@ def command(
 
     With --agent and --data, the agent is trained on this machine. The services that `agentcore-rl up` runs in this folder are
     used. If there are none, they are started for the run. Settings without an option (train_on, held_out, learning_rate,
-    staleness, hold_calls, eval_every, lora_rank, policy_failures, seed, tracker, ...) go into --set or --config.
+    max_staleness, hold_calls, eval_every, lora_rank, policy_failures, seed, tracker, ...) go into --set or --config.
 
     With --credit turn, the agent returns one reward for each model call. The settings are discount and normalise.
 
@@ -147,8 +147,8 @@ def command(
         return
     if flags["teacher_url"] is not None and method != "distill":
         raise ConfigError("--teacher-url is for --method distill")
-    if rehearse and backend not in SERVICES:
-        raise ConfigError("--rehearse is for --backend tinker and sagemaker")
+    if rehearse and backend != "sagemaker":
+        raise ConfigError("--rehearse is for --backend sagemaker")
     if backend in (None, "loop"):
         if trainer_args:
             raise ConfigError(f"{' '.join(trainer_args)}: arguments of a trainer come with --backend")
@@ -221,7 +221,7 @@ def _configured(backend: str, path: Path, agent: Path | None, *, rehearse: bool)
             raise ConfigError("--rehearse of a job takes --agent FILE: its sessions need the local service's key")
         else:
             config = JobConfig.from_values(values, where=str(path))
-        return rehearsed(backend, config) if rehearse else config
+        return rehearsed(config) if rehearse else config
     kinds: dict[str, Any] = {"trl": TrlConfig, "verl": VerlConfig, "rllm": RllmConfig, "slime": SlimeRunner}
     config = kinds[backend].from_file(path)
     if backend == "trl" and config.data_path is None:
@@ -293,14 +293,14 @@ def _train_at_service(backend: str, config: Any, *, rehearse: bool, agent: Path 
     from ..backends.sagemaker.job import JobConfig, Jobs
     from ..backends.training.run import line
     from .output.terminal import visible
-    from .servers.rehearsal import agent_here, local_sagemaker, local_tinker
+    from .servers.rehearsal import agent_here, local_sagemaker
 
     def show(event: str, facts: dict[str, Any]) -> None:
         if (text := line(event, facts)) is not None:
             click.echo(visible(text))
 
     with contextlib.ExitStack() as stack:
-        variables = stack.enter_context(local_sagemaker(config.output_dir)) if rehearse and backend != "tinker" else {}
+        variables = stack.enter_context(local_sagemaker(config.output_dir)) if rehearse else {}
         if agent is not None:
             config = stack.enter_context(agent_here(agent, config, variables))
         if isinstance(config, JobConfig):
@@ -310,8 +310,7 @@ def _train_at_service(backend: str, config: Any, *, rehearse: bool, agent: Path 
         else:
             from ..backends.tinker.adapter import run_async as run_tinker
 
-            service = local_tinker(config.output_dir) if rehearse else None
-            _until_interrupted(run_tinker(config, show, service=service))
+            _until_interrupted(run_tinker(config, show))
 
 
 def _until_interrupted(work: Coroutine[Any, Any, T]) -> T:

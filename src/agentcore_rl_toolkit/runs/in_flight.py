@@ -51,7 +51,8 @@ class _Keeper:
         waiting = list(self.waiting.values())
         if not waiting:  # the first of them is about to be entered, or the last has just gone
             return
-        found = {flight["session_id"]: flight for rollouts, _, _ in waiting for flight in rollouts()}
+        each = {rollouts for rollouts, _, _ in waiting}  # equal ones see the same rollouts
+        found = {flight["session_id"]: flight for rollouts in each for flight in rollouts()}
         longest = sorted(found.values(), key=lambda r: -r["stage_s"])[:MOST]
         sessions = next((s for _, s, _ in waiting if s is not None), None)
         url = next((u for _, _, u in waiting if u), None)

@@ -19,7 +19,6 @@ from agentcore_rl_toolkit.backends.collection.groups import (
     CollectedRollout,
     GroupRequest,
     summarize,
-    with_rewards,
 )
 from agentcore_rl_toolkit.backends.collection.samples import to_samples
 from agentcore_rl_toolkit.contract import Cause, Outcome, Stage
@@ -352,7 +351,7 @@ async def test_sessions_are_asked_for_again_when_the_answer_was_lost() -> None:
     assert not replay.open_sessions
 
 
-async def test_rewards_may_be_computed_afterwards() -> None:
+async def test_rollouts_without_rewards_are_usable_but_no_samples() -> None:
     replay = Replay([Episode(input_id="a", turns=[turn()], record={"status_code": 200, "metrics": {"m": 2}})] * 3)
     groups = await collect_async(
         [GroupRequest(input_id="a", payload={}, n=3)],
@@ -361,15 +360,8 @@ async def test_rewards_may_be_computed_afterwards() -> None:
         config=CollectConfig(require_reward=False),
     )
     assert [r.reward for r in groups[0].usable] == [None, None, None]
-    with pytest.raises(ConfigError, match="with_rewards"):
+    with pytest.raises(ConfigError, match="has no reward"):
         to_samples(groups)
-    values = iter([1.0, None, 0.0])
-    rewarded = with_rewards(groups, lambda rollout: next(values))
-    assert rewarded[0].rewards == [1.0, None, 0.0]
-    assert rewarded[0].rollouts[1].mask_reason == "no_reward"
-    assert [s.reward for s in to_samples(rewarded)] == [1.0, 0.0]
-    with pytest.raises(ConfigError, match="finite"):
-        with_rewards(groups, lambda rollout: math.nan)
 
 
 async def test_the_sync_face_works_inside_a_running_loop() -> None:

@@ -26,7 +26,7 @@ from agentcore_rl_toolkit.cli.doctor.aws import Account
 from agentcore_rl_toolkit.errors import ConfigError, TrainingServiceError
 from agentcore_rl_toolkit.runs import locked
 
-from ..faulty_service import FaultyApp
+from ..faulty_service import FaultyApp, ListingApp
 from ..recorded import Replay, recorded_episodes, requests_for
 from ..scripted_model import ScriptedModel
 
@@ -168,7 +168,7 @@ async def test_a_session_is_found_in_its_region_whatever_the_default_is(
         here = {} if region_name == "us-west-2" else {"endpoint_url": empty.url, **credential}
         return made(self, name, region_name=region_name, **{**more, **here})
 
-    with running(ScriptedModel()) as empty:
+    with running(ScriptedModel(), app=ListingApp) as empty:
         credential = {"aws_access_key_id": ACCESS_KEY, "aws_secret_access_key": empty.secret}
         monkeypatch.setattr(boto3.Session, "client", routed)
         config = config_in(tmp_path)

@@ -150,8 +150,6 @@ def test_a_job_trains_and_leaves_a_model_package(service: Service) -> None:
     payload = service.agents.payloads[0]
     assert payload["inferenceParams"] == {"temperature": 1.0, "topP": 1.0, "maxTokens": 4096}
     assert payload["metadata"]["endpoint"] == service.url
-    [summary] = service.control.list_jobs(JobCategory="AgentRFT")["JobSummaries"]
-    assert summary["JobStatus"] == "Completed"
 
 
 def test_an_evaluation_reports_its_mean(service: Service) -> None:
@@ -305,8 +303,8 @@ def test_the_command_evaluates_trains_and_evaluates(service: Service, settings: 
     shown = CliRunner().invoke(show, [str(tmp_path / "run")], catch_exceptions=False).output
     assert 'sums  Completed  {"ProgressInfo": {"CurrentStep": 1' in shown
     assert 'sums-after  Completed  {"RolloutInfo": {"Completed": 32, "Total": 32}}  {"EvaluationMetrics":' in shown
-    [*_, last] = service.control.list_jobs(JobCategory="AgentRFTEvaluation")["JobSummaries"]
-    assert (last["JobName"], last["JobStatus"]) == ("sums-after", "Completed")
+    last = service.control.describe_job(JobName="sums-after", JobCategory="AgentRFTEvaluation")
+    assert last["JobStatus"] == "Completed"
     assert service.agents.payloads[0]["prompt"] == '{"prompt":"0+0"}'
 
 

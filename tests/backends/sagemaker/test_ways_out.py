@@ -23,6 +23,7 @@ from agentcore_rl_toolkit.cli.doctor.aws import Account
 from agentcore_rl_toolkit.cli.train import command
 from agentcore_rl_toolkit.policy import WEIGHTS_DIR
 
+from ..faulty_service import ListingApp
 from ..scripted_model import ScriptedModel
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
@@ -99,7 +100,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
     model = Held()
-    with running(model) as service:
+    with running(model, app=ListingApp) as service:
         for name, value in service.environment.items():
             monkeypatch.setenv(name, value)
         made = Place(tmp_path, model)

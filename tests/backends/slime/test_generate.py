@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -105,6 +106,47 @@ async def test_a_judge_reads_the_whole_group_that_slime_asks_for_one_by_one(
     where = {n: getattr(args, n) for n in ("agent_runtime_arn", "s3_bucket", "exp_id", *named)}
     with pytest.raises(ConfigError, match="fully_async"):
         SlimeRunner(**where, model_dir="m", data_path="d", model_type="t", mode="fully_async")
+
+
+async def test_a_step_of_single_rollouts_makes_few_calls_to_the_gateway(
+    replay: Replay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: Counter[str] = Counter()
+
+    def counted(name: str) -> None:
+        call = getattr(replay.gateway, name)
+
+        async def counting(*args: Any, **named: Any) -> Any:
+            calls[name] += 1
+            await asyncio.sleep(0.01)  # a call takes its time
+            return await call(*args, **named)
+
+        monkeypatch.setattr(replay.gateway, name, counting)
+
+    for name in ("create_sessions_async", "fetch_async", "delete_async"):
+        counted(name)
+    samples = [Sample(index=i, group_index=i // 8, prompt=f"p{i}") for i in range(64)]
+    made = await asyncio.gather(*(module.generate(arguments(), s, dict(PARAMS)) for s in samples))
+    assert len({sample.session_id for sample in flat(made)}) == 64
+    assert not replay.open_sessions
+    assert calls["delete_async"] == 1
+    assert calls["create_sessions_async"] <= 8
+    assert calls["fetch_async"] <= 16
+
+
+async def test_a_sample_above_max_tokens_masks_its_rollout(replay: Replay) -> None:
+    args = arguments(max_tokens=1)
+    made = await module.generate(args, Sample(index=0, group_index=0, prompt="p"), dict(PARAMS))
+    assert made.remove_sample
+    assert made.metadata[NOTE]["mask_reason"] == "too_long"
+
+
+async def test_a_limit_of_the_age_is_left_to_the_end_of_the_step(episodes: list[Episode]) -> None:
+    replay, args = Replay(episodes, by_input=False), arguments(max_staleness=1)
+    module.use(RolloutService(SlimeSettings.from_args(args), replay.client, replay.gateway))
+    made = await module.generate(args, Sample(index=0, group_index=0, prompt="p"), dict(PARAMS))
+    module.use(None)
+    assert not made.remove_sample
 
 
 async def test_a_fork_answers_as_one_sample_where_slime_puts_groups_back(replay: Replay) -> None:

@@ -19,9 +19,8 @@ import pytest
 pytest.importorskip("tinker")
 
 from agentcore_rl_toolkit.backends.collection.groups import Group
-from agentcore_rl_toolkit.backends.tinker.adapter import TinkerTraining, run_async
+from agentcore_rl_toolkit.backends.tinker.adapter import TinkerTraining
 from agentcore_rl_toolkit.backends.tinker.config import TinkerConfig
-from agentcore_rl_toolkit.backends.tinker.local import LocalService
 from agentcore_rl_toolkit.backends.training.client import Adam
 from agentcore_rl_toolkit.backends.training.publishing import gap, publish
 from agentcore_rl_toolkit.backends.training.settings import STATE_FILE
@@ -31,6 +30,7 @@ from agentcore_rl_toolkit.policy import WEIGHTS_DIR, load_policy
 from agentcore_rl_toolkit.runs import Query, RunReader, TokenSequence, read_metrics
 
 from ..service_runs import RecordingModel, agents, check_tokens
+from .local_service import LocalService, run_over
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def test_the_service_trains_exactly_what_it_sampled_and_a_second_run_goes_on(
         elif event == "step":
             steps.append(facts)
 
-    assert asyncio.run(run_async(config, keep, service=service)) == 1
+    assert asyncio.run(run_over(service, config, keep)) == 1
     [groups] = batches
     outcomes = Counter(r.outcome for g in groups for r in g.rollouts)
     assert outcomes == {Outcome.OK: 31, Outcome.AGENT_ERROR: 1}
@@ -76,7 +76,7 @@ def test_the_service_trains_exactly_what_it_sampled_and_a_second_run_goes_on(
     assert state["state"] in model.paths
 
     sampled, trained = len(model.sampled), len(model.trained)
-    assert asyncio.run(run_async(config.replace(steps=2), keep, service=service)) >= 1
+    assert asyncio.run(run_over(service, config.replace(steps=2), keep)) >= 1
     groups = batches[1]
     assert steps[1]["step"] == 1
     # Its first rollouts come from the restored weights, under the version they had.

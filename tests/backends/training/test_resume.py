@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from agentcore_rl_toolkit.backends.training.client import Adam
 from agentcore_rl_toolkit.backends.training.loop import train
 from agentcore_rl_toolkit.backends.training.settings import LoopSettings, Services, State
 from agentcore_rl_toolkit.backends.training.torch_client import TorchClient, TorchSettings
@@ -17,7 +16,6 @@ from agentcore_rl_toolkit.backends.training.torch_client import TorchClient, Tor
 from ..recorded import Episode, Replay, recorded_episodes
 
 STEPS, GROUPS, ROLLOUTS = 4, 2, 8
-ADAM = Adam(learning_rate=1e-3, beta1=0.9, beta2=0.99, grad_clip_norm=1.0)
 
 
 class Unpublished(TorchClient):
@@ -41,7 +39,9 @@ async def trained(folder: Path, steps: range) -> dict[str, torch.Tensor]:
         steps=steps.stop,
         groups=GROUPS,
         rollouts=ROLLOUTS,
-        adam=ADAM,
+        learning_rate=1e-3,
+        beta2=0.99,
+        max_grad_norm=1.0,
         minibatches=2,
         checkpoint_every=1,
         seed=3,

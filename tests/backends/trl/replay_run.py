@@ -23,7 +23,6 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from agentcore_rl_toolkit.backends.collection.collect import collect
 from agentcore_rl_toolkit.backends.collection.recording import open_recording
 from agentcore_rl_toolkit.backends.collection.samples import to_samples
-from agentcore_rl_toolkit.backends.training.client import Adam
 from agentcore_rl_toolkit.backends.training.loop import probe_of, update
 from agentcore_rl_toolkit.backends.training.settings import LoopSettings
 from agentcore_rl_toolkit.backends.training.torch_client import (
@@ -373,8 +372,7 @@ def loop_lora(server: WeightServer, out: Path) -> dict[str, Any]:
     episodes = recorded_episodes()
     replay = Replay(episodes)
     groups = collect(requests_for(episodes), client=replay.client, gateway=replay.gateway)
-    adam = Adam(learning_rate=1e-2, beta1=0.9, beta2=0.99, grad_clip_norm=1.0)
-    how = LoopSettings(steps=1, groups=8, rollouts=8, adam=adam, minibatches=4)
+    how = LoopSettings(steps=1, learning_rate=1e-2, beta2=0.99, max_grad_norm=1.0, minibatches=4)
 
     async def step() -> dict[str, Any]:
         model = TorchSettings(model_dir=given, lora_rank=4)

@@ -18,7 +18,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +39,7 @@ from .judge import end_of_record, ended_by, judge
 from .places import Places
 from .recording import Recording
 from .scored import scored
-from .sessions import Sessions
+from .sessions import GATEWAY_LOOK_S, Sessions
 from .teacher import teacher_at
 
 if TYPE_CHECKING:
@@ -53,7 +53,6 @@ _sampling = WarnsOnceAMinute(log)
 # long as the client waits out refusals of the runtime.
 STANDSTILL_S = 600.0
 FIRST_LOOK_S, LONGEST_LOOK_S = 0.05, 2.0  # between two checks of a rollout that waits for the pace
-GATEWAY_LOOK_S = 2.0  # between two checks of several gateways
 
 
 class _Rollout:
@@ -124,10 +123,14 @@ async def collect_async(
         raise ConfigError("max_staleness needs a gateway: only captured turns know their weight version")
     if not requests:
         return []
-    collection = _Collection(client, gateway, config, weight_version, on_rollout, on_queued, places, recording)
     watched = recording.watched(client, gateway, config.rollout_timeout_s) if recording is not None else nullcontext()
+    shared: AbstractAsyncContextManager[Sessions | None] = (
+        nullcontext() if gateway is None else Sessions.of(gateway, config)
+    )
     with watched:
-        return await collection.run(requests)
+        async with shared as sessions:
+            collection = _Collection(client, sessions, config, weight_version, on_rollout, on_queued, places, recording)
+            return await collection.run(requests)
 
 
 class _Collection:
@@ -136,7 +139,7 @@ class _Collection:
     def __init__(
         self,
         client: RolloutClient,
-        gateway: GatewayClient | None,
+        sessions: Sessions | None,
         config: CollectConfig,
         weight_version: int | None,
         on_rollout: Callable[[CollectedRollout], None] | None,
@@ -145,7 +148,7 @@ class _Collection:
         recording: Recording | None,
     ) -> None:
         self.client, self.config, self.weight_version = client, config, weight_version
-        self.sessions = Sessions(gateway, config) if gateway is not None else None
+        self.sessions, self.session_ids = sessions, list[str]()
         self.on_rollout, self.on_queued, self.recording = on_rollout, on_queued, recording
         self.places = places or Places(config.max_concurrent)
         self.queued = 0  # rollouts that have neither started nor ended
@@ -167,7 +170,7 @@ class _Collection:
         finally:
             await _cancelled(tasks)
             if self.sessions is not None:
-                await self.sessions.delete()
+                self.sessions.end(self.session_ids)
 
     async def _make_sessions(self, rollouts: Sequence[_Rollout]) -> None:
         if self.sessions is None:
@@ -177,9 +180,13 @@ class _Collection:
             alike.setdefault(repr(self._sampling_params(rollout.request)), []).append(rollout)
         for part in alike.values():
             params = self._sampling_params(part[0].request)
-            addresses = await self.sessions.make([rollout.session_id for rollout in part], params)
+            addresses = await self._opened(self.sessions, [rollout.session_id for rollout in part], params)
             for rollout in part:
                 rollout.address = addresses[rollout.session_id]
+
+    async def _opened(self, sessions: Sessions, session_ids: list[str], params: Mapping[str, Any] | None) -> Any:
+        self.session_ids += session_ids  # before the call: a reply that gets lost must not leave sessions behind
+        return await sessions.make(session_ids, params)
 
     def _sampling_params(self, request: GroupRequest) -> Mapping[str, Any] | None:
         neutral = {} if self.config.evaluation else WHOLE_DISTRIBUTION
@@ -363,7 +370,7 @@ class _Collection:
         """Give a rollout that has not started another session, on a gateway that answers."""
         session_id = new_session_id()
         try:
-            addresses = await sessions.make([session_id], self._sampling_params(rollout.request))
+            addresses = await self._opened(sessions, [session_id], self._sampling_params(rollout.request))
         except GatewayError as e:
             log.warning("rollout %s stays on a gateway that does not answer: %s", rollout.session_id, e)
             return

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...client.batch import error_line
@@ -126,7 +126,7 @@ class CollectConfig(Credit):
     `policy_failures` "mask" leaves rollouts whose policy failed (ran out of tokens, turns or context, or made calls that do
     not parse) out of their group, as DAPO's overlong filtering does; "score" trains them with the reward that their agent
     declares. A gateway that cannot be reached is waited for up to `gateway_patience_s`. With `require_reward` off a rollout
-    without a reward is usable; `with_rewards` gives it one before the groups become samples. `train` is the rule of what trains
+    without a reward is usable. `train` is the rule of what trains
     of a session (`trajectory.selection`); None: what the client or the agent says, else "task". `sampling_params` win over the
     agent's own; in training it samples from the whole distribution at temperature 1 where they have no other. A trainer computes
     at their temperature, with no cuts (top_p, top_k, min_p) and no penalties. Calls at another temperature or with penalties are
@@ -279,30 +279,6 @@ class UsableSteps:
         if self.begun:
             text = f"no rollout of the last {self.unusable} steps can be used; {times} of {len(every)} in the last one: {reason}"
         raise RolloutError(f"{text}\n{first.traceback or ''}".strip(), session_id=first.session_id) from first.error
-
-
-def with_rewards(groups: Sequence[Group], reward: Callable[[CollectedRollout], float | None]) -> list[Group]:
-    """Groups in which every usable rollout has the reward that this function gives it; None masks the rollout. Where the
-    policy failed it keeps the reward that its agent declares.
-
-    For rewards that the trainer's side computes, over rollouts collected with `require_reward` off.
-    Raises: ConfigError when a reward is no finite number.
-    """
-
-    def rewarded(rollout: CollectedRollout) -> CollectedRollout:
-        if not rollout.usable or rollout.outcome is not Outcome.OK:
-            return rollout
-        value = reward(rollout)
-        if value is None:
-            return replace(rollout, reward=None, reward_detail=None, mask_reason="no_reward")
-        if not math.isfinite(value):
-            raise ConfigError(
-                f"the reward of rollout {rollout.session_id} must be a finite number or None, got {value!r}"
-            )
-        metrics = rollout.reward_detail.metrics if rollout.reward_detail is not None else {}
-        return replace(rollout, reward=float(value), reward_detail=Reward(value=float(value), metrics=metrics))
-
-    return [replace(g, rollouts=[rewarded(r) for r in g.rollouts]) for g in groups]
 
 
 @dataclass(frozen=True, kw_only=True)

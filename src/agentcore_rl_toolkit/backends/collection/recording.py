@@ -28,6 +28,22 @@ LOG_CHARACTERS = 20_000
 FILTERED = "filtered"  # mask reason of what a trainer left out of its batch
 
 
+@dataclass(frozen=True)
+class _Flights:
+    """The rollouts of a client that run. Equal for all collections with the same client and limit."""
+
+    client: Any
+    timeout_s: float
+
+    def __call__(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.client.flights()
+        for flight in found:
+            if flight["stage"] == "run":
+                left_s = self.timeout_s - flight["stage_s"]
+                flight["left_s"] = left_s if flight["left_s"] is None else min(flight["left_s"], left_s)
+        return found
+
+
 @dataclass(frozen=True, kw_only=True)
 class Recording:
     """Where in a run the rollouts of a collection belong. ``session_log`` gives what a session printed; it is asked for failed
@@ -54,16 +70,7 @@ class Recording:
             return contextlib.nullcontext()  # a client of one's own
         sessions = functools.partial(gateway.sessions, running=True) if hasattr(gateway, "sessions") else None
         url = getattr(client, "endpoint_url", None)
-
-        def flights() -> list[dict[str, Any]]:
-            found: list[dict[str, Any]] = client.flights()
-            for flight in found:
-                if flight["stage"] == "run":
-                    left_s = timeout_s - flight["stage_s"]
-                    flight["left_s"] = left_s if flight["left_s"] is None else min(flight["left_s"], left_s)
-            return found
-
-        return in_flight(self.run.folder, flights, sessions, runtime_url=url)
+        return in_flight(self.run.folder, _Flights(client, timeout_s), sessions, runtime_url=url)
 
     def at(self, phase: str, step: int | None = None) -> Recording:
         """The same run, elsewhere in it."""

@@ -87,7 +87,7 @@ def to_samples(
     if bare is not None and credit.uses_rewards:
         raise ConfigError(
             f"rollout {bare.session_id} has no reward (it was collected with require_reward off): give every rollout one "
-            "with `with_rewards` first"
+            "first"
         )
     found: list[Sample] = []
     for group_index, group in enumerate(groups):

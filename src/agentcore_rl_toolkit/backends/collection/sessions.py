@@ -1,4 +1,7 @@
-"""A batch's sessions at the gateway: made, fetched and deleted in bulk, through a restart of the gateway.
+"""Sessions at the gateway: made, fetched and deleted in bulk, through a restart of the gateway.
+
+All collections of an event loop share them, so a trainer that asks for one rollout at a time makes few calls: while a call is
+under way, the sessions of the next one gather. Sessions are deleted when the last collection ends, or 256 at a time.
 
 The collection waits for a gateway that cannot be reached: its store is durable, so its records are there when it is back. An
 answer that cannot be read is asked for again in halves, so that one broken session spoils no other. One of several gateways that
@@ -8,10 +11,11 @@ stays away for longer is lost, with its sessions.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from ...errors import GatewayError, GatewayLostError
 from ...logs import WarnsOnceAMinute
@@ -21,7 +25,9 @@ if TYPE_CHECKING:
     from ...gateway import GatewayClient
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
+GATEWAY_LOOK_S = 2.0  # between two checks of several gateways
 SESSIONS_PER_CALL = 256  # keeps a bulk reply of 20-turn sessions at tens of MB
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
 
@@ -30,20 +36,89 @@ _PASSING = (None, 429, 502, 503, 504)
 _REFUSED = (401, 403)
 
 
+class _Joined(Generic[T]):
+    """A bulk call for the sessions that gather while the one before it is under way."""
+
+    def __init__(self, call: Callable[[list[str]], Awaitable[Mapping[str, T]]]) -> None:
+        self._call = call
+        self._waiting: dict[str, asyncio.Future[T]] = {}
+        self._task: asyncio.Task[None] | None = None
+        self.under_way: frozenset[str] = frozenset()
+
+    async def __call__(self, session_ids: Sequence[str]) -> dict[str, T]:
+        """The results of these sessions. Raises: the error of the call."""
+        loop = asyncio.get_running_loop()
+        results = {session_id: loop.create_future() for session_id in session_ids}
+        self._waiting |= results
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run(), name="collect-sessions")
+        found = await asyncio.gather(*results.values(), return_exceptions=True)
+        if (error := next((each for each in found if isinstance(each, BaseException)), None)) is not None:
+            raise error
+        return {session_id: result.result() for session_id, result in results.items()}
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while self._waiting:
+            await asyncio.sleep(0)  # what starts at the same moment comes along
+            batch = {name: self._waiting.pop(name) for name in list(self._waiting)[:SESSIONS_PER_CALL]}
+            self.under_way = frozenset(name for name, result in batch.items() if not result.done())
+            try:
+                found = await self._call(list(self.under_way)) if self.under_way else {}
+            except Exception as e:
+                for result in batch.values():
+                    if not result.done():
+                        result.set_exception(e)
+            else:
+                for name, result in batch.items():
+                    if not result.done():
+                        result.set_result(found[name])
+                    await asyncio.sleep(0)  # building trajectories must not hold up records that arrive meanwhile
+            finally:
+                self.under_way = frozenset()
+
+
 class Sessions:
-    """The sessions that one batch has at `gateway`."""
+    """The sessions that the collections of an event loop have at ``gateway``. `of` is the one that they share."""
+
+    _shared: ClassVar[dict[Any, Sessions]] = {}
 
     def __init__(self, gateway: GatewayClient, config: CollectConfig) -> None:
         self._gateway = gateway
         self._config = config
         found = tuple(getattr(gateway, "urls", ()))
         self.urls: tuple[str, ...] = found if len(found) > 1 else ()  # of the gateways, where there are several
-        self._made: dict[str, None] = {}
         self._warnings = WarnsOnceAMinute(log)
         # When each gateway that does not answer was last asked with success.
         self._silent_since_s: dict[str | None, float] = {}
-        self._waiting: dict[str | None, dict[str, asyncio.Future[tuple[Any, BaseException | None]]]] = {}
-        self._fetching: dict[str | None, asyncio.Task[None]] = {}
+        self._looked_s = 0.0
+        self._collections = 0
+        self._makes: dict[str, _Joined[Any]] = {}  # by sampling parameters
+        self._takes: dict[str | None, _Joined[tuple[Any, BaseException | None]]] = {}  # by gateway
+        self._unread: set[str] = set()  # sessions that stay at the gateway
+        self._ended: dict[str, None] = {}  # sessions of ended collections, to be deleted
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def of(cls, gateway: GatewayClient, config: CollectConfig) -> AsyncIterator[Sessions]:
+        """The sessions for a collection with this configuration."""
+        limits = (config.gateway_timeout_s, config.gateway_patience_s)
+        key = (asyncio.get_running_loop(), id(gateway), limits, config.model_id, config.max_turns, config.train)
+        shared = cls._shared.setdefault(key, cls(gateway, config))
+        shared._collections += 1
+        try:
+            yield shared
+        finally:
+            shared._collections -= 1
+            if not shared._collections:
+                del cls._shared[key]
+                for joined in (*shared._makes.values(), *shared._takes.values()):
+                    await joined.close()
+            await shared._delete()
 
     @property
     def away(self) -> Mapping[str, float]:
@@ -56,7 +131,10 @@ class Sessions:
         return {url for url, away_s in self.away.items() if away_s >= self._config.gateway_patience_s}
 
     async def look(self) -> None:
-        """See which of several gateways answer."""
+        """See which of several gateways answer, at most once every `GATEWAY_LOOK_S`."""
+        if time.monotonic() - self._looked_s < GATEWAY_LOOK_S:
+            return
+        self._looked_s = time.monotonic()
         try:
             await self._gateway.away_async()
         except (OSError, GatewayError) as e:
@@ -64,50 +142,46 @@ class Sessions:
 
     async def make(self, session_ids: Sequence[str], params: Mapping[str, Any] | None) -> dict[str, Any]:
         """Open sessions with these sampling parameters. Returns their addresses. Raises: GatewayError."""
-        found: dict[str, Any] = {}
-        config = self._config
-        for start in range(0, len(session_ids), SESSIONS_PER_CALL):
-            part = list(session_ids[start : start + SESSIONS_PER_CALL])
-            self._made |= dict.fromkeys(part)  # before the call: a reply that gets lost must not leave sessions behind
+        config, name = self._config, repr(params)
 
-            async def create(part: list[str] = part) -> Any:
-                # Opening a session that is open already gives the same one, so a lost reply may be asked for again.
-                return await self._gateway.create_sessions_async(
+        async def create(part: list[str]) -> Mapping[str, Any]:
+            # Opening a session that is open already gives the same one, so a lost reply may be asked for again.
+            return {
+                handle.session_id: handle
+                for handle in await self._gateway.create_sessions_async(
                     part,
                     sampling_params=params,
                     model_id=config.model_id,
                     max_turns=config.max_turns,
                     train=config.train,
                 )
+            }
 
-            found |= {handle.session_id: handle for handle in await self._ask(create, "make sessions")}
-            missing = next((s for s in part if s not in found), None)
+        async def made(part: list[str]) -> Mapping[str, Any]:
+            found: Mapping[str, Any] = await self._ask(lambda: create(part), "make sessions")
+            missing = next((session_id for session_id in part if session_id not in found), None)
             if missing is not None:
                 raise GatewayError("the gateway did not make this session", session_id=missing)
-        return found
+            return found
+
+        if name not in self._makes:
+            self._makes[name] = _Joined(made)
+        return await self._makes[name](session_ids)
 
     async def take(self, session_id: str, url: str | None) -> tuple[Any, BaseException | None]:
         """Close a session and get what was recorded of it, or why that could not be had.
 
-        One call gets all sessions of a gateway that ended meanwhile. A gateway that does not answer holds up only its own.
+        A gateway that does not answer holds up only its own sessions.
         """
         url = url if url in self.urls else None
-        waiting = self._waiting.setdefault(url, {})
-        result: asyncio.Future[tuple[Any, BaseException | None]] = asyncio.get_running_loop().create_future()
-        waiting[session_id] = result
-        if url not in self._fetching or self._fetching[url].done():
-            self._fetching[url] = asyncio.create_task(self._fetch_waiting(url), name="collect-fetch")
-        return await result
 
-    async def _fetch_waiting(self, url: str | None) -> None:
-        waiting = self._waiting[url]
-        while waiting:
-            batch = {session_id: waiting.pop(session_id) for session_id in list(waiting)[:SESSIONS_PER_CALL]}
-            captures, failures = await self.fetch(list(batch), url)
-            for session_id, result in batch.items():
-                if not result.done():
-                    result.set_result((captures.get(session_id), failures.get(session_id)))
-                await asyncio.sleep(0)  # building trajectories must not hold up records that arrive meanwhile
+        async def taken(part: list[str]) -> Mapping[str, tuple[Any, BaseException | None]]:
+            captures, failures = await self.fetch(part, url)
+            return {name: (captures.get(name), failures.get(name)) for name in part}
+
+        if url not in self._takes:
+            self._takes[url] = _Joined(taken)
+        return (await self._takes[url]([session_id]))[session_id]
 
     async def fetch(
         self, session_ids: Sequence[str], url: str | None = None
@@ -139,27 +213,34 @@ class Sessions:
                 more, others = await self.fetch(session_ids[middle:], url)
                 return {**captures, **more}, {**failures, **others}
             self._warnings.warning("fetching %d trajectories failed: %s: %s", len(session_ids), type(e).__name__, e)
-            for session_id in session_ids:
-                self._made.pop(session_id, None)
+            self._unread.update(session_ids)
             return {}, dict.fromkeys(session_ids, e)
 
     def _give_up(self, error: GatewayLostError) -> dict[str, BaseException]:
         log.error("%d trajectories are lost with gateway %s: %s", len(error.session_ids), error.gateway, error)
         return dict.fromkeys(error.session_ids, error)
 
-    async def delete(self) -> None:
-        """Delete what was made and fetched; a failure is logged, and they stay in the gateway's store."""
-        for task in self._fetching.values():
-            task.cancel()
-        made = list(self._made)
-        for start in range(0, len(made), SESSIONS_PER_CALL):
-            part = made[start : start + SESSIONS_PER_CALL]
+    def end(self, session_ids: Iterable[str]) -> None:
+        """The sessions of a collection that has ended: they are deleted with those of others."""
+        self._ended |= dict.fromkeys(session_ids)
+
+    async def _delete(self) -> None:
+        """Delete ended sessions if they fill a call, or no collection is left. A failure is logged, and they stay."""
+        making = frozenset[str]().union(*(joined.under_way for joined in self._makes.values()))
+        while len(self._ended) >= SESSIONS_PER_CALL or (self._ended and not self._collections):
+            part = [name for name in self._ended if name not in making][:SESSIONS_PER_CALL]
+            if not part:
+                return
+            for name in part:
+                del self._ended[name]
+            read = [name for name in part if name not in self._unread]
+            self._unread.difference_update(part)
             try:
                 async with asyncio.timeout(self._config.gateway_timeout_s):
-                    await self._gateway.delete_async(part)
+                    await self._gateway.delete_async(read)
             except Exception as e:  # the data is already here
-                log.warning("could not delete %d gateway sessions: %s", len(made) - start, e)
-                return
+                log.warning("could not delete %d gateway sessions: %s", len(read) + len(self._ended), e)
+                self._ended.clear()
 
     async def _ask(self, call: Callable[[], Awaitable[Any]], what: str, url: str | None = None) -> Any:
         """Ask until the gateway answers or has been away for `gateway_patience_s`. Raises: what came last."""

@@ -23,9 +23,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import threading
-import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -34,7 +31,6 @@ from typing import TYPE_CHECKING, Any
 
 from ...contract import nearly_equal
 from ...errors import ConfigError
-from .._portal import run_sync
 from .collect import collect_async
 from .groups import CollectConfig, CollectedRollout, Group, GroupRequest
 from .places import Places
@@ -47,103 +43,16 @@ if TYPE_CHECKING:
 Requests = Callable[[int], GroupRequest | None]
 
 
-@dataclass(frozen=True, kw_only=True)
-class StreamAccounts:
-    """Counts of a stream's rollouts: ``started`` is the sum of ``trained``, ``masked`` and ``in_flight``.
-
-    ``in_flight`` are those that run, wait, or are in a batch that is not yet reported as trained. ``restarted`` counts rollouts
-    that a resumed stream had to start again; their first attempts count nowhere else.
-    """
-
-    trained: int
-    masked: Mapping[str, int]
-    in_flight: int
-    restarted: int
-
-    @property
-    def started(self) -> int:
-        return self.trained + sum(self.masked.values()) + self.in_flight
-
-
 @dataclass(eq=False)
 class _Open:
     """A group that is started and not yet handed out. ``since`` is the weight version at its first rollout's start."""
 
     position: int
     request: GroupRequest
-    size: int
     queued: int
     since: int | None = None
     task: asyncio.Task[None] | None = field(default=None, repr=False)
     group: Group | None = field(default=None, repr=False)
-
-
-class _Accounts:
-    """Where each group of a stream is. Synchronous trainers report from another thread than the stream runs on."""
-
-    def __init__(self, state: Mapping[str, Any]) -> None:
-        self.next: int = state.get("next", 0)
-        self.again: list[int] = list(state.get("in_flight", ()))  # positions that an earlier stream had started
-        self.trained: int = state.get("trained", 0)
-        self.masked: Counter[str] = Counter(state.get("masked", {}))
-        self.replaced: int = state.get("replaced", 0)
-        self.restarted: int = state.get("restarted", 0) + state.get("in_flight_rollouts", 0)
-        self.open: dict[int, _Open] = {}
-        self.handed: list[tuple[_Open, Group]] = []  # not yet reported as trained
-        self._lock = threading.RLock()
-
-    def started(self, opened: _Open) -> None:
-        with self._lock:
-            if self.again:
-                self.again.pop(0)
-            else:
-                self.next += 1
-            self.open[opened.position] = opened
-
-    def handed_out(self, opened: _Open, group: Group) -> None:
-        with self._lock:
-            del self.open[opened.position]
-            self.handed.append((opened, group))
-
-    def without_spread(self, opened: _Open, group: Group) -> list[CollectedRollout]:
-        """Count a group as replaced. Returns its rollouts, the usable ones masked."""
-        masked = [replace(r, mask_reason=r.mask_reason or "no_spread") for r in group.rollouts]
-        with self._lock:
-            del self.open[opened.position]
-            self.replaced += 1
-            self.masked.update(str(r.mask_reason) for r in masked)
-        return masked
-
-    def all_trained(self) -> None:
-        """Count the groups handed out as trained."""
-        with self._lock:
-            for _, group in self.handed:
-                for rollout in group.rollouts:
-                    if rollout.mask_reason is None:
-                        self.trained += 1
-                    else:
-                        self.masked[rollout.mask_reason] += 1
-            self.handed.clear()
-
-    def now(self) -> StreamAccounts:
-        with self._lock:
-            sizes = [opened.size for opened in (*self.open.values(), *(opened for opened, _ in self.handed))]
-            return StreamAccounts(
-                trained=self.trained, masked=dict(self.masked), in_flight=sum(sizes), restarted=self.restarted
-            )
-
-    def state(self) -> dict[str, Any]:
-        with self._lock:
-            accounts = self.now()
-            return {
-                "next": self.next,
-                "in_flight": sorted([*self.open, *(opened.position for opened, _ in self.handed), *self.again]),
-                "in_flight_rollouts": accounts.in_flight,
-                "trained": accounts.trained,
-                "masked": dict(accounts.masked),
-                "restarted": accounts.restarted,
-                "replaced": self.replaced,
-            }
 
 
 class GroupStream:
@@ -154,8 +63,8 @@ class GroupStream:
     the one in place now; ``state`` what an earlier stream's `state()` gave. Rollouts are recorded when they are handed out, as of
     the step that trains them. Nothing starts before the first batch is asked for.
 
-    Use `take_async` for batches, and call `published` when new weights are in place. `take` and ``with`` are the same for
-    synchronous trainers. Leaving the block stops what runs. ``waited_s`` are the seconds spent waiting in `take`.
+    Use `take_async` for batches, and call `published` on the same event loop when new weights are in place. Leaving the block
+    stops what runs. ``replaced`` counts the groups without spread that were replaced.
     Raises: ConfigError on bad arguments.
     """
 
@@ -184,18 +93,21 @@ class GroupStream:
         config = config or CollectConfig()
         self._may_replace = int((replace_up_to - 1) * batch_groups)
         self.batch_groups, self.max_staleness, self.weight_version = batch_groups, max_staleness, weight_version
-        self.waited_s = 0.0
         self._requests, self._on_rollout, self._recording = requests, on_rollout, recording
         self._config = replace(config, max_staleness=None)  # age is looked at when a group is handed out
         places = places or Places(config.max_concurrent)
         self._collect = partial(collect_async, client=client, gateway=gateway, config=self._config, places=places)
-        self._groups = _Accounts(state or {})
-        self._replaced_before = self._groups.replaced
+        state = state or {}
+        self._next: int = state.get("next", 0)
+        self._again: list[int] = list(state.get("in_flight", ()))  # positions that an earlier stream had started
+        self._open: dict[int, _Open] = {}
+        self._handed: list[int] = []  # positions that are not yet reported as trained
+        self.replaced: int = state.get("replaced", 0)
+        self._replaced_before = self.replaced
         self._ended = False  # there is no further request
         self._closed = False
         self._failure: BaseException | None = None
         self._moved = asyncio.Event()
-        self._loop: asyncio.AbstractEventLoop | None = None
 
     # -- taking -------------------------------------------------------------------------------------------------------
 
@@ -204,46 +116,25 @@ class GroupStream:
 
         Raises: GatewayError and the like when a group's collection cannot go on; what `requests` raises.
         """
-        self._loop = asyncio.get_running_loop()
-        began_s = time.monotonic()
-        try:
-            while True:
-                self._moved.clear()
-                self._fill()
-                if self._failure is not None:
-                    raise self._failure
-                batch = self._choose()
-                if batch is not None:
-                    return self._hand(batch)
-                await self._moved.wait()
-        finally:
-            self.waited_s += time.monotonic() - began_s
-
-    def take(self) -> list[Group]:
-        """`take_async` for synchronous callers."""
-        return run_sync(self.take_async())
+        while True:
+            self._moved.clear()
+            self._fill()
+            if self._failure is not None:
+                raise self._failure
+            if (batch := self._choose()) is not None:
+                return self._hand(batch)
+            await self._moved.wait()
 
     def published(self, weight_version: int) -> None:
         """The groups handed out are trained, and sampling goes on with this version of the weights."""
         self.weight_version = weight_version
-        self._groups.all_trained()
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._move)
-
-    # -- what is where ------------------------------------------------------------------------------------------------
-
-    @property
-    def accounts(self) -> StreamAccounts:
-        return self._groups.now()
-
-    @property
-    def replaced(self) -> int:
-        """The number of groups without spread that were replaced."""
-        return self._groups.replaced
+        self._handed.clear()
+        self._move()
 
     def state(self) -> dict[str, Any]:
         """The state from which a later stream goes on after the last trained batch, as JSON values."""
-        return self._groups.state()
+        in_flight = sorted([*self._open, *self._handed, *self._again])
+        return {"next": self._next, "in_flight": in_flight, "replaced": self.replaced}
 
     # -- starting -----------------------------------------------------------------------------------------------------
 
@@ -253,10 +144,10 @@ class GroupStream:
 
     def _fill(self) -> None:
         """Start groups as long as there is a place and a batch for them."""
-        while not (self._closed or self._failure is not None or (self._ended and not self._groups.again)):
-            if len(self._groups.open) + len(self._groups.handed) >= self.batch_groups * (self.max_staleness + 1):
+        while not (self._closed or self._failure is not None or (self._ended and not self._again)):
+            if len(self._open) + len(self._handed) >= self.batch_groups * (self.max_staleness + 1):
                 return
-            if any(opened.queued for opened in self._groups.open.values()):
+            if any(opened.queued for opened in self._open.values()):
                 return  # all places are taken: who waits already comes first
             try:
                 self._start()
@@ -264,18 +155,21 @@ class GroupStream:
                 self._failure = e
 
     def _start(self) -> None:
-        position = self._groups.again[0] if self._groups.again else self._groups.next
+        position = self._again[0] if self._again else self._next
         request = self._requests(position)
         if request is None:
-            if self._groups.again:
+            if self._again:
                 raise ConfigError(
                     f"the data ends before position {position}, which was in flight: is it the same data?"
                 )
             self._ended = True
             return
-        size = request.n + self._config.extra_rollouts
-        opened = _Open(position=position, request=request, size=size, queued=size)
-        self._groups.started(opened)
+        if self._again:
+            self._again.pop(0)
+        else:
+            self._next += 1
+        opened = _Open(position=position, request=request, queued=request.n + self._config.extra_rollouts)
+        self._open[position] = opened
         opened.task = asyncio.create_task(self._run(opened), name=f"group-{position}")
 
     async def _run(self, opened: _Open) -> None:
@@ -292,7 +186,10 @@ class GroupStream:
             if opened.since is None:
                 opened.since = self.weight_version
             if self._is_replaced(group):
-                self._record(self._groups.without_spread(opened, group), group.request)
+                del self._open[opened.position]
+                self.replaced += 1
+                masked = [replace(r, mask_reason=r.mask_reason or "no_spread") for r in group.rollouts]
+                self._record(masked, group.request)
                 self._ended = False
             else:
                 opened.group = group
@@ -314,14 +211,14 @@ class GroupStream:
 
     def _choose(self) -> list[_Open] | None:
         """The groups of the next batch; None while it has to wait."""
-        if self._ended and not self._groups.again and len(self._groups.open) <= self.batch_groups:
-            every = list(self._groups.open.values())
+        if self._ended and not self._again and len(self._open) <= self.batch_groups:
+            every = list(self._open.values())
             return every if all(opened.group is not None for opened in every) else None
-        done = [opened for opened in self._groups.open.values() if opened.group is not None]
+        done = [opened for opened in self._open.values() if opened.group is not None]
         if len(done) < self.batch_groups:
             return None
         chosen = sorted(done, key=lambda opened: (self._due(opened), opened.position))[: self.batch_groups]
-        left = [self._due(opened) for opened in self._groups.open.values() if opened not in chosen]
+        left = [self._due(opened) for opened in self._open.values() if opened not in chosen]
         for later in range(self.max_staleness + 1):
             if sum(due <= self.weight_version + later for due in left) > later * self.batch_groups:
                 return None
@@ -338,7 +235,8 @@ class GroupStream:
             assert opened.group is not None
             group = replace(opened.group, rollouts=[self._aged(r, version) for r in opened.group.rollouts])
             batch.append(group)
-            self._groups.handed_out(opened, group)
+            del self._open[opened.position]
+            self._handed.append(opened.position)
             self._record(group.rollouts, group.request)
         self._replaced_before = self.replaced
         self._fill()
@@ -360,16 +258,12 @@ class GroupStream:
     # -- ending -------------------------------------------------------------------------------------------------------
 
     async def close_async(self) -> None:
-        """Stop what runs and delete its sessions. `state` still tells what was in flight."""
+        """Stop what runs and delete its sessions. `state` still has what was in flight."""
         self._closed = True
-        tasks = [opened.task for opened in self._groups.open.values() if opened.task is not None]
+        tasks = [opened.task for opened in self._open.values() if opened.task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-    def close(self) -> None:
-        """`close_async` for synchronous callers."""
-        run_sync(self.close_async())
 
     async def __aenter__(self) -> GroupStream:
         return self
@@ -378,12 +272,3 @@ class GroupStream:
         self, kind: type[BaseException] | None, e: BaseException | None, at: TracebackType | None
     ) -> None:
         await self.close_async()
-
-    def __enter__(self) -> GroupStream:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-
-
-collect_stream = GroupStream

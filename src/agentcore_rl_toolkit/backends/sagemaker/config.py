@@ -39,7 +39,7 @@ class SessionSettings(SettingsGroup):
 class SageMakerConfig(ServiceTrainingConfig):
     """The settings of a run. `base_model` is the ARN of a model of SageMaker's hub; the session runs in its region."""
 
-    DEFAULTS: ClassVar[Mapping[str, Any]] = {"output_dir": Path("runs/sagemaker")}
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {**ServiceTrainingConfig.DEFAULTS, "output_dir": Path("runs/sagemaker")}
 
     form: Literal["session"] = "session"
     session: SessionSettings
@@ -48,7 +48,7 @@ class SageMakerConfig(ServiceTrainingConfig):
         super().model_post_init(context)
         if not re.match("arn:[^:]+:sagemaker:[^:]+:", self.data.base_model):
             raise ConfigError(f"base_model {self.data.base_model!r} is not the ARN of a model of SageMaker's hub")
-        if self.update.learning_rate > MOST_LEARNING_RATE:
+        if self.optimizer.learning_rate > MOST_LEARNING_RATE:
             raise ConfigError(f"learning_rate is at most {MOST_LEARNING_RATE} at SageMaker")
 
     @property

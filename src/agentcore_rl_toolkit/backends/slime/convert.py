@@ -64,13 +64,19 @@ def to_slime(rollout: CollectedRollout, base: Any, *, args: Any = None, filler_i
 
     A masked rollout gives one filler sample: two tokens, loss mask 0, `remove_sample` set, status FAILED, and reward
     0.0 because slime would call its reward model for None. That number never reaches the group's statistics:
-    `hooks.normalize_rewards` leaves removed samples out. With `args.use_rollout_routing_replay` every sample carries
-    expert routing, because slime stacks a batch's; a rollout without it, or with routing that does not fit the
-    model, is masked.
+    `hooks.normalize_rewards` leaves removed samples out. A rollout with a sample of more than `args.max_tokens` is masked. With
+    `args.use_rollout_routing_replay` every sample carries expert routing, because slime stacks a batch's; a rollout without it,
+    or with routing that does not fit the model, is masked.
     """
     samples = rollout_samples(rollout)  # slime computes the advantages from the processed rewards
     if not samples:
         return [_filler(rollout, base, args, filler_id, str(rollout.error) if rollout.error else None)]
+    limit, longest = getattr(args, "max_tokens", None), max(len(sample.token_ids) for sample in samples)
+    if limit is not None and longest > limit:
+        log.warning("rollout %s is masked: %d tokens are more than max_tokens %d", rollout.session_id, longest, limit)
+        made = _filler(rollout, base, args, filler_id, f"{longest} tokens are more than max_tokens {limit}")
+        made.metadata[NOTE]["mask_reason"] = "too_long"
+        return [made]
     try:
         made = [_filled(rollout, sample, base, args) for sample in samples]
     except CaptureError as e:

@@ -240,7 +240,7 @@ class SlimeRunner(SlimeSettings):
             "colocate": self.mode == "sync",
             "rollout-num-gpus": None if self.mode == "sync" else self.rollout_gpus,
             # The model folder serves as both: slime reads Hugging Face weights straight from --load (slime >= 0.3).
-            "hf-checkpoint": self.model_dir,
+            "hf-checkpoint": Path(self.model_dir).absolute(),
             "load": self._load_from(),
             "prompt-data": self.folder / "data.jsonl",
             "input-key": "prompt",
@@ -288,7 +288,7 @@ class SlimeRunner(SlimeSettings):
             "accumulate-allreduce-grads-in-fp32": True,
             "attention-softmax-in-fp32": True,
             "attention-backend": "flash",
-            "save": self.save_dir,
+            "save": None if self.save_dir is None else Path(self.save_dir).absolute(),
             "save-interval": self.save_interval if self.save_dir is not None else None,
             "use-tis": self.use_tis,
             "use-rollout-routing-replay": self.routing_replay,
@@ -366,6 +366,9 @@ class SlimeRunner(SlimeSettings):
         """The content of slime's --custom-config-path."""
         names = SlimeSettings.known()
         found = {name: value for name, value in self.shown().items() if name in names and value is not None}
+        for name in ("gateway_store", "gateway_model"):  # a job runs in a folder of Ray's
+            if name in found and (name == "gateway_store" or Path(found[name]).exists()):  # else a name of the hub
+                found[name] = str(Path(found[name]).absolute())
         return {**found, "record_dir": str(self.record_folder)}
 
     # -- doing it -----------------------------------------------------------------------------------------------------
@@ -410,7 +413,7 @@ class SlimeRunner(SlimeSettings):
         """The save folder once it holds a checkpoint, so that the same run continues; before that the model."""
         save_dir = self.model.save_dir
         resumes = save_dir is not None and (Path(save_dir) / "latest_checkpointed_iteration.txt").is_file()
-        return save_dir if save_dir is not None and resumes else self.model.model_dir
+        return str(Path(save_dir if save_dir is not None and resumes else self.model.model_dir).absolute())
 
     def with_args(self, words: Sequence[str]) -> SlimeRunner:
         """The same run with further arguments of slime."""

@@ -10,18 +10,20 @@ from pydantic import Field
 
 from ...weights.arrival import MAX_MEAN_GAP
 from ..service import ServiceSettings
-from ..settings import Least0, Positive, SettingsGroup, with_environment
+from ..settings import Count, Least0, Positive, SettingsGroup, with_environment
 
 ADMIN_KEY = "AGENTCORE_RL_GATEWAY_ADMIN_KEY"
 
 
-class AgeSettings(SettingsGroup):
-    """The settings that `rollout` reads when it hands a step over.
+class HandoverSettings(SettingsGroup):
+    """The limits of what slime gets.
 
-    ``max_staleness`` is the number of weight versions that a rollout may lie behind. ``max_mean_logprob_gap`` is by how much
-    recorded logprobs and slime's own of an earlier step may differ on average. Units: nats.
+    Rollouts with a sample of more than ``max_tokens``, prompt and response, are masked. So are those with a token that is more
+    than ``max_staleness`` weight versions old. ``max_mean_logprob_gap`` is by how much recorded logprobs and slime's own of an
+    earlier step may differ on average. Units: nats.
     """
 
+    max_tokens: Count | None = None
     max_staleness: Least0 | None = None
     max_mean_logprob_gap: Positive = MAX_MEAN_GAP
 
@@ -40,7 +42,7 @@ class SlimeSettings(ServiceSettings):
     }
     DEFAULTS: ClassVar[Mapping[str, Any]] = {"model_id": "default", "max_concurrent": 100, "gateway_port": 9090}
 
-    age: AgeSettings = Field(default_factory=AgeSettings)
+    handover: HandoverSettings = Field(default_factory=HandoverSettings)
 
     @classmethod
     def from_args(cls, args: Any) -> SlimeSettings:

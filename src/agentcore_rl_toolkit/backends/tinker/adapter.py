@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from ..._installation import missing_extra
-from ...gateway import Gateway, GatewayConfig, UpstreamConfig
 from ...weights.engines import Sampled
 from ..training.batch import Datum
 from ..training.client import Adam, Loss, Passed
@@ -96,41 +93,10 @@ class TinkerTraining:
         return self._tinker.Datum(model_input=self._tinker.ModelInput.from_ints(tokens), loss_fn_inputs=inputs)
 
 
-async def run_async(config: TinkerConfig, observe: Observer | None = None, *, service: Any = None) -> int:
-    """Train as configured. Returns the last weight version.
-
-    ``service`` is an object with the methods of `tinker.ServiceClient` in place of the SDK's own: a rehearsal, for which the
-    gateway runs in this process. Raises: MissingExtraError without the SDK.
-    """
-    async with AsyncExitStack() as stack:
-        if service is None:
-            service = await asyncio.to_thread(sdk().ServiceClient, base_url=config.service_url)
-        else:
-            config = await stack.enter_async_context(_gateway_of(config, service))
-        return await run_service(config, lambda state: TinkerTraining.open(service, config, state), observe)
-
-
-@asynccontextmanager
-async def _gateway_of(config: TinkerConfig, service: Any) -> AsyncIterator[TinkerConfig]:
-    """A gateway in this process that samples from ``service``; the run's settings with it."""
-    key = secrets.token_urlsafe(24)
-    upstream = UpstreamConfig(url="http://rehearsal.invalid", engine="tinker")
-    gateway = Gateway(
-        GatewayConfig(
-            upstreams=(upstream,),
-            model_dir=str(config.model_dir),
-            context_tokens=config.gateway_context_tokens,
-            host="127.0.0.1",
-            port=config.gateway_port,
-            admin_key=key,
-        ),
-        connect=lambda: service,
-    )
-    await gateway.start()
-    try:
-        yield config.replace(gateway_url=gateway.url, gateway_public_url=None, gateway_admin_key=key)
-    finally:
-        await gateway.stop()
+async def run_async(config: TinkerConfig, observe: Observer | None = None) -> int:
+    """Train as configured. Returns the last weight version. Raises: MissingExtraError without the SDK."""
+    service = await asyncio.to_thread(sdk().ServiceClient, base_url=config.service_url)
+    return await run_service(config, lambda state: TinkerTraining.open(service, config, state), observe)
 
 
 def _numbers(metrics: Mapping[str, Any] | None) -> dict[str, float]:

@@ -17,7 +17,7 @@ from ..training.config import ServiceTrainingConfig
 class TinkerConfig(ServiceTrainingConfig):
     """The settings of a Tinker run. `service_url` None is the SDK's own choice; `rank` is that of the LoRA adapters."""
 
-    DEFAULTS: ClassVar[Mapping[str, Any]] = {"output_dir": Path("runs/tinker")}
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {**ServiceTrainingConfig.DEFAULTS, "output_dir": Path("runs/tinker")}
 
     service_url: str | None = None
     rank: Count = 32
@@ -26,12 +26,10 @@ class TinkerConfig(ServiceTrainingConfig):
     def url(self) -> str:
         return (self.service_url or service_url()).rstrip("/")
 
-    def plan(self, *, rehearse: bool = False) -> Plan:
+    def plan(self) -> Plan:
         """The plan of the run. Raises: ConfigError when the data cannot be read."""
-        where = "a rehearsal: the built-in policy in this process" if rehearse else self.url
-        facts = [("service", where), *planned(self, data=self.data.data_path)]
-        extras = [("tinker", "tinker"), *([("torch", "policy")] if rehearse else [])]
-        needs = [install_command(extra) for module, extra in extras if not importlib.util.find_spec(module)]
-        if not rehearse and not os.environ.get(KEY_ENV):
+        facts = [("service", self.url), *planned(self, data=self.data.data_path)]
+        needs = [] if importlib.util.find_spec("tinker") else [install_command("tinker")]
+        if not os.environ.get(KEY_ENV):
             needs.append(f"{KEY_ENV} in the environment")
         return Plan(backend="tinker", facts=facts, needs=[*needs, *self.needs()])

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from .batch import Datum
 
-Schedule = Literal["constant", "linear", "cosine"]
 LossName = Literal["importance_sampling", "ppo", "cispo", "cross_entropy"]
 
 
@@ -29,19 +27,6 @@ class Adam:
     beta1: float
     beta2: float
     grad_clip_norm: float
-
-    def at(self, step: int, steps: int, schedule: Schedule, warmup_steps: int) -> Adam:
-        """Return the settings of a step. The learning rate rises during the warm-up and then falls to a twentieth.
-
-        The schedule "constant" does not fall.
-        """
-        progress = step / steps
-        fall = {
-            "constant": 1.0,
-            "linear": max(0.05, 1 - progress),
-            "cosine": 0.05 + 0.95 * (1 + math.cos(math.pi * progress)) / 2,
-        }[schedule]
-        return replace(self, learning_rate=self.learning_rate * min(1, (step + 1) / (warmup_steps + 1)) * fall)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .batch import Datum
-from .client import Adam, Loss, TrainingClient
+from .client import Loss, TrainingClient
+from .settings import OptimizerSettings
 
 Row = Mapping[str, Any]  # `input_ids` and `assistant_masks`, as `runs.demonstrations` gives them
 
@@ -18,7 +19,7 @@ async def imitate(
     training: TrainingClient,
     rows: Sequence[Row],
     *,
-    adam: Adam,
+    optimizer: OptimizerSettings,
     epochs: int,
     batch_tokens: int,
     seed: int,
@@ -31,7 +32,7 @@ async def imitate(
     steps = list(_steps(rows, epochs, batch_tokens, seed))
     for step, data in enumerate(steps):
         began = time.monotonic()
-        now = adam.at(step, len(steps), "linear", warmup_steps=2)
+        now = optimizer.at(step, len(steps))
         forward = training.forward_backward(
             data, Loss(name="cross_entropy"), float(sum(datum.trained_tokens for datum in data))
         )

@@ -40,7 +40,7 @@ from ..collection.stream import GroupStream
 from .batch import Datum, to_data
 from .client import TrainingClient
 from .metrics import Sums, ages_of, staleness, summarise
-from .settings import STATE_FILE, LoopSettings, Observer, Row, Services, State
+from .settings import STATE_FILE, LoopSettings, Observer, Row, Services, State, StepSettings
 
 if TYPE_CHECKING:
     from ...gateway import GatewayClient
@@ -63,23 +63,23 @@ async def train(
     Raises: RolloutError when no rollout of the first step, or of `max_empty_steps` steps in a row, is usable. CaptureError when
     the trainer's logprobs differ from the sampler's at equal weights. WeightsError when new weights did not arrive.
     """
-    done = resumed.steps if resumed else 0
+    done, plan = resumed.steps if resumed else 0, settings.step
     recording = services.recording
-    places = Places(settings.collect.max_concurrent)  # evaluations and training share them
+    places = Places(settings.limits.max_concurrent)  # evaluations and training share them
     evaluate = functools.partial(_evaluate, services, settings, held_out, observe, places)
     if recording is not None:
         recording.resumed(done)
-    per_step = settings.groups * settings.rollouts
+    per_step = plan.groups * plan.rollouts
     observe("begins", {"steps_done": done, "rollouts_done": done and len(held_out) + done * per_step})
-    if settings.hold_calls:
+    if plan.hold_calls:
         await services.gateway.resume_async()  # the gateway keeps a pause, also one in which the run was interrupted
     await training.publish(done, services.gateway, None)
     if done == 0 and held_out:
         await evaluate(0)
 
-    usable = UsableSteps(limit=settings.max_empty_steps, begun=done > 0)
+    usable = UsableSteps(limit=plan.max_empty_steps, begun=done > 0)
     async with _stream(services, settings, rows, observe, places, done, resumed.stream if resumed else None) as stream:
-        for step in range(done, settings.steps):
+        for step in range(done, plan.steps):
             started = time.monotonic()
             replaced = stream.replaced
             groups = await stream.take_async()
@@ -87,19 +87,19 @@ async def train(
             usable.check(groups)
             taken = time.monotonic()
             facts = await update(training, groups, settings, step, recording)
-            async with _calls_held(services.gateway, settings.hold_calls):
+            async with _calls_held(services.gateway, plan.hold_calls):
                 await training.publish(step + 1, services.gateway, probe_of(groups))
             ended = time.monotonic()
-            if held_out and settings.eval_every and (step + 1) % settings.eval_every == 0 and step + 1 < settings.steps:
+            if held_out and plan.eval_every and (step + 1) % plan.eval_every == 0 and step + 1 < plan.steps:
                 # Before the step is saved: both or none. Without staleness the next step's rollouts start afterwards.
                 await evaluate(step + 1)
-                _training_begins(settings, observe, step + 1)
+                _training_begins(plan, observe, step + 1)
             stream.published(step + 1)
-            if settings.checkpoint_every and (step + 1) % settings.checkpoint_every == 0:
+            if plan.checkpoint_every and (step + 1) % plan.checkpoint_every == 0:
                 state = State(steps=step + 1, state=await training.save(step + 1), stream=stream.state())
                 write_private(services.run_dir / STATE_FILE, json.dumps(asdict(state)))
             seconds = {"rollout_s": taken - started, "train_s": ended - taken}
-            sampling_s = (taken if settings.staleness == 0 else ended) - started
+            sampling_s = (taken if plan.max_staleness == 0 else ended) - started
             facts["groups_replaced"] = stream.replaced - replaced
             rates = {
                 "waiting": seconds["rollout_s"] / (ended - started),
@@ -109,8 +109,8 @@ async def train(
             observe("step", {"step": step, **summarise(groups), **facts, **staleness(groups, step), **seconds, **rates})
 
     if held_out:
-        await evaluate(settings.steps)
-    return settings.steps
+        await evaluate(plan.steps)
+    return plan.steps
 
 
 async def update(
@@ -122,22 +122,23 @@ async def update(
 ) -> dict[str, Any]:
     """Train on the groups of a step. Returns its metrics; without usable rollouts that differ, nothing is trained."""
     report, stats = CreditReport(), summarize(groups)
-    samples = to_samples(groups, estimator=settings.estimator, credit=settings.credit, report=report)
+    plan, loss = settings.update, settings.update.token_loss
+    samples = to_samples(groups, estimator=plan.estimator, credit=settings.signals, report=report)
     if recording is not None:
         recording.advantages(samples)
-    pairs = to_data(samples, groups, max_tokens=settings.max_tokens, version=step)
-    random.Random(settings.seed * 1_000_003 + step).shuffle(pairs)
-    adam, sums = settings.adam_of(step), Sums(settings.loss)
-    for minibatch in range(settings.minibatches):
-        part = pairs[minibatch :: settings.minibatches]
+    pairs = to_data(samples, groups, max_tokens=plan.max_tokens, version=step)
+    random.Random(settings.step.seed * 1_000_003 + step).shuffle(pairs)
+    adam, sums = settings.optimizer.at(step, settings.step.steps), Sums(loss)
+    for minibatch in range(plan.minibatches):
+        part = pairs[minibatch :: plan.minibatches]
         if not part:
             continue
         data = [datum for datum, _ in part]
         # Every token of the step weighs the same, whichever minibatch it is in. Both requests are sent before either is awaited.
-        forward = training.forward_backward(data, settings.loss, stats.trained_tokens / settings.minibatches)
+        forward = training.forward_backward(data, loss, stats.trained_tokens / plan.minibatches)
         passed, stepped = await asyncio.gather(forward, training.step(adam))
         # Only in the first minibatch do trainer and sampler have the same weights.
-        gap = await asyncio.to_thread(sums.add, data, passed, stepped, settings.minibatches, check_gap=minibatch == 0)
+        gap = await asyncio.to_thread(sums.add, data, passed, stepped, plan.minibatches, check_gap=minibatch == 0)
         limit = training.max_logprob_gap
         if gap is not None and limit is not None and not gap <= limit:
             raise CaptureError(f"recorded and recomputed logprobs differ by {gap}: another model?")
@@ -148,7 +149,7 @@ async def update(
                     sample.sequence_index,
                     logprobs=_of_targets(passed.logprobs[n], datum),
                     entropies=_of_targets(passed.entropies[n], datum) if passed.entropies is not None else None,
-                    updates=minibatch + settings.minibatches * ages_of(sample, step),
+                    updates=minibatch + plan.minibatches * ages_of(sample, step),
                 )
     return {
         "learning_rate": adam.learning_rate,
@@ -183,14 +184,14 @@ async def _evaluate(
     services: Services, settings: LoopSettings, held_out: Sequence[Row], observe: Observer, places: Places, version: int
 ) -> None:
     """Run each held-out input once, with this version of the weights and the agent's own sampling."""
-    when = {0: "before", settings.steps: "after"}.get(version, f"step-{version}")
+    when = {0: "before", settings.step.steps: "after"}.get(version, f"step-{version}")
     observe("rollouts_started", {"phase": when, "total": len(held_out)})
     recording = services.recording
     groups = await collect_async(
         [GroupRequest(input_id=f"{when}/{i:04d}", payload=row) for i, row in enumerate(held_out)],
         client=services.client,
         gateway=services.gateway,
-        config=replace(settings.collect, evaluation=True),
+        config=replace(settings.collect_config(), evaluation=True),
         places=places,
         weight_version=version,
         on_rollout=lambda rollout: observe("rollout", {"phase": when, "rollout": rollout}),
@@ -200,8 +201,8 @@ async def _evaluate(
     observe("evaluated", {"when": when, "version": version, **summarise(groups), "reward_interval": interval(scores)})
 
 
-def _training_begins(settings: LoopSettings, observe: Observer, done: int) -> None:
-    total = (settings.steps - done) * settings.groups * settings.rollouts
+def _training_begins(plan: StepSettings, observe: Observer, done: int) -> None:
+    total = (plan.steps - done) * plan.groups * plan.rollouts
     observe("rollouts_started", {"phase": "training", "total": total})
 
 
@@ -215,22 +216,23 @@ def _stream(
     state: Mapping[str, Any] | None,
 ) -> GroupStream:
     """Groups of rollouts from step ``done`` on. The row of the data set is the payload, as in every backend."""
+    plan = settings.step
 
     def request(place: int) -> GroupRequest | None:
-        if place >= settings.steps * settings.groups + stream.replaced:
+        if place >= plan.steps * plan.groups + stream.replaced:
             return None
-        row = row_at(place, rows, settings.seed)
-        return GroupRequest(input_id=f"train/{place:05d}", payload=row, n=settings.rollouts)
+        row = row_at(place, rows, plan.seed)
+        return GroupRequest(input_id=f"train/{place:05d}", payload=row, n=plan.rollouts)
 
-    _training_begins(settings, observe, done)
+    _training_begins(plan, observe, done)
     stream = GroupStream(
         request,
         client=services.client,
         gateway=services.gateway,
-        batch_groups=settings.groups,
-        max_staleness=settings.staleness,
-        replace_up_to=settings.replace_up_to,
-        config=settings.collect,
+        batch_groups=plan.groups,
+        max_staleness=plan.max_staleness,
+        replace_up_to=plan.replace_up_to,
+        config=settings.collect_config(),
         places=places,
         weight_version=done,
         state=state,

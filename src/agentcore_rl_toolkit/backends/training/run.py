@@ -66,7 +66,7 @@ async def _run(
         recording = open_recording(folder, config.shown(), tokenizer=config.data.model_dir)
         services = Services(client=rollouts.client, gateway=rollouts.gateway, run_dir=folder, recording=recording)
         observer = _written(recording, observe)
-        version = await train(services, training, config.loop(), rows, held_out, observer, resumed=resumed)
+        version = await train(services, training, config, rows, held_out, observer, resumed=resumed)
         ended = "success"
         return version
     except asyncio.CancelledError:  # Ctrl-C

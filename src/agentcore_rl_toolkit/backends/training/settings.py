@@ -3,63 +3,132 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
 
 from ...errors import ConfigError
 from ..collection.advantages import Estimator
-from ..collection.credit import Credit
-from ..collection.groups import CollectConfig
 from ..collection.recording import Recording
-from .client import Adam, Loss, Schedule
+from ..rollout_settings import RolloutSettings
+from ..settings import Count, GroupSize, Least0, NotNegative, Positive, SettingsGroup
+from .client import Adam, Loss, LossName
 
 if TYPE_CHECKING:
     from ...client import RolloutClient
     from ...gateway import GatewayClient
 
 STATE_FILE = "state.json"
+Schedule = Literal["constant", "linear", "cosine"]
 Observer = Callable[[str, dict[str, Any]], None]  # (event name, its facts)
 Row = Mapping[str, Any]  # one input: the payload that the agent receives
 
 
-@dataclass(frozen=True, kw_only=True)
-class LoopSettings:
-    """The settings of the loop.
+class StepSettings(SettingsGroup):
+    """The steps: ``groups`` inputs, ``rollouts`` times each.
 
-    A step takes ``groups`` inputs, ``rollouts`` times each, in ``minibatches`` optimizer steps. The learning rate of ``adam``
-    is reached after ``warmup_steps`` and follows ``schedule``. Sequences longer than ``max_tokens`` are left out.
-    ``replace_up_to`` 3 replaces groups without spread by up to twice as many others. A rollout may start up to ``staleness``
+    ``replace_up_to`` 3 replaces groups without spread by up to twice as many others. A rollout may start up to ``max_staleness``
     weight versions before it is trained; 0 runs nothing while the model trains. ``hold_calls`` replaces weights between model
     calls; otherwise running calls continue with the new weights. Held-out rows are run before, after, and every ``eval_every``
     steps (0: never between). The state is saved every ``checkpoint_every`` steps (0: never). ``max_empty_steps`` steps in a row
     without a usable rollout end the run.
     """
 
-    steps: int
-    groups: int
-    rollouts: int
-    adam: Adam
-    collect: CollectConfig = field(default_factory=CollectConfig)
-    credit: Credit = field(default_factory=Credit)
-    estimator: Estimator = "grpo"
-    loss: Loss = field(default_factory=Loss)
-    schedule: Schedule = "constant"
-    warmup_steps: int = 0
-    minibatches: int = 1
-    max_tokens: int | None = None
-    replace_up_to: float = 1.0
-    staleness: int = 0
+    steps: Count = 32
+    groups: Count = 8
+    rollouts: GroupSize = 8
+    replace_up_to: Annotated[float, Field(ge=1)] = 1.0
+    max_staleness: Least0 = 0
     hold_calls: bool = False
-    eval_every: int = 0
-    checkpoint_every: int = 0
-    max_empty_steps: int = 3
+    eval_every: Least0 = 0
+    checkpoint_every: Least0 = 0
+    max_empty_steps: Count = 3
     seed: int = 0
 
-    def adam_of(self, step: int) -> Adam:
-        """The optimizer's settings in a step."""
-        return self.adam.at(step, self.steps, self.schedule, self.warmup_steps)
+
+class OptimizerSettings(SettingsGroup):
+    """The optimizer. ``learning_rate`` is reached after ``warmup_steps`` and then follows ``schedule``.
+
+    A ``max_grad_norm`` of 0 does not clip.
+    """
+
+    learning_rate: Positive = 2e-5
+    schedule: Schedule = "constant"
+    warmup_steps: Least0 = 0
+    beta1: float = 0.9
+    beta2: float = 0.95
+    max_grad_norm: NotNegative = 0.0
+
+    def at(self, step: int, steps: int) -> Adam:
+        """The settings of one of so many steps. The learning rate rises during the warm-up and then falls to a twentieth.
+
+        The schedule "constant" does not fall.
+        """
+        progress = step / steps
+        fall = {
+            "constant": 1.0,
+            "linear": max(0.05, 1 - progress),
+            "cosine": 0.05 + 0.95 * (1 + math.cos(math.pi * progress)) / 2,
+        }[self.schedule]
+        warm = min(1, (step + 1) / (self.warmup_steps + 1))
+        return Adam(
+            learning_rate=self.learning_rate * warm * fall,
+            beta1=self.beta1,
+            beta2=self.beta2,
+            grad_clip_norm=self.max_grad_norm,
+        )
+
+
+class UpdateSettings(SettingsGroup):
+    """The updates of a step: ``minibatches`` optimizer steps.
+
+    ``estimator`` compares the rewards of a group. ``clip_low`` and ``clip_high`` limit the ratio to 1 - ``clip_low`` and
+    1 + ``clip_high``; None leaves both to the loss. ``dual_clip`` limits the loss of tokens with a negative advantage.
+    ``loss_options`` are further options of the loss, by its own names. Sequences longer than ``max_tokens`` are left out.
+    """
+
+    estimator: Estimator = "grpo"
+    loss: LossName = "ppo"
+    clip_low: NotNegative | None = None
+    clip_high: NotNegative | None = None
+    dual_clip: Positive | None = None
+    loss_options: Mapping[str, float] = Field(default_factory=dict)
+    minibatches: Count = 1
+    max_tokens: Count | None = None
+
+    @property
+    def token_loss(self) -> Loss:
+        """The loss with its options."""
+        given = {
+            "clip_low_threshold": None if self.clip_low is None else 1 - self.clip_low,
+            "clip_high_threshold": None if self.clip_high is None else 1 + self.clip_high,
+            "dual_clip": self.dual_clip,
+        }
+        options = {name: value for name, value in given.items() if value is not None}
+        return Loss(name=self.loss, options={**options, **self.loss_options})
+
+
+class LoopSettings(RolloutSettings):
+    """The settings of the training loop."""
+
+    ALIASES: ClassVar[Mapping[str, str]] = {"staleness": "max_staleness", "grad_clip_norm": "max_grad_norm"}
+
+    step: StepSettings = Field(default_factory=StepSettings)
+    optimizer: OptimizerSettings = Field(default_factory=OptimizerSettings)
+    update: UpdateSettings = Field(default_factory=UpdateSettings)
+
+    if TYPE_CHECKING:  # type checkers know the groups only
+
+        def __init__(self, **settings: Any) -> None: ...
+
+    @property
+    def require_reward(self) -> bool:
+        """Return True if a record without a reward is invalid."""
+        return self.signals.uses_rewards
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,21 +18,8 @@ def group() -> None:
     """The built-in policy: a small language model that runs and trains on a CPU."""
 
 
-@group.command(short_help="Serve the policy's tokens, or SageMaker's training API over it.")
+@group.command(short_help="Serve the policy: token ids in, token ids and logprobs out.")
 @model_option()
-@click.option(
-    "--as",
-    "api",
-    type=click.Choice(["tokens", "sagemaker"]),
-    default="tokens",
-    show_default=True,
-    help="sagemaker: SageMaker Training Sessions and multi-turn RL jobs, for unmodified boto3 and SDK clients.",
-)
-@click.option(
-    "--checkpoint-dir",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="With --as sagemaker: keep saved weights here; without it they end with the service.",
-)
 @with_server
 @click.option("--threads", default=1, show_default=True, type=click.IntRange(1), help="Threads of one computation.")
 @click.option(
@@ -41,28 +28,19 @@ def group() -> None:
     help="Type of the model's numbers. [default: bfloat16 on a GPU, float32 on a CPU]",
 )
 @click.option("--seed", type=int, hidden=True)  # of requests without one
-def serve(model: Path | None, api: str, checkpoint_dir: Path | None, dtype: str | None, **settings: Any) -> None:
+def serve(model: Path | None, dtype: str | None, **settings: Any) -> None:
     """Serve the policy: token ids in, token ids and logprobs out, weights in. Stop it with Ctrl-C or SIGTERM.
 
     It is the engine of a gateway (`agentcore-rl gateway serve --engine policy --upstream URL`) and takes no chat messages. For a
     chat endpoint, use `agentcore-rl serve`.
 
     New weights need an admin key: AGENTCORE_RL_POLICY_ADMIN_KEY, else one is made and its file named.
-
-    --as sagemaker serves SageMaker Training Sessions in its place. Its first lines are the variables that clients need.
     """
     # Waiting threads of OpenMP spin by default, which steals the cores of everything else on the machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    if api == "tokens":
-        if checkpoint_dir is not None:
-            raise click.UsageError("--checkpoint-dir belongs to --as sagemaker")
-        from ...policy.server.process import serve as serve_tokens
+    from ...policy.server.process import serve as serve_tokens
 
-        serve_tokens(model, **settings, dtype=dtype, admin_key=os.environ.get("AGENTCORE_RL_POLICY_ADMIN_KEY") or None)
-        return
-    from ...backends.sagemaker.local.service import serve as serve_sagemaker
-
-    serve_sagemaker(model, **settings, checkpoint_dir=checkpoint_dir)
+    serve_tokens(model, **settings, dtype=dtype, admin_key=os.environ.get("AGENTCORE_RL_POLICY_ADMIN_KEY") or None)
 
 
 group.add_command(vllm_command)

@@ -1,4 +1,4 @@
-"""Rehearsals of runs at training services: the built-in policy in the service's place, and the agent's file on this machine."""
+"""Rehearsals of runs at SageMaker: the built-in policy in the service's place, and the agent's file on this machine."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ NO_AGENT = {
 }
 
 
-def rehearsed(backend: str, config: T) -> T:
+def rehearsed(config: T) -> T:
     """The same run with the built-in policy for its model, in a folder of its own: the service's run does not go on from it."""
     from ...policy import WEIGHTS_DIR
 
     folder = config.output_dir / "rehearsal"
-    changes: dict[str, Any] = {"base_model": "builtin/policy" if backend == "tinker" else MODEL, "output_dir": folder}
+    changes: dict[str, Any] = {"base_model": MODEL, "output_dir": folder}
     if hasattr(config, "model_dir"):
         changes |= {"model_dir": WEIGHTS_DIR, "gateway_url": None, "gateway_context_tokens": None}
     else:
@@ -52,14 +52,6 @@ def agent_here(agent: Path, config: T, environment: Mapping[str, str]) -> Iterat
         else:
             os.environ["AWS_ENDPOINT_URL_BEDROCK_AGENTCORE"] = runtime.url
         yield config.replace(**changes)
-
-
-def local_tinker(folder: Path) -> Any:
-    """The built-in policy behind the methods of Tinker's SDK. The run's folder keeps what it saves."""
-    from ...backends.tinker.local import LocalService
-    from ...backends.training.local import LocalModel
-
-    return LocalService(LocalModel(checkpoint_dir=folder / "checkpoints"))
 
 
 @contextlib.contextmanager

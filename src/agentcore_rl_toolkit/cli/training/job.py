@@ -36,9 +36,9 @@ class Job:
     @property
     def total(self) -> int:
         """The number of rollouts that the run will start."""
-        settings = self.settings
-        evaluations = 2 + ((settings.steps - 1) // settings.eval_every if settings.eval_every else 0)
-        return evaluations * len(self.rows[1]) + settings.steps * settings.groups * settings.rollouts
+        plan = self.settings.step
+        evaluations = 2 + ((plan.steps - 1) // plan.eval_every if plan.eval_every else 0)
+        return evaluations * len(self.rows[1]) + plan.steps * plan.groups * plan.rollouts
 
 
 def example(name: str) -> Path:

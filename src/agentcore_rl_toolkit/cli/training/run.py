@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 WHEN = ("before", "after")
 STOP_S = 4.0
-TPS_LIMIT = 1000  # the runtime is on this machine
 
 
 def carry_out(job: Job, console: Console, *, go_on: str, stack: Stack | None = None, as_json: bool = False) -> None:
@@ -76,18 +75,19 @@ def train(job: Job, console: Console, *, stack: Stack | None = None) -> dict[str
         exits.enter_context(locked(job.run_dir))
         exits.enter_context(terminated_as_interrupted())
         runner = exits.enter_context(asyncio.Runner())  # closed last: a thread of it may wait for a service
-        hidden = [settings.data, settings.eval_data, settings.judge, job.run_dir]
+        inputs, sessions = settings.inputs, settings.sessions
+        hidden = [inputs.data_path, inputs.eval_data_path, settings.judging.judge, job.run_dir]
         if stack is not None:
             RuntimeView(stack.runtime_url).hide(hidden)
         stack = stack or exits.enter_context(
             own(
-                settings.agent,
+                inputs.agent,
                 folder=job.run_dir,
-                model=settings.model,
+                model=settings.learner.model,
                 engine=settings.engine,
-                dtype=settings.dtype,
-                session_env=settings.session_env,
-                runtime_options=sandbox_words(settings.readable, settings.writable, hidden),
+                dtype=settings.learner.dtype,
+                session_env=sessions.session_env,
+                runtime_options=sandbox_words(sessions.readable, sessions.writable, hidden),
             )
         )
         started = time.monotonic()
@@ -108,7 +108,8 @@ def train(job: Job, console: Console, *, stack: Stack | None = None) -> dict[str
                 job.run_dir.name,
                 model_id=MODEL_ID,
                 endpoint_url=stack.runtime_url,
-                tps_limit=TPS_LIMIT,
+                tps_limit=settings.limits.tps_limit,
+                max_pool_connections=settings.limits.max_pool_connections,
                 # Sessions on this machine stop in milliseconds or, with their runtime, have already ended.
                 deadlines=Deadlines(stop_s=STOP_S),
             )
@@ -137,20 +138,23 @@ async def _train(job: Job, services: Services, engine: EngineAddress, observe: O
     from ...policy import WEIGHTS_DIR
 
     settings = job.settings
-    if settings.teacher_url is not None:
-        await asyncio.to_thread(teacher_at(settings.teacher_url).check, settings.model or WEIGHTS_DIR)
+    learner, teacher_url = settings.learner, settings.signals.teacher_url
+    if teacher_url is not None:
+        await asyncio.to_thread(teacher_at(teacher_url).check, learner.model or WEIGHTS_DIR)
     cores = os.cpu_count() or 2
-    model = settings.torch(
-        temperature=trained_temperature(settings.sampling_params),
-        dtype=await asyncio.to_thread(engine.connect().dtype),
-        threads=cores if settings.staleness == 0 else max(1, cores // 2),  # with staleness, rollouts run meanwhile
+    model = learner.torch(
+        seed=settings.step.seed,
+        temperature=trained_temperature(settings.selection.sampling_params),
+        dtype=await asyncio.to_thread(engine.connect().dtype) or learner.dtype,
+        # With staleness, rollouts run meanwhile.
+        threads=cores if settings.step.max_staleness == 0 else max(1, cores // 2),
     )
     resumed = State.read(job.run_dir)
     state = resumed.state if resumed else None
     training = await asyncio.to_thread(TorchClient.open, model, state, run_dir=job.run_dir, engine=engine)
     ended = "errored"
     try:
-        await train(services, training, settings.loop(), *job.rows, observe, resumed=resumed)
+        await train(services, training, settings, *job.rows, observe, resumed=resumed)
         await asyncio.to_thread(training.save_policy)
         ended = "success"
     finally:
@@ -172,7 +176,7 @@ def print_end(console: Console, job: Job, report: Report, summary: dict[str, Any
 
     from .display import share, share_of
 
-    for when, rollout in report.example(job.settings.seed):
+    for when, rollout in report.example(job.settings.step.seed):
         console.print(
             f"\n[bold]An input drawn from those whose reward changed, {when} training[/] (reward {rollout['score']:g})"
         )

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import click
+from pydantic import Field
 
-from ...backends.settings import Count, check, from_mapping
+from ...backends.settings import Count, Settings, SettingsGroup
+from ...backends.training.settings import OptimizerSettings
 from ...client.data import read_rows
 from ...errors import ConfigError
 from ...runs import demonstrations, find_run, locked, read_config, write_config
@@ -20,12 +21,11 @@ from ..options import from_words, settings_option
 from ..output.commands import nearby, program
 from ..output.terminal import visible
 from .run import quiet_libraries
-from .settings import Sized, new_folder
+from .settings import LearnerSettings, LocalRun, fitted, new_folder
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Imitation(Sized):
-    """The settings of imitation. ``min_reward`` is needed for runs; ``batch_tokens`` of an optimizer step.
+class ImitationSettings(SettingsGroup):
+    """The rollouts to imitate. ``min_reward`` is needed for runs; ``batch_tokens`` of an optimizer step.
 
     ``sources`` are runs, or files as `runs export` writes them, which are taken whole.
     """
@@ -35,26 +35,42 @@ class Imitation(Sized):
     best_of_group: bool = False
     epochs: Count = 2
     batch_tokens: Count = 8192
+    seed: int = 0
 
-    def __post_init__(self) -> None:
-        check(self)
-        if not self.sources:
+
+class Imitation(Settings):
+    """The settings of `agentcore-rl sft`. Raises: ConfigError."""
+
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {
+        name: LocalRun.DEFAULTS[name] for name in ("schedule", "warmup_steps", "beta2", "max_grad_norm")
+    }
+
+    imitation: ImitationSettings
+    learner: LearnerSettings = Field(default_factory=LearnerSettings)
+    optimizer: OptimizerSettings = Field(default_factory=OptimizerSettings)
+
+    @classmethod
+    def complete(cls, given: dict[str, Any]) -> dict[str, Any]:
+        sources = given.get("sources")
+        if not sources:
             raise ConfigError("--from RUN is missing: which run's rollouts are to be imitated?")
-        runs = [name for name in self.sources if not Path(name).is_file()]
-        if not runs and self.model is None:
+        runs = [name for name in sources if not Path(name).is_file()]
+        if not runs and given.get("model") is None:
             raise ConfigError("--model is missing: a file does not say of which model its ids are")
-        if not runs and (self.min_reward is not None or self.best_of_group):
+        if not runs and (given.get("min_reward") is not None or given.get("best_of_group")):
             raise ConfigError(
                 "a file is imitated whole: give min_reward and best_of_group to `runs export`, which writes it"
             )
         # The ids are those of the first run's tokenizer.
-        self.fit(self.model or read_config(find_run(runs[0])).get("model") or None)
+        model = given.get("model") or read_config(find_run(runs[0])).get("model")
+        return fitted({**given, "model": model})
 
     def rows(self, source: str) -> Sequence[Mapping[str, Any]]:
         """The sequences of one source; prints how those of a run were selected. Raises: ConfigError when there is none."""
         if Path(source).is_file():
             return read_rows(source)
-        rows, report = demonstrations(find_run(source), min_reward=self.min_reward, best_of_group=self.best_of_group)
+        how = self.imitation
+        rows, report = demonstrations(find_run(source), min_reward=how.min_reward, best_of_group=how.best_of_group)
         click.echo(visible(report))
         return rows
 
@@ -85,14 +101,14 @@ def imitate(sources: tuple[str, ...], model: Path | None, words: tuple[str, ...]
     Raises: ConfigError if a setting is wrong, or if a source has nothing to imitate.
     """
     values = {**from_words(words, Imitation), "sources": sources, **({"model": str(model)} if model else {})}
-    settings = from_mapping(Imitation, values, where="options")
+    settings = Imitation.from_values(values, where="options")
     quiet_libraries()
-    rows = [row for source in settings.sources for row in settings.rows(source)]
+    rows = [row for source in settings.imitation.sources for row in settings.rows(source)]
     tokens = sum(sum(row["assistant_masks"][1:]) for row in rows)
     if not tokens:
         raise ConfigError("nothing to imitate: `assistant_masks` is 1 for no token")
     run_dir = new_folder(out, "sft")
-    write_config(run_dir, {"kind": "sft", **dataclasses.asdict(settings)})
+    write_config(run_dir, {"kind": "sft", **settings.flat()})
     click.echo(f"imitating {len(rows)} sequences, {tokens} sampled tokens  run directory {nearby(run_dir)}")
     with locked(run_dir), (run_dir / "metrics.jsonl").open("a", buffering=1) as metrics:
 
@@ -113,15 +129,16 @@ async def _imitate(
     from ...backends.training.imitation import imitate
     from ...backends.training.torch_client import TorchClient
 
-    training = TorchClient.open(settings.torch(), None, run_dir=run_dir)
+    how = settings.imitation
+    training = TorchClient.open(settings.learner.torch(seed=how.seed), None, run_dir=run_dir)
     try:
         await imitate(
             training,
             rows,
-            adam=settings.adam,
-            epochs=settings.epochs,
-            batch_tokens=settings.batch_tokens,
-            seed=settings.seed,
+            optimizer=settings.optimizer,
+            epochs=how.epochs,
+            batch_tokens=how.batch_tokens,
+            seed=how.seed,
             observe=observe,
         )
         training.save_policy()

@@ -37,7 +37,6 @@ AGENT_NAME = "agent"
 # Under these names `start` reports what makes sessions slow, that an environment is built, and a model without tools.
 SESSIONS, ENVIRONMENT, MODEL = "sessions", "environment", "model"
 REGION = "us-west-2"
-ENGINES = ("policy", "vllm")  # what `start` can start
 VLLM_READY_S = 900.0  # importing it without compiled files takes six minutes on two cores
 # Busy-waiting OpenMP threads cost two to three times the CPU on a machine whose cores are shared by all parts.
 QUIET = {"OMP_WAIT_POLICY": "passive", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}

@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -33,7 +34,8 @@ from ....gateway.engines.sampling_service import Asked
 from ....gateway.http.client import stream
 from ....store import open_store
 from ...collection.collect import collect_async
-from ...collection.groups import CollectConfig, GroupRequest, summarize
+from ...collection.groups import GroupRequest, summarize
+from ...rollout_settings import RolloutSettings
 from ...training.batch import Datum
 from ...training.client import Adam, Loss, Passed
 from ...training.local import LocalModel
@@ -307,29 +309,21 @@ class Job:
         sampling["maxTokens"] = params.sampling_max_tokens
         return {"prompt": prompt, "metadata": where, "inferenceParams": sampling}
 
-    def summary(self) -> dict[str, Any]:
-        """The entry in ListJobs."""
+    def described(self) -> dict[str, Any]:
         changed_s = self._transitions[-1]["StartTime"]
         return {
             "JobArn": self.arn,
             "JobName": self._request["JobName"],
             "JobCategory": self.category,
             "JobStatus": self.status,
-            "JobSecondaryStatus": self._transitions[-1]["Status"],
-            "CreationTime": self._transitions[0]["StartTime"],
-            "LastModifiedTime": changed_s,
-            **({} if self.active else {"EndTime": changed_s}),
-        }
-
-    def described(self) -> dict[str, Any]:
-        summary = self.summary()
-        return {
-            "SecondaryStatus": summary.pop("JobSecondaryStatus"),
-            **summary,
+            "SecondaryStatus": self._transitions[-1]["Status"],
+            "SecondaryStatusTransitions": self._transitions,
             "RoleArn": self._request["RoleArn"],
             "JobConfigSchemaVersion": "1.0.0",
             "JobConfigDocument": msgspec.json.encode({**self._document, "ServiceOutput": self._output}).decode(),
-            "SecondaryStatusTransitions": self._transitions,
+            "CreationTime": self._transitions[0]["StartTime"],
+            "LastModifiedTime": changed_s,
+            **({} if self.active else {"EndTime": changed_s}),
             **({"FailureReason": self._failure[:1024]} if self._failure else {}),
         }
 
@@ -377,16 +371,16 @@ class Job:
         rollout = self._rollouts[session_id] = Rollout(self, session_id, payload["prompt"], rollout_config)
         return rollout
 
-    def _collect_config(self, **more: Any) -> CollectConfig:
+    def _rollouts_settings(self) -> dict[str, Any]:
+        """The settings of all rollouts of the job."""
         params = self._params
         sampling = {"temperature": params.temperature, "top_p": params.sampling_top_p}
-        return CollectConfig(
-            max_concurrent=params.rollout_max_concurrency,
-            rollout_timeout_s=float(params.rollout_timeout),
-            sampling_params={**sampling, "max_tokens": params.sampling_max_tokens},
-            train="all",
-            **more,
-        )
+        return {
+            "max_concurrent": params.rollout_max_concurrency,
+            "rollout_timeout_s": float(params.rollout_timeout),
+            "sampling_params": {**sampling, "max_tokens": params.sampling_max_tokens},
+            "train_on": "all",
+        }
 
     async def _train(self, params: Training, prompts: Sequence[str], gateway: GatewayClient) -> None:
         size, model = params.global_batch_size, self._model
@@ -403,16 +397,15 @@ class Job:
         if start is not None:
             await training.do(model.load, run, start, optimizer=False)
         settings = LoopSettings(
+            **self._rollouts_settings(),
             steps=min(params.max_steps, params.max_epochs * (len(prompts) // size)),
             groups=size,
             rollouts=params.group_size,
-            adam=Adam(learning_rate=params.learning_rate, beta1=0.9, beta2=0.95, grad_clip_norm=params.grad_clip),
-            collect=self._collect_config(),
+            learning_rate=params.learning_rate,
+            max_grad_norm=params.grad_clip,
             estimator="rloo" if params.advantage_method == "rloo" else "grpo",
-            loss=Loss(
-                name=params.loss_fn,
-                options={"clip_low_threshold": params.clip_low, "clip_high_threshold": params.clip_high},
-            ),
+            loss=params.loss_fn,
+            loss_options={"clip_low_threshold": params.clip_low, "clip_high_threshold": params.clip_high},
             max_empty_steps=1,
         )
         info = self._output["RolloutInfo"] = {"Completed": 0, "Total": settings.steps * size * params.group_size}
@@ -445,7 +438,7 @@ class Job:
 
         requests = [GroupRequest(input_id=f"row-{i}", payload={"prompt": p}, n=n) for i, p in enumerate(prompts)]
         client: Any = self
-        config = self._collect_config(evaluation=True)
+        config = replace(RolloutSettings(**self._rollouts_settings()).collect_config(), evaluation=True)
         groups = await collect_async(requests, client=client, gateway=gateway, config=config, on_rollout=count)
         self._output["EvaluationMetrics"] = {"eval/reward/mean": summarize(groups).ok_mean}
 

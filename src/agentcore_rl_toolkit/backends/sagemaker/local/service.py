@@ -5,25 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import sys
-import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import msgspec
-import torch
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from ...._servers import keys, sigv4
-from ...._servers.open_files import raise_file_limit
-from ...._servers.process import listen, stop_event, url_of, write_private, write_ready
+from ...._servers.process import listen, url_of
 from ....gateway.sampling_services.sagemaker import CONTROL, RUNTIME
 from ....policy.server.process import Server
 from ...training.local import LocalModel
@@ -35,6 +29,9 @@ from .wire import RefusedError
 log = logging.getLogger(__name__)
 ACCESS_KEY = "local"
 ENDPOINTS = ("SAGEMAKER", "SAGEMAKERTRAININGSESSIONRUNTIME", "SAGEMAKERJOBRUNTIME")  # of AWS_ENDPOINT_URL_...
+OPERATIONS = frozenset(
+    f"{verb}{what}" for what in ("TrainingSession", "Job") for verb in ("Create", "Describe", "Stop")
+)
 STREAM = "/sample-with-response-stream"
 JOB_RUNTIME = ("/sample", STREAM, "/complete-rollout", "/update-reward")
 
@@ -134,43 +131,28 @@ class SageMakerApp:
         return JSONResponse({})
 
     def _control(self, operation: str, body: bytes) -> dict[str, Any]:
-        """A request to the control plane. Lists of sessions are newest first."""
-        if not operation.endswith(("TrainingSession", "TrainingSessions", "Job", "Jobs")):
+        """A request to the control plane."""
+        if operation not in OPERATIONS:
             raise RefusedError(f"The local service has no {operation}.", code="UnknownOperationException")
         given = wire.request(body, CONTROL, operation)
-        status, name = given.get("StatusEquals"), given.get("TrainingSessionName", "")
+        name = given.get("TrainingSessionName", "")
         match operation:
             case "CreateTrainingSession":
                 if name in self._sessions:
                     raise RefusedError(f"Training session {name} already exists.", code="ResourceInUse")
                 session = self._sessions[name] = Session(self._model, self._trainer, self._samplers, given)
-                return {"TrainingSessionArn": session.summary()["TrainingSessionArn"]}
+                return {"TrainingSessionArn": session.arn}
             case "DescribeTrainingSession":
                 return {"TrainingSessionDetail": {"TrainingSessionName": name, **self._session(name).described()}}
-            case "ListTrainingSessions":
-                found = [
-                    s.summary() for s in reversed(self._sessions.values()) if given.get("NameContains", "") in s.name
-                ]
-                chosen = [s for s in found if status in (None, s["TrainingSessionStatus"])]
-                return wire.page("TrainingSessionSummaries", chosen, given)
             case "StopTrainingSession":
                 self._session(name).stop()
-                return {}
-            case "DeleteTrainingSession":
-                self._session(name).check_transition("Deleting", "Stopped", "Failed")
-                del self._sessions[name]
-                return {}
             case "CreateJob":
                 return {"JobArn": self._create_job(given).arn}
-            case "ListJobs":
-                found = [job.summary() for job in self._jobs.values() if job.category == given["JobCategory"]]
-                return wire.page("JobSummaries", [s for s in found if status in (None, s["JobStatus"])], given)
             case "DescribeJob":
                 return self._job(given).described()
             case "StopJob":
                 self._job(given).stop()
-                return {}
-        raise RefusedError(f"The local service has no {operation}.", code="UnknownOperationException")
+        return {}
 
     def _create_job(self, given: dict[str, Any]) -> Job:
         key = given["JobCategory"], given["JobName"]
@@ -250,39 +232,3 @@ def running(
             thread.join()
             made.close()
             keys.forget(key_file)
-
-
-def serve(
-    weights: Path | None,
-    *,
-    checkpoint_dir: Path | None,
-    ready_file: Path | None,
-    parent_pid: int | None,
-    threads: int,
-    seed: int | None,
-    **server: Any,
-) -> None:
-    """Serve a policy until SIGTERM, SIGINT or the parent's end. ``server`` are further arguments of `running`.
-
-    Raises: ConfigError.
-    """
-    torch.set_num_threads(threads)
-    raise_file_limit()
-    with (
-        contextlib.closing(LocalModel(weights=weights, checkpoint_dir=checkpoint_dir, seed=seed or 0)) as model,
-        running(model, **server) as service,
-        tempfile.TemporaryDirectory(prefix="agentcore-rl-sagemaker-") as folder,
-    ):
-        file = Path(folder) / "secret"
-        write_private(file, service.secret)
-        if ready_file is not None:
-            write_ready(ready_file, {"url": service.url, "pid": os.getpid(), "secret_file": str(file)})
-        print(f"SageMaker Training Sessions and multi-turn RL jobs at {service.url}", file=sys.stderr)
-        secret = {"AWS_SECRET_ACCESS_KEY": f"$(cat {file})"}  # the secret itself stays out of logs
-        for name, value in {**service.environment, **secret}.items():
-            print(f"  export {name}={value}", file=sys.stderr, flush=True)
-
-        async def until_stopped() -> None:
-            await stop_event(parent_pid).wait()
-
-        asyncio.run(until_stopped())

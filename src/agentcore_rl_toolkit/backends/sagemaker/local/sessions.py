@@ -61,6 +61,7 @@ class Session:
 
     def __init__(self, model: LocalModel, trainer: Executor, samplers: Executor, request: dict[str, Any]) -> None:
         self.name: str = request["TrainingSessionName"]
+        self.arn = wire.arn(f"training-session/{self.name}")
         self._request, self._model, self._trainer, self._samplers = request, model, trainer, samplers
         self._run = f"{self.name}:{secrets.token_hex(4)}"
         self._training: list[Operation] = []
@@ -83,28 +84,23 @@ class Session:
     def described(self) -> dict[str, Any]:
         """The TrainingSessionDetail."""
         counts = {f"{kind}TokenCount": self._tokens[kind] for kind in ("Prefill", "Sample", "Training")}
-        numbers = {"LastReceivedSequenceNumber": len(self._training), "BillableTokenUsage": counts}
         ended = {"EndTime": self._ended_s, "ErrorDetails": self._error}
-        return {**self._request, **self.summary(), **numbers, **{name: v for name, v in ended.items() if v}}
-
-    def summary(self) -> dict[str, Any]:
-        """The entry in ListTrainingSessions."""
         return {
-            "TrainingSessionArn": wire.arn(f"training-session/{self.name}"),
+            **self._request,
+            "TrainingSessionArn": self.arn,
             "TrainingSessionStatus": self.status,
             "CreationTime": self._created_s,
             "LastModifiedTime": self._ended_s or self._created_s,
+            "LastReceivedSequenceNumber": len(self._training),
+            "BillableTokenUsage": counts,
+            **{name: value for name, value in ended.items() if value},
         }
 
     def stop(self) -> None:
         """Raises: RefusedError on a session that has ended."""
-        self.check_transition("Stopping", "Created", "Running")
+        if (status := self.status) not in ("Created", "Running"):
+            raise RefusedError(f"invalid session state transition from {status} to Stopping")
         self._ended_s = time.time()
-
-    def check_transition(self, new: str, *allowed: str) -> None:
-        """Raises: RefusedError unless the session's state is one of those ``allowed``."""
-        if (status := self.status) not in allowed:
-            raise RefusedError(f"invalid session state transition from {status} to {new}")
 
     # -- the runtime
 

@@ -6,7 +6,6 @@ Source: botocore's models `sagemaker` and `sagemakertrainingsessionruntime`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import botocore.session
@@ -54,13 +53,6 @@ def request(body: bytes, service: str, operation: str, **located: str) -> dict[s
     if problems.has_errors():
         raise RefusedError(problems.generate_report())
     return found
-
-
-def page(key: str, found: list[dict[str, Any]], request: Mapping[str, Any]) -> dict[str, Any]:
-    """A page of a list, of ``MaxResults`` entries from ``NextToken`` on."""
-    first, size = int(request.get("NextToken", 0)), request.get("MaxResults", 10)
-    more = {"NextToken": str(first + size)} if first + size < len(found) else {}
-    return {key: found[first : first + size], **more}
 
 
 @functools.cache

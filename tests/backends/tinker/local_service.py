@@ -1,6 +1,6 @@
 """Tinker's clients over a model in this process: the SDK's methods, types and errors, without its wire.
 
-For rehearsals of a run on one machine, and for tests. Source: the `tinker` package 0.38.0.
+Source: the `tinker` package 0.38.0.
 """
 
 from __future__ import annotations
@@ -10,23 +10,21 @@ import itertools
 import secrets
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
+import tinker
+from tinker import types
 
-from ..._installation import missing_extra
-from ...errors import ConfigError
-from ..training.batch import datum_of
-from ..training.client import Adam, Loss
-
-if TYPE_CHECKING:
-    from ..training.local import LocalModel
-
-try:
-    import tinker
-    from tinker import types
-except ModuleNotFoundError as e:
-    raise missing_extra("Tinker's clients need its SDK", "tinker") from e
+from agentcore_rl_toolkit.backends.tinker.adapter import TinkerTraining
+from agentcore_rl_toolkit.backends.tinker.config import TinkerConfig
+from agentcore_rl_toolkit.backends.training.batch import datum_of
+from agentcore_rl_toolkit.backends.training.client import Adam, Loss
+from agentcore_rl_toolkit.backends.training.local import LocalModel
+from agentcore_rl_toolkit.backends.training.run import run_async
+from agentcore_rl_toolkit.backends.training.settings import Observer
+from agentcore_rl_toolkit.errors import ConfigError
+from agentcore_rl_toolkit.gateway import Gateway, GatewayConfig, UpstreamConfig
 
 T = TypeVar("T")
 
@@ -192,3 +190,17 @@ def _with_sdk_errors(work: Callable[[], T]) -> T:
 
 def _refused(message: str) -> tinker.RequestFailedError:
     return tinker.RequestFailedError(message, "local", types.RequestErrorCategory.User)
+
+
+async def run_over(service: LocalService, config: TinkerConfig, observe: Observer | None = None) -> int:
+    """A run over this service, with a gateway in this process that samples from it."""
+    key = secrets.token_urlsafe(24)
+    upstream = UpstreamConfig(url="http://tinker.invalid", engine="tinker")
+    given = GatewayConfig(upstreams=(upstream,), model_dir=str(config.model_dir), host="127.0.0.1", admin_key=key)
+    gateway = Gateway(given, connect=lambda: service)
+    await gateway.start()
+    try:
+        here = config.replace(gateway_url=gateway.url, gateway_public_url=None, gateway_admin_key=key)
+        return await run_async(here, lambda state: TinkerTraining.open(service, here, state), observe)
+    finally:
+        await gateway.stop()

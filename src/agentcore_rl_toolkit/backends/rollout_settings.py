@@ -1,0 +1,61 @@
+"""The settings of rollouts, in groups, which every trainer's settings contain."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from pydantic import Field
+
+from ..errors import ConfigError
+from .collection.credit import Credit
+from .collection.groups import MAX_TURNS, CollectConfig, PolicyFailures
+from .llm_judge import JudgeSettings
+from .settings import Count, Least0, Positive, Settings, SettingsGroup
+
+
+class LimitSettings(SettingsGroup):
+    """The limits of rollouts. Units: seconds. `CollectConfig` describes them."""
+
+    rollout_timeout_s: Positive = 900.0
+    submit_timeout_s: Positive = 120.0
+    tps_limit: Count = 25
+    max_concurrent: Count = 128
+    max_pool_connections: Count = 100
+    max_turns: Count | None = MAX_TURNS
+    extra_rollouts: Least0 = 0
+
+
+class SelectionSettings(SettingsGroup):
+    """Which tokens are trained, and how agents sample. `CollectConfig` describes them; ``train_on`` is its ``train``."""
+
+    policy_failures: PolicyFailures = "score"
+    train_on: str | None = None
+    refuse_other_sampling: bool = False
+    sampling_params: Mapping[str, Any] | None = None
+
+
+class RolloutSettings(Settings):
+    """The settings of a run's rollouts, and of the signals in them."""
+
+    limits: LimitSettings = Field(default_factory=LimitSettings)
+    selection: SelectionSettings = Field(default_factory=SelectionSettings)
+    signals: Credit = Field(default_factory=Credit)
+    judging: JudgeSettings = Field(default_factory=JudgeSettings)
+
+    def model_post_init(self, _: Any) -> None:
+        if self.judging.judge is not None and self.signals.credit == "turn":
+            raise ConfigError("a judge gives one reward to a whole rollout: credit `turn` cannot come from it")
+
+    def collect_config(self) -> CollectConfig:
+        """The settings of collections. The age of rollouts is left to the trainer, which knows the newest weights."""
+        flat = self.flat()
+        same = {f.name: flat[f.name] for f in fields(CollectConfig) if f.name in flat and f.name != "max_staleness"}
+        same |= {"train": self.selection.train_on, "judged_by": JudgeSettings.of(self.judging)}
+        return CollectConfig(**same, require_reward=self.require_reward)
+
+    @property
+    def require_reward(self) -> bool:
+        """Return True if a record without a reward is invalid."""
+        return True
