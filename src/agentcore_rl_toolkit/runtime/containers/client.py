@@ -17,7 +17,6 @@ from ...errors import ConfigError, LocalRuntimeError
 
 if TYPE_CHECKING:
     import aiodocker
-    from aiodocker.containers import DockerContainer
 
 FIRST_REPLY_S = 20.0
 START_ONE = (
@@ -92,16 +91,6 @@ class ContainerEngine:
             raise EngineError(e.message, status=0 if e.status == _NO_REPLY else e.status) from e
         except aiohttp.ClientError as e:
             raise EngineError(f"{self} does not answer: {e}") from e
-
-    @contextlib.asynccontextmanager
-    async def asked_about(self, container: str) -> AsyncIterator[DockerContainer]:
-        """A container by its id, for one request that changes nothing if it has ended. Raises: EngineError."""
-        try:
-            async with self.asked() as docker:
-                yield docker.containers.container(container)
-        except EngineError as e:
-            if e.status not in (404, 409):  # 409: its removal is under way
-                raise
 
     async def find_image(self, name: str) -> str | None:
         """The id of an image; None when the engine does not have it. Raises: EngineError."""

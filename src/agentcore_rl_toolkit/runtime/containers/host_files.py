@@ -67,7 +67,7 @@ def add(
     mounts |= {found["Target"]: found for found in host["Mounts"]}
     mounts |= {path: mount(path, source=source) for path, source in cover.mounts.items() if os.path.exists(source)}
     tmp_bytes = TMP_BYTES if "Memory" not in host else min(TMP_BYTES, host["Memory"] // 2)  # it is memory
-    settings |= {"Cmd": [str(agent.python), *what], "Entrypoint": [], "WorkingDir": str(directory)}
+    settings |= {"Cmd": [str(agent.interpreter), *what], "Entrypoint": [], "WorkingDir": str(directory)}
     host |= {
         "Mounts": [*mounts.values(), mount(directory, read_only=False)],
         "CapDrop": ["ALL"],
@@ -84,7 +84,7 @@ def mount(path: Path | str, *, source: str | None = None, read_only: bool = True
 
 
 def _shown(agent: Agent) -> list[Path]:
-    return [*interpreter_paths(agent.python), PACKAGE, project_of(agent.script), *_system()]
+    return [*interpreter_paths(agent.interpreter), PACKAGE, project_of(agent.script), *_system()]
 
 
 def _system() -> list[Path]:

@@ -8,6 +8,7 @@ killed one left behind, and nothing else.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import platform
@@ -23,7 +24,7 @@ from ..agents.agent import Agent
 from ..config import INHERITED, IsolationConfig
 from ..launcher.place import Place
 from . import host_files
-from .client import ContainerEngine
+from .client import ContainerEngine, EngineError
 from .process import AGENT_PORT, ContainerProcess
 
 log = logging.getLogger(__name__)
@@ -66,13 +67,14 @@ class ContainerNode:
 
     async def _sweep(self, engine: ContainerEngine) -> None:
         async with engine.asked() as docker:
-            ours = {"label": [f"{MACHINE_LABEL}={_machine()}"]}
-            for found in await docker.containers.list(all=True, filters=ours):
-                root = Path(found["Labels"].get(RUNTIME_LABEL, ""))
-                if root.parent == self._root.parent and not await asyncio.to_thread(root.exists):
-                    log.info("removing container %s of a runtime that is gone", found.id[:12])
-                    async with engine.asked_about(found.id) as container:
-                        await container.delete(force=True, v=True)
+            ours = await docker.containers.list(all=True, filters={"label": [f"{MACHINE_LABEL}={_machine()}"]})
+        for found in ours:
+            root = Path(found["Labels"].get(RUNTIME_LABEL, ""))
+            if root.parent == self._root.parent and not await asyncio.to_thread(root.exists):
+                log.info("removing container %s of a runtime that is gone", found.id[:12])
+                with contextlib.suppress(EngineError):  # another runtime removes it, too
+                    async with engine.asked():
+                        await found.delete(force=True, v=True)
 
     async def prepare(self, agent: Agent) -> None:
         """See to the agent's image. Raises: AgentLoadError with the reason."""
@@ -89,10 +91,11 @@ class ContainerNode:
         if agent.key not in self._images:
             await self.prepare(agent)
         settings = await asyncio.to_thread(self._settings, engine, agent, place)
-        process = ContainerProcess(engine, settings, place.log_path)
+        name = f"agentcore-rl-{self._root.name}-{agent.folder}-{place.name}"
+        process = ContainerProcess(engine, settings, name, place.log_path)
         self._running[process] = agent.key
         process.ended.add_done_callback(lambda _: self._running.pop(process, None))
-        await process.start(f"agentcore-rl-{self._root.name}-{agent.folder}-{place.name}")
+        await process.start()
         return process
 
     def describe(self) -> list[dict[str, Any]]:

@@ -7,86 +7,134 @@ import contextlib
 import logging
 import re
 import signal
-from collections.abc import Mapping
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..._servers.tasks import Tasks
 from ...errors import LocalRuntimeError
 from ..launcher.place import CommandEnd, Streams, Write
-from .client import ContainerEngine, EngineError
+from .client import CALL_TIMEOUT_S, ContainerEngine, EngineError
+
+if TYPE_CHECKING:
+    from aiodocker.containers import DockerContainer
 
 log = logging.getLogger(__name__)
 
 AGENT_PORT = 8080
-CAUSE_WAIT_S = 2.0  # an engine knows of a death a little later than the connection breaks
+LATE_DEATH_S = 2.0  # an engine knows of a death a little later than a command's output ends
 LOOK_S = 3.0  # between two looks at the state of a container whose output has not ended
 FIRST_LOOK_S, LAST_OUTPUT_S = 0.05, 1.0
+AWAY_S = 10.0  # an engine that does not answer for longer is gone
+PAUSES_S = (0.2, 0.5, 1.0, 2.0, 4.0)  # between requests that the engine refuses
 _PID_LINE = re.compile(rb"(\d+)\n")
 
 
 class ContainerProcess:
-    """A container session, as `SessionProcess` describes it. ``settings`` are the engine's, for the container."""
+    """A container session, as `SessionProcess` describes it. ``settings`` are the engine's, for the container.
+
+    Its life is one task, from the container's creation to its removal. The engine's reply to a look at the container's state
+    decides if it has ended. Streams of the engine carry output only: they may break at any time.
+    """
 
     lost = False
     pid: int | None = None
     cpu_s: float | None = None
     max_rss_bytes: int | None = None
 
-    def __init__(self, engine: ContainerEngine, settings: Mapping[str, Any], log_path: Path) -> None:
+    def __init__(self, engine: ContainerEngine, settings: Mapping[str, Any], name: str, log_path: Path) -> None:
         self.ended: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
         self.death: str | None = None
-        self._engine, self._settings, self._log_path = engine, settings, log_path
-        self._id = ""
+        self._engine, self._settings, self._name, self._log_path = engine, settings, name, log_path
+        self._created = self._stopping = False
         self._port = 0
-        self._stopping = False
         self._tasks = Tasks()
 
-    async def start(self, name: str) -> None:
+    async def start(self) -> None:
         """Create and start the container. Raises: LocalRuntimeError if it does not run."""
         running: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        life = self._tasks.start(self._live(name, running))
+        life = self._tasks.start(self._live(running))
         try:
             await asyncio.wait([running, life], return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
-            self._stopping = True  # its life ends it
+            self.stop(0.0)
             raise
         if not running.done():
             raise LocalRuntimeError(self.death or f"the container ended with status {self.ended.result()}")
 
-    async def _live(self, name: str, running: asyncio.Future[None]) -> None:
-        """Live from the container's creation to its removal."""
+    async def _live(self, running: asyncio.Future[None]) -> None:
         status: int | None = None
         try:
             async with self._engine.asked() as docker:
-                self._id = (await docker.containers.create(dict(self._settings), name=name)).id
+                await docker.containers.create(dict(self._settings), name=self._name)
+            self._created = True
             if not self._stopping:
                 status = await self._run(running)
         except (EngineError, OSError, LookupError, TypeError) as e:
             self.death = str(e)
         finally:
-            await asyncio.shield(self._tasks.start(self._remove(name)))
+            # By its name: its creation may have been without a reply.
+            removal = self._insist(lambda container: container.delete(force=True, v=True), done=(404,))
+            await asyncio.shield(self._tasks.start(removal))
             self.ended.set_result(status)
 
     async def _run(self, running: asyncio.Future[None]) -> int:
         """Start the container, copy its output, and stay until it has ended. Returns its exit status."""
-        # Attached before it starts, so that nothing is lost. Its output ends with it, which costs less than asking for its state.
-        with self._log_path.open("ab") as file:  # a local file of small writes
-            async with self._engine.asked(timeout_s=None) as docker:
-                container = docker.containers.container(self._id)
-                async with container.attach(stdout=True, stderr=True) as output:
-                    copying = self._tasks.start(_copy(output, file))
-                    await asyncio.sleep(0)
-                    await container.start()
-                    found = await container.show()
-                    self._port = int(found["NetworkSettings"]["Ports"][f"{AGENT_PORT}/tcp"][0]["HostPort"])
-                    running.set_result(None)
-                    if self._stopping:
-                        await container.kill(signal="SIGKILL")
-                    state = await _end_of(container, copying)
+        attached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        output = self._tasks.start(self._copy_output(attached))
+        await asyncio.wait([attached, output], return_when=asyncio.FIRST_COMPLETED)
+        async with self._asked() as container:
+            await container.start()
+            found = await container.show()
+        self._port = int(found["NetworkSettings"]["Ports"][f"{AGENT_PORT}/tcp"][0]["HostPort"])
+        running.set_result(None)
+        if self._stopping:  # it was not running when it was stopped
+            self.stop(0.0)
+        state = await self._end(output)
         code = int(state["ExitCode"])
         self.death = self._reason(code, bool(state.get("OOMKilled")))
         return code if code <= 128 else 128 - code
+
+    async def _copy_output(self, attached: asyncio.Future[None]) -> None:
+        """Append the output to the log, from before the start until the engine ends it."""
+        try:
+            with self._log_path.open("ab") as file:  # a local file of small writes
+                async with (
+                    self._asked(timeout_s=None) as container,
+                    container.attach(stdout=True, stderr=True) as output,
+                ):
+                    attached.set_result(None)
+                    while (message := await output.read_out()) is not None:
+                        file.write(message.data)
+                        file.flush()
+        except (EngineError, OSError) as e:
+            log.warning("the output of container %s broke off: %s", self._name, e)
+
+    async def _end(self, output: asyncio.Task[None]) -> dict[str, Any]:
+        """Wait until the container has ended, and return its state.
+
+        Its output ends with it, which costs less than asking for its state. But it may close the output itself, and engines do
+        not always end the output of a container that was killed.
+        """
+        pause_s, answered_s = FIRST_LOOK_S, time.monotonic()
+        while True:
+            await asyncio.wait([output], timeout=LOOK_S)
+            try:
+                async with self._asked() as container:
+                    state: dict[str, Any] = (await container.show())["State"]
+            except EngineError as e:
+                if e.status == 404 or time.monotonic() - answered_s > AWAY_S:
+                    raise
+            else:
+                answered_s = time.monotonic()
+                if not state["Running"]:
+                    await asyncio.wait([output], timeout=LAST_OUTPUT_S)
+                    output.cancel()
+                    return state
+            if output.done():
+                await asyncio.sleep(pause_s)
+                pause_s = min(LOOK_S, 2 * pause_s)
 
     def _reason(self, code: int, out_of_memory: bool) -> str | None:
         limit = self._settings["HostConfig"].get("Memory")
@@ -99,41 +147,44 @@ class ContainerProcess:
             return f"the session was killed from outside, as the kernel does above {size}"
         return f"its container ended with status {code}"
 
-    async def _remove(self, name: str) -> None:
-        if self._id:
+    async def _insist(self, ask: Callable[[DockerContainer], Awaitable[Any]], *, done: Collection[int]) -> None:
+        """Send a request, and again while the engine refuses it. ``done``: replies which mean that there is nothing to do."""
+        error: EngineError | None = None
+        for pause_s in (0.0, *PAUSES_S):
+            await asyncio.sleep(pause_s)
             try:
-                async with self._engine.asked_about(self._id) as container:
-                    await container.delete(force=True, v=True)
-            except EngineError as e:  # its session is over all the same
-                log.warning("container %s could not be removed: %s", name, e)
+                async with self._asked() as container:
+                    await ask(container)
+                return
+            except EngineError as e:
+                if e.status in done:
+                    return
+                error = e
+        log.warning("container %s can be neither stopped nor removed: %s", self._name, error)
+
+    @contextlib.asynccontextmanager
+    async def _asked(self, timeout_s: float | None = CALL_TIMEOUT_S) -> AsyncIterator[DockerContainer]:
+        """The container, for requests to the engine. Raises: EngineError."""
+        async with self._engine.asked(timeout_s) as docker:
+            yield docker.containers.container(self._name)
 
     def stop(self, grace_s: float) -> None:
         """SIGTERM now and SIGKILL after the grace; at once when the grace is 0."""
         self._stopping = True
-        self._tasks.start(self._stop(grace_s))
+        if self._created:  # otherwise it will not be started
+            self._tasks.start(self._stop(grace_s))
 
     async def _stop(self, grace_s: float) -> None:
-        if not self._id:
-            return  # it will not be started
-        try:
-            if grace_s > 0:
-                async with self._engine.asked_about(self._id) as container:
-                    await container.kill(signal="SIGTERM")
-                await asyncio.wait([self.ended], timeout=grace_s)
-            if not self.ended.done():
-                async with self._engine.asked_about(self._id) as container:
-                    await container.kill(signal="SIGKILL")
-        except EngineError as e:
-            log.warning("container %s cannot be stopped: %s", self._id[:12], e)
+        not_running = (404, 409)
+        if grace_s > 0:
+            await self._insist(lambda container: container.kill(signal="SIGTERM"), done=not_running)
+            await asyncio.wait([self.ended], timeout=grace_s)
+        if not self.ended.done():
+            await self._insist(lambda container: container.kill(signal="SIGKILL"), done=not_running)
 
     async def dial(self) -> Streams:
         """Connect to the agent's server. Raises: OSError."""
         return await asyncio.open_connection("127.0.0.1", self._port)
-
-    async def cause(self) -> str | None:
-        """Return why it ended, after a connection to it broke; None if it has not."""
-        await asyncio.wait([self.ended], timeout=CAUSE_WAIT_S)
-        return self.death
 
     # -- commands
     async def command(self, text: str, write: Write, timeout_s: float) -> CommandEnd:
@@ -141,7 +192,7 @@ class ContainerProcess:
         running = self._tasks.start(self._command(text, write, timeout_s))
         await asyncio.wait([running, self.ended], return_when=asyncio.FIRST_COMPLETED)
         if running.done() and running.result().error is not None:  # the container may be about to end
-            await asyncio.wait([self.ended], timeout=CAUSE_WAIT_S)
+            await asyncio.wait([self.ended], timeout=LATE_DEATH_S)
         if self.ended.done():
             running.cancel()
             return CommandEnd(-signal.SIGKILL)
@@ -154,8 +205,8 @@ class ContainerProcess:
         words = ["/bin/sh", "-c", 'echo $$; exec /bin/sh -c "$1"', "sh", text]
         head, inner_pid = b"", ""
         try:
-            async with asyncio.timeout(timeout_s), self._engine.asked(timeout_s=None) as docker:
-                made = await docker.containers.container(self._id).exec(words)
+            async with asyncio.timeout(timeout_s), self._asked(timeout_s=None) as container:
+                made = await container.exec(words)
                 async with made.start(detach=False) as stream:
                     while (message := await stream.read_out()) is not None:
                         data = message.data
@@ -183,33 +234,8 @@ class ContainerProcess:
             return
         words = ["/bin/sh", "-c", f"kill -9 -{inner_pid} || kill -9 {inner_pid}"]
         try:
-            async with self._engine.asked() as docker:
-                killing = await docker.containers.container(self._id).exec(words)
+            async with self._asked() as container:
+                killing = await container.exec(words)
                 await killing.start(detach=True)
         except EngineError as e:
             log.warning("a command that took too long could not be killed: %s", e)
-
-
-async def _end_of(container: Any, copying: asyncio.Task[None]) -> dict[str, Any]:
-    """Wait until a container has ended, and return its state. Its output ends with it, unless it closed the output itself.
-
-    The state is also looked at from time to time: engines do not always end the output of a container that was killed.
-    """
-    pause_s = FIRST_LOOK_S
-    while True:
-        await asyncio.wait([copying], timeout=LOOK_S)
-        state: dict[str, Any] = (await container.show())["State"]
-        if not state["Running"]:
-            await asyncio.wait([copying], timeout=LAST_OUTPUT_S)
-            copying.cancel()
-            return state
-        if copying.done():
-            await asyncio.sleep(pause_s)
-            pause_s = min(LOOK_S, 2 * pause_s)
-
-
-async def _copy(output: Any, file: Any) -> None:
-    with contextlib.suppress(OSError):
-        while (message := await output.read_out()) is not None:
-            file.write(message.data)
-            file.flush()
