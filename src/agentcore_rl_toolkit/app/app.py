@@ -23,7 +23,7 @@ from ..store.boto import PutOnlyStore
 from ..store.remote import find_region, find_session
 from .engine import Engine, is_rollout
 from .model import CURRENT, Call, Default, Model, resolve
-from .record import PolicyReward, RolloutInfo, check_policy_reward, find_secrets, success_body
+from .record import PolicyReward, RolloutInfo, check_policy_reward, success_body
 from .rollout import RolloutFunction
 from .sagemaker.job import check_reports_nothing
 from .settings import AgentSettings
@@ -228,7 +228,6 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
             session_id=session_id,
             result_key=result_key,
             payload=None if payload is None else redact_payload(payload),
-            secrets=find_secrets(config, result_key, session_id),
         )
         body, _ = success_body(info, result, max_bytes=self._engine.settings.max_record_bytes)
         secret = config.proof_key or self._engine.proof_key_of(result_key)

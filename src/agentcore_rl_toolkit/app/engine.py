@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import dataclasses
-import functools
 import logging
 import os
 import sys
@@ -12,7 +12,7 @@ import threading
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..contract import (
     PROBE_FIELD,
@@ -27,25 +27,22 @@ from ..contract import (
 from ..errors import AgentCoreRLError, ContractError, StorePermissionError
 from ..proof import PROOF_KEY_FIELD, REPLY_FIELD, SCHEME
 from ..store import ObjectStore, open_store, url_matches
-from .record import RolloutInfo, find_secrets
+from .record import RolloutInfo
 from .rollout import Rollout, RolloutFunction
 from .runner import AgentRunner
-from .sagemaker.job import job_rollout
+from .sagemaker.job import JobRollout, job_rollout
 from .settings import AgentSettings
-
-if TYPE_CHECKING:
-    from .sagemaker.jobs import Jobs
 
 logger = logging.getLogger(__name__)
 
 REMEMBERED = 10_000  # rollouts whose repeated delivery is recognized
 MIN_HEARTBEAT_S = 0.2  # a caller must not make an agent write without pause
 
-Identity = tuple[str, str, int]  # store, key, attempt
+Identity = tuple[str, str, int]  # store or job, key, attempt
 
 
 class Engine:
-    """Accepts the invocations of one app. Thread-safe; starts and opens nothing before the first one.
+    """Accepts the invocations of one app, on the server's loop. It starts and opens nothing before the first one.
 
     Args:
         settings: reads the settings, at the first invocation: a snapshot of the process holds none of them.
@@ -66,9 +63,10 @@ class Engine:
         self._lock = threading.RLock()  # a signal handler may interrupt its own holder
         self.runner = AgentRunner()
         self._stores: dict[str, ObjectStore] = {}
-        self._accepted: OrderedDict[Identity, None] = OrderedDict()
+        self._accepted: OrderedDict[Identity, concurrent.futures.Future[None] | None] = (
+            OrderedDict()
+        )  # None: it has ended
         self._live: set[Rollout] = set()
-        self._sagemaker: Jobs | None = None
         self._closing = ""
 
     @property
@@ -107,16 +105,15 @@ class Engine:
             return await probe.answer(payload, session_id, settings, self.store_for)
         job = job_rollout(payload)
         if job is not None:
-            return await self._jobs().accept(job, function, context, session_id, settings)
-        config = RolloutConfig.from_payload(payload)
-        settings.check_base_url(config and config.base_url)
-        args = function.arguments(_without_proof_key(payload), context)
-        make = functools.partial(Rollout, function=function, args=args, settings=settings, session_id=session_id)
-        if config is None or config.exp_id is None or config.input_id is None or config.s3_bucket is None:
-            self._begin(make(config=config or RolloutConfig()))
+            return await self._accept_job(job, function, context, session_id)
+        config = RolloutConfig.from_payload(payload) or RolloutConfig()
+        settings.check_base_url(config.base_url)
+        args, bucket = function.arguments(_without_proof_key(payload), context), config.s3_bucket
+        if config.exp_id is None or config.input_id is None or bucket is None:
+            info = RolloutInfo(config=config, session_id=session_id, result_key=session_id)
+            self._begin(Rollout(function=function, args=args, settings=settings, info=info))
             return {"status": "processing"}
 
-        bucket = config.s3_bucket
         if config.input_id == "":  # a fresh one, and the same one when this session is delivered again
             config = dataclasses.replace(config, input_id=session_id)
         key = result_key(config.exp_id or "", config.input_id or "", session_id)
@@ -133,22 +130,20 @@ class Engine:
         if config.proof_key is not None:
             reply[REPLY_FIELD] = SCHEME  # a promise, too: a record without a proof is not ours
         identity = (bucket, key, config.attempt)
-        if not self._is_new(identity):
+        if identity in self._accepted:
+            logger.info("delivered again: %s", key)
             return reply
         info = RolloutInfo(
             config=config,
             session_id=session_id,
             result_key=key,
             payload=redact_payload(payload),
-            secrets=find_secrets(config, key, session_id),
             train=config.extra.get(TRAIN_FIELD) or function.train,
         )
-        rollout = make(config=config, info=info, store=store, heartbeat_s=heartbeat_s)
-        try:
-            self._begin(rollout)
-        except BaseException:
-            self._accepted.pop(identity, None)  # delivered again, it is tried again
-            raise
+        rollout = Rollout(
+            function=function, args=args, settings=settings, info=info, store=store, heartbeat_s=heartbeat_s
+        )
+        self._begin_once(identity, rollout)
         if heartbeat_s is not None and settings.store_check_s > 0:
             # The first heartbeat shows if the store accepts objects. Faults that may pass are tried again for longer than this.
             await asyncio.wait({rollout.first_beat}, timeout=settings.store_check_s)
@@ -157,23 +152,47 @@ class Engine:
                 return self._refuse(rollout, bucket, identity, refusal)
         return reply
 
-    def _jobs(self) -> Jobs:
-        from .sagemaker.jobs import Jobs  # only rollouts of jobs pay for what it loads
+    async def _accept_job(
+        self, job: JobRollout, function: RolloutFunction, context: Any, session_id: str
+    ) -> dict[str, Any]:
+        """Run the rollout of a SageMaker job unless it runs or ran already. The reply waits until its reward is reported.
 
-        with self._lock:
-            self._sagemaker = self._sagemaker or Jobs(self._begin)
-            return self._sagemaker
+        Raises: AgentCoreRLError if it could not be reported. Then the next delivery runs the rollout once more.
+        """
+        from .sagemaker.jobs import make_rollout  # only rollouts of jobs pay for what it loads
 
-    def _is_new(self, identity: Identity) -> bool:
-        """Return True if an invocation is delivered for the first time."""
-        with self._lock:
-            if identity in self._accepted:
-                logger.info("delivered again: %s", identity[1])
-                return False
-            self._accepted[identity] = None
-            while len(self._accepted) > REMEMBERED:
-                self._accepted.popitem(last=False)
-            return True
+        self.settings.check_base_url(job.endpoint)
+        identity = (job.arn, job.key, 0)
+        if identity not in self._accepted:
+            rollout, rewards = make_rollout(job, function, context, session_id, self.settings)
+            self._begin_once(identity, rollout, is_stored=lambda: rewards.reported)
+        if self.settings.sagemaker_background:
+            return {"status": "in_progress"}
+        done = self._accepted[identity]
+        if done is not None:
+            await asyncio.wrap_future(done)
+        if identity not in self._accepted:
+            raise AgentCoreRLError(f"the reward of {job.key} could not be reported; the agent's log says why")
+        return {"status": "completed"}
+
+    def _begin_once(self, identity: Identity, rollout: Rollout, is_stored: Callable[[], bool] = lambda: True) -> None:
+        """Begin a rollout, and recognize it if it is delivered again. If nothing is stored, the next delivery runs it again."""
+
+        def ended(_: Any) -> None:
+            if not is_stored():
+                self._accepted.pop(identity, None)
+            elif identity in self._accepted:
+                self._accepted[identity] = None
+
+        self._accepted[identity] = rollout.done
+        rollout.done.add_done_callback(ended)
+        while len(self._accepted) > REMEMBERED:
+            self._accepted.popitem(last=False)
+        try:
+            self._begin(rollout)
+        except BaseException:
+            self._accepted.pop(identity, None)
+            raise
 
     def _refuse(self, rollout: Rollout, bucket: str, identity: Identity, refusal: AgentCoreRLError) -> dict[str, Any]:
         """End a rollout whose record could not be stored."""
@@ -182,7 +201,7 @@ class Engine:
             text += f". The session cannot write to {bucket} (local runtime: --store {bucket})"
         elif isinstance(refusal, StorePermissionError):
             rights = "s3:PutObject, s3:GetObject and s3:DeleteObject"
-            text += f". The agent's role needs {rights} on {rollout.config.exp_id}/* there"
+            text += f". The agent's role needs {rights} on {rollout.info.config.exp_id}/* there"
         logger.critical("rollout refused: %s", text)
         rollout.interrupt(text)
         if rollout.agent is not None:
@@ -217,7 +236,7 @@ class Engine:
         self.runner.cancel()
         for rollout, done in pending.items():
             if not done.done():
-                logger.critical("record not stored within %.0f s of the shutdown: %s", grace_s, rollout.label)
+                logger.critical("record not stored within %.0f s of the shutdown: %s", grace_s, rollout.info.result_key)
 
     def store_for(self, url: str, region: str | None = None) -> tuple[ObjectStore, bool]:
         """The store of a bucket or URL, and True if the agent's author brought it (then it gets records only)."""
@@ -231,13 +250,13 @@ class Engine:
 
     def proof_key_of(self, key: str) -> str | None:
         """The secret of the running rollout whose record will be at a key."""
-        return next((r.config.proof_key for r in list(self._live) if r.info and r.info.result_key == key), None)
+        return next((r.info.config.proof_key for r in list(self._live) if r.info.result_key == key), None)
 
     def _begin(self, rollout: Rollout) -> None:
         self._live.add(rollout)
         busy = self._on_start(rollout.function.name)
 
-        def finished(_: asyncio.Task[None]) -> None:
+        def finished(_: asyncio.Task[None] | None = None) -> None:
             self._on_end(busy)
             self._live.discard(rollout)
             rollout.done.set_result(None)
@@ -245,8 +264,7 @@ class Engine:
         try:
             supervisor = rollout.start(self.runner)
         except BaseException:  # no thread can be started
-            self._on_end(busy)
-            self._live.discard(rollout)
+            finished()
             raise
         supervisor.add_done_callback(finished)
 

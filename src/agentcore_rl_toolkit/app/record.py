@@ -162,6 +162,7 @@ class RolloutInfo:
     """The facts of a rollout that are stored with its result. Units: unix seconds.
 
     Attributes:
+        result_key: the key of the record; of a rollout without a record, its name in logs.
         payload: already redacted; None leaves the field out.
         train: the rule of what trains, of the client or the agent.
         texts: read with `rollout_text`; filled while the agent runs.
@@ -170,11 +171,15 @@ class RolloutInfo:
     config: RolloutConfig
     session_id: str
     result_key: str
-    payload: Mapping[str, Any] | None = field(repr=False)
-    secrets: tuple[str, ...] = field(default=(), repr=False)
+    payload: Mapping[str, Any] | None = field(default=None, repr=False)
     started_s: float = field(default_factory=time.time)
     train: str | None = None
     texts: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """The values that are blanked in the agent's output."""
+        return find_secrets(self.config, self.result_key, self.session_id)
 
 
 def check_policy_reward(value: PolicyReward) -> PolicyReward:

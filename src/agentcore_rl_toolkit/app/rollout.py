@@ -65,7 +65,7 @@ class RolloutFunction:
 
 @dataclass(kw_only=True, eq=False)
 class Rollout:
-    """One run of the agent and its record; without `info` and `store` nothing is stored.
+    """One run of the agent and its record; without `store` nothing is stored.
 
     ``done`` ends when the record is stored or given up. ``first_beat`` ends with the error of the first heartbeat, or None.
     """
@@ -73,9 +73,7 @@ class Rollout:
     function: RolloutFunction
     args: tuple[Any, ...]
     settings: AgentSettings
-    session_id: str
-    config: RolloutConfig
-    info: RolloutInfo | None = None
+    info: RolloutInfo
     store: ObjectStore | None = None
     heartbeat_s: float | None = None
     stop_reason: str = ""
@@ -90,21 +88,16 @@ class Rollout:
         self._stored = asyncio.Event()
         self._outcome: Outcome | None = None
 
-    @property
-    def label(self) -> str:
-        """Its name in a log."""
-        return self.info.result_key if self.info else self.session_id
-
     def start(self, runner: AgentRunner) -> asyncio.Task[None]:
         """Start the agent and its supervisor, on the running loop."""
-        config, name = self.config, self.function.name
+        config, session_id, name = self.info.config, self.info.session_id, self.function.name
         ids = {n: str(v) for n, v in (("input_id", config.input_id), ("exp_id", config.exp_id)) if v is not None}
-        with log_context(session_id=self.session_id, **ids):
+        with log_context(session_id=session_id, **ids):
             context = contextvars.copy_context()
-            context.run(READ.set, self.info.texts if self.info else None)
+            context.run(READ.set, self.info.texts)
             call = Call(config=config, ended=lambda: self.agent is not None and self.agent.done())
             context.run(CURRENT.set, call)
-            span = _start_span(self.session_id, config, context)
+            span = _start_span(session_id, config, context)
             agent = self.agent = runner.start(self.function.call, self.args, context, f"rollout-{name}")
             # Not asyncio's copy of the agent's future: that cannot hold a StopIteration, and rebuilds a TimeoutError.
             agent.add_done_callback(lambda _: self._wake_up())
@@ -122,22 +115,23 @@ class Rollout:
     async def _supervise(self, agent: concurrent.futures.Future[Any], span: Any) -> None:
         heart: asyncio.Task[None] | None = None
         try:
-            if self.info is not None and self.store is not None and self.heartbeat_s is not None:
-                heart = asyncio.create_task(self._beat(self.info, self.store, self.heartbeat_s))
+            if self.store is not None and self.heartbeat_s is not None:
+                heart = asyncio.create_task(self._beat(self.store, self.heartbeat_s))
             await self._wake.wait()
-            if self.info is not None and self.store is not None:
-                await self._finish(self.info, self.store, agent, heart)
+            if self.store is not None:
+                await self._finish(self.store, agent, heart)
             elif agent.done() and agent.exception() is not None:
                 logger.error("rollout failed", exc_info=agent.exception())
         except BaseException:  # a supervisor that dies is a record that is never written
-            logger.exception("rollout %s could not be finished", self.label)
+            logger.exception("rollout %s could not be finished", self.info.result_key)
         finally:
             if heart is not None:
                 heart.cancel()
             _end_span(span, self._outcome, agent.exception() if agent.done() else None)
 
-    async def _beat(self, info: RolloutInfo, store: ObjectStore, period_s: float) -> None:
+    async def _beat(self, store: ObjectStore, period_s: float) -> None:
         """Renew the sign of life until the record is stored, which may itself take a while."""
+        info = self.info
         sign = {"session_id": info.session_id, "attempt": info.config.attempt, "period_s": period_s}
         sign["started_s"] = round(info.started_s, 3)
         try:
@@ -162,13 +156,10 @@ class Rollout:
                 self.first_beat.set_result(None)
 
     async def _finish(
-        self,
-        info: RolloutInfo,
-        store: ObjectStore,
-        agent: concurrent.futures.Future[Any],
-        heart: asyncio.Task[None] | None,
+        self, store: ObjectStore, agent: concurrent.futures.Future[Any], heart: asyncio.Task[None] | None
     ) -> None:
-        body, self._outcome = await asyncio.to_thread(self._encode, info, agent)
+        info = self.info
+        body, self._outcome = await asyncio.to_thread(self._encode, agent)
         if info.config.proof_key is not None:
             body = await asyncio.to_thread(seal, body, info.result_key, info.config.proof_key)
         timeout_s = self.settings.grace_s if self.stop_reason else self.settings.put_timeout_s
@@ -176,7 +167,7 @@ class Rollout:
             await store.put_async(info.result_key, body, create_only=True, timeout_s=timeout_s)
             logger.info("record stored: %s (%d bytes)", info.result_key, len(body))
         except ObjectExistsError:
-            await self._replace(info, store, body, timeout_s)
+            await self._replace(store, body, timeout_s)
         except AgentCoreRLError as e:
             logger.critical("the record of %s is lost: %s", info.result_key, e)
             return
@@ -189,36 +180,36 @@ class Rollout:
             except AgentCoreRLError as e:
                 logger.warning("heartbeat object left behind: %s", e)
 
-    def _encode(self, info: RolloutInfo, agent: concurrent.futures.Future[Any]) -> tuple[bytes, Outcome]:
+    def _encode(self, agent: concurrent.futures.Future[Any]) -> tuple[bytes, Outcome]:
         """Return the record and its outcome. It calls methods of the agent's result or exception, which may raise anything."""
         if not agent.done():
             stop_reason = f"interrupted: {self.stop_reason}"
             logger.error("%s", stop_reason)
             about: Any = {"stop_reason": stop_reason, "error_type": INTERRUPTED, "outcome": Outcome.LOST}
-            return error_body(info, **about, blame=Blame(cause=Cause.INFRASTRUCTURE)), Outcome.LOST
+            return error_body(self.info, **about, blame=Blame(cause=Cause.INFRASTRUCTURE)), Outcome.LOST
         error = agent.exception()
         returned = error is None
         if error is None:
             try:
-                return success_body(info, agent.result(), max_bytes=self.settings.max_record_bytes)
+                return success_body(self.info, agent.result(), max_bytes=self.settings.max_record_bytes)
             except BaseException as e:
                 error = e
         try:
-            return self._failure(info, error, returned)
+            return self._failure(error, returned)
         except BaseException:  # name and traceback, past what the agent's class puts in their place
             name = vars(type)["__name__"].__get__(type(error))
             plain = AgentError(name, error_type=name)
             plain.__traceback__ = vars(BaseException)["__traceback__"].__get__(error)
-            return self._failure(info, plain, returned)
+            return self._failure(plain, returned)
 
-    def _failure(self, info: RolloutInfo, error: BaseException, returned: bool) -> tuple[bytes, Outcome]:
+    def _failure(self, error: BaseException, returned: bool) -> tuple[bytes, Outcome]:
         """Return the record of an exception: the agent's, or the reason why what it ``returned`` cannot be stored."""
         outcome, where, whose = Outcome.AGENT_ERROR, None, Blame(cause=Cause.AGENT)
         if returned:
             outcome = Outcome.INVALID if isinstance(error, InvalidResultError) else outcome
         else:
             whose = blame(error, self.function.policy_failures)
-            where = elsewhere(error, info.config.base_url)
+            where = elsewhere(error, self.info.config.base_url)
             if where is not None:
                 error.add_note(f"The call went to {where}, which is not the model's gateway.")
             if where is not None and whose.cause is Cause.POLICY:  # another model's context or tokens
@@ -240,7 +231,7 @@ class Rollout:
         # The first frame is the runner's.
         frames = (error.__traceback__ and error.__traceback__.tb_next) or error.__traceback__
         body = error_body(
-            info,
+            self.info,
             stop_reason=stop_reason,
             error_type=error_type,
             outcome=outcome,
@@ -250,33 +241,29 @@ class Rollout:
         )
         return body, outcome
 
-    async def _replace(self, info: RolloutInfo, store: ObjectStore, body: bytes, timeout_s: float) -> None:
+    async def _replace(self, store: ObjectStore, body: bytes, timeout_s: float) -> None:
         """The key is taken. A record of an earlier attempt or of another writer is replaced; this attempt's first one stays."""
-        key, secret = info.result_key, info.config.proof_key
+        key, secret, own_attempt = self.info.result_key, self.info.config.proof_key, self.info.config.attempt
+        most = 3 * self.settings.max_record_bytes  # more than any record of ours
         try:
-            found = await self._record_there(info, store, timeout_s)
+            try:
+                found = await store.get_async(key, max_bytes=most, timeout_s=timeout_s)
+            except ObjectTooLargeError:
+                if secret is None:
+                    raise
+                found = b""
             if secret is not None and (not found or check(found, key, secret) is not Proof.PROVEN):
                 logger.critical("security: %s held a record that this session did not write; it is replaced", key)
                 await store.put_async(key, body, timeout_s=timeout_s)
                 return
             block = parse_record(found).get(INFO_FIELD)
             attempt = block.get("attempt") if isinstance(block, Mapping) else None
-            if isinstance(attempt, int) and attempt < info.config.attempt:
+            if isinstance(attempt, int) and attempt < own_attempt:
                 await store.put_async(key, body, timeout_s=timeout_s)
                 return
         except AgentCoreRLError as e:
             logger.error("%s is taken and could not be replaced: %s", key, e)
         logger.warning("%s holds a record already, which stays", key)
-
-    async def _record_there(self, info: RolloutInfo, store: ObjectStore, timeout_s: float) -> bytes:
-        """The object at the record's key; empty when it is larger than any record of ours."""
-        most = 3 * self.settings.max_record_bytes
-        try:
-            return await store.get_async(info.result_key, max_bytes=most, timeout_s=timeout_s)
-        except ObjectTooLargeError:
-            if info.config.proof_key is None:
-                raise
-            return b""
 
 
 # ---- spans
