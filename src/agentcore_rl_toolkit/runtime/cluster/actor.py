@@ -31,8 +31,7 @@ class NodeActor:
 
     def __init__(self) -> None:
         self._root = roots.new_root()
-        self._sessions: dict[str, SessionProcess] = {}  # by token
-        self._ends: dict[str, asyncio.Task[dict[str, Any]]] = {}
+        self._sessions: dict[str, tuple[SessionProcess, Place]] = {}  # by token
         self._node: LocalNode
         self._server: asyncio.Server
 
@@ -63,25 +62,22 @@ class NodeActor:
         place = self._node.place(agent, name, log)
         process = await self._node.spawn(agent, place)
         token = secrets.token_urlsafe(24)
-        self._sessions[token] = process
-        self._ends[token] = asyncio.create_task(self._end(token, place, process))
+        self._sessions[token] = process, place
         return {"token": token, "pid": process.pid}
 
-    async def _end(self, token: str, place: Place, process: SessionProcess) -> dict[str, Any]:
+    async def ended(self, token: str) -> dict[str, Any]:
+        """Wait for the end of a session, and remove its files. Returns its exit status and its usage."""
+        process, place = self._sessions[token]
         status = await process.ended
         del self._sessions[token]
         await self._node.discard(place)
         usage = {"cpu_s": process.cpu_s, "max_rss_bytes": process.max_rss_bytes}
         return {"status": status, "death": process.death, **usage}
 
-    async def ended(self, token: str) -> dict[str, Any]:
-        """Wait for the end of a session. Returns its exit status and its usage."""
-        return await self._ends.pop(token)
-
     async def stop(self, token: str, grace_s: float) -> None:
         """Send SIGTERM to a session, and SIGKILL after the grace."""
         if token in self._sessions:
-            self._sessions[token].stop(grace_s)
+            self._sessions[token][0].stop(grace_s)
 
     async def forget(self, agent: Agent) -> None:
         """End an agent version with its sessions."""
@@ -104,7 +100,7 @@ class NodeActor:
             await output.put((name, data))
 
         async def run() -> None:
-            await output.put(await self._sessions[token].command(text, write, timeout_s))
+            await output.put(await self._sessions[token][0].command(text, write, timeout_s))
 
         running = asyncio.create_task(run())
         while not isinstance(item := await output.get(), CommandEnd):
@@ -116,7 +112,7 @@ class NodeActor:
         with contextlib.suppress(OSError, ValueError), contextlib.closing(writer):
             token = (await reader.readline()).decode().strip()
             if token in self._sessions:
-                there, back = await self._sessions[token].dial()
+                there, back = await self._sessions[token][0].dial()
                 with contextlib.closing(back):
                     copies = [asyncio.create_task(_copy(reader, back)), asyncio.create_task(_copy(there, writer))]
                     _, late = await asyncio.wait(copies, return_when=asyncio.FIRST_COMPLETED)

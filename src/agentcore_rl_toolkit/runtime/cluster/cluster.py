@@ -1,9 +1,9 @@
 """The launcher of a cluster: chooses a node for each session, and starts it there.
 
-Theory of operation. Ray's machines are listed every `POLL_S`. Each new one gets an actor, which runs the launcher of a single
-machine. The front has all sessions in its own table; a session's process is a `RemoteProcess`, which is reached through the
-node's port. A session is placed on the node with the largest free share of its capacity. When Ray reports an actor or its machine
-as dead, its sessions end as lost. The machine may come back as a new node.
+Theory of operation. Ray's machines are listed every `POLL_S`. Each new one becomes a node, whose life is one task:
+an actor on the machine runs the launcher of a single machine until it is gone. The front has all sessions in its own table; a
+session's process is a `RemoteProcess`, which is reached through the node's port. When an actor or its machine is dead, Ray fails
+every call to it, so its sessions end as lost. A machine that is still there becomes a node again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import logging
 import secrets
 import signal
 import time
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,7 +28,7 @@ from .bundle import pack_project
 from .ray_nodes import Machine, RayNodes, result_of
 
 log = logging.getLogger(__name__)
-RETRY_S = 10.0  # after a failed start of a node
+RETRY_S = 10.0  # after the end of a node whose machine is still there
 CLOSE_S = 15.0
 POLL_S, JOIN_TIMEOUT_S = 1.0, 120.0
 SESSIONS_PER_CPU = 50
@@ -39,25 +38,27 @@ USABLE_MEMORY = 0.8
 
 @dataclass(eq=False)
 class Node:
-    """A machine whose actor takes sessions. ``lost``: why it takes none any more."""
+    """A machine with an actor. ``state``: joining, ready, failed (it never took sessions) or lost, the last two for a reason."""
 
     machine: Machine
     capacity: int
-    actor: Any
-    port: int
-    pid: int
-    tier: str
-    logs: str  # the folder
-    lost: str | None = None
-    # The sessions placed here, by the folders of their agents and their names. None: it is starting.
-    sessions: dict[tuple[str, str], RemoteProcess | None] = field(default_factory=dict)
+    state: str = "joining"
+    reason: str | None = None
+    ended_s: float | None = None
+    actor: Any = None
+    # What the actor reports when it is ready.
+    port: int = 0
+    pid: int | None = None
+    tier: str = ""
+    logs: str = ""  # the folder
+    sessions: set[tuple[str, str]] = field(default_factory=set)  # placed here: the folders of their agents, their names
     agents: dict[tuple[str, int], asyncio.Task[Agent]] = field(default_factory=dict)
 
     def describe(self) -> dict[str, Any]:
         """The node as `/_local/nodes` shows it."""
         about = {"node_id": self.machine.node_id, "host": self.machine.host, "pid": self.pid, "isolation": self.tier}
-        state = "ready" if self.lost is None else "lost"
-        return {**about, "state": state, "capacity": self.capacity, "sessions": len(self.sessions), "reason": self.lost}
+        counts = {"capacity": self.capacity, "sessions": len(self.sessions)}
+        return {**about, "state": self.state, **counts, "reason": self.reason}
 
 
 class RemoteProcess:
@@ -75,30 +76,21 @@ class RemoteProcess:
 
     async def wait(self) -> None:
         """Wait for its end, and resolve ``ended``."""
+        status = None
         try:
             found = await result_of(self._node.actor.ended.remote(self._token))
         except LocalRuntimeError as e:
-            self.set_lost(f"node {self._node.machine.node_id} was lost: {e}")
-            return
-        self.cpu_s, self.max_rss_bytes, self.death = found["cpu_s"], found["max_rss_bytes"], found["death"]
-        if not self.ended.done():
-            self.ended.set_result(found["status"])
-
-    def set_lost(self, why: str) -> None:
-        """End it, because its node is gone."""
-        if not self.ended.done():
-            self.lost, self.death = True, why
-            self.ended.set_result(None)
+            self.lost, self.death = True, f"node {self._node.machine.node_id} was lost: {e}"
+        else:
+            status, self.death = found["status"], found["death"]
+            self.cpu_s, self.max_rss_bytes = found["cpu_s"], found["max_rss_bytes"]
+        self.ended.set_result(status)
 
     async def dial(self) -> Streams:
         """Connect to the session's server. Raises: OSError."""
         reader, writer = await asyncio.open_connection(self._node.machine.host, self._node.port)
         writer.write(self._token.encode() + b"\n")
         return reader, writer
-
-    async def cause(self) -> str | None:
-        """Return None: the cause is known when Ray has reported it, and this does not wait for that."""
-        return self.death
 
     async def command(self, text: str, write: Write, timeout_s: float) -> CommandEnd:
         """Run a shell command beside the session's server, on its node."""
@@ -126,18 +118,19 @@ class Cluster:
 
     def __init__(self, config: RuntimeConfig, machines: RayNodes) -> None:
         self._config, self._ray = config, machines
-        self._nodes: dict[str, Node] = {}
-        self._lost: deque[dict[str, Any]] = deque(maxlen=100)
-        self._joining: dict[str, asyncio.Task[None]] = {}
-        self._failures: dict[str, tuple[float, str]] = {}  # not again before, why
+        self._nodes: dict[str, Node] = {}  # the last one of each machine
         self._agents: dict[tuple[str, int], tuple[Agent, str, bytes]] = {}  # with the path in its bundle
         self._joined = asyncio.Event()
         self._tasks = Tasks()
 
     @property
+    def _ready(self) -> list[Node]:
+        return [node for node in self._nodes.values() if node.state == "ready"]
+
+    @property
     def tier(self) -> str:
         """Isolation of the nodes' sessions."""
-        return ", ".join(sorted({node.tier for node in self._nodes.values()})) or "unknown"
+        return ", ".join(sorted({node.tier for node in self._ready})) or "unknown"
 
     async def start(self) -> None:
         """Connect, and wait for a first node. Raises: ConfigError, MissingExtraError."""
@@ -146,7 +139,7 @@ class Cluster:
         try:
             await asyncio.wait_for(self._joined.wait(), JOIN_TIMEOUT_S)
         except TimeoutError:
-            reasons = "; ".join(f"{node_id}: {why}" for node_id, (_, why) in self._failures.items())
+            reasons = "; ".join(f"{node_id}: {node.reason}" for node_id, node in self._nodes.items() if node.reason)
             raise ConfigError(
                 f"no node of the cluster could run sessions within {JOIN_TIMEOUT_S:g} s"
                 + (f" ({reasons})" if reasons else ": it has none with a free CPU share")
@@ -158,154 +151,48 @@ class Cluster:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(*(self._ray.remove(node.actor, CLOSE_S) for node in self._nodes.values()))
         await self._ray.close()
 
-    # -- agents
-    async def prepare(self, agent: Agent) -> None:
-        """Load an agent version on every node. Raises: AgentLoadError when that works on none."""
-        if agent.image is not None:
-            raise ConfigError("container images run on a single machine's runtime only, not on a cluster")
-        path, bundle = await asyncio.to_thread(pack_project, agent.script, self._config.isolation.hidden)
-        self._agents[agent.key] = agent, path, bundle
-        nodes = list(self._nodes.values())
-        results = await asyncio.gather(*(self._load(node, agent) for node in nodes), return_exceptions=True)
-        errors = [(node, e) for node, e in zip(nodes, results, strict=True) if isinstance(e, BaseException)]
-        if errors and len(errors) == len(nodes):
-            raise AgentLoadError(str(errors[0][1]))
-        for node, error in errors:
-            log.warning("agent %s did not load on node %s: %s", agent.name, node.machine.node_id, error)
-
-    async def _load(self, node: Node, agent: Agent) -> Agent:
-        """The agent as it is on a node, where it is loaded first if it is not. Raises: LocalRuntimeError."""
-        task = node.agents.get(agent.key)
-        if task is None or (task.done() and not _succeeded(task)):
-            _, path, bundle = self._agents[agent.key]
-            task = self._tasks.start(result_of(node.actor.prepare.remote(agent, path, bundle)))
-            node.agents[agent.key] = task
-        return await asyncio.shield(task)
-
-    async def forget(self, agent: Agent) -> None:
-        """Remove an agent version from the nodes, and with it its sessions."""
-        self._agents.pop(agent.key, None)
-        for node in self._nodes.values():
-            task = node.agents.pop(agent.key, None)
-            if task is not None and _succeeded(task):
-                node.actor.forget.remote(task.result())
-
-    async def forget_if_unused(self, agent: Agent) -> None:
-        """Remove an agent version, unless it has sessions."""
-        if not any(folder == agent.folder for node in self._nodes.values() for folder, _ in node.sessions):
-            await self.forget(agent)
-
-    def describe(self) -> list[dict[str, Any]]:
-        """The loaded agent versions, on each node."""
-        return [
-            {"runtime_id": key[0], "version": key[1], "start": "ray", "reason": f"node {node.machine.node_id}"}
-            for node in self._nodes.values()
-            for key, task in node.agents.items()
-            if _succeeded(task)
-        ]
-
-    # -- sessions
-    def place(self, agent: Agent, name: str, log: str) -> Place:
-        """Choose the node with the largest free share. Raises: WireError 402 if none has room."""
-        free = [node for node in self._nodes.values() if len(node.sessions) < node.capacity]
-        if not free:
-            capacity = sum(node.capacity for node in self._nodes.values())
-            message = "The cluster has no room for another session."
-            detail = f"{len(self._nodes)} nodes with room for {capacity} sessions"
-            raise WireError("ServiceQuotaExceededException", message, localDetail=detail)
-        node = min(free, key=lambda node: (len(node.sessions) / node.capacity, len(node.sessions)))
-        node.sessions[agent.folder, name] = None
-        return Place(name, Path(agent.folder), Path(node.logs, agent.name, log), "", node.machine.node_id)
-
-    async def spawn(self, agent: Agent, place: Place) -> RemoteProcess:
-        """Start a session on its node. Raises: LocalRuntimeError."""
-        node = self._nodes.get(place.node or "")
-        if node is None:
-            raise LocalRuntimeError(f"node {place.node} was lost")
-        here = await self._load(node, agent)
-        starting = self._tasks.start(result_of(node.actor.spawn.remote(here, place.name, place.log_path.name)))
-        try:
-            process = RemoteProcess(node, await asyncio.shield(starting))
-        except asyncio.CancelledError:
-            starting.add_done_callback(lambda task: _stop_late(node, task))
-            raise
-        node.sessions[agent.folder, place.name] = process
-        self._tasks.start(process.wait())
-        return process
-
-    async def discard(self, place: Place) -> None:
-        """Free the session's room. Its node has removed its files."""
-        if (node := self._nodes.get(place.node or "")) is not None:
-            node.sessions.pop((str(place.directory), place.name), None)
-
-    async def read_log(self, session: Mapping[str, Any], offset: int, size: int) -> bytes:
-        """A piece of a session's log; empty if its node is lost."""
-        if (node := self._nodes.get(session["node"])) is None:
-            return b""
-        found: bytes = await result_of(node.actor.read.remote(session["log"], offset, size))
-        return found
-
-    # -- joining and leaving
-    def nodes(self) -> list[dict[str, Any]]:
-        """Every node: ready, joining, failed; and those that were lost."""
-        joining = [{"node_id": node_id, "state": "joining"} for node_id in self._joining]
-        failed = [
-            {"node_id": node_id, "state": "failed", "reason": why}
-            for node_id, (_, why) in self._failures.items()
-            if node_id not in self._joining
-        ]
-        return [*(node.describe() for node in self._nodes.values()), *joining, *failed, *self._lost]
-
+    # -- nodes
     async def _watch(self) -> None:
         while True:
             try:
-                self._compare(await self._ray.machines())
+                machines = await self._ray.machines()
             except Exception:  # nodes come and go all the same
                 log.exception("looking for the cluster's machines failed, and is tried again")
+                machines = []
+            for machine in machines:
+                node = self._nodes.get(machine.node_id)
+                if node is None or (node.ended_s is not None and time.monotonic() > node.ended_s + RETRY_S):
+                    capacity = _capacity(machine, self._config.isolation.memory_bytes)
+                    node = self._nodes[machine.node_id] = Node(machine, capacity)
+                    self._tasks.start(self._run(node))
             await asyncio.sleep(POLL_S)
 
-    def _compare(self, machines: list[Machine]) -> None:
-        alive = {machine.node_id for machine in machines}
-        for node_id, node in list(self._nodes.items()):
-            if node_id not in alive:
-                self._lose(node, "its machine left the cluster")
-        self._failures = {node_id: why for node_id, why in self._failures.items() if node_id in alive}
-        now = time.monotonic()
-        for machine in machines:
-            node_id = machine.node_id
-            known = node_id in self._nodes or node_id in self._joining
-            if not known and self._failures.get(node_id, (0.0, ""))[0] <= now:
-                self._joining[node_id] = self._tasks.start(self._join(machine))
-
-    async def _join(self, machine: Machine) -> None:
-        actor: Any = None
+    async def _run(self, node: Node) -> None:
+        """Live from the start of the node's actor to its end."""
         try:
             async with asyncio.timeout(JOIN_TIMEOUT_S):
-                actor = await self._ray.place(machine)
-                await self._probe_store(actor)
-                found = await result_of(actor.start.remote(replace(self._config, credentials={}), machine.host))
-                capacity = _capacity(machine, self._config.isolation.memory_bytes)
-                node = Node(machine=machine, capacity=capacity, actor=actor, **found)
-                await asyncio.gather(*(self._load(node, agent) for agent, *_ in list(self._agents.values())))
+                await self._join(node)
+            node.state = "ready"
+            self._joined.set()
+            await result_of(node.actor.live.remote())
         except Exception as e:  # Ray's errors have no common base
-            why = f"it did not start within {JOIN_TIMEOUT_S:g} s" if isinstance(e, TimeoutError) else str(e)
-            log.warning("node %s cannot run sessions: %s", machine.node_id, why)
-            self._failures[machine.node_id] = (time.monotonic() + RETRY_S, why)
-            if actor is not None:
-                await self._ray.remove(actor, CLOSE_S)
-            return
+            node.state = "lost" if node.state == "ready" else "failed"
+            node.reason = str(e) or f"it did not start within {JOIN_TIMEOUT_S:g} s"
+            log.warning("node %s is %s: %s", node.machine.node_id, node.state, node.reason)
         finally:
-            self._joining.pop(machine.node_id, None)
-        self._failures.pop(machine.node_id, None)
-        self._nodes[machine.node_id] = node
-        self._joined.set()
-        try:
-            await result_of(actor.live.remote())
-        except LocalRuntimeError as e:
-            self._lose(node, str(e))
+            node.ended_s = time.monotonic()
+            if node.actor is not None:
+                await self._ray.remove(node.actor, CLOSE_S)
+
+    async def _join(self, node: Node) -> None:
+        """Start the actor and its launcher, and load the agents."""
+        node.actor = await self._ray.place(node.machine)
+        await self._probe_store(node.actor)
+        found = await result_of(node.actor.start.remote(replace(self._config, credentials={}), node.machine.host))
+        node.port, node.pid, node.tier, node.logs = (found[name] for name in ("port", "pid", "tier", "logs"))
+        await asyncio.gather(*(self._load(node, agent) for agent, *_ in list(self._agents.values())))
 
     async def _probe_store(self, actor: Any) -> None:
         """Check that a node sees the folder of a ``file://`` store as this machine does. Raises: ConfigError."""
@@ -323,23 +210,99 @@ class Cluster:
                 f"the store {folder} is not the same folder there: with several machines the store is s3:// or a shared folder"
             )
 
-    def _lose(self, node: Node, why: str) -> None:
-        if self._nodes.get(node.machine.node_id) is not node:
-            return
-        node.lost = f"node {node.machine.node_id} was lost: {why}"
-        log.warning("%s", node.lost)
-        del self._nodes[node.machine.node_id]
-        for process in node.sessions.values():
-            if process is not None:
-                process.set_lost(node.lost)
-        self._lost.append({**node.describe(), "sessions": 0})
-        self._tasks.start(self._ray.remove(node.actor, CLOSE_S))
+    def nodes(self) -> list[dict[str, Any]]:
+        """The nodes, also failed and lost ones."""
+        return [node.describe() for node in self._nodes.values()]
 
+    # -- agents
+    async def prepare(self, agent: Agent) -> None:
+        """Load an agent version on every node. Raises: AgentLoadError when that works on none."""
+        if agent.image is not None:
+            raise ConfigError("container images run on a single machine's runtime only, not on a cluster")
+        await self._pack(agent)
+        nodes = self._ready
+        results = await asyncio.gather(*(self._load(node, agent) for node in nodes), return_exceptions=True)
+        errors = [(node, e) for node, e in zip(nodes, results, strict=True) if isinstance(e, BaseException)]
+        if errors and len(errors) == len(nodes):
+            raise AgentLoadError(str(errors[0][1]))
+        for node, error in errors:
+            log.warning("agent %s did not load on node %s: %s", agent.name, node.machine.node_id, error)
 
-def _stop_late(node: Node, starting: asyncio.Task[dict[str, Any]]) -> None:
-    """Stop a session that started when its caller waited no longer."""
-    if _succeeded(starting):
-        node.actor.stop.remote(starting.result()["token"], 0.0)
+    async def _load(self, node: Node, agent: Agent) -> Agent:
+        """The agent as it is on a node, where it is loaded first if it is not. Raises: LocalRuntimeError."""
+        task = node.agents.get(agent.key)
+        if task is None or (task.done() and not _succeeded(task)):
+            task = node.agents[agent.key] = self._tasks.start(self._prepare(node, agent))
+        return await asyncio.shield(task)
+
+    async def _prepare(self, node: Node, agent: Agent) -> Agent:
+        if agent.key not in self._agents:  # it was forgotten, and has an endpoint again
+            await self._pack(agent)
+        here: Agent = await result_of(node.actor.prepare.remote(*self._agents[agent.key]))
+        return here
+
+    async def _pack(self, agent: Agent) -> None:
+        path, bundle = await asyncio.to_thread(pack_project, agent.script, self._config.isolation.hidden)
+        self._agents[agent.key] = agent, path, bundle
+
+    async def forget(self, agent: Agent) -> None:
+        """Remove an agent version from the nodes, and with it its sessions."""
+        self._agents.pop(agent.key, None)
+        for node in self._ready:
+            task = node.agents.pop(agent.key, None)
+            if task is not None and _succeeded(task):
+                node.actor.forget.remote(task.result())
+
+    def describe(self) -> list[dict[str, Any]]:
+        """The loaded agent versions, on each node."""
+        return [
+            {"runtime_id": key[0], "version": key[1], "start": "ray", "reason": f"node {node.machine.node_id}"}
+            for node in self._ready
+            for key, task in node.agents.items()
+            if _succeeded(task)
+        ]
+
+    # -- sessions
+    def place(self, agent: Agent, name: str, log: str) -> Place:
+        """Choose the node with the largest free share. Raises: WireError 402 if none has room."""
+        free = [node for node in self._ready if len(node.sessions) < node.capacity]
+        if not free:
+            capacity = sum(node.capacity for node in self._ready)
+            message = "The cluster has no room for another session."
+            detail = f"{len(self._ready)} nodes with room for {capacity} sessions"
+            raise WireError("ServiceQuotaExceededException", message, localDetail=detail)
+        node = min(free, key=lambda node: (len(node.sessions) / node.capacity, len(node.sessions)))
+        node.sessions.add((agent.folder, name))
+        return Place(name, Path(agent.folder), Path(node.logs, agent.name, log), "", node.machine.node_id)
+
+    async def spawn(self, agent: Agent, place: Place) -> RemoteProcess:
+        """Start a session on its node. Raises: LocalRuntimeError."""
+        starting = self._tasks.start(self._spawn(self._nodes[place.node or ""], agent, place))
+        try:
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            starting.add_done_callback(lambda task: task.result().stop(0.0) if _succeeded(task) else None)
+            raise
+
+    async def _spawn(self, node: Node, agent: Agent, place: Place) -> RemoteProcess:
+        if node.state != "ready":
+            raise LocalRuntimeError(f"node {place.node} was lost: {node.reason}")
+        here = await self._load(node, agent)
+        process = RemoteProcess(node, await result_of(node.actor.spawn.remote(here, place.name, place.log_path.name)))
+        self._tasks.start(process.wait())
+        return process
+
+    async def discard(self, place: Place) -> None:
+        """Free the session's room. Its node has removed its files."""
+        self._nodes[place.node or ""].sessions.discard((str(place.directory), place.name))
+
+    async def read_log(self, session: Mapping[str, Any], offset: int, size: int) -> bytes:
+        """A piece of a session's log; empty if its node is lost."""
+        node = self._nodes[session["node"]]
+        if node.state != "ready":
+            return b""
+        found: bytes = await result_of(node.actor.read.remote(session["log"], offset, size))
+        return found
 
 
 def _succeeded(task: asyncio.Task[Any]) -> bool:
