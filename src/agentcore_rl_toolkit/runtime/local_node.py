@@ -89,19 +89,13 @@ class LocalNode:
         return [*self._containers.describe(), *templates]
 
     async def forget(self, agent: Agent) -> None:
-        """End an agent version's template, or its containers, and with it its sessions."""
+        """End an agent version's template, or its containers, and with it its sessions. A later session loads it again."""
         if self._in_container(agent):
             await self._containers.forget(agent)
         async with self._lock(agent):  # one that is being loaded is waited for, not missed
             template = self._templates.pop(agent.key, None)
             if template is not None:
                 await template.close()
-
-    async def forget_if_unused(self, agent: Agent) -> None:
-        """End the template of a version that has no sessions; should one be asked for again, it is loaded again."""
-        template = self._templates.get(agent.key)
-        if template is not None and not template.sessions:
-            await self.forget(agent)
 
     async def close(self) -> None:
         """End every template and container."""
@@ -172,7 +166,7 @@ class LocalNode:
             project = (own_folder if own_folder.is_relative_to(top) else top) if top.is_dir() else None
             for folder in isolation.writable_folders:
                 folder.mkdir(parents=True, exist_ok=True)
-            paths = await asyncio.to_thread(sandbox.interpreter_paths, agent.python)
+            paths = await asyncio.to_thread(sandbox.interpreter_paths, agent.interpreter)
             readable = (*paths, PACKAGE, top, *isolation.readable)
             writable = (*own, *isolation.writable_folders)
             shown = (*map(Path, sandbox.SYSTEM), *readable)
@@ -184,7 +178,7 @@ class LocalNode:
         template = TemplateProcess(
             TemplateSpec(
                 script=agent.script,
-                python=agent.python,
+                python=agent.interpreter,
                 env=env,
                 mode=self._config.start_mode,
                 sandbox=prefix,

@@ -20,8 +20,8 @@ from ..store import parse_url
 from . import roots
 from .agents import environments
 from .agents.agent import Agent
-from .agents.registry import DEFAULT, Record, Registry, Version
-from .agents.version_fields import LOCAL_ARTIFACT, image_of, lifecycle_of
+from .agents.registry import DEFAULT, Record, Registry
+from .agents.version_fields import LOCAL_ARTIFACT
 from .api.quotas import Quotas
 from .config import RuntimeConfig
 from .launcher.session_log import KeptLogs
@@ -48,20 +48,26 @@ class Runtime:
         except ConfigError:
             self._root_lock.discard()
             raise
-        self.registry = Registry(region=config.region, account_id=config.account_id)
+        self.registry = Registry(
+            region=config.region,
+            account_id=config.account_id,
+            idle_timeout_s=config.times.idle_timeout_s,
+            max_lifetime_s=config.times.max_lifetime_s,
+        )
         self.quotas, self.faults, self.metrics = Quotas(config.quotas), config.faults, Metrics()
         self.launcher = launcher or LocalNode(config, state_dir=self.state_dir, root=self.root)
         self.table = SessionTable(self.launcher, config, self.metrics, self._admit, self._on_gone)
         self._started_s = time.monotonic()
         self._closing = False
         self._background = Tasks()
+        self._loading: dict[tuple[str, int], asyncio.Task[None]] = {}  # by version
         self._kept_logs = KeptLogs()
 
     async def start(self, agents: Sequence[tuple[str, Path]]) -> dict[str, str]:
         """Load the agents. Returns name -> ARN. Raises: AgentLoadError, ConfigError."""
         await self.launcher.start()
         records = [self._register(name, script) for name, script in agents]
-        await asyncio.gather(*(self._load_first(record) for record in records))
+        await asyncio.gather(*(self._load_first(record.latest) for record in records))
         return {record.name: self.registry.arn(record.id) for record in records}
 
     def _register(self, name: str, script: Path) -> Record:
@@ -72,13 +78,13 @@ class Runtime:
         }
         return self.registry.create(name, fields, salt=str(script))
 
-    async def _load_first(self, record: Record) -> None:
+    async def _load_first(self, agent: Agent) -> None:
         """Load an agent of the command line: in this environment, if it has the agent's packages."""
-        if await asyncio.to_thread(environments.fits_here, record.latest.script):
-            record.latest.python = Path(sys.executable)
+        if await asyncio.to_thread(environments.fits_here, agent.script):
+            agent.python = Path(sys.executable)
         else:
-            log.warning("agent %s gets an environment of its own, for its dependency file", record.name)
-        await self._load(record, record.latest)
+            log.warning("agent %s gets an environment of its own, for its dependency file", agent.name)
+        await self._load(agent)
 
     def _admit(self, agent: Agent, endpoint: str, live: int) -> None:
         if self._closing:
@@ -86,9 +92,9 @@ class Runtime:
         self.quotas.new_session(agent.runtime_id, endpoint, live, time.monotonic())
 
     # -- deploying
-    def deploy(self, record: Record, version: Version) -> None:
+    def deploy(self, agent: Agent) -> None:
         """Load a version in the background. Its status then tells the result."""
-        version.loading = self._background.start(self._deploy(record, version))
+        self._loading[agent.key] = self._background.start(self._deploy(agent))
 
     def reload(self, name: str) -> Record:
         """A new version of an agent from its file as it is now, in the same environment. Raises: WireError 404."""
@@ -96,9 +102,9 @@ class Runtime:
         if record is None:
             raise not_found(f"Agent {name}")
         old = record.latest
-        version = self.registry.update(record, old.fields)
-        version.python = old.python
-        self.deploy(record, version)
+        agent = self.registry.update(record, old.fields)
+        agent.python = old.python
+        self.deploy(agent)
         return record
 
     def hide(self, paths: Sequence[str]) -> list[str]:
@@ -108,70 +114,51 @@ class Runtime:
         isolation.hidden.update(new)
         if self.launcher.tier == "none":
             return []
-        loaded = [r.latest.agent for r in self.registry.records.values()]
-        agents = [agent for agent in loaded if agent is not None and agent.image is None]
+        latest = [record.latest for record in self.registry.records.values()]
+        agents = [agent for agent in latest if agent.loaded and agent.image is None]
         return [agent.name for agent in agents if may_show(new, agent.script, isolation.readable)]
 
-    async def _deploy(self, record: Record, version: Version) -> None:
+    async def _deploy(self, agent: Agent) -> None:
         try:
-            await self._load(record, version)
+            await self._load(agent)
         except Exception as e:  # whatever it is: a version that has no end would be waited for without end
             expected = isinstance(e, (LocalRuntimeError, ConfigError, OSError))
             if not expected:
-                log.exception("an agent version did not load", extra={"agent": record.name, "version": version.number})
-            self.registry.set_loaded(record, version, str(e) if expected else f"{type(e).__name__}: {e}")
+                log.exception("an agent version did not load", extra={"agent": agent.name, "version": agent.version})
+            self.registry.set_loaded(agent, str(e) if expected else f"{type(e).__name__}: {e}")
         finally:
-            version.loading = None
+            del self._loading[agent.key]
 
-    async def _load(self, record: Record, version: Version) -> None:
-        image = image_of(version.fields)
-        if image is None and (version.python is None or not version.python.exists()):
-            version.python = await asyncio.to_thread(environments.build_beside, version.script)
-        times = self.config.times
-        idle_s, lifetime_s = lifecycle_of(version.fields, times.idle_timeout_s, times.max_lifetime_s)
-        agent = Agent(
-            runtime_id=record.id,
-            version=version.number,
-            name=record.name,
-            script=version.script,
-            python=version.python or Path(sys.executable),
-            image=image,
-            fields=version.fields,
-            idle_timeout_s=idle_s,
-            max_lifetime_s=lifetime_s,
-        )
+    async def _load(self, agent: Agent) -> None:
+        if agent.image is None and (agent.python is None or not agent.python.exists()):
+            agent.python = await asyncio.to_thread(environments.build_beside, agent.script)
         try:
             await self.launcher.prepare(agent)
         except BaseException:
-            self._background.start(self.launcher.forget_if_unused(agent))
+            self._background.start(self.launcher.forget(agent))
             raise
-        version.agent = agent
-        self.registry.set_loaded(record, version, None)
-        for older in record.versions.values():
-            if older.agent is not None and not self._is_served(older.agent):
-                self._background.start(self.launcher.forget_if_unused(older.agent))
+        self.registry.set_loaded(agent, None)
+        for other in self.registry.get(agent.runtime_id).versions.values():
+            if other.loaded:
+                self._forget_if_unused(other)
 
-    def _is_served(self, agent: Agent) -> bool:
+    def _forget_if_unused(self, agent: Agent) -> None:
+        """End the processes of a version that has no endpoint and no sessions."""
         record = self.registry.records.get(agent.runtime_id)
-        return record is not None and any(e.version == agent.version for e in record.endpoints.values())
+        served = record is not None and any(e.version == agent.version for e in record.endpoints.values())
+        if not served and not self.table.sessions_of(agent):
+            self._background.start(self.launcher.forget(agent))
 
     async def remove(self, record: Record) -> None:
-        """Stop the sessions of a deleted agent, then its templates, in the background."""
-        for version in record.versions.values():
-            if version.loading is not None:
-                version.loading.cancel()
-                await asyncio.wait([version.loading])
-            if version.agent is not None:
-                self._background.start(self._remove(version.agent))
-
-    async def _remove(self, agent: Agent) -> None:
-        sessions = [s for s in self.table.sessions.values() if s.agent == agent]
-        for session in sessions:
-            self.table.stop(session.key)
-        for session in sessions:
-            if session.process is not None:
-                await session.process.ended
-        await self.launcher.forget(agent)
+        """Stop the sessions of a deleted agent. The end of the last one ends the processes of its version."""
+        for agent in record.versions.values():
+            loading = self._loading.get(agent.key)
+            if loading is not None:
+                loading.cancel()
+                await asyncio.wait([loading])
+            for session in self.table.sessions_of(agent):
+                self.table.stop(session.key)
+            self._forget_if_unused(agent)
 
     # -- serving
     def check_store(self, payload: bytes) -> None:
@@ -188,12 +175,13 @@ class Runtime:
         """
         while True:  # the awaited version may have failed, or be deleted
             record = self.registry.find(target)
-            version = record.versions[record.endpoint(target.endpoint).version]
-            if version.agent is not None:
-                return version.agent
-            loading = version.loading or (record.latest.loading if target.endpoint == DEFAULT else None)
+            agent = record.versions[record.endpoint(target.endpoint).version]
+            if agent.loaded:
+                return agent
+            awaited = [agent, record.latest] if target.endpoint == DEFAULT else [agent]
+            loading = next((self._loading[a.key] for a in awaited if a.key in self._loading), None)
             if loading is None:
-                why = version.failure or "it is not loaded"
+                why = agent.failure or "it is not loaded"
                 raise WireError("RuntimeClientError", f"The agent runtime is not ready: {why}", localDetail=why)
             await asyncio.wait([loading])
 
@@ -210,7 +198,7 @@ class Runtime:
             "ended": self.table.ended_total,
             "templates": self.launcher.describe(),
             "agents": [
-                {"name": r.name, "arn": self.registry.arn(r.id), "version": r.latest.number, "status": r.latest.status}
+                {"name": r.name, "arn": self.registry.arn(r.id), "version": r.latest.version, "status": r.latest.status}
                 for r in self.registry.records.values()
             ],
         }
@@ -232,8 +220,7 @@ class Runtime:
         self._root_lock.discard()
 
     def _on_gone(self, session: Session) -> None:
-        if not self._is_served(session.agent):
-            self._background.start(self.launcher.forget_if_unused(session.agent))
+        self._forget_if_unused(session.agent)
         self._kept_logs.keep(session.place.log_path)
 
 

@@ -6,9 +6,8 @@ import asyncio
 import contextlib
 import math
 import os
-import signal
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ import uvloop
 from .._servers import keys
 from .._servers.host_check import HostCheck
 from .._servers.open_files import raise_file_limit
-from .._servers.process import bind, parent_gone, write_private, write_ready
+from .._servers.process import bind, stop_event, url_of, write_private, write_ready
 from ..errors import ConfigError
 from . import roots
 from .config import RuntimeConfig
@@ -54,96 +53,57 @@ async def serve(
     Raises: ConfigError, AgentLoadError.
     """
     listener = bind(host, port)
-    url = f"http://{host if ':' not in host else f'[{host}]'}:{listener.getsockname()[1]}"
     if not config.credentials and config.callers == "user":
         config = replace(config, credentials={ACCESS_KEY: keys.make()})
     runtime = Runtime(config, launcher=launcher)
-    loop = asyncio.get_running_loop()
-    loading = asyncio.ensure_future(runtime.start(list(agents)))
-    server: _Server | None = None
-
-    def stop() -> None:  # uvicorn has handlers of its own, but not from the first moment, and raises the signal again
-        if server is None:
-            loading.cancel()
-        else:
-            server.should_exit = True
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop)
+    stop = stop_event(parent_pid)
+    loading = asyncio.create_task(runtime.start(list(agents)))
+    stopping = asyncio.create_task(stop.wait())
+    stopping.add_done_callback(lambda _: loading.cancel())
     try:
         arns = await loading
-    except BaseException as e:
+        hosts = HostCheck({listener.getsockname()[0], host}, allowed_hosts)
+        with _described(runtime, url_of(listener), arns, has_key=keys.is_here(host)) as content:
+            server = _Server(runtime, RuntimeApp(runtime, hosts), stop, lambda: _announce(content, ready_file))
+            await server.serve(sockets=[listener])
+    except asyncio.CancelledError:
+        if not loading.cancelled():  # else a signal came while it loaded
+            raise
+    finally:
         await runtime.close()
+        stopping.cancel()
         listener.close()
-        if isinstance(e, asyncio.CancelledError) and loading.cancelled():
-            return  # a signal came while it loaded
-        raise
-    app = RuntimeApp(runtime, HostCheck({listener.getsockname()[0], host}, allowed_hosts))
-    server = _Server(
-        runtime,
-        uvicorn.Config(
-            app,
-            http="httptools",
-            ws="none",
-            lifespan="off",
-            log_level="warning",
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
-            backlog=4096,
-            timeout_keep_alive=75,
-            timeout_graceful_shutdown=math.ceil(config.times.shutdown_grace_s) + AFTER_SESSIONS_S,
-        ),
-    )
+        if ready_file is not None:
+            with contextlib.suppress(OSError):  # it may be in a place where there can be none
+                os.unlink(ready_file)
+
+
+@contextlib.contextmanager
+def _described(runtime: Runtime, url: str, arns: Mapping[str, str], *, has_key: bool) -> Iterator[dict[str, Any]]:
+    """Leave the address and the key of a runtime where its user's commands find them. Yields the content of its ready file."""
     content: dict[str, Any] = {"url": url, "pid": os.getpid(), "agents": arns, "isolation": runtime.launcher.tier}
     record = {**content, "root": str(runtime.root), "state_dir": str(runtime.state_dir)}
     roots.describe_server(runtime.root, record)
     roots.describe_server(runtime.state_dir, record)
     key_file = None
-    for access_key, secret in list(config.credentials.items())[:1]:
+    for access_key, secret in list(runtime.config.credentials.items())[:1]:
         file = runtime.root / "credentials"  # for AWS's own clients
         write_private(file, f"[default]\naws_access_key_id = {access_key}\naws_secret_access_key = {secret}\n")
         content["credentials_file"] = str(file)
-        key_file = keys.leave(keys.RUNTIME, url, f"{access_key}:{secret}") if keys.is_here(host) else None
-    watch = asyncio.create_task(_watch(server, content, ready_file, parent_pid))
+        key_file = keys.leave(keys.RUNTIME, url, f"{access_key}:{secret}") if has_key else None
     try:
-        await server.serve(sockets=[listener])
+        yield content
     finally:
-        await runtime.close()
-        watch.cancel()
-        [end] = await asyncio.gather(watch, return_exceptions=True)
-        if ready_file is not None:
-            with contextlib.suppress(OSError):  # it may be in a place where there can be none
-                os.unlink(ready_file)
         keys.forget(key_file)
-    if isinstance(end, OSError):
-        raise ConfigError(f"the ready file {ready_file} cannot be written: {end.strerror or end}") from end
 
 
-class _Server(uvicorn.Server):
-    """Ends the sessions at once on a shutdown, so that calls under way get the rest of their replies, or a 424."""
-
-    def __init__(self, runtime: Runtime, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self._runtime = runtime
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        sessions = asyncio.create_task(self._runtime.end_sessions())
-        await super().shutdown(sockets)
-        await sessions
-
-
-async def _watch(
-    server: uvicorn.Server, content: dict[str, Any], ready_file: Path | None, parent_pid: int | None
-) -> None:
-    while not server.started:  # noqa: ASYNC110  # uvicorn has a flag, no event
-        await asyncio.sleep(0.005)
+def _announce(content: dict[str, Any], ready_file: Path | None) -> None:
+    """Write the ready file, and print how to reach the runtime. Raises: ConfigError."""
     if ready_file is not None:
         try:
             write_ready(ready_file, content)
-        except OSError:  # the process that waits for this file would wait for ever
-            server.should_exit = True
-            raise
+        except OSError as e:  # the process that waits for this file would wait for ever
+            raise ConfigError(f"the ready file {ready_file} cannot be written: {e.strerror or e}") from e
     print(f"AgentCore Runtime on {content['url']}, isolation: {content['isolation']}", flush=True)
     for name in ("", "_CONTROL"):
         print(f"  export AWS_ENDPOINT_URL_BEDROCK_AGENTCORE{name}={content['url']}", flush=True)
@@ -151,6 +111,40 @@ async def _watch(
         print(f"  export AWS_SHARED_CREDENTIALS_FILE={content['credentials_file']}", flush=True)
     for name, arn in content["agents"].items():
         print(f"  {name}: {arn}", flush=True)
-    if parent_pid is not None:
-        await parent_gone(parent_pid)
-        server.should_exit = True
+
+
+class _Server(uvicorn.Server):
+    """Serves until a signal or the event ``stop``, and then ends the sessions at once.
+
+    Calls under way get the rest of their replies, or a 424. Ray replaces the handlers of signals, and uvicorn sets its own later.
+    """
+
+    def __init__(self, runtime: Runtime, app: RuntimeApp, stop: asyncio.Event, on_started: Callable[[], None]) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                log_level="warning",
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                backlog=4096,
+                timeout_keep_alive=75,
+                timeout_graceful_shutdown=math.ceil(runtime.config.times.shutdown_grace_s) + AFTER_SESSIONS_S,
+            )
+        )
+        self._runtime, self._stop, self._on_started = runtime, stop, on_started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._on_started()
+
+    async def on_tick(self, counter: int) -> bool:
+        return await super().on_tick(counter) or self._stop.is_set()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        sessions = asyncio.create_task(self._runtime.end_sessions())
+        await super().shutdown(sockets)
+        await sessions

@@ -6,6 +6,7 @@ import hashlib
 import re
 import string
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,28 +17,43 @@ from ...errors import ConfigError
 
 NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9_]{0,47}")
 _ALPHABET = string.ascii_letters + string.digits
-
-
 _PATHS = {"MCP": b"/mcp", "A2A": b"/"}  # where the protocols other than HTTP and AGUI take their requests
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class Agent:
     """One version of one agent. ``fields``: AWS's request fields that it was deployed with.
 
-    ``image``: a container image that is the agent; ``script`` and ``python`` are then not used.
+    ``python``: the interpreter of its environment, None before that is built. ``image``: a container image that is the agent;
+    ``script`` and ``python`` are then not used. ``failure``: the reason why it did not load.
     """
 
     runtime_id: str
     version: int
     name: str
     script: Path
-    python: Path = Path(sys.executable)
+    python: Path | None = None
     image: str | None = None
-    fields: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    fields: Mapping[str, Any] = field(default_factory=dict, repr=False)
     idle_timeout_s: float = 900.0
     max_lifetime_s: float = 28_800.0
-    warned: list[str] = field(default_factory=list, repr=False, compare=False)  # of its /ping
+    created_s: float = field(default_factory=time.time)
+    updated_s: float = field(default_factory=time.time)
+    loaded: bool = False
+    failure: str | None = None
+    warned: list[str] = field(default_factory=list, repr=False)  # of its /ping
+
+    @property
+    def status(self) -> str:
+        """As AWS names it."""
+        if self.loaded:
+            return "READY"
+        verb = "CREAT" if self.version == 1 else "UPDAT"
+        return f"{verb}ING" if self.failure is None else f"{verb}E_FAILED"
+
+    @property
+    def interpreter(self) -> Path:
+        return self.python or Path(sys.executable)
 
     @property
     def key(self) -> tuple[str, int]:

@@ -6,7 +6,6 @@ agents; this module has the records and their rules.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,30 +14,9 @@ from typing import Any
 
 from ..wire import Target, WireError, not_found
 from .agent import Agent, make_runtime_id, runtime_arn
-from .version_fields import LOCAL_ARTIFACT
+from .version_fields import LOCAL_ARTIFACT, lifecycle_of
 
 DEFAULT = "DEFAULT"
-
-
-@dataclass
-class Version:
-    """One immutable version: AWS's request fields, the interpreter of its environment, and the agent once it is loaded."""
-
-    number: int
-    fields: dict[str, Any]
-    status: str
-    created_s: float = field(default_factory=time.time)
-    updated_s: float = field(default_factory=time.time)
-    failure: str | None = None
-    python: Path | None = None
-    agent: Agent | None = None
-    loading: asyncio.Task[None] | None = None
-
-    @property
-    def script(self) -> Path:
-        """The agent's file, if it is no image."""
-        uri: str = self.fields["agentRuntimeArtifact"]["containerConfiguration"]["containerUri"]
-        return Path(uri.removeprefix(LOCAL_ARTIFACT))
 
 
 @dataclass
@@ -58,16 +36,16 @@ class Record:
 
     id: str
     name: str
-    versions: dict[int, Version]
     tags: dict[str, str] = field(default_factory=dict)
+    versions: dict[int, Agent] = field(default_factory=dict)
     endpoints: dict[str, Endpoint] = field(default_factory=lambda: {DEFAULT: Endpoint(DEFAULT, 1)})
     created_s: float = field(default_factory=time.time)
 
     @property
-    def latest(self) -> Version:
+    def latest(self) -> Agent:
         return self.versions[max(self.versions)]
 
-    def version(self, number: int) -> Version:
+    def version(self, number: int) -> Agent:
         if number not in self.versions:
             raise not_found(f"Version {number} of agent runtime {self.id}")
         return self.versions[number]
@@ -79,11 +57,11 @@ class Record:
 
 
 class Registry:
-    """All records."""
+    """All records. The timeouts are those of versions that set none."""
 
-    def __init__(self, *, region: str, account_id: str) -> None:
-        self.region = region
-        self.account_id = account_id
+    def __init__(self, *, region: str, account_id: str, idle_timeout_s: float, max_lifetime_s: float) -> None:
+        self.region, self.account_id = region, account_id
+        self._idle_timeout_s, self._max_lifetime_s = idle_timeout_s, max_lifetime_s
         self.records: dict[str, Record] = {}  # by id
 
     def arn(self, identity: str) -> str:
@@ -112,20 +90,31 @@ class Registry:
         if self.by_name(name) is not None:
             raise WireError("ConflictException", f"An agent runtime named {name} already exists")
         identity = make_runtime_id(name, salt if salt is not None else str(time.time_ns()))
-        record = self.records[identity] = Record(identity, name, {1: Version(1, fields, "CREATING")}, dict(tags or {}))
+        record = self.records[identity] = Record(identity, name, dict(tags or {}))
+        self.update(record, fields)
         return record
 
-    def update(self, record: Record, fields: dict[str, Any]) -> Version:
+    def update(self, record: Record, fields: Mapping[str, Any]) -> Agent:
         """A new version; DEFAULT follows it once it is loaded."""
-        number = record.latest.number + 1
-        version = record.versions[number] = Version(number, fields, "UPDATING")
-        return version
+        number = max(record.versions, default=0) + 1
+        uri: str = fields["agentRuntimeArtifact"]["containerConfiguration"]["containerUri"]
+        idle_s, lifetime_s = lifecycle_of(fields, self._idle_timeout_s, self._max_lifetime_s)
+        agent = record.versions[number] = Agent(
+            runtime_id=record.id,
+            version=number,
+            name=record.name,
+            script=Path(uri.removeprefix(LOCAL_ARTIFACT)),
+            image=None if uri.startswith(LOCAL_ARTIFACT) else uri,
+            fields=fields,
+            idle_timeout_s=idle_s,
+            max_lifetime_s=lifetime_s,
+        )
+        return agent
 
-    def set_loaded(self, record: Record, version: Version, failure: str | None) -> None:
-        """Set the status of a version that was loaded, or not, for this reason."""
-        failed = "CREATE_FAILED" if version.number == 1 else "UPDATE_FAILED"
-        version.status = "READY" if failure is None else failed
-        version.failure, version.updated_s = failure, time.time()
-        default = record.endpoints[DEFAULT]
-        if failure is None and version.number > default.version:
-            default.version, default.updated_s = version.number, version.updated_s
+    def set_loaded(self, agent: Agent, failure: str | None) -> None:
+        """Set the result of loading a version: the reason why that failed, or None."""
+        agent.loaded, agent.failure, agent.updated_s = failure is None, failure, time.time()
+        record = self.records.get(agent.runtime_id)
+        if agent.loaded and record is not None and agent.version > record.endpoints[DEFAULT].version:
+            default = record.endpoints[DEFAULT]
+            default.version, default.updated_s = agent.version, agent.updated_s

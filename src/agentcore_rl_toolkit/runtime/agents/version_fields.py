@@ -65,12 +65,6 @@ def _lifecycle(given: Mapping[str, Any]) -> dict[str, int]:
     return kept
 
 
-def image_of(fields: Mapping[str, Any]) -> str | None:
-    """The container image of a version; None when it is an agent's file."""
-    uri = str(fields["agentRuntimeArtifact"]["containerConfiguration"]["containerUri"])
-    return None if uri.startswith(LOCAL_ARTIFACT) else uri
-
-
 def lifecycle_of(fields: Mapping[str, Any], idle_s: float, lifetime_s: float) -> tuple[float, float]:
     """Seconds that sessions of a version may idle and live, where the platform's own are ``idle_s`` and ``lifetime_s``.
 
@@ -81,9 +75,9 @@ def lifecycle_of(fields: Mapping[str, Any], idle_s: float, lifetime_s: float) ->
     return given.get(_IDLE, min(idle_s, lifetime) if _LIFETIME in given else idle_s), lifetime
 
 
-def lifecycle_on_the_wire(fields: Mapping[str, Any], idle_s: float, lifetime_s: float) -> dict[str, int]:
+def lifecycle_on_the_wire(idle_s: float, lifetime_s: float) -> dict[str, int]:
     """The same as the API names and types it: whole seconds, rounded up."""
-    return dict(zip((_IDLE, _LIFETIME), map(math.ceil, lifecycle_of(fields, idle_s, lifetime_s)), strict=True))
+    return {_IDLE: math.ceil(idle_s), _LIFETIME: math.ceil(lifetime_s)}
 
 
 def check_tags(tags: Any) -> dict[str, str]:

@@ -19,7 +19,7 @@ from ..launcher.connection import UpstreamLostError, header
 from ..runtime import Runtime
 from ..wire import MAX_PAYLOAD_BYTES, REQUEST_ID_HEADER, WireError, invalid, not_found
 from . import control, local_api
-from .data_plane import OPERATIONS, DataPlane
+from .data_plane import OPERATIONS, SessionOperation
 from .responses import AWS_REQUEST_ID, as_wire_error
 
 BROKEN_OFF = 499  # the status that metrics count where the caller was gone, or got no whole response
@@ -34,10 +34,9 @@ class RuntimeApp:
     def __init__(self, runtime: Runtime, hosts: HostCheck | None = None) -> None:
         self.runtime = runtime
         self._hosts = hosts
-        plane = DataPlane(runtime)
-        data_plane = [(path, "POST", operation, plane.endpoint(operation)) for path, operation in OPERATIONS.items()]
-        every = [*data_plane, *local_api.routes(runtime), *control.routes(runtime)]
-        self._router = Router([_Route(*each) for each in every], redirect_slashes=False, default=_no_such_operation)
+        routes = [_Route(path, "POST", name, SessionOperation(runtime, name)) for path, name in OPERATIONS.items()]
+        routes += [_Route(*each) for each in (*local_api.routes(runtime), *control.routes(runtime))]
+        self._router = Router(routes, redirect_slashes=False, default=_no_such_operation)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         status = 0

@@ -13,8 +13,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from ..agents.agent import NAME
-from ..agents.registry import DEFAULT, Endpoint, Record, Version
+from ..agents.agent import NAME, Agent
+from ..agents.registry import DEFAULT, Endpoint, Record
 from ..agents.version_fields import check_fields, check_tags, lifecycle_on_the_wire
 from ..runtime import Runtime
 from ..wire import WireError, invalid, parse_target
@@ -54,20 +54,19 @@ class ControlPlane:
         body = object_of(request)
         name = _name(body, "agentRuntimeName")
         record = self.registry.create(name, check_fields(body), tags=check_tags(body.get("tags")))
-        self.runtime.deploy(record, record.latest)
+        self.runtime.deploy(record.latest)
         return JSONResponse(self._describe(record, record.latest), 202)
 
     async def update(self, request: Request) -> Response:
         record, fields = self._record(request), check_fields(object_of(request))
         version = self.registry.update(record, fields)
-        self.runtime.deploy(record, version)
+        self.runtime.deploy(version)
         return JSONResponse(self._describe(record, version), 202)
 
     async def get(self, request: Request) -> Response:
         record, number = self._record(request), request.query_params.get("version")
         version = record.latest if number is None else record.version(_number(number))
-        times = self.runtime.config.times
-        lifecycle = lifecycle_on_the_wire(version.fields, times.idle_timeout_s, times.max_lifetime_s)
+        lifecycle = lifecycle_on_the_wire(version.idle_timeout_s, version.max_lifetime_s)
         reply = {**version.fields, **self._describe(record, version), "lifecycleConfiguration": lifecycle}
         if version.failure is not None:
             reply["failureReason"] = version.failure
@@ -86,11 +85,11 @@ class ControlPlane:
         records = sorted(self.registry.records.values(), key=lambda r: (-r.created_s, r.id))
         return JSONResponse({"agentRuntimes": [self._describe(r, r.latest) for r in records]})
 
-    def _describe(self, record: Record, version: Version) -> dict[str, Any]:
+    def _describe(self, record: Record, version: Agent) -> dict[str, Any]:
         return {
             "agentRuntimeArn": self.registry.arn(record.id),
             "agentRuntimeId": record.id,
-            "agentRuntimeVersion": str(version.number),
+            "agentRuntimeVersion": str(version.version),
             "agentRuntimeName": record.name,
             "description": version.fields.get("description", ""),
             "status": version.status,
@@ -105,7 +104,7 @@ class ControlPlane:
         version = record.latest if number is None else record.version(_number(number))
         if name in record.endpoints:
             raise WireError("ConflictException", f"Endpoint {name} already exists")
-        endpoint = record.endpoints[name] = Endpoint(name, version.number, check_tags(body.get("tags")))
+        endpoint = record.endpoints[name] = Endpoint(name, version.version, check_tags(body.get("tags")))
         ids = {"agentRuntimeId": record.id, "endpointName": name}
         return JSONResponse({**self._describe_endpoint(record, endpoint), **ids, "status": "CREATING"}, 202)
 
@@ -122,8 +121,8 @@ class ControlPlane:
             version = record.version(_number(number))
             if version.status != "READY":
                 why = version.failure or "it is being loaded"
-                raise WireError("ConflictException", f"Version {version.number} is not ready: {why}")
-            endpoint.version = version.number
+                raise WireError("ConflictException", f"Version {version.version} is not ready: {why}")
+            endpoint.version = version.version
         endpoint.updated_s = time.time()
         return JSONResponse({**self._describe_endpoint(record, endpoint), "status": "UPDATING"}, 202)
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import time
 import uuid
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse
@@ -40,23 +39,15 @@ OPERATIONS = {
 }
 
 
-class DataPlane:
-    """Serves the operations on the sessions of a runtime."""
+class SessionOperation:
+    """An operation on the sessions of a runtime, as an ASGI application: it writes its response piece by piece."""
 
-    def __init__(self, runtime: Runtime) -> None:
-        self.runtime = runtime
+    def __init__(self, runtime: Runtime, operation: str) -> None:
+        self.runtime, self.operation = runtime, operation
 
-    def endpoint(self, operation: str) -> Any:
-        """The operation as an ASGI application, which writes its response piece by piece. Raises: WireError."""
-
-        class Endpoint:  # Starlette wraps functions, and calls objects as they are
-            async def __call__(_, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: N805
-                await self._serve(operation, scope, receive, send)
-
-        return Endpoint()
-
-    async def _serve(self, operation: str, scope: Scope, receive: Receive, send: Send) -> None:
-        request, runtime = Request(scope), self.runtime
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Raises: WireError, ConnectionResetError, UpstreamLostError."""
+        request, runtime, operation = Request(scope), self.runtime, self.operation
         target = parse_target(request.path_params["runtime"], request.query_params)
         session_id = session_id_of(scope["headers"])
         agent = await runtime.find(target)
@@ -72,13 +63,11 @@ class DataPlane:
                     raise not_found(f"Session {key[2]}")
                 await JSONResponse({}, headers={SESSION_HEADER.decode(): key[2]})(scope, receive, send_or_drop)
             else:
-                await self._use_session(operation, agent, key, drawn, scope, send_or_drop)
+                await self._use_session(agent, key, drawn, scope, send_or_drop)
 
-    async def _use_session(
-        self, operation: str, agent: Agent, key: Key, drawn: list[faults.Fault], scope: Scope, send: Send
-    ) -> None:
+    async def _use_session(self, agent: Agent, key: Key, drawn: list[faults.Fault], scope: Scope, send: Send) -> None:
         body: bytes = scope["runtime.body"]
-        command = parse_command(body) if operation == COMMAND else None
+        command = parse_command(body) if self.operation == COMMAND else None
         if command is None:
             self.runtime.check_store(body)
         delay_s = sum(fault.delay_s for fault in drawn if fault.kind == "slow_start")
@@ -129,9 +118,9 @@ async def relay(session: Session, scope: Scope, send: Send, *, times: TimeLimits
                 data = await reply.read()
             await send({"type": "http.response.body", "body": b""})
     except UpstreamLostError as e:
-        if started or session.process is None:
+        if started:
             raise
-        why = await session.process.cause() or e
+        why = await session.death() or e
         raise WireError("RuntimeClientError", f"The runtime ended the connection: {why}", localLog=log) from e
     except TimeoutError as e:
         if started:

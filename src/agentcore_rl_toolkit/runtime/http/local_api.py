@@ -98,7 +98,7 @@ class LocalApi:
 
     async def reload(self, request: Request) -> Response:
         record = self.runtime.reload(request.path_params["name"])
-        return JSONResponse({"agentRuntimeId": record.id, "agentRuntimeVersion": record.latest.number})
+        return JSONResponse({"agentRuntimeId": record.id, "agentRuntimeVersion": record.latest.version})
 
     async def hide(self, request: Request) -> Response:
         paths = json_of(request)

@@ -70,10 +70,6 @@ class ForkedProcess:
         """Connect to the session's server. Raises: OSError."""
         return await asyncio.open_unix_connection(self._place.socket_path)
 
-    async def cause(self) -> str | None:
-        """Return None: the cause is known only when the template has reaped the process, and this does not wait for that."""
-        return None
-
     async def command(self, text: str, write: Write, timeout_s: float) -> CommandEnd:
         """Run a shell command in the session's environment to its end. ``write`` gets its output."""
         number = str(next(_command_numbers))

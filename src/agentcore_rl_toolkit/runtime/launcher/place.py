@@ -56,8 +56,5 @@ class SessionProcess(Protocol):
     async def command(self, text: str, write: Write, timeout_s: float) -> CommandEnd:
         """Run a shell command beside the server, in the same environment. ``write`` gets its output."""
 
-    async def cause(self) -> str | None:
-        """Return why the session ended, after a connection to it broke; None if that is not known yet."""
-
     def stop(self, grace_s: float) -> None:
         """Send SIGTERM now, and SIGKILL to all that it started after the grace."""

@@ -37,6 +37,7 @@ SHOWN_CHARS = 600  # of a cause, in a message
 PING_BYTES = 64 * 1024  # of a response to /ping, which has two short fields
 PING_TIMEOUT_S = 5.0
 PING_MIN_S, PING_MAX_S = 2.0, 15.0  # 2 s is the platform's own pace; an idle limit is kept by AWS to within 15 s
+LATE_DEATH_S = 2.0  # the end of a process is known a little later than its connections break
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 0.5  # between the pings of a start
 INIT_FAILED = "Runtime initialization failed."
 INIT_LATE = "Runtime initialization time exceeded. Please make sure that initialization completes in {:g}s."
@@ -98,6 +99,12 @@ class Session:
         """A request to the session's server, on a connection of its own; the block reads the reply. Raises: UpstreamLostError."""
         assert self.process is not None
         return request(self.process.dial, method, path, headers, body)
+
+    async def death(self) -> str | None:
+        """Return why its process ended, after a connection to it broke; None if it is not known to have ended."""
+        assert self.process is not None
+        await asyncio.wait([self.process.ended], timeout=LATE_DEATH_S)
+        return (self.process.death or _exit(self._exit_status())) if self.process.ended.done() else None
 
     # -- its life
     async def run(

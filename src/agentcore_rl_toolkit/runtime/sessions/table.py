@@ -41,9 +41,6 @@ class Launcher(Protocol):
     async def forget(self, agent: Agent) -> None:
         """End an agent version with its sessions."""
 
-    async def forget_if_unused(self, agent: Agent) -> None:
-        """End an agent version that has no sessions."""
-
     def describe(self) -> list[dict[str, Any]]:
         """The loaded agent versions."""
 
@@ -136,6 +133,10 @@ class SessionTable:
         if session is not None:
             session.end("stopped", self._config.times.stop_grace_s if grace_s is None else grace_s)
         return session
+
+    def sessions_of(self, agent: Agent) -> list[Session]:
+        """The sessions of an agent version, also those that are ending."""
+        return [session for session in self._all if session.agent.key == agent.key]
 
     async def close(self) -> None:
         """End every session within the shutdown grace."""
