@@ -12,6 +12,13 @@ import pytest
 from agentcore_rl_toolkit.client import RolloutClient
 from scripted_runtime import TEST_CREDENTIALS, ScriptedRuntime
 
+MakeClient = Callable[..., RolloutClient]
+
+
+def script(**what: Any) -> dict[str, Any]:
+    """A payload that tells the scripted runtime what the agent does."""
+    return {"script": what}
+
 
 @pytest.fixture
 def runtime() -> Iterator[ScriptedRuntime]:
@@ -38,7 +45,7 @@ def credentials(monkeypatch: pytest.MonkeyPatch, boto3_session: boto3.Session) -
 
 
 @pytest.fixture
-def make_client(runtime: ScriptedRuntime, store_url: str) -> Iterator[Callable[..., RolloutClient]]:
+def make_client(runtime: ScriptedRuntime, store_url: str) -> Iterator[MakeClient]:
     """Make a client of the scripted runtime; closed after the test."""
     made: list[RolloutClient] = []
 
@@ -54,5 +61,5 @@ def make_client(runtime: ScriptedRuntime, store_url: str) -> Iterator[Callable[.
 
 
 @pytest.fixture
-def client(make_client: Callable[..., RolloutClient]) -> RolloutClient:
+def client(make_client: MakeClient) -> RolloutClient:
     return make_client()

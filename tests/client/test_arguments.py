@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from agentcore_rl_toolkit.contract import Outcome
 from agentcore_rl_toolkit.errors import ConfigError, ContractError
 from scripted_runtime import ScriptedRuntime
 
-MakeClient = Callable[..., RolloutClient]
+from .conftest import MakeClient
 
 
 def test_an_unknown_keyword_is_an_error_that_names_the_place_for_the_agents_own(

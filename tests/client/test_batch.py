@@ -8,7 +8,7 @@ import contextlib
 import itertools
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from agentcore_rl_toolkit.store import ObjectStore
 from scripted_runtime import ScriptedRuntime
 from serving import wait_for as until
 
-MakeClient = Callable[..., RolloutClient]
+from .conftest import MakeClient
 
 
 def rows(n: int, **what: Any) -> list[dict[str, Any]]:

@@ -8,24 +8,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit import RolloutClient
 from agentcore_rl_toolkit.client import Deadlines, WatchSettings
 from agentcore_rl_toolkit.contract import Outcome
 from agentcore_rl_toolkit.store import open_store
 from scripted_runtime import ScriptedRuntime
 from serving import wait_for as until
 
-MakeClient = Callable[..., RolloutClient]
-
-
-def script(**what: Any) -> dict[str, Any]:
-    return {"script": what}
+from .conftest import MakeClient, script
 
 
 def test_the_wait_for_a_connection_is_queue_time_and_not_start_time(

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,7 +20,8 @@ from agentcore_rl_toolkit.errors import ConfigError
 from scripted_runtime import ScriptedRuntime
 from serving import wait_for as until
 
-MakeClient = Callable[..., RolloutClient]
+from .conftest import MakeClient
+
 HANG = {"script": {"hang": True}}
 
 

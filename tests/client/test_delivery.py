@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit import RolloutClient
 from agentcore_rl_toolkit.client import Deadlines
 from agentcore_rl_toolkit.contract import Outcome
 from agentcore_rl_toolkit.errors import RolloutLostError
 from scripted_runtime import ScriptedRuntime
 
-MakeClient = Callable[..., RolloutClient]
+from .conftest import MakeClient, script
+
 QUICK = Deadlines(confirm_s=0.5)
-
-
-def script(**what: Any) -> dict[str, Any]:
-    return {"script": what}
 
 
 def published(**what: Any) -> dict[str, Any]:

@@ -197,27 +197,6 @@ def test_a_verdict_claims_no_more_than_the_same_inputs_show(
         assert change["low"] <= change["mean"] + 1e-9 <= change["high"] + 2e-9
 
 
-def test_replay_scores_stored_records_again(client: RolloutClient) -> None:
-    batch: list[dict[str, Any]] = [{"script": {"result": {"rewards": n % 2, "n": n}}} for n in range(6)]
-    client.map(
-        [*batch, {"script": {"fail": "x"}}, {"script": {"raw": "no json"}}], input_ids=[f"i{n}" for n in range(8)]
-    )
-
-    async def reward(record: dict[str, Any], payload: dict[str, Any]) -> float:
-        if record["n"] == 5:
-            raise ValueError("odd one")
-        return float(record["n"] >= 3 and payload["script"]["result"]["n"] >= 3)
-
-    replayed = client.replay(reward)
-    assert [r.input_id for r in replayed] == [f"i{n}" for n in range(8)]
-    assert [r.reward for r in replayed] == [0, 0, 0, 1, 1, None, None, None]
-    assert [r.stored for r in replayed] == [0, 1, 0, 1, 0, 1, None, None]
-    assert [r.changed for r in replayed[:5]] == [False, True, False, False, True]
-    assert isinstance(replayed[5].error, AgentError)
-    assert [r.outcome for r in replayed[6:]] == [Outcome.AGENT_ERROR, Outcome.INVALID]
-    assert [r.reward for r in client.replay(input_id="i3")] == [None]
-
-
 def test_subscriber_hears_the_life_of_a_rollout(client: RolloutClient) -> None:
     received: list[tuple[str, dict[str, Any]]] = []
     client.subscribe(lambda event, fields: received.append((event, dict(fields))))

@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit import RolloutClient
 from agentcore_rl_toolkit.client import WatchSettings
 from agentcore_rl_toolkit.contract import Outcome, new_session_id
 from agentcore_rl_toolkit.errors import InvalidResultError
 from scripted_runtime import ScriptedRuntime
 
-MakeClient = Callable[..., RolloutClient]
-
-
-def script(**what: Any) -> dict[str, Any]:
-    return {"script": what}
+from .conftest import MakeClient, script
 
 
 def root_of(store_url: str) -> Path:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import stat
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,8 @@ from agentcore_rl_toolkit.proof import Proof, ProofKey, seal
 from agentcore_rl_toolkit.store import open_store
 from scripted_runtime import ScriptedRuntime
 
-MakeClient = Callable[..., RolloutClient]
+from .conftest import MakeClient
+
 FORGED = {"rewards": 100.0, "status_code": 200, "stop_reason": "end_turn", "outcome": "ok", "_agent": {"outcome": "ok"}}
 WAITING = {"script": {"hang": True}}
 

@@ -82,9 +82,16 @@ def test_stored_records_are_scored_again_and_failures_are_not(client: RolloutCli
     client.store.put("exp/a/s.json", json.dumps({"rewards": 0.5, "payload": {"n": 3}}).encode())
     client.store.put("exp/b/s.json", json.dumps(ended("agent_error", rewards=0.0)).encode())
     client.store.put("exp/c/s.json", json.dumps({"rewards": 1.0, "payload": {}}).encode())
-    good, failed, broken = client.replay(lambda record, payload: payload["n"])
+    client.store.put("exp/d/s.json", b"no json")
+
+    async def reward(record: dict[str, Any], payload: dict[str, Any]) -> float:
+        return float(payload["n"])
+
+    good, failed, broken, unusable = client.replay(reward)
+    assert client.replay(lambda record, payload: payload["n"])[0] == good
     assert (good.stored, good.reward, good.changed, good.error) == (0.5, 3.0, True, None)
     assert (failed.stored, failed.reward, failed.changed, failed.outcome) == (None, None, False, Outcome.AGENT_ERROR)
     assert (broken.stored, broken.reward, broken.input_id, broken.session_id) == (1.0, None, "c", "s")
     assert "KeyError" in str(broken.error)
+    assert (unusable.outcome, unusable.reward) == (Outcome.INVALID, None)
     assert [one.reward for one in client.replay(input_id="a")] == [None]

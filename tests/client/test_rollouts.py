@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +35,7 @@ from scripted_runtime import ARN, ScriptedRuntime
 from serving import busy_credentials
 from serving import wait_for as until
 
-MakeClient = Callable[..., RolloutClient]
-
-
-def script(**what: Any) -> dict[str, Any]:
-    return {"script": what}
-
+from .conftest import MakeClient, script
 
 # ---- results
 

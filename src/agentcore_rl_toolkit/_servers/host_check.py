@@ -21,7 +21,6 @@ from typing import Any
 OPTION = "--allowed-host"
 # This machine, as containers see it. A network's own name server could answer for these names as well, so no page may use them.
 CONTAINER_NAMES = frozenset({"host.docker.internal", "host.containers.internal"})
-_REMEMBERED = 256
 _AUTHORITY = re.compile(r"(?P<host>\[[0-9a-f:.%]+\]|[^\s:/@\[\]]+)(?::(?P<port>[0-9]{0,5}))?")
 _PORTS = {"http": "80", "https": "443"}
 
@@ -47,12 +46,9 @@ class HostCheck:
         if not all(is_loopback(host) for host in hosts):
             self._names |= {platform.node().lower(), platform.node().lower().partition(".")[0]} - {""}
         self._allowed = tuple(_plain(pattern) for pattern in allowed)
-        self.known: set[bytes | None] = {None}  # values of Host as they come: those in it pass, without an Origin
 
     def refusal(self, host: bytes | None, origin: bytes | None) -> Refusal | None:
         """Why a request with these headers is refused; None: it is not. None for a header: it is absent."""
-        if origin is None and host in self.known:
-            return None
         named = _authority(host) if host is not None else ("", "")
         if named is None or not (host is None or self._is_ours(named[0])):
             return Refusal(421, f"{_shown(host)} is not a name of this server. If it is meant to be, {_how(host)}.")
@@ -60,8 +56,6 @@ class HostCheck:
             return Refusal(
                 403, f"web pages of {_shown(origin)} may not use this server. If they are to, {_how(origin)}."
             )
-        if len(self.known) < _REMEMBERED:
-            self.known.add(host)
         return None
 
     def refusal_of(self, headers: Iterable[tuple[bytes, bytes]]) -> Refusal | None:

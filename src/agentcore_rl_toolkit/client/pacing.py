@@ -11,7 +11,6 @@ import asyncio
 import math
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -75,11 +74,11 @@ class Pacer:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # the garbage collector may end a client inside any statement
-        self._members: weakref.WeakSet[PaceLimits] = weakref.WeakSet()
+        self._members: set[PaceLimits] = set()
         self._invokes, self._stops, self._sessions = RateBucket(1.0), RateBucket(1.0), RateBucket(math.inf)
 
     def join(self, limits: PaceLimits) -> None:
-        """Apply `limits` while their owner keeps them."""
+        """Apply `limits` until they leave."""
         with self._lock:
             self._members.add(limits)
             self._apply()
@@ -91,16 +90,14 @@ class Pacer:
             self._apply()
 
     def _apply(self) -> None:
-        members = list(self._members)
-        if not members:
+        if not self._members:
             return
         # A fifth of a second's worth may go at once: well inside a one-second window at the service, yet no fixed spacing.
-        rate = min(m.tps for m in members)
+        rate = min(m.tps for m in self._members)
         for bucket in (self._invokes, self._stops):
             bucket.limit, bucket.burst = rate, max(1.0, rate / 5)
-        per_s = min(
-            (m.sessions_per_minute / 60 for m in members if m.sessions_per_minute is not None), default=math.inf
-        )
+        limits = (m.sessions_per_minute for m in self._members if m.sessions_per_minute is not None)
+        per_s = min(limits, default=math.inf) / 60
         self._sessions.limit, self._sessions.burst = per_s, max(1.0, per_s) if per_s < math.inf else 1.0
 
     def try_start(self, now: float) -> float:
@@ -132,13 +129,11 @@ class Pacer:
 
 
 _pacers: dict[tuple[str, str], Pacer] = {}  # one per agent and endpoint in this process, because the quota is per agent
-_pacers_lock = threading.Lock()
 
 
 def shared_pacer(agent_runtime_arn: str, endpoint_url: str | None) -> Pacer:
     """The process's pacer of an agent at an endpoint."""
-    with _pacers_lock:
-        return _pacers.setdefault((agent_runtime_arn, endpoint_url or ""), Pacer())
+    return _pacers.setdefault((agent_runtime_arn, endpoint_url or ""), Pacer())
 
 
 async def take_turn(ask: Callable[[float], float]) -> None:

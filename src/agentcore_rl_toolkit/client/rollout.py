@@ -455,7 +455,7 @@ class Rollout(RolloutFuture):
         error = ERRORS[known.outcome](known.error or known.outcome.value)
         if known.cause is not None:
             error.cause = known.cause
-        raise error
+        return Verdict.of(error)
 
     # ---- stages
 

@@ -29,20 +29,8 @@ logger = logging.getLogger(__name__)
 
 # A full or briefly unreachable disk, an exhausted table: another try may succeed.
 _TRANSIENT = {
-    getattr(errno, name)
-    for name in [
-        "EAGAIN",
-        "EBUSY",
-        "EDQUOT",
-        "EINTR",
-        "EIO",
-        "EMFILE",
-        "ENFILE",
-        "ENOMEM",
-        "ENOSPC",
-        "ESTALE",
-        "ETIMEDOUT",
-    ]
+    *(errno.EAGAIN, errno.EBUSY, errno.EDQUOT, errno.EINTR, errno.EIO, errno.EMFILE),
+    *(errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.ESTALE, errno.ETIMEDOUT),
 }
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
