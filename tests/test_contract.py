@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentcore_rl_toolkit import contract
-from agentcore_rl_toolkit.contract import Outcome, RolloutConfig
-from agentcore_rl_toolkit.errors import ConfigError, ContractError
+from agentcore_rl_toolkit.contract import Cause, Outcome, RolloutConfig, SessionFacts
+from agentcore_rl_toolkit.errors import AgentError, ConfigError, ContractError, RolloutCancelledError
 from agentcore_rl_toolkit.store.base import check_key
 
 IDS = {"exp_id": "e", "input_id": "i", "s3_bucket": "bucket"}
@@ -41,6 +41,47 @@ def test_a_failure_has_its_cause_from_our_own_block_only() -> None:
     assert contract.record_failure(policy, raised) == "tokens"
     assert contract.record_failure(policy, contract.Outcome.OK) is None
     assert contract.record_failure({"_agent": {"cause": "policy", "failure": "patience"}}, raised) == "other"
+
+
+RAISED = {"_agent": {"outcome": "agent_error", "cause": "agent"}}
+CUT = SessionFacts(truncated=True)
+
+
+@pytest.mark.parametrize(
+    ("record", "facts", "cause", "failure"),
+    [
+        (RAISED, None, Cause.AGENT, None),
+        (RAISED, SessionFacts(), Cause.AGENT, None),
+        (RAISED, CUT, Cause.POLICY, "tokens"),
+        (RAISED, SessionFacts(truncated=True, unparsed=True), Cause.POLICY, "tokens"),
+        (RAISED, SessionFacts(truncated=True, unanswered=True), Cause.POLICY, "answer"),
+        (RAISED, SessionFacts(unparsed=True), Cause.POLICY, "calls"),
+        (RAISED, SessionFacts(truncated=True, limit="turns"), Cause.POLICY, "turns"),
+        ({"_agent": {"outcome": "agent_error", "cause": "policy", "failure": "context"}}, CUT, Cause.POLICY, "context"),
+        ({"_agent": {"outcome": "ok"}}, CUT, None, None),
+        ({"_agent": {"outcome": "lost"}}, CUT, Cause.INFRASTRUCTURE, None),
+        ({"_agent": {"outcome": "invalid"}}, CUT, Cause.AGENT, None),
+    ],
+)
+def test_an_agent_that_raised_after_a_failed_model_call_is_the_policys_failure(
+    record: dict[str, object], facts: SessionFacts | None, cause: Cause | None, failure: str | None
+) -> None:
+    assert contract.verdict(record, facts) == (contract.record_outcome(record), cause, failure)
+
+
+def test_the_error_of_a_rollout_has_its_cause_before_the_record() -> None:
+    policy = {"_agent": {"cause": "policy"}}
+    assert contract.cause_of(Outcome.AGENT_ERROR, policy, None) is Cause.POLICY
+    assert contract.cause_of(Outcome.AGENT_ERROR, policy, AgentError("x")) is Cause.AGENT
+    assert contract.cause_of(Outcome.LOST, None, None) is Cause.INFRASTRUCTURE
+    assert contract.cause_of(Outcome.INVALID, None, KeyError("x")) is Cause.INFRASTRUCTURE
+    assert contract.cause_of(Outcome.CANCELLED, policy, RolloutCancelledError("x")) is None
+
+
+def test_a_fresh_session_id_is_one_of_its_own_kind() -> None:
+    fresh = {contract.check_session_id(contract.new_session_id()) for _ in range(100)}
+    assert {len(session_id) for session_id in fresh} == {40}
+    assert len(fresh) == 100
 
 
 @pytest.mark.parametrize(

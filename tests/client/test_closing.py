@@ -284,6 +284,15 @@ async def test_a_cancelled_aclose_reports_what_is_left(
     assert future.session_id in caplog.text
 
 
+def test_a_client_that_is_dropped_at_once_finishes_its_rollout(runtime: ScriptedRuntime, store_url: str) -> None:
+    for n in range(5):
+        future = RolloutClient(runtime.arn, store_url, "e", endpoint_url=runtime.url).submit(
+            {"script": {"result": {"n": n}}}
+        )
+        assert future.result(60)["n"] == n
+    until(lambda: runtime.live == [])
+
+
 def test_dropped_clients_leave_no_thread_loop_or_descriptor(runtime: ScriptedRuntime, store_url: str) -> None:
     code = """
 import gc, os, threading, time

@@ -568,7 +568,6 @@ class Dispatcher:
 
     def abandon(self) -> None:
         """End after the rollouts in flight, because the client's owner dropped it without `close`."""
-        self.closing = True
         if self.portal.started:
             self.portal.post(self._finish_and_leave)
         else:
@@ -606,8 +605,8 @@ class Dispatcher:
 
     def _finish_and_leave(self) -> None:
         async def finish() -> None:
-            while running := [r._task for r in self._rollouts.values() if r._task is not None]:
-                await asyncio.wait(running)
+            while self._rollouts:  # all have begun: `submit` came before this
+                await asyncio.wait([r._task for r in self._rollouts.values() if r._task is not None])
                 await asyncio.sleep(0)
             await self._drain()
             self.leave()
@@ -674,10 +673,12 @@ class Dispatcher:
             try:
                 await within(in_thread(self.transport.stop, session_id), limit_s - spent_s)
                 return True
-            except (CallError, TimeoutError) as e:
-                if isinstance(e, CallError) and e.throttled:
+            except CallError as e:
+                if e.throttled:
                     self.pacer.stop_refused(time.monotonic())
                 error: Exception = e
+            except TimeoutError as e:
+                error = e
             except Exception as e:  # no further stop would succeed
                 error, pause_s = e, limit_s
             spent_s += time.monotonic() - began_s + pause_s
