@@ -195,6 +195,7 @@ def test_an_account_in_order_passes_from_outside_and_from_a_session(aws: Aws, do
     inside = {"session", "session clock", "session bucket", "session gateway"}
     assert inside | {"quotas", "model"} <= set(found)
     assert all(found[name]["level"] == "ok" for name in inside | {"model"})
+    assert (found["gateway"]["level"], "token mode" in found["gateway"]["advice"]) == ("note", True)
     assert not aws.gateway.sessions.by_id
     assert "Contents" not in aws.root("s3").list_objects_v2(Bucket=BUCKET)
     everything = json.dumps(found)

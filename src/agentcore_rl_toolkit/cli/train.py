@@ -111,7 +111,8 @@ def command(
 
     With --agent and --data, the agent is trained on this machine. The services that `agentcore-rl up` runs in this folder are
     used. If there are none, they are started for the run. Settings without an option (train_on, held_out, learning_rate,
-    max_staleness, hold_calls, eval_every, lora_rank, policy_failures, seed, tracker, ...) go into --set or --config.
+    max_staleness, hold_calls, eval_every, forced_tools, lora_rank, policy_failures, seed, tracker, ...) go into --set or
+    --config.
 
     With --credit turn, the agent returns one reward for each model call. The settings are discount and normalise.
 
@@ -279,7 +280,7 @@ def _running(settings: LocalRun, console: Console) -> Stack | None:
 
     if Stack.running() is None:
         return None
-    serving = Stack.serving(settings.agent, settings.model, settings.engine)
+    serving = Stack.serving(settings.agent, settings.model, settings.engine, settings.forced_tools)
     if serving is None or settings.session_env or settings.readable or settings.writable:
         what = "without these options of sessions" if serving is not None else "with another agent, model or engine"
         console.print(f"`agentcore-rl up` runs here, {what}: this run starts its own services", style="dim")

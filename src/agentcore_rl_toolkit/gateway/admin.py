@@ -20,6 +20,7 @@ from aiohttp import web
 from ..errors import GatewayError
 from ..messages.errors import NOT_JSON, RequestError
 from ..messages.wire import ModelRequest
+from ..messages.wire.history import without_images
 from ..messages.wire.passthrough import check_session
 from .capture.record import FetchedHead
 from .config import SAMPLING_SERVICES, Engine, UpstreamConfig
@@ -333,6 +334,7 @@ class Admin:
             "held": len(running.waiting),
             "connections": len(context.connections),
             "paused": running.paused,
+            "token_mode": context.token_mode is not None,
             "weight_version": running.weight_version,
             "event_loop_lag_s": context.lag_s,
             "event_loop_lag_max_s": context.lag_max_s,
@@ -403,11 +405,11 @@ class Admin:
         if mode is None:
             body = asked.to_chat_body() | ({} if options is None else {"chat_template_kwargs": options})
             return await self._engine_count(body, session)
-        loop, count = asyncio.get_running_loop(), mode.renderer.count
+        loop, count, (messages, _) = asyncio.get_running_loop(), mode.renderer.count, without_images(asked.messages)
         history = mode.histories.pin(session)
         try:
             async with history.order:  # one thread per session, so that no session has them all
-                counted = loop.run_in_executor(mode.executor, count, asked.messages, asked.tools or None, options)
+                counted = loop.run_in_executor(mode.executor, count, messages, asked.tools or None, options)
                 return int(await counted)
         finally:
             mode.histories.unpin(history)

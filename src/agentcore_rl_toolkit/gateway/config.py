@@ -14,6 +14,8 @@ from ..errors import ConfigError
 
 Engine = Literal["policy", "vllm", "sglang", "sglang-experts", "tinker", "sagemaker", "openai"]
 ENGINES: tuple[Engine, ...] = get_args(Engine)
+ForcedTools = Literal["wish", "constrain", "refuse"]
+REFUSED_FORM = "this gateway refuses calls that force a tool or a schema (forced_tools=refuse); leave it to the model"
 _TOKENS_ONLY = ("sglang", "sglang-experts")  # SGLang's chat gives no token ids
 SAMPLING_SERVICES = frozenset({"tinker", "sagemaker"})  # one service for a gateway, sampled by its client library
 ADMIN_KEY_ENV = "AGENTCORE_RL_GATEWAY_ADMIN_KEY"
@@ -98,6 +100,9 @@ class GatewayConfig:
     server (`HostCheck`). ``allow_fields`` are request fields that your engines take and `wire.passthrough` does not know.
     ``train_constrained`` trains on answers that were held to a form (a schema, a grammar, a required tool call): their
     logprobs are relative to what the form allows, so a trainer's own differ.
+    ``forced_tools`` is what becomes of a call that must call a tool or fit a schema. "constrain": the engine's grammar enforces
+    it. "wish": the model is free, and the report's ``left_out`` counts the call. "refuse": the agent gets a 400. An engine, or a
+    model's format, that cannot enforce it makes a wish of it in token mode.
     ``model_dir`` is a folder with tokenizer and chat template: the gateway renders prompts and sends token ids. Engine policy
     takes only token ids; its default is the built-in policy's folder.
     ``template`` is a file with another chat template than ``model_dir`` brings, ``parser`` the name of an output parser (one of
@@ -116,6 +121,7 @@ class GatewayConfig:
     allowed_hosts: tuple[str, ...] = ()
     allow_fields: tuple[str, ...] = ()
     train_constrained: bool = False
+    forced_tools: ForcedTools = "constrain"
     model_id: str | None = None
     model_dir: str | None = None
     template: str | None = None

@@ -15,6 +15,7 @@ from ..messages.wire import Delta, passthrough
 from ..messages.wire.passthrough import Fields
 from .capture.record import CONSTRAINED, IMAGES, Captured
 from .capture.reply import ReplyReader, without_numbers
+from .config import REFUSED_FORM
 from .context import Context
 from .http.responses import passed
 from .router import Worker, check_status, read_reply_body, too_large
@@ -52,11 +53,18 @@ class RelayedChat:
 
     def understand(self) -> Fields:
         request, context = self._request, self._context
-        if not self.passes:
-            return request.translate(_as_sent, context.allow_fields, self._session.reply)
-        more = context.allow_fields if context.engine != "openai" else None
-        request.n = passthrough.check(request.body, request.fields, more=more)
-        return request.fields
+        if self.passes:
+            more = context.allow_fields if context.engine != "openai" else None
+            request.n, fields = passthrough.check(request.body, request.fields, more=more), request.fields
+        else:
+            fields = request.translate(_as_sent, context.allow_fields, self._session.reply)
+        if context.forced_tools != "constrain":
+            for name in passthrough.asked_forms(fields):
+                if context.forced_tools == "refuse":
+                    raise unsupported(name, REFUSED_FORM)
+                del fields[name]
+                request.left_out[name] += 1
+        return fields
 
     def compose(self, fields: Fields) -> None:
         """Ask for the tokens whatever the agent asked for; a plain OpenAI endpoint has none to give."""

@@ -187,7 +187,7 @@ def _sequences(placed: list[Placed]) -> list[TrainingSequence]:
         if node.parent is not None:
             first_child.setdefault(node.parent.position, node)
     paths = [_path(leaf, first_child) for leaf in kept if leaf.position not in first_child]
-    total = sum(len(node.turn.completion_ids) for node in kept if node.side is None)
+    total = sum(node.turn.trained_tokens for node in kept if node.side is None)
     # Side calls come last, so that a sequence has one number in a trainer and in the trajectory.
     paths.sort(key=lambda path: (all(node.side is not None for node in path[1]), path[1][0].position))
     return [_sequence(context, trained, total) for context, trained in paths]
@@ -222,10 +222,10 @@ def _sequence(context: list[Placed], path: list[Placed], total: int) -> Training
     for node in trained:
         turn = node.turn
         start = len(turn.prompt_ids)
-        count = len(turn.completion_ids)
+        count = turn.trained_tokens
         loss_mask[start : start + count] = [1] * count
-        logprobs[start : start + count] = turn.logprobs
-        versions[start : start + count] = turn.token_versions()
+        logprobs[start : start + count] = turn.logprobs[:count]
+        versions[start : start + count] = turn.token_versions()[:count]
         own += count
     experts = [
         ExpertSpan(
@@ -292,6 +292,8 @@ def _report(
         side_calls=dict(side_calls),
         other_sampling=dict(other_sampling),
         unanswered_turns=sum(not turn.answered for turn in distinct),
+        held_tokens=sum(len(node.turn.completion_ids) - node.turn.trained_tokens for node in kept if node.side is None),
+        unsampled_answers=sum(turn.unsampled for turn in distinct),
         left_out=dict(Counter(kind for turn in distinct for kind in turn.left_out)),
     )
 

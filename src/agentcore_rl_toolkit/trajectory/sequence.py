@@ -71,6 +71,9 @@ class FidelityReport:
     - ``other_sampling``: tokens that were sampled otherwise than the trainer reproduces, by how. Those of another temperature, or
       with penalties or a logit bias, are not trained, and are no side calls. Those of a cut distribution (top_p, top_k, min_p)
       are trained.
+    - ``held_tokens``: tokens of trained turns that a grammar held to a form. They are not trained.
+    - ``unsampled_answers``: answers in the session's first prompt, which the session never sampled. They are examples that the
+      agent writes, or the history of an earlier rollout that an agent kept in a global variable.
     - ``unanswered_turns``: ended inside the policy's reasoning. ``left_out``: turns whose model did not get the agent's whole
       history, by the kind of what it did not get.
 
@@ -96,6 +99,8 @@ class FidelityReport:
     other_sampling: dict[str, int] = field(default_factory=dict)
     unanswered_turns: int = 0
     left_out: dict[str, int] = field(default_factory=dict)
+    held_tokens: int = 0
+    unsampled_answers: int = 0
 
     @property
     def side_call_tokens(self) -> int:

@@ -24,7 +24,8 @@ CUTS = ("top_p", "top_k", "min_p")  # the last: the tokens that they leave keep 
 # Why a turn does not continue the sequence before it. A gateway that knows the messages may say so in
 # `Turn.branch_reason`.
 BRANCH_REASONS = (
-    *("history_rewritten", "tools_changed", "sub_agent", "parallel_calls", "resampled", "retokenised", "compaction"),
+    *("history_rewritten", "tools_changed", "options_changed", "sub_agent", "parallel_calls", "resampled"),
+    *("retokenised", "compaction"),
 )
 
 # How a later request has the answer of a turn, from the strongest: its history ends with it; the same, and a user's message
@@ -46,10 +47,13 @@ class Turn:
     - ``delivered`` False: as far as the gateway knows, the agent did not get the whole answer. The turn is trained only if a
       later one continues it.
     - ``parent_turn``, ``branch_reason`` (one of `BRANCH_REASONS`): the turn that this one continues, or why it continues none.
+    - ``free_tokens``: the tokens at the completion's beginning that were sampled freely. A grammar held the others to a form, so
+      they are not trained. None: all were.
     - ``tools``, ``tag``, ``system``, ``sampling``: the names of the offered tools, the agent's word for the role of the call, a
       digest of the leading system messages, and the sampling parameters that the call names.
     - ``feeds``: the ids of later turns whose prompts have this answer, each with one of `FLOWS`.
     - ``left_out``: the items, parts and fields of the agent's history that the model did not get as sent, counted by kind.
+    - ``unsampled``: answers in the session's first prompt, which the session never sampled.
     - ``routed_experts``: the engine's array as raw bytes. ``reply_id``: the id of the reply in OpenAI's chat API.
 
     Shapes: ``prompt_ids`` (P,), ``completion_ids`` (C,), ``logprobs`` (C,), ``token_weight_versions`` (C,) or None.
@@ -86,6 +90,8 @@ class Turn:
     reply_id: str | None = None
     feeds: Mapping[str, str] = field(default_factory=dict, repr=False)
     left_out: Mapping[str, int] = field(default_factory=dict)
+    free_tokens: int | None = None
+    unsampled: int = 0
 
     def __post_init__(self) -> None:
         sampled = len(self.completion_ids)
@@ -102,6 +108,12 @@ class Turn:
             raise CaptureError(
                 f"turn {self.turn_id}: branch reason {self.branch_reason!r} is not one of {BRANCH_REASONS}"
             )
+
+    @property
+    def trained_tokens(self) -> int:
+        """The tokens at the completion's beginning that may be trained."""
+        sampled = len(self.completion_ids)
+        return sampled if self.free_tokens is None else min(self.free_tokens, sampled)
 
     def why_untrainable(self) -> str | None:
         """The reason why no token of this turn may be trained on, or None when all of them may.

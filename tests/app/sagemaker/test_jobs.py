@@ -14,8 +14,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import boto3
 import pytest
 from anthropic import Anthropic
+from botocore.config import Config
+from botocore.exceptions import ClientError
+from google import genai
 from openai import OpenAI
 
 from agentcore_rl_toolkit import PolicyFailure
@@ -47,6 +51,25 @@ class Broken(Exception):
         raise KeyboardInterrupt
 
 
+def converses(prompt: str, url: str, key: str) -> int:
+    """The calls of an agent of boto3's Bedrock client."""
+    client = boto3.Session(aws_access_key_id="AKIA", aws_secret_access_key="x").client(
+        "bedrock-runtime",
+        region_name="us-west-2",
+        endpoint_url=f"{url}/bedrock/{key}",
+        config=Config(retries={"total_max_attempts": 1}),
+    )
+    arn = "arn:aws:bedrock:us-west-2:123456789012:application-inference-profile/abc123"
+    ask: dict[str, Any] = {"modelId": arn, "messages": [{"role": "user", "content": [{"text": prompt}]}]}
+    content = client.converse(**ask, inferenceConfig={"maxTokens": 999})["output"]["message"]["content"]
+    events = list(client.converse_stream(**ask)["stream"])
+    assert any("contentBlockDelta" in event for event in events)
+    with pytest.raises(ClientError) as refused:
+        client.converse(modelId=arn, messages=[{"role": "assistant", "content": [{"text": "So"}]}])
+    assert refused.value.response["Error"]["Code"] == "ValidationException"
+    return len(content)
+
+
 def run(payload: dict[str, Any]) -> dict[str, Any]:
     """The agent of these tests: it knows nothing of jobs."""
     rollout, do = payload["_rollout"], payload.get("do", "")
@@ -65,6 +88,14 @@ def run(payload: dict[str, Any]) -> dict[str, Any]:
         ]
         assert streamed.usage.output_tokens == said.usage.output_tokens == 2
         return {"rewards": len(said.content)}
+    if do == "bedrock":
+        return {"rewards": converses(payload["prompt"], url, key)}
+    if do == "gemini":
+        google = genai.Client(api_key=key, http_options={"base_url": url})
+        texts = [google.models.generate_content(model="policy", contents=payload["prompt"]).text]
+        pieces = google.models.generate_content_stream(model="policy", contents=payload["prompt"])
+        texts.append("".join(piece.text or "" for piece in pieces))
+        return {"rewards": float(texts == [payload["answer"]] * 2)}
     with OpenAI(base_url=url, api_key=key, max_retries=0) as client:
         if payload.get("stream"):
             text = ""
@@ -153,7 +184,13 @@ async def test_a_stream_reaches_the_agent_as_it_comes(jobs: JobServer) -> None:
     assert jobs.trajectories[rollout].rewards == [[1.0]]
 
 
-async def test_an_agent_of_anthropics_client_is_served(jobs: JobServer) -> None:
+async def test_an_agent_of_googles_client_is_served(jobs: JobServer) -> None:
+    rollout = new_id()
+    await invoke(jobs.payload(rollout, {"prompt": "2+2", "answer": "4", "do": "gemini"}))
+    assert jobs.trajectories[rollout].rewards == [[1.0]]
+
+
+async def test_agents_of_anthropics_and_amazons_clients_are_served(jobs: JobServer) -> None:
     rollout = new_id()
     call = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 2}'}}
     jobs.message = {"role": "assistant", "content": "so", "tool_calls": [call]}
@@ -162,6 +199,10 @@ async def test_an_agent_of_anthropics_client_is_served(jobs: JobServer) -> None:
     assert job.rewards == [[2.0]]  # a text and a call
     assert [asked["max_tokens"] for asked in job.samples] == [512, 99]
     assert job.samples[0]["tools"][0]["function"]["name"] == "add"
+    rollout = new_id()
+    await invoke(jobs.payload(rollout, {"prompt": "2+2", "do": "bedrock"}))
+    assert jobs.trajectories[rollout].rewards == [[2.0]]
+    assert [asked["max_tokens"] for asked in jobs.trajectories[rollout].samples] == [512, 512]
 
 
 @pytest.mark.parametrize(

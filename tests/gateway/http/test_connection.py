@@ -7,9 +7,12 @@ import contextlib
 import gzip
 import json
 import zlib
+from functools import partial
 
+import brotli
 import openai
 import pytest
+import zstandard
 
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, Limits, SessionHandle
@@ -133,13 +136,12 @@ async def test_what_is_no_http_or_wants_a_proxy_is_refused_once(gateway: Gateway
             assert await line.is_closed()
 
 
-@pytest.mark.parametrize("encoding", ["gzip", "x-gzip", "GZIP", "deflate", "zstd", "identity"])
+@pytest.mark.parametrize("encoding", ["gzip", "x-gzip", "GZIP", "deflate", "br", "zstd", "identity"])
 async def test_a_compressed_body_is_decompressed(
     engine: ScriptedEngine, gateway: Gateway, session: SessionHandle, encoding: str
 ) -> None:
-    compressed = {"deflate": zlib.compress, "identity": bytes}.get(encoding, gzip.compress)
-    if encoding == "zstd":
-        compressed = pytest.importorskip("zstandard").compress
+    own = {"deflate": zlib.compress, "identity": bytes, "br": brotli.compress, "zstd": zstandard.compress}
+    compressed = own.get(encoding, gzip.compress)
     status, _, reply = await ask(gateway, post(session, compressed(BODY), f"content-encoding: {encoding}"))
     assert (status, engine.calls[0].body["messages"]) == (200, json.loads(BODY)["messages"]), reply
 
@@ -149,14 +151,15 @@ async def test_the_members_of_a_gzip_body_are_joined(gateway: Gateway, session: 
     assert (await ask(gateway, post(session, body, "content-encoding: gzip")))[0] == 200
 
 
-@pytest.mark.parametrize("encoding", ["gzip", "zstd"])
+@pytest.mark.parametrize("encoding", ["gzip", "br", "zstd"])
 async def test_a_body_that_is_too_large_when_decompressed_is_413(
     engine: ScriptedEngine, start_gateway: Start, encoding: str
 ) -> None:
     gateway = await start_gateway(engine, limits=Limits(body_bytes=100_000))
     session = (await GatewayClient(gateway.url).create_sessions_async([new_session_id()]))[0]
     bomb = b" " * 50_000_000
-    body = gzip.compress(bomb, 1) if encoding == "gzip" else pytest.importorskip("zstandard").compress(bomb)
+    compressed = {"gzip": partial(gzip.compress, compresslevel=1), "br": partial(brotli.compress, quality=1)}
+    body = compressed.get(encoding, zstandard.compress)(bomb)
     status, _, reply = await ask(gateway, post(session, body[:90_000], f"content-encoding: {encoding}"))
     assert (status, b"100000 bytes" in reply) == (413, True), reply
 
@@ -165,12 +168,12 @@ async def test_a_damaged_body_is_400_and_an_unknown_encoding_415(
     engine: ScriptedEngine, gateway: Gateway, session: SessionHandle
 ) -> None:
     whole = gzip.compress(BODY)
-    for encoding, body in (("gzip", whole[:-9]), ("gzip", BODY), ("deflate", b"\x00"), ("zstd", whole)):
-        if encoding == "zstd":
-            pytest.importorskip("zstandard")
+    cut = brotli.compress(BODY)[:-3]
+    damaged = (("gzip", whole[:-9]), ("gzip", BODY), ("deflate", b"\x00"), ("zstd", whole), ("br", whole), ("br", cut))
+    for encoding, body in damaged:
         status, _, reply = await ask(gateway, post(session, body, f"content-encoding: {encoding}"))
         assert (status, encoding.encode() in reply) == (400, True), reply
-    for encoding in ("br", "gzip, gzip", "aes128gcm"):
+    for encoding in ("compress", "gzip, gzip", "aes128gcm"):
         status, _, reply = await ask(gateway, post(session, whole, f"content-encoding: {encoding}"))
         assert (status, b"gzip, deflate" in reply) == (415, True)
     assert engine.calls == []

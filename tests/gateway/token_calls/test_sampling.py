@@ -128,15 +128,8 @@ async def test_a_json_schema_and_a_required_call_are_enforced_by_the_engine(
 @pytest.mark.parametrize(
     ("kind", "asked", "param"),
     [
-        ("policy", {"response_format": FORMAT}, "response_format"),
-        ("policy", {"tools": TOOLS, "tool_choice": "required"}, "tool_choice"),
         ("vllm", {"regex": "a"}, "regex"),
         ("sglang", {"guided_json": SCHEMA}, "guided_json"),
-        (
-            "vllm",
-            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]},
-            "messages",
-        ),
         ("sglang", {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "no"}}}, "tool_choice"),
     ],
 )

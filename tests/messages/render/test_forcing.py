@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from agentcore_rl_toolkit.cli.doctor.template import sampled_body
-from agentcore_rl_toolkit.messages.render import Renderer, call_format
+from agentcore_rl_toolkit.messages.render import AnswerForm, Renderer, can_call, relaxed
 
 FORCED = ["hermes", "qwen3", "qwen_coder", "llama3"]
+SCHEMA = {"type": "object", "properties": {"answer": {"type": "integer"}}, "required": ["answer"]}
 NO_ARGUMENTS = {"type": "function", "function": {"name": "now"}}
 
 
@@ -32,29 +33,31 @@ def calling(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
 def test_families_whose_calls_are_no_tagged_json_are_not_forced(
     family: str, renderer_for: Callable[[str], Renderer], tools: list[dict[str, Any]]
 ) -> None:
-    grammar = renderer_for(family).grammar
+    renderer = renderer_for(family)
     expected = family == "pythonic"  # Llama's parser takes JSON from these models too
-    assert (call_format(grammar, tools, choice="required") is not None) == expected
+    assert can_call(renderer.grammar, "required") == expected
+    assert (renderer.form(tools, choice="required") is not None) == expected
 
 
 def test_nothing_is_forced_where_nothing_is_required(renderer_for: Callable[[str], Renderer], tools: Any) -> None:
-    grammar = renderer_for("hermes").grammar
-    assert call_format(grammar, tools, choice="auto") is None
-    assert call_format(grammar, tools, choice="none", parallel=False) is None
-    assert call_format(grammar, [], choice="required") is None
+    renderer = renderer_for("hermes")
+    assert renderer.form(tools, choice="auto") is None
+    assert renderer.form(tools, choice="none", parallel=False) is None
+    assert renderer.form([], choice="required") is None
+    assert renderer.form(tools, choice="none", schema=SCHEMA) is None  # the engine's own form for schemas does it
 
 
 @pytest.fixture(scope="module")
 def accepts(
     model_dir: Callable[[str], Path], renderer_for: Callable[[str], Renderer]
-) -> Callable[[str, dict[str, Any], str], bool]:
+) -> Callable[[str, AnswerForm, str], bool]:
     """``accepts(family, format, text)``: may an answer be this text, whole, under the tag?"""
     xgrammar = pytest.importorskip("xgrammar")
     from transformers import PreTrainedTokenizerFast
 
     compilers: dict[str, Any] = {}
 
-    def accepts(family: str, wanted: dict[str, Any], text: str) -> bool:
+    def accepts(family: str, wanted: AnswerForm, text: str) -> bool:
         if family not in compilers:
             file = str(model_dir(family) / "tokenizer.json")
             end = renderer_for(family).tokenizer.special_tokens["eos_token"]
@@ -62,7 +65,7 @@ def accepts(
             info = xgrammar.TokenizerInfo.from_huggingface(tokenizer)
             compilers[family] = (xgrammar.GrammarCompiler(info), tokenizer.eos_token_id)
         compiler, eos = compilers[family]
-        tag = json.dumps({"type": "structural_tag", "format": wanted})
+        tag = json.dumps({"type": "structural_tag", "format": wanted.format})
         matcher = xgrammar.GrammarMatcher(compiler.compile_structural_tag(tag))
         return bool(matcher.accept_string(text) and matcher.accept_token(eos))
 
@@ -76,7 +79,7 @@ def test_the_engines_grammar_takes_the_templates_own_calls_and_no_answer_without
 ) -> None:
     renderer = renderer_for(family)
     tools = [*tools, NO_ARGUMENTS]
-    wanted = call_format(renderer.grammar, tools, choice="required")
+    wanted = renderer.form(tools, choice="required")
     assert wanted is not None
     arguments = {"query": 'a "b"\n✓', "limit": 3, "deep": True, "tags": ["x"]}
     body = sampled_body(renderer, calling("look_up", arguments), tools=tools)
@@ -92,18 +95,133 @@ def test_the_engines_grammar_takes_the_templates_own_calls_and_no_answer_without
     two = call + between + call
     assert accepts(family, wanted, two)
     assert len(renderer.parse(renderer.encode(two), tools=tools).tool_calls) == 2
-    only = call_format(renderer.grammar, tools, choice="required", parallel=False)
+    only = renderer.form(tools, choice="required", parallel=False)
     assert only is not None
     assert accepts(family, only, call)
     assert not accepts(family, only, two)
-    named = call_format(renderer.grammar, tools, choice="tool:now")
+    named = renderer.form(tools, choice="tool:now")
     assert named is not None
     assert not accepts(family, named, call)
     if family != "llama3":
+        thinks = family == "qwen3"
         assert accepts(family, wanted, "<think>\nhm\n</think>\n\nLet me see.\n" + call)
+        # Without the template's marks of thinking, they are text.
+        assert accepts(family, wanted, "<think>\nhm\n" + call) is not thinks
         assert not accepts(family, wanted, call + "\nand some text")
-        free = call_format(renderer.grammar, tools, choice="auto", parallel=False)
+        free = renderer.form(tools, choice="auto", parallel=False)
         assert free is not None
         assert accepts(family, free, "I would rather not.")
         assert accepts(family, free, "Let me see.\n" + call)
         assert not accepts(family, free, two)
+
+
+CALL = '<tool_call>\n{"name": "look_up", "arguments": {"query": "x"}}\n</tool_call>'
+BOUND = '{"answer": 4}'
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("family", "opened", "text", "taken"),
+    [
+        ("hermes", False, CALL, True),
+        ("hermes", False, BOUND, True),
+        ("hermes", False, "The answer is 4.", False),
+        ("hermes", False, '{"made": "up"}', False),
+        ("qwen3", False, "<think>\nIt is {4}.\n</think>\n\n" + CALL, True),
+        ("qwen3", False, "<think>\nIt is 4.\n</think>\n\n" + BOUND, True),
+        ("qwen3", False, BOUND, True),
+        ("qwen3", False, "<think>\n" + CALL, False),
+        ("qwen3", True, "It is 4.\n</think>\n\n" + BOUND, True),
+        ("qwen3", True, "Let me look.\n</think>\n\n" + CALL + "\n" + CALL, True),
+        ("qwen3", True, CALL, False),
+        ("qwen3", True, BOUND, False),
+    ],
+)
+def test_beside_tools_a_schema_leaves_the_calls_possible_and_thinking_free(
+    family: str,
+    opened: bool,
+    text: str,
+    taken: bool,
+    renderer_for: Callable[[str], Renderer],
+    tools: Any,
+    accepts: Callable[..., bool],
+) -> None:
+    form = renderer_for(family).form(tools, choice="auto", schema=SCHEMA, opens_reasoning=opened)
+    assert form is not None
+    assert accepts(family, form, text) is taken
+
+
+@pytest.mark.nightly
+def test_a_call_inside_open_thinking_is_not_taken(
+    renderer_for: Callable[[str], Renderer], tools: Any, accepts: Callable[..., bool]
+) -> None:
+    for choice in ("required", "tool:look_up", "auto"):
+        form = renderer_for("qwen3").form(tools, choice=choice, parallel=False, opens_reasoning=True)
+        assert form is not None
+        assert not accepts("qwen3", form, CALL)
+        assert accepts("qwen3", form, "I would call <tool_call> now.\n</think>\n\n" + CALL)
+
+
+@pytest.mark.parametrize(
+    ("asked", "text", "free"),
+    [
+        ({"choice": "required"}, "<think>\nhm\n</think>|\n\n" + CALL, True),
+        ({"choice": "required"}, "|Let me see.\n" + CALL, False),
+        ({"choice": "required", "opens_reasoning": True}, "hm\n</think>|\n\n" + CALL, True),
+        ({"choice": "required", "opens_reasoning": True}, "it was cut in its thoughts|", True),
+        ({"choice": "auto", "schema": SCHEMA}, "<think>\n{}</think>|" + BOUND, True),
+        ({"choice": "auto", "schema": SCHEMA}, "|" + BOUND, False),
+        ({"choice": "auto", "parallel": False}, "Let me see.\n|" + CALL, True),
+        ({"choice": "auto", "parallel": False}, "<think>\n<tool_call></think>\n\n|" + CALL, True),
+        ({"choice": "auto", "parallel": False}, "I would rather not.<|im_end|>|", True),
+    ],
+)
+def test_the_tokens_before_the_form_are_free(
+    asked: dict[str, Any], text: str, free: bool, renderer_for: Callable[[str], Renderer], tools: Any
+) -> None:
+    renderer = renderer_for("qwen3")
+    form = renderer.form(tools, **asked)
+    assert form is not None
+    before, _, after = text.partition("|") if "<|" not in text else (text[:-1], "", "")
+    count = len(renderer.encode(before))
+    assert renderer.free_tokens([*renderer.encode(before), *renderer.encode(after)], form) == count
+    assert (count > 0) is free
+
+
+BFCL = {
+    "type": "dict",
+    "properties": {
+        "rate": {"type": "float", "enum": []},
+        "rows": {"type": "tuple", "items": {"type": "any", "$ref": "#/$defs/Row"}},
+        "kind": {"type": ["str", "null"], "anyOf": [{"$ref": "#/$defs/Kind"}, {"$ref": "other.json#/Kind"}]},
+    },
+    "required": [],
+    "$defs": {"Kind": {"type": "String", "description": "its type: dict"}},
+}
+
+
+def test_schemas_that_compilers_refuse_are_relaxed() -> None:
+    assert relaxed(BFCL) == {
+        "type": "object",
+        "properties": {
+            "rate": {"type": "number"},
+            "rows": {"type": "array", "items": {}},
+            "kind": {"type": ["string", "null"], "anyOf": [{"$ref": "#/$defs/Kind"}, {}]},
+        },
+        "$defs": {"Kind": {"type": "string", "description": "its type: dict"}},
+    }
+    good = {"type": "object", "properties": {"type": {"enum": ["dict"]}, "x": {"$ref": "#"}}, "required": ["x"]}
+    assert relaxed(good) == good
+    assert relaxed("nothing") == {"type": "object"}
+
+
+@pytest.mark.nightly
+def test_a_relaxed_schema_compiles(
+    renderer_for: Callable[[str], Renderer], tools: Any, accepts: Callable[..., bool]
+) -> None:
+    odd = {"type": "function", "function": {"name": "odd", "parameters": BFCL}}
+    call = '<tool_call>\n{"name": "odd", "arguments": {"rate": 0.5, "rows": [1, "a"], "kind": null}}\n</tool_call>'
+    for asked in ({"choice": "required"}, {"choice": "auto", "schema": BFCL}):
+        form = renderer_for("hermes").form([odd], **asked)
+        assert form is not None
+        assert accepts("hermes", form, call)

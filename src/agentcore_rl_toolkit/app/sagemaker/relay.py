@@ -24,9 +24,11 @@ from .runtime import JobCallError, JobRuntime
 if TYPE_CHECKING:
     from .translation import TranslatedCall
 
-# The paths of agents' clients, and the dialect of each. Agents with several roles put a tag in front.
-_DIALECTS = {"chat/completions": "chat", "messages": "anthropic", "responses": "responses"}
-_TAG = re.compile(r"tag/[^/]+/")
+_CHAT = b"chat/completions"
+# The start of a path. Agents with several roles put a tag in it; Google's clients have their own version.
+_START = re.compile(rb"/(?:v1/)?(?:tag/[^/]+/)?(?:v1/(?=messages))?")
+_KEYS = ("x-api-key", "x-goog-api-key")
+_SIGNED = "AWS4-HMAC-SHA256 Credential="  # of AWS's clients, which have the key as their access key id
 _PIECE = 64 * 2**10
 
 
@@ -37,7 +39,7 @@ class Relay:
         self._rollouts: dict[str, JobRuntime] = {}
         listener = socket.create_server(("127.0.0.1", 0))
         self.base_url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
-        app = Starlette(routes=[Route("/v1/{path:path}", self._call, methods=["POST"])])
+        app = Starlette(routes=[Route("/{path:path}", self._call, methods=["POST"])])
         server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="off"))
         threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="sagemaker-relay", daemon=True).start()
 
@@ -52,25 +54,31 @@ class Relay:
         del self._rollouts[key]
 
     async def _call(self, request: Request) -> Response:
-        bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
-        runtime = self._rollouts.get(request.headers.get("x-api-key") or bearer)
+        path = _START.sub(b"", request.scope["raw_path"], count=1)  # a model's id may have %2F
+        authorization = request.headers.get("authorization", "")
+        bearer = authorization.removeprefix("Bearer ").removeprefix(_SIGNED).partition("/")[0]
+        segments = path.split(b"/")
+        in_path = segments[1].decode("latin-1") if segments[0] == b"bedrock" and len(segments) > 1 else ""
+        shown = (bearer, in_path, *(request.headers.get(name, "") for name in _KEYS))
+        runtime = next((self._rollouts[key] for key in shown if key in self._rollouts), None)
         if runtime is None:
             return _error("this key belongs to no rollout that runs", 401)
-        path = _TAG.sub("", request.path_params["path"], count=1)
-        if path not in _DIALECTS:
-            return _error(f"a multi-turn RL job has no {request.url.path}", 404)
-        return await run_in_threadpool(_answer, runtime, _DIALECTS[path], await request.body())
+        query = request.scope["query_string"]
+        return await run_in_threadpool(_answer, runtime, path, query, await request.body())
 
 
-def _answer(runtime: JobRuntime, dialect: str, body: bytes) -> Response:
+def _answer(runtime: JobRuntime, path: bytes, query: bytes, body: bytes) -> Response:
+    call: TranslatedCall | None = None
     try:
-        call = None if dialect == "chat" else _translated(dialect, body)
-        chat: dict[str, Any] = json.loads(body) if call is None else call.chat
+        call = None if path == _CHAT else _translated(path, query)
+        chat: dict[str, Any] = json.loads(body) if call is None else call.read(body)
         runtime.job.settle(chat)
         stream = chat.get("stream") is True
         reply = runtime.sample(json.dumps(chat).encode(), stream=stream)
     except JobCallError as e:
-        return _error(str(e), e.status)
+        if call is None:
+            return _error(str(e), e.status)
+        return Response(*call.failure(e), media_type="application/json")
     except MissingExtraError as e:
         return _error(str(e), 501)
     except (ValueError, TypeError, AttributeError) as e:
@@ -82,11 +90,11 @@ def _answer(runtime: JobRuntime, dialect: str, body: bytes) -> Response:
     return Response(reply, media_type="application/json")
 
 
-def _translated(dialect: str, body: bytes) -> TranslatedCall:
+def _translated(path: bytes, query: bytes) -> TranslatedCall:
     require("msgspec", extra="sagemaker")
     from . import translation  # only these agents pay for what it loads
 
-    return translation.TranslatedCall(dialect, body)
+    return translation.TranslatedCall(path, query)
 
 
 def _pieces(reply: Any) -> Iterator[bytes]:

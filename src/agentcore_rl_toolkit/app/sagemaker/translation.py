@@ -6,26 +6,54 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ...messages.wire import DIALECTS, Choice, Reply, RequestError, ToolCall, Usage, new_id
+import msgspec
+
+from ...messages.wire import DIALECTS, Choice, Reply, RequestError, ToolCall, Usage, bedrock, gemini, new_id
 from .runtime import JobCallError
+
+_PATHS = {dialect.path.encode(): dialect for dialect in DIALECTS.values()}
+_KINDS = {401: "authentication", 403: "permission", 404: "not_found", 408: "timeout", 429: "rate_limit", 504: "timeout"}
 
 
 class TranslatedCall:
     """Translates a call of an agent from a dialect of `messages.wire` to a chat completion, and the reply back.
 
-    ``chat`` is the chat completion. It is never streamed. An agent that asked for a stream gets all of it at the end.
+    ``path`` and ``query`` are those of the agent's call, below its base URL. They choose the dialect.
+
+    The chat completion is never streamed. An agent that asked for a stream gets all of it at the end.
     """
 
-    def __init__(self, dialect: str, body: bytes) -> None:
-        self._dialect = DIALECTS[dialect]
+    def __init__(self, path: bytes, query: bytes) -> None:
+        self._api: Any = bedrock if path.startswith(b"bedrock/") else gemini
+        self._route, self._query = self._api.route_of(path), query
+        dialect = _PATHS.get(path if self._route is None else self._route.pattern)
+        if dialect is None:
+            raise JobCallError(f"a multi-turn RL job has no {path.decode('utf-8', 'replace')[:80]}", status=404)
+        self._dialect = dialect
+
+    def read(self, body: bytes) -> dict[str, Any]:
+        """The agent's request as a chat completion. Raises: JobCallError."""
         try:
+            if self._route is not None:
+                body = self._api.with_members(body, self._route, self._query)
             self._request = self._dialect.parse_request(body)
         except RequestError as e:
             raise JobCallError(e.message, status=e.status or 400) from e
-        self.chat = self._request.to_chat_body()
-        self.chat.pop("stream", None)
-        self.chat.pop("stream_options", None)
-        self.media_type = "text/event-stream" if self._request.stream else "application/json"
+        chat = self._request.to_chat_body()
+        chat.pop("stream", None)
+        chat.pop("stream_options", None)
+        return chat
+
+    @property
+    def media_type(self) -> str:
+        return self._dialect.stream_type if self._request.stream else "application/json"
+
+    def failure(self, error: JobCallError) -> tuple[bytes, int, dict[str, str]]:
+        """The body, status and headers of the answer to a call that failed, as the agent's client reads them."""
+        kind = _KINDS.get(error.status, "upstream" if error.status >= 500 else "invalid_request")
+        shown = RequestError(str(error), kind=kind, status=error.status)
+        status, headers = self._dialect.error_head(shown)
+        return msgspec.json.encode(self._dialect.error_dict(shown)), status, headers
 
     def answer(self, reply: bytes) -> bytes:
         """The body of the answer to a chat completion's."""

@@ -115,9 +115,7 @@ def turns_of(trajectory: Trajectory, capture: Any) -> dict[str, tuple[int, int, 
     for index, sequence in enumerate(trajectory.sequences):
         for turn in (known[name] for name in sequence.turn_ids if sequence.trained_tokens):
             begin = len(turn.prompt_ids)
-            found.append(
-                (turn.index, turn.choice_index, turn.turn_id, (index, begin, begin + len(turn.completion_ids)))
-            )
+            found.append((turn.index, turn.choice_index, turn.turn_id, (index, begin, begin + turn.trained_tokens)))
     return {name: place for *_, name, place in sorted(found)}
 
 

@@ -30,6 +30,10 @@ ADVICE = {
     "ServiceQuotaExceededException": "sessions alive are at the account's quota: stop some, or ask for more",
     "ThrottlingException": "too many requests just now: run this again",
 }
+RELAYED = (
+    "start it with --model DIR (token mode): relay mode splits one conversation into 4 to 5 sequences if the client writes "
+    "compact JSON, as Mastra and Strands for TypeScript do"
+)
 ANSWERED: dict[int | None, str] = {  # by status: what a session got at the gateway's address
     **dict.fromkeys((401, 403), "the session's key is refused: does the address lead to this gateway?"),
     404: "another server answers at this address, or another gateway",
@@ -203,7 +207,18 @@ class Account:
                 advice = "export AGENTCORE_RL_GATEWAY_ADMIN_KEY" if right else "is it started, and the address right?"
                 return [fail("gateway", str(e).splitlines()[0], advice)]
             try:
-                return [ok("gateway", self.gateway_url), _model(made)]
+                stats = client.stats()
+                relays = [
+                    url
+                    for url, each in stats.get("gateways", {self.gateway_url: stats}).items()
+                    if not each["token_mode"]
+                ]
+                found = (
+                    note("gateway", f"{', '.join(relays)} in relay mode", RELAYED)
+                    if relays
+                    else ok("gateway", self.gateway_url)
+                )
+                return [found, _model(made)]
             finally:
                 client.delete([made.session_id])
 

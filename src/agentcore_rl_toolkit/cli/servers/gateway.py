@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -25,6 +25,7 @@ class _Rare:
     default_max_tokens: int = 4096
 
     train_constrained: bool = False
+    forced_tools: Literal["wish", "constrain", "refuse"] = "constrain"
     context_tokens: int | None = None
     allow_fields: tuple[str, ...] = ()
     fsync: bool = False
@@ -97,7 +98,8 @@ def serve(
     inference server is up), stream_timeout (seconds a server's stream may be silent), orphan_timeout (seconds a call goes on
     when its agent has hung up: the agent may ask again), body_mb and reply_mb (the largest request and reply),
     default_max_tokens (for requests without max_tokens, with --model), context_tokens (the model's window, with --model),
-    train_constrained=yes (train replies that were held to a schema, grammar or tool call), allow_fields (request fields of
+    train_constrained=yes (train replies that were held to a schema, grammar or tool call), forced_tools=wish (leave a model free
+    that an agent forces to call a tool or to fit a schema; refuse: such a request gets an error), allow_fields (request fields of
     your engine that agents may use, with commas) and fsync=yes (wait for the disk before an agent gets the end of a reply).
     """
     import asyncio
@@ -120,6 +122,7 @@ def serve(
         engine=engine,
         session_keys=not no_session_keys,
         train_constrained=rare.train_constrained,
+        forced_tools=rare.forced_tools,
         context_tokens=rare.context_tokens,
         allow_fields=rare.allow_fields,
         fsync=rare.fsync,

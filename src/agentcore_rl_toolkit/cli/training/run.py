@@ -86,6 +86,7 @@ def train(job: Job, console: Console, *, stack: Stack | None = None) -> dict[str
                 model=settings.learner.model,
                 engine=settings.engine,
                 dtype=settings.learner.dtype,
+                forced_tools=settings.forced_tools,
                 session_env=sessions.session_env,
                 runtime_options=sandbox_words(sessions.readable, sessions.writable, hidden),
             )

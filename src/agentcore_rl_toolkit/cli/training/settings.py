@@ -19,6 +19,7 @@ from ...backends.settings import Count, Least0, NotNegative, SettingsGroup, fit,
 from ...backends.training.settings import LoopSettings
 from ...client.data import read_rows
 from ...errors import ConfigError
+from ...gateway.config import ForcedTools
 from ...runs import locked, make_folder, read_config, write_config
 from ..models import model_folder
 from ..servers.vllm import find_python
@@ -94,7 +95,8 @@ class SessionSettings(SettingsGroup):
 class LocalRun(LoopSettings):
     """The settings of `agentcore-rl train` for an agent's file on this machine.
 
-    ``engine`` serves the model. ``tracker`` names the receivers of the metrics besides `metrics.jsonl`. Raises: ConfigError.
+    ``engine`` serves the model. ``forced_tools`` is `GatewayConfig`'s, for calls in which the agent forces a tool or a schema
+    (None: constrain, if the engine can). ``tracker`` names the receivers of the metrics besides `metrics.jsonl`. Raises: ConfigError.
     """
 
     ALIASES: ClassVar[Mapping[str, str]] = {
@@ -121,6 +123,7 @@ class LocalRun(LoopSettings):
     learner: LearnerSettings = Field(default_factory=LearnerSettings)
     sessions: SessionSettings = Field(default_factory=SessionSettings)
     engine: Literal["policy", "vllm"] = "policy"
+    forced_tools: ForcedTools | None = None
     tracker: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
 
     @classmethod

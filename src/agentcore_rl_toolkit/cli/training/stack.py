@@ -37,6 +37,7 @@ AGENT_NAME = "agent"
 # Under these names `start` reports what makes sessions slow, that an environment is built, and a model without tools.
 SESSIONS, ENVIRONMENT, MODEL = "sessions", "environment", "model"
 REGION = "us-west-2"
+FORCED_TOOLS = ("constrain", "wish", "refuse")
 VLLM_READY_S = 900.0  # importing it without compiled files takes six minutes on two cores
 # Busy-waiting OpenMP threads cost two to three times the CPU on a machine whose cores are shared by all parts.
 QUIET = {"OMP_WAIT_POLICY": "passive", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
@@ -60,6 +61,7 @@ class Stack:
     engine: str = "policy"  # what runs at policy_url
     credentials_file: str | None = None  # of the runtime, as other AWS clients read it
     digest: str = ""  # of the agent's files when they were loaded
+    forced_tools: str = FORCED_TOOLS[0]  # the gateway's setting
 
     def environment(self) -> dict[str, str]:
         """The variables that other programs need to use the stack."""
@@ -93,14 +95,16 @@ class Stack:
         return None
 
     @classmethod
-    def serving(cls, agent: Path, model: Path | None, engine: str | None = None) -> Stack | None:
-        """The running one of this folder where it has this agent's file, this model (None: the built-in policy) and this engine
-        (None: any). An agent whose files have changed since is loaded anew.
+    def serving(
+        cls, agent: Path, model: Path | None, engine: str | None = None, forced_tools: str | None = None
+    ) -> Stack | None:
+        """The running one of this folder where it has this agent's file, this model (None: the built-in policy), this engine
+        and this treatment of forced tools (None: any). An agent whose files have changed since is loaded anew.
 
         This process can sign requests to it afterwards, also where the environment has no credentials.
         """
         found = cls.running()
-        if found is None or engine not in (None, found.engine):
+        if found is None or engine not in (None, found.engine) or forced_tools not in (None, found.forced_tools):
             return None
         if Path(found.agent) == agent and (found.model and Path(found.model)) == model:
             use_local_credentials()
@@ -200,6 +204,7 @@ def start(
     without_model: bool = False,
     own_environment: bool = False,
     gateways: int = 1,
+    forced_tools: str | None = None,
     session_env: Sequence[str] = (),
     runtime_options: Sequence[str] = (),
     report: Callable[[str, str], None] = say_what_is_slow,
@@ -210,8 +215,8 @@ def start(
     environment when that has what the files beside it ask for, else (and with ``own_environment`` always) in one of its own.
     Records, turns and sessions' logs go below ``folder``. ``engine`` serves the model: "policy", in ``dtype`` (None: its own
     choice), or "vllm"; an ``upstream`` takes its place, and ``without_model`` there is neither engine nor gateway.
-    ``session_env`` are the sessions' variables, as K=V, or K for the value that it has here; ``runtime_options`` are further
-    ones of `runtime serve`. ``report(name, url)`` is called for each part that is ready.
+    ``forced_tools`` is `GatewayConfig`'s. ``session_env`` are the sessions' variables, as K=V, or K for the value that it has
+    here; ``runtime_options`` are further ones of `runtime serve`. ``report(name, url)`` is called for each part that is ready.
     Raises: ServiceError, LocalRuntimeError, ConfigError.
     """
     from ...runtime.agents import environments
@@ -246,7 +251,8 @@ def start(
         names = ["gateway"] if gateways == 1 else [f"gateway {number}" for number in range(gateways)]
         for name in names:
             turns = folder / name.replace("gateway", "turns").replace(" ", "-")
-            started.append(services.launch(name, gateway_words(upstream, turns, model)))
+            set_forced = [] if forced_tools is None else ["--set", f"forced_tools={forced_tools}"]
+            started.append(services.launch(name, [*gateway_words(upstream, turns, model), *set_forced]))
     services.wait_ready(runtime)
     report("runtime", runtime.url)
     use_local_credentials()
@@ -281,6 +287,7 @@ def start(
         engine=engine,
         credentials_file=runtime.ready.get("credentials_file"),
         digest=digest,
+        forced_tools=forced_tools or FORCED_TOOLS[0],
     )
 
 

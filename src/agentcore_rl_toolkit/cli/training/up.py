@@ -13,7 +13,7 @@ from ...errors import ConfigError
 from ..models import model_option
 from ..options import engine_option, sandbox_words, with_sessions
 from ..output.terminal import visible
-from .stack import FOLDER, Stack, agent_file, describe, own, scratch_folder
+from .stack import FOLDER, FORCED_TOOLS, Stack, agent_file, describe, own, scratch_folder
 
 
 @click.command()
@@ -24,6 +24,11 @@ from .stack import FOLDER, Stack, agent_file, describe, own, scratch_folder
 @click.option(
     "--gateways", type=click.IntRange(1), default=1, show_default=True, help="Model gateways; each uses one core."
 )
+@click.option(
+    "--forced-tools",
+    type=click.Choice(FORCED_TOOLS),
+    help="For calls in which the agent forces a tool or a schema: enforce it, let the model decide (wish), or refuse.",
+)
 def command(
     agent: str,
     model: Path | None,
@@ -32,6 +37,7 @@ def command(
     readable: tuple[str, ...],
     writable: tuple[str, ...],
     gateways: int,
+    forced_tools: str | None,
 ) -> None:
     """Run an agent, a model gateway and the policy on this machine until Ctrl-C.
 
@@ -52,6 +58,7 @@ def command(
                 model=model,
                 engine=engine or "policy",
                 gateways=gateways,
+                forced_tools=forced_tools,
                 session_env=session_env,
                 runtime_options=sandbox_words(readable, writable),
                 report=lambda name, text: click.echo(visible(f"{name:<12}{text}")),

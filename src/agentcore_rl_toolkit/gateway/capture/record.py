@@ -96,6 +96,7 @@ class ChoiceRecord(msgspec.Struct, array_like=True):
     weight_version_last: int | None = None
     untrainable: str | None = None  # why it must not be trained on, though its tokens are whole
     weight_spans: bytes | None = None  # pairs of first token and version as int32, where weights changed on the way
+    free_tokens: int | None = None  # tokens before the part that a grammar held to a form; None: all
 
 
 class CallRecord(msgspec.Struct, array_like=True, kw_only=True):

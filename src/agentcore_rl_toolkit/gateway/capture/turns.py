@@ -109,6 +109,7 @@ def expand(records: Sequence[CallRecord]) -> Expanded:
                 system=system,
                 answered=_answered(reply),
                 feeds=feeds.setdefault(name, {}),  # grows with the later turns
+                unsampled=sum(m.get("role") == "assistant" for m in asked) if i == order[0] else 0,
                 **facts,
             )
             found.turns.append(turn)
@@ -140,6 +141,7 @@ def _turn(record: CallRecord, choice: ChoiceRecord, *, completion_ids: list[int]
         branch_reason=record.branch_reason,
         choice_index=choice.index,
         reply_id=record.reply_id,
+        free_tokens=choice.free_tokens,
         **about,
     )
 

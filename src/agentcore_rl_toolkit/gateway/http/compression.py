@@ -1,4 +1,4 @@
-"""Compressed request bodies (RFC 9110, 8.4.1): gzip and deflate, and zstd if the package ``zstandard`` is installed."""
+"""Compressed request bodies (RFC 9110, 8.4.1)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from importlib.util import find_spec
 
 from ...messages.errors import RequestError
 
-ACCEPTED = ("gzip", "deflate", "zstd") if find_spec("zstandard") else ("gzip", "deflate")
+# An environment of an older version may lack the packages of the last two.
+_PACKAGES = {"br": "brotli", "zstd": "zstandard"}
+ACCEPTED = ("gzip", "deflate", *(name for name, package in _PACKAGES.items() if find_spec(package)))
 _ZSTD_WINDOW = 2**27  # the largest window of zstd's own levels
 _NAMES = {"x-gzip": "gzip"}
 
@@ -27,7 +29,7 @@ def encoding_of(header: str | None) -> str:
 
 
 def decompress(body: bytes, encoding: str, limit: int) -> bytes:
-    """Decompress a body to ``limit`` + 1 bytes at most, so that a small body cannot fill the memory.
+    """Decompress a body to about ``limit`` + 1 bytes at most, so that a small body cannot fill the memory.
 
     Raises: RequestError (400) for a body that is damaged or incomplete.
     """
@@ -40,9 +42,25 @@ def decompress(body: bytes, encoding: str, limit: int) -> bytes:
             if not reader.eof and len(data) <= limit:
                 raise EOFError("it ends too early")
             return data
-        return _zstd(body, limit)
+        return _brotli(body, limit) if encoding == "br" else _zstd(body, limit)
     except (OSError, EOFError, zlib.error) as e:
         raise RequestError(f"the request body is not valid {encoding}: {e}") from e
+
+
+def _brotli(body: bytes, limit: int) -> bytes:
+    import brotli
+
+    reader = brotli.Decompressor()
+    try:
+        data = reader.process(body, output_buffer_limit=limit + 1)
+        while len(data) <= limit and not reader.is_finished():
+            more = reader.process(b"", output_buffer_limit=limit + 1)
+            if not more and reader.can_accept_more_data():
+                raise EOFError("it ends too early")
+            data += more
+    except brotli.error as e:
+        raise EOFError(str(e)) from e
+    return bytes(data)
 
 
 def _zstd(body: bytes, limit: int) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections import Counter
 from collections.abc import Collection
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -11,9 +12,9 @@ from dataclasses import dataclass, field
 from ..._servers.tasks import Tasks
 from ...errors import ConfigError, GatewayError
 from ...messages.errors import unsupported
-from ...messages.render import Renderer, call_format
+from ...messages.render import AnswerForm, Renderer, can_call, relaxed
 from ...messages.wire import ModelRequest
-from ..config import GatewayConfig
+from ..config import REFUSED_FORM, ForcedTools, GatewayConfig
 from ..engines import TOKEN_ENGINES, TokenEngine, constrained
 from ..router import Worker
 from ..sessions import Sessions
@@ -23,6 +24,8 @@ from .histories import Histories
 log = logging.getLogger(__name__)
 
 CANCEL_S = 5.0
+# The members of a request that hold its answer to a form, and their values without one.
+_FORMS = {"tool_choice": "auto", "parallel_tool_calls": None, "response_format": None}
 # A long prompt does not block a short one. Regexes and JSON still hold the interpreter's lock.
 RENDERING_THREADS = 4
 _TOKENIZER = "tokenizer"  # a setting of the store
@@ -39,12 +42,17 @@ class TokenMode:
     max_tokens: int
     engine: TokenEngine
     allowed: Collection[str]  # fields that pass whatever the engine is known to do
+    forced_tools: ForcedTools = "constrain"
     tasks: Tasks = field(default_factory=Tasks)
 
     def check(self, asked: ModelRequest) -> None:
         """Check that calls can keep a session's sampling parameters. Raises: RequestError that names the first that cannot."""
         asked.sampling.other |= asked.unknown
-        self.require(asked, path="sampling_params.")
+        for feature in _FORMS:
+            if feature in asked.features() and not self._enforces(asked, feature):
+                why = f"the inference engine ({self.engine.name}) cannot enforce it, or not in this model's format"
+                raise unsupported(f"sampling_params.{feature}", f"{why} ({self.renderer.grammar.name}); leave it out")
+        asked.require(self.engine.features, engine=self.engine.name, allowed=self.allowed, path="sampling_params.")
         if asked.top_logprobs:
             why = "token engines give the logprob of the sampled token alone; leave it out"
             raise unsupported("sampling_params.top_logprobs", why)
@@ -55,23 +63,54 @@ class TokenMode:
         if unread:
             raise unsupported(f"sampling_params.{unread[0]}", "the chat template has no such variable; leave it out")
 
-    def require(self, asked: ModelRequest, *, path: str = "") -> None:
-        """Check that the engine can do what is asked for, and have a required tool call enforced in the model's own format.
+    def require(self, asked: ModelRequest) -> Counter[str]:
+        """Check that the engine can do what is asked for. A form that it cannot enforce becomes a wish.
 
-        Raises: RequestError.
+        Returns the number of the wishes by kind. Raises: RequestError.
         """
-        asked.require(self.engine.features, engine=self.engine.name, allowed=self.allowed, path=path)
-        grammar, one = self.renderer.grammar, asked.parallel_tool_calls is False
-        forced = asked.tool_choice not in ("auto", "none")
-        single = one and asked.tool_choice == "auto" and not constrained(asked)  # an answer in a form makes no calls
-        if not asked.tools or not (forced or single):
-            return
-        tag = call_format(grammar, asked.tools, choice=asked.tool_choice, parallel=not one)
-        if tag is None:
-            feature = "tool_choice" if forced else "parallel_tool_calls"
-            why = f"calls of this model's format ({grammar.name}) cannot be enforced"
-            raise unsupported(path + asked.features()[feature], why)
-        asked.response_format = {"type": "structural_tag", "format": tag}
+        wishes: Counter[str] = Counter()
+        if asked.tool_choice == "none":
+            asked.parallel_tool_calls = None
+        for feature, name in asked.features().items():
+            if feature not in _FORMS:
+                continue
+            if self.forced_tools == "refuse" and feature != "parallel_tool_calls":
+                raise unsupported(name, REFUSED_FORM)
+            if self.forced_tools == "wish" or not self._enforces(asked, feature):
+                setattr(asked, feature, _FORMS[feature])
+                wishes[feature] += 1
+        asked.require(self.engine.features, engine=self.engine.name, allowed=self.allowed)
+        return wishes
+
+    def _enforces(self, asked: ModelRequest, feature: str) -> bool:
+        """Return True if the engine, and the format of the model's calls, can hold an answer to this form."""
+        known = feature in self.engine.features or feature in self.allowed
+        if feature == "response_format":  # beside tools, calls must remain possible
+            free = not asked.tools or asked.tool_choice != "auto"
+            return known and (free or can_call(self.renderer.grammar, "required"))
+        return known and can_call(self.renderer.grammar, asked.tool_choice)
+
+    def form(self, asked: ModelRequest, *, opens_reasoning: bool) -> AnswerForm | None:
+        """The form of an answer to a prompt, which the request then has in place of the agent's. None: it needs no other."""
+        wanted, schema = asked.response_format or {}, None
+        if wanted.get("type") == "json_object":
+            schema = {"type": "object"}
+        elif wanted.get("type") == "json_schema":
+            schema = wanted["json_schema"]["schema"]
+            shape = {**wanted["json_schema"], "schema": relaxed(schema)}
+            asked.response_format = {"type": "json_schema", "json_schema": shape}
+        elif constrained(asked) and asked.tool_choice == "auto":
+            return None  # an answer in a form of the engine's own makes no calls
+        form = self.renderer.form(
+            asked.tools,
+            choice=asked.tool_choice,
+            parallel=asked.parallel_tool_calls is not False,
+            schema=schema,
+            opens_reasoning=opens_reasoning,
+        )
+        if form is not None:
+            asked.response_format = {"type": "structural_tag", "format": form.format}
+        return form
 
     def cancel(self, worker: Worker, path: bytes, body: bytes) -> None:
         """Tell an engine to end a call, without waiting for its answer."""
@@ -93,6 +132,7 @@ def load(directory: str, config: GatewayConfig, sessions: Sessions) -> TokenMode
         max_tokens=config.limits.default_max_tokens,
         engine=TOKEN_ENGINES[config.kind],
         allowed=config.allow_fields,
+        forced_tools=config.forced_tools,
     )
 
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import msgspec
 
-from ...messages.render import RenderedPrompt, Renderer, ReplyStream
+from ...messages.render import AnswerForm, RenderedPrompt, Renderer, ReplyStream
 from ...messages.wire import ModelRequest
 from ...messages.wire.canonical import STOP, Choice, Delta, Usage
 from ...messages.wire.chat import usage_dict
-from ..capture.record import Captured, pack_ids, pack_logprobs
+from ..capture.record import CONSTRAINED, Captured, pack_ids, pack_logprobs
 from ..capture.reply import choice_record, read_numbers
 from ..capture.versions import Versions, put
 from ..engines import Piece
@@ -44,6 +44,7 @@ class TokenReply:
         self._asked = asked
         self._prompt = prompt
         self._choices: dict[int, _SampledChoice] = {}
+        self.form: AnswerForm | None = None  # of which a part is free
 
     @property
     def finished(self) -> bool:
@@ -150,6 +151,10 @@ class TokenReply:
                     record.agent_logprobs = _to_json({"content": entries})
             if sampled.spans is not None:
                 record.weight_spans = pack_ids([n for span in sampled.spans for n in span])
+            if self.form is not None:
+                free = self._renderer.free_tokens(sampled.ids, self.form)
+                record.free_tokens = None if free == len(sampled.ids) else free
+                record.untrainable = None if free else CONSTRAINED
             captured.choices.append(record)
         put(captured, [sampled.versions for _, sampled in sorted(self._choices.items())])
         captured.usage = _to_json(usage_dict(self.usage()))

@@ -12,15 +12,17 @@ import asyncio
 import logging
 import secrets
 from array import array
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import msgspec
 
-from ...messages.render import Conversation, RenderedPrompt
+from ...messages.render import AnswerForm, Conversation, RenderedPrompt
 from ...messages.wire import Delta, chat, context_overflow, passthrough
 from ...messages.wire.canonical import Usage
+from ...messages.wire.history import without_images
 from ...messages.wire.passthrough import Fields
 from ..capture.record import CONSTRAINED, Captured
 from ..context import Context
@@ -54,19 +56,26 @@ class TokenSampling:
         self._path = b""
         self._body = b""
         self._reader: GenerationStream | None = None
+        self._form: AnswerForm | None = None
         self._reply = TokenReply(mode.renderer, request.asked, None)
 
     # -- the request
 
     def understand(self) -> Fields:
         request, session = self._request, self._session
-        fields = request.translate(list, self._context.allow_fields, session.reply)
+        fields = request.translate(self._text_only, self._context.allow_fields, session.reply)
         if session.overrides:
             passthrough.overlay(fields, session.overrides)
             chat.overlay(request.asked, fields)
         request.n = request.asked.n
-        self._mode.require(request.asked)
+        request.left_out += self._mode.require(request.asked)
         return fields
+
+    def _text_only(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The messages with a line of text in place of each image: token ids have none."""
+        messages, images = without_images(messages)
+        self._request.left_out += Counter({"image": images} if images else {})
+        return messages
 
     def compose(self, fields: Fields) -> None:
         """The request needs the prompt, which is made later."""
@@ -83,6 +92,8 @@ class TokenSampling:
                 conversation = await mode.histories.open(history)
                 rendering = asyncio.get_running_loop().run_in_executor(mode.executor, self._render, conversation)
                 await _completed(rendering)
+            if self._prompt is not None:
+                self._form = mode.form(self._request.asked, opens_reasoning=self._prompt.opens_reasoning)
             self.reset()
             self._path, self._body = self._engine.request(
                 self._prompt_json,
@@ -180,8 +191,10 @@ class TokenSampling:
         captured.prompt = self._prompt_json
         if self._reader is not None and self._reader.error is not None:
             captured.error = _to_json(self._reader.error)
-        if not self._context.train_constrained and constrained(request.asked):
-            captured.untrainable = CONSTRAINED
+        if not self._context.train_constrained:
+            if self._form is None and constrained(request.asked):
+                captured.untrainable = CONSTRAINED
+            self._reply.form = self._form
         self._reply.record(captured)
         if captured.complete and captured.error is None:
             self._answers = self._reply.answers(self._call_id)

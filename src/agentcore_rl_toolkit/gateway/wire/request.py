@@ -86,7 +86,8 @@ class CallRequest:
         Raises: RequestError.
         """
         asked = DIALECTS[self.dialect].with_recorded(recorded).parse_request(self.body)
-        messages = _to_json(as_sent(asked.messages))
+        asked.messages = as_sent(asked.messages)
+        messages = _to_json(asked.messages)
         self.asked, self.n, self.reply_id = asked, asked.n, new_id("chatcmpl-")
         self.left_out += Counter(asked.left_out)
         asked.sampling.other |= {name: value for name, value in asked.unknown.items() if name in allowed}

@@ -3,7 +3,7 @@ token.
 """
 
 from .conversation import Conversation
-from .forcing import call_format
+from .forcing import AnswerForm, can_call, relaxed
 from .parsers import GRAMMARS, Grammar, grammar_named, new_parser
 from .renderer import RenderedPrompt, Renderer
 from .replay import PastCall, replay
@@ -13,6 +13,7 @@ from .tokens import TextDecoder
 
 __all__ = [
     "GRAMMARS",
+    "AnswerForm",
     "ChatTemplate",
     "Conversation",
     "Grammar",
@@ -21,8 +22,9 @@ __all__ = [
     "Renderer",
     "ReplyStream",
     "TextDecoder",
-    "call_format",
+    "can_call",
     "grammar_named",
     "new_parser",
+    "relaxed",
     "replay",
 ]

@@ -7,8 +7,10 @@ one with something appended: comparing the message lists as they are, which Pyth
 digesting the history anew.
 
 An assistant message is matched by its text and calls, not by its ids, blanks at its ends or reasoning: agent
-frameworks drop or rewrite those, and the sampled tokens are at hand anyway. Calls that come back with their ids and with members
-added to their arguments are the same calls: Claude Code fills in defaults."""
+frameworks drop or rewrite those, and the sampled tokens are at hand anyway. The reasoning may also come back in front of the
+text. Beside calls the text may be left out, and its blanks may differ. Other words are an edit: the agent wants the model to see
+those. Calls that come back with their ids and with members added to their arguments are the same calls: Claude Code fills in
+defaults."""
 
 from __future__ import annotations
 
@@ -50,21 +52,36 @@ def _called(message: Mapping[str, Any]) -> list[tuple[str, Any]]:
     return [(function["name"], _arguments_key(function.get("arguments"))) for function in functions]
 
 
-def message_digest(message: Mapping[str, Any], *, text: bool = True) -> Digest:
-    """The content of a message, however its framework writes it. ``text=False`` leaves the text of a calling
-    answer out.
-    """
+def message_digest(message: Mapping[str, Any], *, text: str | None = None) -> Digest:
+    """The content of a message, however its framework writes it. ``text`` takes the place of an answer's text."""
     role = message["role"]
     content = message.get("content")
     if role == "assistant":
-        calls = _called(message)
-        words = text_of(content).strip() if text or not calls else ""
-        return _hash(b"assistant", _ENCODER.encode([words, calls]))
+        calls, words = _called(message), text_of(content) if text is None else text
+        return _hash(b"assistant", _ENCODER.encode(["".join(words.split()) if calls else words.strip(), calls]))
     if isinstance(content, list) and any(part.get("type") != "text" for part in content):
         body = _ENCODER.encode(content)
     else:
         body = text_of(content).encode("utf-8", "surrogatepass")
     return _hash(b"system" if role == "developer" else role.encode(), body)
+
+
+def in_call_order(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with the results of parallel calls in the order of the calls: without ids, only the order tells."""
+    found = messages
+    for i, message in enumerate(messages):
+        ids = [call.get("id") for call in message.get("tool_calls") or ()]
+        if len(ids) < 2:
+            continue
+        end = i + 1
+        while end < len(messages) and messages[end]["role"] == "tool":
+            end += 1
+        places = {str(call_id): place for place, call_id in enumerate(ids)}
+        results = sorted(messages[i + 1 : end], key=lambda m: places.get(str(m.get("tool_call_id")), len(places)))
+        if results != messages[i + 1 : end]:
+            found = [*messages] if found is messages else found
+            found[i + 1 : end] = results
+    return found
 
 
 def _calls_key(message: Mapping[str, Any]) -> Digest | None:
@@ -92,6 +109,7 @@ class Commit:
     turn_id: str
     digest: Digest
     row: TokenRow
+    words: str = ""
     calls: Sequence[tuple[str, Any]] = ()
     continued: int = 0
 
@@ -118,7 +136,8 @@ class Match:
     all its messages. ``root`` identifies its agent: the tools, and the system message if there is one.
     """
 
-    options: Digest
+    options: Digest  # of the tools and the options
+    tools: Digest
     messages: list[dict[str, Any]]
     root: Digest
     digest: Digest
@@ -129,27 +148,35 @@ class Match:
 class Conversation:
     """The state of one session; `Renderer.render`, `commit` and `abandon` move it.
 
-    ``now`` (unix seconds) is the date its templates see. Message objects that were passed in must not be changed
-    afterwards. Not thread-safe: its owner lets one thread at a time use it."""
+    ``now`` (unix seconds) is the date its templates see. ``thinking`` are the marks around the model's reasoning. Message
+    objects that were passed in must not be changed afterwards. Not thread-safe: its owner lets one thread at a time use it."""
 
-    __slots__ = ("_matches", "_options", "_rows", "asked", "commits", "now", "roots")
+    __slots__ = ("_matches", "_options", "_rows", "_thinking", "asked", "commits", "now", "roots")
 
-    def __init__(self, *, now: float | None = None) -> None:
+    def __init__(self, *, now: float | None = None, thinking: tuple[str, str] | None = None) -> None:
         self.now = now
+        self._thinking = thinking
         self.commits: dict[Digest, Commit] = {}
         self.asked: dict[Digest, KnownPrompt] = {}
         self.roots: set[Digest] = set()
         self._matches: list[Match] = []  # the last ones, for comparison with the next request
         self._rows: dict[int, TokenRow] = {}  # the last one of each branch, by its buffer
-        self._options: tuple[Any, Any, Digest] | None = None
+        self._options: tuple[Any, Any, Digest, Digest] | None = None
 
-    def _basis(self, tools: Sequence[dict[str, Any]] | None, options: Mapping[str, Any] | None) -> Digest:
-        """The basis of a history besides its messages. It is remembered: tool lists are long and hardly ever change."""
+    def _basis(
+        self, tools: Sequence[dict[str, Any]] | None, options: Mapping[str, Any] | None
+    ) -> tuple[Digest, Digest]:
+        """The basis of a history besides its messages, and the part of it that the tools are.
+
+        It is remembered: tool lists are long and hardly ever change. ``strict`` is for engines, not for the model.
+        """
         known = self._options
         if known is None or known[0] != tools or known[1] != options:
-            digest = _hash(b"options", _ENCODER.encode([list(tools or ()), dict(options or {})]))
-            known = self._options = (tools, options, digest)
-        return known[2]
+            functions = [{k: v for k, v in tool["function"].items() if k != "strict"} for tool in tools or ()]
+            named = _hash(b"tools", _ENCODER.encode(functions))
+            digest = _hash(b"options", named, _ENCODER.encode(dict(options or {})))
+            known = self._options = (tools, options, digest, named)
+        return known[2:]
 
     def match(
         self,
@@ -158,9 +185,9 @@ class Conversation:
         options: Mapping[str, Any] | None,
     ) -> Match:
         """Find the deepest commit that the messages go on from. Cost: O(new messages) if they extend a recent list."""
-        basis, first = self._basis(tools, options), messages[0]
+        (basis, named), first = self._basis(tools, options), messages[0]
         root = basis + message_digest(first) if first["role"] in ("system", "developer") else basis
-        found = Match(basis, messages, root, basis)
+        found = Match(basis, named, messages, root, basis)
         start = 0
         for known in reversed(self._matches):
             size = len(known.messages)
@@ -179,12 +206,22 @@ class Conversation:
 
     def _commit(self, before: Digest, message: Mapping[str, Any]) -> Commit | None:
         """The turn that an assistant message is the answer of."""
-        for text in (True, False):
-            if (commit := self.commits.get(_hash(before, message_digest(message, text=text)))) is not None:
+        text = text_of(message.get("content"))
+        for shown in dict.fromkeys((text, self._answer_in(text))):
+            if (commit := self.commits.get(_hash(before, message_digest(message, text=shown)))) is not None:
                 return commit
         key = _calls_key(message)
         commit = None if key is None else self.commits.get(_hash(before, key))
-        return commit if commit is not None and _filled_in(commit.calls, _called(message)) else None
+        if commit is None or not _filled_in(commit.calls, _called(message)):
+            return None
+        return commit if "".join(self._answer_in(text).split()) in ("", commit.words) else None
+
+    def _answer_in(self, text: str) -> str:
+        """A text without the reasoning that some agents put in front of it."""
+        if self._thinking is None:
+            return text
+        _, mark, answer = text.partition(self._thinking[1])
+        return answer if mark else text
 
     def branch_reason(self, match: Match) -> str | None:
         """Return why a prompt does not continue its parent (one of `trajectory.BRANCH_REASONS`). None: it does."""
@@ -199,11 +236,15 @@ class Conversation:
         if not self.asked:
             return None
         if match.root not in self.roots:
-            # The same conversation under another system message or tool list is no other agent's.
+            # The same conversation under another system message, tool list or options is no other agent's.
             messages = match.messages
-            for known in (each.messages for each in reversed(self._matches[:-1])):
-                if 1 < len(known) < len(messages) and messages[1 : len(known)] == known[1:]:
-                    return "tools_changed" if messages[0] == known[0] else "history_rewritten"
+            for other in reversed(self._matches[:-1]):
+                known, size = other.messages, len(other.messages)
+                same = messages[0] == known[0]
+                if same and other.tools == match.tools and messages[:size] == known:
+                    return "options_changed"
+                if (same or size > 1) and size < len(messages) and messages[1:size] == known[1:]:
+                    return "tools_changed" if same else "history_rewritten"
             return "sub_agent"
         return "parallel_calls" if self._running() else "history_rewritten"
 
@@ -245,11 +286,12 @@ class Conversation:
         commit = Commit(turn_id, _hash(asked.digest, message_digest(message)), row)
         # Two answers in the same words (n > 1, a retry): the later one is what the agent most likely goes on from.
         self.commits[commit.digest] = commit
-        self.commits[_hash(asked.digest, message_digest(message, text=False))] = commit
+        if message.get("tool_calls"):
+            self.commits[_hash(asked.digest, message_digest(message, text=""))] = commit
         key = _calls_key(message)
         if key is not None:
             self.commits[_hash(asked.digest, key)] = commit
-            commit.calls = _called(message)
+            commit.words, commit.calls = "".join(text_of(message.get("content")).split()), _called(message)
         return commit
 
     @property

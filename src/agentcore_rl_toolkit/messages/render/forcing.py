@@ -1,8 +1,8 @@
-"""Making a model call a tool: its own call format as a structural tag, which engines enforce while they sample.
+"""Holding an answer to a form: a model's own call format, or a schema, as a structural tag that engines enforce.
 
-The tag says: text as the model likes (reasoning, a preamble), then calls written exactly as the family's template
-writes them, with arguments that fit the tool's schema. Nothing about the answer's form changes, so its tokens are those
-the model would have sampled and the parser reads them as always.
+The tag begins with the model's thinking, as its family marks it. Then come calls, written exactly as the family's template writes
+them, with arguments that fit the tool's schema; or text that fits the agent's schema. Nothing about the answer's form changes, so
+its tokens are those the model would have sampled and the parser reads them as always.
 
 Source: xgrammar.mlc.ai, "Structural tag"; vLLM and SGLang hand the tag on to xgrammar as it is.
 """
@@ -10,51 +10,182 @@ Source: xgrammar.mlc.ai, "Structural tag"; vLLM and SGLang hand the tag on to xg
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from .parsers import CallTag, Grammar
 
 Format = dict[str, Any]
 
+_BLANKS: Format = {"type": "regex", "pattern": "[ \\n]{0,4}"}  # what templates write behind thinking
+_TYPES = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
+# Names of Python, Java and Go in the schemas of published tool collections.
+_OTHER_TYPES = {
+    **{"dict": "object", "map": "object", "hashmap": "object", "struct": "object", "int": "integer", "long": "integer"},
+    **{"float": "number", "double": "number", "list": "array", "tuple": "array", "arraylist": "array", "set": "array"},
+    **{"str": "string", "char": "string", "text": "string", "bool": "boolean", "none": "null"},
+}
 
-def call_format(
-    grammar: Grammar, tools: Sequence[dict[str, Any]], *, choice: str, parallel: bool = True
-) -> Format | None:
-    """The structural tag for a tool choice ("required", or "tool:" and a name; "auto" with one call at most).
 
-    None when nothing has to be enforced, or the family's calls cannot be.
+@dataclass(frozen=True, kw_only=True)
+class AnswerForm:
+    """A grammar for an answer, and the part of the answer that it leaves free.
+
+    ``thinking`` are the marks around the thinking with which the answer may begin, ``opened`` if the prompt has the first one.
+    ``trigger`` opens the part that is held to the form. None: all is, behind the thinking.
     """
-    form = grammar.tag
-    if not tools or form is None or choice == "none" or (choice == "auto" and parallel):
+
+    format: Format
+    thinking: tuple[str, str] | None
+    opened: bool
+    trigger: str | None = None
+
+    def free_characters(self, text: str) -> int:
+        """The length of the beginning of an answer that was sampled freely: its thinking, and text without a form."""
+        end = 0
+        if self.thinking is not None and (self.opened or text.lstrip().startswith(self.thinking[0])):
+            found = text.find(self.thinking[1])
+            if found < 0:
+                return len(text)
+            end = found + len(self.thinking[1])
+        if self.trigger is None:
+            return end
+        found = text.find(self.trigger, end)
+        return len(text) if found < 0 else found
+
+
+def can_call(grammar: Grammar, choice: str) -> bool:
+    """Return True if calls of this family can be enforced. ``choice`` "auto": an answer with one call at most."""
+    return grammar.tag is not None and (choice != "auto" or bool(grammar.tag.trigger))
+
+
+def answer_form(
+    grammar: Grammar,
+    tools: Sequence[dict[str, Any]],
+    *,
+    choice: str = "auto",
+    parallel: bool = True,
+    schema: Any = None,
+    thinking: tuple[str, str] | None = None,
+    opened: bool = False,
+) -> AnswerForm | None:
+    """The form for a tool choice ("required", or "tool:" and a name; "auto" with one call at most), or for a ``schema``.
+
+    With a schema, "auto" allows calls or text that fits the schema. None when nothing has to be enforced, the family's calls
+    cannot be, or the engine's own form for a schema does as well.
+    """
+    rest, trigger = _rest(grammar, tools if choice != "none" else (), choice, parallel, schema, thinking)
+    if rest is None:
         return None
-    wanted = choice.removeprefix("tool:") if choice.startswith("tool:") else None
-    functions = [tool["function"] for tool in tools]
-    tags = [_tag(form, function) for function in functions if wanted is None or function["name"] == wanted]
-    if choice == "auto":
-        if not form.trigger:
-            return None  # an answer may as well be text that begins like a call
-        return {
-            "type": "triggered_tags",
-            "triggers": [form.trigger],
-            "tags": tags,
-            "at_least_one": False,
-            "stop_after_first": True,
+    if thinking is not None:
+        thought: Format = {
+            "type": "tag",
+            "begin": "" if opened else thinking[0],
+            "content": {"type": "any_text"},
+            "end": thinking[1],
         }
-    calls: Format = {
+        after: Format = {"type": "sequence", "elements": [thought, rest]}
+        rest = after if opened else {"type": "or", "elements": [after, rest]}
+    return AnswerForm(format=rest, thinking=thinking, opened=opened, trigger=trigger)
+
+
+def _rest(
+    grammar: Grammar,
+    tools: Sequence[dict[str, Any]],
+    choice: str,
+    parallel: bool,
+    schema: Any,
+    thinking: tuple[str, str] | None,
+) -> tuple[Format | None, str | None]:
+    """The form behind the thinking, and the text that opens it (None: it begins at once)."""
+    forced = choice not in ("auto", "none")
+    form = grammar.tag
+    if schema is not None and not forced:
+        text: Format = {"type": "json_schema", "json_schema": relaxed(schema)}
+        if not tools or form is None:
+            return ({"type": "sequence", "elements": [_BLANKS, text]} if thinking is not None else None), None
+        calls = _calls(form, tools, None, one=not parallel)
+        return {"type": "sequence", "elements": [_BLANKS, {"type": "or", "elements": [calls, text]}]}, None
+    if not tools or form is None or (not forced and (parallel or not form.trigger)):
+        return None, None  # without a trigger, an answer may as well be text that begins like a call
+    wanted = choice.removeprefix("tool:") if choice.startswith("tool:") else None
+    calls = _calls(form, tools, wanted, one=not parallel or wanted is not None)
+    if not form.trigger:
+        return calls, None
+    excluded = [form.trigger] if thinking is None else [form.trigger, thinking[0]]
+    if forced:
+        return {"type": "sequence", "elements": [{"type": "any_text", "excludes": excluded}, calls]}, None
+    free: Format = {"type": "triggered_tags", "triggers": [form.trigger], "tags": calls["tags"]}
+    return {**free, "at_least_one": False, "stop_after_first": True, "excludes": excluded[1:]}, form.trigger
+
+
+def _calls(form: CallTag, tools: Sequence[dict[str, Any]], wanted: str | None, *, one: bool) -> Format:
+    functions = [tool["function"] for tool in tools]
+    return {
         "type": "tags_with_separator",
-        "tags": tags,
+        "tags": [_tag(form, function) for function in functions if wanted is None or function["name"] == wanted],
         "separator": form.between,
         "at_least_one": True,
-        "stop_after_first": not parallel or wanted is not None,
+        "stop_after_first": one,
     }
-    if not form.trigger:
-        return calls
-    return {"type": "sequence", "elements": [{"type": "any_text", "excludes": [form.trigger]}, calls]}
 
 
 def _tag(form: CallTag, function: dict[str, Any]) -> Format:
     name = json.dumps(function["name"], ensure_ascii=False)[1:-1]
-    schema = function.get("parameters") or {"type": "object"}
-    content = {"type": form.content, "json_schema": schema}
+    content = {"type": form.content, "json_schema": relaxed(function.get("parameters") or {"type": "object"})}
     return {"type": "tag", "begin": form.begin % name, "content": content, "end": form.end}
+
+
+def relaxed(schema: Any) -> Any:
+    """The schema without what grammar compilers refuse: types that JSON does not have, and references to nothing."""
+    return _relaxed(schema, schema) if isinstance(schema, Mapping) else {"type": "object"}
+
+
+def _relaxed(schema: Any, root: Mapping[str, Any]) -> Any:
+    if not isinstance(schema, Mapping):
+        return schema if isinstance(schema, bool) else {}
+    found = dict(schema)
+    if "$ref" in found and not _resolves(found["$ref"], root):
+        del found["$ref"]
+    if "type" in found:
+        kinds = [_type(kind) for kind in (found["type"] if isinstance(found["type"], list) else [found["type"]])]
+        if None in kinds or not kinds:
+            del found["type"]
+        else:
+            found["type"] = kinds if isinstance(found["type"], list) else kinds[0]
+    for name in ("properties", "$defs", "definitions", "patternProperties"):
+        if name in found:
+            members = found[name] if isinstance(found[name], Mapping) else {}
+            found[name] = {key: _relaxed(value, root) for key, value in members.items()}
+    for name in ("anyOf", "oneOf", "allOf", "prefixItems"):
+        if name in found:
+            options = [_relaxed(value, root) for value in found[name]] if isinstance(found[name], list) else []
+            found[name] = options
+            if not options:
+                del found[name]
+    for name in ("items", "additionalProperties"):
+        if name in found:
+            found[name] = _relaxed(found[name], root)
+    for name in ("enum", "required"):
+        if name in found and not (isinstance(found[name], list) and found[name]):
+            del found[name]
+    return found
+
+
+def _type(kind: Any) -> str | None:
+    """JSON's name of a type; None for a name that stands for any type, or for nothing."""
+    lowered = kind.lower() if isinstance(kind, str) else ""
+    return lowered if lowered in _TYPES else _OTHER_TYPES.get(lowered)
+
+
+def _resolves(reference: Any, root: Any) -> bool:
+    """Return True if a reference is to a place in the schema."""
+    if not isinstance(reference, str) or not reference.startswith("#"):
+        return False
+    for name in reference[1:].split("/")[1:]:
+        name = name.replace("~1", "/").replace("~0", "~")
+        if not isinstance(root, Mapping) or name not in root:
+            return False
+        root = root[name]
+    return True

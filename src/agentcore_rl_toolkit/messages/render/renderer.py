@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,8 @@ from ...errors import CaptureError, ConfigError
 from ..errors import RequestError
 from ..wire.canonical import Choice
 from .algebra import SuffixRenderer, TemplateFacts, probe
-from .conversation import Conversation, KnownPrompt, Match
+from .conversation import Conversation, KnownPrompt, Match, in_call_order
+from .forcing import AnswerForm, answer_form
 from .parsers import Grammar, grammar_named, grammar_of, new_parser
 from .reply import ReplyStream
 from .template import ChatTemplate
@@ -99,6 +101,11 @@ class Renderer:
         self.stop_token_ids: frozenset[int] = frozenset(stops)
         marks = self.grammar
         pairs = (marks.reasoning or (), *marks.blocks, *marks.hint_pairs, marks.skip, marks.hints)
+        shown = marks.reasoning is not None and marks.reasoning[0] in template.all_text
+        self.thinking = (
+            marks.reasoning if shown else None
+        )  # the marks of the model's thinking, if its template has them
+        self._keeps_order = "tool_call_id" in template.all_text
         self._plain = PlainText(tokenizer, own_marks=[mark for pair in pairs for mark in pair])
         self._suffixes = SuffixRenderer(template, self.facts.closers)
         self._closer_ids = {i for text in self.facts.closers if (i := tokenizer.id_of(text)) is not None}
@@ -124,7 +131,19 @@ class Renderer:
 
     def conversation(self, *, now: float | None = None) -> Conversation:
         """The state of a new session."""
-        return Conversation(now=now)
+        return Conversation(now=now, thinking=self.grammar.reasoning)
+
+    def match(
+        self,
+        conversation: Conversation,
+        messages: list[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] | None,
+        options: Mapping[str, Any] | None,
+    ) -> Match:
+        """Find the turn that the messages go on from. Options that the template does not read are left out."""
+        if not self._keeps_order:
+            messages = in_call_order(messages)
+        return conversation.match(messages, tools, self.template.options(options))
 
     def render(
         self,
@@ -143,7 +162,8 @@ class Renderer:
         if not messages:
             raise RequestError("messages must not be empty", param="messages")
         options = self.template.options(options)
-        match = conversation.match(messages, tools, options)
+        match = self.match(conversation, messages, tools, options)
+        messages = match.messages
         reason = conversation.branch_reason(match)
         asked = conversation.asked.get(match.digest)
         if asked is None:
@@ -206,6 +226,34 @@ class Renderer:
         """
         parser = new_parser(self.grammar, tools=tools, reasoning_open=opens_reasoning)
         return ReplyStream(self.tokenizer, self.stop_token_ids, parser, choice=choice, stops=stops)
+
+    def form(
+        self,
+        tools: Sequence[dict[str, Any]],
+        *,
+        choice: str,
+        parallel: bool = True,
+        schema: Any = None,
+        opens_reasoning: bool = False,
+    ) -> AnswerForm | None:
+        """The form that an answer is held to, as `forcing.answer_form` describes it."""
+        return answer_form(
+            self.grammar,
+            tools,
+            choice=choice,
+            parallel=parallel,
+            schema=schema,
+            thinking=self.thinking,
+            opened=opens_reasoning,
+        )
+
+    def free_tokens(self, ids: Sequence[int], form: AnswerForm) -> int:
+        """The number of tokens at the beginning of a completion that its form left free. Shapes: ``ids`` (C,)."""
+        text = self.decode(ids)
+        size = form.free_characters(text)
+        if size in (0, len(text)):
+            return len(ids) if size else 0
+        return bisect.bisect_right(range(1, len(ids) + 1), size, key=lambda count: len(self.decode(ids[:count])))
 
     def count(
         self,
@@ -288,11 +336,10 @@ class Renderer:
 
     def opens_reasoning(self, prompt: TokenRow) -> bool:
         """Whether a prompt ends with the opening mark of the model's reasoning, judged by its tokens."""
-        reasoning = self.grammar.reasoning
-        if reasoning is None or reasoning[0] not in self.template.all_text:
+        if self.thinking is None:
             return False
         tail = prompt.tail(_TAIL)
-        mark = self.tokenizer.id_of(reasoning[0])
+        mark = self.tokenizer.id_of(self.thinking[0])
         return (mark is None or mark in tail) and self._opens(self.decode(tail))
 
     def _opens(self, text: str) -> bool:

@@ -48,8 +48,7 @@ def replay(renderer: Renderer, past: Iterable[PastCall], *, now: float | None = 
 
 
 def _add(renderer: Renderer, conversation: Conversation, call: PastCall) -> None:
-    options = renderer.template.options(call.options)
-    match = conversation.match(call.messages, call.tools, options)
+    match = renderer.match(conversation, call.messages, call.tools, call.options)
     asked = conversation.asked.get(match.digest)
     if asked is None:
         base = match.base.row if match.base is not None and call.extended else TokenRow()

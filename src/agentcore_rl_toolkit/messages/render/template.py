@@ -17,6 +17,7 @@ from typing import Any
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
@@ -130,6 +131,11 @@ class ChatTemplate:
         self._default = _compile(source)
         self._with_tools = self._default if tool_source is None else _compile(tool_source)
         self.all_text = source + (tool_source or "")
+        self._reads = {
+            name
+            for text in (source, tool_source or "")
+            for name in jinja2.meta.find_undeclared_variables(_parsed(text))
+        }
         self._keeps_developer = "developer" in self.all_text
         self._text_arguments = False
         self._says_thinking = bool(re.search(r"""\.thinking\b|\[['"]thinking['"]\]""", self.all_text))
@@ -181,8 +187,12 @@ class ChatTemplate:
         return True
 
     def options(self, given: Mapping[str, Any] | None) -> dict[str, Any] | None:
-        """Variables as the template takes them: an effort that it does not know becomes the nearest, or is left out."""
-        options, efforts = dict(given or {}), self.habits.efforts
+        """Variables as the template takes them: an effort that it does not know becomes the nearest, or is left out.
+
+        So is a variable that the template does not read.
+        """
+        options = {name: value for name, value in (given or {}).items() if name in self._reads}
+        efforts = self.habits.efforts
         effort = options.get("reasoning_effort")
         if effort in EFFORTS and effort not in efforts:
             del options["reasoning_effort"]
@@ -357,6 +367,10 @@ def _as_object(arguments: str) -> Any:
     except NOT_JSON:
         value_of(arguments)  # it is JSON but for numbers such as NaN, which a template writes as the model did
         return json.loads(arguments)
+
+
+def _parsed(source: str) -> jinja2.nodes.Template:
+    return _ENVIRONMENT.parse(source)
 
 
 def _compile(source: str) -> jinja2.Template:

@@ -78,13 +78,12 @@ DIALECTS: dict[str, Dialect] = {
             **_AWS,
         ),
         Dialect(
-            *(
-                "bedrock-invoke",
-                bedrock.INVOKE.decode(),
-                bedrock.parse_invoke,
-                bedrock.InvokeEncoder,
-                bedrock.error_dict,
-            ),
+            "bedrock-invoke",
+            bedrock.INVOKE.decode(),
+            bedrock.parse_invoke,
+            bedrock.invoke_encoder,
+            bedrock.error_dict,
+            bedrock.whole_invoke,
             **_AWS,
         ),
     )

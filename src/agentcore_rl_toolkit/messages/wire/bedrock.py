@@ -1,4 +1,4 @@
-"""Amazon Bedrock's Converse API, and Anthropic messages over its InvokeModel API.
+"""Amazon Bedrock's Converse API, and its InvokeModel API with the bodies of Anthropic's messages and OpenAI's chat.
 
 Source: botocore's model of `bedrock-runtime`. The model, and the choice between a whole and a streamed reply, are parts of
 the path (`route_of`), as in `gemini`. The path may have the key of the session, too.
@@ -19,9 +19,9 @@ from msgspec import Meta
 
 from ..._event_stream import event, exception
 from ..errors import NOT_JSON, RequestError, unsupported
-from . import anthropic
+from . import anthropic, chat
 from .arguments import standard
-from .canonical import CONTENT_FILTER, LENGTH, STOP, TOOL_CALLS, ModelRequest, ToolCall, Usage, own_id
+from .canonical import CONTENT_FILTER, LENGTH, STOP, TOOL_CALLS, ModelRequest, Reply, ToolCall, Usage, own_id
 from .fields import MAX_TOOLS, Members, Route, convert, read_body, read_members, text_member, with_path
 from .history import (
     History,
@@ -37,7 +37,7 @@ from .history import (
     text_part,
     tool_call,
 )
-from .stream import BlockEncoder
+from .stream import BlockEncoder, StreamEncoder, deltas_of
 
 _ROUTE = re.compile(rb"bedrock/(?:[^/]+/)?model/(.+)/([a-z-]+)/?")
 CONVERSE, INVOKE, COUNT = (b"bedrock/model/{model}/" + name for name in (b"converse", b"invoke", b"count-tokens"))
@@ -154,14 +154,17 @@ def parse_request(body: bytes | dict[str, Any]) -> ModelRequest:
 
 
 def parse_invoke(body: bytes | dict[str, Any], *, counting: bool = False) -> ModelRequest:
-    """Read a request of InvokeModel, whose body is one of Anthropic's. Raises: RequestError that names the field."""
+    """Read a request of InvokeModel: Anthropic's with ``anthropic_version``, otherwise a chat completion of OpenAI's.
+
+    Raises: RequestError that names the field.
+    """
     given = _members(body)
-    if "anthropic_version" not in given:
-        why = "InvokeModel takes Anthropic's messages with 'anthropic_version' here; use Converse for all other models"
-        raise RequestError(why, param="anthropic_version")
-    asked = anthropic.parse_request(given, counting=counting)
-    asked.dialect = "bedrock-invoke"
-    return asked
+    if "anthropic_version" in given:
+        return anthropic.parse_request(given, counting=counting)
+    if "messages" not in given:
+        why = "InvokeModel takes OpenAI's chat, and Anthropic's messages with 'anthropic_version'; use Converse"
+        raise RequestError(f"{why} for all other models", param="messages")
+    return chat.parse_request(given)
 
 
 def parse_count(body: bytes | dict[str, Any]) -> ModelRequest:
@@ -223,7 +226,8 @@ def _response_format(asked: _TextFormat | None) -> dict[str, Any] | None:
 
 def _block(block: Any, path: str) -> tuple[str, Any]:
     """The kind of a block and its value: a block has one member. Raises: RequestError."""
-    members = [(kind, value) for kind, value in object_at(block, path).items() if value is not None]
+    given = object_at(block, path)
+    members = [(kind, value) for kind, value in given.items() if value is not None or len(given) == 1]
     if not members:
         raise RequestError(f"{path} must have a member with its content", param=path)
     return members[0]
@@ -250,7 +254,7 @@ class _History(History):
         status = result.get("status") or "success"
         if status not in ("success", "error"):
             raise RequestError(f"{path}.status must be success or error", param=f"{path}.status")
-        parts = self.parts(list_at(result.get("content"), f"{path}.content"), f"{path}.content")
+        parts = self.result_parts(result.get("content"), f"{path}.content")
         return self.tool_result(call_id, parts, failure="status" if status == "error" else None)
 
     def read_part(self, part: Any, path: str) -> list[Part]:
@@ -436,16 +440,51 @@ class Encoder(BlockEncoder):
         return event(self._at(), "contentBlockStop")
 
 
-class InvokeEncoder(anthropic.Encoder):
-    """Deltas -> Anthropic's events in those of InvokeModelWithResponseStream, and at the end the message itself."""
+def _chunk(inner: dict[str, Any]) -> bytes:
+    """An event of InvokeModelWithResponseStream, whose content is another API's."""
+    return event({"bytes": base64.b64encode(msgspec.json.encode(inner)).decode()})
+
+
+class _Messages(anthropic.Encoder):
+    """Deltas -> Anthropic's events in those of the stream, and at the end the message itself."""
 
     def event(self, name: str, **body: Any) -> bytes:
-        inner = msgspec.json.encode({"type": name, **body})
-        return event({"bytes": base64.b64encode(inner).decode()})
+        return _chunk({"type": name, **body})
 
     def ping(self) -> bytes:
         return PING
 
     def error(self, error: RequestError) -> bytes:
-        """An error after the stream began."""
         return _error_event(error)
+
+
+class _Chat(chat.Encoder):
+    """Deltas -> OpenAI's chunks in the events of the stream. The last one has the usage."""
+
+    def event(self, data: dict[str, Any]) -> bytes:
+        return _chunk(data)
+
+    def ping(self) -> bytes:
+        return PING
+
+    def finish(self) -> bytes:
+        return self.usage_chunk()
+
+    def error(self, error: RequestError) -> bytes:
+        return _error_event(error)
+
+
+def invoke_encoder(request: ModelRequest, **about: Any) -> StreamEncoder:
+    """The encoder of a stream of InvokeModel: its reply is of the API that its request's body is of."""
+    return _Chat(request, **about) if request.dialect == "chat" else _Messages(request, **about)
+
+
+def whole_invoke(reply: Reply, request: ModelRequest) -> dict[str, Any]:
+    """The body of a reply of InvokeModel that is not streamed."""
+    if request.dialect == "chat":
+        return chat.whole_reply(reply, request)
+    encoder = _Messages(request, reply_id=reply.id, model=reply.model, created=reply.created)
+    for delta in deltas_of(reply):
+        encoder.feed(delta)
+    encoder.finish()
+    return encoder.body

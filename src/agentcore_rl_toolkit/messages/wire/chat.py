@@ -134,7 +134,9 @@ class _History(History):
         if canonical.get("function_call") is not None:
             raise unsupported(f"{path}.function_call", "send calls as tool_calls")
         content, thoughts = canonical.get("content"), []
-        if content is not None and not isinstance(content, str):
+        if role == "tool":
+            canonical["content"] = joined(self.result_parts(content, f"{path}.content"))
+        elif content is not None and not isinstance(content, str):
             parts = list_at(content, f"{path}.content")
             if role == "assistant":
                 thoughts = [part for part in parts if _thinks(part)]
@@ -312,15 +314,22 @@ class Encoder:
 
     def finish(self) -> bytes:
         """The usage chunk, if asked for, and the end mark."""
-        usage = self._chunk([], usage=usage_dict(self._usage)) if self._request.include_usage else b""
+        usage = self.usage_chunk() if self._request.include_usage else b""
         return usage + b"data: [DONE]\n\n"
+
+    def usage_chunk(self) -> bytes:
+        return self._chunk([], usage=usage_dict(self._usage))
 
     def error(self, error: RequestError) -> bytes:
         """An error after the stream began; clients raise on an event with an ``error`` member."""
         return encode_event(openai_error(error))
 
+    def event(self, data: dict[str, Any]) -> bytes:
+        """One event of the stream."""
+        return encode_event(data)
+
     def _chunk(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
-        return encode_event({**self._head, "choices": choices, **more})
+        return self.event({**self._head, "choices": choices, **more})
 
 
 def _tool_delta(call: ToolDelta) -> dict[str, Any]:

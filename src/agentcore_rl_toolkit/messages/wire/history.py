@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -34,6 +35,15 @@ class History:
             return [text_part(content)] if content else []
         return [p for i, part in enumerate(list_at(content, path)) for p in self.read_part(part, f"{path}[{i}]")]
 
+    def result_parts(self, result: Any, path: str) -> list[Part]:
+        """Return a tool's result as canonical parts. A result that is no content (null, a number, an object) becomes JSON.
+
+        Raises: RequestError.
+        """
+        if isinstance(result, str | list):
+            return self.parts(result, path)
+        return [text_part(json.dumps(result, ensure_ascii=False))]
+
     def read_part(self, part: Any, path: str) -> list[Part]:
         """Return one part of a content as canonical parts. Raises: RequestError."""
         kind = part.get("type") if isinstance(part, dict) else None
@@ -43,7 +53,7 @@ class History:
         if read is not None:
             return read
         self.left_out[kind] += 1
-        return [text_part(f"[{kind}: the model reads text only]")]
+        return [unread_part(kind)]
 
     def user_messages(
         self, role: str, blocks: list[Any], path: str, result_of: Callable[[Any, str], Message | None]
@@ -78,6 +88,11 @@ class History:
         return {"role": "tool", "tool_call_id": call_id, "content": content}
 
 
+def unread_part(kind: str) -> Part:
+    """The text in place of a part that the model cannot read."""
+    return text_part(f"[{kind}: the model reads text only]")
+
+
 def text_part(text: str) -> Part:
     return {"type": "text", "text": text}
 
@@ -87,6 +102,19 @@ def image_part(image: Any, path: str) -> Part:
     if not isinstance(image, dict) or not isinstance(image.get("url"), str):
         raise RequestError(f"{path}.image_url.url must be a string", param=f"{path}.image_url")
     return {"type": "image_url", "image_url": image}
+
+
+def without_images(messages: list[Message]) -> tuple[list[Message], int]:
+    """The messages with a line of text in place of each image, and the number of images."""
+    count, found = 0, []
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, list) and any(part.get("type") == "image_url" for part in content):
+            count += sum(part.get("type") == "image_url" for part in content)
+            shown = [unread_part("image") if part.get("type") == "image_url" else part for part in content]
+            message = {**message, "content": joined(shown)}
+        found.append(message)
+    return found, count
 
 
 def joined(parts: list[Part], between: str = "") -> str | list[Part]:

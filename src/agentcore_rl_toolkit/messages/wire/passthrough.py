@@ -104,6 +104,12 @@ def forms(fields: Fields) -> list[str]:
     return names + ["response_format"] * (b'"json' in wanted or b'"structural_tag"' in wanted)
 
 
+def asked_forms(fields: Fields) -> list[str]:
+    """The fields by which agents ask for a form: a forced tool, and a schema."""
+    schema = "response_format" in forms(fields)
+    return ["tool_choice"] * _forces(fields.get("tool_choice")) + ["response_format"] * schema
+
+
 def _forces(choice: msgspec.Raw | None) -> bool:
     """Return True if a tool choice requires a call."""
     return choice is not None and (bytes(choice) == b'"required"' or bytes(choice)[:1] == b"{")

@@ -215,9 +215,9 @@ class _History(History):
             call = tool_call(text_member(item, "call_id", path), name, arguments)
             self._assistant().setdefault("tool_calls", []).append(call)
         elif kind in ("function_call_output", "custom_tool_call_output"):
-            if item.get("output") is None:
+            if "output" not in item:
                 raise RequestError(f"{path}.output is required", param=f"{path}.output")
-            content = joined(self.parts(item["output"], f"{path}.output"))
+            content = joined(self.result_parts(item["output"], f"{path}.output"))
             self._end_turn({"role": "tool", "tool_call_id": text_member(item, "call_id", path), "content": content})
         else:
             self.left_out[kind] += 1
