@@ -96,7 +96,8 @@ class LocalRun(LoopSettings):
     """The settings of `agentcore-rl train` for an agent's file on this machine.
 
     ``engine`` serves the model. ``forced_tools`` is `GatewayConfig`'s, for calls in which the agent forces a tool or a schema
-    (None: constrain, if the engine can). ``tracker`` names the receivers of the metrics besides `metrics.jsonl`. Raises: ConfigError.
+    (None: constrain, if the engine can). ``tracker`` names the receivers of the metrics besides `metrics.jsonl`.
+    Raises: ConfigError.
     """
 
     ALIASES: ClassVar[Mapping[str, str]] = {
