@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
@@ -90,6 +91,19 @@ class Calls:
             raise RefusedError(f"{service}:{operation}: {code}: {error.get('Message', '')}", code=code) from e
         except BotoCoreError as e:
             raise RefusedError(f"{service}:{operation}: {e}") from e
+
+    def upload(self, file: Path, bucket: str, key: str) -> None:
+        """Upload a file of any size to S3. Raises: RefusedError."""
+        from boto3.exceptions import Boto3Error
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        if self.rehearse:
+            self._say(f"would upload {file} to s3://{bucket}/{key}")
+            return
+        try:
+            self._client("s3").upload_file(str(file), bucket, key)
+        except (Boto3Error, BotoCoreError, ClientError) as e:
+            raise RefusedError(f"s3: {file.name} was not uploaded to s3://{bucket}/{key}: {e}") from e
 
     def parameters_of(self, service: str, operation: str) -> frozenset[str]:
         """Names of what an operation takes, as far as this boto3 knows it."""

@@ -158,6 +158,39 @@ def deployer(place: Place, *, role: str) -> Policy:
     return _document(*statements)
 
 
+def hosting_trust(account: str) -> Policy:
+    """Trust of a model's execution role: SageMaker may assume it, for this account."""
+    statement = {
+        "Sid": "SageMakerHostsTheModel",
+        "Effect": "Allow",
+        "Principal": {"Service": "sagemaker.amazonaws.com"},
+    }
+    condition = {"StringEquals": {"aws:SourceAccount": account}}
+    return _document({**statement, "Action": "sts:AssumeRole", "Condition": condition})
+
+
+def hosting(partition: str, bucket: str, prefix: str) -> Policy:
+    """Rights of a model's endpoint: read the weights, pull the image, log."""
+    below = {"StringLike": {"s3:prefix": f"{prefix}*"}}
+    image = "BatchCheckLayerAvailability BatchGetImage GetAuthorizationToken GetDownloadUrlForLayer"
+    logs = f"arn:{partition}:logs:*:*:log-group:/aws/sagemaker/Endpoints/*"
+    return _document(
+        _allow("ReadWeights", "s3", "GetObject", f"arn:{partition}:s3:::{bucket}/{prefix}*"),
+        _allow("ListWeights", "s3", "ListBucket", f"arn:{partition}:s3:::{bucket}", below),
+        _allow("PullImage", "ecr", image, "*"),
+        _allow("Logs", "logs", "CreateLogGroup CreateLogStream DescribeLogStreams PutLogEvents", logs),
+        _allow("Metrics", "cloudwatch", "PutMetricData", "*"),
+    )
+
+
+def model_user(endpoint_arn: str) -> Policy:
+    """Rights that an agent's role needs to call a model's endpoint with a bearer token."""
+    return _document(
+        _allow("CallTheModel", "sagemaker", "InvokeEndpoint InvokeEndpointWithResponseStream", endpoint_arn),
+        _allow("SignBearerTokens", "sagemaker", "CallWithBearerToken", "*"),
+    )
+
+
 def text(policy: Policy) -> str:
     """The document as IAM takes it, in a fixed order."""
     return json.dumps(policy, indent=2)

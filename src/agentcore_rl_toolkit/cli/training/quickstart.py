@@ -16,14 +16,14 @@ from .run import carry_out
 from .settings import LocalRun, new_folder, new_run, old_run, read
 
 # Many problems a step and few rollouts of each: with an easy check and a policy that is soon right, that climbs most surely.
-SHAPE = {"steps": 12, "groups": 16, "rollouts": 4, "learning_rate": 6e-4}
+SHAPE = {"steps": 14, "groups": 16, "rollouts": 4, "learning_rate": 6e-4}
 HELD_OUT = 96  # a standard error of 2 points at 95 %
 SMOKE_STEPS, SMOKE_HELD_OUT = 8, 64  # a run of a few steps is a smoke test; most of its time would go into evaluation
 
 
 @click.command()
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Run directory. [default: runs/<exp_id>]")
-@click.option("--steps", type=click.IntRange(1), help="GRPO steps. [default: 12]")
+@click.option("--steps", type=click.IntRange(1), help="GRPO steps. [default: 14]")
 @click.option("--resume", is_flag=True, help="Go on with the newest unfinished run, or with the one in --out.")
 @click.option(
     "--agent",
