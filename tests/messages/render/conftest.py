@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import json
+import os
+import subprocess
+import sys
+import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +19,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from agentcore_rl_toolkit.messages.render import Renderer
 
+ROOT = Path(__file__).parents[3]
+ARCHIVE = "llama-cpp-python==0.3.36"  # has llama.cpp's collection of chat templates
+ARCHIVE_S = 240.0  # 77 MB
 TEMPLATES = Path(__file__).parent / "templates"
 
 _CORPUS = [
@@ -62,6 +70,20 @@ _HARMONY = (
     "<|return|>",
     "<|call|>",
     "<|endoftext|>",
+)
+
+_GEMMA = ("<bos>", "<|turn>", "<turn|>", "<|think|>", "<|channel>", "<channel|>", "<|tool>", "<tool|>")
+_KIMI = ("[EOS]", "<|im_system|>", "<|im_user|>", "<|im_assistant|>", "<|im_middle|>", "<|im_end|>")
+_KIMI_TOOLS = (
+    "<|tool_calls_section_begin|>",
+    "<|tool_calls_section_end|>",
+    "<|tool_call_begin|>",
+    "<|tool_call_argument_begin|>",
+    "<|tool_call_end|>",
+)
+_MISTRAL = (
+    *(f"[{slash}{name}]" for name in ("SYSTEM_PROMPT", "AVAILABLE_TOOLS", "INST", "THINK") for slash in ("", "/")),
+    *("<s>", "</s>", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", "[TOOL_RESULTS]", "[TOOL_CONTENT]", "[/TOOL_RESULTS]"),
 )
 
 FAMILIES = {
@@ -115,6 +137,43 @@ FAMILIES = {
             parser="dsml",
             plain_added=("｜DSML｜", "<think>", "</think>"),
             bos="<｜begin▁of▁sentence｜>",
+        ),
+        Family(
+            name="gemma",
+            special=(*_GEMMA, "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", '<|"|>'),
+            eos=("<turn|>", "<|tool_response>"),
+            parser="gemma",
+            bos="<bos>",
+        ),
+        Family(
+            name="kimi",
+            special=_KIMI,
+            eos=("<|im_end|>",),
+            parser="kimi",
+            plain_added=(*_KIMI_TOOLS, "<think>", "</think>"),
+        ),
+        Family(
+            name="minimax",
+            special=("]~!b[", "]~b]", "[e~["),
+            eos=("[e~[",),
+            parser="minimax",
+            plain_added=("<think>", "</think>", "<minimax:tool_call>", "</minimax:tool_call>"),
+        ),
+        Family(name="mistral", special=_MISTRAL, eos=("</s>",), parser="mistral", bos="<s>"),
+        Family(
+            name="lfm",
+            special=(*_CHATML, "<|startoftext|>", "<|tool_call_start|>", "<|tool_call_end|>"),
+            eos=("<|im_end|>",),
+            parser="lfm",
+            plain_added=("<think>", "</think>"),
+            bos="<|startoftext|>",
+        ),
+        Family(
+            name="muse",
+            special=("<|begin_of_text|>", "<|start|>", "<|message|>", "<|eom|>", "<|eot|>"),
+            eos=("<|eot|>",),
+            parser="muse",
+            bos="<|begin_of_text|>",
         ),
         Family(name="counting", special=_CHATML, eos=("<|im_end|>",), parser="plain"),
         Family(name="markless", special=("<|endoftext|>",), eos=("<|endoftext|>",), parser="plain"),
@@ -199,3 +258,33 @@ def tools() -> list[dict[str, Any]]:
         "parameters": {"type": "object", "properties": properties, "required": ["query"]},
     }
     return [{"type": "function", "function": function}]
+
+
+@pytest.fixture(scope="session")
+def in_archive() -> Path:
+    """The templates of the source archive. It is fetched once, and nothing of it is built."""
+    home = ROOT / ".venvs" / "llama-cpp-templates"
+    home.mkdir(parents=True, exist_ok=True)
+    with open(home.parent / f"{home.name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        ready = home / "ready"
+        if not ready.exists() or ready.read_text() != ARCHIVE:
+            if os.environ.get("AGENTCORE_RL_NO_INSTALL"):
+                pytest.skip("AGENTCORE_RL_NO_INSTALL is set")
+            pip = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps"]
+            pip += ["--no-binary", "llama-cpp-python", "-d", str(home), ARCHIVE]
+            try:
+                done = subprocess.run(pip, capture_output=True, text=True, timeout=ARCHIVE_S)
+            except subprocess.TimeoutExpired:
+                pytest.skip(f"{ARCHIVE} did not come within {ARCHIVE_S:g} s")
+            if done.returncode != 0:
+                pytest.skip(f"{ARCHIVE} cannot be had: {done.stderr[-400:]}")
+            [archive] = home.glob("*.tar.gz")
+            with tarfile.open(archive) as members:
+                for member in members:
+                    file = members.extractfile(member) if "/models/templates/" in member.name else None
+                    if file is not None and member.name.endswith(".jinja"):
+                        (home / Path(member.name).name).write_bytes(file.read())
+            archive.unlink()
+            ready.write_text(ARCHIVE)
+    return home

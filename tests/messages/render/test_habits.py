@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ import pytest
 
 from agentcore_rl_toolkit.cli.doctor.template import examine, sampled_body
 from agentcore_rl_toolkit.messages.render import Renderer
-from agentcore_rl_toolkit.messages.render.template import ChatTemplate, Habits
+from agentcore_rl_toolkit.messages.render.habits import Habits
+from agentcore_rl_toolkit.messages.render.template import ChatTemplate
 
 from .conftest import TEMPLATES
 
@@ -115,3 +117,45 @@ def test_templates_that_put_system_messages_in_front_leave_them_out_or_want_turn
     ):
         assert wanted in ChatTemplate(source).render(history)
     assert ChatTemplate(CHATML).habits == Habits()
+
+
+CALLED = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [{"id": "call_1", "type": "function", "function": {"name": "look_up", "arguments": "{}"}}],
+}
+RESULT = {"role": "tool", "tool_call_id": "call_1", "content": "found"}
+ANSWER = {"role": "assistant", "content": "first"}
+# Each template refuses the orders of roles that its family refuses.
+ORDERS = {
+    "an answer comes first": ([ANSWER, USER], ("first", "hello")),
+    "answers in a row": ([USER, ANSWER, {**ANSWER, "content": "second"}, USER], ("first", "second", "hello")),
+    "a result without its call": ([USER, RESULT], ("hello", "found")),
+    "a result after an answer": ([USER, ANSWER, RESULT, USER], ("first", "found", "hello")),
+    "a user's message after a result": ([USER, CALLED, RESULT, {**USER, "content": "and?"}], ("found", "and?")),
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("family", ["mistral", "minimax", "gemma", "harmony", "kimi", "glm", "llama3"])
+def test_unusual_orders_of_roles_are_written(
+    family: str, order: str, renderer_for: Callable[[str], Renderer], tools: list[dict[str, Any]]
+) -> None:
+    messages, words = ORDERS[order]
+    text = renderer_for(family).template.render(messages, tools=tools, now=0.0)
+    at = -1
+    for word in words:
+        at = text.find(word, at + 1)
+        assert at >= 0, text
+
+
+def test_ids_of_calls_have_the_form_that_the_model_was_trained_with(
+    renderer_for: Callable[[str], Renderer], tools: list[dict[str, Any]]
+) -> None:
+    history = [USER, CALLED, RESULT, {**CALLED, "tool_calls": [{**CALLED["tool_calls"][0], "id": "call_2"}]}]
+    history.append({**RESULT, "tool_call_id": "call_2"})
+    kimi = renderer_for("kimi").template.render(history, tools=tools)
+    assert kimi.count("functions.look_up:0") == kimi.count("functions.look_up:1") == 2
+    mistral = renderer_for("mistral").template.render(history, tools=tools)
+    assert re.findall(r"\[CALL_ID\](\w{9})\[ARGS\]", mistral) == re.findall(r"\[TOOL_RESULTS\](\w{9})\[", mistral)
+    assert "call_1" not in kimi + mistral

@@ -47,6 +47,24 @@ CALLS: dict[str, tuple[str, str, tuple[str, ...]]] = {
         '"}<|call|>',
         ("<|channel|>", "to=", "<|message|>"),
     ),
+    "gemma": ('<|tool_call>call:f{q:<|"|>', '<|"|>}<tool_call|>', ("<tool_call|>", ",a:1", "call:", "{")),
+    "kimi": (
+        '<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"q": "',
+        '"}<|tool_call_end|>',
+        ("<|tool_call_end|>", "<|tool_call_argument_begin|>", '"'),
+    ),
+    "minimax": (
+        '<minimax:tool_call>\n<invoke name="f">\n<parameter name="q">',
+        "</parameter>\n</invoke>\n</minimax:tool_call>",
+        ("</parameter>", '<parameter name="a">', "</invoke>"),
+    ),
+    "mistral": ('[TOOL_CALLS]f[ARGS]{"q": "', '"}', ("[TOOL_CALLS]", '"', "{}[TOOL_CALLS]f[ARGS]")),
+    "lfm": ("<|tool_call_start|>[f(q='", "')]<|tool_call_end|>", ("<|tool_call_end|>", "'", "\\", "(", "', a='")),
+    "muse": (
+        ' to=f<|message|><atem:function_calls>\n<atem:invoke name="f">\n<atem:parameter name="q">',
+        "</atem:parameter>\n</atem:invoke>\n</atem:function_calls><|eot|>",
+        ("</atem:parameter>", '<atem:parameter name="a">', " to=", "<|message|>"),
+    ),
     "plain": ("", "", ()),
 }
 

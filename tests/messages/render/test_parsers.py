@@ -404,7 +404,12 @@ CASES: list[tuple[str, str, str, dict[str, Any]]] = [
         "<|channel|>commentary to=functions.look_up<|message|>x",
         expect("<|channel|>commentary to=functions.look_up<|message|>x", status="unparsed"),
     ),
-    ("plain", "anything", "<tool_call>x</tool_call>", expect("<tool_call>x</tool_call>")),
+    (
+        "plain",
+        "a call that it cannot read",
+        "<tool_call>x</tool_call>",
+        expect("<tool_call>x</tool_call>", status="unparsed"),
+    ),
     (
         "hermes",
         "the closing marker inside a string",
@@ -487,6 +492,100 @@ CASES: list[tuple[str, str, str, dict[str, Any]]] = [
         "[look_up(limit=1e999)]",
         expect(status="parsed", calls=[("look_up", {"limit": "Infinity"})]),
     ),
+    (
+        "gemma",
+        "reasoning, text and two calls",
+        '<|channel>thought\nwhy\n<channel|>See:<|tool_call>call:look_up{query:<|"|>a}, b<|"|>,limit:3,deep:true,'
+        'tags:[<|"|>x<|"|>,<|"|>7<|"|>],maybe:null}<tool_call|><|tool_call>call:now{}<tool_call|>',
+        expect(
+            "See:",
+            "why",
+            "parsed",
+            [("look_up", {"query": "a}, b", "limit": 3, "deep": True, "tags": ["x", "7"], "maybe": None}), ("now", {})],
+        ),
+    ),
+    (
+        "gemma",
+        "a call ends the reasoning",
+        '<|channel>thought\nwhy <|tool_call>call:look_up{query:<|"|>x<|"|>}<tool_call|>',
+        expect("", "why", "parsed", [X]),
+    ),
+    ("gemma", "a call that is cut", "<|tool_call>call:now{", expect("<|tool_call>call:now{", status="unparsed")),
+    (
+        "kimi",
+        "reasoning, text and two calls",
+        "<think>why</think>See:<|tool_calls_section_begin|><|tool_call_begin|>functions.look_up:0"
+        '<|tool_call_argument_begin|>{"query": "x"}<|tool_call_end|><|tool_call_begin|>functions.now:1'
+        "<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>",
+        expect("See:", "why", "parsed", [X, ("now", {})]),
+    ),
+    (
+        "kimi",
+        "an id without a number is no call",
+        "<|tool_call_begin|>functions.now<|tool_call_argument_begin|>{}<|tool_call_end|>",
+        expect("<|tool_call_begin|>functions.now<|tool_call_argument_begin|>{}<|tool_call_end|>", status="unparsed"),
+    ),
+    (
+        "minimax",
+        "text and two calls",
+        'See:\n<minimax:tool_call>\n<invoke name="look_up">\n<parameter name="query">a</parameter> b</parameter>\n'
+        '<parameter name="tags">["x"]</parameter>\n</invoke>\n<invoke name="now">\n</invoke>\n</minimax:tool_call>',
+        expect("See:", status="parsed", calls=[("look_up", {"query": "a</parameter> b", "tags": ["x"]}), ("now", {})]),
+    ),
+    (
+        "mistral",
+        "reasoning, text and two calls",
+        '[THINK]why[/THINK]See:[TOOL_CALLS]look_up[ARGS]{"query": "x"}[TOOL_CALLS]now[CALL_ID]abcdefghi[ARGS]{}',
+        expect("See:", "why", "parsed", [X, ("now", {})]),
+    ),
+    (
+        "mistral",
+        "text after a call, and a list of calls",
+        '[TOOL_CALLS]now{} Done.[TOOL_CALLS][{"name": "look_up", "arguments": {"query": "x"}, "id": "abcdefghi"}]',
+        expect("Done.", status="parsed", calls=[("now", {}), X]),
+    ),
+    (
+        "lfm",
+        "text around calls with quotes in quotes",
+        "See:<|tool_call_start|>[look_up(query='it's \"x\"\ny', limit=3, deep=True, tags=['a', 'b']), now()]"
+        "<|tool_call_end|>Done.",
+        expect(
+            "See:\nDone.",
+            status="parsed",
+            calls=[("look_up", {"query": 'it\'s "x"\ny', "limit": 3, "deep": True, "tags": ["a", "b"]}), ("now", {})],
+        ),
+    ),
+    (
+        "lfm",
+        "a value without a name is no call",
+        "<|tool_call_start|>[look_up('x')]<|tool_call_end|>",
+        expect("<|tool_call_start|>[look_up('x')]<|tool_call_end|>", status="unparsed"),
+    ),
+    (
+        "muse",
+        "reasoning, text and two calls",
+        " to=self<|message|>why<|eom|><|start|>assistant to=user<|message|>See:<|eom|><|start|>assistant to=look_up<|message|>"
+        '<atem:function_calls>\n<atem:invoke name="look_up">\n<atem:parameter name="query">5</atem:parameter>\n'
+        '<atem:parameter name="limit">5</atem:parameter>\n</atem:invoke>\n<atem:invoke name="now">\n</atem:invoke>\n'
+        "</atem:function_calls>",
+        expect("See:", "why", "parsed", [("look_up", {"query": "5", "limit": 5}), ("now", {})]),
+    ),
+    (
+        "muse",
+        "the reasoning has no end mark, and the tool's name is said twice",
+        ' to=self<|message|>I go to=x <b> to=now.now<|message|><atem:invoke name="now.now">\n</atem:invoke>',
+        expect("", "I go to=x <b>", "parsed", [("now", {})]),
+    ),
+    ("harmony", "plain text in place of a channel", "<|channel|>The answer", expect("The answer")),
+    ("harmony", "text that ends without a channel", "The answer<|end|>", expect("The answer")),
+    (
+        "harmony",
+        "text without a channel before a message",
+        "<|channel|>commentary??<|end|><|start|>assistant<|channel|>final<|message|>Hi",
+        expect("Hi", "commentary??\n"),
+    ),
+    ("plain", "a call in any family's form", "See <function=now>", expect("See <function=now>", status="unparsed")),
+    ("hermes", "a call in another family's form", "[TOOL_CALLS]now{}", expect("[TOOL_CALLS]now{}", status="unparsed")),
 ]
 
 ARGUMENTS = {"query": "rm -rf </tool_call> x", "limit": 3, "tags": ["a", "b"], "deep": True}
@@ -532,6 +631,27 @@ def test_an_answer_is_read_the_same_in_any_two_slices(grammar, what, text, expec
     for at in range(1, len(text)):
         assert read(grammar, [text[:at], text[at:]]) == expected, f"cut at {at}: {text[:at]!r}"
     assert read(grammar, list(text)) == expected
+
+
+@pytest.mark.parametrize(
+    ("grammar", "call"),
+    [("qwen_coder", "<tool_call>\n<function=now>\n</function>\n</tool_call>"), ("glm", "<tool_call>now</tool_call>")],
+)
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("hm CALL", expect("", "hm", "parsed", [("now", {})])),
+        ("hm CALL\n</think>\n\nDone.", expect("Done.", "hm", "parsed", [("now", {})])),
+        ("<tool_call> is how I call.</think>CALL", expect("", "<tool_call> is how I call.", "parsed", [("now", {})])),
+        ("<tool_call> is all", expect("", "<tool_call> is all", "unparsed")),
+    ],
+)
+def test_a_call_before_the_end_of_the_reasoning_is_executed(
+    grammar: str, call: str, text: str, expected: dict[str, Any]
+) -> None:
+    text = text.replace("CALL", call)
+    for at in range(len(text) + 1):
+        assert read(grammar, [text[:at], text[at:]], reasoning_open=True) == expected
 
 
 MARKERS = sorted(

@@ -6,12 +6,8 @@ most of the templates, the source archive of llama-cpp-python (llama.cpp's colle
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import subprocess
-import sys
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,10 +16,9 @@ import pytest
 
 from agentcore_rl_toolkit.cli.doctor.template import examine, sampled_body
 from agentcore_rl_toolkit.messages.render import Renderer
+from agentcore_rl_toolkit.messages.render.template import ChatTemplate
 
-ROOT = Path(__file__).parents[3]
-ARCHIVE = "llama-cpp-python==0.3.36"
-ARCHIVE_S = 240.0  # 77 MB
+from .test_habits import ORDERS
 
 # template -> the family of tests/messages/render/conftest.py that has its markers; parser that it must suggest
 IN_TRL = {
@@ -42,6 +37,9 @@ IN_TRL = {
     "deepseekv3": ("deepseek_v3", "deepseek"),
     "deepseek_r1_distill": ("deepseek_r1", "deepseek"),
     "nemotron_3_nano": ("qwen_coder", "qwen_coder"),
+    **{f"gemma4{version}": ("gemma", "gemma") for version in ("", "_v2", "_v3", "_v4", "_v5")},
+    **{f"lfm2_2_5{version}": ("lfm", "lfm") for version in ("", "_v2")},
+    "muse_glimmer": ("muse", "muse"),
 }
 IN_ARCHIVE = {
     "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use": ("hermes", "hermes"),
@@ -53,6 +51,11 @@ IN_ARCHIVE = {
     "deepseek-ai-DeepSeek-V3.2": ("deepseek_dsml", "dsml"),
     "deepseek-ai-DeepSeek-V4": ("deepseek_dsml", "dsml"),
     "deepseek-ai-DeepSeek-V4-Flash-0731": ("deepseek_dsml", "dsml"),
+    "google-gemma-4-31B-it-interleaved": ("gemma", "gemma"),
+    "moonshotai-Kimi-K2": ("kimi", "kimi"),
+    "MiniMax-M2": ("minimax", "minimax"),
+    "Mistral-Small-3.2-24B-Instruct-2506": ("mistral", "mistral"),
+    "mistralai-Ministral-3-14B-Reasoning-2512": ("mistral", "mistral"),
 }
 TEMPLATES = {**IN_TRL, **IN_ARCHIVE}
 EVERY = [*IN_TRL, *(pytest.param(name, marks=pytest.mark.nightly) for name in IN_ARCHIVE)]  # 77 MB to fetch
@@ -72,36 +75,6 @@ def in_trl(trl_python: str) -> Path:
         Path(subprocess.run(asked, capture_output=True, text=True, timeout=300, check=True).stdout).parent
         / "chat_templates"
     )
-
-
-@pytest.fixture(scope="module")
-def in_archive() -> Path:
-    """The templates of the source archive, which is fetched once; nothing of it is built."""
-    home = ROOT / ".venvs" / "llama-cpp-templates"
-    home.mkdir(parents=True, exist_ok=True)
-    with open(home.parent / f"{home.name}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        ready = home / "ready"
-        if not ready.exists() or ready.read_text() != ARCHIVE:
-            if os.environ.get("AGENTCORE_RL_NO_INSTALL"):
-                pytest.skip("AGENTCORE_RL_NO_INSTALL is set")
-            pip = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps"]
-            pip += ["--no-binary", "llama-cpp-python", "-d", str(home), ARCHIVE]
-            try:
-                done = subprocess.run(pip, capture_output=True, text=True, timeout=ARCHIVE_S)
-            except subprocess.TimeoutExpired:
-                pytest.skip(f"{ARCHIVE} did not come within {ARCHIVE_S:g} s")
-            if done.returncode != 0:
-                pytest.skip(f"{ARCHIVE} cannot be had: {done.stderr[-400:]}")
-            [archive] = home.glob("*.tar.gz")
-            with tarfile.open(archive) as members:
-                for member in members:
-                    file = members.extractfile(member) if "/models/templates/" in member.name else None
-                    if file is not None and member.name.endswith(".jinja"):
-                        (home / Path(member.name).name).write_bytes(file.read())
-            archive.unlink()
-            ready.write_text(ARCHIVE)
-    return home
 
 
 @pytest.fixture
@@ -131,6 +104,17 @@ def test_every_true_template_passes_the_self_test(name: str, load: Callable[[str
     skipped = {check.name for check in report.checks if check.ok is None}
     tools = {check.name for check in report.checks if "tool calls" in check.name}
     assert skipped & tools == (tools if name in WITHOUT_TOOLS else set())
+
+
+@pytest.mark.parametrize("name", [*IN_TRL, "gemma3", "cohere", "cohere2"])
+def test_true_templates_take_unusual_orders_of_roles(name: str, in_trl: Path, tools: list[dict[str, Any]]) -> None:
+    template = ChatTemplate((in_trl / f"{name}.jinja").read_text("utf-8"), special_tokens={"bos_token": "<s>"})
+    for order, (messages, words) in ORDERS.items():
+        for offered in (None, tools):
+            text, at = template.render(messages, tools=offered, now=0.0), -1
+            for word in words:
+                at = text.find(word, at + 1)
+                assert at >= 0, (order, text)
 
 
 def answer(step: int, *, calls: bool) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import msgspec
 
 from ...errors import AgentCoreRLError
 from ...messages.render import Renderer
-from ...messages.render.template import EFFORTS
+from ...messages.render.habits import EFFORTS
 
 _TOOLS: list[dict[str, Any]] = [
     {
@@ -196,8 +196,6 @@ def _round_trip(renderer: Renderer) -> tuple[bool | None, str]:
 
 
 def _reasoning(renderer: Renderer) -> tuple[bool | None, str]:
-    if renderer.grammar.reasoning is None and renderer.grammar.name != "harmony":
-        return None, "the model family marks no reasoning"
     answer = {"role": "assistant", "content": "An answer.", "reasoning_content": "Some thought."}
     body = sampled_body(renderer, answer, tools=None)
     if body is None or "Some thought." not in renderer.decode(body):

@@ -19,7 +19,8 @@ from typing import Any
 
 from ..errors import RequestError
 from ..wire.history import Message
-from .template import PROBE_TOOL, PROBE_USER, ChatTemplate
+from .habits import PROBE_USER
+from .template import PROBE_TOOL, ChatTemplate
 from .tokens import Tokenizer
 
 

@@ -100,13 +100,12 @@ class Renderer:
             stops.add(closer_id)
         self.stop_token_ids: frozenset[int] = frozenset(stops)
         marks = self.grammar
-        pairs = (marks.reasoning or (), *marks.blocks, *marks.hint_pairs, marks.skip, marks.hints)
         shown = marks.reasoning is not None and marks.reasoning[0] in template.all_text
-        self.thinking = (
-            marks.reasoning if shown else None
-        )  # the marks of the model's thinking, if its template has them
+        # the marks of the model's thinking, if its template has them
+        self.thinking = marks.reasoning if shown else None
         self._keeps_order = "tool_call_id" in template.all_text
-        self._plain = PlainText(tokenizer, own_marks=[mark for pair in pairs for mark in pair])
+        groups = (marks.reasoning or (), *marks.blocks, marks.skip)
+        self._plain = PlainText(tokenizer, own_marks=[mark for group in groups for mark in group])
         self._suffixes = SuffixRenderer(template, self.facts.closers)
         self._closer_ids = {i for text in self.facts.closers if (i := tokenizer.id_of(text)) is not None}
 
@@ -312,6 +311,8 @@ class Renderer:
         base, covered, messages = match.base, match.covered, match.messages
         if base is None or covered == len(messages):
             return None
+        if self.template.habits.merges_answers and messages[covered]["role"] == "assistant":
+            return None  # it is written into the sampled answer
         answer, following = messages[covered - 1], self._plain.messages(messages[covered:])
         tools = self._plain.mask(list(tools)) if tools else tools
         calls = bool(answer.get("tool_calls"))

@@ -11,7 +11,6 @@ import datetime
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,8 @@ from ...errors import ConfigError
 from ..errors import NOT_JSON, RequestError, unsupported
 from ..wire.arguments import value_of
 from ..wire.history import text_of
+from .habits import EFFORTS, PROBE_USER, Habits, find_habits
+from .parsers import grammar_of
 from .tokens import read_json
 
 
@@ -66,8 +67,6 @@ def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
 _ENVIRONMENT = _environment()
 
 
-_SYSTEM = ("system", "developer")
-PROBE_USER = {"role": "user", "content": "q"}
 PROBE_TOOL: dict[str, Any] = {
     "type": "function",
     "function": {
@@ -76,46 +75,11 @@ PROBE_TOOL: dict[str, Any] = {
         "parameters": {"type": "object", "properties": {"s": {"type": "string"}}, "required": ["s"]},
     },
 }
-# From the least to the most; agents name any of them, templates know some.
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Habits:
-    """A template's habits with messages that many templates refuse, found by trying. Messages that it refuses are written in
-    another way, each by itself, so that a prompt continues from turn to turn.
-
-    ``merges_leading``: system messages in front become one. ``leading_as_user``: they become the user's, because the template
-    has no system role. ``late_as_user``: a later system message is written in place as the user's, because the template refuses
-    it, leaves it out, or would put it in front. ``merges_users``: user messages in a
-    row become one. ``needs_user``: a history that does not begin with the user's gets an empty message of the user's.
-    ``objects_only``: arguments of a call that are no object are written as the object ``{"arguments": text}``.
-    ``efforts`` are the reasoning efforts that the template takes.
-    """
-
-    merges_leading: bool = False
-    leading_as_user: bool = False
-    late_as_user: bool = False
-    merges_users: bool = False
-    needs_user: bool = False
-    objects_only: bool = False
-    efforts: tuple[str, ...] = EFFORTS
-
-    def __str__(self) -> str:
-        said = [phrase for name, phrase in _PHRASES.items() if getattr(self, name)]
-        if self.efforts != EFFORTS:
-            said.append(f"reasoning efforts: {', '.join(self.efforts) or 'none'}")
-        return "; ".join(said) or "messages are written as they are"
-
-
-_PHRASES = {
-    "merges_leading": "leading system messages are merged",
-    "leading_as_user": "leading system messages are the user's",
-    "late_as_user": "later system messages are written in place, as the user's",
-    "merges_users": "user messages in a row are merged",
-    "needs_user": "an empty message of the user is put in front",
-    "objects_only": "unreadable arguments are an object",
-}
+def _calling(arguments: str, call_id: str) -> dict[str, Any]:
+    call = {"id": call_id, "type": "function", "function": {"name": "probe_tool", "arguments": arguments}}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
 
 
 class ChatTemplate:
@@ -145,26 +109,12 @@ class ChatTemplate:
         if self._writes([PROBE_USER], offers=[PROBE_TOOL]):
             self._offers.append([PROBE_TOOL])
         self._text_arguments = self._takes_text_arguments()
-        self.habits = self._find_habits()
-
-    def _find_habits(self) -> Habits:
-        first, second, asked = "probe-first", "probe-second", "probe-asked"
-        system = [{"role": "system", "content": first}, {"role": "system", "content": second}]
-        user = {**PROBE_USER, "content": asked}
-        broken = {"id": "call_00000", "type": "function", "function": {"name": "probe_tool", "arguments": "{broken"}}
-        calling = {"role": "assistant", "content": "", "tool_calls": [broken]}
-        readable = {**broken, "function": {"name": "probe_tool", "arguments": "{}"}}
-        no_system = not self._writes_anyway([system[0], user], first, asked) and self._writes_anyway([user], asked)
-        known = self._writes_anyway([user, {**calling, "tool_calls": [readable]}])
-        return Habits(
-            merges_leading=self._writes_anyway([system[0], user])
-            and not self._writes_anyway([*system, user], first, second, asked),
-            leading_as_user=no_system,
-            late_as_user=no_system or not self._writes_anyway([user, system[0], user], asked, first, asked),
-            merges_users=not self._writes_anyway([user, {**user, "content": second}], asked, second),
-            needs_user=not self._writes_anyway([system[0]]) and self._writes_anyway([system[0], user]),
-            objects_only=not self._text_arguments and known and not self._writes_anyway([user, calling]),
-            efforts=tuple(level for level in EFFORTS if self._writes_anyway([user], reasoning_effort=level)),
+        long_id, short_id = ([PROBE_USER, _calling("{}", each)] for each in ("call_00000", "call00000"))
+        self.habits = find_habits(
+            self._writes_anyway,
+            text_arguments=self._text_arguments,
+            call_id=grammar_of(self.all_text).call_id,
+            short_ids=self._writes_anyway(short_id) and not self._writes_anyway(long_id),
         )
 
     def _writes_anyway(self, messages: list[dict[str, Any]], *words: str, **options: Any) -> bool:
@@ -209,16 +159,13 @@ class ChatTemplate:
         through them by key) they are given as objects, which is the convention.
         """
         probe = '{"q": [1,  2]}'  # spaced as no encoder would
-        call = {"id": "call_00000", "type": "function", "function": {"name": "probe_tool", "arguments": probe}}
-        messages: list[dict[str, Any]] = [
-            PROBE_USER,
-            {"role": "assistant", "content": "", "tool_calls": [call]},
-        ]
         self._text_arguments = True
-        try:
-            return probe in self.render(messages, tools=[PROBE_TOOL], add_generation_prompt=False, now=0.0)
-        except RequestError:
+        if not self._writes([PROBE_USER, _calling(probe, "call00000")], probe, offers=[PROBE_TOOL]):
             return False
+        # Some write a text as it is, though their calls are no JSON.
+        self._text_arguments = False
+        messages = [PROBE_USER, _calling(probe, "call00000")]
+        return self._writes(messages, '"q"', offers=[PROBE_TOOL]) or not self._writes(messages, offers=[PROBE_TOOL])
 
     @classmethod
     def from_path(cls, path: str | Path, *, special_tokens: Mapping[str, str] | None = None) -> ChatTemplate:
@@ -289,30 +236,7 @@ class ChatTemplate:
         results.
         """
         names: dict[str, str] = {}
-        return self._in_its_way([self._prepare(message, i, names) for i, message in enumerate(messages)])
-
-    def _in_its_way(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The messages as `Habits` say."""
-        habits = self.habits
-        leading = next((i for i, m in enumerate(messages) if m["role"] not in _SYSTEM), len(messages))
-        front, rest = messages[:leading], messages[leading:]
-        if habits.merges_leading and leading > 1:
-            front = [{**front[0], "content": "\n\n".join(m["content"] for m in front)}]
-        if habits.leading_as_user:
-            front, rest = [], [*({**m, "role": "user"} for m in front), *rest]
-        if habits.needs_user and (not rest or rest[0]["role"] != "user"):
-            rest.insert(0, {"role": "user", "content": ""})
-        if habits.late_as_user:
-            rest = [{**m, "role": "user"} if m["role"] in _SYSTEM else m for m in rest]
-        if not habits.merges_users:
-            return front + rest
-        out = front
-        for message in rest:
-            if message["role"] == "user" and out and out[-1]["role"] == "user":
-                out[-1] = {**out[-1], "content": f"{out[-1]['content']}\n\n{message['content']}"}
-            else:
-                out.append(message)
-        return out
+        return self.habits.apply([self._prepare(message, i, names) for i, message in enumerate(messages)])
 
     def _prepare(self, message: dict[str, Any], position: int, names: dict[str, str]) -> dict[str, Any]:
         ready = dict(message)

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 _REPLACEMENT = "\ufffd"
 _CHARACTER = 4  # tokens, and bytes, that one may be spread over
 _SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
-_LIKE_A_MARKER = re.compile(r"[<\[|｜].+[>\]|｜]", re.DOTALL)  # added tokens that are words or blanks are no markers
+_LIKE_A_MARKER = re.compile(
+    r"[<\[\]|｜].+[>\[\]|｜]", re.DOTALL
+)  # added tokens that are words or blanks are no markers
 
 
 class PlainText:
@@ -40,7 +42,7 @@ class PlainText:
         self._places = {text: place for place, text in enumerate(markers)}
         self._all = any_of(tuple(markers))
         # The policy's own marks of reasoning and of calls mean something to the template also in an answer's text.
-        self._in_answers = any_of(tuple(text for text in markers if text not in own_marks))
+        self._in_answers = any_of(tuple(text for text in markers if not any(text in mark for mark in own_marks)))
         pattern = any_of(found)
         self._pieces = None if pattern is None else re.compile(f"({pattern.pattern})")  # the template's markers
         self._masked = re.compile(self._word + "_([0-9]+)\ue0f1")

@@ -1,23 +1,33 @@
 """Chooses the parser of a model's output: by its chat template, or by name.
 
-To add a family, write its `Grammar` in a file and list it in `GRAMMARS`. A format that is not made of marked blocks has a parser
-of its own (`harmony`, `llama`).
+To add a family, write its `Grammar` in a file and list it in `_KNOWN`. A format that is not made of marked blocks has a parser
+of its own (`channels`, `llama`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from ....errors import ConfigError
 from .base import Call, CallTag, Grammar, MarkerParser, OutputParser
 from .dsml import DSML
 from .families import DEEPSEEK, GLM, HERMES, PLAIN, QWEN_CODER
+from .gemma import GEMMA
 from .harmony import HARMONY
+from .invoke import MINIMAX, MUSE
+from .kimi import KIMI
 from .llama import LLAMA
+from .mistral import MISTRAL
+from .pythonic import LFM
 
 # The first family whose signs are in a template counts, so the more particular formats come first.
-GRAMMARS: dict[str, Grammar] = {g.name: g for g in (HARMONY, DSML, DEEPSEEK, QWEN_CODER, GLM, HERMES, LLAMA, PLAIN)}
+_KNOWN = (MUSE, HARMONY, DSML, DEEPSEEK, GEMMA, KIMI, MINIMAX, MISTRAL, LFM, QWEN_CODER, GLM, HERMES, LLAMA, PLAIN)
+# A call in a form that is not the model's own was meant too.
+_HINTS = tuple(dict.fromkeys(hint for grammar in _KNOWN for hint in grammar.hints))
+_PAIRS = tuple(dict.fromkeys(pair for grammar in _KNOWN for pair in grammar.hint_pairs))
+GRAMMARS: dict[str, Grammar] = {g.name: replace(g, hints=_HINTS, hint_pairs=_PAIRS) for g in _KNOWN}
 
 
 def grammar_of(template: str) -> Grammar:
@@ -25,7 +35,7 @@ def grammar_of(template: str) -> Grammar:
     for grammar in GRAMMARS.values():
         if any(all(sign in template for sign in signs) for signs in grammar.signs):
             return grammar
-    return PLAIN
+    return GRAMMARS["plain"]
 
 
 def grammar_named(name: str) -> Grammar:

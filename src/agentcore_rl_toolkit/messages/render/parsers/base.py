@@ -55,8 +55,8 @@ class OutputParser:
         return Delta(tool_calls=[piece])
 
 
-# The text between a block's markers -> its calls, None when it is not understood.
-ParseBlock = Callable[[str, Schemas], list[Call] | None]
+# The text between a block's markers -> its calls, and text beside them. None: it is not understood.
+ParseBlock = Callable[[str, Schemas], Sequence[Call | str] | None]
 
 
 class CallTag(NamedTuple):
@@ -83,7 +83,11 @@ class Grammar:
     themselves, beside a call; ``hints`` are strings that, left over in plain content, say that a call was meant; of a
     ``hint_pairs`` entry both have to be there. ``inside`` says of the beginning of a block that it ends inside a value, where a
     closing marker may be part of the value; ``whole`` of a block that the answer ended in that nothing of the call is
-    missing: half a call is none, its last value may be cut."""
+    missing: half a call is none, its last value may be cut.
+
+    ``reasoning_head`` is what the model writes behind the opening mark of its reasoning. ``calls_end_reasoning``: engines execute
+    a call that is written before the reasoning is closed. ``call_id`` is the form of the ids that the prompt must show, from the
+    ``{name}`` of a call and its ``{index}`` in the conversation."""
 
     name: str
     signs: tuple[tuple[str, ...], ...] = ()
@@ -97,6 +101,13 @@ class Grammar:
     hint_pairs: tuple[tuple[str, str], ...] = ()
     inside: Callable[[str], bool] = lambda _inner: False
     whole: Callable[[str], bool] = lambda _inner: False
+    reasoning_head: str = ""
+    calls_end_reasoning: bool = False
+    call_id: str = ""
+
+    def hinted(self, text: str) -> bool:
+        """Return True if text outside of calls looks as if a call was meant."""
+        return any(hint in text for hint in self.hints) or any(a in text and b in text for a, b in self.hint_pairs)
 
 
 def schemas_of(tools: Sequence[dict[str, Any]] | None) -> dict[str, Mapping[str, Any]]:
@@ -178,6 +189,9 @@ class MarkerParser(OutputParser):
         self._fresh = True  # nothing of the current segment shown yet: blank lines at its start are the template's
         self._blank: list[str] = []  # blanks (and skipped markers) at the end of a segment, shown only if text follows
         self._before = ""  # such blanks in front of the open block, shown if the block turns out to be text
+        self._thinking = False  # the open block began inside the reasoning
+        self._reasoned = False  # the reasoning has ended, by its mark or by a call
+        self._ended_by_call = False
         self._plain: list[str] = []
         self._thoughts: list[str] = []
         self._segment("reasoning" if reasoning_open and grammar.reasoning else "content")
@@ -204,11 +218,7 @@ class MarkerParser(OutputParser):
             thought = "".join(self._thoughts)
             self._bad = any(opening in thought for opening in self._blocks)
         if self._tools and not self._bad:
-            text = "".join(self._plain)
-            grammar = self._grammar
-            self._bad = any(hint in text for hint in grammar.hints) or any(
-                one in text and other in text for one, other in grammar.hint_pairs
-            )
+            self._bad = self._grammar.hinted("".join(self._plain))
         return deltas
 
     def _run(self, *, final: bool) -> list[Delta]:
@@ -220,7 +230,8 @@ class MarkerParser(OutputParser):
             before, at = text[at:end], end + len(marker)
             deltas += self._pass(before, marker)
         at = max(at, 0)
-        if self._state != "call" and not self._start:
+        head = self._grammar.reasoning_head if self._state == "reasoning" and self._fresh and not final else ""
+        if self._state != "call" and not self._start and not head.startswith(text[at:] or "\0"):
             size = len(text) - (0 if final else held_back(text[at:], self._marks))
             deltas += self._text(text[at:size])
             at = size
@@ -234,7 +245,7 @@ class MarkerParser(OutputParser):
         if found is None:
             return None
         start, marker = found.start(), found[0]
-        if self._state == "call":
+        if self._state == "call" and marker == self._blocks[self._open]:
             end = self._end_of_block(text, at, start, marker, final=final)
             return None if end is None else (end, marker)
         # A longer marker may begin at the same place and not be all there yet.
@@ -257,7 +268,7 @@ class MarkerParser(OutputParser):
                 return first if final else None
         return first
 
-    def _parsed(self, inner: str, closing: str) -> list[Call] | None:
+    def _parsed(self, inner: str, closing: str) -> Sequence[Call | str] | None:
         # Formats whose opening marker is part of the call (<function=...) see the block with its markers.
         block = self._open + inner + closing if self._open.endswith("=") else inner
         return self._grammar.parse_block(block, self._schemas)
@@ -276,15 +287,18 @@ class MarkerParser(OutputParser):
         return len(whole) - len(text) + len(marker)
 
     def _pass(self, before: str, marker: str) -> list[Delta]:
-        if self._state == "call":
+        if self._state == "call" and marker == self._blocks[self._open]:
             return self._close_block(before, closed=True)
-        deltas = self._text(before)
-        if self._state == "reasoning":
-            self._segment("content")
-        elif marker in self._blocks:
-            self._before, self._open = "".join(self._blank), marker
+        # The reasoning ends before a call in it: it only mentioned one.
+        deltas = self._as_text(self._open + before) if self._state == "call" else self._text(before)
+        opening, closing = self._grammar.reasoning or ("", "")
+        if marker in self._blocks:
+            self._before, self._open, self._thinking = "".join(self._blank), marker, self._state == "reasoning"
             self._segment("call")
-        elif self._calls and self._fresh:
+        elif marker == closing and (self._state == "reasoning" or self._fresh or self._ended_by_call):
+            self._reasoned, self._ended_by_call = True, False
+            self._segment("content")
+        elif self._fresh and (marker == opening or (self._calls and self._state == "content")):
             self._blank = []
         else:
             self._blank.append(marker)  # text after all, if no call follows
@@ -294,15 +308,19 @@ class MarkerParser(OutputParser):
         self._state = state
         self._fresh = True
         self._blank = []
+        grammar, calls = self._grammar, (*self._blocks, *self._skip)
+        end = (grammar.reasoning or ("", ""))[1:]
         if state == "call":
-            self._marks = (self._blocks[self._open],)
-        elif state == "reasoning" and self._grammar.reasoning is not None:
-            self._marks = (self._grammar.reasoning[1],)
+            self._marks = (self._blocks[self._open], *(end if self._thinking else ()))
+        elif state == "reasoning":
+            self._marks = (*(grammar.reasoning or ()), *(calls if grammar.calls_end_reasoning else ()))
         else:
-            self._marks = (*self._blocks, *self._skip)
+            self._marks = (*calls, *(end if self._reasoned else ()))
 
     def _text(self, text: str) -> list[Delta]:
         if self._fresh and not self._blank:
+            if self._state == "reasoning":
+                text = text.removeprefix(self._grammar.reasoning_head)
             # Between calls all blanks are markup; elsewhere only the line ends that templates put around reasoning.
             text = text.lstrip() if self._calls and self._state == "content" else text.lstrip("\n")
         if not text:
@@ -322,18 +340,26 @@ class MarkerParser(OutputParser):
         self._plain.append(shown)
         return [Delta(text=shown)]
 
-    def _close_block(self, inner: str, *, closed: bool) -> list[Delta]:
-        marker = self._open
-        closing = self._blocks[marker]
-        raw = marker + inner + (closing if closed else "")
+    def _as_text(self, raw: str) -> list[Delta]:
+        """Give out a block that is no call, in the segment in which it began."""
         blank, self._before = self._before, ""
-        self._segment("content")
+        self._segment("reasoning" if self._thinking else "content")
+        self._fresh = False
+        (self._thoughts if self._thinking else self._plain).append(blank + raw)
+        return [Delta(reasoning=blank + raw) if self._thinking else Delta(text=blank + raw)]
+
+    def _close_block(self, inner: str, *, closed: bool) -> list[Delta]:
+        closing = self._blocks[self._open]
+        raw = self._open + inner + (closing if closed else "")
         if not closed:
             inner = inner[: len(inner) - held_back(inner, [closing])]
-        calls = self._parsed(inner, closing) if closed or self._grammar.whole(inner) else None
-        if calls is None:
-            self._bad = True
-            self._fresh = False
-            self._plain.append(blank + raw)
-            return [Delta(text=blank + raw)]
-        return [self._emit(call) for call in calls]
+        found = self._parsed(inner, closing) if closed or self._grammar.whole(inner) else None
+        if found is None:
+            self._bad = self._bad or not self._thinking
+            return self._as_text(raw)
+        self._reasoned, self._ended_by_call = self._reasoned or self._thinking, self._ended_by_call or self._thinking
+        self._thinking, self._before = False, ""
+        self._segment("content")
+        return [
+            delta for each in found for delta in ([self._emit(each)] if isinstance(each, Call) else self._text(each))
+        ]

@@ -189,7 +189,7 @@ def _deepseek_block(inner: str, _schemas: Schemas) -> list[Call] | None:
     return [call] if name_ok([call]) else None
 
 
-def _inside_string(inner: str) -> bool:
+def inside_string(inner: str) -> bool:
     """Return True if JSON text ends inside a string."""
     return len(re.findall(r'(?<!\\)(?:\\\\)*"', inner)) % 2 == 1
 
@@ -210,7 +210,7 @@ HERMES = Grammar(
     parse_block=_hermes_block,
     hints=("<tool_call", "</tool_call>"),
     hint_pairs=(('{"name"', '"arguments"'),),
-    inside=_inside_string,
+    inside=inside_string,
     whole=lambda _inner: True,  # it is JSON, or it is not
 )
 QWEN_CODER = Grammar(
@@ -228,6 +228,7 @@ QWEN_CODER = Grammar(
     hints=("<tool_call", "<function=", "<parameter="),
     inside=_inside_parameter,
     whole=lambda inner: inner.rstrip().endswith("</function>"),
+    calls_end_reasoning=True,
 )
 GLM = Grammar(
     name="glm",
@@ -236,6 +237,7 @@ GLM = Grammar(
     parse_block=_glm_block,
     hints=("<tool_call", "</tool_call>", "<arg_key>"),
     inside=_inside_value,
+    calls_end_reasoning=True,
 )
 DEEPSEEK = Grammar(
     name="deepseek",

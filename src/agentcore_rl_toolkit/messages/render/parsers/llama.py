@@ -7,7 +7,6 @@ it can be judged."""
 
 from __future__ import annotations
 
-import ast
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 from ...wire.canonical import Delta
 from .base import Call, CallTag, Grammar, OutputParser, Schemas, schemas_of
 from .families import call_from_json, dumps, typed_value
+from .pythonic import python_calls
 
 _TAG = "<|python_tag|>"
 
@@ -102,30 +102,11 @@ def _json_calls(body: str) -> list[Call] | None:
 
 
 def _python_calls(body: str, tools: Schemas) -> list[Call] | None:
-    if not body.startswith("["):
-        return None
-    try:
-        tree = ast.parse(body, mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
-    if not isinstance(tree, ast.List) or not tree.elts:
-        return None
     calls = []
-    for node in tree.elts:
-        if not isinstance(node, ast.Call) or node.args:
-            return None
-        try:
-            types = tools.get(ast.unparse(node.func), {})
-            arguments = {
-                k.arg: _value(ast.literal_eval(k.value), types.get(k.arg)) for k in node.keywords if k.arg is not None
-            }
-            text = dumps(arguments)
-        except (ValueError, TypeError, RecursionError):
-            return None
-        if len(arguments) != len(node.keywords):
-            return None
-        calls.append(Call(ast.unparse(node.func), text))
-    return calls
+    for name, found in python_calls(body) or ():
+        types = tools.get(name, {})
+        calls.append(Call(name, dumps({key: _value(value, types.get(key)) for key, value in found.items()})))
+    return calls or None
 
 
 def _value(value: Any, schema: Any) -> Any:

@@ -1,0 +1,144 @@
+"""Replies that are a row of messages, each with a header that says for whom it is: gpt-oss and Muse Glimmer.
+
+Theory of operation. A reply is ``HEADER<|message|>BODY`` and an end mark, and then the next header. The prompt has begun the
+first header. A `Channels` says what a header means. A call is given out when its message has ended, everything else as it
+comes. A message without ``<|message|>`` is what the model wrote in place of a header: it is the answer if no message follows
+it, and reasoning otherwise."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ...wire.canonical import Delta
+from .base import Call, Grammar, Held, OutputParser, Schemas, any_of, held_back, schemas_of
+
+_MESSAGE = "<|message|>"
+
+Kind = Literal["call", "reasoning", "text"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Channels:
+    """The meaning of headers.
+
+    ``ends`` are the marks that end a message. ``kind`` reads a header, with or without tools on offer. ``calls`` reads the header
+    and body of a call; None: it is not understood. ``noise`` finds the parts of a header that are no text of the model's.
+    ``header`` finds a header, or the beginning of one, at the end of a body without an end mark.
+    """
+
+    ends: tuple[str, ...]
+    kind: Callable[[str, bool], Kind]
+    calls: Callable[[str, str, Schemas], list[Call] | None]
+    noise: re.Pattern[str]
+    header: re.Pattern[str] | None = None
+
+
+class ChannelParser(OutputParser):
+    """Reads a reply that is made of messages."""
+
+    def __init__(
+        self,
+        grammar: Grammar,
+        *,
+        channels: Channels,
+        tools: Sequence[dict[str, Any]] | None = None,
+        reasoning_open: bool = False,
+    ) -> None:
+        super().__init__()
+        self._grammar = grammar
+        self._channels = channels
+        self._schemas = schemas_of(tools)
+        self._tools = bool(tools)
+        self._held = Held()
+        self._header: str | None = None  # of the message whose body is being read; None while reading a header
+        self._kind: Kind = "text"
+        self._stray = ""
+        self._plain: list[str] = []
+
+    def feed(self, text: str) -> list[Delta]:
+        found = self._held.add(text, self._marks())
+        streams = self._header is not None and self._kind != "call"
+        return self._run(final=False) if found or streams else []
+
+    def finish(self) -> list[Delta]:
+        deltas = self._run(final=True)
+        rest = self._held.take()
+        if self._header is not None and self._kind == "call" and not rest.strip():
+            deltas += self._unread(rest)  # cut before its arguments; one without any says {}
+        elif self._header is not None:
+            deltas += self._body(rest, closed=True)
+        else:
+            self._stray += rest
+            said = self._channels.noise.sub("", self._stray).strip()
+            if self._tools and self._channels.kind(rest, True) == "call":
+                self._bad = True
+                deltas += self._say(self._stray)
+            elif said:
+                deltas += self._say(said)
+        self._header = None
+        self._bad = self._bad or (self._tools and self._grammar.hinted("".join(self._plain)))
+        return deltas
+
+    def _marks(self) -> tuple[str, ...]:
+        bare = self._header is None or self._channels.header is not None
+        return (*((_MESSAGE,) if bare else ()), *self._channels.ends)
+
+    def _run(self, *, final: bool) -> list[Delta]:
+        text, at = self._held.take(), 0  # `at`: where the part that is not read begins
+        deltas: list[Delta] = []
+        while (pattern := any_of(self._marks())) and (found := pattern.search(text, at)):
+            before, at = text[at : found.start()], found.end()
+            if found[0] != _MESSAGE:
+                deltas += self._end(before)
+                continue
+            header = before
+            if self._header is not None:  # the body before was not ended
+                bare = self._channels.header.search(before) if self._channels.header is not None else None
+                header = "" if bare is None else bare[0]
+                deltas += self._end(before.removesuffix(header))
+            deltas += self._begin(header)
+        if self._header is not None and self._kind != "call":
+            size = len(text) if final else self._sure(text, at)
+            deltas += self._body(text[at:size], closed=False)
+            at = size
+        self._held.add(text[at:], self._marks())
+        return deltas
+
+    def _sure(self, text: str, at: int) -> int:
+        """Where the text ends that surely belongs to the open body."""
+        size = len(text) - held_back(text[at:], self._marks())
+        bare = self._channels.header.search(text, at, size) if self._channels.header is not None else None
+        return size if bare is None else bare.start()
+
+    def _begin(self, header: str) -> list[Delta]:
+        self._header, self._kind = header, self._channels.kind(header, self._tools)
+        said, self._stray = self._channels.noise.sub("", self._stray).strip(), ""
+        return [Delta(reasoning=f"{said}\n")] if said else []
+
+    def _end(self, before: str) -> list[Delta]:
+        """The end of a message, or of text that stands in place of a header."""
+        if self._header is None:
+            self._stray += before
+            return []
+        deltas = self._body(before, closed=True)
+        self._header = None
+        return deltas
+
+    def _body(self, text: str, *, closed: bool) -> list[Delta]:
+        if self._kind == "call":
+            calls = self._channels.calls(self._header or "", text, self._schemas) if closed else []
+            return self._unread(text) if calls is None else [self._emit(call) for call in calls]
+        if not text:
+            return []
+        return [Delta(reasoning=text)] if self._kind == "reasoning" else self._say(text)
+
+    def _unread(self, body: str) -> list[Delta]:
+        self._bad = True
+        return self._say(f"{self._header}{_MESSAGE}{body}")
+
+    def _say(self, text: str) -> list[Delta]:
+        self._plain.append(text)
+        return [Delta(text=text)]

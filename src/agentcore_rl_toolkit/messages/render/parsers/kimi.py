@@ -1,0 +1,36 @@
+"""Kimi K2: ``<|tool_call_begin|>functions.NAME:INDEX<|tool_call_argument_begin|>{...}<|tool_call_end|>`` in a section.
+
+Source: the chat template of moonshotai/Kimi-K2-Instruct and the guide to tool calls beside it. INDEX counts the calls of the
+whole conversation, and the ids of earlier calls must have this form too: with others, the model stops calling."""
+
+from __future__ import annotations
+
+import re
+
+from .base import Call, Grammar, Schemas
+from .families import inside_string, name_ok, object_text
+
+_ID = re.compile(r"\s*(?:functions\.)?([^\s:]+):\d+\s*\Z")
+
+
+def _block(inner: str, _: Schemas) -> list[Call] | None:
+    head, mark, body = inner.partition("<|tool_call_argument_begin|>")
+    found, arguments = _ID.match(head), object_text(body)
+    if found is None or not mark or arguments is None:
+        return None
+    calls = [Call(found[1], arguments)]
+    return calls if name_ok(calls) else None
+
+
+KIMI = Grammar(
+    name="kimi",
+    signs=(("<|tool_call_argument_begin|>",),),
+    blocks=(("<|tool_call_begin|>", "<|tool_call_end|>"),),
+    parse_block=_block,
+    skip=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+    hints=("<|tool_call_", "<|tool_calls_section_"),
+    inside=inside_string,
+    whole=lambda inner: inner.rstrip().endswith("}"),
+    calls_end_reasoning=True,
+    call_id="functions.{name}:{index}",
+)

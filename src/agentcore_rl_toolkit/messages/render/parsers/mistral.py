@@ -1,0 +1,57 @@
+"""Mistral: ``[TOOL_CALLS]NAME[ARGS]{...}`` from tokenizer v11 on, ``[TOOL_CALLS][{"name": ..., "arguments": ...}]`` before.
+
+Source: the chat templates of mistralai/Mistral-Small-3.2-24B-Instruct-2506, Ministral-3-14B-Reasoning-2512 and
+Mistral-Nemo-Instruct-2407. No mark ends a call, so calls are read when the reply has ended."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from .base import Call, Grammar, Schemas
+from .families import call_from_json, inside_string, name_ok, object_text
+
+_MARK = "[TOOL_CALLS]"
+_HEAD = re.compile(r"\s*([^\s\[\]{}]+)\s*(?:\[CALL_ID\]\s*\w*\s*)?(?:\[ARGS\]\s*)?")
+_LISTED = re.compile(r"\s*(?=\[)")  # the form before v11
+_DECODER = json.JSONDecoder(strict=False)
+
+
+def _block(body: str, _: Schemas) -> list[Call | str] | None:
+    found: list[Call | str] = []
+    at = 0
+    try:
+        while at < len(body):
+            if (before := _LISTED.match(body, at)) is not None:
+                listed, end = _DECODER.raw_decode(body, before.end())
+                calls = [call_from_json(json.dumps(each, ensure_ascii=False)) for each in listed]
+            elif (head := _HEAD.match(body, at)) is None:
+                return None
+            else:
+                at = head.end()
+                end = _DECODER.raw_decode(body, at)[1] if body.startswith("{", at) else at
+                arguments = object_text(body[at:end])
+                calls = [None if arguments is None else Call(head[1], arguments)]
+            known = [call for call in calls if call is not None]
+            after = body.find(_MARK, end)
+            text = body[end : after if after >= 0 else len(body)]
+            if not calls or len(known) < len(calls) or not name_ok(known) or (end == at and text.strip()):
+                return None
+            found += [*known, *([text] if text.strip() else [])]
+            at = end + len(text) + len(_MARK)
+    except (ValueError, RecursionError):
+        return None
+    return found or None
+
+
+MISTRAL = Grammar(
+    name="mistral",
+    signs=((_MARK,),),
+    reasoning=("[THINK]", "[/THINK]"),
+    blocks=((_MARK, "[/TOOL_CALLS]"),),  # the second is in no vocabulary
+    parse_block=_block,
+    hints=(_MARK, "[ARGS]"),
+    inside=inside_string,
+    whole=lambda _inner: True,  # it is JSON, or it is not
+    calls_end_reasoning=True,
+)
