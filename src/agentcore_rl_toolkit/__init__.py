@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from .errors import RolloutLostError as RolloutLostError
     from .errors import RolloutThrottledError as RolloutThrottledError
     from .errors import RolloutTimeoutError as RolloutTimeoutError
+    from .errors import ScorerError as ScorerError
     from .errors import StoreError as StoreError
     from .errors import StorePermissionError as StorePermissionError
     from .errors import TrainingServiceError as TrainingServiceError
@@ -50,5 +51,6 @@ if TYPE_CHECKING:
     from .errors import WeightsError as WeightsError
     from .gateway import GatewayClient as GatewayClient
     from .reward import RewardFunction as RewardFunction
+    from .reward import answer_text as answer_text
 else:
     __all__, __getattr__, __dir__ = lazy(__name__)

@@ -30,6 +30,10 @@ INFO_FIELD = "_agent"  # the record's block of our own fields: outcome, cause, f
 # True in an agent's reply: this session's payload runs once however often it is delivered.
 RUNS_ONCE_FIELD = "runs_once"
 TURNS_USED = "model calls, all are used"  # in the gateway's refusal of a call beyond `max_turns`, in every dialect
+REFERENCE_FIELD = "_reference"  # of a row: what only a scorer may see; clients keep it
+ANSWER_FIELD = "_answer"  # of a record of an agent that ran as it is: what its entrypoint returned
+CALLS_FIELD = "_calls"  # of such a record: its model calls at the gateway, and those that went elsewhere
+AS_IS = "AGENTCORE_RL_AS_IS"  # variable of sessions: agents without a rollout function run as they are
 PROBE_FIELD = "_probe"  # of a payload: the doctor asks what a session can reach
 PROBED = "probed"  # `status` of an agent's reply to a probe, which has the report under `probe`
 PROBE_EXPERIMENT = "agentcore-rl-doctor"  # the doctor's keys begin with it
@@ -97,6 +101,7 @@ class Cause(StrEnum):
     AGENT = "agent"  # its code raised, or its record cannot be used
     POLICY = "policy"  # out of tokens, turns or context, or calls that do not parse
     INFRASTRUCTURE = "infrastructure"  # runtime, store, gateway, engine, network, settings: never scored
+    SCORER = "scorer"  # the user's function that scores rollouts raised, or took too long: never scored
 
 
 _CAUSE_OF: dict[Outcome, Cause | None] = {
@@ -463,3 +468,24 @@ def short(value: object) -> str:
     except ValueError:  # integers of more than 4300 digits have no repr
         return f"a {type(value).__name__} that cannot be shown"
     return text if len(text) <= 200 else text[:200] + "..."
+
+
+def advise_on_calls(taken: int, elsewhere: Mapping[str, int]) -> str:
+    """Return what to change for an agent of which no model call arrived at the gateway; empty if one did.
+
+    ``elsewhere`` counts the requests that kept their own address, by address and reason.
+    """
+    if taken:
+        return ""
+    if not elsewhere:
+        return (
+            "no model call of the agent arrived at the gateway: it sent none with httpx, aiohttp, botocore or requests. Calls of "
+            "other libraries and programs are not redirected: let them use app.model()"
+        )
+    places = ", ".join(f"{n} x {place}" for place, n in sorted(elsewhere.items(), key=lambda item: -item[1])[:5])
+    hosts = sorted({place.partition("/")[0] for place in elsewhere if place.endswith("(another host)")})
+    ways = [f"--model-host {host} sends these calls to the gateway" for host in hosts[:3]]
+    if any("(model " in place for place in elsewhere):
+        ways.append("--policy-model names other models")
+    ways = ways or ["the gateway takes chats only"]
+    return f"no model call of the agent arrived at the gateway; elsewhere went {places}: {'; '.join(ways)}"

@@ -28,6 +28,7 @@
     ├── PolicyError                         the built-in policy or its server failed
     ├── TrainingServiceError                a training service, or a reflection model, refused or failed
     ├── JudgeError                          a judge gave no usable scores
+    ├── ScorerError                         the user's function that scores rollouts failed
     └── WeightsError                        new weights did not arrive at an engine
 
 The class says which boundary was crossed; the message says what to do next; the ids travel as attributes. All of them
@@ -274,6 +275,10 @@ class JudgeError(AgentCoreRLError):
     """A judge gave no usable scores. ``status`` is the HTTP status where there was one."""
 
     status: int | None = None
+
+
+class ScorerError(AgentCoreRLError):
+    """The function that scores rollouts raised, took too long, or returned no reward. Its exception is the ``__cause__``."""
 
 
 class WeightsError(AgentCoreRLError):

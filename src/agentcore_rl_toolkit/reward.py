@@ -1,9 +1,61 @@
-"""The base class for reward functions."""
+"""Help for rewards: their base class, and the text of an answer."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+# Entries of a dict that hold its text, most telling first.
+_TEXT_KEYS = ("result", "response", "answer", "output", "text", "content", "message", "completion", "data")
+
+
+def answer_text(answer: Any) -> str:
+    """The final text of what an agent returned, as a scorer gets it; empty if it has none.
+
+    It reads plain text, dicts with a text under `result` and similar names, messages with content blocks, and lists of streamed
+    events: of Strands and Bedrock's ConverseStream, text deltas of the AI SDK, and texts. Of a stream of several messages it is
+    the text of the last one that has any.
+
+    Example: ``answer_text([{"event": {"contentBlockDelta": {"delta": {"text": "36"}}}}])`` is ``"36"``.
+    """
+    if isinstance(answer, str):
+        return answer
+    if isinstance(answer, Mapping):
+        found = next((answer[key] for key in _TEXT_KEYS if answer.get(key) not in (None, "")), "")
+        return answer_text(found) if isinstance(found, (str, Mapping, list)) else str(found)
+    if not isinstance(answer, Sequence):
+        return "" if answer is None else str(answer)
+    messages = [""]
+    streamed = any(_event_of(event) is not None for event in answer)
+    for event in answer:
+        text = _event_of(event)
+        if text is None and not streamed:  # blocks of a message, or texts
+            text = answer_text(event)
+        if text is _BEGIN:
+            messages.append("")
+        elif text is not None:
+            messages[-1] += text
+    return next((text for text in reversed(messages) if text.strip()), "")
+
+
+_BEGIN = "\0begin"  # of a message
+
+
+def _event_of(event: Any) -> str | None:
+    """The text of a streamed event, `_BEGIN` for the first one of a message, None for anything else."""
+    if not isinstance(event, Mapping):
+        return None
+    inner = event.get("event")
+    inner = inner if isinstance(inner, Mapping) else event
+    if "messageStart" in inner or event.get("type") in ("start-step", "message_start", "start"):
+        return _BEGIN
+    delta = inner.get("contentBlockDelta")
+    if isinstance(delta, Mapping):
+        return str((delta.get("delta") or {}).get("text") or "")
+    if event.get("type") == "text-delta":  # AI SDK
+        return str(event.get("delta") or event.get("textDelta") or "")
+    return None
 
 
 class RewardFunction(ABC):

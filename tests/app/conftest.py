@@ -200,7 +200,9 @@ def start_shared_agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sta
 
 
 @contextlib.contextmanager
-def agents_in(tmp_path: Path) -> Iterator[StartAgent]:
+def agents_in(tmp_path: Path, *, as_it_is: bool = False) -> Iterator[StartAgent]:
+    """``as_it_is``: the source is a whole program, which is started by `agentcore_rl_toolkit.app.deployed`."""
+    starter = ["-m", "agentcore_rl_toolkit.app.deployed"] if as_it_is else []
     agents: list[Agent] = []
     ports = contextlib.ExitStack()
 
@@ -214,13 +216,13 @@ def agents_in(tmp_path: Path) -> Iterator[StartAgent]:
     ) -> Agent:
         number = len(agents)
         file = tmp_path / f"agent_{number}.py"
-        file.write_text(PRELUDE + textwrap.dedent(source) + POSTLUDE)
+        file.write_text(source if as_it_is else PRELUDE + textwrap.dedent(source) + POSTLUDE)
         port = ports.enter_context(reserved_port())
         log = tmp_path / f"agent_{number}.log"
         results = tmp_path / f"results_{number}"
         with log.open("wb") as stream:
             process = subprocess.Popen(
-                [python, str(file), str(port)],
+                [python, *starter, str(file), str(port)],
                 stdout=stream,
                 stderr=stream,
                 cwd=cwd or tmp_path,

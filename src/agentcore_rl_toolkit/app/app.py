@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import functools
 import inspect
-import signal
-import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, overload
 
@@ -179,7 +177,7 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
     def _build_request_context(self, request: Any) -> Any:
         """Begin a call, of the websocket too. A rollout's function gets another one."""
         self._served = True
-        CURRENT.set(Call())
+        CURRENT.set(CURRENT.get() or Call())  # of a rollout that calls the entrypoint: the rollout's
         return super()._build_request_context(request)
 
     def _ensure_worker_loop(self) -> asyncio.AbstractEventLoop:
@@ -270,7 +268,7 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
         @contextlib.asynccontextmanager
         async def with_shutdown(app: Any) -> AsyncIterator[Any]:
             self._engine.open()
-            restore = self._on_sigterm()
+            restore = self._engine.interrupt_on_sigterm()
             try:
                 if lifespan is None:
                     yield
@@ -282,25 +280,6 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
                 restore()
 
         return with_shutdown
-
-    def _on_sigterm(self) -> Callable[[], None]:
-        """Write `interrupted` records as soon as SIGTERM arrives, not only when the server has closed its connections."""
-        if threading.current_thread() is not threading.main_thread():
-            return lambda: None
-        before = signal.getsignal(signal.SIGTERM)
-
-        def handle(number: int, frame: Any) -> None:
-            self._engine.interrupt("the session received SIGTERM before the agent had finished")
-            if callable(before):
-                before(number, frame)
-
-        signal.signal(signal.SIGTERM, handle)
-
-        def restore() -> None:
-            if signal.getsignal(signal.SIGTERM) is handle:
-                signal.signal(signal.SIGTERM, before)
-
-        return restore
 
 
 async def _wait_for(result: Any) -> Any:

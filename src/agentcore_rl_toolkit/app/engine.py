@@ -7,6 +7,7 @@ import concurrent.futures
 import dataclasses
 import logging
 import os
+import signal
 import sys
 import threading
 import uuid
@@ -224,6 +225,28 @@ class Engine:
         self._closing = self._closing or reason
         for rollout in list(self._live):
             rollout.interrupt(reason)
+
+    def interrupt_on_sigterm(self) -> Callable[[], None]:
+        """Write `interrupted` records as soon as SIGTERM arrives, not only when the server has closed its connections.
+
+        Returns a function that restores the handler.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            return lambda: None
+        before = signal.getsignal(signal.SIGTERM)
+
+        def handle(number: int, frame: Any) -> None:
+            self.interrupt("the session received SIGTERM before the agent had finished")
+            if callable(before):
+                before(number, frame)
+
+        signal.signal(signal.SIGTERM, handle)
+
+        def restore() -> None:
+            if signal.getsignal(signal.SIGTERM) is handle:
+                signal.signal(signal.SIGTERM, before)
+
+        return restore
 
     async def close(self, reason: str) -> None:
         """Interrupt what runs and wait for its records, for at most ``grace_s``."""

@@ -35,6 +35,9 @@ class AgentSettings:
     rollouts: bool | None = None  # None: on, except beside an entrypoint or a websocket
     allowed_buckets: Annotated[tuple[str, ...], BeforeValidator(_split)] = ()
     allowed_base_urls: Annotated[tuple[str, ...], BeforeValidator(_split)] = ()
+    # Of an agent that is trained as it is: further hosts of model APIs, and the policy's models; empty: all chat models.
+    model_hosts: Annotated[tuple[str, ...], BeforeValidator(_split)] = ()
+    policy_models: Annotated[tuple[str, ...], BeforeValidator(_split)] = ()
     # The model of production calls; no address: a model of Amazon Bedrock.
     model_url: str = ""
     model_id: str = ""

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..client.data import read_text
-from ..contract import redact
+from ..contract import ANSWER_FIELD, redact
 from ..errors import ConfigError, JudgeError, UpstreamError
 from ..runs.record import text_of
 from .chat import TOKENS, ask
@@ -123,6 +123,7 @@ def dialogue_of(
     if dialogue:
         return list(dialogue)
     shown = {k: v for k, v in (record or {}).items() if k not in _OF_AGENT + _KEYS and not k.startswith("_")}
+    shown = record[ANSWER_FIELD] if record and ANSWER_FIELD in record else shown
     return [{"role": "assistant", "content": json.dumps(redact(shown), ensure_ascii=False, default=str)}]
 
 

@@ -12,6 +12,7 @@ from ..errors import ConfigError
 from .collection.credit import Credit
 from .collection.groups import MAX_TURNS, CollectConfig, PolicyFailures
 from .llm_judge import JudgeSettings
+from .scorer import SCORE_TIMEOUT_S, scorer_at, split_spec
 from .settings import Count, Least0, Positive, Settings, SettingsGroup
 
 
@@ -36,6 +37,18 @@ class SelectionSettings(SettingsGroup):
     sampling_params: Mapping[str, Any] | None = None
 
 
+class ScoreSettings(SettingsGroup):
+    """A function that scores rollouts: FILE:FUNCTION or MODULE:FUNCTION (`scorer`). A score may take ``score_timeout_s``."""
+
+    score: str | None = None
+    score_timeout_s: Positive = SCORE_TIMEOUT_S
+
+    def model_post_init(self, _: Any) -> None:
+        if self.score is not None:
+            object.__setattr__(self, "score", ":".join(split_spec(self.score)))
+            scorer_at(self.score, self.score_timeout_s)
+
+
 class RolloutSettings(Settings):
     """The settings of a run's rollouts, and of the signals in them."""
 
@@ -43,6 +56,7 @@ class RolloutSettings(Settings):
     selection: SelectionSettings = Field(default_factory=SelectionSettings)
     signals: Credit = Field(default_factory=Credit)
     judging: JudgeSettings = Field(default_factory=JudgeSettings)
+    scoring: ScoreSettings = Field(default_factory=ScoreSettings)
 
     def model_post_init(self, _: Any) -> None:
         if self.judging.judge is not None and self.signals.credit == "turn":

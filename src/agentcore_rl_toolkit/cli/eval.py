@@ -13,13 +13,16 @@ import secrets
 import shlex
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..backends.scorer import scorer_at, scorer_files, split_spec
 from ..contract import Cause
 from ..errors import ConfigError, GatewayError, LocalRuntimeError
 from ..store import parse_url
@@ -27,10 +30,12 @@ from .models import WORDS, Model, model_option
 from .options import (
     F,
     SectionedCommand,
+    as_is_variables,
     as_json,
     from_environment,
     json_object,
     sandbox_words,
+    with_agent_as_is,
     with_judge,
     with_sessions,
 )
@@ -52,10 +57,10 @@ SESSIONS_PER_CALL = 1000
 STORE_WITHIN_S = 15.0
 NO_MODEL = "none"
 SECTIONS = {
-    "Agent and model": "agent model base_url model_id sampling_params",
+    "Agent and model": "agent model base_url model_id sampling_params model_hosts policy_models",
     "Data": "data limit shuffle repeat for_training checks answer",
     "Limits": "concurrency timeout",
-    "Rewards": "judge judge_url judge_model judge_weight",
+    "Rewards": "score judge judge_url judge_model judge_weight",
     "Sessions": "session_env env_file readable writable",
     "The run": "out resume bucket as_json",
 }
@@ -115,6 +120,7 @@ def with_agent(command: F) -> F:
 )
 @click.option("--answer", metavar="FIELD", help="With --check: the field with the known answer. [default: answer]")
 @with_judge
+@with_agent_as_is
 @with_sessions
 @as_json
 def command(**options: Any) -> None:
@@ -144,6 +150,9 @@ def command(**options: Any) -> None:
     if options["checks"] or options["answer"]:
         _check_rewards(rows, options)
         return
+    if options["score"]:
+        options["score"] = ":".join(split_spec(options["score"]))
+        scorer_at(options["score"])
     exp_id, out = experiment(options)
     out.mkdir(parents=True, exist_ok=True)
     shown = [
@@ -158,7 +167,7 @@ def command(**options: Any) -> None:
         "sampling_params",
         "timeout",
     ]
-    shown += ["judge", "judge_url", "judge_model", "judge_weight", "for_training"]
+    shown += ["score", "judge", "judge_url", "judge_model", "judge_weight", "for_training"]
     write_config(out, {"kind": "eval", "exp_id": exp_id, **{n: options[n] for n in shown if options[n] is not None}})
     with locked(out), open_target(options, exp_id, out) as target:
         failures = _evaluate(target, rows, exp_id, out, options)
@@ -277,7 +286,8 @@ def _check_credentials() -> None:
 
 def _own_sessions(options: dict[str, Any]) -> bool:
     """Whether sessions are asked for that a running `agentcore-rl up` does not have."""
-    return bool(options["session_env"] or options["readable"] or options["writable"])
+    names = ("session_env", "readable", "writable", "model_hosts", "policy_models")
+    return any(options.get(name) for name in names)
 
 
 def _deployed(options: dict[str, Any]) -> bool:
@@ -297,7 +307,7 @@ def _goes_on(exp_id: str, *, out_given: bool) -> str:
 def _evaluate(target: Target, rows: list[EvalRow], exp_id: str, out: Path, options: dict[str, Any]) -> int:
     from ..client import BatchProgress
     from ..client.evaluation import as_facts, score_of, summarise, write_results
-    from .training.kept_evaluation import judge_items, keep
+    from .training.kept_evaluation import judge_items, keep, missing_calls, scored_item
 
     overrides = {name: options[name] for name in ("base_url", "model_id", "api_key") if options[name]}
     if options["sampling_params"]:
@@ -333,26 +343,42 @@ def _evaluate(target: Target, rows: list[EvalRow], exp_id: str, out: Path, optio
         )
         try:
             payloads = {row.input_id: row.payload for row in rows}
-            for item in run:
+
+            def add(item: BatchItem) -> None:
                 items.append(item)
                 keep(opened.kept, item, payloads[str(item.input_id)], opened.fetch, phase)
                 score = score_of(item)
                 if score is not None and judge is None:
                     scores.append(score)
+
+            spec = options["score"] or (target.stack.score if target.stack is not None else None)
+            scorer = None if spec is None else scorer_at(spec)
+            with ThreadPoolExecutor(options["concurrency"], thread_name_prefix="score") as pool:
+                scoring: deque[Future[BatchItem]] = deque()
+                for item in run:
+                    row = payloads[str(item.input_id)]
+                    scoring.append(pool.submit(scored_item, item, row, opened.fetch, scorer))
+                    while scoring and scoring[0].done():
+                        add(scoring.popleft().result())
+                while scoring:
+                    add(scoring.popleft().result())
             if judge is not None:
                 items, cost = judge_items(opened.kept, items, payloads, opened.fetch, judge, phase)
         finally:  # also after Ctrl-C: what is known is kept, the rest goes on with --resume
             summary = summarise(items, time.monotonic() - began_s, cost)
             write_results(out, items, summary)
             opened.kept.event("evaluated", as_facts(summary))
-    if summary.failures:
+    advice = missing_calls(items)
+    if advice:
+        click.echo(visible(f"error: {advice}"), err=True)
+    elif summary.failures:
         click.echo(visible(f"error: {most_frequent(items)}"), err=True)
     click.echo(json.dumps(as_facts(summary), indent=2) if options["as_json"] else visible(summary))
     # What is broken first: the policy's failures are results.
-    for item in sorted((i for i in items if not i.success), key=lambda i: i.cause == Cause.POLICY)[:5]:
+    for item in sorted((i for i in items if not i.success or i.cause), key=lambda i: i.cause == Cause.POLICY)[:5]:
         click.echo(visible(f"  failed: {item.input_id} ({item.outcome}): {(item.error or '')[:200]}"), err=True)
     click.echo(f"results: {nearby(out)}", err=True)
-    return summary.failures
+    return summary.failures or len(advice)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -438,7 +464,7 @@ def _target(options: dict[str, Any], out: Path) -> Iterator[Target]:
     from ..runtime.remote import RuntimeView
     from .training.stack import Stack, find_agent, own, use_local_credentials
 
-    hidden = [out, *(options.get(name) for name in ("data", "eval_data", "judge"))]
+    hidden = [out, *(options.get(name) for name in ("data", "eval_data", "judge")), *scorer_files(options.get("score"))]
     agent: str | None = options["agent"]
     model: Path | str | None = options["model"]
     stack = Stack.running() if not _own_sessions(options) else None
@@ -476,7 +502,10 @@ def _target(options: dict[str, Any], out: Path) -> Iterator[Target]:
         folder=out,
         model=Path(model) if model and not elsewhere else None,
         without_model=elsewhere,
-        session_env=options["session_env"],
+        session_env=[
+            *options["session_env"],
+            *as_is_variables(options.get("model_hosts", ()), options.get("policy_models", ())),
+        ],
         runtime_options=words,
     ) as stack:
         behind = None if elsewhere else stack

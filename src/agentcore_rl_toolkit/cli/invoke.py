@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..contract import Cause
+from ..backends.scorer import scorer_at, scorer_files, split_spec
+from ..contract import ANSWER_FIELD, Cause
 from ..errors import AgentCoreRLError
 from .models import model_option
-from .options import as_json, json_object, sandbox_words, with_sessions
-from .output.terminal import dialogue_lines, visible
+from .options import as_is_variables, as_json, json_object, sandbox_words, with_agent_as_is, with_sessions
+from .output.terminal import dialogue_lines, plain_log, visible
 
 if TYPE_CHECKING:
     from ..backends.collection.groups import CollectedRollout
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     "--agent", metavar="FILE", help="The agent's file or module. [default: that of `agentcore-rl up` in this folder]"
 )
 @model_option()
+@with_agent_as_is
 @with_sessions
 @click.option("--timeout", default=120.0, show_default=True, help="Seconds for the rollout.")
 @as_json
@@ -37,6 +39,9 @@ def command(
     payload: str,
     agent: str | None,
     model: Path | None,
+    score: str | None,
+    model_hosts: tuple[str, ...],
+    policy_models: tuple[str, ...],
     session_env: tuple[str, ...],
     readable: tuple[str, ...],
     writable: tuple[str, ...],
@@ -54,11 +59,16 @@ def command(
     """
     from .training.stack import scratch_folder
 
+    if score is not None:
+        score = ":".join(split_spec(score))
+        scorer_at(score)
     value, words = json_object(payload, "the payload"), sandbox_words(readable, writable)
-    with scratch_folder("invoke") as scratch, _stack(agent, model, session_env, words, scratch) as stack:
-        rollout = asyncio.run(_roll(stack, value, timeout))
+    variables = [*session_env, *as_is_variables(model_hosts, policy_models)]
+    with scratch_folder("invoke") as scratch, _stack(agent, model, variables, words, score, scratch) as stack:
+        rollout = asyncio.run(_roll(stack, value, timeout, score or stack.score))
         log = _log_of(stack, rollout.session_id) if not rollout.usable else ""
-    failed = str(rollout.outcome) != "ok" or rollout.reward is None
+    scored = rollout.reward is not None or (ANSWER_FIELD in (rollout.record or {}) and rollout.error is None)
+    failed = str(rollout.outcome) != "ok" or not scored
     if failed:
         of_the_policy = " (policy)" if rollout.cause == Cause.POLICY else ""  # which is no fault of the agent
         click.echo(visible(f"error: {rollout.outcome}{of_the_policy}: {rollout.reason}"), err=True)
@@ -72,9 +82,15 @@ def command(
 
 @contextlib.contextmanager
 def _stack(
-    agent: str | None, model: Path | None, session_env: Sequence[str], runtime_options: Sequence[str], scratch: Path
+    agent: str | None,
+    model: Path | None,
+    session_env: Sequence[str],
+    runtime_options: Sequence[str],
+    score: str | None,
+    scratch: Path,
 ) -> Iterator[Stack]:
     """The running stack with this agent and model, else one for this call."""
+    from ..runtime.remote import RuntimeView
     from .training.stack import Stack, agent_file, check_agent, own
 
     check_agent(agent, own_sessions=bool(session_env or runtime_options))
@@ -87,20 +103,22 @@ def _stack(
         file = Path(running.agent)
         folder = folder or (Path(running.model) if running.model else None)
     if running is not None and (found := Stack.serving(file, folder)) is not None:
+        RuntimeView(found.runtime_url).hide(scorer_files(score))
         yield found
         return
-    with own(file, folder=scratch, model=folder, session_env=session_env, runtime_options=runtime_options) as stack:
+    words = [*runtime_options, *sandbox_words((), (), scorer_files(score))]
+    with own(file, folder=scratch, model=folder, session_env=session_env, runtime_options=words) as stack:
         yield stack
 
 
-async def _roll(stack: Stack, payload: dict[str, Any], timeout_s: float) -> CollectedRollout:
+async def _roll(stack: Stack, payload: dict[str, Any], timeout_s: float, score: str | None) -> CollectedRollout:
     from ..backends.collection.collect import collect_async
     from ..backends.collection.groups import CollectConfig, GroupRequest
     from ..client import RolloutClient
     from ..gateway import GatewayClient
     from .servers.vllm import MODEL_ID
 
-    config = CollectConfig(rollout_timeout_s=timeout_s, model_id=MODEL_ID, evaluation=True)
+    config = CollectConfig(rollout_timeout_s=timeout_s, model_id=MODEL_ID, evaluation=True, score=score)
     with (
         RolloutClient(
             stack.agent_arn, stack.store, "invoke", model_id=MODEL_ID, endpoint_url=stack.runtime_url, tps_limit=100
@@ -153,4 +171,4 @@ def _print(rollout: CollectedRollout, log: str) -> None:
     if facts["traceback"]:
         click.echo(f"\n{visible(facts['traceback'].strip())}")
     if log.strip() and not facts["traceback"]:
-        click.echo(f"\nthe session's log ends with:\n{visible(log.strip())}")
+        click.echo(f"\nthe session's log ends with:\n{visible(plain_log(log.strip()))}")

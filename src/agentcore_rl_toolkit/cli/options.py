@@ -98,6 +98,27 @@ _SESSIONS = (
         help="A variable of every session; K alone takes this shell's value; repeatable.",
     ),
 )
+_AS_IS = (
+    click.option(
+        "--policy-model",
+        "policy_models",
+        multiple=True,
+        metavar="PATTERN",
+        help="Models of the agent that the policy takes the place of, such as '*claude*'; repeatable. [default: all chat models]",
+    ),
+    click.option(
+        "--model-host",
+        "model_hosts",
+        multiple=True,
+        metavar="HOST",
+        help="A host of a model API, besides those of AWS, OpenAI, Anthropic and Google; repeatable.",
+    ),
+    click.option(
+        "--score",
+        metavar="FILE:FUNCTION",
+        help="A function score(payload, answer, reference, trajectory) whose result is the reward.",
+    ),
+)
 _JUDGE = (
     click.option(
         "--judge-weight", type=click.FloatRange(0, 1, min_open=True), help="Its share of the reward. [default: 1]"
@@ -117,6 +138,7 @@ with_process = adding(_LISTENS)  # of a command that listens, for the process th
 with_server = adding(_SERVES)
 with_sessions = adding(_SESSIONS)
 with_judge = adding(_JUDGE)
+with_agent_as_is = adding(_AS_IS)
 
 
 class SectionedCommand(click.Command):
@@ -144,6 +166,12 @@ def sandbox_words(
     """The same options for `runtime serve`, and paths to hide."""
     options = {"readable": readable, "writable": writable, "hidden": filter(None, hidden)}
     return [f"--{name}={path}" for name, paths in options.items() for path in paths]
+
+
+def as_is_variables(model_hosts: Iterable[str], policy_models: Iterable[str]) -> list[str]:
+    """The variables of sessions for the options of `with_agent_as_is`, as K=V."""
+    given = {"MODEL_HOSTS": ",".join(model_hosts), "POLICY_MODELS": ",".join(policy_models)}
+    return [f"AGENTCORE_RL_{name}={value}" for name, value in given.items() if value]
 
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")

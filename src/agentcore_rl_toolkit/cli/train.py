@@ -21,6 +21,7 @@ from .options import (
     from_words,
     read_dotenv,
     settings_option,
+    with_agent_as_is,
     with_judge,
     with_sessions,
 )
@@ -43,6 +44,7 @@ _HERE = (
     click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Run folder. [default: runs/...]"),
     with_sessions,
     with_judge,
+    with_agent_as_is,
     click.option("--credit", type=click.Choice(["episode", "turn"]), help="What rewards compare. [default: episode]"),
     click.option("--rollouts", type=click.IntRange(min=2), help="Rollouts of each input. [default: 8]"),
     click.option("--groups", type=click.IntRange(min=1), help="Inputs in each batch. [default: 8]"),
@@ -62,9 +64,9 @@ _HERE = (
 )
 with_training = adding(_HERE)
 SECTIONS = {
-    "Agent and data": "agent data eval_data model engine",
+    "Agent and data": "agent data eval_data model engine model_hosts policy_models",
     "Size of the run": "steps groups rollouts",
-    "Rewards": "credit judge judge_url judge_model judge_weight",
+    "Rewards": "score credit judge judge_url judge_model judge_weight",
     "Sessions": "session_env env_file readable writable",
     "The run": "config_path words out resume as_json",
 }
@@ -249,8 +251,13 @@ def train_here(
     from .training.job import Job
     from .training.run import carry_out
     from .training.settings import LocalRun, new_run, old_run, read, variable_names
+    from .training.stack import Stack, find_agent
 
     flags = {**flags, **from_words(words, LocalRun)}
+    running = Stack.running()
+    if running is not None and flags.get("score") is None and flags.get("agent") is not None:
+        same = str(find_agent(str(flags["agent"]))) == running.agent
+        flags["score"] = running.score if same else None
     _take_dotenv(file)
     console = Console(stderr=as_json)
     if resume:
@@ -281,7 +288,8 @@ def _running(settings: LocalRun, console: Console) -> Stack | None:
     if Stack.running() is None:
         return None
     serving = Stack.serving(settings.agent, settings.model, settings.engine, settings.forced_tools)
-    if serving is None or settings.session_env or settings.readable or settings.writable:
+    own = (settings.session_env, settings.readable, settings.writable, settings.model_hosts, settings.policy_models)
+    if serving is None or any(own):
         what = "without these options of sessions" if serving is not None else "with another agent, model or engine"
         console.print(f"`agentcore-rl up` runs here, {what}: this run starts its own services", style="dim")
         return None

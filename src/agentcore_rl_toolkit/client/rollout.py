@@ -38,6 +38,7 @@ from typing import Any, Literal
 from .._portal import Portal
 from ..aws_errors import Fate
 from ..contract import (
+    REFERENCE_FIELD,
     ROLLOUT_FIELD,
     RUNS_ONCE_FIELD,
     Cause,
@@ -212,7 +213,8 @@ class Rollout(RolloutFuture):
         if "://" not in bucket or bucket.startswith("s3://"):
             config.setdefault("s3_region", self.shared.s3_region)
         try:
-            body = json.dumps({**self.payload, ROLLOUT_FIELD: config}).encode()
+            row = {name: value for name, value in self.payload.items() if name != REFERENCE_FIELD}
+            body = json.dumps({**row, ROLLOUT_FIELD: config}).encode()
             self.result_key = result_key(config["exp_id"], config["input_id"], self.session_id)
             self.s3_bucket = str(config["s3_bucket"])
             self.shared.reader(self.s3_bucket).store.check_writable(alive_key(self.result_key))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .._servers.tasks import Tasks
-from ..contract import ROLLOUT_FIELD
+from ..contract import AS_IS, ROLLOUT_FIELD
 from ..errors import AgentCoreRLError, ConfigError, LocalRuntimeError
 from ..isolation.cover import may_show
 from ..store import parse_url
@@ -131,7 +131,8 @@ class Runtime:
 
     async def _load(self, agent: Agent) -> None:
         if agent.image is None and (agent.python is None or not agent.python.exists()):
-            agent.python = await asyncio.to_thread(environments.build_beside, agent.script)
+            as_is = AS_IS in agent.env or AS_IS in self.config.session_env
+            agent.python = await asyncio.to_thread(environments.build_beside, agent.script, toolkit=as_is)
         try:
             await self.launcher.prepare(agent)
         except BaseException:

@@ -56,10 +56,10 @@ def test_sessions_are_forks_of_one_loaded_agent(server: Server) -> None:
     assert len({server.invoke({}, new_session_id())["loaded"] for _ in range(3)}) == 1
 
 
-def test_agent_with_threads_is_started_by_exec_and_says_why(server: Server, load: Callable[..., str]) -> None:
+def test_sessions_of_an_agent_with_threads_run_its_file_and_say_why(server: Server, load: Callable[..., str]) -> None:
     arn = load(AGENTS / "threads.py")
     found = template(server, arn)
-    assert found["start"] == "exec"
+    assert found["start"] == "libraries"
     assert "threads before its server: ticker; start threads in the entrypoint" in slow_start(found)
     assert server.invoke({}, arn=arn)["threads"] == ["ticker"]
 
@@ -77,7 +77,7 @@ def test_an_agent_that_imports_numpy_is_forked_and_may_have_its_threads_instead(
 
 def test_agent_with_its_own_server_is_served_unmodified(server: Server, load: Callable[..., str]) -> None:
     arn = load(AGENTS / "own_server.py")
-    assert template(server, arn)["start"] == "exec"
+    assert template(server, arn)["start"] == "libraries"
     assert server.invoke({"a": 1}, arn=arn) == {"got": {"a": 1}}
 
 

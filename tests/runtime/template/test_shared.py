@@ -50,7 +50,7 @@ def test_sessions_of_an_agent_that_is_connected_get_their_own_answers(server: Se
 
     with ThreadPoolExecutor(SESSIONS) as pool:
         assert list(pool.map(ask, range(SESSIONS))) == [{"number": number} for number in range(SESSIONS)]
-    assert template["start"] == "exec"
+    assert template["start"] == "libraries"
     address = service.removeprefix("http://")
     assert address in template["reason"]
     assert server.output.read_text().count(f"a connection to {address}") == 1
@@ -83,6 +83,6 @@ def test_sessions_of_an_agent_that_is_connected_get_their_own_answers(server: Se
 )
 def test_what_forks_would_share_is_found(server: Server, service: str, kind: str, reason: str | None) -> None:
     made, template = keeper(server, service, kind)
-    assert template["start"] == ("fork" if reason is None else "exec")
+    assert template["start"] == ("fork" if reason is None else "libraries")
     assert (reason or "") in (template["reason"] or "")
     server.delete(made)

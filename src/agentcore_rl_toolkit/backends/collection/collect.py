@@ -34,11 +34,12 @@ from ...errors import (
 )
 from ...logs import WarnsOnceAMinute
 from .._portal import run_sync
+from ..scorer import scorer_at
 from .groups import WHOLE_DISTRIBUTION, CollectConfig, CollectedRollout, Group, GroupRequest, sampling_note
 from .judge import end_of_record, ended_by, judge
 from .places import Places
 from .recording import Recording
-from .scored import scored
+from .scored import scored, with_score
 from .sessions import GATEWAY_LOOK_S, Sessions
 from .teacher import teacher_at
 
@@ -269,6 +270,9 @@ class _Collection:
             weight_version=self.weight_version,
             sampling_params=self._sampling_params(rollout.request),
         )
+        if self.config.score is not None:
+            scorer = scorer_at(self.config.score, self.config.score_timeout_s)
+            done = await with_score(done, rollout.request.payload, scorer)
         training = self.recording is None or self.recording.phase == "train"
         if training and done.trajectory is not None and (report := done.trajectory.report).other_sampling:
             _sampling.warning("%s: %s", rollout.session_id, sampling_note(report.trained_tokens, report.other_sampling))

@@ -19,6 +19,7 @@ from ...contract import Cause, Outcome, Stage, check_id, check_train, extract_re
 from ...errors import ConfigError, RolloutError
 from ...trajectory import CUTS, Trajectory
 from ..llm_judge import JudgeScore, JudgeSettings
+from ..scorer import SCORE_TIMEOUT_S
 from ..settings import Count, Least0, NotNegative, Positive, check
 from .credit import Credit
 
@@ -36,6 +37,7 @@ MaskReason = Literal[
     "other_sampling",
     "teacher",
     "judge",
+    "scorer",
     "no_spread",
 ]
 PolicyFailures = Literal["score", "mask"]
@@ -133,7 +135,9 @@ class CollectConfig(Credit):
     not trained; tokens of a cut distribution are. Both are counted, and with `refuse_other_sampling` their rollout is masked.
     `max_turns` ends a session after so many model calls, which is the policy's failure; above `warn_turns` a session is logged.
     With `evaluation` nothing is trained: the agent samples as it is deployed, but for `sampling_params`. `judged_by` is a judge
-    whose scores become rewards; with all of the weight on it, agents need not return one. Of `Credit` a collection needs to
+    whose scores become rewards; with all of the weight on it, agents need not return one. ``score`` is FILE:FUNCTION or
+    MODULE:FUNCTION of a function whose scores are the rewards (`backends.scorer`); the agent's own become metrics.
+    Of `Credit` a collection needs to
     know whether rewards of turns are wanted, and the teacher.
     """
 
@@ -155,6 +159,8 @@ class CollectConfig(Credit):
     refuse_other_sampling: bool = False
     evaluation: bool = False
     judged_by: JudgeSettings | None = None
+    score: str | None = None
+    score_timeout_s: Positive = SCORE_TIMEOUT_S
 
     def __post_init__(self) -> None:
         check(self)
@@ -163,6 +169,8 @@ class CollectConfig(Credit):
         if self.evaluation:
             object.__setattr__(self, "credit", "episode")
             object.__setattr__(self, "teacher_url", None)
+        if self.score is not None and self.credit == "turn":
+            raise ConfigError("a scorer gives one reward to a whole rollout: credit `turn` cannot come from it")
         self.check_temperature((self.sampling_params or {}).get("temperature", 1), "sampling_params.temperature")
 
 

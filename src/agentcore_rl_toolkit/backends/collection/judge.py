@@ -8,6 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from ...contract import (
+    ANSWER_FIELD,
+    CALLS_FIELD,
     DEFAULT_TRAIN,
     INFO_FIELD,
     POLICY_REWARD_FIELD,
@@ -16,6 +18,7 @@ from ...contract import (
     Outcome,
     SessionFacts,
     Stage,
+    advise_on_calls,
     cause_of,
     record_cause,
     record_failure,
@@ -140,6 +143,7 @@ def _judged(
     reward: Reward | None = None
     if outcome is Outcome.OK and end.record is not None:
         required = config.require_reward if config.judged_by is None else config.judged_by.judge_weight < 1
+        required = required and config.score is None and not (config.evaluation and ANSWER_FIELD in end.record)
         reward, trouble = _reward(end.record, session_id, input_id, required=required)
         if trouble is not None:
             outcome, error, reason, cause = Outcome.INVALID, trouble, "no_reward", Cause.AGENT
@@ -152,6 +156,8 @@ def _judged(
         rule = config.train or record_train(end.record) or getattr(capture, "train", None) or DEFAULT_TRAIN
         temperature = None if config.evaluation else (sampling_params or {}).get("temperature", 1.0)
         trajectory, flaw = _trajectory(capture, fetch_error, session_id, input_id, rule, temperature)
+        if flaw is not None and calls == 0 and (advice := advice_of(record)):
+            flaw = InvalidResultError(advice, cause=Cause.INFRASTRUCTURE, session_id=session_id, input_id=input_id)
         versions = trained_versions(trajectory)
         if reason is None and flaw is not None:
             reason = "no_tokens"
@@ -184,6 +190,12 @@ def _judged(
         weight_version_max=versions[1] if versions else None,
         mask_reason=reason,
     )
+
+
+def advice_of(record: Mapping[str, Any] | None) -> str:
+    """What to change for an agent that ran as it is and of which no model call arrived; empty for all others."""
+    calls = (record or {}).get(CALLS_FIELD)
+    return advise_on_calls(calls["gateway"], calls["elsewhere"]) if isinstance(calls, Mapping) else ""
 
 
 def _still_calling(end: CollectedRollout, capture: Any) -> bool:
@@ -234,6 +246,10 @@ def _reward(
         message = (
             f"the record has no number in `rewards` ({given}): return a number, a list of them, or a dict with `reward`"
         )
+        if ANSWER_FIELD in record:
+            message = (
+                "the agent runs as it is, so it returns no reward: --score FILE:FUNCTION names a function that scores"
+            )
         return None, InvalidResultError(message, session_id=session_id, input_id=input_id)
     return reward, None
 

@@ -1,17 +1,19 @@
-"""A judge's scores as the rewards of a group."""
+"""Scores of a user's function, and of a judge, as rewards."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ...contract import Outcome
-from ...errors import JudgeError
+from ...contract import Cause, Outcome
+from ...errors import JudgeError, ScorerError
 from ...logs import WarnsOnceAMinute
 from ..llm_judge import JudgeScore, JudgeSettings, dialogue_of, judge_group
+from ..scorer import Scorer
 from .groups import CollectedRollout, Group, Reward
 
 AT_ONCE = 8  # groups of a process; two calls each
@@ -21,6 +23,25 @@ _warnings = WarnsOnceAMinute(logging.getLogger(__name__))
 @functools.lru_cache
 def _places(loop: asyncio.AbstractEventLoop) -> asyncio.Semaphore:
     return asyncio.Semaphore(AT_ONCE)
+
+
+async def with_score(rollout: CollectedRollout, payload: Mapping[str, Any], scorer: Scorer) -> CollectedRollout:
+    """The rollout with the scorer's reward; the agent's own becomes a metric. If the scorer fails, the rollout is masked.
+
+    A failure of the policy keeps the reward that its agent declares.
+    """
+    if rollout.outcome is not Outcome.OK or rollout.record is None:
+        return rollout
+    try:
+        metrics = await scorer.score(payload, rollout.record, getattr(rollout.capture, "dialogue", None) or [])
+    except ScorerError as e:
+        _warnings.warning("rollout %s has no score: %s", rollout.session_id, e)
+        masked: dict[str, Any] = {"reward": None, "reward_detail": None, "cause": Cause.SCORER}
+        return replace(rollout, error=e, mask_reason=rollout.mask_reason or "scorer", **masked)
+    value = metrics.pop("reward")
+    own = rollout.reward_detail
+    metrics |= {} if own is None else {**own.metrics, **metrics, "agent_reward": own.value}
+    return replace(rollout, reward=value, reward_detail=Reward(value=value, metrics=metrics))
 
 
 async def scored(group: Group, settings: JudgeSettings) -> Group:

@@ -6,6 +6,8 @@ reader's terminal, and hide what was printed before.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,6 +45,23 @@ def dialogue_lines(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         calls = [f"{c['function']['name']}({c['function']['arguments']})" for c in message.get("tool_calls") or []]
         shown = " ".join([str(content).strip(), *calls]).strip()
         yield visible(f"{message.get('role', '?')!s:>10}  {shown}")
+
+
+def plain_log(text: str) -> str:
+    """A log of which some lines are JSON objects, for people: time and message, then the traceback."""
+    lines = []
+    for line in text.splitlines():
+        entry = None
+        if line.startswith("{"):
+            with contextlib.suppress(ValueError):
+                entry = json.loads(line)
+        if not isinstance(entry, dict) or "message" not in entry:
+            lines.append(line)
+            continue
+        lines.append(f"{entry.get('level', '')} {entry['message']}".strip())
+        trace = entry.get("stackTrace") or entry.get("exception") or entry.get("traceback") or ""
+        lines += "".join(trace if isinstance(trace, list) else [str(trace)]).splitlines()
+    return "\n".join(lines)
 
 
 def visible(text: object) -> str:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import time
+import traceback
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,9 +15,12 @@ from ...backends.collection.groups import CollectedRollout, Group, GroupRequest,
 from ...backends.collection.recording import as_row
 from ...backends.collection.scored import scored
 from ...backends.llm_judge import JudgeSettings
+from ...backends.scorer import Scorer
 from ...client import BatchItem
-from ...contract import DEFAULT_TRAIN, Outcome, record_train
-from ...errors import AgentCoreRLError
+from ...client.batch import error_line
+from ...client.evaluation import metrics_of
+from ...contract import CALLS_FIELD, DEFAULT_TRAIN, Cause, Outcome, advise_on_calls, extract_reward, record_train
+from ...errors import AgentCoreRLError, ScorerError
 from ...runs import Rollout, RunWriter
 from ...trajectory import Trajectory, build_trajectory
 
@@ -63,6 +69,36 @@ def judge_items(
             named[rollout.index] = item
             run.rollout(row_of(item, rollout, group.request.payload, phase, step))
     return list(named.values()), summarize(judged).judge
+
+
+def scored_item(item: BatchItem, payload: Mapping[str, Any], fetch: Fetch | None, scorer: Scorer | None) -> BatchItem:
+    """The item with the scorer's reward in its record; the agent's own becomes a metric. Blocks.
+
+    Where the scorer fails, the record has no reward, and the item has the error and the cause `scorer`.
+    """
+    if scorer is None or not item.success or item.result is None:
+        return item
+    dialogue: Sequence[Mapping[str, Any]] = ()
+    with contextlib.suppress(AgentCoreRLError, OSError):  # a gateway that is gone
+        capture = fetch(item.session_id) if fetch is not None and item.session_id is not None else None
+        dialogue = getattr(capture, "dialogue", None) or ()
+    record = {k: v for k, v in item.result.items() if k not in ("rewards", "reward", "turn_rewards")}
+    try:
+        found: dict[str, Any] = asyncio.run(scorer.score(payload, item.result, dialogue))
+    except ScorerError as e:
+        trace = None if e.__cause__ is None else "".join(traceback.format_exception(e.__cause__))
+        known: dict[str, Any] = {"error": error_line(e), "exception": e, "traceback": trace, "cause": Cause.SCORER}
+        return dataclasses.replace(item, result=record, **known)
+    own = extract_reward(item.result)
+    metrics = metrics_of(item.result) | ({} if own is None else {"agent_reward": own})
+    return dataclasses.replace(item, result={**record, "rewards": {**metrics, **found}})
+
+
+def missing_calls(items: Sequence[BatchItem]) -> str:
+    """What to change where agents ran as they are and none of their model calls arrived; empty otherwise."""
+    found = [item.result[CALLS_FIELD] for item in items if item.result is not None and CALLS_FIELD in item.result]
+    elsewhere: Counter[str] = sum((Counter(calls["elsewhere"]) for calls in found), Counter())
+    return advise_on_calls(sum(calls["gateway"] for calls in found), elsewhere) if found else ""
 
 
 def row_of(

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ...backends.scorer import scorer_files
 from ...errors import AgentCoreRLError
-from ..options import sandbox_words
+from ..options import as_is_variables, sandbox_words
 from ..output.commands import nearby, program
 from ..output.terminal import dialogue_lines, visible
 from ..servers.vllm import MODEL_ID
@@ -77,6 +78,7 @@ def train(job: Job, console: Console, *, stack: Stack | None = None) -> dict[str
         runner = exits.enter_context(asyncio.Runner())  # closed last: a thread of it may wait for a service
         inputs, sessions = settings.inputs, settings.sessions
         hidden = [inputs.data_path, inputs.eval_data_path, settings.judging.judge, job.run_dir]
+        hidden += scorer_files(settings.scoring.score)
         if stack is not None:
             RuntimeView(stack.runtime_url).hide(hidden)
         stack = stack or exits.enter_context(
@@ -87,7 +89,10 @@ def train(job: Job, console: Console, *, stack: Stack | None = None) -> dict[str
                 engine=settings.engine,
                 dtype=settings.learner.dtype,
                 forced_tools=settings.forced_tools,
-                session_env=sessions.session_env,
+                session_env=[
+                    *sessions.session_env,
+                    *as_is_variables(sessions.model_hosts, sessions.policy_models),
+                ],
                 runtime_options=sandbox_words(sessions.readable, sessions.writable, hidden),
             )
         )

@@ -15,6 +15,7 @@ from pydantic import Field
 
 from ..._installation import missing_extra
 from ...backends.collection.groups import WHOLE_DISTRIBUTION, trained_temperature
+from ...backends.scorer import split_spec
 from ...backends.settings import Count, Least0, NotNegative, SettingsGroup, fit, read_settings
 from ...backends.training.settings import LoopSettings
 from ...client.data import read_rows
@@ -84,10 +85,13 @@ class SessionSettings(SettingsGroup):
     """The sessions on this machine.
 
     ``session_env`` are their variables, as K=V, or K for the value that it has here. ``readable`` and ``writable`` are what they
-    may use of this machine besides the agent's project.
+    may use of this machine besides the agent's project. ``model_hosts`` and ``policy_models`` are further hosts of model APIs and
+    the policy's models, of an agent that runs as it is.
     """
 
     session_env: tuple[str, ...] = Field(default=(), repr=False)
+    model_hosts: tuple[str, ...] = ()
+    policy_models: tuple[str, ...] = ()
     readable: tuple[str, ...] = ()
     writable: tuple[str, ...] = ()
 
@@ -210,6 +214,9 @@ def read(flags: Mapping[str, Any], file: Path | None) -> LocalRun:
             inside = file.parent / str(values.get(name))
             if isinstance(values.get(name), str) and (name != "model" or inside.exists()):  # else a name of the hub
                 values[name] = str((file.parent / values[name]).resolve())
+        if isinstance(values.get("score"), str):
+            place, function = split_spec(str(file.parent / values["score"]))
+            values["score"] = f"{place}:{function}" if Path(place).is_file() else values["score"]
         for name in _FOLDERS:
             values[name] = [str((file.parent / path).resolve()) for path in values.get(name, ())]
     given = _given(flags)

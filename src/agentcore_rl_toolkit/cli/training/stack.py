@@ -24,6 +24,7 @@ import click
 
 from ..._servers.child import Child, cause_of
 from ..._servers.process import write_private
+from ...contract import AS_IS
 from ...errors import AgentCoreRLError, ConfigError, LocalRuntimeError
 from ...isolation.project import Project
 from ...store.remote import find_region
@@ -62,6 +63,7 @@ class Stack:
     credentials_file: str | None = None  # of the runtime, as other AWS clients read it
     digest: str = ""  # of the agent's files when they were loaded
     forced_tools: str = FORCED_TOOLS[0]  # the gateway's setting
+    score: str | None = None  # the scorer of its rollouts
 
     def environment(self) -> dict[str, str]:
         """The variables that other programs need to use the stack."""
@@ -127,7 +129,7 @@ class Stack:
         if environments.fits_here(agent):
             RuntimeView(self.runtime_url).reload(AGENT_NAME, on_wait=waiting)
         else:
-            RuntimeView(self.runtime_url).deploy(agent, AGENT_NAME, {}, on_wait=waiting)
+            RuntimeView(self.runtime_url).deploy(agent, AGENT_NAME, {AS_IS: "1"}, on_wait=waiting)
         write_private(Path.cwd() / FOLDER / "up.json", now.as_json())
         return now
 
@@ -207,6 +209,7 @@ def start(
     forced_tools: str | None = None,
     session_env: Sequence[str] = (),
     runtime_options: Sequence[str] = (),
+    score: str | None = None,
     report: Callable[[str, str], None] = say_what_is_slow,
 ) -> Stack:
     """Start policy, runtime and gateway, and give the agent to the runtime. Blocks.
@@ -215,7 +218,8 @@ def start(
     environment when that has what the files beside it ask for, else (and with ``own_environment`` always) in one of its own.
     Records, turns and sessions' logs go below ``folder``. ``engine`` serves the model: "policy", in ``dtype`` (None: its own
     choice), or "vllm"; an ``upstream`` takes its place, and ``without_model`` there is neither engine nor gateway.
-    ``forced_tools`` is `GatewayConfig`'s. ``session_env`` are the sessions' variables, as K=V, or K for the value that it has
+    ``forced_tools`` is `GatewayConfig`'s. ``score`` is the scorer of its rollouts. ``session_env`` are the sessions' variables, as
+    K=V, or K for the value that it has
     here; ``runtime_options`` are further ones of `runtime serve`. ``report(name, url)`` is called for each part that is ready.
     Raises: ServiceError, LocalRuntimeError, ConfigError.
     """
@@ -223,7 +227,7 @@ def start(
     from ...runtime.remote import RuntimeView
     from ...runtime.wire import HANDED, parse_environment
 
-    variables = parse_environment(session_env)
+    variables = {AS_IS: "1", **parse_environment(session_env)}
     if model is not None and not without_model:
         from ...messages.render import Renderer
         from ..doctor.template import NO_TOOLS
@@ -262,7 +266,7 @@ def start(
         file = Project.of(agent).dependencies
         report(ENVIRONMENT, f"the agent gets one of its own with what {file} asks for")
         waiting = Waiting(f"building the environment of {file}, or loading {agent.name} in it")
-        arn = RuntimeView(runtime.url).deploy(agent, AGENT_NAME, {}, on_wait=waiting)
+        arn = RuntimeView(runtime.url).deploy(agent, AGENT_NAME, {AS_IS: "1"}, on_wait=waiting)
     digest = Project.of(agent).digest()
     for gateway in started:
         services.wait_ready(gateway)
@@ -288,6 +292,7 @@ def start(
         credentials_file=runtime.ready.get("credentials_file"),
         digest=digest,
         forced_tools=forced_tools or FORCED_TOOLS[0],
+        score=score,
     )
 
 
@@ -329,8 +334,9 @@ def own(agent: Path, *, folder: Path, **wanted: Any) -> Iterator[Stack]:
 def _slow_start(runtime: Any) -> str | None:
     """A note for agents that cannot be forked, so that each session loads the agent anew; else None."""
     for loaded in runtime.get("/_local/status")["templates"]:
-        if loaded.get("start") == "exec" and loaded.get("reason"):
-            return f"each loads the agent anew, which is slow: {loaded['reason']}"
+        if loaded.get("reason") and loaded.get("start") in ("exec", "libraries"):
+            how = "loads the agent anew, which is slow" if loaded["start"] == "exec" else "runs the agent's file anew"
+            return f"each {how}: {loaded['reason']}"
     return None
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 import click
 
 from ..._servers.process import terminated_as_interrupted
+from ...backends.scorer import scorer_at, scorer_files, split_spec
 from ...errors import ConfigError
 from ..models import model_option
-from ..options import engine_option, sandbox_words, with_sessions
+from ..options import as_is_variables, engine_option, sandbox_words, with_agent_as_is, with_sessions
 from ..output.terminal import visible
 from .stack import FOLDER, FORCED_TOOLS, Stack, agent_file, describe, own, scratch_folder
 
@@ -20,6 +21,7 @@ from .stack import FOLDER, FORCED_TOOLS, Stack, agent_file, describe, own, scrat
 @click.option("--agent", required=True, metavar="FILE", help="The agent's file or module.")
 @model_option()
 @engine_option
+@with_agent_as_is
 @with_sessions
 @click.option(
     "--gateways", type=click.IntRange(1), default=1, show_default=True, help="Model gateways; each uses one core."
@@ -33,6 +35,9 @@ def command(
     agent: str,
     model: Path | None,
     engine: str | None,
+    score: str | None,
+    model_hosts: tuple[str, ...],
+    policy_models: tuple[str, ...],
     session_env: tuple[str, ...],
     readable: tuple[str, ...],
     writable: tuple[str, ...],
@@ -47,6 +52,9 @@ def command(
     file = agent_file(agent)
     if Stack.running() is not None:
         raise ConfigError("another `agentcore-rl up` runs in this folder: stop it, or use another folder")
+    if score is not None:
+        score = ":".join(split_spec(score))
+        scorer_at(score)
     (Path.cwd() / FOLDER).mkdir(mode=0o700, exist_ok=True)  # from the start: a sandbox hides what is there
     try:
         with (
@@ -59,8 +67,9 @@ def command(
                 engine=engine or "policy",
                 gateways=gateways,
                 forced_tools=forced_tools,
-                session_env=session_env,
-                runtime_options=sandbox_words(readable, writable),
+                session_env=[*session_env, *as_is_variables(model_hosts, policy_models)],
+                runtime_options=sandbox_words(readable, writable, scorer_files(score)),
+                score=score,
                 report=lambda name, text: click.echo(visible(f"{name:<12}{text}")),
             ) as stack,
             stack.publish(Path.cwd()),

@@ -54,14 +54,17 @@ class Dependencies:
     toolkit: bool = False
 
     @classmethod
-    def beside(cls, script: Path) -> Dependencies:
-        """Look for uv.lock + pyproject.toml, pyproject.toml, or requirements.txt in the script's project."""
+    def beside(cls, script: Path, *, toolkit: bool = False) -> Dependencies:
+        """Look for uv.lock + pyproject.toml, pyproject.toml, or requirements.txt in the script's project.
+
+        ``toolkit``: the agent is to be served with this toolkit, although its files may not name it.
+        """
         project = Project.of(script)
         folder, file = project.folder, project.dependencies
         lock = folder / "uv.lock"
         lock_file = lock if file is not None and file.suffix == ".toml" and lock.is_file() else None
-        toolkit = file is not None and lock_file is None and _wants_toolkit({folder, script.parent}, file)
-        return cls(folder=folder, file=file, lock=lock_file, toolkit=toolkit)
+        wanted = file is not None and lock_file is None and _wants_toolkit({folder, script.parent}, file)
+        return cls(folder=folder, file=file, lock=lock_file, toolkit=wanted or (toolkit and _names_none(file)))
 
     def key(self) -> str:
         digest = hashlib.sha256(f"{sys.executable}\0{sys.version}\0{platform.platform()}".encode())
@@ -73,6 +76,11 @@ class Dependencies:
         if self.toolkit:
             digest.update(b"\0toolkit\0" + wheel_digest().encode())
         return digest.hexdigest()[:20]
+
+
+def _names_none(file: Path | None) -> bool:
+    """Return True if a dependency file does not name this toolkit."""
+    return file is not None and not _TOOLKIT.search(file.read_text(errors="replace"))
 
 
 def _wants_toolkit(folders: Iterable[Path], file: Path) -> bool:
@@ -138,6 +146,9 @@ def build(dependencies: Dependencies, root: Path, *, uv: str | None = None) -> P
             options = ("--frozen", "--no-dev", "--no-install-project", "--inexact", "--compile-bytecode")
             env = {"VIRTUAL_ENV": str(home), "UV_PROJECT_ENVIRONMENT": str(home)}
             _run([uv, "sync", "--quiet", *options], dependencies.folder, env)
+            if dependencies.toolkit:
+                made = next(home.glob("*.whl"), None) or write_wheel(home)
+                _run([uv, "pip", "install", "--quiet", "--python", str(python), str(made)], dependencies.folder)
             return python
         install = [uv, "pip", "install", "--quiet", "--python", str(python), "--compile-bytecode"]
         install += ["-r", dependencies.file.name]
@@ -150,14 +161,16 @@ def build(dependencies: Dependencies, root: Path, *, uv: str | None = None) -> P
     return python
 
 
-def build_beside(script: Path) -> Path:
+def build_beside(script: Path, *, toolkit: bool = False) -> Path:
     """The interpreter for an agent's file: of an environment with what the files beside it ask for. Blocks.
+
+    ``toolkit``: with this toolkit, too.
 
     Raises: ConfigError if there is no such file, LocalRuntimeError.
     """
     if not script.is_file():
         raise ConfigError(f"there is no agent file {script}")
-    return build(Dependencies.beside(script), cache_dir())
+    return build(Dependencies.beside(script, toolkit=toolkit), cache_dir())
 
 
 def cache_dir() -> Path:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ...contract import AS_IS
 from ...isolation.cover import Cover
 from ...isolation.project import Project, link_files
 from ...isolation.sandbox import interpreter_paths, project_of
@@ -20,6 +21,7 @@ from ..config import IsolationConfig
 from .client import ContainerEngine
 
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+AS_IS_STARTER = "agentcore_rl_toolkit.app.deployed"  # of the agent's environment
 IMAGE = "localhost/agentcore-rl/host:2"
 PACKAGE = Path(__file__).resolve().parents[2]
 TMP_BYTES = 2**30
@@ -61,6 +63,8 @@ def add(
     env |= {"HOME": str(directory), "PWD": str(directory), "TMPDIR": f"{directory}/tmp"}
     env.setdefault("PYTHONPATH", os.pathsep.join(project.import_paths))
     what = ["-m", project.module] if project.package else [str(agent.script)]
+    if env.get(AS_IS):
+        what = ["-m", AS_IS_STARTER, *what]
     host = settings["HostConfig"]
     cover.make_mount_point(os.path.realpath(directory))
     mounts = {str(path): mount(path) for path in _outermost(_shown(agent))}

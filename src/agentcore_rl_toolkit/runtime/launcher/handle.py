@@ -33,9 +33,9 @@ _command_numbers = itertools.count(1)
 class TemplateSpec:
     """The script to run, the interpreter of its environment, and its environment variables.
 
-    ``mode`` is ``auto`` (fork where that is safe, else exec), ``fork`` or ``exec``. ``sandbox`` are the words in front of the
-    command that make it run in a sandbox. ``memory_bytes`` bounds each process of a session. ``load_timeout_s`` bounds the
-    script's way to its server. ``project``: the folder of which each session gets a view of its own, None for no view;
+    ``mode`` is ``auto`` (fork where that is safe, else libraries, else exec), ``fork`` or ``exec``. ``sandbox`` are the words in
+    front of the command that make it run in a sandbox. ``memory_bytes`` bounds each process of a session. ``load_timeout_s``
+    bounds the script's way to its server. ``project``: the folder of which each session gets a view of its own, None for no view;
     ``copied``: files and folders in it that a session gets a copy of where it gets no view.
     """
 
@@ -122,10 +122,13 @@ class TemplateProcess:
         """Run the agent's script up to its server. Raises: AgentLoadError with the traceback, or on the deadline."""
         try:
             event = await self._launch(self.spec.mode)
-            if event["ev"] == "unforkable":
-                await self.close()
-                self.closed = False
-                event = await self._launch("exec", event["reason"])
+            reason = event.get("reason")
+            found: list[str] = event.get("modules", [])
+            for modules in (found, []):
+                if event["ev"] == "unforkable":
+                    await self.close()
+                    self.closed = False
+                    event = await self._launch("exec", reason, modules)
         except BaseException:  # cancelled, for instance: the script may never look up from what it does
             self._kill()
             await self.close()
@@ -133,11 +136,11 @@ class TemplateProcess:
         self.mode, self.reason, self.pid = event["mode"], event.get("reason"), event["pid"]
         self.no_view = event["no_view"]
 
-    async def _launch(self, mode: str, reason: str | None = None) -> dict[str, Any]:
+    async def _launch(self, mode: str, reason: str | None = None, modules: Sequence[str] = ()) -> dict[str, Any]:
         spec = self.spec
         project = None if spec.project is None else str(spec.project)
-        options = {"script": str(spec.script), "mode": mode, "reason": reason, "project": project}
-        options_json = json.dumps({**options, "memory_bytes": spec.memory_bytes})
+        options = {"script": str(spec.script), "mode": mode, "reason": reason, "libraries": bool(modules)}
+        options_json = json.dumps({**options, "memory_bytes": spec.memory_bytes, "project": project})
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         try:
@@ -165,6 +168,8 @@ class TemplateProcess:
         finally:
             theirs.close()
         reader, self._writer = await asyncio.open_connection(sock=ours, limit=2**22)  # closes it where it is cancelled
+        if modules:
+            self._writer.write(json.dumps([*modules]).encode() + b"\n")
         try:
             line = await asyncio.wait_for(reader.readline(), spec.load_timeout_s)
         except TimeoutError:

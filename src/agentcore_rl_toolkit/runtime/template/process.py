@@ -3,12 +3,14 @@
 Theory of operation. The runtime starts one template per agent and version and talks to it over a socket, one JSON object per
 line. In fork mode the script is executed here; at the point where it would start its server, the loop of `keeper` runs instead
 and every session is a fork that carries on from that point: imports and module state are shared copy-on-write.
-In exec mode nothing is imported here, and each session runs the whole script from its start in a fresh fork. A script with
-threads, a running event loop, or an open connection cannot be forked safely.
+A script with threads, a running event loop, or an open connection cannot be forked safely. Then a second process imports the
+libraries that were loaded in the first one, and each of its forks runs the script from its start (libraries mode). If the
+libraries cannot be forked either, nothing is imported before the fork (exec mode).
 
-Orders: ``spawn`` {id, socket, dir, log, links, copied, project}, ``stop`` {id, grace_s},
+Orders: in libraries mode first the names of modules; ``spawn`` {id, socket, dir, log, links, copied, project},
+``stop`` {id, grace_s},
 ``command`` {id, session, socket, command}, ``kill_command`` {id}. Events: ``ready`` {mode, reason, pid, no_view},
-``unforkable`` {reason}, ``error`` {traceback},
+``unforkable`` {reason, modules}, ``error`` {traceback},
 ``spawned`` {id, pid}, ``failed`` {id, error}, ``exit`` {id, status, cpu_s, max_rss}, ``command_exit`` {id, status}.
 
 Nothing outlives its parent: when the control socket closes (the runtime is gone, by whatever signal), every process is killed.
@@ -23,15 +25,18 @@ import importlib
 import json
 import os
 import signal
+import site
 import socket
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from ...isolation import hints, view
+from ...isolation.project import Project
 from ..launcher import linux
 from .keeper import Keeper, report
 from .script import run_script
@@ -48,6 +53,10 @@ LATE_IMPORTS = {
     "uvicorn": ("uvicorn.loops.auto", "uvloop"),
     "agentcore_rl_toolkit.app": ("agentcore_rl_toolkit.store.local",),
 }
+
+
+# Of the agent's environment, in which an agent without a rollout function is served as it is.
+AS_IS, AS_IS_MODULE = "AGENTCORE_RL_AS_IS", "agentcore_rl_toolkit.app.deployed.start"
 
 
 class CannotForkError(BaseException):
@@ -84,6 +93,7 @@ def main(control: str, given: str) -> None:
         loop(how, lambda listener: leave(serve(config, listener)))
 
     def run_cold(listener: socket.socket) -> None:
+        prepare_as_is()
         run_script(
             script,
             lambda app, uvicorn_options: leave(serve(make_config(app, uvicorn_options), listener)),
@@ -91,16 +101,65 @@ def main(control: str, given: str) -> None:
         )
 
     try:
+        if options["libraries"]:
+            import_libraries(json.loads(read_line(runtime)))
+            if (reason := why_not_forkable(control_fd)) is not None:
+                raise CannotForkError(reason)
+            gc.freeze()
         if options["mode"] == "exec":
-            loop({"mode": "exec", "reason": options["reason"]}, run_cold)
+            mode = "libraries" if options["libraries"] else "exec"
+            loop({"mode": mode, "reason": options["reason"]}, run_cold)
+        prepare_as_is()
         run_script(script, take_over)
     except CannotForkError as e:
-        report(runtime, ev="unforkable", reason=str(e))
+        report(runtime, ev="unforkable", reason=str(e), modules=loaded_libraries(Path(script)))
     except BaseException as e:
         report(runtime, ev="error", traceback=_agents_traceback(e))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
+
+
+def prepare_as_is() -> None:
+    """Serve an agent without a rollout function as it is, if that is asked for and its environment has this toolkit."""
+    if os.environ.get(AS_IS):
+        with contextlib.suppress(ModuleNotFoundError):  # the published toolkit, whose agents take rollouts themselves
+            importlib.import_module(AS_IS_MODULE).prepare()
+
+
+def loaded_libraries(script: Path) -> list[str]:
+    """Return the loaded modules that do not belong to the agent's project, in the order in which they were loaded."""
+    own = Project.of(script).import_paths
+    tops = [os.path.realpath(path) for path in {sys.prefix, sys.base_prefix, *site.getsitepackages()}]
+
+    def is_library(module: Any) -> bool:
+        file = getattr(getattr(module, "__spec__", None), "origin", None) or ""
+        file = os.path.realpath(file)
+        outside = not any(file.startswith(f"{os.path.realpath(path)}/") for path in own)
+        return any(file.startswith(f"{top}/") for top in tops) and (outside or "site-packages" in file)
+
+    return [
+        name for name, module in list(sys.modules.items()) if is_library(module) and not name.startswith("_agentcore")
+    ]
+
+
+def read_line(control: socket.socket) -> bytes:
+    """Read the runtime's first order. It sends no other one before the template is ready."""
+    line = b""
+    while not line.endswith(b"\n"):
+        data = control.recv(262144)
+        if not data:
+            os._exit(0)
+        line += data
+    return line
+
+
+def import_libraries(names: list[str]) -> None:
+    """Import these modules, as far as that is possible."""
+    for name in names:
+        with contextlib.suppress(BaseException):
+            importlib.import_module(name)
+    gc.collect()
 
 
 def import_late_parts() -> None:

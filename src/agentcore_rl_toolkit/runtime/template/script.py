@@ -96,12 +96,12 @@ def run_script(path: str, take_over: TakeOver, serve_here: Callable[[], socket.s
 
 
 def _run_app(main: types.ModuleType) -> None:
-    """Run the app that a script made and did not run: the one called `app`, else the only one."""
+    """Run the ASGI app that a script made and did not run: the one called `app`, else the only one."""
     apps = {
         id(value): value
         for value in main.__dict__.values()
-        if any(parent.__name__ == "BedrockAgentCoreApp" for parent in type(value).__mro__)
+        if any(parent.__name__ == "Starlette" for parent in type(value).__mro__)
     }
     app = apps.get(id(main.__dict__.get("app"))) or (next(iter(apps.values())) if len(apps) == 1 else None)
     if app is not None:
-        app.run()
+        app.run() if hasattr(app, "run") else sys.modules["uvicorn"].run(app)

@@ -1,0 +1,164 @@
+"""The model calls of an agent, found in its HTTP requests, and the gateway's address for each of them.
+
+Standard library only. `Route.target` decides about one request. It reads the address, and the body only where the address does
+not tell whether a request is a chat of the policy.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+
+# Hosts of model APIs. Requests to other hosts are left alone unless the user names the host.
+MODEL_HOSTS = (
+    *("bedrock-runtime*.amazonaws.com", "bedrock-runtime*.amazonaws.com.cn", "bedrock-runtime*.api.aws"),
+    *("*.bedrock-runtime.*.vpce.amazonaws.com", "bedrock-mantle*.api.aws", "*.bedrock-mantle.*.vpce.amazonaws.com"),
+    *("api.openai.com", "*.openai.azure.com", "api.anthropic.com"),
+    *("generativelanguage.googleapis.com", "aiplatform.googleapis.com", "*-aiplatform.googleapis.com"),
+)
+# Paths of chats, with the path below a session of the gateway. A provider may have anything before it.
+_CHATS = (
+    (re.compile(r"(?:.*/)?(model/(?P<model>.+)/(?:converse|converse-stream))"), "bedrock/"),
+    (re.compile(r"(?:.*/)?(model/(?P<model>.+)/(?P<invoke>invoke|invoke-with-response-stream))"), "bedrock/"),
+    (re.compile(r"(?:.*/)?(models/(?P<model>[^/]+):(?:generateContent|streamGenerateContent))"), ""),
+    (re.compile(r"(?:.*/)?v1/(messages)"), ""),
+    (re.compile(r"(?:.*/)?(chat/completions|responses)"), ""),
+)
+# Credentials of the agent, which the gateway has no use for.
+SECRET_HEADERS = frozenset(
+    (
+        *("authorization", "proxy-authorization", "cookie", "x-api-key", "x-goog-api-key", "api-key"),
+        *("x-amz-security-token", "x-amz-date", "x-amz-content-sha256"),
+    )
+)
+_SECRET_PARAMETERS = frozenset({"key", "api_key", "access_token", "api-version"})
+MOST_PLACES = 20  # of calls that went elsewhere, in a record
+
+Body = Callable[[], Any]  # the body of a request: bytes, text, decoded JSON, or anything else for a stream
+
+
+class UnknownRolloutError(RuntimeError):
+    """A model call in a thread that does not know its rollout, while several run in this process."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a request goes instead, and the headers that authorize it there."""
+
+    url: str
+    headers: Mapping[str, str] = field(repr=False)
+
+
+@dataclass(eq=False, kw_only=True)
+class Route:
+    """The way of a rollout's model calls to its session at the gateway.
+
+    Args:
+        hosts: patterns of hosts, besides `MODEL_HOSTS`, a port may follow.
+        models: patterns of the names of the policy's models. Empty: all chats are the policy's.
+
+    ``taken`` counts the calls that were sent to the gateway. ``elsewhere`` counts requests that went to their own address, by a
+    description of the address and the reason.
+    """
+
+    base_url: str
+    api_key: str = field(repr=False)
+    hosts: Sequence[str] = ()
+    models: Sequence[str] = ()
+    taken: int = 0
+    elsewhere: Counter[str] = field(default_factory=Counter)
+
+    def target(self, method: str, url: str, body: Body) -> Target | None:
+        """Return the request's new destination, None for a request that keeps its own."""
+        if url.startswith(f"{self.base_url}/"):
+            self.taken += 1  # an agent that uses `app.model()`
+            return None
+        parts = urlsplit(url)
+        host = (parts.hostname or "").rstrip(".")
+        known = self._is_model_host(host, parts.netloc.rpartition("@")[2])
+        found = next((m for pattern, _ in _CHATS if (m := pattern.fullmatch(parts.path))), None)
+        if method.upper() != "POST" or (found is None and not known):
+            return None
+        place = f"{host}{parts.path}"
+        if found is None:
+            return self._keep(f"{place} (no chat)")
+        if not known:
+            return self._keep(f"{place} (another host)")
+        if "invoke" in found.groupdict() and not isinstance(_member(body, "messages"), list):
+            return self._keep(f"{place} (no chat)")
+        if self.models:
+            named = found.groupdict().get("model")
+            model = unquote(named) if named is not None else str(_member(body, "model"))
+            if not any(fnmatchcase(model, pattern) for pattern in self.models):
+                return self._keep(f"{place} (model {model})")
+        self.taken += 1
+        prefix = next(prefix for pattern, prefix in _CHATS if pattern is found.re)
+        query = urlencode([(k, v) for k, v in parse_qsl(parts.query) if k.lower() not in _SECRET_PARAMETERS])
+        new = f"{self.base_url}/{prefix}{found[1]}" + (f"?{query}" if query else "")
+        return Target(new, {"Authorization": f"Bearer {self.api_key}"})
+
+    def _is_model_host(self, host: str, with_port: str) -> bool:
+        patterns = (*MODEL_HOSTS, *self.hosts)
+        return any(fnmatchcase(name, pattern.lower()) for name in (host, with_port.lower()) for pattern in patterns)
+
+    def _keep(self, place: str) -> Target | None:
+        """Count a request that keeps its address."""
+        if place in self.elsewhere or len(self.elsewhere) < MOST_PLACES:
+            self.elsewhere[place] += 1
+        return None
+
+
+def _member(body: Body, name: str) -> Any:
+    """A member of a JSON body; None where there is none."""
+    found = body()
+    try:
+        decoded = json.loads(found) if isinstance(found, (str, bytes, bytearray)) else found
+    except ValueError:
+        return None
+    return decoded.get(name) if isinstance(decoded, Mapping) else None
+
+
+_current: ContextVar[Route | None] = ContextVar("agentcore_rl_route", default=None)
+_running: set[Route] = set()
+
+
+@contextmanager
+def routed(route: Route) -> Iterator[None]:
+    """Send the model calls of this context along the route. So do threads without a context while no other rollout runs."""
+    token = _current.set(route)
+    _running.add(route)
+    try:
+        yield
+    finally:
+        _running.discard(route)
+        _current.reset(token)
+
+
+def find_target(method: str, url: str, body: Body) -> Target | None:
+    """Return a request's destination in the running rollout; None leaves the request alone.
+
+    A context that outlives its rollout keeps its route, and the gateway refuses the calls of a closed session.
+    Raises: UnknownRolloutError for a model call that may belong to any of several rollouts.
+    """
+    route = _current.get()
+    if route is not None:
+        return route.target(method, url, body)
+    running = tuple(_running)
+    if len(running) == 1:
+        return running[0].target(method, url, body)
+    for other in running:
+        probe = Route(base_url=other.base_url, api_key="", hosts=other.hosts, models=other.models)
+        if probe.target(method, url, body) is not None:
+            raise UnknownRolloutError(
+                f"{len(running)} rollouts run in this process, and this thread knows none of them: start it with "
+                "contextvars.copy_context().run"
+            )
+    return None

@@ -1,0 +1,260 @@
+"""An agent's own ASGI app that also takes rollouts: each is one call of its `/invocations`, whose answer is stored.
+
+The agent runs as in production, on the server's event loop. Rollouts, with heartbeats and records, are on a loop of their own, so
+an agent that blocks its loop delays no heartbeat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace, TracebackType
+from typing import Any
+
+from ...contract import (
+    ANSWER_FIELD,
+    CALLS_FIELD,
+    PROBE_FIELD,
+    REFERENCE_FIELD,
+    ROLLOUT_FIELD,
+    RolloutConfig,
+    advise_on_calls,
+)
+from ...errors import AgentError, text_of
+from ..engine import Engine, is_rollout
+from ..rollout import RolloutFunction
+from ..settings import AgentSettings
+from .routes import Route, routed
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+SESSION_HEADER = b"x-amzn-bedrock-agentcore-runtime-session-id"
+SHUTDOWN = "the server shut down before the agent had finished"
+LONGEST_TEXT = 2_000  # characters of an error response in an error
+# Functions of the SDK that catch an exception of the entrypoint and log it.
+_CATCHERS = ("_handle_invocation", "_stream_with_error_handling", "_sync_stream_with_error_handling")
+_caught: ContextVar[list[BaseException] | None] = ContextVar("agentcore_rl_caught", default=None)
+
+
+class _Catch(logging.Handler):
+    """Keeps the exceptions that the SDK catches: its response has only their texts."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        found, error = _caught.get(), record.exc_info[1] if record.exc_info else None
+        if found is not None and error is not None and record.funcName in _CATCHERS:
+            found.append(error)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reply:
+    """A whole HTTP response."""
+
+    status: int
+    content_type: str
+    body: bytes
+
+    @property
+    def answer(self) -> Any:
+        """What the entrypoint returned. Streamed texts are joined, other streamed values become a list."""
+        text = self.body.decode("utf-8", "replace")
+        if not self.content_type.startswith("text/event-stream"):
+            return _decoded(text)
+        blocks = (
+            [line[5:].removeprefix(" ") for line in block.splitlines() if line.startswith("data:")]
+            for block in text.replace("\r\n", "\n").split("\n\n")
+        )
+        events = [_decoded("\n".join(lines)) for lines in blocks if lines and lines != ["[DONE]"]]
+        return "".join(events) if all(isinstance(event, str) for event in events) else events
+
+
+def _decoded(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+class DeployedApp:
+    """The ASGI app of an agent, and rollouts of it. Requests that are no rollouts reach the agent unchanged."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        nothing: Callable[[Any], int] = lambda _: 0  # noqa: E731  # `/ping` asks the engine
+        self._engine = Engine(
+            settings=AgentSettings.from_env, on_start=nothing, on_end=nothing, own_store=lambda url: None
+        )
+        self._function = RolloutFunction(call=self._answer, name="invocation", takes_context=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        logging.getLogger("bedrock_agentcore.app").addHandler(_Catch())
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        self._loop = asyncio.get_running_loop()
+        if scope["type"] == "lifespan":
+            await self._live(scope, receive, send)
+            return
+        path = (scope.get("path"), scope.get("method"))
+        if path == ("/ping", "GET") and self._engine.busy:
+            status = {"status": "HealthyBusy", "time_of_last_update": int(time.time())}
+            await _respond(send, 200, status)
+        elif path == ("/invocations", "POST"):
+            await self._invoke(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    async def _invoke(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        parts: list[bytes] = []
+        more = True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            parts.append(message.get("body", b""))
+            more = message.get("more_body", False)
+        body = b"".join(parts)
+        marked = any(f'"{name}"'.encode() in body for name in (ROLLOUT_FIELD, PROBE_FIELD))
+        payload = _decoded(body.decode("utf-8", "replace")) if marked else None
+        if not is_rollout(payload):
+            await self._app(scope, _replayed(body, receive), send)
+            return
+        headers = dict(scope.get("headers", ()))
+        session_id = headers.get(SESSION_HEADER, b"").decode("latin-1") or None
+        context = SimpleNamespace(session_id=session_id, scope=scope)
+        accepted = self._engine.accept(self._function, payload, context)
+        loop = self._engine.runner.loop()
+        try:
+            reply = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(accepted, loop))
+        except Exception as e:
+            await _respond(send, 500, {"error": text_of(e), "error_type": type(e).__name__})
+        else:
+            await _respond(send, 200, reply)
+
+    def _answer(self, payload: Mapping[str, Any], context: Any) -> dict[str, Any]:
+        """Run the agent on a rollout's payload, in a thread of the rollout. Returns its result."""
+        config, settings = RolloutConfig.from_payload(payload) or RolloutConfig(), self._engine.settings
+        row = {name: value for name, value in payload.items() if name not in (ROLLOUT_FIELD, REFERENCE_FIELD)}
+        asked = _ask(self._app, context.scope, json.dumps(row).encode())
+        assert self._loop is not None
+        if not config.base_url:
+            return {ANSWER_FIELD: _answer_of(asyncio.run_coroutine_threadsafe(asked, self._loop).result())}
+        route = Route(
+            base_url=config.base_url.rstrip("/"),
+            api_key=config.api_key or "none",
+            hosts=settings.model_hosts,
+            models=settings.policy_models,
+        )
+        with routed(route):
+            try:
+                answer = _answer_of(asyncio.run_coroutine_threadsafe(asked, self._loop).result())
+            except Exception as e:
+                e.__traceback__ = _from_agent(e.__traceback__)
+                if route.taken or not route.elsewhere:
+                    raise
+                advice = advise_on_calls(route.taken, route.elsewhere)
+                raise AgentError(f"{text_of(e)} ({advice})", error_type=type(e).__name__) from e
+        calls = {"gateway": route.taken, "elsewhere": dict(route.elsewhere)}
+        return {ANSWER_FIELD: answer, CALLS_FIELD: calls}
+
+    async def _live(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """Run the agent's lifespan. Rollouts end before it does."""
+        restore = self._engine.interrupt_on_sigterm()
+        began = False
+
+        async def received() -> Message:
+            nonlocal began
+            message = await receive()
+            began = True
+            if message["type"] == "lifespan.shutdown":
+                await self._close()
+            return message
+
+        try:
+            await self._app(scope, received, send)
+        except Exception:  # an app without a lifespan, which servers allow
+            if began:
+                raise
+            await receive()
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+            await self._close()
+            await send({"type": "lifespan.shutdown.complete"})
+        finally:
+            restore()
+
+    async def _close(self) -> None:
+        loop = self._engine.runner.loop()
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._engine.close(SHUTDOWN), loop))
+
+
+def _answer_of(outcome: tuple[Reply, list[BaseException]]) -> Any:
+    """The entrypoint's answer. Raises: what the entrypoint raised; AgentError for a response that is an error."""
+    reply, caught = outcome
+    if caught:
+        raise caught[-1]
+    if reply.status >= 400:
+        text = reply.body.decode("utf-8", "replace")[:LONGEST_TEXT]
+        raise AgentError(f"the agent answered with HTTP {reply.status}: {text}", error_type=f"HTTP {reply.status}")
+    return reply.answer
+
+
+async def _ask(app: Any, scope: Mapping[str, Any], body: bytes) -> tuple[Reply, list[BaseException]]:
+    """Send one request to an ASGI app. Returns its response, and the exceptions that the SDK caught meanwhile."""
+    caught: list[BaseException] = []
+    _caught.set(caught)
+    status, headers, parts = 500, {}, []
+
+    async def never() -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def send(message: Message) -> None:
+        nonlocal status, headers
+        if message["type"] == "http.response.start":
+            status, headers = message["status"], {k.lower(): v for k, v in message.get("headers", ())}
+        elif message["type"] == "http.response.body":
+            parts.append(message.get("body", b""))
+
+    kept = [(name, value) for name, value in scope["headers"] if name.lower() != b"content-length"]
+    length = (b"content-length", str(len(body)).encode())
+    given = {**scope, "headers": [*kept, length], "state": dict(scope.get("state", {}))}
+    await app(given, _replayed(body, never), send)
+    content_type = headers.get(b"content-type", b"").decode("latin-1").lower()
+    return Reply(status=status, content_type=content_type, body=b"".join(parts)), caught
+
+
+def _replayed(body: bytes, then: Receive) -> Receive:
+    """Return a `receive` that gives a body that was read already."""
+    pending = [body]
+
+    async def receive() -> Message:
+        if pending:
+            return {"type": "http.request", "body": pending.pop(), "more_body": False}
+        return await then()
+
+    return receive
+
+
+async def _respond(send: Send, status: int, content: Any) -> None:
+    body = json.dumps(content).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _from_agent(trace: TracebackType | None) -> TracebackType | None:
+    """A traceback from the agent's own code on, if any of it is in there."""
+    ours = str(Path(__file__).resolve().parents[2])
+    first = trace
+    while first is not None:
+        file = first.tb_frame.f_code.co_filename
+        if not file.startswith((ours, "<")) and "site-packages" not in file and "/lib/python" not in file:
+            return first
+        first = first.tb_next
+    return trace

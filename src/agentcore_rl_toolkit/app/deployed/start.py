@@ -1,0 +1,41 @@
+"""Prepares a process for an agent that knows nothing of rollouts, before the agent's file is imported."""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import Any
+
+from ...contract import AS_IS
+from .clients import install
+
+
+def prepare() -> None:
+    """Redirect HTTP libraries, and add rollouts to the apps that uvicorn serves. Does nothing without ``AGENTCORE_RL_AS_IS``."""
+    if not os.environ.get(AS_IS):
+        return
+    install()
+    import uvicorn
+
+    load = uvicorn.Config.load
+
+    @functools.wraps(load)
+    def load_with_rollouts(self: Any) -> None:
+        if self.interface != "wsgi" and not self.factory:
+            app = uvicorn.importer.import_from_string(self.app)  # unchanged if it is no string
+            self.app = app if _takes_rollouts(app) else _with_rollouts(app)
+        load(self)
+
+    uvicorn.Config.load = load_with_rollouts  # type: ignore[method-assign]
+
+
+def _takes_rollouts(app: Any) -> bool:
+    """Return True for an `AgentCoreRLApp` with a rollout function, of any version."""
+    named = any(parent.__name__ == "AgentCoreRLApp" for parent in type(app).__mro__)
+    return named and getattr(app, "_rollout_function", app) is not None
+
+
+def _with_rollouts(app: Any) -> Any:
+    from .served import DeployedApp
+
+    return app if isinstance(app, DeployedApp) else DeployedApp(app)

@@ -1,0 +1,134 @@
+"""Which requests are model calls of the policy, and where they go."""
+
+from __future__ import annotations
+
+import contextvars
+import json
+import threading
+from typing import Any
+
+import pytest
+
+from agentcore_rl_toolkit.app.deployed.routes import Route, UnknownRolloutError, find_target, routed
+
+BASE = "http://127.0.0.1:9/sessions/s1/v1"
+CHAT = {"model": "m", "messages": []}
+
+
+def route(**more: Any) -> Route:
+    return Route(base_url=BASE, api_key="session-key", **more)
+
+
+def sent_to(url: str, body: Any = CHAT, method: str = "POST", **more: Any) -> str | None:
+    found = route(**more).target(method, url, lambda: json.dumps(body).encode())
+    return None if found is None else found.url.removeprefix(f"{BASE}/")
+
+
+@pytest.mark.parametrize(
+    ("url", "path"),
+    [
+        ("https://api.openai.com/v1/chat/completions", "chat/completions"),
+        ("https://API.OpenAI.com:443/v1/responses", "responses"),
+        ("https://bedrock-mantle.us-east-1.api.aws/openai/v1/responses", "responses"),
+        ("https://bedrock-mantle.us-east-1.api.aws/v1/chat/completions", "chat/completions"),
+        ("https://bedrock-runtime.us-west-2.amazonaws.com/openai/v1/chat/completions", "chat/completions"),
+        ("https://x.openai.azure.com/openai/deployments/d/chat/completions?api-version=1", "chat/completions"),
+        ("https://api.anthropic.com/v1/messages?beta=true", "messages?beta=true"),
+        (
+            "https://generativelanguage.googleapis.com/v1beta/models/g:streamGenerateContent?alt=sse&key=secret",
+            "models/g:streamGenerateContent?alt=sse",
+        ),
+        (
+            "https://us-central1-aiplatform.googleapis.com/v1/projects/p/locations/l/publishers/google/models/g:generateContent",
+            "models/g:generateContent",
+        ),
+        (
+            "https://bedrock-runtime.us-west-2.amazonaws.com/model/us.anthropic.claude%3A0/converse-stream",
+            "bedrock/model/us.anthropic.claude%3A0/converse-stream",
+        ),
+        (
+            "https://bedrock-runtime.eu-west-1.amazonaws.com/model/arn%3Aaws%3Abedrock%2Fx/invoke",
+            "bedrock/model/arn%3Aaws%3Abedrock%2Fx/invoke",
+        ),
+        ("https://vpce-1.bedrock-runtime.us-east-1.vpce.amazonaws.com/model/m/converse", "bedrock/model/m/converse"),
+    ],
+)
+def test_chats_at_known_hosts_go_to_the_session(url: str, path: str) -> None:
+    assert sent_to(url) == path
+
+
+@pytest.mark.parametrize(
+    ("url", "body"),
+    [
+        ("https://api.openai.com/v1/embeddings", {"input": "x"}),
+        ("https://bedrock-runtime.us-west-2.amazonaws.com/guardrail/g/version/1/apply", {}),
+        ("https://bedrock-runtime.us-west-2.amazonaws.com/model/m/count-tokens", {}),
+        ("https://bedrock-runtime.us-west-2.amazonaws.com/model/amazon.titan-embed-text-v2/invoke", {"inputText": "x"}),
+        ("https://api.anthropic.com/v1/messages/count_tokens", CHAT),
+        ("https://api.openai.com/v1/threads/t/messages", {}),
+        ("https://llm.corp.example/v1/chat/completions", CHAT),
+        ("https://api.openai.com.evil.example/v1/chat/completions", CHAT),
+        ("https://api.openai.com@evil.example/v1/chat/completions", CHAT),
+    ],
+)
+def test_other_requests_keep_their_address_and_are_counted(url: str, body: Any) -> None:
+    found = route()
+    assert found.target("POST", url, lambda: json.dumps(body).encode()) is None
+    assert found.taken == 0 or "evil" in url
+    assert sum(found.elsewhere.values()) == 1
+
+
+def test_requests_that_are_no_model_calls_are_not_counted() -> None:
+    found = route()
+    for method, url in (("GET", "https://api.openai.com/v1/models"), ("PUT", "https://b.s3.amazonaws.com/key")):
+        assert found.target(method, url, lambda: b"") is None
+    assert not found.elsewhere
+
+
+def test_a_named_host_is_a_model_host_with_and_without_its_port() -> None:
+    url = "http://llm.corp.example:4000/anything/v1/chat/completions"
+    assert sent_to(url, hosts=["llm.corp.example"]) == "chat/completions"
+    assert sent_to(url, hosts=["LLM.corp.example:4000"]) == "chat/completions"
+    assert sent_to(url, hosts=["llm.corp.example:80"]) is None
+
+
+@pytest.mark.parametrize("body", [CHAT, {**CHAT, "model": "judge"}])
+def test_only_the_policys_models_are_redirected(body: dict[str, Any]) -> None:
+    chat = sent_to("https://api.openai.com/v1/chat/completions", body, models=["m*"])
+    assert (chat is not None) == (body["model"] == "m")
+    bedrock = "https://bedrock-runtime.us-west-2.amazonaws.com/model/{}/converse"
+    assert sent_to(bedrock.format("us.anthropic.claude%3A0"), models=["us.anthropic.*:0"]) is not None
+    assert sent_to(bedrock.format("amazon.nova-pro"), models=["us.anthropic.*"]) is None
+
+
+def test_two_rollouts_of_one_process_have_routes_of_their_own_and_strangers_get_an_error() -> None:
+    url, body = "https://api.openai.com/v1/chat/completions", lambda: b"{}"
+    one, two = route(), Route(base_url=BASE.replace("s1", "s2"), api_key="other")
+    found: dict[str, Any] = {}
+
+    def in_thread(name: str, context: contextvars.Context | None = None) -> None:
+        def ask() -> None:
+            try:
+                target = find_target("POST", url, body)
+                found[name] = None if target is None else target.url
+            except UnknownRolloutError as e:
+                found[name] = e
+
+        thread = threading.Thread(target=ask if context is None else lambda: context.run(ask))
+        thread.start()
+        thread.join()
+
+    with routed(one):
+        in_thread("alone")
+        first = contextvars.copy_context()
+        with routed(two):
+            in_thread("first", first)
+            in_thread("second", contextvars.copy_context())
+            in_thread("unknown")
+            assert find_target("POST", "https://s3.amazonaws.com/x", body) is None
+    in_thread("late", first)
+    in_thread("after")
+    assert found["alone"] == found["first"] == found["late"] == f"{BASE}/chat/completions"
+    assert found["second"] == f"{BASE.replace('s1', 's2')}/chat/completions"
+    assert isinstance(found["unknown"], UnknownRolloutError)
+    assert found["after"] is None

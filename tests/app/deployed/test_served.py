@@ -1,0 +1,212 @@
+"""Agents that know nothing of rollouts, in processes of their own: what they get, what is stored, and how they fail."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serving import Asked, answering, wait_for
+
+from ..conftest import Agent, agents_in, new_session
+
+KEY, PROOF = "gateway-key-" + "k" * 20, "proof-key-" + "p" * 40
+ECHO = """
+import os, sys, time
+import httpx
+from bedrock_agentcore import BedrockAgentCoreApp
+from strands.types.exceptions import MaxTokensReachedException
+
+CLIENT = httpx.Client()
+OPENAI = "https://api.openai.com/v1/chat/completions"
+
+def ask(payload):
+    if "url" in payload:
+        CLIENT.post(payload["url"], json={"model": "m", "messages": []}).raise_for_status()
+    if payload.get("fail") == "code":
+        raise KeyError("lamp")
+    if payload.get("fail") == "policy":
+        raise MaxTokensReachedException("cut")
+    while payload.get("wait") and not os.path.exists(payload["wait"]):
+        time.sleep(0.02)
+    return {"payload": payload, "environment": dict(os.environ)}
+"""
+SYNC = (
+    ECHO
+    + """
+app = BedrockAgentCoreApp()
+
+@app.entrypoint
+def invoke(payload, context):
+    if payload.get("stream"):
+        return (part for part in payload["stream"] if ask(payload))
+    return {**ask(payload), "session": context.session_id, "headers": dict(context.request.headers)}
+
+if __name__ == "__main__":
+    app.run(port=int(sys.argv[1]))
+"""
+)
+ASYNC = (
+    ECHO
+    + """
+app = BedrockAgentCoreApp()
+
+@app.entrypoint
+async def invoke(payload):
+    ask(payload)
+    for part in payload.get("stream", ()):
+        yield part
+    if payload.get("fail") == "late":
+        raise KeyError("lamp")
+
+app.run(port=int(sys.argv[1]))
+"""
+)
+ASGI = (
+    ECHO
+    + """
+import contextlib, uvicorn
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse, PlainTextResponse
+from starlette.routing import Route
+
+@contextlib.asynccontextmanager
+async def lifespan(app):
+    yield {"started": True}
+
+async def invocations(request):
+    payload = await request.json()
+    if payload.get("fail") == "refuse":
+        return JSONResponse({"detail": "no such order"}, status_code=404)
+    if payload.get("text"):
+        return PlainTextResponse(payload["text"])
+    return JSONResponse({**ask(payload), "started": request.state.started})
+
+async def ping(request):
+    return JSONResponse({"status": "Healthy"})
+
+routes = [Route("/invocations", invocations, methods=["POST"]), Route("/ping", ping)]
+uvicorn.run(Starlette(routes=routes, lifespan=lifespan), port=int(sys.argv[1]), log_level="warning")
+"""
+)
+Start = Callable[..., Agent]
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
+    """Start a file of source code as it is."""
+    with agents_in(tmp_path_factory.mktemp("as-it-is"), as_it_is=True) as start:
+        yield start
+
+
+@pytest.fixture(scope="module", params=["sync", "asgi"])
+def agent(request: pytest.FixtureRequest, start: Start) -> Agent:
+    """Agents that answer with what they see."""
+    return start({"sync": SYNC, "asgi": ASGI}[request.param])
+
+
+@pytest.fixture(scope="module")
+def streaming(start: Start) -> Agent:
+    return start(ASYNC)
+
+
+@pytest.fixture
+def model() -> Iterator[tuple[str, list[Asked]]]:
+    """A session's address, and the calls that arrived there."""
+    seen: list[Asked] = []
+
+    def answer(asked: Asked) -> tuple[Any, ...]:
+        seen.append(asked)
+        return 200, {"choices": []}
+
+    with answering(answer) as url:
+        yield f"{url}/sessions/s/v1", seen
+
+
+def test_the_agent_gets_its_row_and_no_key_and_its_answer_is_stored(
+    agent: Agent, model: tuple[str, list[Asked]]
+) -> None:
+    url, calls = model
+    row = {"prompt": "x", "url": "https://api.openai.com/v1/chat/completions", "_reference": "42-the-answer"}
+    record = agent.run(row, base_url=url, api_key=KEY, proof_key=PROOF)
+    answer = record["_answer"]
+    assert answer["payload"] == {"prompt": "x", "url": row["url"]}
+    assert all(secret not in json.dumps(answer) for secret in (KEY, PROOF, "42-the-answer"))
+    assert record["_calls"] == {"gateway": 1, "elsewhere": {}}
+    assert record["outcome"] == "ok"
+    assert [call.headers["authorization"] for call in calls] == [f"Bearer {KEY}"]
+
+
+def test_a_production_call_is_answered_by_the_agent_as_before(agent: Agent) -> None:
+    session = new_session()
+    status, reply = agent.invoke({"prompt": "x"}, session)
+    assert (status, reply["payload"]) == (200, {"prompt": "x"})
+    assert agent.invoke({"text": "_rollout", "prompt": '"_rollout"'}, session)[0] == 200 if "session" in reply else True
+
+
+def test_the_agents_failures_have_their_causes_and_tracebacks(agent: Agent, model: tuple[str, list[Asked]]) -> None:
+    failed = agent.run({"fail": "code"}, base_url=model[0], api_key=KEY)
+    assert (failed["outcome"], failed["_agent"]["cause"], failed["error_type"]) == ("agent_error", "agent", "KeyError")
+    lines = failed["traceback"].splitlines()
+    assert "site-packages" not in failed["traceback"]
+    assert "raise KeyError" in lines[-2]
+    assert lines[-1] == "KeyError: 'lamp'"
+    cut = agent.run({"fail": "policy"}, base_url=model[0], api_key=KEY)
+    assert (cut["_agent"]["cause"], cut["_agent"]["failure"], cut["rewards"]) == ("policy", "tokens", 0.0)
+
+
+def test_calls_that_went_elsewhere_are_named(agent: Agent, model: tuple[str, list[Asked]]) -> None:
+    with answering(lambda _: (401, {})) as elsewhere:
+        host = elsewhere.removeprefix("http://").partition(":")[0]
+        row = {"url": f"{elsewhere}/v1/chat/completions"}
+        failed = agent.run(row, base_url=model[0], api_key=KEY)
+        assert f"--model-host {host} sends these calls to the gateway" in failed["stop_reason"]
+        assert "401" in failed["stop_reason"]
+
+
+def test_streamed_texts_are_joined_and_other_values_are_a_list(streaming: Agent) -> None:
+    assert streaming.run({"stream": ["4", "2\n\n", "data: é"]})["_answer"] == "42\n\ndata: é"
+    parts = [{"data": "4"}, "text", 7]
+    assert streaming.run({"stream": parts})["_answer"] == parts
+    assert streaming.run({})["_answer"] == ""
+
+
+def test_an_exception_after_the_first_part_of_a_stream_is_the_agents(streaming: Agent) -> None:
+    failed = streaming.run({"stream": ["4"], "fail": "late"})
+    assert (failed["outcome"], failed["error_type"]) == ("agent_error", "KeyError")
+    assert "_answer" not in failed
+
+
+def test_an_error_response_is_the_agents_failure_and_plain_text_an_answer(start: Start) -> None:
+    agent = start(ASGI)
+    failed = agent.run({"fail": "refuse"})
+    assert failed["outcome"] == "agent_error"
+    assert failed["stop_reason"] == 'the agent answered with HTTP 404: {"detail":"no such order"}'
+    assert agent.run({"text": "just text"})["_answer"] == "just text"
+
+
+def test_a_rollout_keeps_the_session_busy_and_ends_with_a_record_at_sigterm(start: Start, tmp_path: Path) -> None:
+    agent = start(SYNC)
+    assert agent.ping() == "Healthy"
+    path, _ = agent.rollout({"wait": str(tmp_path / "never")}, session=new_session(), heartbeat_s=0.2)
+    wait_for(lambda: agent.ping() == "HealthyBusy")
+    agent.process.send_signal(signal.SIGTERM)
+    record = agent.record(path)
+    assert (record["error_type"], record["outcome"]) == ("Interrupted", "lost")
+    (tmp_path / "never").touch()
+    agent.process.wait(60)
+
+
+def test_a_delivery_that_is_repeated_runs_the_agent_once(agent: Agent, model: tuple[str, list[Asked]]) -> None:
+    url, calls = model
+    session = new_session()
+    row = {"url": "https://api.openai.com/v1/chat/completions"}
+    path, first = agent.rollout(row, session=session, base_url=url, api_key=KEY)
+    _, second = agent.rollout(row, session=session, base_url=url, api_key=KEY)
+    agent.record(path)
+    assert first == second
+    assert len(calls) == 1
