@@ -44,7 +44,6 @@ _HERE = (
     click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Run folder. [default: runs/...]"),
     with_sessions,
     with_judge,
-    with_agent_as_is,
     click.option("--credit", type=click.Choice(["episode", "turn"]), help="What rewards compare. [default: episode]"),
     click.option("--rollouts", type=click.IntRange(min=2), help="Rollouts of each input. [default: 8]"),
     click.option("--groups", type=click.IntRange(min=1), help="Inputs in each batch. [default: 8]"),
@@ -78,6 +77,7 @@ SECTIONS = {
     sections={**SECTIONS, "Other trainers": "backend dry_run rehearse stop_session"},
 )
 @with_training
+@with_agent_as_is
 @click.option("--backend", type=click.Choice(BACKENDS), metavar="NAME", help=f"{', '.join(BACKENDS)}. [default: loop]")
 @click.option("--dry-run", is_flag=True, help="Check the --config of another trainer and print what would run.")
 @click.option(
