@@ -241,7 +241,8 @@ def from_words(pairs: Sequence[str], cls: Any) -> dict[str, Any]:
         if name not in kinds or not sign:
             raise ConfigError(f"--set {pair}: no setting as NAME=VALUE{near(name, sorted(kinds))}")
         values[name] = text
-        parts = {kinds[name], typing.get_origin(kinds[name]), *typing.get_args(kinds[name])}
+        each = (kinds[name], *typing.get_args(kinds[name]))
+        parts = {part for kind in each for part in (kind, typing.get_origin(kind))}
         if tuple in parts:
             values[name] = text.split(",")
         elif bool in parts:

@@ -63,9 +63,9 @@ _HERE = (
 )
 with_training = adding(_HERE)
 SECTIONS = {
-    "Agent and data": "agent data eval_data model engine model_hosts policy_models",
+    "Agent and data": "agent data eval_data model engine",
     "Size of the run": "steps groups rollouts",
-    "Rewards": "score credit judge judge_url judge_model judge_weight",
+    "Rewards": "credit judge judge_url judge_model judge_weight",
     "Sessions": "session_env env_file readable writable",
     "The run": "config_path words out resume as_json",
 }
@@ -74,7 +74,11 @@ SECTIONS = {
 @click.command(
     "train",
     cls=SectionedCommand,
-    sections={**SECTIONS, "Other trainers": "backend dry_run rehearse stop_session"},
+    sections={
+        **SECTIONS,
+        "An agent as it is": "score model_hosts policy_models",
+        "Other trainers": "backend dry_run rehearse stop_session",
+    },
 )
 @with_training
 @with_agent_as_is

@@ -218,9 +218,9 @@ def start(
     environment when that has what the files beside it ask for, else (and with ``own_environment`` always) in one of its own.
     Records, turns and sessions' logs go below ``folder``. ``engine`` serves the model: "policy", in ``dtype`` (None: its own
     choice), or "vllm"; an ``upstream`` takes its place, and ``without_model`` there is neither engine nor gateway.
-    ``forced_tools`` is `GatewayConfig`'s. ``score`` is the scorer of its rollouts. ``session_env`` are the sessions' variables, as
-    K=V, or K for the value that it has
-    here; ``runtime_options`` are further ones of `runtime serve`. ``report(name, url)`` is called for each part that is ready.
+    ``forced_tools`` is `GatewayConfig`'s. ``score`` is the scorer of its rollouts. ``session_env`` are the sessions'
+    variables, as K=V, or K for the value that it has here; ``runtime_options`` are further ones of `runtime serve`.
+    ``report(name, url)`` is called for each part that is ready.
     Raises: ServiceError, LocalRuntimeError, ConfigError.
     """
     from ...runtime.agents import environments
