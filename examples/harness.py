@@ -274,7 +274,7 @@ class Proof:
             seconds=time.monotonic() - began_s,
             note=note,
         )
-        lost, share = summary["lost_rollouts"], summary["trainable_token_share"]
+        lost, share = summary["lost_rollouts"], summary["usable_tokens"] / max(1, summary["sampled_tokens"])
         self.check("training: no rollout is lost", value=lost, target=0, ok=lost == 0)
         self.check("training: every sampled token can be trained on", value=share, target=1.0, ok=share == 1.0)
         if must_gain:

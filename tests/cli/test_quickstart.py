@@ -205,7 +205,7 @@ def assert_all_is_there(run_dir: Path, steps: int = STEPS) -> None:
     assert summary["causes"] == summary["policy_failures"] == {}
     assert (summary["held_out_scored_after"], summary["held_out_ok_after"]) == (HELD_OUT, HELD_OUT)
     assert summary["held_out_reward_after"] == summary["held_out_reward_ok_after"]
-    assert summary["trainable_token_share"] == 1.0
+    assert summary["usable_tokens"] == summary["sampled_tokens"]
     assert summary["logprob_gap_max"] <= 1e-3
     with RunReader(run_dir) as kept:
         assert kept.facets()["phase"] == {"train": 4 * steps, "before": HELD_OUT, "after": HELD_OUT}  # nothing twice

@@ -96,12 +96,12 @@ def cells(line: str) -> list[str]:
 
 def test_a_summary_has_both_means(tmp_path: Path, facts: dict[str, Any]) -> None:
     report = Report(tmp_path)
-    step = {"step": 0, "sampled_tokens": 9, "trained_tokens": 9, "branches": 0, "logprob_gap": None}
+    step = {"step": 0, "sampled_tokens": 9, "branches": 0, "logprob_gap": None}
     report.add("evaluated", {"when": "before", "reward": None, "scored": 0, "outcomes": {"lost": 1}})  # of an older run
     report.add("step", {**facts, **step})
     report.add("evaluated", {"when": "after", **facts})
     summary = report.summarise(exp_id="e", config={}, held_out=21, wall_s=1.0)
-    assert summary["trained_token_share"] is None, "a step without trainable_tokens is of an older version"
+    assert summary["gradient_tokens"] is None, "a step without it is of an older version"
     assert summary["held_out_reward_after"] == pytest.approx(17 / 20)
     assert summary["held_out_reward_ok_after"] == pytest.approx(17 / 18)
     assert (summary["held_out_scored_after"], summary["held_out_ok_after"]) == (20, 18)

@@ -14,7 +14,16 @@ from agentcore_rl_toolkit.cli.main import cli
 from agentcore_rl_toolkit.cli.models import model_folder
 from agentcore_rl_toolkit.client.data import read_rows
 from agentcore_rl_toolkit.errors import ConfigError
-from agentcore_rl_toolkit.runs import Rollout, RunWriter, TokenSequence, TokenTexts
+from agentcore_rl_toolkit.runs import (
+    Query,
+    Rollout,
+    RunWriter,
+    TokenSequence,
+    TokenTexts,
+    messages_df,
+    rollouts_df,
+    steps_df,
+)
 
 WEIGHTS = Path(__file__).parents[2] / "src" / "agentcore_rl_toolkit" / "policy" / "weights"
 
@@ -57,16 +66,20 @@ def output_of(work: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> str:
 
 
 def test_runs_are_listed_with_their_curve(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert output_of(work, monkeypatch, "list").split()[:5] == ["shop", "8", "rollouts", "reward", "0.750"]
+    assert output_of(work, monkeypatch, "list").split()[:6] == ["shop", "running", "8", "rollouts", "reward", "0.750"]
     assert output_of(work, monkeypatch, "ls") == output_of(work, monkeypatch, "list")
     [run] = json.loads(output_of(work, monkeypatch, "ls", "--json"))
-    assert [s["reward"] for s in run["steps"]] == [0.5, 0.75]
+    assert (run["reward"], run["rewards"]) == (0.75, [0.5, 0.75])
 
 
 def test_the_worst_rollout_is_read_out_with_its_trained_tokens_and_the_least_likely(
     work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answer = output_of(work, monkeypatch, "show", "--worst", "1")
+    assert output_of(work, monkeypatch, "show", "--worst", "1").startswith(
+        "#1  train 1  g  ok"
+    )  # of the whole training
+    assert output_of(work, monkeypatch, "show", "2").count("\n") == 4
+    answer = output_of(work, monkeypatch, "show", "2", "--worst", "1")
     assert answer.startswith("#5  train 2  g  ok")
     assert "user  Q4" in answer
     assert "the judge gave 0.250: Lamp 4 is dark." in answer
@@ -98,6 +111,39 @@ def test_the_rows_of_a_pass_rate_are_written(tmp_path: Path, monkeypatch: pytest
     ):
         with pytest.raises(ConfigError, match=why):
             CliRunner().invoke(cli, ["runs", "export", "pilot", *wrong], catch_exceptions=False, standalone_mode=False)
+
+
+def test_the_best_of_a_group_that_failed_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_run(tmp_path / "runs" / "failed", rewards={"good": (0.0, 1.0), "failed": (0.0, 0.0), "worse": (-1.0, -2.0)})
+    words = ("export", "--min-reward", "-1", "--best-of-group")
+    assert "1 sequences written" in output_of(tmp_path, monkeypatch, *words)
+    [row] = read_rows(tmp_path / "sft.jsonl")
+    assert (row["input_id"], row["reward"]) == ("good", 1.0)
+
+
+def write_run(folder: Path, rewards: dict[str, tuple[float, ...]]) -> None:
+    """Write a training of one step with these rewards by group."""
+    with RunWriter(folder) as run:
+        for group, values in rewards.items():
+            for place, reward in enumerate(values):
+                tokens = TokenSequence(ids=[1, 2, 3], mask=[0, 1, 1], logprobs=[None, -0.5, -0.5])
+                facts: Any = {"session_id": f"{group}-{place}", "group": group, "place": place, "sequences": [tokens]}
+                run.rollout(Rollout(**facts, phase="train", step=0, outcome="ok", reward=reward, score=reward))
+
+
+def test_rollouts_and_messages_are_rows_for_a_notebook(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pandas, parquet = pytest.importorskip("pandas"), pytest.importorskip("pyarrow.parquet")
+    monkeypatch.chdir(work)
+    frame = rollouts_df("shop")
+    assert list(frame["reward"]) == [0.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0]
+    assert list(frame["judge"]) == [0.25] * 8
+    assert list(messages_df("shop", Query(number=2))["role"]) == ["user", "assistant"] * 4
+    assert list(steps_df("shop")["groups_differ"]) == [1, 1]
+    output_of(work, monkeypatch, "export", "shop", "--rows", "--out", "rows.parquet")
+    table = parquet.read_table("rows.parquet")
+    assert table.num_rows == 8
+    assert table.schema.field("error").type == "string"  # no rollout has one
+    assert isinstance(table.to_pandas(), pandas.DataFrame)
 
 
 def test_good_rollouts_are_written_and_imitated(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,7 +85,7 @@ def test_a_new_agent_trains_with_nothing_else_typed_and_goes_on_after_ctrl_c(
     assert summary["rollouts"] == 4 * 3 + 3 * 2 * 4
     assert set(summary["causes"]) <= {"policy"}  # an untrained one may ramble past its tokens, or never come to an end
     assert summary["held_out_scored_before"] == summary["held_out_scored_after"] == 3
-    assert summary["trainable_token_share"] == 1.0
+    assert summary["usable_tokens"] == summary["sampled_tokens"]
     assert 1e-4 < summary["logprob_gap_max"] < 1.0  # engine and trainer round in bfloat16, and to other numbers
     assert [e["step"] for e in events(run) if e["event"] == "step"] == [0, 1, 2]
     # Each version was evaluated once, whatever Ctrl-C came between, and by its own weights.
@@ -238,12 +238,12 @@ def test_a_run_keeps_limits_in_evaluations_and_claims_no_more_than_was_learned(
     assert len(set(said["train"])) > 1
     # Nothing was computed, and a rollout that failed does not hide that.
     assert "0 of 1 steps could teach anything" in done.stdout
-    assert "100 % of the sampled tokens could be trained, 0 % were" in done.stdout
+    assert "usable (100%), 0 with gradient (0%)" in done.stdout
     assert "Verdict: cannot tell: on the same 6 inputs the reward changed by +0.000" in done.stdout
     assert "agent_error: KeyError: 'lamp'" in done.stdout
     assert f"sampled {limit}" in done.stdout
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert (summary["trainable_token_share"], summary["trained_token_share"]) == (1.0, 0.0)
+    assert (summary["usable_tokens"], summary["gradient_tokens"]) == (summary["sampled_tokens"], 0)
     assert summary["held_out_metrics_after"] == {"sampled": limit}
     assert summary["held_out_change"]["verdict"] == "cannot tell"
 

@@ -26,6 +26,7 @@ from agentcore_rl_toolkit.runs import (
     RunReader,
     RunWriter,
     TokenSequence,
+    diagnose,
     find_run,
     find_runs,
     locked,
@@ -105,6 +106,15 @@ def test_a_rollout_comes_back_as_it_was_and_absent_is_not_zero(run: Path) -> Non
         (Query(step=0, sort="reward", descending=True), [3, 1, 2, 0]),
         (Query(step=4, sort="reward"), [16]),
         (Query(tokens_from=5), []),
+        (Query(number=2), [4, 5, 6, 7]),  # as it is shown
+        (Query(number_from=4, descending=True), [16, 15, 14, 13, 12]),
+        (Query(input="k3", usable=True), [3, 7, 11, 15]),
+        (Query(stop="agent_error"), [16]),
+        (Query(error="ValueError: no lamp"), [16]),
+        (Query(text="n 1", number=1), [1]),
+        (Query(text="_2", number=1), [2]),  # two characters, at the end of a text
+        (Query(text="zz"), []),
+        (Query(text='"%'), []),
     ],
 )
 def test_filters_and_orders(run: Path, query: Query, expected: list[int]) -> None:
@@ -112,6 +122,68 @@ def test_filters_and_orders(run: Path, query: Query, expected: list[int]) -> Non
         rows = reader.rollouts(query)
         assert [int(r["session_id"].removeprefix("session-")) for r in rows] == expected
         assert reader.total(query) == len(expected)
+
+
+def test_the_whole_text_is_searched_also_after_a_rollout_was_written_again(tmp_path: Path) -> None:
+    long = [{"role": "user", "content": f"{'a lamp ' * 1000} 世界 needle-7 {'a shop ' * 1000}"}]
+    with RunWriter(tmp_path) as writer:
+        for n in range(3):
+            writer.rollout(rollout(n, dialogue=long))
+        writer.rollout(rollout(1, dialogue=[{"role": "user", "content": "nothing"}]))
+    with RunReader(tmp_path) as reader:
+        for text in ("NEEDLE-7", "世界", "世界 need", "edle"):
+            assert reader.ids(Query(text=text)) == [1, 3], text
+        assert reader.ids(Query(text="nothing")) == [2]
+    with pytest.raises(ConfigError, match="at least 2 characters"):
+        Query(text="x")
+
+
+def test_a_run_of_the_first_format_is_read_and_gone_on_with(tmp_path: Path) -> None:
+    with RunWriter(tmp_path) as writer:
+        writer.rollout(rollout(0))
+    with sqlite3.connect(tmp_path / ROLLOUTS) as database:  # as that version left it
+        for name in ("gradient_tokens", "stop", "cut_calls", "unparsed_calls"):
+            database.execute(f"ALTER TABLE rollouts DROP COLUMN {name}")
+        for name in ("errors", "seconds"):
+            database.execute(f"ALTER TABLE tools DROP COLUMN {name}")
+        for name in ("search_terms", "search", "searched", "numbers"):
+            database.execute(f"DROP TABLE {name}")
+        database.execute("CREATE TABLE texts (rollout INTEGER PRIMARY KEY, text TEXT NOT NULL)")
+        database.execute("INSERT INTO texts VALUES (1, 'question 0')")
+        database.execute("PRAGMA user_version=1")
+    database.close()
+    with RunReader(tmp_path) as reader:
+        [row] = reader.rollouts()
+        assert (row["reward"], row["stop"], row["gradient_tokens"]) == (0.0, None, None)
+        assert reader.steps()[0]["gradient_tokens"] is None
+        assert [finding.name for finding in diagnose(reader)] == ["all_fail"]
+        with pytest.raises(ConfigError, match="cannot be searched"):
+            reader.rollouts(Query(text="question"))
+    with RunWriter(tmp_path) as writer:
+        writer.rollout(rollout(1))
+    with RunReader(tmp_path) as reader:
+        assert reader.ids(Query(text="question")) == [1, 2]
+
+
+def test_tokens_are_sampled_usable_and_with_gradient(tmp_path: Path) -> None:
+    with RunWriter(tmp_path) as writer:
+        for n, (advantage, mask_reason) in enumerate(((1.0, None), (0.0, None), (1.0, "stale"), (None, "outcome"))):
+            writer.rollout(rollout(n, mask_reason=mask_reason))
+            if advantage is not None:
+                writer.annotate(f"session-{n}", advantage=advantage)
+        writer.rollout(rollout(9, phase="after", step=None))  # an evaluation trains nothing
+        turns = [None, None, 0.5, 0.5, 0.0, -1.0]
+        writer.rollout(rollout(4, step=0))
+        writer.annotate("session-4", advantage=0.0, gradient_tokens=3, sequences={0: {"advantages": turns}})
+    with RunReader(tmp_path) as reader:
+        train, after = reader.steps()
+        assert [train[f"{n}_tokens"] for n in ("sampled", "usable", "gradient")] == [20, 12, 7]
+        assert [after[f"{n}_tokens"] for n in ("sampled", "usable", "gradient")] == [4, 4, None]
+        found = reader.rollout(reader.find("session-4"))
+        assert found is not None
+        [tokens] = map(TokenSequence.decoded, found["sequences"])
+        assert tokens.advantages == turns
+        assert reader.ids(Query(gradient=True)) == [1, found["id"]]
 
 
 def test_a_query_takes_columns_only() -> None:

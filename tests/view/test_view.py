@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -14,7 +15,10 @@ from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.runs import Rollout, RunWriter, TokenSequence, TokenTexts, locked
+from agentcore_rl_toolkit.runs import Rollout, RunReader, RunWriter, TokenSequence, TokenTexts, locked
+from agentcore_rl_toolkit.view.export import export
+from runs_that_cannot_learn import SENTENCES
+from runs_that_cannot_learn import write as write_unlearnable
 from serving import served_view
 
 pytestmark = pytest.mark.timeout(600)
@@ -110,6 +114,16 @@ class Shown:
         return self.page
 
 
+PLOT = "document.querySelector('[data-title=\"%s\"] .plot').chart"
+
+
+def chart(page: Any, title: str) -> dict[str, list[float | None]]:
+    """The values that a chart draws, by the name of the curve."""
+    return dict(
+        page.evaluate(f"(() => {{ const c = {PLOT % title}; return c.series.map((s, i) => [s.label, c.data[i]]); }})()")
+    )
+
+
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
     work = tmp_path_factory.mktemp("view")
@@ -141,14 +155,16 @@ def test_from_the_run_to_the_least_likely_token_of_the_worst_rollout_of_the_last
     step = "eval" if kind == "eval" else "train 2"
     page.click(f"#page table a:text-is('{step}')")
     page.click(".rows .row >> nth=0")  # the address of a step sorts by reward, the lowest first
-    page.wait_for_selector("#least")
+    page.wait_for_selector("#dialogue")
     worst = 5 if kind == "eval" else 6
     assert f"There are {worst} lamps" in page.inner_text("#dialogue")
+    assert HOSTILE in page.inner_text("#dialogue")
     page.click("#least")
+    page.wait_for_selector(".tokens .picked")
     assert page.text_content(".tokens .picked") == TokenTexts(WEIGHTS).of([43])[43]
     assert f"sampler {-3.0 - worst / 100:.4f}" in page.inner_text("#picked")
     assert "gap 0.5" in page.inner_text("#picked")
-    assert HOSTILE in page.inner_text("#dialogue")
+    assert "token=0%3A3" in page.url  # a link to this token
 
 
 def test_filters_orders_and_keys(shown: Shown) -> None:
@@ -164,11 +180,15 @@ def test_filters_orders_and_keys(shown: Shown) -> None:
     page.select_option("[name=outcome]", "")
     page.fill("[name=text]", "shop 1")
     page.wait_for_selector("#count:text-is('16 rollouts')")
-    page.fill("[name=step]", "2")  # people count steps from 1, the file from 0
+    page.fill("[name=number]", "2")  # as the column counts: the file's steps begin with 0
     page.wait_for_selector("#count:text-is('4 rollouts')")
+    assert set(page.locator(".rows .row > :nth-child(2)").all_inner_texts()) == {"train 2"}
+    page.fill("[name=number]", "1.5")
+    page.wait_for_function("document.querySelector('[name=number]').matches(':invalid')")
+    page.fill("[name=number]", "2")
     page.click("[data-sort=reward]")
     page.wait_for_selector("[data-sort=reward][aria-sort=ascending]")
-    assert "step=1" in page.url  # a link that gives the same list
+    assert "number=2" in page.url  # a link that gives the same list
     page.wait_for_selector("#page[data-ready] .rows .row >> nth=3")
     page.keyboard.press("j")
     page.keyboard.press("Enter")
@@ -179,15 +199,20 @@ def test_filters_orders_and_keys(shown: Shown) -> None:
     page.keyboard.press("Escape")
     page.keyboard.press("l")
     page.wait_for_selector(".tokens .picked")
-    page.keyboard.press("k")
-    page.wait_for_selector("#dialogue:has-text('There are 5 lamps')")
+    page.keyboard.press("t")
+    page.wait_for_selector("#dialogue")
+    page.keyboard.press("j")  # the next of the filtered list
+    page.wait_for_selector("#dialogue:has-text('There are 4 lamps')")
+    assert page.locator("nav .item").count() == 4
+    page.fill("[name=find]", "lamps")
+    page.wait_for_selector("#hits:text-is('2 places')")
 
 
 def test_a_rollout_shows_its_fidelity_and_its_raw_record(shown: Shown) -> None:
     page = shown.at("#/run/loop/rollout/1")
-    reply = page.locator("h2:text-is('Fidelity') + .card")
     assert page.inner_text(".judge").startswith("The judge gave 0: Lamp 0. <script>")
-    assert reply.locator("tr", has_text="sampled tokens").inner_text().split() == ["sampled", "tokens", "3"]
+    page.click("#fidelity summary")
+    assert page.locator("#fidelity dt").all_inner_texts() == ["turns", "sampled tokens", "trained tokens"]
     page.click("summary:text-is('input')")
     assert '"prompt": "Count the lamps of shop 0. <script>' in page.inner_text(
         "details:has(summary:text-is('input')) pre"
@@ -195,13 +220,11 @@ def test_a_rollout_shows_its_fidelity_and_its_raw_record(shown: Shown) -> None:
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("colour", ["mask", "entropy"])
+@pytest.mark.parametrize("colour", ["mask", "entropy", "advantage"])
 def test_tokens_are_coloured_and_say_their_numbers(shown: Shown, colour: str) -> None:
-    page = shown.at(f"#/run/loop/rollout/1?colour={colour}")
+    page = shown.at(f"#/run/loop/rollout/1?view=tokens&colour={colour}")
     classes = page.get_attribute("[data-at='0:3']", "class")
-    assert (
-        classes == {"mask": "trained m1", "logprob": "trained c3", "gap": "trained c4", "entropy": "trained c0"}[colour]
-    )
+    assert classes == {"mask": "trained m1", "entropy": "trained c0", "advantage": "trained n2"}[colour]
     assert page.get_attribute("[data-at='0:0']", "class") == "context"
     page.hover("[data-at='0:3']")
     assert "sampler -3 (4.98 %)" in page.inner_text("#tip")
@@ -223,7 +246,7 @@ def test_branches_are_a_tree_with_their_reasons_and_stages_a_waterfall(shown: Sh
     stages = {"queue": 0.25, "start": 0.25, "run": 2.0, "result": 0.1, "stop": 0.4}
     with RunWriter(shown.folder / "runs" / "branched") as run:
         run.rollout(rollout(0, sequences=branched, calls=calls, stages=stages, ended_s=102.9))
-    page = shown.at("#/run/branched/rollout/1")
+    page = shown.at("#/run/branched/rollout/1?view=tokens")
     assert page.locator("#branches circle").count() == 3
     assert page.locator("#branches text").all_text_contents() == [
         "1  2 turns, 2 tokens trained, the first",
@@ -289,14 +312,16 @@ def test_an_exported_run_opens_from_disk(shown: Shown, tmp_path: Path) -> None:
         str(tmp_path / "r.html"),
     ]
     done = subprocess.run(command, cwd=shown.folder, capture_output=True, text=True, timeout=300)
-    assert "33 of 33 rollouts" in done.stdout, done.stderr
+    assert "This file holds all 33 rollouts of the run." in done.stdout, done.stderr
     page = shown.page
     page.goto((tmp_path / "r.html").as_uri())
     page.click("#page table a:text-is('train 2')")
     page.click(".rows .row >> nth=0")
-    page.click("#least")
-    assert "sampler -3.0600" in page.inner_text("#picked")
+    page.wait_for_selector("#dialogue")
     assert HOSTILE in page.inner_text("#dialogue")
+    page.click("#least")
+    page.wait_for_selector(".tokens .picked")
+    assert "sampler -3.0600" in page.inner_text("#picked")
     page.click("#group")
     page.wait_for_selector(".member")
     assert page.locator(".member").count() == 4
@@ -311,18 +336,18 @@ def test_a_run_shows_evaluations_and_the_agents_metrics_counts_steps_from_1_and_
     shown: Shown,
 ) -> None:
     page = shown.at("#/run/loop")
-    assert page.locator(".held-dot").count() == 2  # before and after, in the curve of the reward
-    assert "lamps, mean" in page.inner_text("#charts")
+    assert chart(page, "Reward")["held out"] == [0, None, 0.5]  # before, and after the two steps
+    assert chart(page, "Numbers with the reward")["lamps"] == [2.5]
     page.click("#numbers summary")
     page.wait_for_selector("#numbers .card")
     assert page.locator("#numbers .card b").all_inner_texts() == ["loss", "metrics/lamps", "rollout_s", "train_s"]
     page.fill("#numbers input", "lamps")
     page.wait_for_function("document.querySelectorAll('#numbers .card').length == 1")
-    assert [page.locator("#page table tbody a").nth(n).inner_text() for n in range(2)] == ["train 1", "train 2"]
-    rows = [page.locator("#page table tbody tr").nth(n).inner_text() for n in range(4)]
+    rows = page.locator("#steps tbody tr").all_inner_texts()
+    assert [row.split("\t")[0] for row in rows] == ["train 1", "train 2", "before evaluation", "after evaluation"]
     for at, metric in (("train 1", "2.500"), ("train 2", "–"), ("before", "1.250"), ("after", "3.750")):
         [row] = [row for row in rows if row.startswith(at)]
-        assert row.split("\t")[7] == metric
+        assert row.split("\t")[8] == metric
     change = {"held_out_change": {"text": "cannot tell: on the same 2 inputs"}}
     (shown.folder / "runs" / "loop" / "summary.json").write_text(json.dumps({"steps": 2, **change}))
     assert "Verdict: cannot tell: on the same 2 inputs" in shown.at("#/run/loop").inner_text("#page")
@@ -340,7 +365,7 @@ def test_a_run_shows_evaluations_and_the_agents_metrics_counts_steps_from_1_and_
     page = shown.at("#/run/loop/rollouts")
     assert "Count the lamps of shop 0" in page.inner_text(".rows .row >> nth=0")
     page = shown.at("#/compare?first=trl@train:0&second=loop@train:1")
-    assert page.locator(".over polyline").count() == 2  # the curves of both runs
+    assert set(chart(page, "reward")) >= {"trl", "loop"}  # the curves of both runs
     assert page.input_value("[name=second]") == "loop@train:1"
     assert page.inner_text("[name=second] option:checked") == "loop, train 2"
 
@@ -352,16 +377,14 @@ def test_a_curve_stops_at_a_missing_step_and_a_constant_is_not_drawn_as_0(shown:
             run.rollout(rollout(0, step=step, reward=0.5, session_id=f"gaps-{step}"))
             run.event("step", {"step": step, "loss": 8.0})
     page = shown.at("#/run/gaps")
-    page.click("#numbers summary")
-    page.wait_for_selector("#numbers .card svg")
-    assert page.locator("#numbers polyline").count() == 2
-    bottom = float(page.locator("#numbers .axis").first.get_attribute("y1") or 0)
-    assert all(float(dot.get_attribute("cy") or 0) < bottom - 20 for dot in page.locator("#numbers circle").all())
+    assert chart(page, "Loss")["loss"] == [8, 8, None, 8, 8]
+    low, high = page.evaluate("(() => { const y = %s.scales.y; return [y.min, y.max]; })()" % (PLOT % "Loss"))
+    assert low < 8 < high
 
 
 @pytest.mark.system
 def test_tokens_are_reached_by_keyboard_and_the_reward_is_in_sight_on_a_phone(shown: Shown) -> None:
-    page = shown.at("#/run/loop/rollout/1")
+    page = shown.at("#/run/loop/rollout/1?view=tokens")
     page.focus(".tokens")
     for key in ("ArrowRight", "End", "ArrowLeft"):
         page.keyboard.press(key)
@@ -372,11 +395,109 @@ def test_tokens_are_reached_by_keyboard_and_the_reward_is_in_sight_on_a_phone(sh
     box = page.locator(".rows .row >> nth=0").locator(":scope > *:nth-child(5)").bounding_box()
     assert box is not None
     assert box["x"] + box["width"] <= 390
-    page = shown.at("#/run/loop/rollout/17")
+    page = shown.at("#/run/loop")
     assert (
         page.evaluate("""() => [...document.querySelectorAll('.fact b')].every((e) =>
       e.textContent.split(' ').length >= Math.round(e.getBoundingClientRect().height / 25))""")
     )  # no word over two lines
+
+
+QUERIES = [
+    {"phase": "train", "sort": "reward"},
+    {"phase": "after", "sort": "reward", "descending": "1"},
+    {"number": "2"},
+    {"phase": "train", "number_from": "2", "sort": "id", "descending": "1"},
+    {"outcome": "cause:agent"},
+    {"outcome": "ok", "reward_to": "0"},
+    {"reward_from": "1", "sort": "logprob_min"},
+    {"group": "g1", "phase": "train"},
+    {"input": "input-0"},
+    {"tool": "calculator", "tokens_from": "3", "sort": "grp"},
+    {"tool": ""},
+    {"tokens_to": "2"},
+    {"usable": "0"},
+    {"usable": "1", "sort": "advantage"},
+    {"gradient": "0"},
+    {"gradient": "1"},
+    {"cut": "1"},
+    {"unparsed": "0", "phase": "before"},
+    {"stop": "agent_error"},
+    {"error": f"ValueError: {HOSTILE}"},
+    {"text": "LAMPS IN SHOP 1"},
+    {"text": "世界"},
+    {"text": "onerror='window"},
+    {"text": "no such word"},
+]
+
+
+@pytest.mark.system
+def test_an_exported_run_answers_the_same_queries_as_the_server(shown: Shown, tmp_path: Path) -> None:
+    with RunReader(shown.folder / "runs" / "loop") as run:
+        assert export(run, tmp_path / "all.html") == "This file holds all 33 rollouts of the run."
+
+    def ids(page: Any, address: str) -> tuple[str, list[str]]:
+        page.goto("about:blank")
+        page.goto(address)
+        page.wait_for_selector("#page[data-ready] #count", timeout=DEADLINE_MS)
+        return page.inner_text("#count"), page.locator(".rows .row").evaluate_all(
+            "rows => rows.map((r) => r.dataset.id)"
+        )
+
+    for query in QUERIES:
+        words = f"#/run/loop/rollouts?{urllib.parse.urlencode(query)}"
+        served, held = (
+            ids(shown.page, f"{shown.url}{words}"),
+            ids(shown.page, f"{(tmp_path / 'all.html').as_uri()}{words}"),
+        )
+        assert served == held, query
+
+
+@pytest.mark.system
+def test_a_file_of_a_large_run_holds_all_evaluations_and_says_what_is_left_out(shown: Shown, tmp_path: Path) -> None:
+    with RunReader(shown.folder / "runs" / "loop") as run:
+        said = export(run, tmp_path / "part.html", limit=8)
+    assert said.startswith(
+        "This file holds 24 of the 33 rollouts of the run: all 16 of evaluations, and 8 of 17 of the"
+    )
+    for page in ("rollouts", "rollout/1", "group/1", "evaluation?phase=before"):
+        shown.page.goto("about:blank")
+        shown.page.goto(f"{(tmp_path / 'part.html').as_uri()}#/run/loop/{page}")
+        shown.page.wait_for_selector(f".notice:has-text('{said[:60]}')")
+    shown.page.goto(f"{(tmp_path / 'part.html').as_uri()}#/compare?first=loop@before&second=loop@after")
+    shown.page.wait_for_selector("#compared-counts:has-text('2 inputs in both: 1 better, 0 worse')")
+    shown.page.wait_for_selector("#page:has-text('Paired by input: cannot tell')")
+
+
+@pytest.mark.system
+def test_parallel_calls_have_their_own_tools_and_a_rollout_without_a_call_says_so(shown: Shown) -> None:
+    write_unlearnable(shown.folder / "runs" / "parallel", "one_error", steps=1)
+    page = shown.at("#/run/parallel/rollout/1")
+    labels = page.locator(".fall > span:not(.num)").all_text_contents()
+    assert [label for label in labels if "tool" in label] == ["tool get_order", "tool get_policy"]
+    page = shown.at("#/run/parallel/rollout/49?view=tokens")
+    assert "the rollout made no model call" in page.inner_text(".main")
+    assert "logprobs" not in page.inner_text("#page")
+
+
+@pytest.mark.parametrize(("kind", "sentence"), SENTENCES.items())
+def test_the_first_screen_says_why_a_run_does_not_learn(shown: Shown, kind: str, sentence: str) -> None:
+    write_unlearnable(shown.folder / "runs" / kind, kind)
+    page = shown.at(f"#/run/{kind}")
+    first = page.locator(".finding").first
+    assert first.get_attribute("data-name") == kind
+    assert sentence in first.inner_text()
+    box = first.bounding_box()
+    assert box is not None
+    assert box["y"] + box["height"] < 300, "it is seen without scrolling"
+    if first.locator("a").count():  # the number in the sentence is that of the list
+        first.locator("a").click()
+        page.wait_for_selector("#count")
+        assert page.inner_text("#count").split()[0] in sentence or kind in (
+            "all_fail",
+            "all_pass",
+            "no_spread",
+            "opposed",
+        )
 
 
 def test_the_server_answers_nobody_else_and_allows_no_remote_part(served: tuple[str, Path]) -> None:

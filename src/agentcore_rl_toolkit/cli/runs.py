@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 from ..errors import ConfigError
-from ..runs import Query, RunReader, TokenSequence, demonstrations, find_run, find_runs, write_demonstrations
+from ..runs import (
+    Query,
+    RunReader,
+    TokenSequence,
+    demonstrations,
+    diagnose,
+    find_run,
+    find_runs,
+    is_run,
+    rollout_rows,
+    status,
+    write_rows,
+)
+from ..view.listing import head
 from . import in_flight
 from .options import as_json, new_file, with_force
 from .output.terminal import dialogue_lines, visible
 
 BARS = "▁▂▃▄▅▆▇█"
+PARTS = ("before", "after", "eval", "train")
 
 
 @click.group()
@@ -28,7 +42,7 @@ def group() -> None:
 @as_json
 def list_runs(folder: Path, as_json: bool) -> None:
     """List the runs of FOLDER and of its runs/, the one written last first."""
-    found = [_head(path) for path in find_runs(folder)]
+    found = [head(path) for path in find_runs(folder)]
     if as_json:
         click.echo(json.dumps(found, indent=2))
         return
@@ -36,51 +50,47 @@ def list_runs(folder: Path, as_json: bool) -> None:
         click.echo(f"there is no run in {folder.resolve()}, nor in its runs/", err=True)
     width = max((len(run["name"]) for run in found), default=0)
     for run in found:
-        curve = bars([s["reward"] for s in run["steps"] if s["phase"] == "train"])
-        trained = [s for s in run["steps"] if s["phase"] == "train"] or run["steps"]
-        last = trained[-1]["reward"] if trained else None
-        counts = "" if run["rollouts"] is None else f"{run['rollouts']:>7} rollouts  reward {_number(last)}  {curve}"
-        click.echo(visible(f"{run['name']:<{width}}  {counts}{run['problem'] or ''}"))
+        counts = f"{run['status'].split(':')[0]:<8}"
+        if run["rollouts"] is not None:
+            between = "" if run["interval"] is None else " ({:.3f} to {:.3f})".format(*run["interval"])
+            counts += (
+                f"  {run['rollouts']:>7} rollouts  reward {_number(run['reward'])}{between}  {bars(run['rewards'])}"
+            )
+        click.echo(visible(f"{run['name']:<{width}}  {counts}{run['problem'] or ''}").rstrip())
 
 
 group.add_command(list_runs, "ls")
 
 
-def _head(path: Path) -> dict[str, Any]:
-    head: dict[str, Any] = {"name": path.resolve().name, "path": str(path.resolve()), "rollouts": None, "steps": []}
-    try:
-        with RunReader(path) as run:
-            return {**head, "rollouts": run.count(), "steps": run.steps(), "problem": None}
-    except ConfigError as e:
-        return {**head, "problem": str(e)}
-
-
 @group.command(short_help="Show a run: its steps, or some of its rollouts.")
 @click.argument("run", required=False)
-@click.option("--step", type=int, help="Rollouts of this step [default: the last].")
+@click.argument("part", required=False)
 @click.option("--worst", type=click.IntRange(min=1), help="The rollouts with the lowest reward, read out.")
 @click.option("--rollout", "name", metavar="ID", help="One rollout, by number or session id.")
 @click.option("--in-flight", "running", is_flag=True, help="The rollouts that run now: what each waits for.")
 @as_json
 def show(
     run: str | None,
-    step: int | None,
+    part: str | None,
     worst: int | None,
     name: str | None,
     running: bool,
     as_json: bool,
 ) -> None:
-    """Show RUN, a folder or a name under runs/ [default: the run written last]: its steps, or some of its rollouts.
+    """Show RUN, a folder or a name under runs/ [default: the run written last]: why it does not learn, and its steps.
 
-    Text that was trained stands between «marks». With --in-flight, for a run that hangs: each rollout's stage, since when, until
-    which deadline, and what it waits for.
+    PART shows rollouts: those of a training step by its number, or of an evaluation (before, after, eval). With --worst only the
+    worst of them are read out, without PART the worst of the training. Text that was trained stands between «marks». With
+    --in-flight, for a run that hangs: each rollout's stage, since when, until which deadline, and what it waits for.
 
     \b
     Example:
-        agentcore-rl runs show --worst 3
+        agentcore-rl runs show
+        agentcore-rl runs show after --worst 3
     """
+    if part is None and run is not None and (run in PARTS or run.isdecimal()) and not is_run(Path(run)):
+        run, part = None, run
     with RunReader(find_run(run)) as reader:
-        steps = reader.steps()
         if running:
             found = in_flight.facts(reader)
             click.echo(json.dumps(found, indent=2) if as_json else visible("\n".join(in_flight.lines(found))))
@@ -90,21 +100,25 @@ def show(
             if one is None:
                 raise ConfigError(f"{reader.folder} has no rollout {name}, or several that begin so")
             chosen = [one]
-        elif worst is not None or step is not None:
-            chosen = _chosen(reader, steps, None if step is None else step - reader.counted_from(), worst)
+        elif worst is not None or part is not None:
+            chosen = _chosen(reader, part, worst)
         else:
+            steps = reader.steps()
             facts = {
                 "name": reader.name,
+                "status": status(reader.folder),
                 "config": dict(reader.config()),
+                "diagnosis": [vars(finding) for finding in diagnose(reader, steps)],
                 "steps": steps,
                 "jobs": list({e["job"]: e for e in reader.metrics() if e.get("event") == "job"}.values()),
                 "not_kept": reader.counters(),
             }
             click.echo(json.dumps(facts, indent=2) if as_json else visible("\n".join(_overview(facts))))
             return
-        shown = [reader.rollout(rollout) or {} for rollout in chosen]
+        shown = (reader.rollout(rollout) or {} for rollout in chosen)
         if as_json:
-            click.echo(json.dumps([_plain(rollout) for rollout in shown], indent=2))
+            for line in _array(_plain(rollout) for rollout in shown):
+                click.echo(line)
             return
         whole = worst is not None or name is not None
         for rollout in shown:
@@ -114,25 +128,40 @@ def show(
                     click.echo(line)
 
 
-@group.command(short_help="Write good rollouts for supervised training, or the data of a pass rate.")
+def _array(values: Iterable[Any]) -> Iterator[str]:
+    """Yield the lines of a JSON array, whose values are made one at a time."""
+    before = "["
+    for value in values:
+        yield before + json.dumps(value)
+        before = ","
+    yield "[]" if before == "[" else "]"
+
+
+@group.command(short_help="Write good rollouts for supervised training, rollouts as rows, or the data of a pass rate.")
 @click.argument("run", required=False)
 @click.option("--min-reward", type=float, metavar="X", help="Rollouts with at least this reward; needed.")
-@click.option("--best-of-group", is_flag=True, help="The best rollout of each group alone.")
+@click.option("--best-of-group", is_flag=True, help="Only the best rollout of each group that has a reward above 0.")
 @click.option(
-    "--rows", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="Data file to filter by --pass-rate."
+    "--rows",
+    is_flag=False,
+    flag_value="",
+    metavar="[DATA]",
+    help="Every rollout as a row; or the data file to filter by --pass-rate.",
 )
 @click.option(
-    "--pass-rate", metavar="LOW:HIGH", help="With --rows: keep the inputs with this share of solved rollouts."
+    "--pass-rate", metavar="LOW:HIGH", help="With --rows DATA: keep the inputs with this share of solved rollouts."
 )
 @click.option(
-    "--out", type=click.Path(path_type=Path, dir_okay=False), help="File. [default: sft.jsonl; rows.jsonl with --rows]"
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File, .jsonl or .parquet. [default: sft.jsonl; rows.jsonl with --rows]",
 )
 @with_force
 def export(
     run: str | None,
     min_reward: float | None,
     best_of_group: bool,
-    rows: Path | None,
+    rows: str | None,
     pass_rate: str | None,
     out: Path | None,
     force: bool,
@@ -143,19 +172,28 @@ def export(
     does not parse. Without --min-reward, an error shows the rewards that there are.
     `agentcore-rl sft --from RUN` trains on the same without a file.
 
+    With --rows, each rollout becomes a row of numbers for a notebook: outcome, rewards, tokens, times.
+
     With --rows DATA --pass-rate 0.1:0.9, the rows of DATA are written whose rollouts in RUN solved them at that rate. A rollout
     solves its input with a reward of 1 or more. Inputs that are always or never solved teach nothing.
     """
-    if rows is not None or pass_rate is not None:
-        if rows is None or pass_rate is None or min_reward is not None or best_of_group:
-            raise ConfigError(
-                "--rows DATA and --pass-rate LOW:HIGH go together, without --min-reward and --best-of-group"
-            )
-        click.echo(visible(_filter(find_run(run), rows, pass_rate, new_file(out or Path("rows.jsonl"), force=force))))
+    if rows is None and pass_rate is None:
+        target = new_file(out or Path("sft.jsonl"), force=force)
+        chosen: Any = {"min_reward": min_reward, "best_of_group": best_of_group}
+        found = demonstrations(find_run(run), **chosen, report=lambda text: click.echo(visible(text)))
+        click.echo(visible(f"{write_rows(found, target)} sequences written to {target}"))
         return
-    target = new_file(out or Path("sft.jsonl"), force=force)
-    found, report = demonstrations(find_run(run), min_reward=min_reward, best_of_group=best_of_group)
-    click.echo(visible(f"{report}\n{write_demonstrations(found, target)} sequences written to {target}"))
+    if bool(rows) is not (pass_rate is not None) or min_reward is not None or best_of_group:
+        raise ConfigError(
+            "--rows DATA and --pass-rate LOW:HIGH go together, without --min-reward and --best-of-group; "
+            "--rows without DATA writes rollouts"
+        )
+    target = new_file(out or Path("rows.jsonl"), force=force)
+    if pass_rate is not None:
+        click.echo(visible(_filter(find_run(run), Path(str(rows)), pass_rate, target)))
+        return
+    with RunReader(find_run(run)) as reader:
+        click.echo(visible(f"{write_rows(rollout_rows(reader), target)} rollouts written to {target}"))
 
 
 def _filter(run: Path, data: Path, pass_rate: str, target: Path) -> str:
@@ -181,25 +219,34 @@ def _filter(run: Path, data: Path, pass_rate: str, target: Path) -> str:
     return f"{len(kept)} of {len(rows)} rows written to {target}; {counts}, {len(rows) - len(known)} were not run"
 
 
-def _chosen(reader: RunReader, steps: Sequence[Mapping[str, Any]], step: int | None, worst: int | None) -> list[int]:
-    phase = None if step is None else "train"
-    if step is None and steps:
-        trained = [s for s in steps if s["phase"] == "train"] or steps
-        phase, step = trained[-1]["phase"], trained[-1]["step"]
-    order = {"sort": "score"} if worst is not None else {}
-    query = Query(phase=phase, step=step, **order)  # type: ignore[arg-type]
-    return [row["id"] for row in reader.rollouts(query, limit=worst or 1000)]
+def _chosen(reader: RunReader, part: str | None, worst: int | None) -> list[int]:
+    """The ids of a part's rollouts, or of the worst of them; without a part of the training, else of all."""
+    if part is not None:
+        where: dict[str, Any] = {"phase": "train", "number": int(part)} if part.isdecimal() else {"phase": part}
+    else:
+        where = {"phase": "train"} if reader.total(Query(phase="train")) else {}
+    found = reader.ids(Query(**where, sort="id" if worst is None else "score"), limit=worst or -1)
+    if part is not None and not found:
+        places = ", ".join(
+            dict.fromkeys(str(step["number"]) if step["phase"] == "train" else step["phase"] for step in reader.steps())
+        )
+        raise ConfigError(f"{reader.name} has no rollout of {part!r}; it has those of {places or 'no step'}")
+    return found
 
 
 def _overview(run: Mapping[str, Any]) -> Iterator[str]:
-    yield f"{run['name']}   {bars([s['reward'] for s in run['steps'] if s['phase'] == 'train'])}"
-    yield f"{'':10}{'rollouts':>9}{'reward':>9}{'spread':>8}{'usable':>8}{'tokens':>9}{'gap':>9}  outcomes"
+    yield f"{run['name']}   {run['status']}   {bars([s['reward'] for s in run['steps'] if s['phase'] == 'train'])}"
+    for finding in run["diagnosis"]:
+        yield f"! {finding['text']}\n  {finding['advice']}"
+    columns = ("rollouts", "reward", "spread", "usable", "differ", "tokens", "gap")
+    yield f"{'':10}{''.join(name.rjust(9) for name in columns)}  outcomes"
     for s in run["steps"]:
         ends = " ".join(f"{n} {o}" for o, n in s["outcomes"].items())
-        yield (
-            f"{s['at']:10}{s['rollouts']:>9}{_number(s['reward']):>9}{_number(s['reward_spread']):>8}{s['usable']:>8}"
-            f"{_number(s['tokens_mean'], 0):>9}{_small(s['gap_max']):>9}  {ends}"
+        cells = (
+            *(s["rollouts"], _number(s["reward"]), _number(s["reward_spread"]), s["usable"], s["groups_differ"] or 0),
+            *(_number(s["tokens_mean"], 0), _small(s["gap_max"])),
         )
+        yield f"{s['at']:10}{''.join(str(cell).rjust(9) for cell in cells)}  {ends}"
     for job in run["jobs"]:  # of SageMaker, as they were last seen
         facts = ({k: v} for k, v in job.items() if k not in ("event", "job", "status"))
         yield f"{job['job']}  {job['status']}  {'  '.join(map(json.dumps, facts))}"

@@ -47,9 +47,7 @@ def command(
         if len(given) > 1:
             raise ConfigError("--export writes one run: name one")
         with RunReader(given[0] if given else find_run(None)) as run:
-            held, total = write(run, new_file(export, force=force))
-            left = f"; the {total - held} older ones are left out" if held < total else ""
-            click.echo(f"{export}: {held} of {total} rollouts{left}")
+            click.echo(f"{export}: {write(run, new_file(export, force=force))}")
         return
     from ..view.server import serve
 

@@ -1,6 +1,7 @@
 """A run on disk: the folder of a training or an evaluation, written as it happens, read one rollout at a time."""
 
-from .demonstrations import demonstrations, write_demonstrations
+from .demonstrations import demonstrations, write_rows
+from .diagnosis import Finding, diagnose
 from .folder import (
     FAILED,
     METRICS,
@@ -12,9 +13,11 @@ from .folder import (
     make_folder,
     read_config,
     read_metrics,
+    stamp,
     status,
     write_config,
 )
+from .frames import message_rows, messages_df, rollout_rows, rollouts_df, step_rows, steps_df
 from .in_flight import in_flight, read_in_flight
 from .reader import Query, RunReader
 from .record import Rollout, TokenSequence
@@ -25,6 +28,7 @@ __all__ = [
     "FAILED",
     "METRICS",
     "ROLLOUTS",
+    "Finding",
     "Query",
     "Rollout",
     "RunReader",
@@ -33,16 +37,24 @@ __all__ = [
     "TokenSequence",
     "TokenTexts",
     "demonstrations",
+    "diagnose",
     "find_run",
     "find_runs",
     "in_flight",
     "is_run",
     "locked",
     "make_folder",
+    "message_rows",
+    "messages_df",
     "read_config",
     "read_in_flight",
     "read_metrics",
+    "rollout_rows",
+    "rollouts_df",
+    "stamp",
     "status",
+    "step_rows",
+    "steps_df",
     "write_config",
-    "write_demonstrations",
+    "write_rows",
 ]

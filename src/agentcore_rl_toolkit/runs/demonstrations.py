@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,50 +14,54 @@ from ..contract import TRUNCATED_REASONS
 from ..errors import ConfigError, MissingExtraError
 from .reader import Query, RunReader
 from .record import TokenSequence
+from .schema import COLUMNS
 
 _LISTED_REWARDS = 6
+_PARQUET_ROWS = 1000  # of a row group: what is in memory at a time
 
 
 def demonstrations(
-    folder: Path, *, min_reward: float | None, best_of_group: bool = False
-) -> tuple[list[dict[str, Any]], str]:
-    """Select the training rollouts that ended `ok`, are usable, and have at least this reward; with ``best_of_group`` the best of
-    each group. A rollout in which a trained reply was cut off, or a trained call does not parse, is not selected.
+    folder: Path, *, min_reward: float | None, best_of_group: bool = False, report: Callable[[str], object]
+) -> Iterator[dict[str, Any]]:
+    """Yield the sequences of the training rollouts that ended `ok`, are usable, and have at least this reward.
 
-    Returns a row for each sequence, and a line that reports the selection. Rows have ``input_ids`` and ``assistant_masks`` (1:
-    sampled and trained), both (T,), as TRL's SFTTrainer reads them, and ``reward``, ``session_id``, ``input_id``.
+    A rollout in which a trained reply was cut off, or a trained call does not parse, is left out. With ``best_of_group`` only the
+    best of each group is taken, and none of a group without a reward above 0.
+
+    Rows have ``input_ids`` and ``assistant_masks`` (1: sampled and trained), both (T,), as TRL's SFTTrainer reads them, and
+    ``reward``, ``session_id``, ``input_id``. ``report`` gets a line about the selection at the end.
     Raises: ConfigError without ``min_reward``, with the rewards that there are, and when nothing is left.
     """
-    rows: list[dict[str, Any]] = []
     imitated: list[tuple[int | None, str]] = []  # the group of each rollout
     fit = Query(phase="train", outcome="ok", usable=True, sort="reward", descending=True)
     with RunReader(folder) as run:
-        total = run.count()
-        found = [row for row in run.rollouts(fit, limit=total) if row["reward"] is not None]
-        rewards = [row["reward"] for row in found]
-        if not found:
+        rewards = run.numbers(fit)["reward"]
+        if not rewards:
             raise ConfigError(
                 f"nothing to imitate: {run.name} has no rollout of a training that ended ok, is usable and has a reward. "
                 "`agentcore-rl eval --for-training` samples rollouts to train on"
             )
         if min_reward is None or math.isnan(min_reward):
-            counts = ", ".join(f"{n} x {value:g}" for value, n in Counter(rewards).most_common(_LISTED_REWARDS))
+            most = Counter(rewards.values()).most_common(_LISTED_REWARDS)
             raise ConfigError(
                 "the least reward to imitate is missing: give `--min-reward X` to `runs export`, or `--set min_reward=X` to "
-                f"`train`. {run.name} has rewards from {min(rewards):g} to {max(rewards):g}, most often {counts}"
+                f"`train`. {run.name} has rewards from {min(rewards.values()):g} to {max(rewards.values()):g}, most often "
+                + ", ".join(f"{n} x {value:g}" for value, n in most)
             )
-        enough = sum(reward >= min_reward for reward in rewards)
-        for row in found[:enough]:
+        enough = [rollout for rollout in run.ids(fit) if rollout in rewards and rewards[rollout] >= min_reward]
+        for rollout in enough:
+            [row] = run.rows([rollout])
             group = (row["step"], row["grp"])
-            sequences = [] if best_of_group and group in imitated else _sequences(run, row)
-            if sequences:
-                rows += sequences
-                imitated.append(group)
-        report = f"{run.name}: {len(imitated)} of {total} rollouts are imitated; {len(found)} of the training ended ok and are "
-        report += f"usable, {enough} of these have a reward of {min_reward:g} or more"
-    if not rows:
-        raise ConfigError(f"nothing to imitate: {report}")
-    return rows, report
+            if best_of_group and (group in imitated or row["reward"] <= 0):
+                continue
+            sequences = _sequences(run, row)
+            yield from sequences
+            imitated += [group] if sequences else []
+        text = f"{run.name}: {len(imitated)} of {run.count()} rollouts are imitated; {len(rewards)} of the training ended ok and "
+        text += f"are usable, {len(enough)} of these have a reward of {min_reward:g} or more"
+    if not imitated:
+        raise ConfigError(f"nothing to imitate: {text}")
+    report(text)
 
 
 def _sequences(run: RunReader, row: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -73,18 +78,49 @@ def _sequences(run: RunReader, row: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{"input_ids": list(s.ids), "assistant_masks": list(s.mask), **facts} for s in found]
 
 
-def write_demonstrations(rows: Iterable[dict[str, Any]], target: Path) -> int:
-    """Write them to a .jsonl or .parquet file; returns how many. Raises: ConfigError, MissingExtraError without pyarrow."""
-    rows = list(rows)
-    if target.suffix == ".jsonl":
-        target.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    elif target.suffix == ".parquet":
-        try:
-            import pyarrow as pa
-            import pyarrow.parquet as pq
-        except ImportError as e:
-            raise MissingExtraError("writing Parquet needs pyarrow. Install it with:\n    pip install pyarrow") from e
-        pq.write_table(pa.Table.from_pylist(rows), target)
-    else:
-        raise ConfigError(f"{target.name} must end in .jsonl or .parquet")
-    return len(rows)
+def write_rows(rows: Iterable[Mapping[str, Any]], target: Path) -> int:
+    """Write rows to a .jsonl or .parquet file as they come; returns how many. If one fails, no file is left behind.
+
+    Raises: ConfigError, MissingExtraError without pyarrow.
+    """
+    partial = target.with_name(f".{target.name}.partial")
+    try:
+        if target.suffix == ".jsonl":
+            count = 0
+            with partial.open("w") as out:
+                for row in rows:
+                    out.write(json.dumps(row, default=str) + "\n")
+                    count += 1
+        elif target.suffix == ".parquet":
+            count = _write_parquet(rows, partial)
+        else:
+            raise ConfigError(f"{target.name} must end in .jsonl or .parquet")
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
+    return count
+
+
+def _write_parquet(rows: Iterable[Mapping[str, Any]], target: Path) -> int:
+    """Write groups of rows. The names and types of columns are those of `schema.COLUMNS`, otherwise those of the first group."""
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as e:
+        raise MissingExtraError("writing Parquet needs pyarrow. Install it with:\n    pip install pyarrow") from e
+    count, writer, left = 0, None, iter(rows)
+    try:
+        while part := list(itertools.islice(left, _PARQUET_ROWS)):
+            if writer is None:
+                found, sql = (
+                    pa.Table.from_pylist(part).schema,
+                    {"TEXT": pa.string(), "INTEGER": pa.int64(), "REAL": pa.float64()},
+                )
+                known = [(f.name, sql[COLUMNS[f.name].split()[0]] if f.name in COLUMNS else f.type) for f in found]
+                writer = pq.ParquetWriter(target, pa.schema(known))
+            writer.write_table(pa.Table.from_pylist(part, schema=writer.schema))
+            count += len(part)
+    finally:
+        if writer is not None:
+            writer.close()
+    return count

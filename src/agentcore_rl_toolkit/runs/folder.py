@@ -20,6 +20,7 @@ CONFIG, METRICS, ROLLOUTS, LOCK = "config.json", "metrics.jsonl", "rollouts.sqli
 SUMMARY = "summary.json"
 FAILED = "failed"  # the event that a run ends with when it fails
 RECENT_S = 60.0
+TAIL_BYTES = 2**16  # longer than any event
 
 
 @contextlib.contextmanager
@@ -69,10 +70,21 @@ def status(folder: Path) -> str:
                 return "running"
     elif time.time() - _written_s(folder) < RECENT_S and not (folder / SUMMARY).exists():
         return "running"
-    last = next(iter(read_metrics(folder)[-1:]), {})
+    last = _last_event(folder)
     if last.get("event") == FAILED:
         return f"failed: {last['reason']}"
     return "finished" if (folder / SUMMARY).exists() else "stopped"
+
+
+def stamp(folder: Path) -> tuple[Any, ...]:
+    """Return what changes when something is written to the run, or its process ends."""
+    sizes = []
+    for name in (ROLLOUTS, f"{ROLLOUTS}-wal", METRICS, SUMMARY, CONFIG):
+        with contextlib.suppress(OSError):
+            found = (folder / name).stat()
+            if found.st_size:  # a reader makes an empty log
+                sizes.append((name, found.st_size, found.st_mtime_ns))
+    return status(folder), *sizes
 
 
 def make_folder(root: Path, name: str) -> Path:
@@ -140,6 +152,17 @@ def write_config(folder: Path, values: Mapping[str, Any], *, replace: bool = Fal
     if replace or not (folder / CONFIG).exists():
         clean = redact(json.loads(json.dumps(dict(values), default=str)))
         (folder / CONFIG).write_text(redact_urls(json.dumps(clean, indent=2)) + "\n")
+
+
+def _last_event(folder: Path) -> dict[str, Any]:
+    """The last complete line of `metrics.jsonl`, without reading the others."""
+    with contextlib.suppress(OSError), (folder / METRICS).open("rb") as file:
+        file.seek(-min(TAIL_BYTES, file.seek(0, os.SEEK_END)), os.SEEK_END)
+        for line in reversed(file.read().splitlines()):
+            with contextlib.suppress(ValueError):
+                value = json.loads(line)
+                return value if isinstance(value, dict) else {}
+    return {}
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:

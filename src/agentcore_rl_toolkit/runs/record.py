@@ -17,12 +17,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..contract import redact
+from ..contract import TRUNCATED_REASONS, redact
 from .schema import COLUMNS
 
-SEARCHED_CHARACTERS = (
-    2000  # of each end of a dialogue: enough for a question and its answer, 400 MB for 100,000 rollouts
-)
 DIALOGUE, TOKENS, DETAIL = "dialogue", "tokens", "detail"
 
 
@@ -31,7 +28,8 @@ class TokenSequence:
     """One training sequence of a rollout.
 
     Shapes: all lists (T,). ``logprobs`` are the sampler's, ``trainer_logprobs`` and ``entropies`` the trainer's; None where there
-    is none, for single tokens as for a whole list. ``branch_reason`` says why it left the sequence before it, ``side_call`` why
+    is none, for single tokens as for a whole list. ``advantages`` are given if the tokens of the rollout have different ones;
+    otherwise all have the rollout's. ``branch_reason`` says why it left the sequence before it, ``side_call`` why
     nothing of it is trained.
     """
 
@@ -41,6 +39,7 @@ class TokenSequence:
     versions: Sequence[int | None] | None = field(default=None, repr=False)
     trainer_logprobs: Sequence[float | None] | None = field(default=None, repr=False)
     entropies: Sequence[float | None] | None = field(default=None, repr=False)
+    advantages: Sequence[float | None] | None = field(default=None, repr=False)
     prompt_length: int = 0
     turn_ids: Sequence[str] = ()
     context_turn_ids: Sequence[str] = ()
@@ -64,7 +63,7 @@ class TokenSequence:
     def decoded(cls, value: Mapping[str, Any]) -> TokenSequence:
         """The inverse of `encoded`, in float32."""
         plain: dict[str, Any] = {k: v for k, v in value.items() if k not in ("ids", "mask", "versions", *_FLOATS)}
-        arrays: dict[str, Any] = {name: _unfloats(value[name]) for name in _FLOATS}
+        arrays: dict[str, Any] = {name: _unfloats(value.get(name)) for name in _FLOATS}
         arrays |= {name: tuple(plain.pop(name)) for name in ("turn_ids", "context_turn_ids")}
         return cls(
             ids=_array("i", value["ids"]).tolist(),
@@ -77,7 +76,8 @@ class TokenSequence:
 
 # Columns that a rollout's report of fidelity has.
 _REPORTED = ("turns", "sampled_tokens", "trained_tokens", "sequence_tokens", "branches")
-_FLOATS = ("logprobs", "trainer_logprobs", "entropies")
+_ERRORS = ("error", "exception", "traceback")  # words that a tool's report of an error begins with
+_FLOATS = ("logprobs", "trainer_logprobs", "entropies", "advantages")
 
 
 @dataclass(kw_only=True)
@@ -132,8 +132,29 @@ class Rollout:
             **{name: _finite(getattr(self, name)) for name in ("reward", "score", "advantage")},
             **{name: report.get(name) for name in _REPORTED},
             "error": None if self.error is None else _text(self.error)[:500],
+            "stop": self.stop(),
+            "cut_calls": self._calls_with("finish_reason", *TRUNCATED_REASONS),
+            "unparsed_calls": self._calls_with("parse_status", "unparsed"),
             **numbers_of(self.sequences),
         }
+
+    def stop(self) -> str | None:
+        """Return why the rollout ended: the policy's failure, an outcome other than ok, or how its last model call ended."""
+        if self.failure is not None or self.outcome != "ok":
+            return "length" if self.failure == "tokens" else self.failure or self.outcome
+        last = self.calls[-1].get("finish_reason") if self.calls else None
+        return "length" if last in TRUNCATED_REASONS else last
+
+    def _calls_with(self, name: str, *values: str) -> int | None:
+        return sum(call.get(name) in values for call in self.calls) if self.calls else None
+
+    def numbers(self) -> dict[str, float]:
+        """Return the finite numbers that came with the reward, and a judge's score."""
+        found = dict(self.metrics)
+        if isinstance(self.reward_parts, Mapping) and (judge := self.reward_parts.get("judge")):
+            found["judge"] = judge["score"]
+        known = {name: _finite(value) for name, value in found.items()}
+        return {name: value for name, value in known.items() if value is not None}
 
     def detail(self) -> dict[str, Any]:
         """The details of a rollout besides its columns, dialogue and tokens."""
@@ -191,6 +212,24 @@ def tools_of(dialogue: Iterable[Mapping[str, Any]] | None) -> dict[str, int]:
     return dict(Counter(name for name in names if isinstance(name, str)))
 
 
+def tool_errors(dialogue: Iterable[Mapping[str, Any]] | None) -> dict[str, int]:
+    """Results that report an error, by the name of the tool. A result is that of the oldest call that has none, or of its id."""
+    waiting: list[tuple[Any, str]] = []
+    found: Counter[str] = Counter()
+    for message in dialogue or ():
+        calls = [c for c in message.get("tool_calls") or () if isinstance(c, Mapping)]
+        waiting += [(c.get("id"), str((c.get("function") or {}).get("name"))) for c in calls]
+        if message.get("role") != "tool" or not waiting:
+            continue
+        of = next(
+            (call for call in waiting if call[0] is not None and call[0] == message.get("tool_call_id")), waiting[0]
+        )
+        waiting.remove(of)
+        if message.get("is_error") or text_of(message).lstrip().lower().startswith(_ERRORS):
+            found[of[1]] += 1
+    return dict(found)
+
+
 def text_of(message: Mapping[str, Any]) -> str:
     """A message with its tool calls, as one string."""
     content = message.get("content")
@@ -202,16 +241,14 @@ def text_of(message: Mapping[str, Any]) -> str:
     return " ".join(p for p in pieces if p)
 
 
-def searched_text(rollout: Rollout) -> str:
-    """The text for searches: the beginning and the end of the dialogue, else of payload and record; and the error."""
-    if rollout.dialogue:
-        text = "\n".join(text_of(m) for m in rollout.dialogue)
-    else:
-        payload = json.dumps(redact(rollout.payload), ensure_ascii=False, default=str)
-        text = f"{payload}\n{json.dumps(rollout.record, default=str)}"
-    if len(text) > 2 * SEARCHED_CHARACTERS:
-        text = f"{text[:SEARCHED_CHARACTERS]}\n{text[-SEARCHED_CHARACTERS:]}"
-    return _text(f"{text}\n{rollout.error or ''}")
+def searched_text(dialogue: Sequence[Mapping[str, Any]] | None, detail: Mapping[str, Any], error: str | None) -> str:
+    """The text for searches: the dialogue, else payload and record; and the error."""
+    found = [text_of(message) for message in dialogue or ()]
+    if not dialogue:
+        found = [json.dumps(detail.get(name), ensure_ascii=False, default=str) for name in ("payload", "record")]
+    return _text(
+        "\n".join([*found, error or "", "", ""])
+    )  # the end: two characters are found as the beginning of three
 
 
 def pack(value: Any) -> bytes:

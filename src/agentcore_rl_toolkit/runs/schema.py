@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 from pathlib import Path
 
 from ..errors import ConfigError
 
-VERSION = 1
+log = logging.getLogger(__name__)
+
+VERSION = 2
 COLUMNS: dict[str, str] = {
     "session_id": "TEXT NOT NULL UNIQUE",
     "phase": "TEXT NOT NULL",
@@ -30,11 +33,15 @@ COLUMNS: dict[str, str] = {
     "turns": "INTEGER",
     "sampled_tokens": "INTEGER",
     "trained_tokens": "INTEGER",
+    "gradient_tokens": "INTEGER",
     "sequence_tokens": "INTEGER",
     "branches": "INTEGER",
     "elapsed_s": "REAL",
     "ended_s": "REAL",
     "error": "TEXT",
+    "stop": "TEXT",
+    "cut_calls": "INTEGER",
+    "unparsed_calls": "INTEGER",
     "logprob_min": "REAL",
     "logprob_mean": "REAL",
     "gap_max": "REAL",
@@ -49,14 +56,24 @@ CREATE TABLE IF NOT EXISTS run (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS rollouts (id INTEGER PRIMARY KEY, {", ".join(f"{n} {t}" for n, t in COLUMNS.items())});
 CREATE INDEX IF NOT EXISTS by_step ON rollouts (phase, step, grp, place);
 CREATE INDEX IF NOT EXISTS by_input ON rollouts (input_key, phase, step);
-CREATE TABLE IF NOT EXISTS tools (rollout INTEGER NOT NULL, name TEXT NOT NULL, calls INTEGER NOT NULL,
-    PRIMARY KEY (name, rollout)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS tools (rollout INTEGER NOT NULL, name TEXT NOT NULL, calls INTEGER NOT NULL, errors INTEGER,
+    seconds REAL, PRIMARY KEY (name, rollout)) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS tools_of ON tools (rollout);
-CREATE TABLE IF NOT EXISTS texts (rollout INTEGER PRIMARY KEY, text TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS numbers (rollout INTEGER NOT NULL, name TEXT NOT NULL, value REAL NOT NULL,
+    PRIMARY KEY (rollout, name)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS searched (document INTEGER PRIMARY KEY AUTOINCREMENT, rollout INTEGER NOT NULL);
+CREATE INDEX IF NOT EXISTS searched_of ON searched (rollout);
 CREATE TABLE IF NOT EXISTS parts (id INTEGER PRIMARY KEY, rollout INTEGER NOT NULL, name TEXT NOT NULL, data BLOB NOT NULL);
 CREATE UNIQUE INDEX IF NOT EXISTS parts_of ON parts (rollout, name);
 CREATE TABLE IF NOT EXISTS token_texts (id INTEGER PRIMARY KEY, text TEXT NOT NULL);
 """
+# The index of texts holds no text, so a document is never deleted from it: `searched` is what counts. Three characters are the
+# unit, so that any part of a word is found, in languages without spaces too.
+_SEARCH = """
+CREATE VIRTUAL TABLE IF NOT EXISTS search USING fts5(text, content='', tokenize='trigram');
+CREATE VIRTUAL TABLE IF NOT EXISTS search_terms USING fts5vocab(search, row);
+"""
+NEW_IN_2 = ("gradient_tokens", "stop", "cut_calls", "unparsed_calls")
 _PATIENCE_S = 20.0  # processes of one trainer may write to the same run
 
 
@@ -71,15 +88,40 @@ def open_to_write(path: Path) -> sqlite3.Connection:
         found = database.execute("PRAGMA user_version").fetchone()[0]
         if found > VERSION:
             raise ConfigError(f"{path} has format {found}, this version writes {VERSION}: update the toolkit")
-        for statement in _TABLES.split(";"):
-            if statement.strip():
-                database.execute(statement)
+        if found == 1:
+            for name in NEW_IN_2:
+                database.execute(f"ALTER TABLE rollouts ADD COLUMN {name} {COLUMNS[name]}")
+            _run(database, "ALTER TABLE tools ADD COLUMN errors INTEGER; ALTER TABLE tools ADD COLUMN seconds REAL")
+        _run(database, _TABLES)
+        database.execute("SAVEPOINT search")
+        try:
+            _run(database, _SEARCH)
+            if found == 1:
+                database.execute("INSERT INTO search (rowid, text) SELECT rollout, text FROM texts")
+                database.execute("INSERT INTO searched SELECT rollout, rollout FROM texts")
+        except sqlite3.OperationalError as e:  # SQLite before 3.34, or without FTS5
+            database.execute("ROLLBACK TO search")
+            log.warning("the texts of %s cannot be searched: %s", path.parent, e)
+        database.execute("RELEASE search")
+        database.execute("DROP TABLE IF EXISTS texts")
         database.execute(f"PRAGMA user_version={VERSION}")
         database.execute("COMMIT")
     except BaseException:
         database.close()
         raise
     return database
+
+
+def _run(database: sqlite3.Connection, statements: str) -> None:
+    """Execute statements in the open transaction, which `executescript` would commit."""
+    for statement in statements.split(";"):
+        if statement.strip():
+            database.execute(statement)
+
+
+def searchable(database: sqlite3.Connection) -> bool:
+    """Return True if the file has an index of texts."""
+    return database.execute("SELECT 1 FROM sqlite_master WHERE name = 'search'").fetchone() is not None
 
 
 def open_to_read(path: Path) -> sqlite3.Connection:
@@ -102,5 +144,10 @@ def open_to_read(path: Path) -> sqlite3.Connection:
         if found > VERSION:
             database.close()
             raise ConfigError(f"{path} has format {found}, this version reads {VERSION}: update the toolkit")
+        if found == 1:  # a view of the same name stands in front of the table
+            absent = ", ".join(f"NULL AS {name}" for name in NEW_IN_2)
+            database.execute(f"CREATE TEMP VIEW rollouts AS SELECT *, {absent} FROM main.rollouts")
+            database.execute("CREATE TEMP VIEW tools AS SELECT *, NULL AS errors, NULL AS seconds FROM main.tools")
+            database.execute("CREATE TEMP TABLE numbers (rollout, name, value)")
         return database
     raise ConfigError(f"{path} cannot be read: {error}") from error

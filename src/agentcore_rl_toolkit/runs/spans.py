@@ -55,6 +55,7 @@ def spans_of(rollout: Mapping[str, Any]) -> Iterator[Span]:
     root = span_id_of(session_id)
     began_s = min([ended_s - (facts.get("elapsed_s") or sum(stages.values())), *(c["started_s"] for c in calls)])
     attributes = {"gen_ai.operation.name": "invoke_agent", "session.id": session_id}
+    facts.setdefault("grp", facts.get("group"))
     attributes |= {f"agentcore_rl.{name}": facts.get(name) for name in _OURS}
     failed = facts.get("outcome") != "ok"
     error = (facts.get("error") or facts.get("outcome")) if failed else None
@@ -81,6 +82,15 @@ def spans_of(rollout: Mapping[str, Any]) -> Iterator[Span]:
             attributes = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": tool}
             attributes["gen_ai.tool.call.id"] = str(asked["id"]) if asked.get("id") else None
             yield Span(f"execute_tool {tool}", span_id_of(f"{name}/tool/{place}"), parent, ended_s, next_s, attributes)
+
+
+def seconds_of_tools(rollout: Mapping[str, Any]) -> dict[str, float]:
+    """Sum the seconds of each tool's calls. Calls that run at the same time count for each of them."""
+    found: dict[str, float] = {}
+    for span in spans_of(rollout):
+        if (tool := span.attributes.get("gen_ai.tool.name")) is not None:
+            found[tool] = found.get(tool, 0.0) + span.end_s - span.start_s
+    return found
 
 
 def _of_call(call: Mapping[str, Any]) -> dict[str, Any]:

@@ -99,9 +99,17 @@ STEP_METRICS: dict[str, tuple[StepMetric, ...]] = {
     "Tokens": (
         StepMetric("sequences", "Number of training sequences."),
         StepMetric("too_long", "Sequences left out because they are longer than `max_tokens`.", "It should be 0."),
-        StepMetric("sampled_tokens", "Tokens that the policy sampled in usable rollouts."),
-        StepMetric("trainable_tokens", "Those of `sampled_tokens` that the session's rule trains."),
-        StepMetric("trained_tokens", "Those of `trainable_tokens` in sequences with an advantage other than 0."),
+        StepMetric("sampled_tokens", "Tokens that the policy sampled in the rollouts of the step."),
+        StepMetric(
+            "usable_tokens",
+            "Those of `sampled_tokens` in usable rollouts that the session's rule trains.",
+            "Much less than `sampled_tokens`: rollouts fail, or calls are outside the rule.",
+        ),
+        StepMetric(
+            "gradient_tokens",
+            "Those of `usable_tokens` with an advantage other than 0, in sequences of at most `max_tokens`.",
+            "0: the step taught nothing.",
+        ),
         StepMetric("computed_tokens", "Tokens that the trainer computed, prompts included."),
     ),
     "Updates": (

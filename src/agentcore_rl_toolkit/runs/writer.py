@@ -22,9 +22,21 @@ from typing import Any
 from ..errors import AgentCoreRLError
 from ..logs import WarnsOnceAMinute
 from .folder import METRICS, ROLLOUTS
-from .record import DETAIL, DIALOGUE, TOKENS, Rollout, TokenSequence, numbers_of, pack, searched_text, tools_of, unpack
-from .schema import open_to_write
-from .spans import SpanSender
+from .record import (
+    DETAIL,
+    DIALOGUE,
+    TOKENS,
+    Rollout,
+    TokenSequence,
+    numbers_of,
+    pack,
+    searched_text,
+    tool_errors,
+    tools_of,
+    unpack,
+)
+from .schema import open_to_write, searchable
+from .spans import SpanSender, seconds_of_tools
 
 log = logging.getLogger(__name__)
 
@@ -119,6 +131,7 @@ class RunWriter:
         try:
             self._database: sqlite3.Connection | None = open_to_write(folder / ROLLOUTS)
             self._bytes = int(self._database.execute("SELECT COALESCE(SUM(bytes), 0) FROM rollouts").fetchone()[0])
+            self._searchable = searchable(self._database)
             self._known = {row[0] for row in self._database.execute("SELECT id FROM token_texts")}
         except sqlite3.Error as e:
             log.warning("no rollouts are kept: %s cannot be written: %s", folder / ROLLOUTS, e)
@@ -138,11 +151,15 @@ class RunWriter:
         *,
         step: int | None = None,
         advantage: float | None = None,
+        gradient_tokens: int | None = None,
         mask_reason: str | None = None,
         sequences: Mapping[int, Mapping[str, Any]] | None = None,
     ) -> None:
-        """Add what the trainer found out later. ``sequences``: by index, `trainer_logprobs`, `entropies`, `updates`."""
-        columns = {"step": step, "advantage": advantage, "mask_reason": mask_reason}
+        """Add what the trainer found out later. ``sequences``: by index, `TokenSequence`'s fields of trainers.
+
+        Without ``gradient_tokens`` all trained tokens of the rollout get a gradient, or none if the advantage is 0.
+        """
+        columns = {"step": step, "advantage": advantage, "gradient_tokens": gradient_tokens, "mask_reason": mask_reason}
         known = {name: value for name, value in columns.items() if value is not None}
         self._put(lambda database: self._annotate(database, session_id, known, sequences or {}))
 
@@ -292,7 +309,7 @@ class RunWriter:
         if self._spans is None:
             return
         try:
-            self._spans.send({**vars(rollout), "grp": rollout.group})
+            self._spans.send(vars(rollout))
         except Exception as e:  # whatever an exporter does: the rollout itself is kept
             self._warnings.warning("spans of a rollout were not sent: %s: %s", type(e).__name__, e)
 
@@ -300,7 +317,8 @@ class RunWriter:
         before = database.execute("SELECT id FROM rollouts WHERE session_id = ?", (rollout.session_id,)).fetchone()
         if before is not None:  # it keeps its number, which addresses name
             self._forget(database, "SELECT id FROM rollouts WHERE id = ?", before)
-        parts = {DETAIL: pack(rollout.detail())}
+        detail = rollout.detail()
+        parts = {DETAIL: pack(detail)}
         if rollout.dialogue is not None:
             parts[DIALOGUE] = pack(list(rollout.dialogue))
         if rollout.sequences is not None:
@@ -316,8 +334,16 @@ class RunWriter:
         database.executemany(
             "INSERT INTO parts (rollout, name, data) VALUES (?, ?, ?)", [(row, *p) for p in parts.items()]
         )
-        database.executemany("INSERT INTO tools VALUES (?, ?, ?)", [(row, *tool) for tool in tools.items()])
-        database.execute("INSERT INTO texts VALUES (?, ?)", (row, searched_text(rollout)))
+        errors, seconds = tool_errors(rollout.dialogue), seconds_of_tools(vars(rollout))
+        database.executemany(
+            "INSERT INTO tools VALUES (?, ?, ?, ?, ?)",
+            [(row, tool, calls, errors.get(tool, 0), seconds.get(tool)) for tool, calls in tools.items()],
+        )
+        database.executemany("INSERT INTO numbers VALUES (?, ?, ?)", [(row, *n) for n in rollout.numbers().items()])
+        if self._searchable:
+            document = database.execute("INSERT INTO searched (rollout) VALUES (?)", (row,)).lastrowid
+            text = searched_text(rollout.dialogue, detail, columns["error"])
+            database.execute("INSERT INTO search (rowid, text) VALUES (?, ?)", (document, text))
         self._bytes += int(columns["bytes"])
         if TOKENS in parts and self.texts is not None:
             new = {token for sequence in rollout.sequences or () for token in sequence.ids} - self._known
@@ -351,13 +377,15 @@ class RunWriter:
             self._bytes += len(data) - len(part[0])
         if columns:
             sets = ", ".join(f"{name} = ?" for name in columns)
+            if "advantage" in columns and "gradient_tokens" not in columns:
+                sets += f", gradient_tokens = trained_tokens * {int(columns['advantage'] != 0)}"
             database.execute(f"UPDATE rollouts SET {sets} WHERE id = ?", (*columns.values(), row))
 
     def _forget(self, database: sqlite3.Connection, which: str, values: tuple[Any, ...]) -> None:
         rows = [row[0] for row in database.execute(which, values)]
         for row in rows:
             self._bytes -= database.execute("SELECT bytes FROM rollouts WHERE id = ?", (row,)).fetchone()[0]
-            for table in ("parts", "tools", "texts"):
+            for table in ("parts", "tools", "numbers", "searched"):
                 database.execute(f"DELETE FROM {table} WHERE rollout = ?", (row,))
             database.execute("DELETE FROM rollouts WHERE id = ?", (row,))
 

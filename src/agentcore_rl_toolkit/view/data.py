@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Mapping
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import msgspec
 
+from ..client.evaluation import change_of, interval, pass_rates
 from ..errors import ConfigError
-from ..runs import Query, RunReader, find_runs, status
+from ..runs import Query, RunReader, diagnose, find_runs, read_config, read_in_flight, stamp, status
+from ..runs.spans import spans_of
+from .listing import head
 
 PAGE = 1000  # rows of one answer at most
 INPUT_CHARACTERS = 300
+BINS = 12  # of a histogram
+OPEN = 16  # runs whose files stay open
+FOLDERS_S = 1.0  # for how long the list of folders is not read again
+LOG_BYTES = 4000
 
 
 class Runs:
@@ -22,71 +31,178 @@ class Runs:
 
     def __init__(self, given: list[Path], folder: Path | None) -> None:
         self._given, self._folder = given, folder
-        self._open: dict[Path, RunReader] = {}
+        self._open: OrderedDict[Path, RunReader] = OrderedDict()
+        self._folders: tuple[float, dict[str, Path]] = (-FOLDERS_S, {})
+        self._kept: dict[
+            tuple[str, Path], tuple[Any, Any]
+        ] = {}  # what was computed of a run, with the run's stamp then
 
     def folders(self) -> dict[str, Path]:
         """Name -> folder; a number tells runs of the same name apart."""
+        if time.monotonic() - self._folders[0] < FOLDERS_S:
+            return self._folders[1]
         found: dict[str, Path] = {}
         for path in [*self._given, *(find_runs(self._folder) if self._folder is not None else ())]:
             name, number = path.resolve().name, 2
             while name in found:
                 name, number = f"{path.resolve().name}~{number}", number + 1
             found[name] = path
+        self._folders = (time.monotonic(), found)
         return found
+
+    def folder(self, name: str) -> Path:
+        """Raises: ConfigError for a run that is not shown."""
+        if name not in self.folders():
+            raise ConfigError(f"there is no run {name!r} here")
+        return self.folders()[name]
 
     def reader(self, name: str) -> RunReader:
         """Raises: ConfigError for a run that is not shown, or cannot be read."""
-        path = self.folders().get(name)
-        if path is None:
-            raise ConfigError(f"there is no run {name!r} here")
+        path = self.folder(name)
         if path not in self._open:
             self._open[path] = RunReader(path)
+            if len(self._open) > OPEN:
+                self._open.popitem(last=False)  # closed when nobody reads it any more
+        self._open.move_to_end(path)
         return self._open[path]
 
-    def versions(self) -> dict[str, tuple[int, ...]]:
-        """Of each run that can be read, what changes when it grows."""
-        found = {}
-        for name in self.folders():
-            with contextlib.suppress(ConfigError):
-                found[name] = self.reader(name).version()
-        return found
+    def kept(self, kind: str, path: Path, make: Callable[[Path], Any]) -> Any:
+        """What ``make`` returned for the run when it was last written."""
+        now = stamp(path)
+        known, value = self._kept.get((kind, path), (None, None))
+        if known != now:
+            value = make(path)
+            self._kept[kind, path] = now, value
+        return value
+
+    def heads(self) -> list[dict[str, Any]]:
+        """The runs as a list shows them; one that cannot be read says why."""
+        return [{**self.kept("head", path, head), "name": name} for name, path in self.folders().items()]
+
+    def overview(self, name: str) -> dict[str, Any]:
+        """A run as a whole, with the settings that differ from those of the run before it."""
+        path, names = self.folder(name), list(self.folders())
+        before = names[names.index(name) + 1 :][:1]
+        found = self.kept("overview", path, lambda _: overview(self.reader(name)))
+        if before:
+            changed = differences(found["config"], read_config(self.folder(before[0])))
+            found = {**found, "before": {"name": before[0], "changed": changed}}
+        return {**found, "in_flight": flight(path)}
+
+    def version(self, name: str) -> Any:
+        """The status, and what changes when a run grows or ends, or with no name when any of them does."""
+        if name:
+            return *stamp(self.folder(name)), (read_in_flight(self.folder(name)) or {}).get("at_s")
+        return "", [(name, stamp(path)) for name, path in self.folders().items()]
 
     def close(self) -> None:
         for reader in self._open.values():
             reader.close()
 
 
-def list_of_runs(runs: Runs) -> list[dict[str, Any]]:
-    """The runs with how many rollouts they have and the reward of each step; one that cannot be read says why."""
-    found = []
-    for name, path in runs.folders().items():
-        entry: dict[str, Any] = {"name": name, "path": str(path), "rollouts": None, "problem": None}
-        try:
-            steps = runs.reader(name).steps()
-            trained = [step for step in steps if step["phase"] == "train" and step["step"] is not None] or steps
-            entry["rollouts"] = sum(step["rollouts"] for step in steps)
-            entry["steps"] = sum(step["phase"] == "train" and step["step"] is not None for step in steps)
-            entry["rewards"] = [step["reward"] for step in trained]
-            entry["status"] = status(path)
-            entry["last_s"] = max((s["last_s"] for s in steps if s["last_s"] is not None), default=None)
-        except ConfigError as e:
-            entry["problem"] = str(e)
-        found.append(entry)
-    return found
-
-
 def overview(run: RunReader) -> dict[str, Any]:
     """A run as a whole."""
+    steps = run.steps()
+    rates = [entry["rate"] for entry in run.solved(Query(phase="train")) if entry["rate"] is not None]
+    trained = [step for step in steps if step["phase"] == "train"]
+    tokens = {n: [s[f"{n}_tokens"] for s in trained] for n in ("sampled", "usable", "gradient")}
     return {
         "name": run.name,
+        "status": status(run.folder),
         "config": run.config(),
         "summary": run.summary(),
-        "steps": run.steps(),
+        "steps": steps,
         "metrics": run.metrics(),
+        "diagnosis": [vars(finding) for finding in diagnose(run, steps)],
+        "tokens": {
+            n: sum(v or 0 for v in each) if any(v is not None for v in each) else None for n, each in tokens.items()
+        },
+        "failures": run.failures(),
+        "tools": run.tools(),
+        "inputs": {
+            "never": sum(rate == 0 for rate in rates),
+            "sometimes": sum(0 < rate < 1 for rate in rates),
+            "always": sum(rate == 1 for rate in rates),
+        },
         "facets": run.facets(),
         "not_kept": run.counters(),
         "counted_from": run.counted_from(),
+        "log": log_tail(run.folder),
+        "before": None,
+        "in_flight": None,
     }
+
+
+def log_tail(folder: Path) -> dict[str, str] | None:
+    """The end of the log that was written last."""
+    logs = sorted([*folder.glob("*.log"), *folder.glob("*/*.log")], key=lambda path: path.stat().st_mtime)
+    if not logs:
+        return None
+    with logs[-1].open("rb") as file:
+        file.seek(max(0, logs[-1].stat().st_size - LOG_BYTES))
+        return {"name": logs[-1].name, "text": file.read().decode(errors="replace")}
+
+
+def flight(folder: Path) -> dict[str, Any] | None:
+    """How many rollouts are in flight, by stage, and the one that waits longest."""
+    found = read_in_flight(folder)
+    if found is None:
+        return None
+    stages: dict[str, int] = {}
+    for rollout in found["rollouts"]:
+        stages[rollout["stage"]] = stages.get(rollout["stage"], 0) + 1
+    longest = max(found["rollouts"], key=lambda rollout: rollout["stage_s"], default=None)
+    return {"count": found["count"], "stages": stages, "longest": longest, "at_s": found["at_s"]}
+
+
+def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Settings that differ, with both values."""
+    return {k: [one.get(k), other.get(k)] for k in sorted({*one, *other}) if one.get(k) != other.get(k)}
+
+
+def inputs(run: RunReader, query: Query) -> list[dict[str, Any]]:
+    """The inputs of rollouts with how often they were solved, the least first."""
+    found = sorted(run.solved(query), key=lambda entry: (entry["rate"] is None, entry["rate"], entry["reward"] or 0.0))
+    payloads = run.payloads([entry["first"] for entry in found[:PAGE]])
+    return [{**entry, "text": input_text(payloads.get(entry["first"]))} for entry in found[:PAGE]]
+
+
+def place_of(given: Mapping[str, str]) -> tuple[str, int | None]:
+    """Phase and number of an evaluation, out of the words of an address. Raises: ConfigError."""
+    query = query_of({name: value for name, value in given.items() if name in ("phase", "number")})
+    return query.phase or "eval", query.number
+
+
+def evaluation(run: RunReader, phase: str, number: int | None) -> dict[str, Any]:
+    """One evaluation: its reward with the interval over inputs, pass@k, the histogram of rewards, failures and inputs."""
+    query = Query(phase=phase, number=number)
+    step = next((s for s in run.steps() if (s["phase"], s["number"]) == (phase, number)), None)
+    if step is None:
+        raise ConfigError(f"{run.name} has no evaluation {phase} {number or ''}".rstrip())
+    scores: dict[str, list[float]] = {}
+    for key, score in run.scores(query):
+        scores.setdefault(key, []).append(score)
+    every = [score for each in scores.values() for score in each]
+    pass_at, pass_all = pass_rates(scores.values())
+    return {
+        **{name: step[name] for name in ("phase", "number", "at", "rollouts", "scored", "reward", "reward_ok")},
+        "interval": interval([fmean(each) for each in scores.values()]) if scores else None,
+        "pass_at": pass_at,
+        "pass_all": pass_all,
+        "histogram": histogram(every),
+        "failures": run.failures(query),
+        "inputs": inputs(run, query),
+    }
+
+
+def histogram(values: list[float]) -> list[dict[str, float]]:
+    """Values counted in `BINS` equal parts of their range, or each by itself if there are few different ones."""
+    counts = Counter(values)
+    if len(counts) <= BINS:
+        return [{"from": value, "to": value, "n": counts[value]} for value in sorted(counts)]
+    low, wide = min(values), (max(values) - min(values)) / BINS
+    found = Counter(min(BINS - 1, int((value - low) / wide)) for value in values)
+    return [{"from": low + n * wide, "to": low + (n + 1) * wide, "n": found[n]} for n in range(BINS)]
 
 
 def query_of(given: Mapping[str, str]) -> Query:
@@ -123,7 +239,7 @@ def rollout(run: RunReader, number: int) -> dict[str, Any]:
     found = run.rollout(number)
     if found is None:
         raise ConfigError(f"there is no rollout {number}")
-    return {**found, "group": run.rows(run.group(number))}
+    return {**found, "group": run.rows(run.group(number)), "spans": [vars(span) for span in spans_of(found)]}
 
 
 def token_texts(run: RunReader, ids: list[int]) -> dict[str, str]:
@@ -135,21 +251,34 @@ def group(run: RunReader, number: int) -> dict[str, Any]:
     found = [run.rollout(each) for each in run.group(number)]
     if not found:
         raise ConfigError(f"there is no rollout {number}")
-    kept = ("id", "place", "outcome", "cause", "mask_reason", "reward", "score", "advantage", "turns", "sampled_tokens")
+    kept = (
+        "id",
+        "place",
+        "outcome",
+        "cause",
+        "mask_reason",
+        "reward",
+        "score",
+        "advantage",
+        "turns",
+        "sampled_tokens",
+        "stop",
+    )
     members = [
         {
             **{k: r[k] for k in kept},
             "error": r["error"],
             "dialogue": r["dialogue"],
             "parts": (r["detail"] or {}).get("reward_parts"),
+            "numbers": (r["detail"] or {}).get("metrics") or {},
         }
         for r in found
         if r is not None
     ]
     first = next(r for r in found if r is not None)
     payload = (first["detail"] or {}).get("payload")
-    place = {name: first[name] for name in ("phase", "step", "grp", "at")}
-    return {**place, "payload": payload, "members": members}
+    place = {name: first[name] for name in ("phase", "step", "number", "grp", "at", "input_key")}
+    return {**place, "payload": payload, "members": members, "history": run.history(first["input_key"])}
 
 
 def input_text(payload: Any) -> str | None:
@@ -175,8 +304,10 @@ def compare(first: RunReader, second: RunReader, one: Side, other: Side) -> dict
     payloads = first.payloads([row["first"]["first"] for row in found[:PAGE]])
     for row in found[:PAGE]:
         row["text"] = input_text(payloads.get(row["first"]["first"]))
+    pairs = [(r["first"]["reward"], r["second"]["reward"]) for r in found if r["change"] is not None]
     return {
         "rows": found[:PAGE],
+        "change": change_of(pairs),
         "inputs": len(found),
         "only_first": len(a) - len(found),
         "only_second": len(b) - len(found),

@@ -10,25 +10,67 @@ from pathlib import Path
 from typing import Any
 
 from ..runs import Query, RunReader, TokenSequence
+from ..runs.record import searched_text
 from . import data
 
 STATIC = Path(__file__).parent / "static"
 MODULES = [
-    f"{name}.js" for name in ["dom", "source", "charts", "run", "rollouts", "rollout", "group", "compare", "app"]
+    "dom",
+    "source",
+    "charts",
+    "runs",
+    "run",
+    "rollouts",
+    "tokens",
+    "rollout",
+    "group",
+    "evaluation",
+    "compare",
+    "app",
 ]
-MOST_ROLLOUTS = 500
+COMPARED = 12  # evaluations whose changes are computed for each pair
+MOST_ROLLOUTS = 500  # of trainings; those of evaluations are all in
 _IMPORT = re.compile(r"^import [^;]*;\n", re.MULTILINE)
 _EXPORT = re.compile(r"^export ", re.MULTILINE)
 
 
 def script() -> str:
     """All modules as one: they import from each other only, by names that differ."""
-    return "\n".join(_EXPORT.sub("", _IMPORT.sub("", (STATIC / name).read_text())) for name in MODULES)
+    return "\n".join(_EXPORT.sub("", _IMPORT.sub("", (STATIC / f"{name}.js").read_text())) for name in MODULES)
 
 
-def export(run: RunReader, target: Path, *, limit: int = MOST_ROLLOUTS) -> tuple[int, int]:
-    """Write the last ``limit`` rollouts of a run with all their parts. Returns how many are in, and how many there are."""
-    rows = data.with_inputs(run, run.rollouts(Query(sort="id", descending=True), limit=limit))
+def sample(run: RunReader, limit: int) -> tuple[list[int], str]:
+    """The rollouts that a file holds, and a sentence that says which: all of evaluations, and of each training step groups that
+    lie evenly in it, at least one, with about ``limit`` rollouts in all.
+    """
+    steps: dict[int | None, dict[str, list[int]]] = {}  # of the training: the rollouts of each group
+    chosen = []
+    every = run.places()
+    for rollout, phase, step, group in every:
+        if phase == "train":
+            steps.setdefault(step, {}).setdefault(group, []).append(rollout)
+        else:
+            chosen.append(rollout)
+    evaluated, trained = len(chosen), len(every) - len(chosen)
+    if trained <= limit:
+        return [row[0] for row in every], f"This file holds all {len(every)} rollouts of the run."
+    for groups in steps.values():
+        each = list(groups.values())
+        wanted = min(len(each), max(1, round(limit / trained * len(each))))
+        places = {round(n * (len(each) - 1) / max(1, wanted - 1)) for n in range(wanted)}
+        chosen += [rollout for place in places for rollout in each[place]]
+    text = (
+        f"This file holds {len(chosen)} of the {len(every)} rollouts of the run: all {evaluated} of evaluations, and "
+        f"{len(chosen) - evaluated} of {trained} of the training, in groups that lie evenly in each step. Lists, "
+        "groups and comparisons show these; charts and counts of steps are of all."
+    )
+    return sorted(chosen), text
+
+
+def export(run: RunReader, target: Path, *, limit: int = MOST_ROLLOUTS) -> str:
+    """Write a `sample` of a run with all its parts. Returns the sentence that says what the file holds."""
+    ids, left_out = sample(run, limit)
+    rows = data.with_inputs(run, run.rows(ids))
     texts: dict[str, str] = {}
     details: dict[str, Any] = {}
     groups: dict[str, Any] = {}
@@ -38,31 +80,45 @@ def export(run: RunReader, target: Path, *, limit: int = MOST_ROLLOUTS) -> tuple
         first = str(found["group"][0]["id"])
         if first not in groups:
             groups[first] = data.group(run, row["id"])
-        ids = {token for s in found["sequences"] or () for token in TokenSequence.decoded(s).ids}
-        texts |= data.token_texts(run, [token for token in ids if str(token) not in texts])
-    total = run.count()
+        known = {token for s in found["sequences"] or () for token in TokenSequence.decoded(s).ids}
+        texts |= data.token_texts(run, [token for token in known if str(token) not in texts])
+        row["searched"] = searched_text(found["dialogue"], found["detail"] or {}, row["error"]).lower()
+    evaluated = [step for step in run.steps() if step["phase"] != "train"]
+    named = {
+        f"{s['phase']}:{s['step']}" if s["step"] is not None else s["phase"]: (s["phase"], s["step"]) for s in evaluated
+    }
+    sides = list((named | {s["phase"]: (s["phase"], None) for s in evaluated}).items())[-COMPARED:]
     held = {
         "name": run.name,
         "overview": data.overview(run),
+        "inputs": {phase: data.inputs(run, Query(phase=phase)) for phase in run.facets()["phase"]},
+        "evaluations": {
+            f"{s['phase']}:{'' if s['number'] is None else s['number']}": data.evaluation(run, s["phase"], s["number"])
+            for s in evaluated
+        },
+        "changes": {f"{a} {b}": data.compare(run, run, one, two)["change"] for a, one in sides for b, two in sides},
         "rows": rows,
-        "total": total,
+        "left_out": left_out,
         "rollouts": details,
         "groups": groups,
         "texts": texts,
     }
     # `<` would let a text end the element that holds it.
     text = json.dumps(held, separators=(",", ":")).replace("<", "\\u003c")
-    style, code = (STATIC / "style.css").read_text(), script()
-    policy = f"default-src 'none'; script-src '{_hash(code)}'; style-src '{_hash(style)}'; img-src data:"
+    style = "\n".join((STATIC / name).read_text() for name in ("vendor/uPlot.min.css", "style.css"))
+    charts, code = (STATIC / "vendor" / "uPlot.iife.min.js").read_text(), script()
+    scripts = " ".join(f"'{_hash(text)}'" for text in (charts, code))
+    policy = f"default-src 'none'; script-src {scripts}; style-src '{_hash(style)}'; img-src data:"
     page = (STATIC / "index.html").read_text()
-    page = page.replace('<link rel="stylesheet" href="static/style.css">', f"<style>{style}</style>")
+    page = re.sub(r'<link rel="stylesheet".*?>\n', "", page).replace("</head>", f"<style>{style}</style>\n</head>")
     head = f'<meta charset="utf-8">\n<meta http-equiv="Content-Security-Policy" content="{policy}">'
     page = page.replace('<meta charset="utf-8">', head)
     # Put in last and never searched again: nothing that an agent wrote can stand for a place in the page.
-    before, after = page.split('<script type="module" src="static/app.js"></script>')
+    before, _, after = page.partition('<script src="static/vendor/uPlot.iife.min.js"></script>')
+    after = after.replace('<script type="module" src="static/app.js"></script>', "")
     held_data = f'<script type="application/json" id="held">{text}</script>'
-    target.write_text(f'{before}{held_data}<script type="module">{code}</script>{after}')
-    return len(rows), total
+    target.write_text(f'{before}<script>{charts}</script>{held_data}<script type="module">{code}</script>{after}')
+    return left_out
 
 
 def _hash(text: str) -> str:

@@ -28,7 +28,7 @@ from . import data
 from .data import Runs
 from .export import STATIC
 
-LOOK_S = 0.5
+LOOK_S, LIST_LOOKS = 0.5, 6
 MAX_TOKENS = 20_000  # ids of one question for texts
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -75,14 +75,14 @@ def app(runs: Runs, hosts: HostCheck, key: str, *, ending: Callable[[], bool]) -
 
     async def events(request: Request) -> Response:
         async def changes() -> AsyncIterator[str]:
-            known: dict[str, Any] = {}
-            yield ": open\n\n"
+            name, known = request.query_params.get("run", ""), None
             while not ending() and not await request.is_disconnected():
-                for name, now in (await asyncio.to_thread(runs.versions)).items():
-                    if known.setdefault(name, now) != now:
-                        known[name] = now
-                        yield f"data: {json.dumps({'run': name})}\n\n"
-                await asyncio.sleep(LOOK_S)
+                now = await asyncio.to_thread(runs.version, name)
+                if known != now:
+                    yield f"data: {json.dumps({'status': now[0], 'changed': known is not None})}\n\n"
+                known = now
+                for _ in range(1 if name else LIST_LOOKS):  # many runs are looked at less often
+                    await asyncio.sleep(0 if ending() else LOOK_S)
 
         return StreamingResponse(changes(), media_type="text/event-stream")
 
@@ -110,8 +110,13 @@ def app(runs: Runs, hosts: HostCheck, key: str, *, ending: Callable[[], bool]) -
         routes=[
             Route("/", lambda _: FileResponse(STATIC / "index.html")),
             Mount("/static", StaticFiles(directory=STATIC)),
-            Route("/api/runs", answer(lambda r: data.list_of_runs(runs))),
-            Route("/api/runs/{run}", answer(lambda r: data.overview(reader(r)))),
+            Route("/api/runs", answer(lambda r: runs.heads())),
+            Route("/api/runs/{run}", answer(lambda r: runs.overview(r.path_params["run"]))),
+            Route("/api/runs/{run}/inputs", answer(lambda r: data.inputs(reader(r), data.query_of(r.query_params)))),
+            Route(
+                "/api/runs/{run}/evaluation",
+                answer(lambda r: data.evaluation(reader(r), *data.place_of(r.query_params))),
+            ),
             Route("/api/runs/{run}/facets", answer(lambda r: reader(r).facets())),
             Route("/api/runs/{run}/rollouts", answer(lambda r: data.rows(reader(r), dict(r.query_params)))),
             Route("/api/runs/{run}/rollouts/{number:int}", answer(lambda r: data.rollout(reader(r), number(r)))),

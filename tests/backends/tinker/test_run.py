@@ -69,7 +69,7 @@ def test_the_service_trains_exactly_what_it_sampled_and_a_second_run_goes_on(
     [groups] = batches
     outcomes = Counter(r.outcome for g in groups for r in g.rollouts)
     assert outcomes == {Outcome.OK: 31, Outcome.AGENT_ERROR: 1}
-    assert steps[0]["trained_tokens"] > 0
+    assert steps[0]["gradient_tokens"] > 0
     check_tokens(model, groups)
     state = json.loads((config.output_dir / STATE_FILE).read_text())
     assert state["steps"] == 1

@@ -112,10 +112,8 @@ async def test_each_step_updates_and_publishes_new_weights(tmp_path: Path) -> No
     calls_of = (client.of("forward_backward")[:2], client.of("forward_backward")[2:])
     for facts, calls in zip(of(events, "step"), calls_of, strict=True):
         assert (facts["loss"], facts["grad_norm"], facts["learning_rate"]) == (1.5, 0.5, 1e-3)
-        assert {tokens for *_, tokens in calls} == {facts["trainable_tokens"] / 2}, (
-            "every token of a step weighs the same"
-        )
-        assert sum(datum.trained_tokens for data, *_ in calls for datum in data) == facts["trained_tokens"]
+        assert {tokens for *_, tokens in calls} == {facts["usable_tokens"] / 2}, "every token of a step weighs the same"
+        assert sum(datum.trained_tokens for data, *_ in calls for datum in data) == facts["gradient_tokens"]
 
 
 async def test_every_number_of_a_step_and_of_an_evaluation_has_a_formula(tmp_path: Path) -> None:

@@ -166,7 +166,7 @@ async def test_training_makes_the_rewarded_token_likelier_and_ignores_failed_rol
     after = torch.softmax(model.table[1], -1).tolist()
     assert after[2] > 1 / 8 > after[3]
     assert after[4] == pytest.approx(after[5]), "a lost rollout must leave its token as unlikely as one never sampled"
-    assert metrics["sampled_tokens"] == metrics["trained_tokens"] == 2
+    assert [metrics[f"{name}_tokens"] for name in ("sampled", "usable", "gradient")] == [3, 2, 2]
     assert metrics["logprob_gap"] < 1e-6
     assert metrics["entropy"] == pytest.approx(math.log(8))
     assert metrics["ratio_max"] == pytest.approx(1.0)
@@ -252,14 +252,14 @@ async def test_trainer_and_engine_agree_at_the_runs_temperature(
     model, _ = load_model(TorchSettings())
     group = sampled(policy, temperature=temperature)
     metrics = await updated(model, tmp_path, group, rate=1e-30, temperature=temperature)
-    assert metrics["trained_tokens"] == 48
+    assert metrics["gradient_tokens"] == 48
     assert metrics["logprob_gap"] < 1e-4
 
 
 async def test_tokens_of_a_cut_distribution_do_not_count_as_another_model(policy: Engine, tmp_path: Path) -> None:
     model, _ = load_model(TorchSettings())
     metrics = await updated(model, tmp_path, sampled(policy, top_p=0.5), rate=1e-30)
-    assert (metrics["trained_tokens"], metrics["logprob_gap"]) == (48, None)
+    assert (metrics["gradient_tokens"], metrics["logprob_gap"]) == (48, None)
 
 
 @pytest.mark.parametrize("changes", [{}, {"final_logit_softcapping": 3.0}])

@@ -114,7 +114,7 @@ def test_ctrl_c_is_130_and_the_printed_command_finishes_the_run(trained: Trained
 def test_a_resumed_run_is_whole(trained: Trained) -> None:
     summary = json.loads((trained.run / "summary.json").read_text())
     assert summary["steps"] == STEPS
-    assert summary["trainable_token_share"] == 1.0
+    assert summary["usable_tokens"] == summary["sampled_tokens"]
     assert summary["logprob_gap_max"] < 1e-3  # the trainer's model gives the recorded logprobs, also after the resume
     assert summary["held_out_reward_before"] is not None
     with RunReader(trained.run) as kept:

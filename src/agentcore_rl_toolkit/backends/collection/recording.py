@@ -97,14 +97,28 @@ class Recording:
         again = ("after",) if steps_done else ("before", "after")
         self.run.forget(from_step=steps_done, phases=again, evaluations_from=steps_done + 1)
 
-    def advantages(self, samples: Sequence[Sample]) -> None:
-        """Add the advantage of each rollout, the mean over its trained tokens."""
-        found: dict[str, float] = {}
+    def advantages(self, samples: Sequence[Sample], *, trained: Sequence[Sample] | None = None) -> None:
+        """Add the advantage of each rollout, the mean over its trained tokens, and that of each token if they differ.
+
+        ``trained`` are the samples whose tokens get a gradient, if the trainer leaves some out.
+        """
+        taken = {(sample.session_id, sample.sequence_index) for sample in (samples if trained is None else trained)}
+        rollouts: dict[str, list[Sample]] = {}
         for sample in samples:
-            share = sample.weight * sample.advantage
-            found[sample.session_id] = found.get(sample.session_id, 0.0) + share
-        for session_id, advantage in found.items():
-            self.run.annotate(session_id, advantage=advantage)
+            rollouts.setdefault(sample.session_id, []).append(sample)
+        for session_id, own in rollouts.items():
+            differ = len({A for s in own for A, m in zip(s.advantages, s.response_mask, strict=True) if m}) > 1
+            tokens = {
+                s.sequence_index: of_sampled(s.advantages, s.response_mask, len(s.prompt_ids)) for s in own if differ
+            }
+            self.run.annotate(
+                session_id,
+                advantage=math.fsum(s.weight * s.advantage for s in own),
+                gradient_tokens=sum(
+                    A != 0 for s in own if (session_id, s.sequence_index) in taken for A in s.advantages
+                ),
+                sequences={index: {"advantages": each} for index, each in tokens.items()},
+            )
 
     def trained(
         self,

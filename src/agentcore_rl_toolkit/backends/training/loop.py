@@ -124,9 +124,9 @@ async def update(
     report, stats = CreditReport(), summarize(groups)
     plan, loss = settings.update, settings.update.token_loss
     samples = to_samples(groups, estimator=plan.estimator, credit=settings.signals, report=report)
-    if recording is not None:
-        recording.advantages(samples)
     pairs = to_data(samples, groups, max_tokens=plan.max_tokens, version=step)
+    if recording is not None:
+        recording.advantages(samples, trained=[sample for _, sample in pairs])
     random.Random(settings.step.seed * 1_000_003 + step).shuffle(pairs)
     adam, sums = settings.optimizer.at(step, settings.step.steps), Sums(loss)
     for minibatch in range(plan.minibatches):
@@ -155,10 +155,12 @@ async def update(
         "learning_rate": adam.learning_rate,
         "sequences": len(samples),
         "too_long": sum(any(sample.advantages) for sample in samples) - len(pairs),
-        "sampled_tokens": stats.sampled_tokens,
-        "trainable_tokens": stats.trained_tokens,
+        "sampled_tokens": sum(
+            r.trajectory.report.sampled_tokens for g in groups for r in g.rollouts if r.trajectory is not None
+        ),
+        "usable_tokens": stats.trained_tokens,
         "groups_that_differ": len({sample.group_index for _, sample in pairs}),
-        "trained_tokens": sum(sample.trained_tokens for _, sample in pairs),
+        "gradient_tokens": sum(A != 0 for _, sample in pairs for A in sample.advantages),
         "computed_tokens": sum(len(sample.token_ids) for _, sample in pairs),  # prompts too
         **sums.metrics(),
         **report.numbers(),

@@ -110,5 +110,5 @@ def line(event: str, facts: dict[str, Any]) -> str | None:
     text += f"  policy failed {failed}" if failed else ""
     names = [name for name in facts if ":" in name or name in ("loss", "grad_norm", "kl_sampler", "entropy")]
     numbers = "  ".join(f"{name} {facts[name]:.4g}" for name in names if facts[name] is not None)
-    learned = numbers if facts["trained_tokens"] else "nothing to learn from"
+    learned = numbers if facts["gradient_tokens"] else "nothing to learn from"
     return "  ".join(filter(None, (text, learned, metrics_line(facts["metrics"]))))

@@ -48,6 +48,15 @@ def failures(causes: Mapping[str, int]) -> tuple[str, str, str]:
     return infrastructure, agent, policy
 
 
+def token_counts(facts: Mapping[str, Any]) -> str:
+    """Describe how many tokens were sampled, how many of these were usable, and how many got a gradient."""
+    parts = [f"{facts['sampled_tokens']:,} tokens sampled"]
+    for name, kind in (("usable_tokens", "usable"), ("gradient_tokens", "with gradient")):
+        count, of = facts.get(name), facts["sampled_tokens"]
+        parts.append(f"- {kind}" if count is None else f"{count:,} {kind}" + (f" ({count / of:.0%})" if of else ""))
+    return ", ".join(parts)
+
+
 def share_of(value: float | None, n: int) -> str:
     """A share, and of how many."""
     return "-" if value is None else f"{share(value)} of {n}"

@@ -69,11 +69,10 @@ class Report:
         gaps = [e["logprob_gap"] for e in steps if e["logprob_gap"] is not None]
         sides = {when: evaluated.get(when, {}) for when in ("before", "after")}
         pairs = [(before["score"], after["score"]) for before, after in self._held_out()]
-        shares = {}  # of the sampled tokens: those that a reward could train, and those of groups whose rewards differed
-        for name in ("trainable", "trained"):
-            # In steps of an older run `trained_tokens` are the trainable ones.
-            known = [e[f"{name}_tokens"] for e in steps if "trainable_tokens" in e]
-            shares[f"{name}_token_share"] = sum(known) / sampled if sampled and len(known) == len(steps) else None
+        tokens: dict[str, int | None] = {"sampled_tokens": sampled}
+        for name in ("usable_tokens", "gradient_tokens"):
+            known = [e[name] for e in steps if name in e]
+            tokens[name] = sum(known) if len(known) == len(steps) else None  # steps of an older version lack them
         summary = {
             "exp_id": exp_id,
             # Steps in which something could be learned: in some group the rewards differed.
@@ -92,8 +91,7 @@ class Report:
             "rollouts": counts["outcomes"].total(),
             "lost_rollouts": counts["causes"][Cause.INFRASTRUCTURE],
             **{name: dict(counter) for name, counter in counts.items()},
-            "sampled_tokens": sampled,
-            **shares,
+            **tokens,
             "forked_rollout_branches": sum(e["branches"] for e in steps),
             "logprob_gap_max": max(gaps) if gaps else None,
             "wall_s": round(wall_s, 1),

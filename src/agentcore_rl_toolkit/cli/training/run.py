@@ -180,7 +180,7 @@ def print_end(console: Console, job: Job, report: Report, summary: dict[str, Any
     from rich.markup import escape
     from rich.table import Table
 
-    from .display import share, share_of
+    from .display import share, share_of, token_counts
 
     for when, rollout in report.example(job.settings.step.seed):
         console.print(
@@ -209,8 +209,7 @@ def print_end(console: Console, job: Job, report: Report, summary: dict[str, Any
     lines = [
         f"{summary['rollouts']} rollouts, {summary['lost_rollouts']} lost, {summary['causes'].get('agent', 0)} failed by the "
         f"agent, {summary['causes'].get('policy', 0)} by the policy; "
-        f"{share(summary['trainable_token_share'])} of the sampled tokens could be trained, "
-        f"{share(summary['trained_token_share'])} were{differ}",
+        f"{token_counts(summary)}{differ}",
         f"Finished in {summary['wall_s']:.0f} s. See it: {program()} view {nearby(job.run_dir)}",
     ]
     if summary["steps_that_taught"] < summary["steps"]:

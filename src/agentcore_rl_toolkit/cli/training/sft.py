@@ -70,9 +70,8 @@ class Imitation(Settings):
         if Path(source).is_file():
             return read_rows(source)
         how = self.imitation
-        rows, report = demonstrations(find_run(source), min_reward=how.min_reward, best_of_group=how.best_of_group)
-        click.echo(visible(report))
-        return rows
+        chosen: Any = {"min_reward": how.min_reward, "best_of_group": how.best_of_group}
+        return list(demonstrations(find_run(source), **chosen, report=lambda text: click.echo(visible(text))))
 
 
 @click.command()

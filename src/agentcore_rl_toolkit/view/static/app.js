@@ -1,17 +1,19 @@
 import { el, link, tip } from "./dom.js";
 import { exported, listen, runList } from "./source.js";
-import { runPage, runsPage } from "./run.js";
+import { mount } from "./charts.js";
+import { runsPage } from "./runs.js";
+import { inputsPage, runPage } from "./run.js";
 import { rolloutsPage } from "./rollouts.js";
 import { rolloutPage } from "./rollout.js";
 import { groupPage } from "./group.js";
+import { evaluationPage } from "./evaluation.js";
 import { comparePage } from "./compare.js";
 
 const page = document.getElementById("page"), bar = document.getElementById("bar");
-const LIVE = "What is written to a run shows up here by itself.";
-const live = el("span", { class: "live", title: LIVE });
-const keys = el("dialog", { id: "keys", "aria-label": "Keys" }, el("h2", {}, "Keys"), el("table", {}, [["j, k", "next and previous rollout, in a list and in a group"], ["Enter", "open the rollout"], ["/", "search the text of the rollouts"], ["g", "the group of this rollout"], ["l", "the least likely token of this rollout"], ["r", "the rollouts of this run"], ["?", "these keys"], ["Esc", "close"]].map(([key, what]) => el("tr", {}, el("td", {}, el("kbd", {}, key)), el("td", {}, what)))), el("form", { method: "dialog" }, el("button", {}, "Close")));
+const live = el("span", { class: "live", role: "status" });
+const keys = el("dialog", { id: "keys", "aria-label": "Keys" }, el("h2", {}, "Keys"), el("table", {}, [["j, k", "next and previous rollout of the list"], ["Enter", "open the rollout"], ["/", "search the text of the rollouts, or find in one"], ["g", "the group of this rollout"], ["t", "dialogue or tokens"], ["l", "the least likely token of this rollout"], ["r", "the rollouts of this run"], ["?", "these keys"], ["Esc", "close"]].map(([key, what]) => el("tr", {}, el("td", {}, el("kbd", {}, key)), el("td", {}, what)))), el("form", { method: "dialog" }, el("button", {}, "Close")));
 document.body.append(keys);
-let current = null, drawn = 0, connection = "";
+let current = null, drawn = 0, watched = null, stop = () => {};
 
 function read() {
   const [path, words = ""] = location.hash.replace(/^#\/?/, "").split("?");
@@ -38,18 +40,10 @@ async function pageOf(at) {
   if (at.kind !== "run") {
     const runs = await runList();
     if (runs.length === 1 && runs[0].problem === null) { history.replaceState(null, "", link(runs[0].name)); return pageOf(read()); }
-    return runsPage();
+    return runsPage(at.query, go);
   }
-  if (at.name === "rollouts") return rolloutsPage(at.run, at.query, go);
-  if (at.name === "rollout") return rolloutPage(at.run, at.id, at.query, go);
-  if (at.name === "group") return groupPage(at.run, at.id, at.query, go);
-  return runPage(at.run);
-}
-
-// A run that has ended is not live, whatever the connection says.
-async function sayState(run) {
-  const status = run === undefined ? "running" : (await runList()).find((r) => r.name === run)?.status ?? "running";
-  if (read().run === run) [live.textContent, live.title] = status === "running" ? [connection, LIVE] : [status.split(":")[0], status];
+  const pages = { rollouts: () => rolloutsPage(at.run, at.query, go), rollout: () => rolloutPage(at.run, at.id, at.query, go), group: () => groupPage(at.run, at.id, at.query, go), inputs: () => inputsPage(at.run, at.query), evaluation: () => evaluationPage(at.run, at.query) };
+  return (pages[at.name] ?? (() => runPage(at.run, at.query, go, mount)))();
 }
 
 async function draw(keep = false) {
@@ -59,16 +53,19 @@ async function draw(keep = false) {
   try { made = await pageOf(read()); } catch (error) { made = [el("h1", {}, "This cannot be shown"), el("p", { class: "notice" }, error.message)]; }
   if (mine !== drawn) return; // another address was asked for meanwhile
   tip(null);
+  const named = (d) => d.id || d.querySelector("summary")?.textContent, opened = keep ? new Set([...page.querySelectorAll("details[open]")].map(named)) : null;
   current = Array.isArray(made) ? { nodes: made } : made;
   const at = read();
   drawBar(at);
   page.replaceChildren(...current.nodes.flat(3).filter(Boolean));
   document.title = at.run ? `${at.run}: ${at.name || "run"}` : "Runs";
-  current.shown?.();
+  mount(page);
   scrollTo(0, scrolled);
+  current.shown?.();
+  if (opened) page.querySelectorAll("details").forEach((d) => { if (opened.has(named(d))) d.open = true; });
   if (focused) { const again = page.querySelector(`[name="${CSS.escape(focused)}"]`); again?.focus(); if (caret && again?.type === "search") again.setSelectionRange(caret, caret); }
   page.dataset.ready = String(mine);
-  if (!exported) await sayState(at.run);
+  watch(at);
 }
 
 addEventListener("hashchange", () => draw());
@@ -81,11 +78,21 @@ addEventListener("keydown", (event) => {
   else if (!current?.keys?.(event.key)) return;
   event.preventDefault();
 });
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => draw(true)); // canvases keep their colours
+
+// Follow what the page shows: its run, or the list of runs. A rollout, a group and a comparison stay as they are.
+const REDRAW_MS = 1000;
 let due = 0;
-listen((run) => {
-  const at = read();
-  if ((at.kind === "run" && at.run !== run) || (["rollout", "group"].includes(at.name)) || at.kind === "compare") return;
-  clearTimeout(due);
-  due = setTimeout(() => (current?.changed ? current.changed() : draw(true)), 200);
-}, (state) => { connection = state; if (live.title === LIVE) live.textContent = state; });
+function watch(at) {
+  const run = at.kind === "run" ? at.run : at.kind === "" ? "" : null;
+  if (run === watched) return;
+  stop();
+  watched = run;
+  if (run === null) { live.textContent = ""; return; }
+  const say = (text, title = "") => { [live.textContent, live.title] = [text, title]; };
+  stop = listen(run, () => {
+    if (due || ["rollout", "group"].includes(read().name)) return;
+    due = setTimeout(() => { due = 0; current?.changed ? current.changed() : draw(true); }, REDRAW_MS);
+  }, say);
+}
 draw();

@@ -1,92 +1,102 @@
-import { el, many, svg, small, tip } from "./dom.js";
+// Charts of a run, drawn by uPlot. A chart is a card whose plot is made when the page is shown: a canvas needs its width.
+import { el, number, small, svg } from "./dom.js";
 
-const WIDTH = 360, HEIGHT = 182, LEFT = 44, RIGHT = 10, TOP = 10, BOTTOM = 36;
-const axisName = () => svg("text", { x: (LEFT + WIDTH - RIGHT) / 2, y: HEIGHT - 4, "text-anchor": "middle" }, "step");
+const HEIGHT = 170, LABELLED = 60;
+export const COLOURS = { main: "--main", held: "--good", other: "--warn", ok: "--good", policy: "--warn", agent: "--bad", infrastructure: "--soft", fail: "--bad", mixed: "--main", pass: "--good", same: "--warn" };
+const RING = ["--main", "--warn", "--good", "--bad", "--violet", "--cyan", "--soft"];
+const waiting = new WeakMap();
 
-function ticks(low, high) {
-  const step = 10 ** Math.floor(Math.log10((high - low) / 3 || 1));
-  const wide = [1, 2, 5, 10].map((n) => n * step).find((n) => (high - low) / n <= 4) ?? step * 10;
-  const found = [];
-  // By whole multiples: a sum of steps would end beside 0.
-  for (let n = Math.ceil(low / wide - 1e-9); n * wide <= high + wide * 1e-9; n++) found.push(Number((n * wide).toPrecision(8)));
-  return found;
+// The colour of a custom property, as a canvas takes it.
+function colour(name, alpha = 1) {
+  const probe = document.body.appendChild(document.createElement("i"));
+  probe.style.color = `var(${name})`;
+  const [r, g, b] = getComputedStyle(probe).color.match(/[\d.]+/g);
+  probe.remove();
+  return `rgba(${r}, ${g}, ${b}, ${alpha})`;
 }
 
-// curves: [{name, points: [{x, y, low?, high?}], kind?: "other" or "held"}]. Points without a value are left out, not drawn as 0.
-// The parts of a curve without a missing step. Evaluations lie where they were made.
-function segments(curve) {
-  const found = [];
-  let before = null;
-  for (const p of curve.points) {
-    const missing = before === null || (curve.kind !== "held" && p.x - before.x > 1);
-    missing ? found.push([p]) : found.at(-1).push(p);
-    before = p;
-  }
-  return found;
+// Steps in order. Between the first and the last none is left out, so that a curve stops at a missing one.
+function stepsOf(curves) {
+  const known = [...new Set(curves.flatMap((c) => c.points.map((p) => p.x)))].sort((a, b) => a - b);
+  if (known.length < 2 || known.at(-1) - known[0] > 20000) return known;
+  return [...new Set([...known, ...Array.from({ length: Math.floor(known.at(-1)) - Math.ceil(known[0]) + 1 }, (_, i) => Math.ceil(known[0]) + i)])].sort((a, b) => a - b);
 }
 
+const valueAt = (x, points, key) => { const p = points.get(x); return p === undefined || p[key] === undefined ? null : p[key]; };
+
+const bandOf = (p) => (p === undefined || p.low === undefined || p.low === null ? "" : ` (${small(p.low)} to ${small(p.high)})`);
+const tick = (v) => (v === null ? "" : v !== 0 && Math.abs(v) < 0.001 ? v.toExponential(0) : String(Number(v.toPrecision(4))));
+
+// curves: [{name, points: [{x, y, low?, high?, href?}], kind?}]. A point without a value is a gap, never 0. `held` ones are joined.
 export function lineChart(title, curves, options = {}) {
   const shown = curves.map((c) => ({ ...c, points: c.points.filter((p) => p.y !== null && p.y !== undefined) })).filter((c) => c.points.length);
   if (!shown.length) return null;
-  const all = shown.flatMap((c) => c.points);
-  const xs = all.map((p) => p.x);
-  let low = Math.min(options.from ?? Infinity, ...all.map((p) => p.low ?? p.y)), high = Math.max(options.to ?? -Infinity, ...all.map((p) => p.high ?? p.y));
-  if (low === high && options.from === undefined) [low, high] = [low - (Math.abs(low) || 1) / 2, high + (Math.abs(high) || 1) / 2]; // a constant is in the middle
-  const left = Math.min(...xs), right = Math.max(...xs), tall = high - low || 1, wide = right - left || 1;
-  const X = (x) => LEFT + ((x - left) / wide) * (WIDTH - LEFT - RIGHT) + (right === left ? (WIDTH - LEFT - RIGHT) / 2 : 0);
-  const Y = (y) => TOP + (1 - (y - low) / tall) * (HEIGHT - TOP - BOTTOM);
-  const picture = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": title });
-  for (const at of ticks(low, low + tall)) picture.append(svg("line", { class: "axis", x1: LEFT, x2: WIDTH - RIGHT, y1: Y(at), y2: Y(at) }), svg("text", { x: LEFT - 6, y: Y(at) + 4, "text-anchor": "end" }, small(at)));
-  for (const at of ticks(left, right).filter(Number.isInteger)) picture.append(svg("text", { x: X(at), y: HEIGHT - 20, "text-anchor": "middle" }, at));
-  picture.append(axisName());
-  for (const curve of shown) {
-    const second = curve.kind ? ` ${curve.kind}` : "";
-    const banded = curve.points.filter((p) => p.low !== undefined && p.low !== null);
-    if (banded.length > 1) picture.append(svg("polygon", { class: "band", points: [...banded.map((p) => `${X(p.x)},${Y(p.high)}`), ...banded.toReversed().map((p) => `${X(p.x)},${Y(p.low)}`)].join(" ") }));
-    for (const part of segments(curve)) picture.append(svg("polyline", { class: `curve${second}`, points: part.map((p) => `${X(p.x)},${Y(p.y)}`).join(" ") }));
-    for (const p of curve.points) {
-      const dot = svg("circle", { class: curve.kind ? `${curve.kind}-dot` : "dot", cx: X(p.x), cy: Y(p.y), r: curve.points.length > 80 ? 2 : 3.5 });
-      dot.addEventListener("mousemove", (event) => tip(`step ${p.x}\n${curve.name} ${small(p.y)}${p.note ? `\n${p.note}` : ""}`, event));
-      dot.addEventListener("mouseleave", () => tip(null));
-      picture.append(p.href ? svg("a", { href: p.href, "aria-label": `step ${p.x}` }, dot) : dot);
+  const xs = stepsOf(shown), data = [xs], series = [{ label: options.x ?? "step" }], bands = [], hrefs = [];
+  for (const [n, curve] of shown.entries()) {
+    const points = new Map(curve.points.map((p) => [p.x, p])), name = curve.kind ? COLOURS[curve.kind] : RING[n % RING.length];
+    hrefs.push(points);
+    data.push(xs.map((x) => valueAt(x, points, "y")));
+    series.push({ label: curve.name, stroke: () => colour(name), width: 2, dash: curve.kind === "held" ? [4, 3] : undefined, spanGaps: curve.kind === "held" || options.join === true,
+      points: { show: xs.length <= LABELLED || curve.kind === "held", size: 6 }, value: (_, v, __, i) => small(v) + bandOf(points.get(xs[i])) });
+    if (curve.points.some((p) => p.low !== undefined && p.low !== null)) {
+      for (const key of ["high", "low"]) {
+        data.push(xs.map((x) => valueAt(x, points, key)));
+        series.push({ label: `${curve.name}, ${key}`, class: "u-band", stroke: () => colour(name, 0.25), width: 1, spanGaps: curve.kind === "held", points: { show: false } });
+      }
+      bands.push({ series: [data.length - 2, data.length - 1], fill: () => colour(name, 0.13) });
     }
   }
-  const named = shown.length > 1 ? el("div", { class: "soft" }, shown.map((c) => [el("i", { class: `key ${c.kind ?? "curve"}-key` }), c.name])) : null;
-  return el("div", { class: "card" }, el("b", {}, title), picture, named);
+  return plotted(title, data, { series, bands }, options, hrefs);
 }
 
-const COLOURS = { ok: "var(--good)", policy: "var(--warn)", agent: "var(--bad)", infrastructure: "var(--soft)", other: "var(--main)" };
-
-// One bar per step, parts from the bottom: what ended ok, then failures by cause.
-export function stackedChart(title, steps, from = 0) {
-  if (!steps.length) return null;
-  const picture = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": title });
-  const most = Math.max(...steps.map((s) => s.rollouts)), wide = (WIDTH - LEFT - RIGHT) / steps.length, seen = new Set();
-  for (const at of ticks(0, most)) {
-    const y = TOP + (1 - at / most) * (HEIGHT - TOP - BOTTOM);
-    picture.append(svg("line", { class: "axis", x1: LEFT, x2: WIDTH - RIGHT, y1: y, y2: y }), svg("text", { x: LEFT - 6, y: y + 4, "text-anchor": "end" }, at));
+// One bar per step, its parts on top of each other: parts are [{name, colour, values}] over xs.
+export function stackedChart(title, xs, parts, options = {}) {
+  const known = parts.filter((p) => p.values.some((v) => v));
+  if (!known.length) return null;
+  const sums = xs.map(() => 0), data = [xs], series = [{ label: options.x ?? "step" }];
+  // The tallest first: each lower part is drawn over it.
+  const stack = known.map((part) => part.values.map((v, i) => (sums[i] += v ?? 0)));
+  for (let n = known.length - 1; n >= 0; n--) {
+    const name = known[n].colour ?? RING[n % RING.length];
+    data.push(stack[n]);
+    series.push({ label: known[n].name, stroke: () => colour(name), fill: () => colour(name, 0.85), width: 0, points: { show: false }, paths: uPlot.paths.bars({ size: [0.8, 60], gap: 0 }), value: (_, __, ___, i) => (i === null ? "–" : number(known[n].values[i] ?? 0)) });
   }
-  const named = new Set(ticks(steps[0].step + from, steps.at(-1).step + from).filter(Number.isInteger));
-  picture.append(axisName());
-  steps.forEach((step, i) => {
-    if (named.has(step.step + from) || steps.length === 1) picture.append(svg("text", { x: LEFT + (i + 0.5) * wide, y: HEIGHT - 20, "text-anchor": "middle" }, step.step + from));
-    const failed = Object.values(step.causes).reduce((a, b) => a + b, 0);
-    const parts = [["ok", step.rollouts - failed], ...Object.entries(step.causes)];
-    let base = 0;
-    for (const [name, count] of parts) {
-      if (!count) continue;
-      seen.add(name);
-      const tall = (count / most) * (HEIGHT - TOP - BOTTOM), y = HEIGHT - BOTTOM - base - tall;
-      const bar = svg("rect", { x: LEFT + i * wide + wide * 0.1, width: Math.max(1, wide * 0.8), y, height: tall });
-      bar.style.fill = COLOURS[name] ?? COLOURS.other;
-      bar.addEventListener("mousemove", (event) => tip(`step ${step.step + from}\n${name}: ${many(count, "rollout")}\n${Object.entries(step.outcomes).map(([o, n]) => `${n} ${o}`).join("\n")}`, event));
-      bar.addEventListener("mouseleave", () => tip(null));
-      picture.append(bar);
-      base += tall;
-    }
+  return plotted(title, data, { series, bands: [] }, { from: 0, bars: true, ...options }, options.hrefs ? [new Map(xs.map((x, i) => [x, { href: options.hrefs[i] }]))] : []);
+}
+
+function plotted(title, data, { series, bands }, options, hrefs) {
+  const box = el("div", { class: "plot", role: "img", "aria-label": options.label ?? title });
+  const card = el("div", { class: `card chart ${options.class ?? ""}`, "data-title": title }, el("b", { title: options.note }, title), options.note ? el("span", { class: "soft note" }, options.note) : null, box);
+  const axis = { stroke: () => colour("--soft"), grid: { stroke: () => colour("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" };
+  const range = (_, low, high) => {
+    if (low === null) return [0, 1];
+    let [from, to] = [Math.min(low, options.from ?? low), Math.max(high, options.to ?? high)];
+    if (from === to) [from, to] = [from - (Math.abs(from) || 1) / 2, to + (Math.abs(to) || 1) / 2]; // a constant is in the middle
+    const room = (to - from) * 0.06;
+    return [options.from !== undefined && from === options.from ? from : from - room, to + room];
+  };
+  const apart = options.bars ? Math.min(1, ...data[0].slice(1).map((x, i) => x - data[0][i])) : 0;
+  const around = (_, low, high) => (options.bars ? [low - 0.6 * apart, high + 0.6 * apart] : low === high ? [low - 1, high + 1] : [low, high]);
+  waiting.set(box, () => {
+    const made = new uPlot({ width: Math.max(200, box.clientWidth), height: options.height ?? HEIGHT, series, bands, cursor: { y: false, points: { size: 7 }, drag: { x: true, y: false } },
+      scales: { x: { time: false, range: around }, y: { range } },
+      axes: [{ ...axis, size: 28, ...(options.x ? { values: (_, v) => v.map(tick) } : { incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000], values: (_, v) => v.map((x) => (Number.isInteger(x) ? String(x) : "")) }) }, { ...axis, size: 50, values: (_, v) => v.map((y) => (options.bars && !Number.isInteger(y) ? "" : tick(y))) }],
+      legend: { live: true } }, data, box);
+    const at = (i) => (i === null || i === undefined ? null : hrefs.map((points) => points.get(data[0][i])?.href).find(Boolean));
+    made.over.addEventListener("mousemove", () => { made.over.style.cursor = at(made.cursor.idx) ? "pointer" : "default"; });
+    made.over.addEventListener("click", () => { const href = at(made.cursor.idx); if (href && getSelection().isCollapsed) location.hash = href; });
+    box.chart = made;
+    new ResizeObserver(() => { if (box.clientWidth && Math.abs(box.clientWidth - made.width) > 1) made.setSize({ width: box.clientWidth, height: options.height ?? HEIGHT }); }).observe(box);
   });
-  const keys = [...seen].map((name) => { const key = el("i", { class: "key" }); key.style.background = COLOURS[name] ?? COLOURS.other; return [key, name]; });
-  return el("div", { class: "card" }, el("b", {}, title), picture, el("div", { class: "soft" }, keys));
+  return card;
+}
+
+// Make the plots of what is on the page.
+export function mount(root) {
+  for (const box of root.querySelectorAll(".plot")) {
+    const make = waiting.get(box);
+    if (make && box.clientWidth) { waiting.delete(box); make(); }
+  }
 }
 
 // A small curve without axes, for lists.

@@ -1,33 +1,44 @@
+// Runs over each other on any number of a step, their settings, and two sides input by input.
+import { el, link, many, number, table } from "./dom.js";
 import { lineChart } from "./charts.js";
-import { el, link, many, number } from "./dom.js";
-import { compareOf, overview, runList } from "./source.js";
+import { compareOf, leftOut, runList } from "./source.js";
+import { heldOut, readRun } from "./run.js";
+
+const OVERLAID = 8; // runs that are chosen at first at most two, and in all
+const plain = (facts, prefix = "") => Object.entries(facts).flatMap(([k, v]) => (typeof v === "number" ? [[prefix + k, v]] : v && typeof v === "object" && !Array.isArray(v) ? plain(v, `${prefix}${k}/`) : []));
 
 export async function comparePage(query, go) {
-  const runs = (await runList()).filter((r) => r.problem === null);
-  const sides = [], labels = {}, curves = {};
-  for (const run of runs.slice(0, 50)) {
-    const whole = await overview(run.name);
-    curves[run.name] = whole.steps.filter((s) => s.phase === "train" && s.step !== null).map((s) => ({ x: s.step + whole.counted_from, y: s.reward, href: link(run.name, "rollouts", { phase: "train", step: s.step, sort: "reward" }) }));
-    for (const step of whole.steps) {
-      sides.push(`${run.name}@${step.phase}${step.step === null ? "" : `:${step.step}`}`);
-      labels[sides.at(-1)] = `${run.name}, ${step.at}`;
-    }
-  }
-  const phases = sides.filter((s) => !s.includes(":"));
-  const first = query.first ?? phases[0] ?? sides[0], second = query.second ?? phases[1] ?? sides.at(-1);
-  const choice = (key, value) => { const made = el("select", { name: key, onchange: (event) => go(`#/compare?${new URLSearchParams({ first, second, [key]: event.target.value })}`) }, sides.map((s) => el("option", { value: s }, labels[s]))); made.value = value ?? ""; return el("label", {}, key, made); };
-  const head = [el("h1", {}, "Compare"), el("form", { class: "filters" }, choice("first", first), choice("second", second))];
+  const known = (await runList()).filter((r) => r.problem === null), named = (side) => side?.slice(0, side.lastIndexOf("@"));
+  const asked = [...new Set([...(query.runs ? query.runs.split(",") : []), named(query.first), named(query.second)].filter(Boolean))];
+  const chosen = (asked.length ? asked : known.slice(0, 2).map((r) => r.name)).filter((n) => known.some((r) => r.name === n)).slice(0, OVERLAID);
+  const runs = await Promise.all(chosen.map(readRun));
+  const sides = runs.flatMap((run) => [...new Set(run.steps.map((s) => s.phase))].map((p) => [`${run.name}@${p}`, `${run.name}, ${p}`]).concat(run.steps.filter((s) => s.step !== null).map((s) => [`${run.name}@${s.phase}:${s.step}`, `${run.name}, ${s.at}`])));
+  const whole = sides.map(([s]) => s).filter((s) => !s.includes(":", s.lastIndexOf("@")));
+  const first = query.first || whole[0] || sides[0]?.[0], second = query.second || whole.findLast((s) => named(s) === named(first) && s !== first) || whole.at(-1);
+  const here = (changed) => { const all = { runs: chosen.join(","), first, second, metric: query.metric, flipped: query.flipped, ...changed }; return `#/compare?${new URLSearchParams(Object.entries(all).filter(([, v]) => v))}`; };
+  const boxes = known.length > 1 ? el("details", { class: "card", open: known.length <= 12 }, el("summary", {}, `${many(chosen.length, "run")} chosen of ${known.length}, at most ${OVERLAID}`), el("div", { class: "spaced" }, known.map((r) => el("label", {}, el("input", { type: "checkbox", name: `run-${r.name}`, checked: chosen.includes(r.name), disabled: !chosen.includes(r.name) && chosen.length >= OVERLAID, onchange: (event) => go(here({ runs: (event.target.checked ? [...chosen, r.name] : chosen.filter((n) => n !== r.name)).join(","), first: "", second: "" })) }), ` ${r.name}`)))) : null;
+  const valuesOf = (run) => run.trained.map((s) => [s, Object.fromEntries([...plain(run.events.get(s.step) ?? {}), ...plain(s)])]);
+  const all = new Map(runs.map((run) => [run.name, valuesOf(run)]));
+  const metrics = [...new Set([...all.values()].flat().flatMap(([, v]) => Object.keys(v)))].filter((m) => !["step", "number"].includes(m)).sort();
+  const metric = metrics.includes(query.metric) ? query.metric : "reward";
+  const chooser = el("select", { name: "metric", onchange: (event) => go(here({ metric: event.target.value })) }, metrics.map((m) => el("option", { value: m }, m)));
+  chooser.value = metric;
+  const curves = runs.map((run) => ({ name: run.name, points: all.get(run.name).map(([s, v]) => ({ x: s.number, y: v[metric] ?? null, href: run.listOf(s) })) }));
+  const held = metric === "reward" && runs.length <= 3 ? runs.map((run) => ({ name: `${run.name}, held out`, kind: runs.length === 1 ? "held" : undefined, points: heldOut(run) })) : [];
+  const over = metrics.length ? [el("form", { class: "filters", onsubmit: (event) => event.preventDefault() }, el("label", {}, "number of a step", chooser)), lineChart(metric, [...curves, ...held], { height: 240, class: "over", join: true })] : null;
+  const keys = [...new Set(runs.flatMap((run) => Object.keys(run.config)))].sort().filter((k) => new Set(runs.map((run) => JSON.stringify(run.config[k]))).size > 1);
+  const settings = runs.length > 1 ? [el("h2", {}, "Settings that differ"), keys.length ? table(["setting", ...chosen], keys.map((k) => [k, ...runs.map((run) => el("code", {}, JSON.stringify(run.config[k]) ?? "–"))]), { id: "changed" }) : el("p", { class: "soft" }, "None.")] : null;
+  const head = [el("h1", {}, "Compare"), leftOut ? el("p", { class: "notice" }, leftOut) : null, boxes, over, settings];
   if (!first || !second) return [...head, el("p", { class: "notice" }, "There is nothing to compare yet.")];
-  const found = await compareOf(first, second);
+  const choice = (key, value) => { const made = el("select", { name: key, onchange: (event) => go(here({ [key]: event.target.value })) }, sides.map(([s, label]) => el("option", { value: s }, label))); made.value = value; return el("label", {}, key, made); };
+  const found = await compareOf(first, second), solved = (r) => (r === null ? null : r >= 1);
   const better = found.rows.filter((r) => r.change > 0).length, worse = found.rows.filter((r) => r.change < 0).length;
-  const known = found.rows.filter((r) => r.change !== null);
-  const mean = known.length ? known.reduce((n, r) => n + r.change, 0) / known.length : null;
-  const name = (side) => side.slice(0, side.lastIndexOf("@"));
-  const table = el("table", { id: "compared" }, el("thead", {}, el("tr", {}, ["input", "reward, first", "reward, second", "change", "tokens, first", "tokens, second", "rollouts"].map((t, i) => el("th", { class: i && i < 6 ? "num" : "" }, t)))),
-    el("tbody", {}, found.rows.map((r) => el("tr", {}, el("td", { class: "input", title: r.text ?? r.input_key }, r.text ?? r.input_key), [number(r.first.reward), number(r.second.reward)].map((v) => el("td", { class: "num" }, v)), el("td", { class: `num ${r.change > 0 ? "good" : r.change < 0 ? "bad" : ""}` }, r.change > 0 ? `+${number(r.change)}` : number(r.change)), [number(r.first.tokens, 0), number(r.second.tokens, 0)].map((v) => el("td", { class: "num" }, v)),
-      el("td", {}, el("a", { href: link(name(first), `rollout/${r.first.first}`) }, "first"), "  ", el("a", { href: link(name(second), `rollout/${r.second.first}`) }, "second"))))));
-  const two = [...new Set([name(first), name(second)])];
-  const over = two.length === 2 ? lineChart("Reward by step", two.map((run, i) => ({ name: run, kind: i ? "other" : undefined, points: curves[run] ?? [] })), { from: 0, to: 1 }) : null;
-  if (over) over.classList.add("over");
-  return [...head, over, el("p", {}, `${many(found.inputs, "input")} in both: `, el("span", { class: "good" }, `${better} better`), ", ", el("span", { class: "bad" }, `${worse} worse`), `, mean change ${number(mean)}. Only in the first: ${found.only_first}, only in the second: ${found.only_second}.`), el("div", { class: "card" }, table)];
+  const turned = found.rows.filter((r) => r.change !== null && solved(r.first.reward) !== solved(r.second.reward));
+  const rows = (query.flipped ? turned : found.rows).map((r) => [el("span", { class: "input", title: r.text ?? r.input_key }, r.text ?? r.input_key), number(r.first.reward), number(r.second.reward), el("span", { class: r.change > 0 ? "good" : r.change < 0 ? "bad" : null }, r.change > 0 ? `+${number(r.change)}` : number(r.change)), number(r.first.tokens, 0), number(r.second.tokens, 0),
+    [el("a", { href: link(named(first), `rollout/${r.first.first}`) }, "first"), "  ", el("a", { href: link(named(second), `rollout/${r.second.first}`) }, "second")]]);
+  return [...head, el("h2", {}, "Input by input"), el("form", { class: "filters", onsubmit: (event) => event.preventDefault() }, choice("first", first), choice("second", second)),
+    el("p", { id: "compared-counts" }, `${many(found.inputs, "input")} in both: `, el("span", { class: "good" }, `${better} better`), ", ", el("span", { class: "bad" }, `${worse} worse`), `. Only in the first: ${found.only_first}, only in the second: ${found.only_second}.`),
+    found.change ? el("p", { class: "notice" }, `Paired by input: ${found.change.text}`) : null,
+    el("p", {}, el("a", { href: here({ flipped: query.flipped ? "" : "1" }), id: "flipped" }, query.flipped ? "Show all inputs" : `Only the ${many(turned.length, "input")} that flipped between solved and not`)),
+    table(["input", "#reward, first", "#reward, second", "#change", "#tokens, first", "#tokens, second", "rollouts"], rows, { id: "compared" })];
 }

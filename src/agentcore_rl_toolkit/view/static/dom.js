@@ -38,8 +38,27 @@ export function small(value) {
   return value !== 0 && Math.abs(value) < 0.001 ? value.toExponential(1) : number(value);
 }
 
-export function placeOf(row) {
-  return row.at;
+// A table from its heads and rows of cells. A head that begins with "#" is of numbers, which are on the right.
+export function table(heads, rows, options = {}) {
+  const right = heads.map((h) => h.startsWith("#"));
+  const cell = (value, i) => el("td", { class: right[i] ? "num" : null }, value);
+  return el("div", { class: "card wide" }, el("table", options,
+    el("thead", {}, el("tr", {}, heads.map((h, i) => el("th", { class: right[i] ? "num" : null }, right[i] ? h.slice(1) : h)))),
+    el("tbody", {}, rows.map((row) => el("tr", {}, row.map(cell))))));
+}
+
+export function section(title, note, ...children) {
+  return children.flat().some(Boolean) ? [el("h2", {}, title), note ? el("p", { class: "soft" }, note) : null, ...children] : [];
+}
+
+export function percent(share) {
+  return share === null || share === undefined ? "–" : `${(100 * share).toFixed(share > 0 && share < 0.01 ? 1 : 0)} %`;
+}
+
+export function seconds(s) {
+  if (s === null || s === undefined) return "–";
+  const clock = (n) => String(Math.floor(n)).padStart(2, "0");
+  return s < 120 ? `${number(s, s < 10 ? 2 : 0)} s` : `${Math.floor(s / 3600)}:${clock((s / 60) % 60)}:${clock(s % 60)}`;
 }
 
 export function outcomeClass(row) {
@@ -51,9 +70,14 @@ export function outcomeText(row) {
   return row.outcome + (row.cause ? ` (${row.cause})` : "") + (row.mask_reason && row.outcome === "ok" ? `, ${row.mask_reason}` : "");
 }
 
+// The filters of a list, by their names in an address.
+export const FILTERS = ["phase", "number", "number_from", "outcome", "stop", "error", "tool", "group", "input", "reward_from", "reward_to",
+  "tokens_from", "tokens_to", "usable", "gradient", "cut", "unparsed", "text"];
+export const filtersOf = (query) => Object.fromEntries(FILTERS.filter((f) => query[f] !== undefined && (query[f] !== "" || f === "tool")).map((f) => [f, query[f]]));
+
 // The address of a page: #/run/NAME/page?filters
 export function link(run, page = "", query = {}) {
-  const words = new URLSearchParams(Object.entries(query).filter(([, v]) => v !== null && v !== undefined && v !== ""));
+  const words = new URLSearchParams(Object.entries(query).filter(([k, v]) => v !== null && v !== undefined && (v !== "" || k === "tool")));
   const tail = words.toString();
   return `#/run/${encodeURIComponent(run)}${page ? `/${page}` : ""}${tail ? `?${tail}` : ""}`;
 }

@@ -1,99 +1,134 @@
-import { el, link, messageCalls, messageText, many, number, outcomeClass, outcomeText, placeOf, small, svg, tip } from "./dom.js";
-import { decoded, rolloutOf, textsOf } from "./source.js";
+// One rollout: the list that it is in, its dialogue or its tokens, and its facts.
+import { el, filtersOf, link, messageCalls, messageText, many, number, outcomeClass, outcomeText, seconds, small, svg, tip } from "./dom.js";
+import { leftOut, rolloutOf, rowsOf } from "./source.js";
+import { tokenView } from "./tokens.js";
 
-const LIMITS = { logprob: [0.105, 0.69, 2.3, 4.6, 6.9], gap: [0.001, 0.01, 0.05, 0.2, 1], entropy: [0.1, 0.5, 1, 2, 3] };
-const WORDS = { mask: "trained or not", logprob: "how unlikely the sampler found it", gap: "sampler and trainer apart", entropy: "how open the choice was" };
 const STAGES = { queue: "waiting for a place and for the pace of requests", start: "the invoke, with a cold start", run: "from the accepted invoke to the record", result: "reading the record", stop: "ending the session" };
-const MOST = 6000; // tokens shown at once; more on request
+const EXPECTED = ["expected", "answer", "target", "ground_truth", "reference", "solution", "label"];
+const NEIGHBOURS = 15; // rows of the list before and after
 
-export function dialogueOf(dialogue, mark) {
+export const expectedOf = (payload) => { const key = EXPECTED.find((k) => payload?.[k] !== undefined && payload[k] !== null); return key ? String(typeof payload[key] === "string" ? payload[key] : JSON.stringify(payload[key])) : null; };
+
+// Text with the places of a word marked, without regard to case.
+function marked(text, word) {
+  if (!word) return text;
+  const low = text.toLowerCase(), part = word.toLowerCase(), pieces = [];
+  let from = 0;
+  for (let at = low.indexOf(part); at >= 0; at = low.indexOf(part, from)) { pieces.push(text.slice(from, at), el("mark", { class: "hit" }, text.slice(at, at + part.length))); from = at + part.length; }
+  return [...pieces, text.slice(from)];
+}
+
+// mark: of a message's place, [characters from which, and to which it differs, the other's calls]; turn: the address of a turn.
+export function dialogueOf(dialogue, { mark, find, turn, from = 0 } = {}) {
   if (dialogue === null || dialogue === undefined) return [el("p", { class: "soft" }, "No dialogue: the rollout had no gateway, or it was not kept.")];
   if (!dialogue.length) return [el("p", { class: "soft" }, "The agent made no model call.")];
+  let turns = 0;
   return dialogue.map((message, i) => {
-    const role = String(message.role ?? message.type ?? "?"), text = messageText(message), [at, known_calls = []] = mark?.[i] ?? [];
-    const body = at === undefined || at >= text.length ? text : [text.slice(0, at), el("mark", {}, text.slice(at))];
+    const role = String(message.role ?? message.type ?? "?"), text = messageText(message), [at, end, known_calls = []] = mark?.[i] ?? [];
+    if (role === "assistant") turns++;
+    if (i < from) return null;
+    const body = at === undefined || at >= text.length ? marked(text, find) : [text.slice(0, at), el("mark", {}, text.slice(at, end)), text.slice(end)];
     const known = ["user", "system", "assistant", "tool"].includes(role) ? role : "";
-    const thought = typeof message.reasoning_content === "string" ? el("details", {}, el("summary", { class: "soft" }, "reasoning"), el("div", { class: "text soft" }, message.reasoning_content)) : null;
-    return el("div", { class: `message ${known}` }, el("div", { class: "role" }, role + (message.name ? ` ${message.name}` : "")), thought, text !== "" ? el("div", { class: "text" }, body) : null, messageCalls(message).map((call, n) => el("div", {}, el("span", { class: "call" }, at === undefined || call === known_calls[n] ? call : el("mark", {}, call)))));
-  });
+    const thought = typeof message.reasoning_content === "string" ? el("details", { open: Boolean(find) && message.reasoning_content.toLowerCase().includes(find.toLowerCase()) }, el("summary", { class: "soft" }, "reasoning"), el("div", { class: "text soft" }, marked(message.reasoning_content, find))) : null;
+    const mine = role === "assistant" && turn ? el("a", { class: "soft", href: turn(turns) }, ` turn ${turns}`) : null;
+    const copy = turn ? el("button", { type: "button", class: "plain", title: "copy this message", "aria-label": "copy this message", onclick: () => navigator.clipboard.writeText(text) }, "copy") : null;
+    return el("div", { class: `message ${known}`, "data-turn": mine ? turns : null }, el("div", { class: "role" }, role + (message.name ? ` ${message.name}` : ""), mine, copy), thought, text !== "" ? el("div", { class: "text" }, body) : null, messageCalls(message).map((call, n) => el("div", {}, el("span", { class: "call" }, at === undefined || call === known_calls[n] ? marked(call, find) : el("mark", {}, call)))));
+  }).filter(Boolean);
 }
 
 export function judgeOf(parts) {
   return parts?.judge ? el("p", { class: "notice judge" }, `The judge gave ${number(parts.judge.score)}: ${parts.judge.reason}`) : null;
 }
 
+// The list that the rollout is in: that of the address' filters, otherwise its group.
+async function listOf(name, row, query) {
+  const filters = filtersOf(query), order = { sort: query.sort, descending: query.descending };
+  const known = Object.fromEntries(Object.entries({ ...filters, ...order }).filter(([, v]) => v !== undefined));
+  if (!Object.keys(known).length && query.place === undefined) return { rows: row.group, first: 0, total: row.group.length, title: "This group", of: () => ({ view: query.view, colour: query.colour }) };
+  const first = Math.max(0, Number(query.place ?? 0) - NEIGHBOURS), found = await rowsOf(name, known, first, 2 * NEIGHBOURS + 1);
+  return { rows: found.rows, first, total: found.total, title: "The filtered list", of: (n) => ({ ...known, place: first + n, view: query.view, colour: query.colour }) };
+}
+
 export async function rolloutPage(name, id, query, go) {
-  const row = await rolloutOf(name, id);
-  const detail = row.detail ?? {};
-  const group = row.group, at = group.findIndex((r) => r.id === row.id);
-  const facts = [["outcome", outcomeText(row), outcomeClass(row)], ["reward", number(row.reward)], ["advantage", number(row.advantage)], ["place in group", `${at + 1} of ${group.length}`], ["turns", number(row.turns)], ["tokens sampled", number(row.sampled_tokens)], ["tokens that could be trained", number(row.trained_tokens)], ["least logprob", number(row.logprob_min)], ["largest gap", small(row.gap_max)], ["entropy", number(row.entropy_mean)], ["weight version", row.weight_min === null ? "–" : row.weight_min === row.weight_max ? number(row.weight_min) : `${row.weight_min} to ${row.weight_max}`], ["versions behind", number(row.staleness)], ["time", row.elapsed_s === null ? "–" : `${number(row.elapsed_s, 2)} s`], ...Object.entries(detail.metrics ?? {}).map(([n, v]) => [n, number(v)])].filter(([n, v]) => v !== "–" || ["reward", "advantage", "least logprob"].includes(n));
-  const tokens = await tokenView(name, row, query, go);
-  const parts = [
-    el("h1", {}, `Rollout ${row.id}`), el("p", { class: "spaced" }, el("a", { href: link(name, "rollouts", { phase: row.phase, step: row.step, sort: "reward" }) }, placeOf(row)), el("span", {}, "group ", el("a", { id: "group", href: link(name, `group/${row.id}`) }, row.grp)), el("span", { class: "soft" }, row.session_id), group[at - 1] ? el("a", { id: "previous", href: link(name, `rollout/${group[at - 1].id}`, query) }, "‹ previous of the group") : null, group[at + 1] ? el("a", { id: "next", href: link(name, `rollout/${group[at + 1].id}`, query) }, "next of the group ›") : null),
-    el("div", { class: "facts" }, facts.map(([n, v, c]) => el("div", { class: "card fact" }, el("span", {}, n), el("b", { class: c ?? "" }, v)))),
-    row.dropped ? el("p", { class: "notice" }, `To keep the run within its size, these parts were given up: ${row.dropped}.`) : null,
-    row.error ? el("p", { class: "notice" }, `${row.stage ? `in stage ${row.stage}: ` : ""}${row.error}${row.failure ? ` (policy failed at: ${row.failure})` : ""}`) : null,
-    judgeOf(detail.reward_parts),
-    detail.traceback ? el("details", { class: "card", open: true }, el("summary", {}, "Traceback"), el("pre", {}, detail.traceback)) : null,
-    waterfall(row, detail),
-    el("h2", {}, "Dialogue, as the agent saw it"), el("div", { class: "card", id: "dialogue" }, dialogueOf(row.dialogue)), ...tokens, fidelity(row, detail),
-    detail.log ? el("details", { class: "card" }, el("summary", {}, "Log of the session"), el("pre", {}, detail.log)) : null,
-    el("h2", {}, "Raw"), el("details", { class: "card" }, el("summary", {}, "input"), el("pre", {}, JSON.stringify(detail.payload, null, 2))), el("details", { class: "card" }, el("summary", {}, "record of the agent"), el("pre", {}, JSON.stringify(detail.record, null, 2))),
-    el("details", { class: "card" }, el("summary", {}, "everything but tokens"), el("pre", {}, JSON.stringify({ ...row, group: undefined, sequences: undefined }, null, 2))),
+  const row = await rolloutOf(name, id), detail = row.detail ?? {}, view = query.view === "tokens" ? "tokens" : "dialogue";
+  const list = await listOf(name, row, query), at = list.rows.findIndex((r) => r.id === row.id);
+  const other = (by) => (at >= 0 && list.rows[at + by] ? link(name, `rollout/${list.rows[at + by].id}`, list.of(at + by)) : null);
+  const here = (changed) => link(name, `rollout/${row.id}`, { ...query, least: "", ...changed });
+  const middle = view === "tokens" ? await tokenView(name, row, query, go) : [el("div", { class: "card", id: "dialogue" }, dialogueOf(row.dialogue, { find: query.find, turn: (n) => here({ turn: n }) }))];
+  const find = el("input", { type: "search", name: "find", placeholder: "find", "aria-label": "find in this rollout", value: query.find ?? "" });
+  let waiting = 0;
+  const address = location.hash;
+  find.addEventListener("input", () => { clearTimeout(waiting); waiting = setTimeout(() => location.hash === address && go(here({ find: find.value, token: "" }), true), 250); });
+  const hits = el("span", { class: "soft", id: "hits" });
+  const tabs = ["dialogue", "tokens"].map((v) => el("a", { class: "tab", href: here({ view: v, turn: "", token: "" }), "aria-current": v === view ? "page" : null, id: `view-${v}` }, v));
+  const least = view === "dialogue" && row.logprob_min !== null ? el("a", { class: "tab", id: "least", href: here({ view: "tokens", least: "1" }) }, "least likely token") : null;
+  const nodes = [
+    el("h1", {}, `Rollout ${row.id}`), leftOut ? el("p", { class: "notice" }, leftOut) : null,
+    el("p", { class: "spaced" }, el("a", { href: link(name, "rollouts", { phase: row.phase, number: row.number, sort: "reward" }) }, row.at), el("span", {}, "group ", el("a", { id: "group", href: link(name, `group/${row.id}`) }, row.grp)), el("span", { class: "soft" }, row.session_id), other(-1) ? el("a", { id: "previous", href: other(-1) }, "‹ previous") : null, other(1) ? el("a", { id: "next", href: other(1) }, "next ›") : null),
+    el("div", { class: "three" },
+      el("nav", { class: "card side", "aria-label": list.title }, el("b", {}, list.title), el("span", { class: "soft" }, ` ${at >= 0 ? `${list.first + at + 1} of ` : ""}${list.total}`), list.rows.map((r, n) => el("a", { class: "item", href: link(name, `rollout/${r.id}`, list.of(n)), "aria-current": r.id === row.id ? "page" : null }, el("span", {}, `#${r.id}`), el("span", { class: outcomeClass(r) }, r.outcome === "ok" ? number(r.reward) : r.outcome)))),
+      el("div", { class: "main" },
+        row.dropped ? el("p", { class: "notice" }, `To keep the run within its size, these parts were given up: ${row.dropped}.`) : null,
+        row.error ? el("p", { class: "notice" }, `${row.stage ? `in stage ${row.stage}: ` : ""}${row.error}${row.failure ? ` (policy failed at: ${row.failure})` : ""}`) : null,
+        judgeOf(detail.reward_parts), detail.traceback ? el("details", { class: "card", open: true }, el("summary", {}, "Traceback"), el("pre", {}, detail.traceback)) : null,
+        el("div", { class: "tools" }, tabs, least, find, hits), middle, waterfall(row, detail),
+        detail.log ? el("details", { class: "card" }, el("summary", {}, "Log of the session"), el("pre", {}, detail.log)) : null,
+        el("h2", {}, "Raw"), [["input", detail.payload], ["record of the agent", detail.record], ["everything but tokens", { ...row, group: undefined, sequences: undefined, spans: undefined }]].map(([what, value]) => el("details", { class: "card" }, el("summary", {}, what), el("pre", {}, JSON.stringify(value, null, 2))))),
+      el("aside", { class: "card side facts-of" }, factsOf(row, detail))),
   ];
-  const other = (by) => { const next = group[at + by]; if (next) go(link(name, `rollout/${next.id}`, query)); return true; };
-  return { nodes: parts, keys: (key) => (key === "j" ? other(1) : key === "k" ? other(-1) : key === "g" ? (go(link(name, `group/${row.id}`)), true) : key === "l" ? (document.getElementById("least")?.click(), true) : false) };
+  const shown = () => {
+    middle.start?.();
+    if (query.least && view === "tokens") document.getElementById("least")?.click();
+    if (query.turn) document.querySelector(`[data-turn="${CSS.escape(query.turn)}"]`)?.scrollIntoView({ block: "start" });
+    const found = document.querySelectorAll(".hit");
+    if (query.find) hits.textContent = view === "tokens" ? many(document.querySelectorAll(".found").length, "token") : many(found.length, "place");
+    if (query.find && !query.turn) found[0]?.scrollIntoView({ block: "center" });
+  };
+  const move = (by) => { const next = other(by); if (next) go(next); return true; };
+  const keys = { j: () => move(1), k: () => move(-1), g: () => (go(link(name, `group/${row.id}`)), true), l: () => (document.getElementById("least")?.click(), true), t: () => (go(here({ view: view === "tokens" ? "dialogue" : "tokens", token: "" })), true), "/": () => (find.focus(), true) };
+  return { nodes, shown, keys: (key) => keys[key]?.() ?? false };
 }
 
-// Sequences as a tree: each turn a dot in the order of the calls, each sequence a row, a curve from the turn where it branched.
-function branchTree(sequences, calls) {
-  if (sequences.length < 2) return null;
-  const order = [], place = new Map();
-  for (const s of sequences) for (const t of [...s.context_turn_ids, ...s.turn_ids]) if (!place.has(t)) { place.set(t, 0); order.push(t); }
-  const began = new Map((calls ?? []).map((c) => [c.turn_id, c.started_s ?? 0]));
-  order.sort((a, b) => (began.get(a) ?? 0) - (began.get(b) ?? 0)).forEach((t, i) => place.set(t, i));
-  const at = new Map(), wide = 34, high = 40, X = (t) => 24 + place.get(t) * wide, Y = (n) => 20 + n * high;
-  sequences.forEach((s, n) => s.turn_ids.forEach((t) => at.set(t, n)));
-  const width = Math.max(420, 24 + order.length * wide + 330), height = sequences.length * high + 6;
-  const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": `${sequences.length} branches` });
-  sequences.forEach((s, n) => {
-    const own = s.turn_ids, from = s.context_turn_ids.at(-1), why = s.side_call ? "side call" : n === 0 ? "the first" : s.branch_reason ?? "separate";
-    if (!own.length) return;
-    if (from !== undefined && at.has(from)) picture.append(svg("path", { class: "twig", d: `M ${X(from)} ${Y(at.get(from))} C ${X(from) + 20} ${Y(n)}, ${X(own[0]) - 20} ${Y(n)}, ${X(own[0])} ${Y(n)}` }));
-    picture.append(svg("line", { class: "twig", x1: X(own[0]), x2: X(own.at(-1)), y1: Y(n), y2: Y(n) }));
-    for (const t of own) {
-      const dot = svg("circle", { class: "dot", cx: X(t), cy: Y(n), r: 6 });
-      dot.addEventListener("mousemove", (event) => tip(`turn ${place.get(t) + 1}\n${t}`, event));
-      dot.addEventListener("mouseleave", () => tip(null));
-      dot.addEventListener("click", () => document.querySelector(`[data-sequence="${n}"]`)?.scrollIntoView({ block: "start" }));
-      picture.append(dot);
-    }
-    picture.append(svg("text", { x: X(own.at(-1)) + 16, y: Y(n) + 4 }, `${n + 1}  ${own.length} ${own.length === 1 ? "turn" : "turns"}, ${s.mask.reduce((a, b) => a + b, 0)} tokens trained, ${why.replaceAll("_", " ")}`));
-  });
-  return el("div", { id: "branches" }, el("h2", {}, "Branches"), el("div", { class: "card wide" }, picture));
+function factsOf(row, detail) {
+  const payload = detail.payload, expected = expectedOf(payload), last = (row.dialogue ?? []).findLast((m) => m.role === "assistant");
+  const of = (kind) => { const found = row.spans.filter((s) => s.name.startsWith(kind)); return found.length ? covered(found) : null; };
+  const model = of("chat "), tool = of("execute_tool "), stages = detail.stages ?? {}, run = stages.run ?? null;
+  const agent = run === null || model === null ? null : Math.max(0, run - model - (tool ?? 0));
+  const lines = (title, rows) => { const known = rows.filter(([, v]) => v !== "–" && v !== null && v !== undefined); return known.length ? [el("h3", {}, title), el("dl", {}, known.map(([n, v, c]) => [el("dt", {}, n), el("dd", { class: c ?? null }, v)]))] : null; };
+  const parts = Object.entries(detail.reward_parts ?? {}).filter(([n]) => n !== "judge" && n !== "per_turn");
+  const report = Object.entries(detail.fidelity ?? {}).filter(([, v]) => v !== null && !(typeof v === "object" && !Object.keys(v).length));
+  const version = row.weight_min === null ? "–" : row.weight_min === row.weight_max ? number(row.weight_min) : `${row.weight_min} to ${row.weight_max}`;
+  return [
+    lines("Result", [["outcome", outcomeText(row), outcomeClass(row)], ["stopped by", row.stop], ["reward", number(row.reward) === "–" ? "none" : number(row.reward)], ["advantage", number(row.advantage)], ...Object.entries(detail.metrics ?? {}).map(([n, v]) => [n, number(v)]), ...parts.map(([n, v]) => [n, JSON.stringify(v)]), ["judge", number(detail.reward_parts?.judge?.score)], ["reward of turns", detail.reward_parts?.per_turn ? JSON.stringify(detail.reward_parts.per_turn) : null]]),
+    lines("Answer", [["expected", expected], ["answered", last ? messageText(last).slice(-300) || "a tool call" : null]]),
+    lines("Time", [["in all", seconds(row.elapsed_s)], ["model", seconds(model)], ["tools", seconds(tool)], ["agent", seconds(agent)], ["waiting", seconds((stages.queue ?? 0) + (stages.start ?? 0) || null)]]),
+    lines("Tokens", [["turns", number(row.turns)], ["sampled", number(row.sampled_tokens)], ["usable", row.mask_reason ? `0 (${row.mask_reason})` : number(row.trained_tokens)], ["with gradient", row.phase === "train" ? number(row.mask_reason ? 0 : row.gradient_tokens) : null], ["least logprob", number(row.logprob_min)], ["largest gap", small(row.gap_max)], ["entropy", number(row.entropy_mean)], ["weight version", version], ["versions behind", number(row.staleness)]]),
+    report.length ? el("details", { id: "fidelity" }, el("summary", {}, "Fidelity"), el("dl", {}, report.map(([n, v]) => [el("dt", {}, n.replaceAll("_", " ")), el("dd", {}, typeof v === "object" ? Object.entries(v).map(([a, b]) => `${a} ${b}`).join(", ") : typeof v === "string" ? v : number(v))]))) : null,
+  ];
 }
 
+// The seconds in which at least one of these spans runs.
+function covered(spans) {
+  let total = 0, end = -Infinity;
+  for (const s of [...spans].sort((a, b) => a.start_s - b.start_s)) { total += Math.max(0, s.end_s - Math.max(s.start_s, end)); end = Math.max(end, s.end_s); }
+  return total;
+}
+
+// Where the time went, from the same spans that a collector gets.
 function waterfall(row, detail) {
-  const calls = (detail.calls ?? []).filter((c) => c.started_s !== null && c.finished_s !== null).sort((a, b) => a.started_s - b.started_s);
-  const stages = Object.entries(detail.stages ?? {}), total = stages.reduce((n, [, s]) => n + s, 0);
-  const bars = [], after = [];
-  let running = null;
-  if (stages.length && row.ended_s !== null) {
-    let from = row.ended_s - total;
-    for (const [stage, s] of stages) { if (stage === "run") running = [from, from + s]; else if (running) after.push(["stage", stage, from, from + s, STAGES[stage] ?? ""]); else bars.push(["stage", stage, from, from + s, STAGES[stage] ?? ""]); from += s; }
-    if (running) bars.push(["stage", "run", ...running, STAGES.run]);
-  }
-  if (running && calls.length && calls[0].started_s > running[0]) bars.push(["agent-bar", "agent begins", running[0], calls[0].started_s, "before its first model call"]);
-  const names = (row.dialogue ?? []).flatMap((m) => messageCalls(m).map((c) => c.slice(0, c.indexOf("("))));
-  let tool = 0;
+  const stages = row.spans.filter((s) => s.name.startsWith("stage ")), run = stages.find((s) => s.name === "stage run"), bars = [], after = [];
+  for (const s of stages) { const name = s.name.slice(6), bar = ["stage", name, s.start_s, s.end_s, STAGES[name] ?? ""]; run && s.start_s >= run.end_s ? after.push(bar) : bars.push(bar); }
+  const calls = row.spans.filter((s) => s.name.startsWith("chat ")), tools = row.spans.filter((s) => s.name.startsWith("execute_tool "));
+  if (run && calls.length && calls[0].start_s > run.start_s) bars.push(["agent-bar", "agent begins", run.start_s, calls[0].start_s, "before its first model call"]);
   calls.forEach((call, i) => {
-    const first = call.first_token_s === null ? "" : `first token after ${number(call.first_token_s - call.started_s, 3)} s\n`;
-    bars.push(["model", `model call ${i + 1}`, call.started_s, call.finished_s, `${first}${call.prompt_tokens} tokens in, ${call.sampled_tokens} sampled\nends with ${call.finish_reason}${call.untrainable ? `\nnot trained: ${call.untrainable}` : ""}`]);
-    const next = calls[i + 1];
-    if (next && next.started_s > call.finished_s) bars.push(["tool-bar", names[tool] ? `tool ${names[tool++]}` : "agent", call.finished_s, next.started_s, "between two model calls"]);
+    const a = call.attributes, first = a["gen_ai.server.time_to_first_token"], facts = (detail.calls ?? []).find((c) => c.turn_id === a["agentcore_rl.turn_id"]);
+    bars.push(["model", `model call ${i + 1}`, call.start_s, call.end_s, `${first ? `first token after ${number(first, 3)} s\n` : ""}${a["gen_ai.usage.input_tokens"] ?? "–"} tokens in, ${a["gen_ai.usage.output_tokens"] ?? "–"} sampled\nends with ${a["gen_ai.response.finish_reasons"]?.[0] ?? "–"}${facts?.untrainable ? `\nnot trained: ${facts.untrainable}` : ""}`]);
+    const next = calls[i + 1], own = next ? tools.filter((t) => t.start_s >= call.end_s && t.start_s < next.start_s + 1e-9 && t.end_s <= next.start_s + 1e-9) : [];
+    for (const t of own) bars.push(["tool-bar", `tool ${t.attributes["gen_ai.tool.name"]}`, t.start_s, t.end_s, own.length > 1 ? `one of ${own.length} calls between two model calls` : "between two model calls"]);
+    if (next && !own.length && next.start_s > call.end_s) bars.push(["agent-bar", "agent", call.end_s, next.start_s, "between two model calls"]);
   });
   const done = calls.at(-1);
-  if (running && done && running[1] > done.finished_s) bars.push(["agent-bar", "agent, reward", done.finished_s, running[1], "after its last model call: the agent ends, its reward is computed, the record is stored"]);
+  if (run && done && run.end_s > done.end_s) bars.push(["agent-bar", "agent, reward", done.end_s, run.end_s, "after its last model call: the agent ends, its reward is computed, the record is stored"]);
   bars.push(...after);
   if (!bars.length) return null;
   const start = Math.min(...bars.map((b) => b[2])), end = Math.max(...bars.map((b) => b[3])), wide = end - start || 1;
@@ -103,95 +138,5 @@ function waterfall(row, detail) {
     lane.addEventListener("mouseleave", () => tip(null));
     return [el("span", {}, label), el("div", { class: "lane" }, lane), el("span", { class: "num soft" }, `${number(to - from, 3)} s`)];
   });
-  return el("div", {}, el("h2", {}, "Where the time went"), el("div", { class: "card fall" }, lanes));
-}
-
-async function tokenView(name, row, query, go) {
-  if (!row.sequences) return [el("h2", {}, "Tokens"), el("p", { class: "soft" }, "No tokens: the rollout had no gateway, or they were not kept.")];
-  const sequences = row.sequences.map(decoded);
-  const texts = await textsOf(name, sequences.flatMap((s) => [...s.ids]));
-  const colour = query.colour ?? "logprob";
-  const buttons = Object.keys(WORDS).map((c) => el("button", { type: "button", "data-colour": c, "aria-pressed": c === colour ? "true" : "false", title: WORDS[c], onclick: () => go(link(name, `rollout/${row.id}`, { ...query, colour: c }), true) }, c));
-  const known = sequences.some((s) => s.ids.some((_, i) => s.mask[i] && !Number.isNaN(valueOf(s, i, colour) ?? NaN)));
-  const bounds = colour === "logprob" ? LIMITS.logprob.map((l) => `< ${Number((Math.exp(-l) * 100).toPrecision(1))} %`) : (LIMITS[colour] ?? []).map((l) => `≥ ${l}`);
-  const scale = colour === "mask" ? null : known ? el("span", { class: "scale" }, WORDS[colour], bounds.map((b, n) => el("i", { class: `c${n + 1}` }, b))) : el("span", { class: "soft", id: "unknown" }, absent(row, colour));
-  const lowest = sequences.flatMap((s, n) => [...s.ids.keys()].filter((i) => s.mask[i] && s.logprobs && !Number.isNaN(s.logprobs[i])).map((i) => ({ n, i, lp: s.logprobs[i] }))).reduce((a, b) => (a && a.lp <= b.lp ? a : b), null);
-  const pick = (n, i, block) => {
-    const found = document.querySelector(`[data-at="${n}:${i}"]`);
-    if (!found) return;
-    document.querySelectorAll(".picked").forEach((e) => e.classList.remove("picked"));
-    found.classList.add("picked");
-    found.scrollIntoView({ block });
-    said.textContent = numbersOf(sequences[n], i, texts).replaceAll("\n", "   ");
-  };
-  const jump = lowest ? el("button", { type: "button", id: "least", onclick: () => pick(lowest.n, lowest.i, "center") }, "least likely token") : null;
-  const said = el("span", { id: "picked", class: "soft", "aria-live": "polite" });
-  const shown = sequences.map((s, n) => {
-    const why = n === 0 ? "" : s.branch_reason ?? "separate";
-    const shared = s.context_turn_ids.length ? `, goes on from ${many(s.context_turn_ids.length, "turn")} trained in another sequence` : "";
-    const trained = s.mask.reduce((a, b) => a + b, 0);
-    const box = el("div", { class: "tokens card", "data-sequence": n, tabindex: 0, role: "group", "aria-label": "tokens: arrow keys go through them" });
-    box.addEventListener("keydown", (event) => {
-      const by = { ArrowRight: 1, ArrowLeft: -1, Home: -s.ids.length, End: s.ids.length }[event.key];
-      if (by === undefined) return;
-      event.preventDefault();
-      const at = box.querySelector(".picked")?.dataset.i;
-      pick(n, Math.max(0, Math.min(box.querySelectorAll("[data-i]").length - 1, at === undefined && by === 1 ? 0 : Number(at ?? 0) + by)), "nearest");
-    });
-    const add = (from) => { box.append(...spans(s, n, texts, colour, from, Math.min(from + MOST, s.ids.length))); if (from + MOST < s.ids.length) { const more = el("button", { type: "button", onclick: () => { more.remove(); add(from + MOST); } }, many(s.ids.length - from - MOST, "more token")); box.append(more); } };
-    add(0);
-    box.addEventListener("mousemove", (event) => { const place = event.target.dataset?.i; tip(place === undefined ? null : numbersOf(s, Number(place), texts), event); });
-    box.addEventListener("mouseleave", () => tip(null));
-    return [el("p", {}, el("b", {}, sequences.length > 1 ? `Sequence ${n + 1} of ${sequences.length}` : "One sequence"), el("span", { class: "soft" }, `  ${s.ids.length} tokens, ${trained} trained, ${many(s.turn_ids.length, "turn")}${shared}${s.updates ? `; the trainer's numbers come after ${many(s.updates, "update")} of this step` : ""}  `), why ? el("span", { class: "warn" }, `branch: ${why}  `) : null, s.side_call ? el("span", { class: "warn" }, `side call, not trained: ${s.side_call}`) : null), box];
-  });
-  return [branchTree(sequences, row.detail?.calls), el("h2", {}, "Tokens, as the trainer sees them"), el("div", { class: "tools" }, buttons, scale, jump, said), shown];
-}
-
-// Why there is nothing to colour by.
-function absent(row, colour) {
-  if (colour === "logprob") return "The engine gave no logprobs for this rollout.";
-  const what = colour === "gap" ? "The trainer's logprobs are not known" : "The entropy is not known";
-  if (row.phase !== "train") return `${what}: this rollout was not for training.`;
-  if (row.mask_reason) return `${what}: this rollout was not trained (${row.mask_reason}).`;
-  if (row.advantage === 0) return `${what}: its advantage is 0, and trainers leave such rollouts out.`;
-  return `${what}: this trainer gives none, or not yet.`;
-}
-
-function level(value, limits) {
-  return value === null || value === undefined || Number.isNaN(value) ? 0 : limits.filter((l) => value >= l).length;
-}
-
-function valueOf(s, i, colour) {
-  if (colour === "logprob") return s.logprobs ? -s.logprobs[i] : null;
-  if (colour === "entropy") return s.entropies ? s.entropies[i] : null;
-  return s.logprobs && s.trainer_logprobs ? Math.abs(s.trainer_logprobs[i] - s.logprobs[i]) : null;
-}
-
-function spans(s, n, texts, colour, from, to) {
-  const made = [];
-  for (let i = from; i < to; i++) {
-    const trained = s.mask[i] === 1;
-    const heat = !trained ? "" : colour === "mask" ? " m1" : ` c${level(valueOf(s, i, colour), LIMITS[colour])}`;
-    const span = document.createElement("span");
-    span.className = (trained ? "trained" : "context") + heat;
-    span.dataset.i = i;
-    span.dataset.at = `${n}:${i}`;
-    span.textContent = texts[s.ids[i]] ?? `[${s.ids[i]}]`;
-    made.push(span);
-  }
-  return made;
-}
-
-function numbersOf(s, i, texts) {
-  const lp = s.logprobs?.[i] ?? NaN, again = s.trainer_logprobs?.[i] ?? NaN;
-  const lines = [`${JSON.stringify(texts[s.ids[i]] ?? null)}  id ${s.ids[i]}  at ${i}`, s.mask[i] ? "trained" : "context, not trained"];
-  if (s.mask[i]) lines.push(`sampler ${number(lp, 4)}${Number.isNaN(lp) ? "" : ` (${(Math.exp(lp) * 100).toPrecision(3)} %)`}`, `trainer ${number(again, 4)}`, `gap ${small(Math.abs(again - lp))}`, `entropy ${number(s.entropies?.[i] ?? NaN, 3)}`, `weights ${number(s.versions?.[i])}`);
-  return lines.join("\n");
-}
-
-function fidelity(row, detail) {
-  const report = detail.fidelity;
-  if (!report) return null;
-  const rows = Object.entries(report).filter(([, v]) => v !== null && !(typeof v === "object" && !Object.keys(v).length));
-  return el("div", {}, el("h2", {}, "Fidelity"), el("div", { class: "card" }, el("table", {}, el("tbody", {}, rows.map(([n, v]) => el("tr", {}, el("td", { class: "soft" }, n.replaceAll("_", " ")), el("td", {}, typeof v === "object" ? Object.entries(v).map(([a, b]) => `${a} ${b}`).join(", ") : typeof v === "string" ? v : number(v))))))));
+  return el("div", {}, el("h2", {}, "Where the time went"), el("div", { class: "card fall" }, lanes), bars.length > 400 ? el("p", { class: "soft" }, `The first 400 of ${bars.length} are shown.`) : null);
 }

@@ -1,40 +1,48 @@
-import { el, link, many, number, outcomeClass, outcomeText, placeOf, small } from "./dom.js";
-import { facetsOf, rowsOf } from "./source.js";
+// The list of rollouts: filters, orders, and only the rows in sight.
+import { FILTERS, el, filtersOf, link, many, number, outcomeClass, outcomeText, small } from "./dom.js";
+import { facetsOf, leftOut, rowsOf } from "./source.js";
 
 const HIGH = 30, CHUNK = 100, AROUND = 12, AT_ONCE = 2;
-const COLUMNS = [["id", "#"], ["step", "step"], ["grp", "input"], ["outcome", "outcome"], ["reward", "reward"], ["advantage", "advantage"], ["turns", "turns"], ["sampled_tokens", "tokens"], ["logprob_min", "min logprob"], ["gap_max", "gap"], ["tool_calls", "tools"]];
+const COLUMNS = [["id", "#"], ["step", "step"], ["grp", "input"], ["outcome", "outcome"], ["reward", "reward"], ["advantage", "advantage"], ["turns", "turns"], ["sampled_tokens", "tokens"], ["logprob_min", "min logprob"], ["gap_max", "gap"], ["tool_calls", "tools or error"]];
 const WORDY = new Set(["id", "step", "grp", "outcome", "tool_calls"]);
-const FILTERS = ["phase", "step", "outcome", "tool", "reward_from", "reward_to", "tokens_from", "text"];
+// Filters that only links set, in words.
+const LINKED = {
+  number_from: (v) => `from step ${v} on`, group: (v) => `group ${v}`, input: (v) => `input ${v}`, error: (v) => `error: ${v}`, usable: (v) => (v === "0" ? "not usable" : "usable"),
+  gradient: (v) => (v === "0" ? "without gradient" : "with gradient"), cut: (v) => (v === "0" ? "no reply cut off" : "a reply cut off"), unparsed: (v) => (v === "0" ? "all calls parse" : "a call does not parse"), tokens_to: (v) => `at most ${v} tokens`,
+};
 
 export async function rolloutsPage(name, query, go) {
   const list = new VirtualRows(name, query);
   const [facets] = await Promise.all([facetsOf(name), list.load(0)]);
   const options = (values, empty) => [el("option", { value: "" }, empty), ...values.map(([value, text]) => el("option", { value }, text))];
   const choice = (key, label, values) => { const made = el("select", { name: key }, options(values, "any")); made.value = query[key] ?? ""; return el("label", {}, label, made); };
-  const input = (key, label, type = "number") => el("label", {}, label, el("input", { name: key, type, step: "any", value: query[key] ?? "" }));
-  // The address has the file's number of a step, the form the one that people count from 1.
-  const more = () => ((form?.elements.phase.value ?? query.phase ?? "") === "eval" ? 0 : facets.counted_from);
-  let form = null;
-  const step = input("step", "step");
-  if (query.step) step.querySelector("input").value = Number(query.step) + more();
-  const outcomes = [...Object.entries(facets.outcome).map(([o, n]) => [o, `${o} (${n})`]), ...Object.entries(facets.cause).map(([c, n]) => [`cause:${c}`, `cause: ${c} (${n})`])];
-  form = el("form", { class: "filters", onsubmit: (event) => event.preventDefault() },
-    choice("phase", "phase", Object.entries(facets.phase).map(([p, n]) => [p, `${p} (${n})`])), step, choice("outcome", "outcome", outcomes), choice("tool", "tool", Object.entries(facets.tool).map(([t, n]) => [t, `${t} (${n})`])),
-    input("reward_from", "reward from"), input("reward_to", "reward to"), input("tokens_from", "tokens from"), input("text", "text", "search"), el("span", { id: "count", class: "soft", "aria-live": "polite" }));
-  const current = () => Object.fromEntries(FILTERS.map((key) => [key, form.elements[key].value]).filter(([, v]) => v !== "").map(([key, v]) => [key, key === "step" ? String(Number(v) - more()) : v]));
+  const input = (key, label, type = "number", more = {}) => el("label", {}, label, el("input", { name: key, type, step: "any", value: query[key] ?? "", ...more }));
+  const counted = (values, prefix = "") => Object.entries(values).map(([v, n]) => [prefix + v, `${prefix.replace(":", ": ")}${v} (${n})`]);
+  const form = el("form", { class: "filters", onsubmit: (event) => event.preventDefault() },
+    choice("phase", "phase", counted(facets.phase)), input("number", "step", "number", { step: 1 }), choice("outcome", "outcome", [...counted(facets.outcome), ...counted(facets.cause, "cause:")]), choice("stop", "stopped by", counted(facets.stop)), choice("tool", "tool", counted(facets.tool)),
+    input("reward_from", "reward from"), input("reward_to", "reward to"), input("tokens_from", "tokens from", "number", { step: 1 }), input("text", "text", "search", { minlength: 2 }), el("span", { id: "count", class: "soft", "aria-live": "polite" }));
+  const linked = Object.keys(LINKED).filter((key) => query[key] !== undefined && query[key] !== "");
+  if (query.tool === "") linked.push("tool");
+  const order = { sort: query.sort, descending: query.descending };
+  const without = (key) => Object.fromEntries(Object.entries(filtersOf(query)).filter(([k]) => k !== key));
+  const chips = linked.length ? el("p", { class: "chips" }, linked.map((key) => el("a", { class: "chip", href: link(name, "rollouts", { ...without(key), ...order }), title: "remove this filter" }, `${key === "tool" ? "no tool" : LINKED[key](query[key])} ×`))) : null;
+  const current = () => ({ ...Object.fromEntries(linked.map((key) => [key, query[key]])), ...Object.fromEntries(FILTERS.filter((key) => form.elements[key]?.value).map((key) => [key, form.elements[key].value])) });
   let waiting = 0;
-  form.addEventListener("input", () => { clearTimeout(waiting); waiting = setTimeout(() => go(link(name, "rollouts", { ...current(), sort: query.sort, descending: query.descending }), true), 250); });
+  const address = location.hash;
+  // What a field does not take, such as a step of 1.5, stays in it with the browser's message, and filters nothing.
+  form.addEventListener("input", () => { clearTimeout(waiting); waiting = setTimeout(() => location.hash === address && form.reportValidity() && go(link(name, "rollouts", { ...current(), ...order }), true), 250); });
   const sorted = query.sort ?? "id";
   const head = el("div", { class: "head", role: "row" }, COLUMNS.map(([key, text]) => el("button", { type: "button", role: "columnheader", class: WORDY.has(key) ? "" : "right", "data-sort": key, "aria-sort": key === sorted ? (query.descending ? "descending" : "ascending") : "none",
     onclick: () => go(link(name, "rollouts", { ...current(), sort: key, descending: key === sorted && !query.descending ? "1" : "" })) }, text + (key === sorted ? (query.descending ? " ↓" : " ↑") : ""))));
   const space = el("div", { class: "space", role: "rowgroup" });
   const box = el("div", { class: "rows", tabindex: 0, role: "table", "aria-label": "rollouts" }, head, space);
   list.put(box, space);
-  form.querySelector("#count").textContent = many(list.total, "rollout");
-  const none = el("p", { class: "none soft", hidden: list.total > 0 }, Object.keys(current()).length ? ["No rollout fits these filters. ", el("a", { href: link(name, "rollouts") }, "Show all")] : "No rollout has ended yet.");
+  const say = () => { form.querySelector("#count").textContent = many(list.total, "rollout"); none.hidden = list.total > 0; };
+  const none = el("p", { class: "none soft", hidden: true }, Object.keys(current()).length ? ["No rollout fits these filters. ", el("a", { href: link(name, "rollouts") }, "Show all")] : "No rollout has ended yet.");
   box.append(none);
-  return { nodes: [el("h1", {}, `${name}: rollouts`), form, box, el("p", { class: "soft" }, el("kbd", {}, "j"), " ", el("kbd", {}, "k"), " next, previous   ", el("kbd", {}, "Enter"), " open   ", el("kbd", {}, "/"), " search   ", el("kbd", {}, "?"), " all keys")],
-    shown: () => list.draw(), keys: (key) => list.key(key, form), changed: () => list.renew().then(() => { const count = form.querySelector("#count"); if (count) count.textContent = many(list.total, "rollout"); none.hidden = list.total > 0; }) };
+  say();
+  return { nodes: [el("h1", {}, `${name}: rollouts`), leftOut ? el("p", { class: "notice", id: "left-out" }, leftOut) : null, form, chips, box, el("p", { class: "soft" }, el("kbd", {}, "j"), " ", el("kbd", {}, "k"), " next, previous   ", el("kbd", {}, "Enter"), " open   ", el("kbd", {}, "/"), " search   ", el("kbd", {}, "?"), " all keys")],
+    shown: () => list.draw(), keys: (key) => list.key(key, form), changed: () => list.renew().then(say) };
 }
 
 class VirtualRows {
@@ -88,8 +96,8 @@ class VirtualRows {
   }
   row(row, place) {
     const tools = row.tools ? Object.entries(row.tools).map(([t, n]) => `${t} ${n}`).join(", ") : row.tool_calls === 0 ? "none" : "–";
-    const cells = [`${row.id}`, placeOf(row), el("span", { title: `group ${row.grp}` }, row.input ?? row.grp), el("span", { class: outcomeClass(row) }, outcomeText(row)), number(row.reward), number(row.advantage), number(row.turns), number(row.sampled_tokens), number(row.logprob_min), small(row.gap_max), row.error ?? tools];
-    const made = el("a", { class: `row${place === this.at ? " at" : ""}`, href: link(this.name, `rollout/${row.id}`), role: "row", tabindex: -1, "data-id": row.id }, cells.map((c, i) => (c instanceof Node ? c : el("span", { class: WORDY.has(COLUMNS[i][0]) ? "" : "num" }, c))));
+    const cells = [`${row.id}`, row.at, el("span", { title: `group ${row.grp}` }, row.input ?? row.grp), el("span", { class: outcomeClass(row) }, outcomeText(row)), number(row.reward), number(row.advantage), number(row.turns), number(row.sampled_tokens), number(row.logprob_min), small(row.gap_max), row.error ?? tools];
+    const made = el("a", { class: `row${place === this.at ? " at" : ""}`, href: link(this.name, `rollout/${row.id}`, { ...this.query, place }), role: "row", tabindex: -1, "data-id": row.id }, cells.map((c, i) => (c instanceof Node ? c : el("span", { class: WORDY.has(COLUMNS[i][0]) ? "" : "num" }, c))));
     made.style.top = `${place * HIGH}px`;
     return made;
   }

@@ -1,75 +1,158 @@
-import { el, link, many, number, placeOf, small } from "./dom.js";
+// One run: is it learning, and if not, why?
+import { el, link, many, number, percent, seconds, section, small, table } from "./dom.js";
 import { lineChart, sparkline, stackedChart } from "./charts.js";
-import { exported, overview, runList } from "./source.js";
+import { inputsOf, overview } from "./source.js";
+import { statusOf } from "./runs.js";
 
-export async function runsPage() {
-  const runs = await runList();
-  const when = (s) => (s === null || s === undefined ? "–" : new Date(s * 1000).toLocaleString([], { dateStyle: "medium", timeStyle: "short" }));
-  const rows = runs.map((run) => el("tr", {}, el("td", {}, el("a", { href: link(run.name) }, run.name)), el("td", { class: "num" }, number(run.rollouts)), el("td", { class: "num" }, number(run.steps)), el("td", { class: "num" }, number(run.rewards?.at(-1))),
-    el("td", {}, sparkline(run.rewards ?? [], `reward of ${run.name} by step`)), el("td", {}, run.problem ? el("span", { class: "warn" }, run.problem) : when(run.last_s))));
-  if (!rows.length) return [el("h1", {}, "Runs"), el("p", { class: "notice" }, "There is no run in this folder yet. ", el("code", {}, "agentcore-rl quickstart"), " makes one; it shows up here by itself.")];
-  const compare = runs.length && !exported ? el("p", {}, el("a", { href: "#/compare" }, "Compare two runs or two steps")) : null;
-  return [el("h1", {}, "Runs"), el("div", { class: "card" }, el("table", {}, el("thead", {}, el("tr", {}, el("th", {}, "run"), ["rollouts", "steps", "reward, last step"].map((t) => el("th", { class: "num" }, t)), el("th", {}, "reward by step"), el("th", {}, "last rollout"))), el("tbody", {}, rows))), compare];
-}
-
-const numbersIn = (facts, prefix = "") => Object.entries(facts).flatMap(([key, value]) => typeof value === "number" ? [[prefix + key, value]] : value && typeof value === "object" && !Array.isArray(value) ? numbersIn(value, `${prefix}${key}/`) : []);
+const numbersIn = (facts, prefix = "") => Object.entries(facts).flatMap(([key, value]) => (typeof value === "number" ? [[prefix + key, value]] : value && typeof value === "object" && !Array.isArray(value) ? numbersIn(value, `${prefix}${key}/`) : []));
+const STOPS = { stop: "--good", tool_calls: "--cyan", length: "--warn", turns: "--violet", context: "--bad" };
 
 // All numbers of the steps by their names in metrics.jsonl. The charts are drawn when the section is opened.
-function everyNumber(trained, events, shown) {
-  const rows = trained.map((s) => [shown(s), Object.fromEntries(numbersIn(events.get(s.step) ?? {}))]);
+function everyNumber(run, mount) {
+  const rows = run.trained.map((s) => [s.number, Object.fromEntries(numbersIn(run.events.get(s.step) ?? {}))]);
   const names = [...new Set(rows.flatMap(([, numbers]) => Object.keys(numbers)))].filter((name) => name !== "step").sort();
   if (!names.length) return null;
-  const filter = el("input", { type: "search", placeholder: "filter by name", "aria-label": "filter the numbers by name" }), grid = el("div", { class: "grid" });
-  const draw = () => grid.replaceChildren(...names.filter((name) => name.includes(filter.value)).map((name) => lineChart(name, [{ name, points: rows.map(([x, numbers]) => ({ x, y: numbers[name] ?? null })) }])).filter(Boolean));
-  const section = el("details", { class: "card", id: "numbers" }, el("summary", {}, `All ${names.length} numbers of a step`), el("p", {}, filter), grid);
-  filter.addEventListener("input", draw);
-  section.addEventListener("toggle", () => section.open && draw());
-  return section;
+  const filter = el("input", { type: "search", placeholder: "filter by name", "aria-label": "filter the numbers by name" });
+  const smooth = el("input", { type: "range", min: 1, max: 20, value: 1, "aria-label": "mean over steps" }), said = el("span", {}, "every step");
+  const grid = el("div", { class: "grid" });
+  const mean = (points, wide) => points.map((p, i) => { const near = points.slice(Math.max(0, i - wide + 1), i + 1).map((q) => q.y).filter((y) => y !== null); return p.y === null ? p : { ...p, y: near.reduce((a, b) => a + b, 0) / near.length }; });
+  const draw = () => {
+    const wide = Number(smooth.value);
+    said.textContent = wide === 1 ? "every step" : `mean of ${wide} steps`;
+    grid.replaceChildren(...names.filter((name) => name.includes(filter.value)).map((name) => lineChart(name, [{ name, points: mean(rows.map(([x, numbers]) => ({ x, y: numbers[name] ?? null })), wide) }])).filter(Boolean));
+    mount(grid);
+  };
+  const made = el("details", { class: "card", id: "numbers" }, el("summary", {}, `All ${names.length} numbers of a step`), el("p", { class: "tools" }, filter, el("label", { class: "soft" }, "smoothing ", smooth), " ", said), grid);
+  for (const input of [filter, smooth]) input.addEventListener("input", draw);
+  made.addEventListener("toggle", () => made.open && draw());
+  return made;
 }
 
-export async function runPage(name) {
-  const run = await overview(name);
-  const trained = run.steps.filter((s) => s.phase === "train" && s.step !== null);
-  const others = run.steps.filter((s) => !(s.phase === "train" && s.step !== null));
-  const from = run.counted_from, shown = (s) => s.step + from; // people count training steps from 1
-  const events = new Map(run.metrics.filter((e) => e.event === "step" && Number.isInteger(e.step)).map((e) => [e.step, e]));
-  const last = trained.at(-1) ?? run.steps.at(-1);
+function findings(run) {
   const total = run.steps.reduce((n, s) => n + s.rollouts, 0);
-  const sum = (key) => run.steps.some((s) => s[key] !== null) ? run.steps.reduce((n, s) => n + (s[key] ?? 0), 0) : null;
-  const facts = [["rollouts", number(total)], ["steps", number(trained.length)], ["reward, last step", number(last?.reward)], ["usable, last step", last ? `${last.usable} of ${last.rollouts}` : "–"], ["tokens sampled", number(sum("sampled_tokens"))], ["tokens that could be trained", number(sum("trained_tokens"))]];
-  const point = (key, of = (s) => s[key]) => trained.map((s) => ({ x: shown(s), y: of(s), href: link(name, "rollouts", { phase: "train", step: s.step, sort: "reward" }) }));
-  const fromEvent = (of) => trained.map((s) => { const e = events.get(s.step); return { x: shown(s), y: e ? of(e) : null }; });
-  const own = [...new Set(run.metrics.flatMap((e) => Object.keys(e.metrics ?? {})))].sort();
-  const eventOf = (s) => s.phase === "train" && s.step !== null ? events.get(s.step) : run.metrics.findLast((e) => e.event === "evaluated" && [undefined, s.phase, `version-${s.step}`, `step-${s.step}`].includes(e.when));
+  const rows = run.diagnosis.map((f) => el("div", { class: "finding", "data-name": f.name }, el("b", {}, f.text), " ", f.advice.split("`").map((part, i) => (i % 2 ? el("code", {}, part) : part)), " ", Object.keys(f.query).length ? el("a", { href: link(run.name, "rollouts", shownQuery(f.query)) }, "These rollouts →") : null));
+  if (rows.length || !total) return rows;
+  const scored = run.trained.filter((s) => s.reward !== null);
+  const moved = scored.length > 1 ? ` The reward went from ${number(scored[0].reward)} to ${number(scored.at(-1).reward)} in ${many(scored.length, "step")}.` : "";
+  return [el("p", { class: "fine" }, `Nothing in the last steps keeps this run from learning: groups differ, calls parse, few rollouts fail.${moved}`)];
+}
+
+// A query as it stands in an address.
+const shownQuery = (query) => Object.fromEntries(Object.entries(query).map(([k, v]) => [k, v === true ? "1" : v === false ? "0" : v]));
+
+export async function readRun(name) {
+  const run = await overview(name);
+  run.trained = run.steps.filter((s) => s.phase === "train" && s.step !== null);
+  run.others = run.steps.filter((s) => !(s.phase === "train" && s.step !== null));
+  run.events = new Map(run.metrics.filter((e) => e.event === "step" && Number.isInteger(e.step)).map((e) => [e.step, e]));
+  run.evaluated = (s) => run.metrics.findLast((e) => e.event === "evaluated" && [undefined, s.phase, `version-${s.step}`, `step-${s.step}`].includes(e.when));
+  run.listOf = (s, query = {}) => link(name, "rollouts", { phase: s.phase, number: s.number, sort: "reward", ...query });
   // The evaluation of version k lies after step k; those before and after the training at its ends.
-  const heldAt = (s) => (s.phase === "before" ? 0 : s.phase === "after" ? (trained.length ? shown(trained.at(-1)) : 1) : s.phase === "eval" && s.step !== null ? s.step : null);
-  const held = others.filter((s) => heldAt(s) !== null).map((s) => ({ x: heldAt(s), y: s.reward, note: `${s.at}, ${s.scored} scored`, href: link(name, "rollouts", { phase: s.phase, step: s.step, sort: "reward" }) })).sort((a, b) => a.x - b.x);
-  const banded = trained.map((s) => ({ x: shown(s), y: s.reward, low: s.reward === null ? null : Math.max(s.reward - s.reward_spread, Math.min(0, s.reward_min ?? 0)), high: s.reward === null ? null : Math.min(s.reward + s.reward_spread, Math.max(1, s.reward_max ?? 1)), note: `${s.scored} scored, spread ${number(s.reward_spread)}`, href: link(name, "rollouts", { phase: "train", step: s.step, sort: "reward" }) }));
-  const same = trained.every((s) => s.reward === s.reward_ok);
-  const waiting = (e) => e.rollout_s !== undefined && e.train_s !== undefined && e.rollout_s + e.train_s > 0 ? e.rollout_s / (e.rollout_s + e.train_s) : null;
-  const charts = [
-    lineChart("Reward, with its spread over rollouts", [{ name: "reward", points: banded }, ...(same ? [] : [{ name: "of those that ended ok", kind: "other", points: point("reward_ok") }]), { name: "held out", kind: "held", points: trained.length ? held : [] }], { from: 0, to: 1 }),
-    stackedChart("Outcomes and causes", trained, from),
-    ...own.map((key) => lineChart(`${key}, mean`, [{ name: key, points: fromEvent((e) => e.metrics?.[key] ?? null) }])),
-    lineChart("Tokens sampled, a rollout", [{ name: "mean", points: point("tokens_mean") }, { name: "longest", kind: "other", points: point("tokens_max") }], { from: 0 }),
-    lineChart("Gap of sampler's and trainer's logprobs, nats", [{ name: "largest", points: point("gap_max") }, { name: "mean", kind: "other", points: point("gap_mean") }], { from: 0 }),
-    lineChart("Entropy at trained tokens, nats", [{ name: "mean", points: point("entropy") }], { from: 0 }),
-    lineChart("Weight versions behind", [{ name: "mean", points: point("staleness") }, { name: "most", kind: "other", points: point("staleness_max") }], { from: 0, to: 1 }),
-    lineChart("Share of the time the trainer waits", [{ name: "waiting for rollouts", points: fromEvent(waiting) }], { from: 0, to: 1 }),
-    lineChart("Seconds a rollout", [{ name: "mean", points: point("elapsed_s") }, { name: "longest", kind: "other", points: point("elapsed_max_s") }], { from: 0 }),
-    lineChart("Turns and tool calls a rollout", [{ name: "turns", points: point("turns") }, { name: "tool calls", kind: "other", points: point("tool_calls") }], { from: 0 }),
-    lineChart("Loss", [{ name: "loss", points: fromEvent((e) => e.loss ?? null) }]),
-    lineChart("KL divergence of the policy in training, nats", ["sampler", "start", "old", "reference", "teacher"].map((from) => ({ name: `from the ${from}`, kind: from === "sampler" ? undefined : "other", points: fromEvent((e) => e[`kl_${from}`] ?? null) }))),
-    lineChart("Tokens that the clip holds", [{ name: "share", points: fromEvent((e) => e.clip_fraction ?? null) }], { from: 0 }),
+  run.placeOf = (s) => (s.phase === "before" ? 0 : s.phase === "after" ? run.trained.at(-1)?.number ?? 1 : s.phase === "eval" && s.step !== null ? s.step : null);
+  return run;
+}
+
+// The curve of held-out rewards, with intervals where the evaluation gave one.
+export function heldOut(run) {
+  return run.others.filter((s) => run.placeOf(s) !== null).map((s) => { const [low, high] = run.evaluated(s)?.reward_interval ?? [null, null]; return { x: run.placeOf(s), y: s.reward, low, high, href: link(run.name, "evaluation", { phase: s.phase, number: s.number }) }; }).sort((a, b) => a.x - b.x);
+}
+
+function charts(run) {
+  const { trained } = run, name = run.name;
+  const point = (key, of = (s) => s[key]) => trained.map((s) => ({ x: s.number, y: of(s), href: run.listOf(s) }));
+  const logged = (of) => trained.map((s) => { const e = run.events.get(s.step); return { x: s.number, y: e ? of(e) ?? null : null, href: run.listOf(s) }; });
+  const hrefs = trained.map((s) => run.listOf(s)), xs = trained.map((s) => s.number);
+  const waits = (e) => (e.rollout_s !== undefined && e.train_s !== undefined && e.rollout_s + e.train_s > 0 ? e.rollout_s / (e.rollout_s + e.train_s) : null);
+  const reward = trained.map((s) => ({ x: s.number, y: s.reward, low: s.quantiles?.[0] ?? null, high: s.quantiles?.[2] ?? null, href: run.listOf(s) }));
+  const own = [...new Set(run.metrics.filter((e) => e.event === "step").flatMap((e) => Object.keys(e.metrics ?? {})))].sort();
+  const same = (s) => (s.groups ?? 0) - (s.groups_differ ?? 0) - (s.groups_failed ?? 0) - (s.groups_solved ?? 0);
+  const stops = [...new Set(trained.flatMap((s) => Object.keys(s.stops)))].sort((a, b) => (a === "stop" ? -1 : b === "stop" ? 1 : a < b ? -1 : 1));
+  const causes = [...new Set(trained.flatMap((s) => Object.keys(s.causes)))].sort();
+  const kl = ["sampler", "start", "old", "reference", "teacher"];
+  return [
+    lineChart("Reward", [{ name: "mean", points: reward }, { name: "median", kind: "other", points: point("p50", (s) => s.quantiles?.[1] ?? null) }, { name: "held out", kind: "held", points: trained.length ? heldOut(run) : [] }], { from: 0, to: 1, note: "Means over inputs. Bands: 10 % to 90 % of rollouts; the 95 % interval of held-out inputs." }),
+    stackedChart("Groups", xs, [{ name: "all fail", colour: "--bad", values: trained.map((s) => s.groups_failed) }, { name: "mixed", colour: "--main", values: trained.map((s) => s.groups_differ) }, { name: "same reward between", colour: "--warn", values: trained.map(same) }, { name: "all pass", colour: "--good", values: trained.map((s) => s.groups_solved) }], { hrefs, note: "Only mixed groups, whose rewards differ, teach." }),
+    own.length ? lineChart("Numbers with the reward", own.map((key) => ({ name: key, points: logged((e) => e.metrics?.[key]) })), { note: "Means of what the agent returned: parts of the reward, or its own counts." }) : null,
+    lineChart("KL divergence", kl.map((from) => ({ name: `from the ${from}`, points: logged((e) => e[`kl_${from}`]) })), { from: 0, note: "Of the policy in training, in nats per token. Above 0.1 from the sampler: updates too large, or rollouts too old." }),
+    lineChart("Clip fraction", [{ name: "tokens held by the clip", points: logged((e) => e.clip_fraction) }], { from: 0, note: "Above 0.3: updates are too large." }),
+    lineChart("Gradient norm", [{ name: "before clipping", points: logged((e) => e.grad_norm) }], { from: 0, note: "Spikes: lower the learning rate. 0: nothing was learned." }),
+    lineChart("Entropy", [{ name: "mean, nats", points: point("entropy") }], { from: 0, note: "At trained tokens. A fast fall: the policy stops exploring." }),
+    lineChart("Logprob gap", [{ name: "largest", points: point("gap_max") }, { name: "mean", points: point("gap_mean") }], { from: 0, note: "Between sampler and trainer, in nats. It should stay at the rounding of the dtype." }),
+    stackedChart("Why rollouts stopped", xs, stops.map((stop) => ({ name: stop, colour: STOPS[stop], values: trained.map((s) => s.stops[stop] ?? 0) })), { hrefs, note: "length: cut by its limit of tokens; errors by their outcome." }),
+    stackedChart("Failures by cause", xs, [{ name: "ok", colour: "--good", values: trained.map((s) => s.rollouts - Object.values(s.causes).reduce((a, b) => a + b, 0)) }, ...causes.map((c) => ({ name: c, colour: { policy: "--warn", agent: "--bad" }[c] ?? "--soft", values: trained.map((s) => s.causes[c] ?? 0) }))], { hrefs, note: "Whose failure it is: the policy's, the agent's code, or the infrastructure's." }),
+    lineChart("Tokens sampled by a rollout", [{ name: "mean", points: point("tokens_mean") }, { name: "longest", points: point("tokens_max") }], { from: 0 }),
+    lineChart("Turns and tool calls of a rollout", [{ name: "turns", points: point("turns") }, { name: "tool calls", points: point("tool_calls") }], { from: 0 }),
+    lineChart("Weight versions behind", [{ name: "mean", points: point("staleness") }, { name: "most", points: point("staleness_max") }], { from: 0, to: 1 }),
+    lineChart("Share of the time the trainer waits", [{ name: "for rollouts", points: logged(waits) }], { from: 0, to: 1 }),
+    lineChart("Seconds of a rollout", [{ name: "mean", points: point("elapsed_s") }, { name: "longest", points: point("elapsed_max_s") }], { from: 0 }),
+    lineChart("Loss", [{ name: "loss", points: logged((e) => e.loss) }], { note: "Its size says little: advantages sum to about 0." }),
   ].filter(Boolean);
-  const table = el("table", {}, el("thead", {}, el("tr", {}, ["", "rollouts", "reward", "of ok", "usable", "tokens a rollout", "largest gap", ...own, "outcomes"].map((t, i) => el("th", { class: i && i < 7 + own.length ? "num" : "" }, t)))),
-    el("tbody", {}, run.steps.map((s) => el("tr", {}, el("td", {}, el("a", { href: link(name, "rollouts", { phase: s.phase, step: s.step, sort: "reward" }) }, placeOf(s))), [number(s.rollouts), number(s.reward), number(s.reward_ok), number(s.usable), number(s.tokens_mean, 0), small(s.gap_max), ...own.map((key) => number(eventOf(s)?.metrics?.[key]))].map((v) => el("td", { class: "num" }, v)), el("td", {}, Object.entries(s.outcomes).map(([o, n]) => `${n} ${o}`).join(", "))))));
+}
+
+function facts(run) {
+  const { trained, tokens } = run, last = trained.at(-1) ?? run.steps.at(-1), name = run.name;
+  const planned = run.config.steps, left = planned && run.status === "running" ? planned - trained.length : 0;
+  const took = [...run.events.values()].slice(-5).map((e) => (e.rollout_s ?? 0) + (e.train_s ?? 0));
+  const of = (n) => (n === null ? "–" : [n.toLocaleString("en"), tokens.sampled ? el("small", {}, ` ${percent(n / tokens.sampled)}`) : null]);
+  return [
+    ["steps", planned ? `${trained.length} of ${planned}` : number(trained.length), null],
+    ["rollouts", number(run.steps.reduce((n, s) => n + s.rollouts, 0)), link(name, "rollouts")],
+    ["reward, last step", number(last?.reward), last && run.listOf(last)],
+    ["usable, last step", last ? `${last.usable} of ${last.rollouts}` : "–", last && run.listOf(last, { usable: "1" })],
+    ["groups that differ, last step", last?.groups ? `${last.groups_differ} of ${last.groups}` : "–", last && run.listOf(last)],
+    ["tokens sampled", tokens.sampled === null ? "–" : tokens.sampled.toLocaleString("en"), link(name, "rollouts", { phase: "train", sort: "sampled_tokens", descending: "1" }), "in all rollouts of the training"],
+    ["of these usable", of(tokens.usable), link(name, "rollouts", { phase: "train", usable: "1" }), "in usable rollouts, where the session's rule trains them"],
+    ["with gradient", of(tokens.gradient), link(name, "rollouts", { phase: "train", gradient: "1" }), "usable, with an advantage other than 0: all that the run learned from"],
+    left > 0 && took.length ? ["time left, about", seconds((left * took.reduce((a, b) => a + b, 0)) / took.length), null] : null,
+  ].filter(Boolean).map(([n, v, href, why]) => el(href ? "a" : "div", { class: "card fact", href, title: why }, el("span", {}, n), el("b", {}, v)));
+}
+
+function tables(run) {
+  const { name } = run, rollouts = (query) => link(name, "rollouts", query);
+  const shown = (step, phase) => (step === null ? "–" : step + (phase === "train" ? run.counted_from : 0));
+  const failed = run.failures.length ? table(["#rollouts", "error", "outcome", "steps", "example"], run.failures.slice(0, 12).map((f) => [
+    el("a", { href: rollouts(f.error ? { error: f.error } : { outcome: f.outcome }) }, f.rollouts), el("span", { class: "long" }, f.error ?? "–"), f.outcome + (f.cause ? ` (${f.cause})` : ""), f.first === f.last ? shown(f.first, "train") : `${shown(f.first, "train")} to ${shown(f.last, "train")}`, el("a", { href: link(name, `rollout/${f.example}`, f.error ? { error: f.error } : { outcome: f.outcome }) }, `#${f.example}`)])) : null;
+  const tools = run.tools.length ? table(["tool", "#calls", "#errors", "#seconds a call", "#reward with", "#reward without"], run.tools.map((t) => [el("a", { href: rollouts({ tool: t.name }) }, t.name), number(t.calls), t.errors === null ? "–" : number(t.errors), t.seconds === null ? "–" : number(t.seconds / t.calls), number(t.reward_with), number(t.reward_without)])) : null;
+  const { never, sometimes, always } = run.inputs, solved = [["never", never], ["sometimes", sometimes], ["always", always]];
+  const inputs = never + sometimes + always ? el("p", { class: "card spaced", id: "solved" }, solved.map(([word, n]) => el("a", { href: link(name, "inputs", { solved: word }) }, el("b", {}, n), ` ${word}`))) : null;
+  const f = run.in_flight, flight = f ? el("p", { class: "card", id: "in-flight" }, el("b", {}, `${f.count} in flight`), `: ${Object.entries(f.stages).map(([s, n]) => `${n} in stage ${s}`).join(", ")}.`, f.longest ? ` The longest is ${f.longest.session_id}, ${seconds(f.longest.stage_s)} in stage ${f.longest.stage}. ` : " ", el("code", {}, "agentcore-rl runs show --in-flight"), " says what each waits for.") : null;
+  return [
+    section("Failures by message", null, failed), section("Tools", "Rewards are means over rollouts that called the tool, and over those that did not.", tools),
+    section("Inputs of the training, by how often a rollout solved them", "Solved: a reward of 1 or more. Inputs that are never or always solved teach nothing.", inputs), section("In flight", null, flight),
+  ];
+}
+
+export async function runPage(name, _query, _go, mount) {
+  const run = await readRun(name), { trained, others } = run;
+  const total = run.steps.reduce((n, s) => n + s.rollouts, 0);
   const lost = Object.entries(run.not_kept).map(([why, n]) => el("p", { class: "notice" }, `${many(n, "rollout")} not in this run: ${why === "not_kept_full" ? "they came faster than they could be written" : "they could not be written"}.`));
-  const jobs = [...new Map(run.metrics.filter((e) => e.event === "job").map((e) => [e.job, e])).values()].map((e) => el("tr", {}, el("td", {}, e.job), el("td", {}, e.status), el("td", {}, JSON.stringify({ ...e.ProgressInfo, ...e.RolloutInfo, ...e.BillableTokenUsage, ...e.EvaluationMetrics }))));
-  if (!total && jobs.length) return [el("h1", {}, name), el("p", { class: "notice" }, "SageMaker's jobs, as they were last seen. Their rollouts are in MLflow."), el("div", { class: "card" }, el("table", {}, el("tbody", {}, jobs))), el("h2", {}, "Configuration"), el("details", { class: "card" }, el("summary", {}, "config.json"), el("pre", {}, JSON.stringify(run.config, null, 2)))];
-  if (!total) return [el("h1", {}, name), lost, el("p", { class: "notice" }, "No rollout has ended yet. Each one shows up here when it has. Where they wait: ", el("code", {}, "agentcore-rl runs show --in-flight")), el("h2", {}, "Configuration"), el("details", { class: "card" }, el("summary", {}, "config.json"), el("pre", {}, JSON.stringify(run.config, null, 2)))];
+  const short = (path) => (typeof path === "string" && path ? path.split("/").at(-1) : null);
+  const head = [el("h1", {}, name, " ", statusOf(run.status)), el("p", { class: "soft spaced" }, [["model", short(run.config.model)], ["data", short(run.config.data)], ["agent", short(run.config.agent)]].filter(([, v]) => v).map(([k, v]) => el("span", {}, `${k} ${v}`)), run.status.startsWith("failed") ? el("span", { class: "bad" }, run.status) : null), lost];
+  const settings = [
+    run.before ? section(`Settings that differ from ${run.before.name}`, null, Object.keys(run.before.changed).length ? table(["setting", "here", "before"], Object.entries(run.before.changed).map(([k, [a, b]]) => [k, el("code", {}, JSON.stringify(a) ?? "–"), el("code", {}, JSON.stringify(b) ?? "–")]), { id: "changed" }) : el("p", { class: "soft" }, "None.")) : null,
+    run.log ? [el("h2", {}, `End of ${run.log.name}`), el("details", { class: "card" }, el("summary", {}, run.log.text.trimEnd().split("\n").at(-1)), el("pre", {}, run.log.text))] : null,
+    el("h2", {}, "Configuration"), el("details", { class: "card" }, el("summary", {}, "config.json"), el("pre", {}, JSON.stringify(run.config, null, 2))),
+  ];
+  const jobs = [...new Map(run.metrics.filter((e) => e.event === "job").map((e) => [e.job, e])).values()].map((e) => [e.job, e.status, JSON.stringify({ ...e.ProgressInfo, ...e.RolloutInfo, ...e.BillableTokenUsage, ...e.EvaluationMetrics })]);
+  if (!total && jobs.length) return [head, el("p", { class: "notice" }, "SageMaker's jobs, as they were last seen. Their rollouts are in MLflow."), table(["job", "status", "numbers"], jobs), settings];
+  if (!total) return [head, el("p", { class: "notice" }, "No rollout has ended yet. Each one shows up here when it has. Where they wait: ", el("code", {}, "agentcore-rl runs show --in-flight")), tables(run), settings];
   const change = run.summary.held_out_change ? el("p", { class: "notice" }, `Verdict: ${run.summary.held_out_change.text}`) : null;
-  return [el("h1", {}, name), lost, change, el("div", { class: "facts" }, facts.map(([n, v]) => el("div", { class: "card fact" }, el("span", {}, n), el("b", {}, v)))),
-    el("div", { class: "grid", id: "charts" }, charts), everyNumber(trained, events, shown), el("h2", {}, trained.length && others.length ? "Steps and evaluations" : "Steps"), el("div", { class: "card" }, table),
-    el("h2", {}, "Configuration"), el("details", { class: "card" }, el("summary", {}, "config.json"), el("pre", {}, JSON.stringify(run.config, null, 2)))];
+  const own = [...new Set(run.metrics.flatMap((e) => Object.keys(e.metrics ?? {})))].sort();
+  const eventOf = (s) => (s.phase === "train" && s.step !== null ? run.events.get(s.step) : run.evaluated(s));
+  const place = (s) => [el("a", { href: run.listOf(s) }, s.at), s.phase === "train" ? null : [" ", el("a", { href: link(name, "evaluation", { phase: s.phase, number: s.number }) }, "evaluation")]];
+  const steps = table(["step", "#rollouts", "#reward", "#of ok", "#usable", "#groups that differ", "#tokens a rollout", "#largest gap", ...own.map((key) => `#${key}`), "outcomes"],
+    run.steps.map((s) => [place(s), number(s.rollouts), number(s.reward), number(s.reward_ok), number(s.usable), s.rollouts > s.groups ? `${number(s.groups_differ)} of ${number(s.groups)}` : "–", number(s.tokens_mean, 0), small(s.gap_max), ...own.map((key) => number(eventOf(s)?.metrics?.[key])), Object.entries(s.outcomes).map(([o, n]) => `${n} ${o}`).join(", ")]), { id: "steps" });
+  return [head, el("div", { id: "diagnosis" }, findings(run)), change, el("div", { class: "facts" }, facts(run)), el("div", { class: "grid", id: "charts" }, charts(run)), tables(run),
+    everyNumber(run, mount), el("h2", {}, trained.length && others.length ? "Steps and evaluations" : trained.length ? "Steps" : "Evaluations"), steps, settings];
+}
+
+// The inputs of a phase, with how often their rollouts solved them.
+export async function inputsPage(name, query) {
+  const phase = query.phase ?? "train", inputs = await inputsOf(name, phase);
+  const kinds = { never: (r) => r === 0, sometimes: (r) => r > 0 && r < 1, always: (r) => r === 1 };
+  const shown = inputs.filter((i) => !query.solved || (i.rate !== null && kinds[query.solved]?.(i.rate)));
+  const rows = shown.map((i) => [el("a", { class: "input", href: link(name, "rollouts", { phase, input: i.input_key }), title: i.text ?? i.input_key }, i.text ?? i.input_key), number(i.rollouts), percent(i.rate), number(i.reward), sparkline(i.rewards, "mean reward by step"), el("a", { href: link(name, `group/${i.first}`) }, "first group")]);
+  const choice = ["", ...Object.keys(kinds)].map((word) => el("a", { href: link(name, "inputs", { ...query, solved: word }), "aria-current": (query.solved ?? "") === word ? "page" : null }, word || "all"));
+  return [el("h1", {}, `${name}: inputs of ${phase}`), el("p", { class: "spaced" }, "solved", choice, el("span", { class: "soft", id: "count" }, many(shown.length, "input"))),
+    inputs.length >= 1000 ? el("p", { class: "notice" }, "The 1,000 inputs that are solved least are shown.") : null, table(["input", "#rollouts", "#solved", "#mean reward", "reward by step", ""], rows, { id: "inputs" })];
 }

@@ -2,6 +2,8 @@
 const held = document.getElementById("held");
 const file = held ? JSON.parse(held.textContent) : null;
 export const exported = file !== null;
+// What an exported file leaves out, in a sentence.
+export const leftOut = file?.left_out ?? null;
 
 async function get(path) {
   const answer = await fetch(path);
@@ -10,50 +12,80 @@ async function get(path) {
   return value;
 }
 
+const at = (run, rest = "") => `api/runs/${encodeURIComponent(run)}${rest}`;
+
 export async function runList() {
-  return file ? [{ name: file.name, rollouts: file.total, problem: null }] : get("api/runs");
+  return file ? [{ name: file.name, rollouts: file.rows.length, problem: null, status: file.overview.status }] : get("api/runs");
 }
 
 export async function overview(run) {
-  return file ? file.overview : get(`api/runs/${encodeURIComponent(run)}`);
+  return file ? file.overview : get(at(run));
 }
 
 export async function facetsOf(run) {
-  return file ? file.overview.facets : get(`api/runs/${encodeURIComponent(run)}/facets`);
+  return file ? file.overview.facets : get(at(run, "/facets"));
+}
+
+export async function inputsOf(run, phase) {
+  return file ? file.inputs[phase] ?? [] : get(at(run, `/inputs?${new URLSearchParams({ phase })}`));
+}
+
+export async function evaluationOf(run, query) {
+  if (!file) return get(at(run, `/evaluation?${new URLSearchParams(query)}`));
+  const found = file.evaluations[`${query.phase}:${query.number ?? ""}`];
+  if (!found) throw new Error("this evaluation is not in the file");
+  return found;
 }
 
 export async function rowsOf(run, query, offset, limit) {
-  if (!file) return get(`api/runs/${encodeURIComponent(run)}/rollouts?${new URLSearchParams({ ...query, offset, limit })}`);
+  if (!file) return get(at(run, `/rollouts?${new URLSearchParams({ ...query, offset, limit })}`));
   const rows = file.rows.filter((row) => fits(row, query));
   const by = query.sort || "id", sign = query.descending ? -1 : 1;
   rows.sort((a, b) => {
     const x = a[by] ?? null, y = b[by] ?? null;
-    if (x === null || y === null) return (x === null) - (y === null);
+    if (x === null || y === null) return (x === null) - (y === null) || (a.id - b.id) * sign;
     return (x < y ? -1 : x > y ? 1 : a.id - b.id) * sign;
   });
   return { total: rows.length, offset, rows: rows.slice(offset, offset + limit) };
 }
 
-function fits(row, q) {
-  if (q.phase && row.phase !== q.phase) return false;
-  if (q.step !== undefined && q.step !== "" && row.step !== Number(q.step)) return false;
-  if (q.outcome && (q.outcome.startsWith("cause:") ? row.cause !== q.outcome.slice(6) : row.outcome !== q.outcome)) return false;
-  if (q.tool && !(row.tools && q.tool in row.tools)) return false;
-  if (q.reward_from && !(row.reward !== null && row.reward >= Number(q.reward_from))) return false;
-  if (q.reward_to && !(row.reward !== null && row.reward <= Number(q.reward_to))) return false;
-  if (q.tokens_from && !(row.sampled_tokens !== null && row.sampled_tokens >= Number(q.tokens_from))) return false;
-  if (!q.text) return true;
-  return JSON.stringify([file.rollouts[row.id]?.dialogue, row.error]).toLowerCase().includes(q.text.toLowerCase());
+const yes = (word) => ["1", "true"].includes(word);
+const KEPT = {
+  phase: (row, v) => row.phase === v,
+  number: (row, v) => row.number === Number(v),
+  number_from: (row, v) => row.number !== null && row.number >= Number(v),
+  group: (row, v) => row.grp === v,
+  input: (row, v) => row.input_key === v,
+  outcome: (row, v) => (v.startsWith("cause:") ? row.cause === v.slice(6) : row.outcome === v),
+  stop: (row, v) => row.stop === v,
+  error: (row, v) => row.error === v,
+  reward_from: (row, v) => row.reward !== null && row.reward >= Number(v),
+  reward_to: (row, v) => row.reward !== null && row.reward <= Number(v),
+  tokens_from: (row, v) => row.sampled_tokens !== null && row.sampled_tokens >= Number(v),
+  tokens_to: (row, v) => row.sampled_tokens !== null && row.sampled_tokens <= Number(v),
+  usable: (row, v) => (row.mask_reason === null) === yes(v),
+  gradient: (row, v) => (row.mask_reason === null && (row.gradient_tokens ?? 0) > 0) === yes(v),
+  cut: (row, v) => (row.cut_calls ?? 0) > 0 === yes(v),
+  unparsed: (row, v) => (row.unparsed_calls ?? 0) > 0 === yes(v),
+  text: (row, v) => row.searched.includes(v.toLowerCase()),
+};
+
+// The same conditions as `runs.Query`.
+function fits(row, query) {
+  if (query.tool === "" && row.tool_calls !== 0) return false;
+  if (query.tool && !(row.tools && query.tool in row.tools)) return false;
+  if (query.text && query.text.length < 2) throw new Error(`a text to look for has at least 2 characters, got '${query.text}'`);
+  return Object.entries(KEPT).every(([name, keeps]) => query[name] === undefined || query[name] === "" || keeps(row, query[name]));
 }
 
 export async function rolloutOf(run, id) {
-  if (!file) return get(`api/runs/${encodeURIComponent(run)}/rollouts/${id}`);
+  if (!file) return get(at(run, `/rollouts/${id}`));
   if (!file.rollouts[id]) throw new Error(`rollout ${id} is not in this file`);
   return file.rollouts[id];
 }
 
 export async function groupOf(run, id) {
-  if (!file) return get(`api/runs/${encodeURIComponent(run)}/groups/${id}`);
+  if (!file) return get(at(run, `/groups/${id}`));
   const first = file.rollouts[id]?.group[0].id;
   if (!file.groups[first]) throw new Error(`the group of rollout ${id} is not in this file`);
   return file.groups[first];
@@ -63,54 +95,54 @@ export async function textsOf(run, ids) {
   const wanted = [...new Set(ids)];
   if (file) return file.texts;
   const found = {};
-  for (let at = 0; at < wanted.length; at += 10000) {
-    const answer = await fetch(`api/runs/${encodeURIComponent(run)}/texts`, { method: "POST", body: JSON.stringify(wanted.slice(at, at + 10000)) });
+  for (let from = 0; from < wanted.length; from += 10000) {
+    const answer = await fetch(at(run, "/texts"), { method: "POST", body: JSON.stringify(wanted.slice(from, from + 10000)) });
     if (answer.ok) Object.assign(found, await answer.json());
   }
   return found;
 }
 
-// What stands for an input in a list: its prompt, else the whole of it.
-function inputOf(rollout) {
-  const payload = rollout?.detail?.payload;
-  return payload && Object.keys(payload).length ? (typeof payload.prompt === "string" ? payload.prompt : JSON.stringify(payload)).slice(0, 300) : null;
+export async function compareOf(first, second) {
+  return file ? compareHeld(first, second) : get(`api/compare?${new URLSearchParams({ first, second })}`);
 }
 
-// A file compares what it holds: inputs of its own rollouts.
+// A file compares the rollouts that it holds: all of evaluations.
 function compareHeld(first, second) {
+  const mean = (values) => (values.length ? values.reduce((a, b) => a + b, 0) / values.length : null);
+  const place = (name) => name.slice(name.lastIndexOf("@") + 1);
   const side = (name) => {
-    const [phase, step] = name.slice(name.lastIndexOf("@") + 1).split(":"), found = new Map();
+    const [phase, step] = place(name).split(":"), found = new Map();
     for (const row of file.rows.filter((r) => r.phase === phase && (step === undefined || r.step === Number(step)) && r.input_key)) {
-      const entry = found.get(row.input_key) ?? { scores: [], tokens: [], first: row.id, rollouts: 0 };
+      const entry = found.get(row.input_key) ?? { scores: [], tokens: [], first: row.id, rollouts: 0, text: row.input };
       if (row.score !== null) entry.scores.push(row.score);
       if (row.sampled_tokens !== null) entry.tokens.push(row.sampled_tokens);
       entry.first = Math.min(entry.first, row.id);
       entry.rollouts++;
       found.set(row.input_key, entry);
     }
-    const mean = (values) => (values.length ? values.reduce((a, b) => a + b, 0) / values.length : null);
-    return new Map([...found].map(([key, e]) => [key, { reward: mean(e.scores), tokens: mean(e.tokens), first: e.first, rollouts: e.rollouts }]));
+    return new Map([...found].map(([key, e]) => [key, { ...e, reward: mean(e.scores), tokens: mean(e.tokens) }]));
   };
   const a = side(first), b = side(second), rows = [];
-  for (const [key, before] of a) {
-    const after = b.get(key);
-    if (after) rows.push({ input_key: key, text: inputOf(file.rollouts[before.first]), change: before.reward === null || after.reward === null ? null : after.reward - before.reward, first: before, second: after });
+  for (const [key, one] of a) {
+    const other = b.get(key);
+    if (other) rows.push({ input_key: key, text: one.text, change: one.reward === null || other.reward === null ? null : other.reward - one.reward, first: one, second: other });
   }
   rows.sort((x, y) => Math.abs(y.change ?? 0) - Math.abs(x.change ?? 0) || (x.input_key < y.input_key ? -1 : 1));
-  return { rows, inputs: rows.length, only_first: a.size - rows.length, only_second: b.size - rows.length };
+  return { rows, inputs: rows.length, only_first: a.size - rows.length, only_second: b.size - rows.length, change: file.changes[`${place(first)} ${place(second)}`] ?? null };
 }
 
-export async function compareOf(first, second) {
-  if (file) return compareHeld(first, second);
-  return get(`api/compare?${new URLSearchParams({ first, second })}`);
-}
-
-export function listen(changed, state) {
-  if (file) return state("from a file");
-  const events = new EventSource("api/events");
-  events.onopen = () => state("live");
-  events.onerror = () => state("no connection");
-  events.onmessage = (event) => changed(JSON.parse(event.data).run);
+// Call `changed` when the run (or, without a name, any run) is written, and `say` with its status. Returns what ends it.
+export function listen(run, changed, say) {
+  if (file) { say("from a file", file.left_out); return () => {}; }
+  const events = new EventSource(`api/events?${new URLSearchParams({ run: run ?? "" })}`);
+  events.onerror = () => say("no connection");
+  events.onmessage = (event) => {
+    const now = JSON.parse(event.data);
+    if (now.status === "running" || now.status === "") say("live", "What is written shows up here by itself.");
+    else say(now.status.split(":")[0], now.status);
+    if (now.changed) changed();
+  };
+  return () => events.close();
 }
 
 function bytes(text) {
@@ -119,14 +151,12 @@ function bytes(text) {
 
 // A sequence as arrays; NaN in them is absent.
 export function decoded(sequence) {
-  const numbers = (text) => (text === null ? null : new Float32Array(bytes(text).buffer));
+  const numbers = (text) => (text === null || text === undefined ? null : new Float32Array(bytes(text).buffer));
   return {
     ...sequence,
     ids: new Int32Array(bytes(sequence.ids).buffer),
     mask: bytes(sequence.mask),
-    logprobs: numbers(sequence.logprobs),
-    trainer_logprobs: numbers(sequence.trainer_logprobs),
-    entropies: numbers(sequence.entropies),
+    ...Object.fromEntries(["logprobs", "trainer_logprobs", "entropies", "advantages"].map((name) => [name, numbers(sequence[name])])),
     versions: sequence.versions === null ? null : sequence.versions.flatMap(([v, n]) => Array(n).fill(v)),
   };
 }

@@ -1,0 +1,67 @@
+"""A run as tables, for notebooks and for `runs export --rows`: its rollouts, messages and steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import MissingExtraError
+from .folder import find_run
+from .reader import LISTED, Query, RunReader
+from .record import text_of
+
+_PART = 500  # rollouts that are read at a time
+
+
+def rollout_rows(run: RunReader, query: Query | None = None) -> Iterator[dict[str, Any]]:
+    """Yield a row for each rollout that fits: its columns, its place in the run, and the numbers that came with its reward."""
+    ids = run.ids(query or Query())
+    for start in range(0, len(ids), _PART):
+        numbers = run.numbers_by(ids[start : start + _PART])
+        for row in run.rows(ids[start : start + _PART]):
+            yield {**{name: row[name] for name in ("at", *LISTED)}, "numbers": numbers.get(row["id"], {})}
+
+
+def message_rows(run: RunReader, query: Query | None = None) -> Iterator[dict[str, Any]]:
+    """Yield a row for each message of the rollouts that fit, with its place in the dialogue and its text with tool calls."""
+    for rollout in run.ids(query or Query()):
+        found = run.rollout(rollout) or {}
+        known = {name: found.get(name) for name in ("session_id", "phase", "step", "grp", "outcome", "reward")}
+        for place, message in enumerate(found.get("dialogue") or ()):
+            yield {"rollout": rollout, **known, "message": place, "role": message.get("role"), "text": text_of(message)}
+
+
+def step_rows(run: RunReader) -> Iterator[dict[str, Any]]:
+    """Yield a row for each step and evaluation, with the numbers of its event in `metrics.jsonl`."""
+    events = {event["step"]: event for event in run.metrics() if event.get("event") == "step"}
+    for step in run.steps():
+        yield {**(events.get(step["step"], {}) if step["phase"] == "train" else {}), **step}
+
+
+def rollouts_df(run: str | Path | None = None, query: Query | None = None) -> Any:
+    """Return a pandas data frame of a run's rollouts. ``run`` is a folder, a name under `runs/`, or None for the newest.
+
+    Raises: ConfigError, MissingExtraError without pandas.
+    """
+    return _frame(run, lambda reader: ({**row, **row.pop("numbers")} for row in rollout_rows(reader, query)))
+
+
+def messages_df(run: str | Path | None = None, query: Query | None = None) -> Any:
+    """Return a data frame of the messages of a run's rollouts, as `rollouts_df` does."""
+    return _frame(run, lambda reader: message_rows(reader, query))
+
+
+def steps_df(run: str | Path | None = None) -> Any:
+    """Return a data frame of a run's steps and evaluations, as `rollouts_df` does."""
+    return _frame(run, step_rows)
+
+
+def _frame(run: str | Path | None, rows: Any) -> Any:
+    try:
+        import pandas  # type: ignore[import-untyped]  # it has no types of its own
+    except ImportError as e:
+        raise MissingExtraError("data frames need pandas. Install it with:\n    pip install pandas") from e
+    with RunReader(find_run(run)) as reader:
+        found: Iterable[Mapping[str, Any]] = rows(reader)
+        return pandas.DataFrame.from_records(list(found))
