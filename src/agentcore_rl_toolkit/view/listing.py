@@ -7,10 +7,10 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
-from ..client.evaluation import interval
 from ..errors import ConfigError
 from ..runs import ROLLOUTS, read_config, status
 from ..runs.schema import open_to_read
+from ..stats import interval
 
 # A reward is a mean over inputs, so groups come first.
 _STEPS = (
