@@ -16,7 +16,8 @@ from ..client.evaluation import pass_rates
 from ..errors import ConfigError
 from ..runs import Query, RunReader, diagnose, find_runs, read_config, read_in_flight, stamp, status
 from ..runs.spans import spans_of
-from ..stats import change_of, interval
+from ..stats.differences import change_of
+from ..stats.intervals import interval
 from .listing import head
 
 PAGE = 1000  # rows of one answer at most

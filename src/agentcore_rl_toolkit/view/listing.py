@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import ConfigError
 from ..runs import ROLLOUTS, read_config, status
 from ..runs.schema import open_to_read
-from ..stats import interval
+from ..stats.intervals import interval
 
 # A reward is a mean over inputs, so groups come first.
 _STEPS = (
