@@ -392,3 +392,8 @@ def test_every_spelling_of_a_boolean_setting_means_the_same() -> None:
         assert [from_words([f"hold_calls={word}"], LocalRun)["hold_calls"] for word in words] == [value] * 5
     with pytest.raises(ConfigError, match="hold_calls must be a valid boolean"):
         from_words(["hold_calls=maybe"], LocalRun)
+
+
+def test_a_mapping_is_written_as_json_and_a_list_with_commas() -> None:
+    found = from_words(['sampling_params={"temperature": 0.7}', "tracker=mlflow,wandb"], LocalRun)
+    assert found == {"sampling_params": {"temperature": 0.7}, "tracker": ["mlflow", "wandb"]}

@@ -25,6 +25,7 @@ from agentcore_rl_toolkit.gateway import GatewayClient
 from agentcore_rl_toolkit.policy import Engine, create_app, load_policy
 from agentcore_rl_toolkit.runs import Rollout, RunReader
 from agentcore_rl_toolkit.weights import EngineAddress, Publisher, prove, publish, publishing, write_checkpoint
+from agentcore_rl_toolkit.weights.checksums import check_sums
 from agentcore_rl_toolkit.weights.publishing import probe_prompt
 from serving import Asked, answering, hosted
 
@@ -63,6 +64,18 @@ def test_a_version_arrives_and_is_proved(address: EngineAddress, model: Any, tmp
     assert publisher.gap < 1e-4
     assert announced == [3, 4]
     assert [path.name for path in tmp_path.iterdir()] == ["000004"], "only the newest is kept"
+
+
+def test_an_engine_reports_checksums_of_what_it_has(address: EngineAddress, model: Any, tmp_path: Path) -> None:
+    folder = write_checkpoint(model, tmp_path / "given")
+    found = address.connect().load(folder, 5)
+    assert found is not None
+    assert len(found) == 4
+    check_sums(found, "float32", folder, "the engine")
+    with torch.no_grad():
+        model.model.norm.weight[0] += 1e-3
+    with pytest.raises(WeightsError, match=r"the engine has another model\.norm\.weight"):
+        check_sums(found, "float32", write_checkpoint(model, tmp_path / "next"), "the engine")
 
 
 def test_an_engine_in_bfloat16_is_proved_with_its_rounding_and_other_weights_are_not(tmp_path: Path) -> None:

@@ -189,6 +189,16 @@ class Decoder:
             if not self.shape.tied:
                 self._head.copy_(state["lm_head.weight"])
 
+    def plain_tensors(self) -> dict[str, torch.Tensor]:
+        """The tensors that are kept as they were loaded, by their names there."""
+        last = self.shape.layers - 1
+        return {
+            "model.embed_tokens.weight": self._embedding,
+            "model.layers.0.input_layernorm.weight": self._layers[0].in_norm,
+            f"model.layers.{last}.post_attention_layernorm.weight": self._layers[last].mid_norm,
+            "model.norm.weight": self._final_norm,
+        }
+
     @torch.inference_mode()
     def forward(
         self,

@@ -19,6 +19,7 @@ import torch
 from tokenizers import Tokenizer
 
 from ..errors import PolicyError
+from ..weights.checksums import checksum
 from .batch import Batch, Generation
 from .decoder import Decoder
 from .loading import load_decoder
@@ -53,6 +54,8 @@ class Engine:
         self.context = decoder.shape.context
         self.vocabulary = decoder.shape.vocabulary
         self.dtype = str(decoder.dtype).removeprefix("torch.")
+        self.checksums: dict[str, int] = {}  # of some tensors of the weights that were loaded last
+        self._decoder = decoder
         self.dispatch: Dispatcher = dispatch or call_listeners
         self._batch = Batch(decoder, tokenizer, version=version, seed=seed)
         self._waiting: deque[Generation] = deque()
@@ -196,6 +199,7 @@ class Engine:
         new = self._batch.version + 1 if version is None else version
         try:
             self._batch.load(state, new)
+            self.checksums = {n: checksum(t, self.dtype) for n, t in self._decoder.plain_tensors().items()}
         except Exception as e:  # of the caller's tensors
             future.set_exception(e)
         else:

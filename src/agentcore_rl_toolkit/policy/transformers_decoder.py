@@ -53,6 +53,11 @@ class TransformersDecoder:
             for name, parameter in own.items():
                 parameter.copy_(state[name])
 
+    def plain_tensors(self) -> dict[str, torch.Tensor]:
+        """As `Decoder.plain_tensors`: the first and the last."""
+        own = list(self._model.named_parameters())
+        return dict((own[0], own[-1]))
+
     @torch.inference_mode()
     def forward(
         self,

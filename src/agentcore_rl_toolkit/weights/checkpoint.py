@@ -11,12 +11,15 @@ from typing import Any
 
 from ..errors import ConfigError
 from .folders import complete_folder
+from .sharded import is_sharded, plain_name, whole
 
 WEIGHTS_FILE = "model.safetensors"
 
 
-def write_checkpoint(model: Any, folder: Path) -> Path:
+def write_checkpoint(model: Any, folder: Path, *, write: bool = True) -> Path:
     """Write the weights of a model of transformers, or of peft around one, all or nothing. Returns the folder.
+
+    Each process of a run whose model is split calls it, and only one with ``write``.
 
     Adapters are merged into copies of the weights: the model stays as it is, to the last bit. An output head that shares its
     matrix with the embedding (tied weights) is stored once. Raises: ConfigError for adapters of such a matrix.
@@ -30,10 +33,18 @@ def write_checkpoint(model: Any, folder: Path) -> Path:
             "adapters of the output head or the embedding would be lost: the model ties both to one matrix. Leave lm_head and "
             "embed_tokens out of target_modules and modules_to_save"
         )
+    tensors: dict[str, Any] = {}
+    split = is_sharded(model)  # then what is brought together is given back after the block
+    with whole(model):
+        for name, parameter in plain_parameters(model):
+            tensor = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
+            if write:
+                tensors[name] = tensor.detach().to("cpu", copy=split).contiguous()
+    if not write:
+        return folder
     partial = folder.with_name(folder.name + ".new")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    tensors = {name: p.detach().cpu().contiguous() for name, p in plain_parameters(model)}
     save_file(tensors, partial / WEIGHTS_FILE, metadata={"format": "pt"})
     model.config.save_pretrained(partial)
     complete_folder(partial)
@@ -44,8 +55,9 @@ def write_checkpoint(model: Any, folder: Path) -> Path:
 
 def plain_parameters(model: Any) -> Iterator[tuple[str, Any]]:
     """Yield (name, tensor) as the model without adapters would name them, each tensor once."""
-    adapted = {name: layer for name, layer in model.named_modules() if hasattr(layer, "get_base_layer")}
-    for name, parameter in model.named_parameters():
+    adapted = {plain_name(name): layer for name, layer in model.named_modules() if hasattr(layer, "get_base_layer")}
+    for given, parameter in model.named_parameters():
+        name = plain_name(given)
         layer_name, base, part = name.partition(".base_layer.")
         # peft keeps the frozen original beside each fully trained module; only the trained one is the policy.
         if "lora_" in name or ".original_module." in name:

@@ -8,7 +8,7 @@ Sources: vLLM 0.32, `entrypoints/rl/online/api_router.py`, `entrypoints/serve/de
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -99,8 +99,11 @@ class Engine:
     def pause(self, in_flight: InFlight) -> None:
         """No token is sampled from here on. ``in_flight``: what becomes of running requests."""
 
-    def load(self, folder: Path, version: int) -> None:
-        """Take the weights over; what was cached of the old ones is dropped."""
+    def load(self, folder: Path, version: int) -> Mapping[str, int] | None:
+        """Take the weights over; what was cached of the old ones is dropped.
+
+        Returns the checksums of some tensors as the engine has them now; None if it reports none.
+        """
         raise NotImplementedError
 
     def resume(self) -> None:
@@ -166,8 +169,10 @@ class PolicyServer(Engine):
     def _key(self) -> str | None:
         return self._at.key or key_for("policy", self._at.url, "AGENTCORE_RL_POLICY_ADMIN_KEY")
 
-    def load(self, folder: Path, version: int) -> None:
-        self._ask("/update_weights", {"path": str(folder / WEIGHTS_FILE), "version": version}, timeout_s=LOAD_S)
+    def load(self, folder: Path, version: int) -> Mapping[str, int] | None:
+        body = {"path": str(folder / WEIGHTS_FILE), "version": version}
+        found: Mapping[str, int] | None = self._ask("/update_weights", body, timeout_s=LOAD_S).get("checksums")
+        return found
 
     def dtype(self) -> str | None:
         found = self._ask(self._about, get=True).get("dtype")

@@ -16,8 +16,10 @@ from typing import Any, NamedTuple
 
 from ..errors import ConfigError, WeightsError
 from .checkpoint import write_checkpoint
+from .checksums import check_sums
 from .engines import Engine, EngineAddress, InFlight, Sampled
 from .movement import UpdateProof
+from .sharded import is_sharded
 
 MAX_GAP = 1e-3  # float32 on both sides differs by 1e-5; weights of one optimizer step ago by 1e-2 and more
 MAX_GAP_OF_BFLOAT16 = 1.0  # of a thousand tokens of SmolLM2 the largest was 0.3 by rounding alone, the mean 0.02
@@ -34,7 +36,8 @@ def publish(folder: Path, version: int, engines: Sequence[EngineAddress], *, in_
     """Let all engines sample from the checkpoint in this folder from now on, under this version. Returns what they say it is.
 
     ``in_flight`` is what becomes of requests that run: "wait" lets them end first, "keep" lets them go on with the new weights,
-    "abort" ends them. Raises: WeightsError; the engines go on then, with whatever they have.
+    "abort" ends them. Raises: WeightsError, also if an engine reports another checksum than the folder's; the engines go on then,
+    with whatever they have.
     """
     folder = folder.resolve()
     servers = [address.connect() for address in engines]
@@ -45,7 +48,7 @@ def publish(folder: Path, version: int, engines: Sequence[EngineAddress], *, in_
 
     try:
         everywhere(lambda server: server.pause(in_flight))
-        everywhere(lambda server: server.load(folder, version))
+        sums = everywhere(lambda server: server.load(folder, version))
     finally:
         everywhere(lambda server: server.resume())
     versions = set(everywhere(lambda server: server.version()))
@@ -53,6 +56,9 @@ def publish(folder: Path, version: int, engines: Sequence[EngineAddress], *, in_
         raise WeightsError(
             f"the weights did not arrive: version {version} was published, engines say {versions} ({PAGE})"
         )
+    for address, server, found in zip(engines, servers, sums, strict=True):
+        if found:
+            check_sums(found, server.dtype() or "float32", folder, f"{address.engine} at {address.url}")
     return version
 
 
@@ -169,25 +175,32 @@ class Publisher:
         self._max_gap = max_gap
         self._temperature = temperature
 
-    def publish(self, model: Any, version: int, *, prompt_ids: Sequence[int] | None = None) -> int:
+    def publish(self, model: Any, version: int, *, prompt_ids: Sequence[int] | None = None, main: bool = True) -> int:
         """Write, publish and prove. ``prompt_ids``: the probe's prompt, of the policy's own dialogues where there are any.
 
-        Raises: WeightsError.
+        Each process of a run whose model is split calls it, and only one with ``main``. Such a model cannot compute the proof
+        in one process: the trainer compares the logprobs of its next batch. Raises: WeightsError.
         """
-        folder = write_checkpoint(model, self.folder / f"{version:06d}")
+        folder = write_checkpoint(model, self.folder / f"{version:06d}", write=main)
+        if not main:
+            return version
         publish(folder, version, self.engines, in_flight=self._in_flight)
-        prompt = list(prompt_ids or probe_prompt(model.config.vocab_size))[: PROBE_PROMPT_TOKENS * 4]
-        found = prove(model, prompt, self.engines, version, max_gap=self._max_gap, temperature=self._temperature)
-        self.gap = found.largest
-        self._check_mean(found.mean, version)
-        for proof in self._proofs:
-            proof.check(model, prompt, version, own=prompt_ids is not None)
+        if not is_sharded(model):
+            self._prove(model, version, prompt_ids)
         for old in self.folder.iterdir():
             if old != folder:
                 shutil.rmtree(old, ignore_errors=True)
         if self._announce is not None:
             self._announce(version)
         return version
+
+    def _prove(self, model: Any, version: int, prompt_ids: Sequence[int] | None) -> None:
+        prompt = list(prompt_ids or probe_prompt(model.config.vocab_size))[: PROBE_PROMPT_TOKENS * 4]
+        found = prove(model, prompt, self.engines, version, max_gap=self._max_gap, temperature=self._temperature)
+        self.gap = found.largest
+        self._check_mean(found.mean, version)
+        for proof in self._proofs:
+            proof.check(model, prompt, version, own=prompt_ids is not None)
 
     @property
     def proved(self) -> int | None:

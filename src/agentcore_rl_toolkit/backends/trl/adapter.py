@@ -21,7 +21,8 @@ from ...client.data import encode_payload, payload_id, read_rows
 from ...errors import ConfigError, MissingExtraError
 from ...gateway import GatewayClient
 from ...runs import locked
-from ...weights import EngineAddress, Publisher, check_arrived, complete_folder
+from ...weights import EngineAddress, Publisher, check_arrived, complete_folder, write_checkpoint
+from ...weights.sharded import is_sharded
 from ..collection.advantages import Estimator
 from ..collection.collect import collect
 from ..collection.credit import CreditReport
@@ -130,7 +131,8 @@ class AgentCoreRollouts:
         if version == self.version:
             return
         config = self.config
-        if config.policy_url is not None and trainer.accelerator.is_main_process:
+        main, model = trainer.accelerator.is_main_process, trainer.accelerator.unwrap_model(trainer.model)
+        if config.policy_url is not None and (main or is_sharded(model)):
             engine = EngineAddress(
                 url=config.policy_url, engine=config.policy_engine, model=config.model_id or "policy"
             )
@@ -140,7 +142,7 @@ class AgentCoreRollouts:
                 max_gap=config.max_weights_gap,
                 temperature=trainer.temperature,
             )
-            self.publisher.publish(trainer.accelerator.unwrap_model(trainer.model), version)
+            self.publisher.publish(model, version, main=main)
         first = self.version is None and trainer.accelerator.is_main_process
         if first and trainer.use_vllm and trainer.temperature != 1.0:
             mode = trainer.vllm_generation.vllm_client.get_server_info()["model_config"]["logprobs_mode"]
@@ -222,7 +224,8 @@ class AgentCoreGRPOTrainer(GRPOTrainer):
         Returns: the trainer's logprobs. Raises: WeightsError, in every process of the run.
         """
         config = self.rollouts.config
-        proved = config.policy_url is not None or config.max_mean_logprob_gap is None
+        published = config.policy_url is not None and not is_sharded(self.accelerator.unwrap_model(self.model))
+        proved = published or config.max_mean_logprob_gap is None
         if recomputed_BT is None and proved:
             return None
         recomputed_BT = self._recomputed(output) if recomputed_BT is None else recomputed_BT
@@ -404,11 +407,21 @@ def train(config: TrlConfig, **arguments: Any) -> AgentCoreGRPOTrainer:
         )
         saved = get_last_checkpoint(trainer.args.output_dir) if Path(trainer.args.output_dir).is_dir() else None
         trainer.train(resume_from_checkpoint=saved)
-        policy = Path(config.output_dir) / "policy"
-        trainer.save_model(str(policy))
-        if trainer.accelerator.is_main_process:
-            complete_folder(policy)
+        save_policy(trainer, Path(config.output_dir) / "policy")
         return trainer
+
+
+def save_policy(trainer: Any, folder: Path) -> None:
+    """Save the model and its tokenizer. Each process of a run calls it."""
+    main, model = trainer.accelerator.is_main_process, trainer.accelerator.unwrap_model(trainer.model)
+    if is_sharded(model):
+        write_checkpoint(model, folder, write=main)
+        if main:
+            trainer.processing_class.save_pretrained(str(folder))
+    else:
+        trainer.save_model(str(folder))
+    if main:
+        complete_folder(folder)
 
 
 def _dataset(rows: Sequence[Mapping[str, Any]]) -> Any:

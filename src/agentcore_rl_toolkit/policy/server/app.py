@@ -84,7 +84,7 @@ def create_app(engine: Engine, *, admin_key: str | None = None) -> Starlette:
         except Exception as e:  # safetensors' own error class is not exported as a Python type
             raise _RefusedError(f"no weights could be read from {asked.path}: {e}") from e
         version = await asyncio.wrap_future(engine.update_weights(state, asked.version))
-        return JSONResponse({"weight_version": version})
+        return JSONResponse({"weight_version": version, "checksums": engine.checksums})
 
     async def health(_: Request) -> Response:
         status = "ok" if engine.alive else "failed"

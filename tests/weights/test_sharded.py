@@ -1,0 +1,28 @@
+"""Checkpoints of models that FSDP has split over two processes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from agentcore_rl_toolkit.policy import load_policy
+from agentcore_rl_toolkit.weights.checkpoint import WEIGHTS_FILE, plain_parameters
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", ["fsdp1", "fsdp2"])
+def test_a_split_model_is_written_whole(kind: str, tmp_path: Path) -> None:
+    script = Path(__file__).with_name("sharded_run.py")
+    done = subprocess.run(
+        [sys.executable, str(script), kind, str(tmp_path)], capture_output=True, text=True, check=False, timeout=240
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    written = load_file(tmp_path / "checkpoint" / WEIGHTS_FILE)
+    expected = dict(plain_parameters(load_policy()[0]))
+    assert written.keys() == expected.keys()
+    assert all(torch.equal(written[name], tensor) for name, tensor in expected.items())
