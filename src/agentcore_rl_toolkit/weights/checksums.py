@@ -23,14 +23,14 @@ def checksum(tensor: torch.Tensor, dtype: str) -> int:
     import torch
 
     values = tensor.detach().to("cpu", getattr(torch, dtype)).contiguous()
-    return zlib.crc32(values.view(torch.uint8).numpy())
+    return zlib.crc32(values.view(torch.uint8).numpy().tobytes())
 
 
 def check_sums(found: Mapping[str, int], dtype: str, folder: Path, where: str) -> None:
     """Compare an engine's checksums with the tensors in a checkpoint's folder. Raises: WeightsError if one differs."""
     from safetensors import safe_open
 
-    with safe_open(folder / WEIGHTS_FILE, framework="pt") as stored:  # type: ignore[no-untyped-call]  # safetensors
+    with safe_open(folder / WEIGHTS_FILE, framework="pt") as stored:
         for name, given in found.items():
             if given != checksum(stored.get_tensor(name), dtype):
                 raise WeightsError(f"the weights did not arrive: {where} has another {name} than {folder}")
