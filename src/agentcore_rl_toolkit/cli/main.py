@@ -31,6 +31,7 @@ _COMMANDS: dict[str, tuple[str, str, str]] = {
     "distill": (".training.distill", "Train an agent towards a teacher's logprobs.", "local"),
     "optimize": (".optimize", "Search for better texts of an agent: the prompt of a hosted model.", "optimize"),
     "deploy": (".deploy", "Deploy an agent to AgentCore Runtime on AWS, and take it away.", ""),
+    "harvest": (".production.harvest", "Turn production traffic into rows of a data set.", ""),
     "promote": (".production.promote", "Put a trained model into production, and an agent onto it.", "local"),
     "view": (".view", "Look at runs in the browser: rewards, rollouts, every token.", "view"),
     "runs": (".runs", "Look at runs in the terminal: list, show.", ""),

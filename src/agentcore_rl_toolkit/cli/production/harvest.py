@@ -1,0 +1,154 @@
+"""`agentcore-rl harvest`: rows of a data set from production traffic."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ...errors import ConfigError
+from ..options import new_file, with_force
+from ..output.commands import nearby
+from ..output.terminal import visible
+
+if TYPE_CHECKING:
+    from ...traffic.rows import Invocation
+
+FILE = click.Path(path_type=Path, dir_okay=False)
+_UNITS = {"m": 60, "h": 3600, "d": 86400}
+
+
+@click.command()
+@click.argument("source", metavar="FILE|ARN|LOG_GROUP")
+@click.option("--out", type=FILE, required=True, help="The rows, as JSON lines.")
+@click.option("--eval-out", type=FILE, help="Rows to hold out, of other users than those in --out.")
+@click.option(
+    "--eval-share", default=0.2, show_default=True, type=click.FloatRange(0, 1), help="Share of users in --eval-out."
+)
+@click.option(
+    "--sft-out", type=FILE, help="Dialogues to imitate, as messages. Their tokens are made anew from the text."
+)
+@click.option(
+    "--field",
+    "prompt_field",
+    default="prompt",
+    show_default=True,
+    help="Field of the payload for a prompt that is text.",
+)
+@click.option(
+    "--user-key", default="session.id", show_default=True, metavar="ATTRIBUTE", help="Attribute that names the user."
+)
+@click.option("--since", default="7d", show_default=True, metavar="TIME", help="For CloudWatch: 90m, 12h, 7d.")
+@click.option("--limit", type=click.IntRange(min=1), help="Take so many rows. [default: all]")
+@click.option("--redact", "patterns", multiple=True, metavar="REGEX", help="Redact what matches, too. Repeatable.")
+@click.option("--no-redact", is_flag=True, help="Keep personal data and secrets.")
+@click.option("--region", help="AWS region. [default: the environment's or profile's]")
+@with_force
+def command(source: str, out: Path, **options: Any) -> None:
+    """Turn production traffic into rows for `eval` and `train`.
+
+    SOURCE is a file with spans (OTLP/JSON) or with an AgentCore data set, the ARN of a deployed agent, or a log group of
+    CloudWatch. Each session gives one row: what its user sent first. Emails, phone numbers, cards, IBANs, keys, tokens and IP
+    addresses are replaced by placeholders, the same value by the same one.
+
+    Look at the rows before you use them. A reward needs more than a prompt: add the known answers, or use a judge.
+
+    \b
+    Example:
+        agentcore-rl harvest traces.jsonl --out rows.jsonl --eval-out eval.jsonl
+        agentcore-rl harvest ARN --since 30d --user-key user.id --out rows.jsonl --eval-out eval.jsonl
+    """
+    from ...traffic.redaction import Redaction
+    from ...traffic.rows import harvest
+
+    files = [path for path in (out, options["eval_out"], options["sft_out"]) if path is not None]
+    for path in files:
+        new_file(path, force=options["force"])
+    if options["no_redact"] and options["patterns"]:
+        raise ConfigError("--redact and --no-redact contradict each other")
+    redaction = None if options["no_redact"] else Redaction(options["patterns"])
+    found, missing = _read(source, options)
+    if not found:
+        hint = (
+            f"{missing} traces have no text: does the agent run with AWS's OpenTelemetry distribution?"
+            if missing
+            else ""
+        )
+        raise ConfigError(f"no invocation of an agent is in {source}. {hint}".strip())
+    made = harvest(
+        found,
+        prompt_field=options["prompt_field"],
+        redaction=redaction,
+        held_out_share=options["eval_share"] if options["eval_out"] is not None else 0.0,
+        limit=options["limit"],
+    )
+    _write(out, made.rows)
+    click.echo(f"{nearby(out)}: {len(made.rows)} rows")
+    if options["eval_out"] is not None:
+        _write(options["eval_out"], made.held_out)
+        click.echo(f"{nearby(options['eval_out'])}: {len(made.held_out)} rows, of other users")
+    if options["sft_out"] is not None:
+        dialogues = [_dialogue(each, redaction) for each in found if each.answer]
+        _write(options["sft_out"], dialogues)
+        click.echo(f"{nearby(options['sft_out'])}: {len(dialogues)} dialogues, without the tokens that were sampled")
+    for count, what in (
+        (made.duplicates, "sessions began as another one did"),
+        (made.later_turns, "later invocations of a session were left out: they need its history"),
+        (missing, "traces were left out: their text is missing or was cut off"),
+    ):
+        if count:
+            click.echo(f"{count} {what}")
+    kinds = ", ".join(f"{count} {kind.lower()}" for kind, count in sorted(made.redacted.items()))
+    click.echo(
+        visible(f"redacted: {kinds or 'nothing'}" if redaction is not None else "nothing was redacted (--no-redact)")
+    )
+
+
+def _read(source: str, options: Mapping[str, Any]) -> tuple[list[Invocation], int]:
+    """Read the invocations of a source. Returns them, and the number of traces without a text. Raises: ConfigError."""
+    from ...traffic.rows import from_dataset, invocations
+    from ...traffic.sources import read_cloudwatch, read_file
+    from ...traffic.spans import read_spans
+
+    if Path(source).is_file():
+        records = list(read_file(Path(source)))
+        if records and all("turns" in record for record in records):
+            return from_dataset(records), 0
+        return invocations(read_spans(records), options["user_key"])
+    if not (source.startswith(("arn:", "/")) or "/" in source):
+        raise ConfigError(
+            f"there is no file {source}; give a file, the ARN of an agent, or a log group such as aws/spans"
+        )
+    from ...deploy.calls import Calls
+
+    calls = Calls(region=options["region"], rehearse=False, say=click.echo)
+    end_s = int(time.time())
+    call = partial(calls, "logs")
+    return invocations(
+        read_spans(read_cloudwatch(call, source, begin_s=end_s - _seconds(options["since"]), end_s=end_s)),
+        options["user_key"],
+    )
+
+
+def _seconds(text: str) -> int:
+    found = re.fullmatch(r"(\d+)([mhd])", text.strip())
+    if found is None:
+        raise ConfigError(f"--since {text} is not a time such as 90m, 12h or 7d")
+    return int(found[1]) * _UNITS[found[2]]
+
+
+def _dialogue(invocation: Invocation, redaction: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": invocation.prompt}, {"role": "assistant", "content": invocation.answer}]
+    row = {"messages": messages, "retokenized": True}
+    return row if redaction is None else dict(redaction.value(row))
+
+
+def _write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)

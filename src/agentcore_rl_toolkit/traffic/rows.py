@@ -1,0 +1,154 @@
+"""Rows of a data set from production traffic."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .redaction import Redaction
+from .spans import SESSION, Span
+
+FALLBACK_IN, FALLBACK_OUT = "agentcore.invocation.user_prompt", "agentcore.invocation.agent_response"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Invocation:
+    """One call of an agent by a user. ``user`` names who called: rows of one user stay together."""
+
+    session: str
+    user: str
+    start_ns: int
+    prompt: str
+    answer: str
+    reference: Any = None
+
+
+@dataclass(kw_only=True)
+class Harvest:
+    """Rows, and what was left out and why. ``redacted`` is the number of replacements by kind."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    held_out: list[dict[str, Any]] = field(default_factory=list)
+    sessions: int = 0
+    duplicates: int = 0
+    later_turns: int = 0
+    without_text: int = 0
+    redacted: dict[str, int] = field(default_factory=dict)
+
+
+def invocations(spans: Iterable[Span], user_key: str = SESSION) -> tuple[list[Invocation], int]:
+    """Return the invocations in the spans, in the order of time, and the number of traces whose text is missing.
+
+    A trace is one invocation. Its prompt is the last text of the user in the first span that has texts: the agent's own span, or
+    its first model call. Its answer is the last text of the agent.
+    """
+    traces: dict[str, list[Span]] = {}
+    for span in spans:
+        traces.setdefault(span.trace_id, []).append(span)
+    found: list[Invocation] = []
+    missing = 0
+    for trace_id, members in traces.items():
+        members.sort(key=lambda span: (span.start_ns, span.operation != "invoke_agent"))
+        facts = {key: value for span in reversed(members) for key, value in span.attributes.items()}
+        prompt = next((text for span in members for text in _last(span.inputs, "user")), facts.get(FALLBACK_IN, ""))
+        agents = [span for span in members if span.operation == "invoke_agent"]
+        said = (text for span in [*agents, *reversed(members)] for text in _last(span.outputs, "assistant"))
+        if not prompt:
+            missing += any(span.operation in ("invoke_agent", "chat") for span in members)
+            continue
+        session = str(facts.get(SESSION) or trace_id)
+        found.append(
+            Invocation(
+                session=session,
+                user=str(facts.get(user_key) or session),
+                start_ns=members[0].start_ns,
+                prompt=str(prompt),
+                answer=next(said, str(facts.get(FALLBACK_OUT, ""))),
+            )
+        )
+    return sorted(found, key=lambda each: each.start_ns), missing
+
+
+def _last(messages: Sequence[tuple[str, str]], role: str) -> list[str]:
+    """Return the last text of a role, as a list of at most one."""
+    texts = [text.strip() for each, text in messages if each == role and text.strip()]
+    return texts[-1:]
+
+
+def harvest(
+    found: Iterable[Invocation],
+    *,
+    prompt_field: str = "prompt",
+    redaction: Redaction | None = None,
+    held_out_share: float = 0.0,
+    limit: int | None = None,
+) -> Harvest:
+    """Make rows of the first invocation of each session.
+
+    Later invocations of a session need its history, which an agent does not get as a payload. A prompt that is a JSON object
+    becomes the payload itself, another one the field ``prompt_field``. Equal payloads become one row. The rows of a user are all
+    trained on or all held out, as a hash of the user's name decides.
+    """
+    out = Harvest()
+    sessions: set[str] = set()
+    seen: set[str] = set()
+    for each in found:
+        if each.session in sessions:
+            out.later_turns += 1
+            continue
+        sessions.add(each.session)
+        payload = _payload(each.prompt, prompt_field)
+        row = {**payload, **({"_reference": each.reference} if each.reference is not None else {})}
+        row = redaction.value(row) if redaction is not None else row
+        key = json.dumps(row, sort_keys=True)
+        if key in seen:
+            out.duplicates += 1
+            continue
+        seen.add(key)
+        held_out = int(hashlib.sha256(each.user.encode()).hexdigest()[:8], 16) / 2**32 < held_out_share
+        (out.held_out if held_out else out.rows).append(row)
+        if limit is not None and len(out.rows) + len(out.held_out) >= limit:
+            break
+    out.sessions = len(sessions)
+    out.redacted = dict(redaction.counts) if redaction is not None else {}
+    return out
+
+
+def _payload(prompt: str, prompt_field: str) -> dict[str, Any]:
+    try:
+        found = json.loads(prompt)
+    except ValueError:
+        found = None
+    return found if isinstance(found, dict) else {prompt_field: prompt}
+
+
+def from_dataset(rows: Iterable[Mapping[str, Any]]) -> list[Invocation]:
+    """Read rows of an AgentCore data set: the first turn of each scenario, with its expected response as the reference."""
+    found = []
+    for number, row in enumerate(rows):
+        first = (row.get("turns") or [{}])[0]
+        given = first.get("input", "")
+        name = str(row.get("scenario_id", number))
+        reference = {
+            key: value
+            for key, value in (
+                ("expected_response", first.get("expected_response")),
+                ("assertions", row.get("assertions")),
+                ("expected_trajectory", row.get("expected_trajectory")),
+            )
+            if value
+        }
+        found.append(
+            Invocation(
+                session=name,
+                user=name,
+                start_ns=number,
+                prompt=given if isinstance(given, str) else json.dumps(given),
+                answer="",
+                reference=reference or None,
+            )
+        )
+    return found

@@ -1,0 +1,231 @@
+"""`agentcore-rl harvest`: spans that Strands really makes, from a file and from CloudWatch, in both of AgentCore's modes."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from click.testing import CliRunner, Result
+from google.protobuf.json_format import MessageToDict
+from opentelemetry import trace
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from strands import Agent, tool
+from strands.models.openai import OpenAIModel
+
+from agentcore_rl_toolkit.cli.main import cli
+from agentcore_rl_toolkit.gateway.testing import ScriptedModel, ToolCall
+from serving import moto_server
+
+AGENT = "shop-0123456789"
+ARN = f"arn:aws:bedrock-agentcore:us-west-2:123456789012:runtime/{AGENT}"
+GROUP = f"/aws/bedrock-agentcore/runtimes/{AGENT}-DEFAULT"
+
+
+@tool
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+@pytest.fixture(scope="module")
+def exporter() -> InMemorySpanExporter:
+    found = InMemorySpanExporter()
+    provider = trace.get_tracer_provider()
+    if not isinstance(provider, TracerProvider):
+        provider = TracerProvider()
+        trace.set_tracer_provider(provider)
+    provider.add_span_processor(SimpleSpanProcessor(found))
+    return found
+
+
+def conversations(exporter: InMemorySpanExporter, *prompts: tuple[str, str, str]) -> tuple[ReadableSpan, ...]:
+    """The spans of a Strands agent with a tool that is called by (session, user, prompt)."""
+    exporter.clear()
+
+    def decide(messages: list[dict[str, Any]], _: Any) -> Any:
+        return "It is 7." if messages[-1]["role"] == "tool" else [ToolCall("add", {"a": 3, "b": 4})]
+
+    with ScriptedModel(decide) as model:
+        for session, user, prompt in prompts:
+            agent = Agent(
+                model=OpenAIModel(client_args={"base_url": f"{model.url}/v1", "api_key": "x"}, model_id="m"),
+                tools=[add],
+                callback_handler=None,
+                trace_attributes={"session.id": session, "user.id": user},
+            )
+            agent(prompt)
+    return exporter.get_finished_spans()
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(cli, ["harvest", *words])
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_file_of_spans_becomes_rows(tmp_path: Path, exporter: InMemorySpanExporter) -> None:
+    spans = conversations(
+        exporter,
+        ("s1", "ann", "What is 3 + 4? I am ann@example.com"),
+        ("s2", "ann", '{"prompt": "3 + 4", "unit": "kg"}'),
+        ("s3", "bob", "What is 3 + 4? I am ann@example.com"),
+        ("s1", "ann", "And again?"),
+    )
+    file = tmp_path / "traces.jsonl"
+    file.write_text(json.dumps(MessageToDict(encode_spans(spans))) + "\n")
+    out, dialogues = tmp_path / "rows.jsonl", tmp_path / "sft.jsonl"
+    done = run(str(file), "--out", str(out), "--sft-out", str(dialogues))
+    assert done.exit_code == 0, done.output
+    assert rows(out) == [{"prompt": "What is 3 + 4? I am <EMAIL_1>"}, {"prompt": "3 + 4", "unit": "kg"}]
+    assert "1 sessions began as another one did" in done.output
+    assert "1 later invocations of a session were left out" in done.output
+    assert rows(dialogues)[0] == {
+        "messages": [
+            {"role": "user", "content": "What is 3 + 4? I am <EMAIL_1>"},
+            {"role": "assistant", "content": "It is 7."},
+        ],
+        "retokenized": True,
+    }
+    again = run(str(file), "--out", str(out))
+    assert "--force" in str(again.exception)
+
+
+def test_users_are_either_trained_on_or_held_out(tmp_path: Path, exporter: InMemorySpanExporter) -> None:
+    spans = conversations(exporter, *((f"s{n}", f"user-{n % 4}", f"What is {n} + 1?") for n in range(12)))
+    file = tmp_path / "traces.json"
+    file.write_text(json.dumps(MessageToDict(encode_spans(spans))))
+    out, held_out = tmp_path / "rows.jsonl", tmp_path / "eval.jsonl"
+    words = ("--user-key", "user.id", "--eval-share", "0.5")
+    assert run(str(file), "--out", str(out), "--eval-out", str(held_out), *words).exit_code == 0
+    users = [{int(row["prompt"].split()[2]) % 4 for row in rows(path)} for path in (out, held_out)]
+    assert users[0] | users[1] == {0, 1, 2, 3}
+    assert users[0] & users[1] == set()
+    assert users[0]
+    assert users[1]
+
+
+@pytest.fixture
+def logs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    with moto_server() as url:
+        for name, value in {
+            "AWS_ENDPOINT_URL": url,
+            "AWS_ACCESS_KEY_ID": "k",
+            "AWS_SECRET_ACCESS_KEY": "s",
+            "AWS_DEFAULT_REGION": "us-west-2",
+        }.items():
+            monkeypatch.setenv(name, value)
+        client = boto3.client("logs")
+        for group, stream in ((GROUP, "spans"), ("aws/spans", "default")):
+            client.create_log_group(logGroupName=group)
+            client.create_log_stream(logGroupName=group, logStreamName=stream)
+        yield client
+        for group in (GROUP, "aws/spans"):
+            client.delete_log_group(logGroupName=group)
+
+
+def put(client: Any, group: str, records: list[dict[str, Any]]) -> None:
+    now = int(time.time() * 1000) - 60_000
+    stream = "spans" if group == GROUP else "default"
+    events = [{"timestamp": now + n, "message": json.dumps(record)} for n, record in enumerate(records)]
+    client.put_log_events(logGroupName=group, logStreamName=stream, logEvents=events)
+
+
+def as_cloudwatch(span: ReadableSpan, *, agent: str = AGENT) -> dict[str, Any]:
+    """A span as AgentCore writes it to a log group."""
+    assert span.context is not None
+    return {
+        "resource": {
+            "attributes": {
+                "cloud.resource_id": f"arn:aws:bedrock-agentcore:us-west-2:1:runtime/{agent}/runtime-endpoint/DEFAULT"
+            }
+        },
+        "traceId": f"{span.context.trace_id:032x}",
+        "spanId": f"{span.context.span_id:016x}",
+        "parentSpanId": f"{span.parent.span_id:016x}" if span.parent else "",
+        "name": span.name,
+        "startTimeUnixNano": span.start_time,
+        "attributes": dict(span.attributes or {}),
+        "events": [{"name": event.name, "attributes": dict(event.attributes or {})} for event in span.events],
+    }
+
+
+def test_an_agents_log_group_becomes_rows(tmp_path: Path, exporter: InMemorySpanExporter, logs: Any) -> None:
+    spans = conversations(exporter, ("s1", "ann", "What is 3 + 4?"))
+    put(logs, GROUP, [*({"note": "not a span"},), *map(as_cloudwatch, spans)])
+    done = run(ARN, "--out", str(tmp_path / "rows.jsonl"))
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert rows(tmp_path / "rows.jsonl") == [{"prompt": "What is 3 + 4?"}]
+
+
+def test_in_split_mode_texts_are_joined_to_their_spans(
+    tmp_path: Path, exporter: InMemorySpanExporter, logs: Any
+) -> None:
+    spans = [as_cloudwatch(span) for span in conversations(exporter, ("s1", "ann", "What is 3 + 4?"))]
+    others = [
+        as_cloudwatch(span, agent="other-9") for span in conversations(exporter, ("s9", "eve", "Of another agent"))
+    ]
+    texts = []
+    for span in spans:
+        if span["attributes"].get("gen_ai.operation.name") == "invoke_agent":
+            body = {
+                "input": {"messages": [{"role": "user", "content": {"content": '[{"text": "What is 3 + 4?"}]'}}]},
+                "output": {"messages": [{"role": "assistant", "content": {"message": "It is 7."}}]},
+            }
+            texts.append({"traceId": span["traceId"], "spanId": span["spanId"], "body": body})
+        span["events"] = []
+    put(logs, "aws/spans", [*spans, *others])
+    put(logs, GROUP, texts)
+    out, dialogues = tmp_path / "rows.jsonl", tmp_path / "sft.jsonl"
+    done = run(ARN, "--out", str(out), "--sft-out", str(dialogues))
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert rows(out) == [{"prompt": "What is 3 + 4?"}]
+    assert rows(dialogues)[0]["messages"][1]["content"] == "It is 7."
+
+
+def test_traces_without_texts_are_counted(tmp_path: Path, exporter: InMemorySpanExporter) -> None:
+    spans = [
+        as_cloudwatch(span) for span in conversations(exporter, ("s1", "a", "What is 1 + 1?"), ("s2", "b", "Lost"))
+    ]
+    lost = {span["traceId"] for span in spans if "Lost" in json.dumps(span["events"])}
+    file = tmp_path / "traces.jsonl"
+    for span in spans:
+        span["events"] = [] if span["traceId"] in lost else span["events"]
+    file.write_text("".join(json.dumps(span) + "\n" for span in spans))
+    done = run(str(file), "--out", str(tmp_path / "rows.jsonl"))
+    assert "1 traces were left out: their text is missing or was cut off" in done.output
+    file.write_text("".join(json.dumps(span) + "\n" for span in spans if span["traceId"] in lost))
+    assert "1 traces have no text" in str(run(str(file), "--out", str(tmp_path / "none.jsonl")).exception)
+
+
+def test_a_data_set_of_agentcore_has_references(tmp_path: Path) -> None:
+    file = tmp_path / "dataset.jsonl"
+    scenario = {
+        "scenario_id": "a",
+        "turns": [{"input": "What is 3 + 4?", "expected_response": "7"}],
+        "assertions": ["is 7"],
+    }
+    file.write_text(json.dumps(scenario) + "\n")
+    assert run(str(file), "--out", str(tmp_path / "rows.jsonl")).exit_code == 0
+    assert rows(tmp_path / "rows.jsonl") == [
+        {"prompt": "What is 3 + 4?", "_reference": {"expected_response": "7", "assertions": ["is 7"]}}
+    ]
+
+
+def test_a_wrong_source_is_explained(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text('{"traceId": "1"}\n{half\n')
+    for source, why in (
+        (str(broken), "broken.jsonl:2 is not JSON"),
+        ("nowhere.jsonl", "there is no file nowhere.jsonl"),
+    ):
+        assert why in str(run(source, "--out", str(tmp_path / "rows.jsonl")).exception)
