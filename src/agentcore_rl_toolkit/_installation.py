@@ -1,4 +1,4 @@
-"""This installation of the toolkit: the command that adds an extra, and the wheel of exactly this version.
+"""This installation of the toolkit: the command that adds an extra, the wheel of exactly this version, and tools beside it.
 
 The package index has another product under this toolkit's name, so nothing is ever installed from there by that name: extras
 come from where this installation came from, and an agent's environment gets a wheel written from the files that run here.
@@ -13,15 +13,18 @@ import importlib
 import json
 import os
 import shlex
+import shutil
+import subprocess
+import sys
 import tomllib
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from .errors import ConfigError, MissingExtraError
+from .errors import AgentCoreRLError, ConfigError, MissingExtraError
 
 NAME = "agentcore-rl-toolkit"
 PACKAGE = Path(__file__).resolve().parent
@@ -84,6 +87,33 @@ def _is_installed() -> bool:
     except PackageNotFoundError:
         return False
     return True
+
+
+def find_uv() -> str:
+    """The path of uv: beside this interpreter, or on PATH. Raises: ConfigError."""
+    found = shutil.which("uv", path=str(Path(sys.executable).parent)) or shutil.which("uv")
+    if found is None:
+        raise ConfigError("the packages of an agent are installed with uv: pip install uv")
+    return found
+
+
+def run_tool(
+    command: Sequence[str],
+    *,
+    within_s: float,
+    failure: str,
+    error: type[AgentCoreRLError] = ConfigError,
+    **options: Any,
+) -> str:
+    """Run a command, and return its output. Blocks. Raises: ``error`` with the end of what it printed."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=within_s, check=False, **options)
+    except subprocess.TimeoutExpired as e:
+        raise error(f"{failure}: {shlex.join(command)} took more than {within_s:.0f} s") from e
+    if done.returncode:
+        last = "\n".join((done.stderr or done.stdout).strip().splitlines()[-15:])
+        raise error(f"{failure}: {shlex.join(command)} ended with {done.returncode}\n{last}")
+    return done.stdout
 
 
 def wheel_digest() -> str:

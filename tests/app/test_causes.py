@@ -226,6 +226,8 @@ def run(payload):
             raise ConnectionRefusedError("no gateway")
         case "break":
             raise KeyError("answer")
+        case "crash":
+            raise RuntimeError("a fault of the agent")
         case "stop":
             raise LookupError("no move is left")
         case "status":
@@ -279,6 +281,13 @@ def test_a_record_says_whose_failure_it_is_and_the_policys_has_a_reward(
 
 def test_the_agent_declares_what_the_policys_failures_score(declaring_agent: Any) -> None:
     assert declaring_agent.run({"do": "ramble"})["rewards"] == {"reward": -0.5, "format": 0.0}
+    # The gateway may know that the policy failed where the exception shows only that the agent's code did.
+    blocks = {do: declaring_agent.run({"do": do})["_agent"] for do in ("ramble", "crash", "lose")}
+    assert {do: block.get("policy_reward") for do, block in blocks.items()} == {
+        "ramble": None,
+        "crash": {"reward": -0.5, "format": 0.0},
+        "lose": None,
+    }
     stopped = declaring_agent.run({"do": "stop"})
     assert (stopped["_agent"]["cause"], stopped["_agent"]["failure"]) == ("policy", "other")
 

@@ -8,15 +8,14 @@ import platform
 import re
 import shutil
 import subprocess
-import sys
 import tomllib
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from .._installation import NAME as TOOLKIT
-from .._installation import wheel_digest, write_wheel
+from .._installation import find_uv, run_tool, wheel_digest, write_wheel
 from ..errors import ConfigError
 
 # AgentCore Runtime runs linux/arm64 only. Source: its developer guide, "Get started without the AgentCore CLI".
@@ -116,9 +115,9 @@ class ImageBuilder:
     def build(self, folder: Path, *, uri: str, target: str) -> None:
         """Build an image. Raises: ConfigError with the end of the build's output."""
         command = [self.command, "build", "--platform", target, "--tag", uri, str(folder)]
-        _run(command, deadline_s=BUILD_S, failure="the build failed")
+        run_tool(command, within_s=BUILD_S, failure="the build failed")
         inspect = [self.command, "image", "inspect", "--format", "{{.Os}}/{{.Architecture}}", uri]
-        found = _run(inspect, deadline_s=60, failure="no image").strip()
+        found = run_tool(inspect, within_s=60, failure="no image").strip()
         if found != target:
             raise ConfigError(
                 f"the image is for {found}, and {target} is needed: does the Dockerfile name a platform, or a base image that "
@@ -129,21 +128,8 @@ class ImageBuilder:
         """Push an image to its registry. Raises: ConfigError."""
         registry = uri.split("/")[0]
         login = [self.command, "login", "--username", "AWS", "--password-stdin", registry]
-        _run(login, deadline_s=60, failure=f"no login at {registry}", given=password)
-        _run([self.command, "push", uri], deadline_s=PUSH_S, failure="the push failed")
-
-
-def _run(command: Sequence[str], *, deadline_s: float, failure: str, given: str | None = None) -> str:
-    """Run a command and return its output. Raises: ConfigError with the end of what it printed."""
-    name = f"{Path(command[0]).name} {command[1]}"
-    try:
-        done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=deadline_s, check=False)
-    except subprocess.TimeoutExpired as e:
-        raise ConfigError(f"{failure}: {name} took more than {deadline_s:.0f} s") from e
-    if done.returncode:
-        last = "\n".join((done.stderr or done.stdout).strip().splitlines()[-15:])
-        raise ConfigError(f"{failure}: {name} ended with {done.returncode}\n{last}")
-    return done.stdout
+        run_tool(login, within_s=60, failure=f"no login at {registry}", input=password)
+        run_tool([self.command, "push", uri], within_s=PUSH_S, failure="the push failed")
 
 
 def requirements_of(folder: Path) -> list[str]:
@@ -170,15 +156,12 @@ def make_archive(folder: Path, *, target: str, python: str, into: Path) -> Path:
 
     Raises: ConfigError when a package has no wheel for the platform.
     """
-    uv = shutil.which("uv") or shutil.which("uv", path=str(Path(sys.executable).parent))
-    if uv is None:
-        raise ConfigError("uv is needed to resolve packages for another machine: pip install uv")
     stage, wheels = into / "stage", into / "wheels"
     wheel = write_wheel(wheels)
-    command = [uv, "pip", "install", "-q", "--target", str(stage), "--python-platform", UV_PLATFORMS[target]]
+    command = [find_uv(), "pip", "install", "-q", "--target", str(stage), "--python-platform", UV_PLATFORMS[target]]
     command += ["--python-version", python, "--only-binary", ":all:", str(wheel), *requirements_of(folder)]
     failure = f"the agent's packages cannot be had for {target}, Python {python}"
-    _run(command, deadline_s=RESOLVE_S, failure=failure)
+    run_tool(command, within_s=RESOLVE_S, failure=failure)
     for path in files_of(folder):
         if path.suffix != ".whl" and path.name not in NAMES_PACKAGES:  # those are in the archive already
             place = stage / path.relative_to(folder)

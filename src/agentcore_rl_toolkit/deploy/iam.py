@@ -29,7 +29,7 @@ LINKED_ROLES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where an agent is deployed, as far as policies name it.
+    """The names that policies need of an agent's deployment.
 
     Attributes:
         partition: `aws`, `aws-cn` or `aws-us-gov`.

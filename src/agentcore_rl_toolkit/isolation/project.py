@@ -68,7 +68,7 @@ class Project:
         return _dependency_file(self.folder)
 
     def digest(self) -> str:
-        """Of the sizes and times of the project's Python files, prompts and dependency file: another one after an edit."""
+        """A digest of the project's Python files, prompts and dependency file by size and time. It changes with each edit."""
         found = hashlib.sha256()
         for path in self._sources():
             with contextlib.suppress(OSError):  # a link to nothing, or it is gone meanwhile
@@ -113,7 +113,7 @@ def _dependency_file(folder: Path) -> Path | None:
 
 
 def _reach_of_imports(script: Path) -> int:
-    """How many folders up the relative imports of a file reach; 0 where it has none, or is no Python."""
+    """Count the folders that the relative imports of a file go up; 0 if it has none, or is not Python."""
     try:
         tree = ast.parse(script.read_bytes())
     except (OSError, SyntaxError, ValueError):

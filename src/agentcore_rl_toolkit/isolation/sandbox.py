@@ -61,7 +61,7 @@ def choose_tier(wanted: str = "auto") -> tuple[TierName, str | None]:
 
 @functools.cache
 def no_sandbox() -> str | None:
-    """Why Bubblewrap cannot make a sandbox here, found out by making one; None when it can."""
+    """Return the reason why Bubblewrap makes no sandbox here, found by a try; None if it makes one."""
     if not sys.platform.startswith("linux"):
         return "Bubblewrap exists on Linux only"
     if shutil.which("bwrap") is None:
@@ -132,7 +132,7 @@ def project_of(script: Path) -> Path:
 
 
 def interpreter_paths(python: Path) -> list[Path]:
-    """Where an interpreter and what it imports lie: its prefixes, its import path, and the links that lead to it. Blocks.
+    """The paths of an interpreter and its modules: prefixes, import path, and the links that lead to it. Blocks.
 
     Raises: AgentLoadError when it cannot be run.
     """

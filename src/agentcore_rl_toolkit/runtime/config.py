@@ -51,7 +51,7 @@ class IsolationConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TimeLimits:
-    """How long things may take. Units: seconds.
+    """Limits of time. Units: seconds.
 
     ``idle_timeout_s`` and ``max_lifetime_s`` are AWS's defaults for an agent that sets no lifecycle of its own.
     ``init_timeout_s`` is the platform's limit for the first healthy /ping (30 s on V1, 120 s on V2). ``stop_grace_s`` is the

@@ -58,7 +58,7 @@ class RuntimeView:
         return cls(running[0]["url"])
 
     def call(self, method: str, path: str, body: Any = None) -> bytes:
-        """One request; the reply's bytes."""
+        """Send a request, and return the body of the reply."""
         data = json.dumps(body).encode() if body is not None else None
         url, headers = self.url + path, {"content-type": "application/json"}
         if self._credential is not None:
@@ -133,14 +133,14 @@ class RuntimeView:
         return self._loaded(name, made, on_wait)
 
     def reload(self, name: str, *, on_wait: Callable[[], None] = lambda: None) -> str:
-        """Load an agent's file anew, in the environment that it has; sessions that run keep the old code. Returns its ARN.
+        """Load an agent's file again, in the environment that it has. Running sessions keep the old code. Returns its ARN.
 
         Raises: LocalRuntimeError with the reason when it does not load.
         """
         return self._loaded(name, json.loads(self.call("POST", f"/_local/agents/{name}/reload", {})), on_wait)
 
     def hide(self, paths: Iterable[Path | str | None]) -> None:
-        """Hide files from the sessions that start from now on. An agent that shows one of them is loaded anew.
+        """Hide files from the sessions that start from now on. An agent that shows one of them is loaded again.
 
         Raises: LocalRuntimeError with the reason when it does not load.
         """

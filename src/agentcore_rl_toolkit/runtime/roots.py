@@ -1,4 +1,4 @@
-"""Where a runtime keeps its files: a root folder of its own below the system's temporary folder, short enough for unix sockets.
+"""Folders of runtimes. Each runtime has a root below the system's temporary folder, with a path short enough for unix sockets.
 
 A runtime holds a lock in its root and in its state folder. A free lock means that the runtime was killed; the next runtime that
 starts removes its files.

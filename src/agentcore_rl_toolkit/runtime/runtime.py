@@ -234,7 +234,7 @@ def store_folder(text: str) -> Path | None:
 
 
 def refused_store(payload: bytes, writable: Iterable[Path]) -> str | None:
-    """Why the record that a payload asks for cannot be written by its session; None when it can, or asks for none."""
+    """Return the reason why a session cannot write the record that a payload asks for; None if it can, or there is no record."""
     if f'"{ROLLOUT_FIELD}"'.encode() not in payload:
         return None
     try:

@@ -37,7 +37,7 @@ echo "$@" >> {notes}
 """
 
 
-def test_uv_brings_an_environment_up_to_date_at_each_deploy(tmp_path: Path) -> None:
+def test_uv_brings_an_environment_up_to_date_at_each_deploy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "agent").mkdir()
     requirements = tmp_path / "agent" / "requirements.txt"
     requirements.write_text("-e .\n")
@@ -45,11 +45,12 @@ def test_uv_brings_an_environment_up_to_date_at_each_deploy(tmp_path: Path) -> N
     uv = tmp_path / "uv"
     uv.write_text(UV.format(notes=tmp_path / "notes"))
     uv.chmod(0o755)
-    first, again = (environments.build(dependencies, tmp_path / "environments", uv=str(uv)) for _ in range(2))
+    monkeypatch.setattr(environments, "find_uv", lambda: str(uv))
+    first, again = (environments.build(dependencies, tmp_path / "environments") for _ in range(2))
     assert first == again
     assert [line.split()[0] for line in (tmp_path / "notes").read_text().splitlines()] == ["venv", "pip", "pip"]
     requirements.write_text("-e .[more]\n")
-    assert environments.build(dependencies, tmp_path / "environments", uv=str(uv)) != first
+    assert environments.build(dependencies, tmp_path / "environments") != first
 
 
 def test_an_agent_that_leaves_the_version_open_gets_the_one_that_runs_here(tmp_path: Path) -> None:

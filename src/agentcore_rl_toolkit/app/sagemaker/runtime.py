@@ -89,7 +89,7 @@ class JobRuntime:
             time.sleep(delay_s)
 
     def call(self, operation: str, **arguments: Any) -> Any:
-        """One call, once: the body of its answer. Raises: JobCallError."""
+        """Send one request, without retries, and return the body of the reply. Raises: JobCallError."""
         try:
             body = getattr(self._boto, operation)(JobArn=self.job.arn, **arguments).get("Body")
             return body.read() if operation == "sample" else body

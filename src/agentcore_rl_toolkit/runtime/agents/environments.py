@@ -18,7 +18,6 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 import sys
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -28,7 +27,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from ..._installation import wheel_digest, write_wheel
+from ..._installation import find_uv, run_tool, wheel_digest, write_wheel
 from ...errors import ConfigError, LocalRuntimeError
 from ...isolation.project import Project
 
@@ -84,7 +83,7 @@ def _names_none(file: Path | None) -> bool:
 
 
 def _wants_toolkit(folders: Iterable[Path], file: Path) -> bool:
-    """Whether the agent's modules import this toolkit and its dependency files leave open where it comes from."""
+    """Return True if the agent needs this toolkit, and its dependency file sets neither version nor source of it."""
     text = file.read_text(errors="replace")
     given = _TOOLKIT.findall(text)
     if any(version.strip() for version in given) or re.search(r"agentcore_rl_toolkit-[^/\s]*\.whl", text):
@@ -127,14 +126,14 @@ def _installed(wanted: Any) -> bool:
         return False
 
 
-def build(dependencies: Dependencies, root: Path, *, uv: str | None = None) -> Path:
+def build(dependencies: Dependencies, root: Path) -> Path:
     """The environment's interpreter, built below ``root`` or brought up to date. Blocks.
 
     Raises: LocalRuntimeError with uv's output when it cannot be built.
     """
     if dependencies.file is None:
         return Path(sys.executable)
-    uv, home = uv or find_uv(), root / dependencies.key()
+    uv, home = find_uv(), root / dependencies.key()
     python = home / "bin" / "python"
     root.mkdir(parents=True, exist_ok=True)
     with (root / f"{home.name}.lock").open("a") as lock:
@@ -174,7 +173,7 @@ def build_beside(script: Path, *, toolkit: bool = False) -> Path:
 
 
 def cache_dir() -> Path:
-    """Where environments are kept: `AGENTCORE_RL_CACHE`, else below the user's cache folder."""
+    """The folder of all environments: in `AGENTCORE_RL_CACHE`, else in the user's cache folder."""
     chosen = os.environ.get("AGENTCORE_RL_CACHE")
     if chosen:
         return Path(chosen) / "agent-environments"
@@ -182,28 +181,13 @@ def cache_dir() -> Path:
     return Path(base) / "agentcore-rl" / "agent-environments"
 
 
-def find_uv() -> str:
-    """Path of uv: beside this interpreter, or on PATH. Raises: LocalRuntimeError with how to get it."""
-    beside = Path(sys.executable).with_name("uv")
-    found = str(beside) if beside.exists() else shutil.which("uv")
-    if found is None:
-        raise LocalRuntimeError("agents with dependencies of their own need uv: pip install uv")
-    return found
-
-
 def _run(command: list[str], folder: Path, env: Mapping[str, str] = MappingProxyType({})) -> None:
-    words = " ".join(command)
-    try:
-        subprocess.run(
-            command,
-            cwd=folder,
-            env={**os.environ, **env},
-            capture_output=True,
-            text=True,
-            timeout=BUILD_TIMEOUT_S,
-            check=True,
-        )
-    except subprocess.TimeoutExpired:
-        raise LocalRuntimeError(f"{words} took longer than {BUILD_TIMEOUT_S} s") from None
-    except subprocess.CalledProcessError as e:
-        raise LocalRuntimeError(f"{words} failed:\n{e.stderr.strip() or e.stdout.strip()}") from None
+    failure = "the agent's environment cannot be built"
+    run_tool(
+        command,
+        within_s=BUILD_TIMEOUT_S,
+        failure=failure,
+        error=LocalRuntimeError,
+        cwd=folder,
+        env={**os.environ, **env},
+    )

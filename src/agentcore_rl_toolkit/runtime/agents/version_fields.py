@@ -55,7 +55,7 @@ def check_fields(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _lifecycle(given: Mapping[str, Any]) -> dict[str, int]:
-    """How long sessions may idle and live, as far as a request says it. Raises: WireError 400."""
+    """Return the limits of sessions that a request sets. Raises: WireError 400."""
     kept = {name: given[name] for name in (_IDLE, _LIFETIME) if given.get(name) is not None}
     for name, value in kept.items():
         if type(value) is not int or not LIFETIME_MIN_S <= value <= LIFETIME_MAX_S:

@@ -1,1 +1,1 @@
-"""AWS's rules, without input or output: the control plane, quotas, signatures, and faults to inject."""
+"""AWS's quotas, and faults to inject."""

@@ -64,7 +64,7 @@ class RayNodes:
         self._ray = ray
 
     async def machines(self) -> list[Machine]:
-        """Those that are alive now. Raises: what Ray raises, TimeoutError."""
+        """List the machines that are alive. Raises: Ray's errors, TimeoutError."""
         nodes = await asyncio.wait_for(asyncio.to_thread(self._ray.nodes), CALL_TIMEOUT_S)
         found = ((node, node["Resources"]) for node in nodes if node["Alive"])
         return [

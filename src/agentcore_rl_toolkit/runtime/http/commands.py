@@ -84,4 +84,4 @@ async def _ended(session: Session) -> bool:
     """Return True if the session is over. Its command is killed before its own end is known."""
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(session.closed.wait(), SESSION_END_S)
-    return session.over
+    return session.closed.is_set()

@@ -1,4 +1,4 @@
-"""Where a session's files are, and the functions that every kind of session process has."""
+"""The place of a session's files, and the interface of every kind of session process."""
 
 from __future__ import annotations
 

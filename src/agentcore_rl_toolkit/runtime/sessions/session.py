@@ -76,10 +76,6 @@ class Session:
     def id(self) -> str:
         return self.key[2]
 
-    @property
-    def over(self) -> bool:
-        return self.state not in ("starting", "ready")
-
     @contextlib.asynccontextmanager
     async def in_use(self) -> AsyncIterator[Session]:
         """Wait until the session is ready. It is active for as long as the block runs. Raises: WireError if it did not start."""
@@ -120,7 +116,7 @@ class Session:
         await asyncio.sleep(min(delay_s, self._times.init_timeout_s))
         async with starting:
             await self._start(spawn, self._times.init_timeout_s - delay_s)
-        while not self.over:
+        while not self.closed.is_set():
             await self._watch()
         if self.process is not None:
             await self.process.ended
@@ -131,10 +127,10 @@ class Session:
     async def _start(self, spawn: Callable[[Agent, Place], Awaitable[SessionProcess]], limit_s: float) -> None:
         try:
             async with asyncio.timeout(max(0.0, limit_s)):
-                if not self.over:
+                if not self.closed.is_set():
                     self.process = await spawn(self.agent, self.place)
                     self.process.ended.add_done_callback(lambda _: self._changed.set())
-                    if _is_over(self):  # stopped meanwhile
+                    if self.closed.is_set():  # stopped meanwhile
                         self.process.stop(0.0)
                     await self._first_ping(self.process)
         except TimeoutError:
@@ -147,7 +143,7 @@ class Session:
             log.exception("session %s could not be started", self.id)
             self._fail(INIT_FAILED, f"{type(e).__name__}: {e}")
         else:
-            if not _is_over(self):
+            if not self.closed.is_set():
                 self._last_active_s = now = time.monotonic()
                 self.start_s, self.state, self.error = round(now - self._born_s, 4), "ready", None
                 self.ready.set_result(None)
@@ -155,7 +151,7 @@ class Session:
     async def _first_ping(self, process: SessionProcess) -> None:
         """Ping until the session is healthy. Raises: LocalRuntimeError when its process ends."""
         pause_s = FIRST_PAUSE_S
-        while not self.over:
+        while not self.closed.is_set():
             try:
                 status, body = await self.ask()
             except (UpstreamLostError, OSError) as e:
@@ -192,7 +188,7 @@ class Session:
         except TimeoutError:
             due = True
         self._changed.clear()
-        if self.over:
+        if self.closed.is_set():
             return
         if self.process.ended.done():
             self.error = self.process.death
@@ -245,7 +241,7 @@ class Session:
     # -- its end
     def end(self, reason: str, grace_s: float) -> None:
         """End the session for this reason: SIGTERM now, SIGKILL after the grace. A second call only shortens the grace."""
-        if not self.over:
+        if not self.closed.is_set():
             if self.state == "starting" and reason != "failed_to_start":
                 self.error = None
             self.state = reason
@@ -280,7 +276,7 @@ class Session:
     # -- what is shown of it
     @property
     def cause(self) -> str:
-        """Why it is over, in one sentence without its full stop."""
+        """The reason why it is over: a sentence without its full stop."""
         return {
             "stopped": "the session was stopped by a request to its runtime",
             "idle": f"the session was ended because it was idle for {self.agent.idle_timeout_s:g} s",
@@ -292,7 +288,7 @@ class Session:
     def describe(self, now: float) -> dict[str, Any]:
         """The session as `/_local/sessions` shows it."""
         active = self.inflight > 0 or self.busy
-        state = self.state if self.over or self.state == "starting" else ("active" if active else "idle")
+        state = self.state if self.state != "ready" else ("active" if active else "idle")
         return {
             "session_id": self.id,
             "agent": self.agent.name,
@@ -313,11 +309,6 @@ class Session:
             "error": self.error,
             "log": str(self.place.log_path),
         }
-
-
-def _is_over(session: Session) -> bool:
-    """For use after an await, where a type checker still believes what it saw before."""
-    return session.over
 
 
 def _exit(status: int | None) -> str:

@@ -152,7 +152,7 @@ class SessionTable:
         return [s.describe(now) for s in self.sessions.values()]
 
     def endings(self, runtime_id: str, endpoint: str, session_ids: Collection[str]) -> dict[str, dict[str, Any]]:
-        """Of these sessions those that are over: why, and whether their processes are gone. The others live, or are forgotten."""
+        """Describe those of these sessions that are over. Sessions that live or are forgotten are left out."""
         wanted = {name for name in session_ids if (runtime_id, endpoint, name) not in self.sessions}
         found = {}
         for ending in self.ended if wanted else ():  # of several with one id the last one counts
