@@ -101,7 +101,6 @@ class LocalNode:
         """End every template and container."""
         await asyncio.gather(*(t.close() for t in self._templates.values()))
         await self._containers.close()
-        self._clean_up.shutdown(wait=False)
 
     # -- sessions
     def place(self, agent: Agent, name: str, log: str) -> Place:

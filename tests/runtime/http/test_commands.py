@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -77,6 +79,17 @@ def test_a_session_that_crashes_under_a_command_is_the_platforms_error(server: S
     last = events(server, session_id, "sleep 60")[-1]
     thread.join()
     assert last["contentStop"]["exitCode"] == -1
+
+
+def test_a_template_that_is_killed_under_a_command_is_the_platforms_error(
+    start_server: Callable[..., Server], session_id: str
+) -> None:
+    server = start_server()
+    server.invoke({}, session_id)
+    threading.Timer(0.7, os.kill, (server.template_pid(), signal.SIGKILL)).start()
+    *rest, last = events(server, session_id, "sleep 60")
+    assert last == {"contentStop": {"exitCode": -1, "status": "COMPLETED"}}
+    assert "the session ended while the command ran: crashed" in shown(rest, "stderr")
 
 
 def test_a_command_that_kills_itself_says_so(server: Server, session_id: str) -> None:

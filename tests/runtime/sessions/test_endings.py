@@ -45,6 +45,16 @@ def test_graceful_stop_leaves_nothing_and_exits_0(start_server: Callable[..., Se
     assert "Traceback" not in server.output.read_text()
 
 
+def test_a_runtime_ends_although_a_session_has_stopped_its_template(start_server: Callable[..., Server]) -> None:
+    server = start_server("--set", "stop_grace=1", agent=BARE)
+    pids = fill(server)
+    os.kill(server.template_pid(), signal.SIGSTOP)
+    server.process.terminate()
+    assert server.process.wait(60) == 0, server.output.read_text()
+    wait_for(lambda: not any(alive(pid) for pid in pids))
+    assert "Traceback" not in server.output.read_text()
+
+
 @pytest.mark.parametrize("tier", ["auto", "none"])
 def test_a_killed_runtime_leaves_no_process_and_the_next_removes_its_files(
     start_server: Callable[..., Server], tmp_path: Path, tier: str

@@ -51,7 +51,7 @@ class Node:
     pid: int | None = None
     tier: str = ""
     logs: str = ""  # the folder
-    sessions: set[tuple[str, str]] = field(default_factory=set)  # placed here: the folders of their agents, their names
+    sessions: set[Place] = field(default_factory=set)
     agents: dict[tuple[str, int], asyncio.Task[Agent]] = field(default_factory=dict)
 
     def describe(self) -> dict[str, Any]:
@@ -272,8 +272,9 @@ class Cluster:
             detail = f"{len(self._ready)} nodes with room for {capacity} sessions"
             raise WireError("ServiceQuotaExceededException", message, localDetail=detail)
         node = min(free, key=lambda node: (len(node.sessions) / node.capacity, len(node.sessions)))
-        node.sessions.add((agent.folder, name))
-        return Place(name, Path(agent.folder), Path(node.logs, agent.name, log), "", node.machine.node_id)
+        place = Place(name, Path(agent.folder), Path(node.logs, agent.name, log), "", node.machine.node_id)
+        node.sessions.add(place)
+        return place
 
     async def spawn(self, agent: Agent, place: Place) -> RemoteProcess:
         """Start a session on its node. Raises: LocalRuntimeError."""
@@ -294,7 +295,7 @@ class Cluster:
 
     async def discard(self, place: Place) -> None:
         """Free the session's room. Its node has removed its files."""
-        self._nodes[place.node or ""].sessions.discard((str(place.directory), place.name))
+        self._nodes[place.node or ""].sessions.discard(place)
 
     async def read_log(self, session: Mapping[str, Any], offset: int, size: int) -> bytes:
         """A piece of a session's log; empty if its node is lost."""

@@ -217,7 +217,7 @@ class TemplateProcess:
             process.set_ended(None, "the agent's template process died")
         self.sessions.clear()
         for command in self.commands.values():
-            _set_command_end(command, CommandEnd(-1))
+            _set_command_end(command, CommandEnd(-signal.SIGKILL))
         self.commands.clear()
 
     def _on_event(self, event: dict[str, Any]) -> None:

@@ -19,6 +19,7 @@ from ..metrics import Metrics
 from .session import Key, Session, log_name
 
 REMEMBERED_ENDINGS = 4_000
+LATE_S = 5.0  # from the kill of a session to the removal of its files
 
 
 class Launcher(Protocol):
@@ -139,12 +140,12 @@ class SessionTable:
         return [session for session in self._all if session.agent.key == agent.key]
 
     async def close(self) -> None:
-        """End every session within the shutdown grace."""
+        """End every session within the shutdown grace. One that does not end is left to the launcher's end."""
         times = self._config.times
         for session in list(self._all):
             session.end("shutdown", min(times.shutdown_grace_s, times.stop_grace_s))
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=times.shutdown_grace_s + LATE_S)
 
     def describe(self) -> list[dict[str, Any]]:
         """The live sessions as `/_local/sessions` shows them."""

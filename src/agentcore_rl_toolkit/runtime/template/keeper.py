@@ -120,7 +120,7 @@ class Keeper:
     def _run_command(self, order: dict[str, Any]) -> None:
         session = self._sessions.get(order["session"])
         if session is None:
-            self._report(ev="command_exit", id=order["id"], status=-1)
+            self._report(ev="command_exit", id=order["id"], status=-signal.SIGKILL)
             return
         command = Child(order, session)
         try:
