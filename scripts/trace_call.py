@@ -2,18 +2,19 @@
 
     python scripts/trace_call.py [--relay] [--stream]
 
-The gateway renders the prompt itself (token mode), or passes the chat on (`--relay`). A scripted server answers. A return is a
-call into a file that the request has passed before, from another file.
+The gateway renders the prompt itself (token mode), or passes the chat on (`--relay`). A scripted server answers. The connections
+are open already. A return is a call into a file that the request has passed before, from another file. Comprehensions are no
+calls.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import http.client
 import json
 import sys
 import threading
-import urllib.request
 from collections import Counter
 from pathlib import Path
 from types import FrameType
@@ -28,6 +29,7 @@ from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
 
 PACKAGE = Path(agentcore_rl_toolkit.__file__).parent
 MODEL = PACKAGE / "policy" / "weights"
+_PARTS = ("<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>")
 
 
 class Trace:
@@ -41,7 +43,7 @@ class Trace:
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
         path = frame.f_code.co_filename
-        if not self.on or event != "call" or not path.startswith(str(PACKAGE)):
+        if not self.on or event != "call" or not path.startswith(str(PACKAGE)) or frame.f_code.co_name in _PARTS:
             return
         name = str(Path(path).relative_to(PACKAGE))
         if name != self._last:
@@ -50,11 +52,11 @@ class Trace:
         self.calls[name] += 1
 
 
-def ask(url: str, key: str, stream: bool) -> None:
+def ask(connection: http.client.HTTPConnection, path: str, key: str, stream: bool) -> None:
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 8, "stream": stream}
     headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
-    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
-    urllib.request.urlopen(request, timeout=30).read()
+    connection.request("POST", path, json.dumps(body), headers)
+    connection.getresponse().read()
 
 
 async def traced(engine_url: str, *, relay: bool, stream: bool, trace: Trace) -> None:
@@ -62,12 +64,14 @@ async def traced(engine_url: str, *, relay: bool, stream: bool, trace: Trace) ->
     gateway = Gateway(GatewayConfig(upstreams=(upstream,), model_dir=None if relay else str(MODEL)))
     await gateway.start()
     session = gateway.sessions.create(new_session_id(), SessionSettings())
-    url = f"{gateway.url}/sessions/{session.id}/v1/chat/completions"
+    path = f"/sessions/{session.id}/v1/chat/completions"
+    connection = http.client.HTTPConnection(gateway.url.removeprefix("http://"), timeout=30)
     try:
         for attempt in range(2):  # the first one makes what later ones reuse
             trace.on = attempt == 1
-            await asyncio.to_thread(ask, url, session.key.decode(), stream)
+            await asyncio.to_thread(ask, connection, path, session.key.decode(), stream)
         trace.on = False
+        connection.close()
     finally:
         await gateway.stop(grace_s=1)
 

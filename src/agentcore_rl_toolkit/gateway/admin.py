@@ -12,7 +12,7 @@ import struct
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 from aiohttp import web
@@ -27,12 +27,21 @@ from .config import SAMPLING_SERVICES, Engine, UpstreamConfig
 from .context import Context
 from .engines.errors import upstream_error
 from .http.responses import decode_body
-from .http.server import Request
 from .router import Worker
 from .sessions import Session, SessionSettings
 from .store.reader import DeletedError, Reader
 
 log = logging.getLogger(__name__)
+
+
+class Request(NamedTuple):
+    """A request of a trainer. ``path`` is as it was sent: ids contain ``/`` and ``%``."""
+
+    method: bytes
+    path: bytes
+    query: bytes
+    body: bytes
+
 
 Handler = Callable[[Request], Awaitable[Any]]  # returns the input of `http.responses.respond`
 _U32 = struct.Struct("<I")

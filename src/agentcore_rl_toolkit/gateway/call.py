@@ -30,7 +30,7 @@ from .record import AGENT_GONE, Recorder
 from .router import ServerLostError, StatusError, Worker, too_large
 from .sessions import RecordedReply, Session
 from .wire.request import CallRequest
-from .writers import Writer
+from .writers import writer_of
 
 log = logging.getLogger(__name__)
 
@@ -45,14 +45,12 @@ class Call:
     ``cut``: the reply did not end by itself. ``connections`` counts those that it is written on.
     """
 
-    def __init__(
-        self, context: Context, session: Session, request: CallRequest, engine: Engine, writer: Writer
-    ) -> None:
+    def __init__(self, context: Context, session: Session, request: CallRequest, engine: Engine) -> None:
         self._context = context
         self.session = session
         self.request = request
         self._engine = engine
-        self.writer = writer
+        self.writer = writer_of(request, engine)
         self.recorder = Recorder(context, session, request)
         self.state = "rendering"
         self.buffer = bytearray()
@@ -61,7 +59,8 @@ class Call:
         self.error_headers: Mapping[str, str] | None = None
         self.cut = False
         self.connections = 0
-        self._waiting: list[asyncio.Future[None]] = []  # connections that wait for more
+        self._reply: RecordedReply | None = None
+        self._changed = asyncio.Event()  # for connections that wait for more
         self._orphan_timer: asyncio.TimerHandle | None = None
         self._limit: asyncio.Timeout | None = None
         self._aborted: RequestError | None = None
@@ -69,11 +68,22 @@ class Call:
         session.started_turns += 1
         session.inflight.add(self)
         context.running.calls.add(self)
-        self._task: asyncio.Task[None] | None = asyncio.create_task(self._run())
+        self._task: asyncio.Task[None] | None = asyncio.create_task(self.run())
 
-    async def _run(self) -> None:
+    async def run(self) -> None:
+        """Make the prompt, sample the reply, record it, and give the agent its end."""
+        session, request, engine, recorder = self.session, self.request, self._engine, self.recorder
         try:
-            await self.run()
+            if self._aborted is not None:
+                raise self._aborted
+            async with asyncio.timeout(self._context.limits.call_s) as self._limit, engine.prompt(recorder.call_id):
+                await self._sample()
+                self.state = "recording"
+                self._limit.reschedule(None)
+                record, captured, number = await recorder.store_reply(engine, begun=bool(self.buffer))
+                if number is not None:
+                    self._reply = session.add_reply(request.digest, number, connections=self.connections)
+                self._complete(record, captured)
         except asyncio.CancelledError:
             if self._aborted is None:
                 raise
@@ -95,22 +105,12 @@ class Call:
         except BaseException as e:  # a panic in the tokenizer's Rust code is no `Exception`
             self._fail(self._unexpected(e))
         finally:
-            self.session.inflight.discard(self)
-            self._context.running.discard(self)
             self._task = None
             self._add(b"", ended=True)
+            session.inflight.discard(self)
+            self._context.running.discard(self)
 
-    async def run(self) -> None:
-        """Make the prompt, sample the reply, record it, and give the agent its end."""
-        if self._aborted is not None:
-            raise self._aborted
-        engine = self._engine
-        async with asyncio.timeout(self._context.limits.call_s) as self._limit, engine.prompt(self.recorder.call_id):
-            await self._sample(engine)
-            self.enter("recording", None)
-            self._complete(*await self.recorder.store_reply(engine, lambda: self.connections, begun=bool(self.buffer)))
-
-    async def _sample(self, engine: Engine) -> None:
+    async def _sample(self) -> None:
         """Sample the reply. While nothing of it has reached the agent, another server may take the call."""
         context, session = self._context, self.session
         router, limits = context.router, context.limits
@@ -126,7 +126,7 @@ class Call:
                 why = "the gateway has no inference server; add one with POST /admin/workers"
                 raise RequestError(why, kind="overloaded")
             try:
-                await self._sample_at(worker, engine)
+                await self._sample_at(worker)
                 return
             except StatusError as e:
                 tried = (*tried, worker)
@@ -150,13 +150,11 @@ class Call:
                     self.enter("sampling", limits.call_s)
                     second, tried = False, ()
             context.counters["retries"] += 1
-            self._end = self.recorder.first_token_s = None
-            self.writer.reset()
-            engine.reset()
+            self._end, self.recorder.first_token_s, self.writer = None, None, writer_of(self.request, self._engine)
 
-    async def _sample_at(self, worker: Worker, engine: Engine) -> None:
+    async def _sample_at(self, worker: Worker) -> None:
         """Sample at one server, and count how that ends."""
-        running, recorder = self._context.running, self.recorder
+        engine, running, recorder = self._engine, self._context.running, self.recorder
         begun, changes = running.weight_version, running.changes
         worker.inflight += 1
         worker.calls += 1
@@ -215,7 +213,7 @@ class Call:
         elif self.request.stream:
             self._add(b"".join(self._end or ()) + self.writer.finish(record), ended=True)
         else:
-            self._add(self.writer.whole(record, captured), ended=True)
+            self._add(self.writer.whole(record), ended=True)
 
     def abort(self, error: RequestError) -> None:
         """Cancel the call: its session is closed, weights are published, its agent is gone. A recorded reply goes out."""
@@ -250,23 +248,17 @@ class Call:
         """Let the connections write more."""
         self.buffer += data
         self.ended = self.ended or ended
-        waiting, self._waiting = self._waiting, []
-        for future in waiting:
-            _wake(future)
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     async def more(self) -> bool:
         """Wait until there is something to write. Return False after a silence in which a stream gets a ping."""
-        loop, size = asyncio.get_running_loop(), len(self.buffer)
-        future: asyncio.Future[None] = loop.create_future()
-        self._waiting.append(future)
-        timer = loop.call_later(self._context.limits.keep_alive_s, _wake, future)
         try:
-            await future
-        finally:
-            timer.cancel()
-        if self.ended or len(self.buffer) > size or not self.request.stream:
-            return True
-        return not (self.buffer or self._engine.pings)
+            async with asyncio.timeout(self._context.limits.keep_alive_s):
+                await self._changed.wait()
+        except TimeoutError:
+            return not (self.request.stream and (self.buffer or self._engine.pings))
+        return True
 
     def connect(self) -> None:
         """Another connection waits for the reply."""
@@ -274,23 +266,18 @@ class Call:
         if self._orphan_timer is not None:
             self._orphan_timer.cancel()
             self._orphan_timer = None
-        if self.recorder.reply is not None:
-            self.recorder.reply.connections += 1
+        if self._reply is not None:
+            self._reply.connections += 1
 
     def disconnect(self, *, whole: bool) -> None:
         """A connection has ended. ``whole``: the reply was written on it to the end."""
         self.connections -= 1
-        if self.recorder.reply is not None:
-            self.recorder.reply.sent(whole=whole)
+        if self._reply is not None:
+            self._reply.sent(whole=whole)
         elif not self.connections and not self.ended:
             why = "the agent closed the connection before the reply was whole"
             gone, loop = RequestError(why, status=499, code=AGENT_GONE), asyncio.get_running_loop()
             self._orphan_timer = loop.call_later(self._context.limits.orphan_s, self.abort, gone)
-
-
-def _wake(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
 
 
 async def answer(call: Call, http: web.BaseRequest) -> web.StreamResponse:

@@ -30,22 +30,22 @@ class Engine(Protocol):
     versions: tuple[int | None, int | None] | None
 
     def understand(self) -> Fields:
-        """Return the request as a server gets it. Raises: RequestError."""
+        """Return the request as a chat completion. Raises: RequestError."""
 
     def compose(self, fields: Fields) -> None:
-        """Write the request, once the session's settings are in it. Raises: RequestError."""
+        """Take the request with the session's settings in it. Raises: RequestError."""
 
     def prompt(self, call_id: str) -> AbstractAsyncContextManager[None]:
         """Make the prompt. Leaving the block adds the answers to the session's history."""
 
     def sample(self, worker: Worker) -> AsyncGenerator[list[Delta], None]:
-        """Sample at a server. Raises: ServerLostError, StatusError, RequestError, CaptureError, UpstreamError."""
+        """Sample at a server. An earlier attempt leaves nothing.
+
+        Raises: ServerLostError, StatusError, RequestError, CaptureError, UpstreamError.
+        """
 
     def captured(self) -> Captured:
         """Return the content of the complete reply. Raises: CaptureError."""
-
-    def reset(self) -> None:
-        """Drop the part of a reply that was read: another one comes."""
 
 
 class Context:

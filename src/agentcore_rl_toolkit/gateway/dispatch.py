@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import hmac
 import logging
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from typing import Any
 from urllib.parse import unquote, unquote_to_bytes
 
-import msgspec
 from aiohttp import HttpVersion11, web
 
 from .._servers.host_check import HostCheck, is_loopback
@@ -15,12 +15,11 @@ from ..contract import check_tag
 from ..errors import ConfigError, ContractError
 from ..messages.errors import RequestError
 from ..messages.wire import DIALECTS, anthropic, bedrock, gemini, passthrough
-from .admin import Admin
+from .admin import Admin, Request
 from .call import Call, answer, answer_again
-from .capture.record import TAG
 from .context import Context
 from .http.responses import error_response, respond
-from .http.server import Request, read_body
+from .http.server import read_body
 from .record import Recorder
 from .retries import recorded_reply, running_call
 from .sessions import Session, SessionSettings
@@ -32,6 +31,7 @@ log = logging.getLogger(__name__)
 _CALLS = {dialect.path.encode(): name for name, dialect in DIALECTS.items()}
 _COUNTS = {b"messages/count_tokens": "anthropic", gemini.COUNT: "gemini", bedrock.COUNT: "bedrock"}
 _HEALTH = (b"/healthz", b"/health")
+_SIGNED = "AWS4-HMAC-SHA256 Credential="
 
 
 class Dispatch:
@@ -40,7 +40,6 @@ class Dispatch:
     def __init__(self, context: Context, admin: Admin) -> None:
         config = context.config
         self._context = context
-        self._sessions = context.sessions
         self._session_keys = config.session_keys
         self._admin = admin
         self._hosts = HostCheck((config.host,), config.allowed_hosts)
@@ -50,84 +49,90 @@ class Dispatch:
     async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
         """Answer a request. Its body is read after its key was checked, so that strangers cannot send much."""
         raw, _, query = http.raw_path.encode("utf-8", "surrogateescape").partition(b"?")
-        request = Request(http.method.encode(), raw, query, http.headers)
         name, slash, rest = raw[10:].partition(b"/v1/")
         if not slash:  # Google's clients have their own version in the path
             name, slash, rest = raw[10:].partition(b"/v1beta/")
         if not slash:  # Amazon's clients have no version
             name, slash, rest = raw[10:].rpartition(b"/bedrock/")
             rest = b"bedrock/" + rest if slash else rest
-        dialect = _dialect_of_errors(raw, rest)
+        dialect = "gemini" if b"/v1beta/" in raw else "anthropic" if b"messages" in rest else "chat"
+        dialect = "bedrock" if b"bedrock/" in rest else dialect  # of errors, until the route is known
+        host, origin = http.headers.get("host"), http.headers.get("origin")
+        refusal = self._hosts.refusal(
+            None if host is None else host.encode("latin-1", "replace"),
+            None if origin is None else origin.encode("latin-1", "replace"),
+        )
         try:
-            self._check(http)
+            if refusal is not None:
+                raise RequestError(refusal.message, kind="permission", status=refusal.status)
+            if http.method == "CONNECT":
+                raise RequestError("this server is no proxy", kind="method_not_allowed")
             if (
                 http.method == "HEAD"
-            ):  # its response has no body; only a probe of the gateway's health has a use for one
+            ):  # its response has no body: only a probe of the gateway's health has a use for one
                 return web.Response(status=200 if raw in _HEALTH else 405, headers={"allow": "GET, POST"})
             if slash and raw.startswith(b"/sessions/"):
-                return await self._agent(http, request, name, rest, dialect)
-            known = self._loopback if self._admin_key is None else request.has_admin_key(self._admin_key)
-            if known:
-                request.body = await read_body(http, self._context.limits)
-            return await respond(self._admin.answer(request, known=known), http)
+                return await self._agent(http, name, rest, query, dialect)
+            known = self._loopback
+            if self._admin_key is not None:
+                shown = http.headers.get("x-admin-key")
+                known = _shows(http.headers, self._admin_key) if shown is None else _equal(shown, self._admin_key)
+            body = await read_body(http, self._context.limits) if known else b""
+            return await respond(self._admin.answer(Request(http.method.encode(), raw, query, body), known=known), http)
         except RequestError as e:
             response = error_response(dialect, e)
             if http.method == "CONNECT":
                 response.force_close()
             return response
 
-    def _check(self, http: web.BaseRequest) -> None:
-        """Raises: RequestError for another server's name, for web pages, and for requests that no route here takes."""
-        host, origin = http.headers.get("host"), http.headers.get("origin")
-        refusal = self._hosts.refusal(
-            None if host is None else host.encode("latin-1", "replace"),
-            None if origin is None else origin.encode("latin-1", "replace"),
-        )
-        if refusal is not None:
-            raise RequestError(refusal.message, kind="permission", status=refusal.status)
-        if http.method == "CONNECT":
-            raise RequestError("this server is no proxy", kind="method_not_allowed")
-
     # -- agents
 
     async def _agent(
-        self, http: web.BaseRequest, request: Request, name: bytes, rest: bytes, dialect: str
+        self, http: web.BaseRequest, name: bytes, rest: bytes, query: bytes, dialect: str
     ) -> web.StreamResponse:
-        tag = request.headers.get("x-agentcore-rl-tag")
+        context, tag = self._context, http.headers.get("x-agentcore-rl-tag")
         if rest.startswith(b"tag/"):
             path_tag, _, rest = rest[4:].partition(b"/")
             tag = path_tag.decode("utf-8", "replace")
             rest = rest.removeprefix(b"v1/")  # Anthropic's clients put it behind any base URL
-        if rest.startswith(b"bedrock/"):
-            request.path_key = rest.split(b"/")[1]
+        # A key in the path: botocore sends bearer tokens over HTTPS only.
+        path_key = rest.split(b"/")[1].decode("latin-1") if rest.startswith(b"bedrock/") else ""
         api = bedrock if rest.startswith(b"bedrock/") else gemini
-        route = api.route_of(rest)
+        route = None if rest in _CALLS else api.route_of(rest)
         if route is not None:
             rest = route.pattern
         elif rest not in _CALLS:
             rest = rest.rstrip(b"/")
         dialect = _CALLS.get(rest, dialect)
-        counters = self._context.counters
         try:
-            session = self._session(name, request)
+            session = context.sessions.by_id.get(unquote_to_bytes(name)) or self._opened(name)
+            if self._session_keys and not _shows(http.headers, session.key, path_key):
+                raise RequestError(
+                    "the api key is not this session's; use the api_key of the rollout's `_rollout` block",
+                    kind="authentication",
+                )
+            if session.closed_s is not None:
+                raise _closed(session)
             if rest not in _CALLS:
-                return await self._other_route(http, request, session, rest)
-            if request.method != b"POST":
+                return await self._other_route(http, session, rest)
+            if http.method != "POST":
                 raise RequestError("use POST", kind="method_not_allowed")
             if tag is not None:
-                tag = _checked(tag)
-            request.body = await read_body(http, self._context.limits)
+                check_tag(tag)
+            body = await read_body(http, context.limits)
             if route is not None:
-                request.body = api.with_members(request.body, route, request.query)
-        except RequestError as e:
-            counters["refused"] += 1
-            return error_response(dialect, e, {"allow": "POST"} if e.kind == "method_not_allowed" else None)
-        counters["calls"] += 1
-        wanted = CallRequest(dialect)
+                body = api.with_members(body, route, query)
+        except (RequestError, ConfigError) as e:
+            context.counters["refused"] += 1
+            error = e if isinstance(e, RequestError) else RequestError(str(e))
+            return error_response(dialect, error, {"allow": "POST"} if error.kind == "method_not_allowed" else None)
+        context.counters["calls"] += 1
+        request = CallRequest(dialect)
         try:
-            wanted = await read_request(request.body, request.headers, dialect, tag=tag)
-            _check_open(session)
-            writing = self._find_or_start(wanted, session, tag, http)
+            request = await read_request(body, http.headers, dialect, tag=tag)
+            if session.closed_s is not None:
+                raise _closed(session)
+            writing = self._find_or_start(request, session, http)
         except RequestError as e:
             error = e
         except RecursionError:
@@ -138,70 +143,54 @@ class Dispatch:
             error = RequestError(why, kind="internal")
         else:
             return await writing
-        counters["refused"] += 1
-        Recorder(self._context, session, wanted).store_refusal(error)
+        context.counters["refused"] += 1
+        Recorder(context, session, request).store_refusal(error)
         return error_response(dialect, error)
 
     def _find_or_start(
-        self, wanted: CallRequest, session: Session, tag: str | None, http: web.BaseRequest
+        self, request: CallRequest, session: Session, http: web.BaseRequest
     ) -> Coroutine[Any, Any, web.StreamResponse]:
         """Return the coroutine that writes the reply, of a running call, a recorded one, or a new one.
 
         Raises: RequestError, UpstreamError.
         """
         context = self._context
-        if wanted.stream and http.version < HttpVersion11:
+        if request.stream and http.version < HttpVersion11:
             raise RequestError("a streamed reply needs HTTP/1.1", param="stream")
-        engine = context.new_engine(session, wanted)
-        fields = engine.understand()
+        engine = context.new_engine(session, request)
+        fields = request.fields = engine.understand()
         # A repetition uses up no turn, so it comes before the session's limits.
-        if (running := running_call(session, wanted)) is not None:
+        if (running := running_call(session, request)) is not None:
             context.counters["turns_joined"] += 1
             return answer(running, http)
-        if (found := recorded_reply(session, wanted)) is not None:
+        if (found := recorded_reply(session, request)) is not None:
             context.counters["turns_joined"] += 1
-            (reply, record), writer = found, writer_of(wanted, engine)
-            return answer_again(reply, writer.replayed(record), writer.headers(), http)
+            (reply, record, prompt), writer = found, writer_of(request, engine)
+            return answer_again(reply, writer.replayed(record, prompt), writer.headers(), http)
         session.hold_to_settings(fields)
         if "n" in fields:
-            wanted.n = passthrough.number(fields["n"]) or 1
-        wanted.fields = wanted.recorded_fields(fields)
-        if tag is not None:
-            wanted.fields[TAG] = msgspec.Raw(b'"%b"' % tag.encode())
+            request.n = passthrough.number(fields["n"]) or 1
         engine.compose(fields)
-        return answer(Call(context, session, wanted, engine, writer_of(wanted, engine)), http)
-
-    def _session(self, name: bytes, request: Request) -> Session:
-        """Return the session of a request that shows its key. Raises: RequestError."""
-        session = self._sessions.find(name) or self._opened(name)
-        if self._session_keys and not request.has_key(session.key):
-            raise RequestError(
-                "the api key is not this session's; use the api_key of the rollout's `_rollout` block",
-                kind="authentication",
-            )
-        _check_open(session)
-        return session
+        return answer(Call(context, session, request, engine), http)
 
     def _opened(self, name: bytes) -> Session:
         """Open a session for agents without keys. Raises: RequestError."""
-        plain = unquote_to_bytes(name)
-        if self._session_keys or self._sessions.deleted_before(plain):
+        plain, sessions = unquote_to_bytes(name), self._context.sessions
+        if self._session_keys or sessions.deleted_before(plain):
             shown = name.decode("utf-8", "replace")[:120]
             raise RequestError(f"there is no session {shown!r} here: never opened, or deleted", kind="not_found")
         try:
-            return self._sessions.create(plain.decode(), SessionSettings())
+            return sessions.create(plain.decode(), SessionSettings())
         except (ContractError, UnicodeDecodeError) as e:
             raise RequestError(str(e)) from e
 
-    async def _other_route(
-        self, http: web.BaseRequest, request: Request, session: Session, rest: bytes
-    ) -> web.StreamResponse:
+    async def _other_route(self, http: web.BaseRequest, session: Session, rest: bytes) -> web.StreamResponse:
         models, _, wanted = rest.partition(b"/")
-        if models == b"models" and request.method == b"GET":
+        if models == b"models" and http.method == "GET":
             name = unquote(wanted.decode("latin-1")) if wanted else None
-            dialect = "anthropic" if "anthropic-version" in request.headers else "chat"
+            dialect = "anthropic" if "anthropic-version" in http.headers else "chat"
             return await respond(self._admin.models(session, name), http, dialect=dialect)
-        if request.method == b"POST" and rest in (*_COUNTS, b"embeddings"):
+        if http.method == "POST" and rest in (*_COUNTS, b"embeddings"):
             body = await read_body(http, self._context.limits)
             if rest == b"embeddings":
                 return await respond(self._admin.embeddings(body, session), http)
@@ -223,24 +212,23 @@ class Dispatch:
         return {"input_tokens": await self._admin.count_tokens(asked, session)}
 
 
-def _dialect_of_errors(raw: bytes, rest: bytes) -> str:
-    """The dialect of an error before the route is known."""
-    if b"bedrock/" in rest:
-        return "bedrock"
-    if b"/v1beta/" in raw:
-        return "gemini"
-    return "anthropic" if b"messages" in rest else "chat"
+def _shows(headers: Mapping[str, str], key: bytes, path_key: str = "") -> bool:
+    """Return True if one of the credentials is this key. Anthropic's client sends two when its environment has another.
+
+    A request that is signed for AWS has the key as its access key id. The signature is not read.
+    """
+    bearer = headers.get("authorization", "")
+    if bearer.startswith(_SIGNED):
+        bearer = bearer.removeprefix(_SIGNED).partition("/")[0]
+    elif bearer[:7].lower() == "bearer ":
+        bearer = bearer[7:]
+    shown = (bearer, headers.get("x-api-key", ""), headers.get("x-goog-api-key", ""), path_key)
+    return any(_equal(each, key) for each in shown)
 
 
-def _checked(tag: str) -> str:
-    """Raises: RequestError."""
-    try:
-        return check_tag(tag)
-    except ConfigError as e:
-        raise RequestError(str(e)) from e
+def _equal(shown: str, key: bytes) -> bool:
+    return hmac.compare_digest(shown.encode("utf-8", "surrogateescape"), key)
 
 
-def _check_open(session: Session) -> None:
-    """Raises: RequestError."""
-    if session.closed:
-        raise RequestError(f"session {session.id} is closed", kind="permission")
+def _closed(session: Session) -> RequestError:
+    return RequestError(f"session {session.id} is closed", kind="permission")

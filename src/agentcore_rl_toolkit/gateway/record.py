@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Callable
+
+import msgspec
 
 from ..errors import CaptureError
 from ..messages.errors import RequestError
 from .capture import record as kinds
 from .capture.build import build
-from .capture.record import TURNS, CallRecord, Captured
-from .capture.versions import bounds
+from .capture.record import LEFT_OUT, TAG, TURNS, CallRecord, Captured
 from .context import Context, Engine
 from .router import Worker
-from .sessions import RecordedReply, Session
+from .sessions import Session
 from .wire.request import CallRequest
 
 AGENT_GONE = "agent_gone"  # the code of the error of a call whose agent hung up
@@ -34,46 +33,45 @@ class Recorder:
         self.started_s = time.time()
         self.first_token_s: float | None = None
         self.worker: Worker | None = None
-        self.versions: tuple[int | None, int | None] = (None, None)
+        self.versions: tuple[int | None, int | None] = (None, None)  # published at the start and at the end of sampling
         self.changed = False
-        self.reply: RecordedReply | None = None
         self._stored = False
 
-    async def store_reply(
-        self, engine: Engine, connections: Callable[[], int], *, begun: bool
-    ) -> tuple[CallRecord, Captured]:
-        """Store a complete reply. ``connections`` counts those that it is being sent on. ``begun``: a part was sent already.
+    async def store_reply(self, engine: Engine, *, begun: bool) -> tuple[CallRecord, Captured, int | None]:
+        """Store a complete reply. ``begun``: a part was sent already.
 
-        The records of a closed session are not kept. Raises: RequestError when the disk refuses it.
+        Returns: its record, its content, and its number in the store if it is a turn. The records of a closed session are not
+        kept. Raises: RequestError when the disk refuses it.
         """
         session, context = self._session, self._context
         try:
             captured = engine.captured()
         except CaptureError as e:
             captured = Captured(choices=[], complete=True, problem=str(e))
-        status = _status(captured, context.engine)
+        status = kinds.OK
+        if captured.error is not None or not captured.complete:
+            status = kinds.PARTIAL
+        elif captured.problem is not None:
+            status = kinds.INVALID
+        elif not captured.has_tokens and context.engine == "openai":
+            status = kinds.UNTRAINABLE
+        elif not captured.has_tokens:
+            captured.problem = (
+                "the engine returned no token ids; it must honour return_token_ids (vLLM does since 0.10.2)"
+            )
+            status = kinds.INVALID
         if self.worker is not None and self.worker.forgot:
             captured.untrainable = kinds.LOST_WEIGHTS
         record = self._build(status, captured)
-        error: OSError | None = None
-        if not session.closed:
-            committed: asyncio.Future[OSError | None] = asyncio.get_running_loop().create_future()
-
-            def done(error: OSError | None) -> None:
-                if not committed.done():
-                    committed.set_result(error)
-
-            session.append()
-            position = session.store.append(session, record, done)
-            error = await committed
-            if error is None and status in TURNS:
-                self.reply = RecordedReply(session, position, connections=connections())
-                session.repeats_of(record.digest).add(self.reply)
+        number, error = None, None
+        if session.closed_s is None:
+            number = session.append(record)
+            error = await session.store.kept()
         self._stored = True
         if error is None and status in TURNS:
             session.turns += 1
             context.sessions.turns += 1
-            return record, captured
+            return record, captured, number
         session.errors += 1
         session.started_turns -= 1
         if not begun:  # the agent gets an error, and its repetition is of this call
@@ -83,7 +81,7 @@ class Recorder:
         if error is not None:
             context.counters["store_failures"] += 1
             raise RequestError("the gateway could not store this call; try again", kind="overloaded")
-        return record, captured
+        return record, captured, None
 
     def store_failure(self, error: RequestError, kind: str, *, begun: bool) -> None:
         """Store a failed call as an event of the session, never as a turn. ``kind`` is the name of the error."""
@@ -115,17 +113,23 @@ class Recorder:
             return
         record = self._build(status, Captured(choices=[]))
         record.http_status, record.error_type, record.error = error.status or 500, kind, message[:4000]
-        session.append()
-        session.store.append(session, record)
+        session.append(record)
 
     def _build(self, status: str, captured: Captured) -> CallRecord:
         request = self._request
+        fields = dict(request.fields)
+        if request.left_out:
+            fields[LEFT_OUT] = msgspec.Raw(msgspec.json.encode(request.left_out))
+        if request.tag is not None:
+            fields[TAG] = msgspec.Raw(b'"%b"' % request.tag.encode())
         return build(
             status,
             captured,
             texts=self._session.texts,
-            fields=request.fields,
-            versions=bounds(captured, *self.versions, changed=self.changed, stream=request.stream),
+            fields=fields,
+            published=self.versions,
+            changed=self.changed,
+            stream=request.stream,
             call_id=self.call_id,
             index=self.index,
             dialect=request.dialect,
@@ -134,16 +138,3 @@ class Recorder:
             digest=request.digest,
             upstream=None if self.worker is None else self.worker.id,
         )
-
-
-def _status(captured: Captured, engine: str) -> str:
-    if captured.error is not None or not captured.complete:
-        return kinds.PARTIAL
-    if captured.problem is not None:
-        return kinds.INVALID
-    if captured.has_tokens:
-        return kinds.OK
-    if engine == "openai":
-        return kinds.UNTRAINABLE
-    captured.problem = "the engine returned no token ids; it must honour return_token_ids (vLLM does since 0.10.2)"
-    return kinds.INVALID

@@ -54,8 +54,8 @@ class RelayedChat:
     def understand(self) -> Fields:
         request, context = self._request, self._context
         if self.passes:
-            more = context.allow_fields if context.engine != "openai" else None
-            request.n, fields = passthrough.check(request.body, request.fields, more=more), request.fields
+            more, fields = context.allow_fields if context.engine != "openai" else None, request.fields
+            passthrough.check(request.body, fields, more=more)
         else:
             fields = request.translate(_as_sent, context.allow_fields, self._session.reply)
         if context.forced_tools != "constrain":
@@ -72,9 +72,8 @@ class RelayedChat:
         field = passthrough.foreign(fields, context.allow_fields) if context.engine == "vllm" else None
         if field is not None:
             raise unsupported(field, f"the inference engine ({context.engine}) has no such ability")
-        if context.engine != "openai":
-            fields["logprobs"] = fields["return_token_ids"] = _TRUE
-        self._sent = _to_json(fields)
+        numbers = {} if self.plain_endpoint else {"logprobs": _TRUE, "return_token_ids": _TRUE}
+        self._sent = _to_json({**fields, **numbers})
 
     @asynccontextmanager
     async def prompt(self, call_id: str) -> AsyncIterator[None]:
@@ -82,11 +81,9 @@ class RelayedChat:
 
     # -- the reply
 
-    def reset(self) -> None:
-        self._reader = None
-
     async def sample(self, worker: Worker) -> AsyncGenerator[list[Delta], None]:
         request, most = self._request, self._context.limits.reply_bytes
+        self._reader = None
         async with worker.post(_ROUTE, self._sent, session=self._session.id, stream=request.stream) as response:
             await check_status(response, most)
             self.headers = passed(response.headers)

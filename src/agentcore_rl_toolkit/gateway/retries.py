@@ -20,6 +20,7 @@ from typing import Any
 
 from ..errors import CaptureError, GatewayError
 from .capture.record import TURNS, CallRecord, decode
+from .capture.turns import places_of, whole_prompt
 from .sessions import REMEMBERED, RecordedReply, Repeats, Session
 from .wire.request import CallRequest
 
@@ -36,8 +37,11 @@ def running_call(session: Session, request: CallRequest) -> Any:
     return None
 
 
-def recorded_reply(session: Session, request: CallRequest) -> tuple[RecordedReply, CallRecord] | None:
-    """Return the recorded reply that a request gets. A damaged record counts as none."""
+def recorded_reply(session: Session, request: CallRequest) -> tuple[RecordedReply, CallRecord, bytes | None] | None:
+    """Return the recorded reply that a request gets, and the ids of its prompt if it asks for them.
+
+    A damaged record counts as none.
+    """
     recent = session.recent if session.recent is not None else _recall(session)
     known = recent.get(request.digest)
     if known is None:
@@ -54,12 +58,20 @@ def recorded_reply(session: Session, request: CallRequest) -> tuple[RecordedRepl
         return None
     try:
         record = decode(session.store.reader.call(reply.position))
+        prompt = _prompt(session, record) if request.token_ids else None
     except (GatewayError, CaptureError) as e:
         log.error("session %s: a call that is asked for again cannot be read: %s", session.id, e)
         return None
     if lost is None and not request.keyed and time.time() - record.finished_s > MEMORY_S:
         return None
-    return reply, record
+    return reply, record, prompt
+
+
+def _prompt(session: Session, record: CallRecord) -> bytes:
+    """Return the packed ids of a call's prompt. Raises: CaptureError, GatewayError."""
+    records = list(map(decode, session.store.reader.calls(session.number)))
+    places = places_of(records)
+    return whole_prompt(records, places[record.call_id], places)
 
 
 def _recall(session: Session) -> OrderedDict[int, Repeats]:
@@ -75,5 +87,5 @@ def _recall(session: Session) -> OrderedDict[int, Repeats]:
         if position < store.first_call and status in TURNS:
             if not delivered:
                 session.undelivered.add(position)
-            session.repeats_of(digest).add(RecordedReply(session, position, received=delivered))
+            session.add_reply(digest, position, received=delivered)
     return recent

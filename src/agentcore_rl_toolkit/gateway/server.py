@@ -11,14 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .._servers.process import BACKLOG, listen, stop_listening, url_of
+from .._servers.process import listen, url_of
 from ..errors import ConfigError, GatewayError
 from ..messages.errors import RequestError
 from .admin import Admin
 from .config import SAMPLING_SERVICES, GatewayConfig, UpstreamConfig
 from .context import Context
 from .dispatch import Dispatch
-from .http.server import Server
+from .http.server import Listener, Server
 from .relayed_chat import RelayedChat
 from .sessions import Sessions, store_secret
 from .store.writer import Store
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TICK_S = 0.25
-ACCEPTED_AT_ONCE = 100
 
 
 class Gateway:
@@ -65,7 +64,7 @@ class Gateway:
         self.counters, self.router, self.running = context.counters, context.router, context.running
         self.token_mode, self.samplers = context.token_mode, context.samplers
         self._dispatch = Dispatch(context, self.admin)
-        self._server: asyncio.Server | None = None
+        self._listener: Listener | None = None
         self._ticker: asyncio.Task[None] | None = None
 
     def _load_model(self, connect: Callable[[], Any] | None) -> None:
@@ -101,17 +100,15 @@ class Gateway:
         self.url = url_of(listening)
         self.router.start()
         self.connections = context.connections = Server(self._dispatch.handle, self.config.limits)
-        # asyncio accepts as many at once as its backlog says, and reports each that fails for want of a descriptor.
-        self._server = await loop.create_server(self.connections, sock=listening, backlog=ACCEPTED_AT_ONCE)
-        listening.listen(BACKLOG)
+        self._listener = Listener(listening, self.connections)
         self._ticker = loop.create_task(self._tick())
 
     async def stop(self, *, grace_s: float = 5.0) -> None:
         """Stop listening, let running calls finish for `grace_s`, close the store. A second call does nothing."""
-        if self._server is None:
+        if self._listener is None:
             return
-        server, self._server = self._server, None
-        await stop_listening(server)
+        listener, self._listener = self._listener, None
+        await listener.stop()
         self.connections.pre_shutdown()
         await self.running.until(lambda: not len(self.running), grace_s)
         for call in list(self.running):

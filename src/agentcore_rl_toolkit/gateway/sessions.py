@@ -15,9 +15,9 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
-from urllib.parse import unquote_to_bytes
 
 import msgspec
 from msgspec import Meta
@@ -29,6 +29,7 @@ from ..messages.wire import ModelRequest, passthrough
 from ..messages.wire.chat import parse_parameters
 from ..messages.wire.passthrough import Fields
 from .capture.build import Texts
+from .capture.record import CallRecord
 from .router import Worker
 from .store.reader import Counts, StoredSession
 from .store.replies import RecordedReplies
@@ -56,7 +57,7 @@ _NOT_SAMPLING = {
 _to_json = msgspec.json.Encoder().encode
 
 
-class SessionSettings(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True, frozen=True):
+class SessionSettings(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True, frozen=True, dict=True):
     """The settings that a session's calls must keep. They are checked when it is opened: a later error would fail the agent.
 
     ``sampling_params`` win over the agent's; ``max_tokens`` is an upper bound on what it asks for. ``train`` is the trainer's
@@ -70,6 +71,7 @@ class SessionSettings(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=
     train: str | None = None
     metadata: dict[str, Any] = {}
 
+    @cached_property
     def overrides(self) -> Fields:
         """Return the sampling parameters as JSON, without nulls. A whole number has no fraction, as engines want `n`."""
         given = {name: value for name, value in self.sampling_params.items() if value is not None}
@@ -96,7 +98,7 @@ class SessionSettings(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=
         for name, why in _NOT_SAMPLING.items():
             if name in params:
                 raise RequestError(f"{name} is no sampling parameter: {why}", param=name)
-        for names in (["max_tokens", "max_completion_tokens"], ["tool_choice", *passthrough.forms(self.overrides())]):
+        for names in (["max_tokens", "max_completion_tokens"], ["tool_choice", *passthrough.forms(self.overrides)]):
             given = [name for name in names if params.get(name) not in (None, "auto", "none")]
             if len(given) > 1:
                 raise RequestError(f"{given[1]} and {given[0]} have one purpose: give one of them", param=given[1])
@@ -143,11 +145,6 @@ class Session:
     def id_bytes(self) -> bytes:
         return self.id.encode()
 
-    @property
-    def overrides(self) -> Fields:
-        """The trainer's sampling parameters, which win over the agent's."""
-        return self.settings.overrides()
-
     def save(self) -> None:
         """Have the session stored as it is now."""
         settings = _to_json(self.settings).decode()
@@ -163,7 +160,8 @@ class Session:
             raise RequestError(f"this session may make {settings.max_turns} {TURNS_USED}", kind="turn_limit")
         if settings.model_id is not None:
             fields["model"] = msgspec.Raw(_to_json(settings.model_id))
-        passthrough.overlay(fields, self.overrides)
+        if settings.overrides:
+            passthrough.overlay(fields, settings.overrides)
         if settings.max_tokens is not None:
             for key in [key for key in _LENGTHS if key in fields] or _LENGTHS[:1]:
                 asked = passthrough.number(fields.get(key, msgspec.Raw(b"null")))
@@ -184,10 +182,19 @@ class Session:
             self.recent.popitem(last=False)
         return known
 
-    def append(self) -> None:
-        """A call of the session is to be stored."""
+    def append(self, record: CallRecord) -> int:
+        """Store a call of the session. Returns its number in the store."""
         self.records += 1
         self.last_call_s = time.time()
+        return self.store.append(self, record)
+
+    def add_reply(self, digest: int, position: int, *, received: bool = False, connections: int = 0) -> RecordedReply:
+        """Remember a stored reply, for requests that repeat its call."""
+        reply = RecordedReply(self, position, received=received, connections=connections)
+        replies = self.repeats_of(digest).replies
+        replies.append(reply)
+        del replies[:-REMEMBERED]
+        return reply
 
     def deliver(self, call: int, *, whole: bool) -> None:
         """Store whether an agent has the whole reply of a call. A call whose reply no agent has uses up no turn."""
@@ -206,7 +213,7 @@ class RecordedReply:
 
     __slots__ = ("connections", "position", "received", "session")
 
-    def __init__(self, session: Session, position: int, *, received: bool = False, connections: int = 0) -> None:
+    def __init__(self, session: Session, position: int, *, received: bool, connections: int) -> None:
         self.session = session
         self.position = position
         self.received = received
@@ -232,10 +239,6 @@ class Repeats:
     def __init__(self) -> None:
         self.failed = 0
         self.replies: list[RecordedReply] = []
-
-    def add(self, reply: RecordedReply) -> None:
-        self.replies.append(reply)
-        del self.replies[:-REMEMBERED]
 
 
 class Sessions:
@@ -309,11 +312,6 @@ class Sessions:
                 self.delete([s.id_bytes for s in made if not (s.records or s.inflight or s.closed)])
                 raise error
             return [sessions[name] for name in names]
-
-    def find(self, name: bytes) -> Session | None:
-        """Return the session of a path, whose client may have written its id percent-encoded."""
-        session = self.by_id.get(name)
-        return session if session is not None or b"%" not in name else self.by_id.get(unquote_to_bytes(name))
 
     def deleted_before(self, name: bytes) -> bool:
         return name in self._tombstones

@@ -41,7 +41,9 @@ def recorded(texts: Texts, index: int, prompt: list[int], answers: list[list[int
         texts=texts,
         call_id=f"c{index}",
         fields=fields,
-        versions=(None, None),
+        published=(None, None),
+        changed=False,
+        stream=False,
         index=index,
         dialect="chat",
         started_s=0.0,
@@ -89,5 +91,15 @@ def test_a_growing_session_costs_its_tokens_once() -> None:
 def test_a_prompt_that_is_no_list_of_token_ids_makes_the_turn_invalid(text: bytes) -> None:
     captured = Captured([], prompt=text, has_tokens=True)
     about: dict[str, Any] = {"index": 0, "dialect": "chat", "started_s": 0.0, "first_token_s": None}
-    record = build(OK, captured, texts=Texts(), call_id="c", fields={}, versions=(None, None), **about)
+    record = build(
+        OK,
+        captured,
+        texts=Texts(),
+        call_id="c",
+        fields={},
+        published=(None, None),
+        changed=False,
+        stream=False,
+        **about,
+    )
     assert (record.status, record.prompt_ids) == (INVALID, b"")

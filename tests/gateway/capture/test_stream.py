@@ -10,7 +10,7 @@ import pytest
 
 from agentcore_rl_toolkit.errors import CaptureError, UpstreamError
 from agentcore_rl_toolkit.gateway.capture.record import CallRecord, Captured, unpack_ids, unpack_logprobs
-from agentcore_rl_toolkit.gateway.capture.replay import replay
+from agentcore_rl_toolkit.gateway.capture.replay import reply_of
 from agentcore_rl_toolkit.gateway.capture.reply import ReplyReader
 from agentcore_rl_toolkit.messages.wire import DIALECTS, ModelRequest
 
@@ -160,7 +160,8 @@ def test_no_answer_of_an_engine_can_do_worse_than_an_upstream_error(name: Any) -
             reader = ReplyReader(entries=True)
             try:
                 captured = read_reply(json.dumps(whole).encode(), entries=True)
-                replay(DIALECTS[name], msgspec.structs.replace(request, stream=False), record_of(captured))
+                asked = msgspec.structs.replace(request, stream=False)
+                DIALECTS[name].encode_reply(reply_of(record_of(captured)), asked)
                 deltas = reader.feed(b"data: " + json.dumps(chunk).encode() + b"\n\n")
                 reader.captured()
             except (CaptureError, UpstreamError):

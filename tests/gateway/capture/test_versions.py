@@ -16,6 +16,8 @@ import pytest
 import agentcore_rl_toolkit
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, UpstreamConfig
+from agentcore_rl_toolkit.gateway.capture.build import Texts, build
+from agentcore_rl_toolkit.gateway.capture.record import OK, Captured
 from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine, logprob_of
 from agentcore_rl_toolkit.trajectory import Turn, build_trajectory
@@ -193,18 +195,25 @@ async def test_a_whole_reply_that_began_before_the_change_counts_as_older(
     assert (after.weight_version_first, after.weight_version_last) == (2, 2)
 
 
+def versions(captured: Captured) -> tuple[int | None, int | None]:
+    """The versions of the record, of a call in which 1 and then 2 were published."""
+    about: Any = {"call_id": "c", "index": 0, "dialect": "chat", "started_s": 0.0}
+    record = build(OK, captured, texts=Texts(), fields={}, published=(1, 2), changed=True, stream=True, **about)
+    return record.weight_version_first, record.weight_version_last
+
+
 def test_a_stream_of_two_choices_ends_with_the_newest_of_both() -> None:
     late = event(303, version=6, finish="stop")
     early = event(304, version=5, choice=1, finish="stop")
     stream = [event(301, prompt=True, version=5), event(302, version=5, choice=1), late, early, b"data: [DONE]\n\n"]
     captured = read_stream(stream)
-    assert (captured.weight_version_first, captured.weight_version_last) == (5, 6)
+    assert versions(captured) == (5, 6)
     spans = [(c.weight_version_first, c.weight_version_last) for c in captured.choices]
     assert spans == [(5, 6), (5, 5)]
 
 
-def test_a_reply_that_names_no_version_has_none() -> None:
+def test_a_reply_that_names_no_version_has_the_published_ones() -> None:
     message = {"index": 0, "message": {"role": "assistant", "content": "x"}, "finish_reason": "stop", "token_ids": [7]}
     message["logprobs"] = {"content": [{"logprob": -0.5}]}
     captured = read_reply(json.dumps({"prompt_token_ids": [1], "choices": [message]}).encode())
-    assert (captured.weight_version_first, captured.weight_version_last) == (None, None)
+    assert versions(captured) == (1, 2)

@@ -49,7 +49,9 @@ SAMPLING: dict[str, Any] = {
 @pytest.mark.parametrize(("engine", "experts"), [("sglang", False), ("sglang-experts", True)])
 def test_expert_routing_is_asked_for_by_the_engine_that_is_named_for_it(engine: str, experts: bool) -> None:
     request = ModelRequest(dialect="chat", model="m")
-    path, body = TOKEN_ENGINES[engine].request(b"[1,2]", request, max_tokens=4, stop_token_ids=[2], stream=True)
+    path, body = TOKEN_ENGINES[engine].request(
+        b"[1,2]", request, name="a", max_tokens=4, stop_token_ids=[2], stream=True
+    )
     asked = json.loads(body)
     assert path == b"/generate"
     assert asked["input_ids"] == [1, 2]
@@ -73,8 +75,8 @@ def test_all_that_is_asked_for_has_the_name_and_the_type_that_sglang_takes(form:
     asked.sampling.other = {"seed": 3, "min_tokens": 2, "ignore_eos": True, "stop_token_ids": [7]}
     asked.sampling.other |= {"top_k": 5, "min_p": 0.1, "logit_bias": {"5": 1.0}, "presence_penalty": 0.1}
     asked.sampling.other |= {"frequency_penalty": 0.1, "repetition_penalty": 1.1}
-    _, body = engine.request(b"[1,2]", asked, max_tokens=4, stop_token_ids=[2], stream=True)
-    reply = json.loads(engine.named(body, "a"))
+    _, body = engine.request(b"[1,2]", asked, name="a", max_tokens=4, stop_token_ids=[2], stream=True)
+    reply = json.loads(body)
     assert set(asked.sampling.other) <= engine.features
     assert reply.keys() == GENERATE.keys()
     assert all(isinstance(value, GENERATE[name]) for name, value in reply.items())

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from agentcore_rl_toolkit.gateway import Gateway, SessionHandle
+from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
 
-from ..asking import Start, asked, asked_by, captured, opened, talking, until
+from ..asking import Start, asked, asked_by, captured, opened, status_of, talking, until
 from ..asking import ask as post
 
 
@@ -127,3 +128,21 @@ async def test_a_slow_agent_holds_up_its_own_connection_only(start_gateway: Star
             one.close()
         [turn] = (await captured(gateway, session)).turns
         assert turn.delivered
+
+
+async def test_a_slow_reader_holds_back_only_its_own_call(
+    engine: ScriptedEngine, gateway: Gateway, session: SessionHandle
+) -> None:
+    """Neither another call of its session, nor one of another session."""
+    engine.faults.append(Fault(edit=lambda event: {**event, "padding": "x" * 2**22}))
+    reader, writer = await asked(session, headers={"connection": "close"}, stream=True, reads=False)
+    await until(lambda: any(connection.paused_since is not None for connection in gateway.connections.connections))
+    for other in (session, await opened(gateway)):
+        assert await status_of(other, "another question", stream=True) == 200
+    [slow] = [c for c in gateway.connections.connections if c.paused_since is not None]
+    assert slow.transport is not None
+    writer.transport.resume_reading()
+    async with asyncio.timeout(60):
+        assert (await reader.read()).endswith(b"0\r\n\r\n")
+    writer.close()
+    assert len((await captured(gateway, session)).turns) == 2

@@ -96,42 +96,40 @@ def test_calls_come_back_as_they_were(tmp_path: Path, directory: bool) -> None:
     store.close()
 
 
-def test_calls_of_a_pass_are_one_transaction(tmp_path: Path) -> None:
+async def test_calls_of_a_pass_are_one_transaction(tmp_path: Path) -> None:
     store = Store(tmp_path)
+    store.start(asyncio.get_running_loop())
     session = put(store, "one")
-    store.commit()
-    reply: dict[str, OSError | None] = {}
+    await store.kept()
+    waiting = []
     for name in ("a", "b"):
-        store.append(session, record(name), lambda error, name=name: reply.__setitem__(name, error))
+        store.append(session, record(name))
+        waiting.append(asyncio.ensure_future(store.kept()))
     beside = Reader(connect(tmp_path / FILE, read_only=True), None)
     assert beside.numbers(session.number) == []
-    store.commit()
-    assert reply == {"a": None, "b": None}
+    async with asyncio.timeout(30):
+        assert await asyncio.gather(*waiting) == [None, None]
     assert [decode(payload).call_id for payload in beside.calls(session.number)] == ["a", "b"]
     beside.close()
-    store.close()
+    await store.stop()
 
 
 @pytest.mark.parametrize("refused", [False, True])
-async def test_a_callback_that_raises_strands_no_other(tmp_path: Path, refused: bool) -> None:
+async def test_a_caller_that_is_cancelled_strands_no_other(tmp_path: Path, refused: bool) -> None:
     store = Store(tmp_path)
     session = put(store, "one")
     store.commit()
-    reply: list[str] = []
-
-    def fault(error: OSError | None) -> None:
-        raise TypeError("a fault of a caller")
-
-    store.append(session, record("a"), fault)
-    store.append(session, record("b"), lambda error: reply.append("b"))
-    kept = asyncio.ensure_future(store.kept())
+    waiting = []
+    for name in ("a", "b"):
+        store.append(session, record(name))
+        waiting.append(asyncio.ensure_future(store.kept()))
     await asyncio.sleep(0)
+    waiting[0].cancel()
     if refused:
         store._database.execute("PRAGMA query_only=ON")
     store.commit()
     async with asyncio.timeout(30):
-        assert (await kept is None) is not refused
-    assert reply == ["b"]
+        assert (await waiting[1] is None) is not refused
     store.close()
 
 
@@ -226,14 +224,15 @@ async def main():
     store.start(asyncio.get_running_loop())
     sessions = [put(store, f"{sys.argv[2]}-{k}") for k in range(8)]
     k = 0
-    def stored(name):
-        sys.stdout.write(name + "\\n")
-        sys.stdout.flush()
     while True:
+        names = []
         for session in sessions:
             k += 1
-            name = f"{sys.argv[2]}.{k}"
-            store.append(session, record(name, tokens=200), lambda error, name=name: stored(name))
+            names.append(name := f"{sys.argv[2]}.{k}")
+            store.append(session, record(name, tokens=200))
+        assert await store.kept() is None
+        sys.stdout.write("".join(name + "\\n" for name in names))
+        sys.stdout.flush()
         if k % 40 == 0:
             store.delete_session(put(store, f"{name}-gone").number)
         store.tend()

@@ -176,7 +176,7 @@ async def test_histories_made_again_are_the_ones_that_were_there(
         messages = [*messages, await ask(handle, messages, tools=TOOLS), user(text)]
     await ask(handle, messages[:3], tools=TOOLS)
     session = gateway.sessions.by_id[handle.session_id.encode()]
-    history = histories_of(gateway)._of.get(session.id_bytes)
+    history = histories_of(gateway)._of.get(session)
     assert history is not None
     kept = history.conversation
     assert kept is not None
@@ -214,7 +214,8 @@ async def test_the_budget_holds_and_the_sessions_that_were_active_last_stay(
     for session in sessions:
         await ask(session, [*asked, reply[session.session_id], user("and?")])
         assert histories.held_bytes <= histories.budget_bytes
-    held = [s.session_id for s in sessions if s.session_id.encode() in histories._of]
+    open_ones = {session.id for session in histories._of}
+    held = [s.session_id for s in sessions if s.session_id in open_ones]
     assert held == [s.session_id for s in sessions[-len(held) :]]
     assert 2 <= len(held) <= 3
     await client.fetch_async([sessions[-1].session_id])

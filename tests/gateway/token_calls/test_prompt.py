@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
+import threading
 from pathlib import Path
 
 import openai
 import pytest
 
-from agentcore_rl_toolkit.gateway import Gateway, SessionHandle
+from agentcore_rl_toolkit.gateway import Gateway, Limits, SessionHandle
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine, logprob_of
+from agentcore_rl_toolkit.gateway.token_calls.mode import RENDERING_THREADS
+from agentcore_rl_toolkit.messages.errors import RequestError
 from agentcore_rl_toolkit.messages.render import Renderer
 
-from ..asking import MODEL, Start, claude, gpt
+from ..asking import MODEL, Start, claude, gpt, opened, status_of, until
 
 USER = {"role": "user", "content": "What is 2 + 3?"}
 START = 0  # the token that this model's tokenizer puts before a bare text
@@ -92,3 +96,31 @@ async def test_logprobs_carry_the_bytes_of_each_token_also_of_split_characters(
     assert len(ids) > len("5 \N{EURO SIGN}"), "the tokenizer must split a character for this test to say anything"
     assert bytes(b for entry in entries[:-1] for b in entry.bytes or []).decode() == "5 \N{EURO SIGN}"
     assert [entry.logprob for entry in entries[:-1]] == [logprob_of(i) for i in ids]
+
+
+async def test_a_rendering_that_is_cancelled_twice_keeps_its_history_to_itself(
+    engine: ScriptedEngine, start_gateway: Start
+) -> None:
+    """An abort and then the deadline: the thread may still use the history when both have cancelled the call."""
+    engine.first_id, engine.last_id = 300, 500
+    gateway = await start_gateway(engine, model_dir=str(MODEL), limits=Limits(connect_s=60.0, call_s=1.0))
+    session, mode, free = await opened(gateway), gateway.token_mode, threading.Event()
+    assert mode is not None
+    try:
+        for _ in range(RENDERING_THREADS):
+            mode.executor.submit(free.wait)
+        call = asyncio.ensure_future(status_of(session))
+        await until(lambda: gateway.running)
+        [running] = gateway.running
+        await until(lambda: running.deadline is not None)
+        history = mode.histories.pin(gateway.sessions.by_id[session.session_id.encode()])
+        running.abort(RequestError("aborted", kind="overloaded"))
+        await until(lambda: asyncio.get_running_loop().time() > running.deadline)
+        await asyncio.sleep(0)
+        assert history.order.locked()
+    finally:
+        free.set()
+    assert await call == 503
+    mode.histories.unpin(history)
+    assert not history.order.locked()
+    assert [await status_of(session, *texts) for texts in (("hi",), ("hi", "a", "b"))] == [200, 200]

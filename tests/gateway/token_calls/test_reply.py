@@ -68,7 +68,7 @@ def events(engine: str, ids: list[int], step: int, *, finish: str = "stop", stop
 def read(renderer: Renderer, asked: ModelRequest, engine: str, pieces: list[bytes]) -> tuple[TokenReply, list[Delta]]:
     sampled = TokenReply(renderer, asked, None)
     stream = TOKEN_ENGINES[engine].stream()
-    return sampled, [delta for data in pieces for piece in stream.feed(data) for delta in sampled.take(piece)]
+    return sampled, [delta for data in pieces for piece in stream.feed(data) for delta in sampled.add(piece)]
 
 
 def recorded(sampled: TokenReply) -> tuple[Captured, Choice]:

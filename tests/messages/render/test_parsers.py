@@ -798,7 +798,7 @@ def test_streaming_ids_gives_what_parsing_gives(data, renderer_for) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(ids)), max_size=6)))
     for a, b in zip([0, *cuts], [*cuts, len(ids)], strict=True):
         stream.feed(ids[a:b])
-    stream.finish()
+    stream.feed((), final=True)
     parsed = stream.parsed()
     assert (parsed.content, parsed.reasoning, parsed.parse_status) == (
         whole.content,

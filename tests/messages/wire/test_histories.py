@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from agentcore_rl_toolkit.messages.wire import DIALECTS, Delta, ModelRequest, RequestError, ToolDelta
+from agentcore_rl_toolkit.messages.wire import DIALECTS, Delta, ModelRequest, RequestError, ToolDelta, responses
 from agentcore_rl_toolkit.messages.wire.fields import read_body, replace_half_surrogates
 
 PIECES = ["\ud83d", "\ude00", "\U0001f600", "\\", "u", "d83d", "é", "x", '"', "\n"]
@@ -29,8 +29,12 @@ def test_half_surrogates_become_the_replacement_character_and_nothing_else_chang
 
 
 def test_a_body_is_read_again_only_where_that_can_help() -> None:
-    assert read_body(b'"\\ud83d"', json.loads) == ("\ud83d", 0)  # a decoder that takes it gets it as it is
-    assert read_body(b'{"a": 1}', json.loads) == ({"a": 1}, 0)
+    assert read_body(b'"\\ud83d"', json.loads) == (
+        "\ud83d",
+        b'"\\ud83d"',
+        0,
+    )  # a decoder that takes it gets it as it is
+    assert read_body(b'{"a": 1}', json.loads) == ({"a": 1}, b'{"a": 1}', 0)
     with pytest.raises(RequestError, match="JSON object"):
         DIALECTS["chat"].parse_request(b'{"messages": ')
 
@@ -175,8 +179,8 @@ RECORDED = {
 
 
 def resolved(*ids: str) -> list[dict[str, Any]]:
-    dialect = DIALECTS["responses"].with_recorded(RECORDED.get)
-    return dialect.parse_request({"input": [{"type": "item_reference", "id": i} for i in ids]}).messages
+    asked = {"input": [{"type": "item_reference", "id": i} for i in ids]}
+    return responses.parse_request(asked, recorded=RECORDED.get).messages
 
 
 def test_a_reference_stands_for_its_item_alone() -> None:

@@ -16,7 +16,7 @@ import msgspec
 
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.gateway import Gateway
-from agentcore_rl_toolkit.gateway.admin import Admin, Handler, Names
+from agentcore_rl_toolkit.gateway.admin import Admin, Handler, Names, Request
 from agentcore_rl_toolkit.gateway.capture.record import (
     OK,
     UNTRAINABLE,
@@ -27,7 +27,6 @@ from agentcore_rl_toolkit.gateway.capture.record import (
 )
 from agentcore_rl_toolkit.gateway.capture.turns import expand, message_lists
 from agentcore_rl_toolkit.gateway.http.responses import decode_body
-from agentcore_rl_toolkit.gateway.http.server import Request
 from agentcore_rl_toolkit.gateway.sessions import Session, Sessions, SessionSettings
 from agentcore_rl_toolkit.gateway.store.reader import Reader
 from agentcore_rl_toolkit.trajectory import Turn

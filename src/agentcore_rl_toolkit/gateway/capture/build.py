@@ -2,6 +2,9 @@
 
 A session's prompts, message lists and other fields grow or repeat from call to call. The last texts of each kind are known by
 their content: their length and hash. A text that begins with a known one is stored as a reference to that call, and the rest.
+
+If the engine names no weight version there are only bounds: the versions that were published when the call was sent and when its
+reply was complete. Every token then counts as sampled by the older one, so that it is never taken for younger than it is.
 """
 
 from __future__ import annotations
@@ -83,10 +86,16 @@ def build(
     texts: Texts,
     call_id: str,
     fields: Fields,
-    versions: tuple[int | None, int | None],
+    published: tuple[int | None, int | None],
+    changed: bool,
+    stream: bool,
     **about: Any,
 ) -> CallRecord:
-    """The record of a call, whose texts are then known. ``about`` are further fields."""
+    """The record of a call, whose texts are then known.
+
+    Args: ``published`` are the weight versions of when the call was sent and of when its reply was complete. ``changed``: weights
+    may have been changed in between. Without that the engine counts by itself. ``about`` are further fields.
+    """
     prompt_base, prompt_ids = NO_BASE, b""
     if captured.prompt and status in (OK, PARTIAL, INVALID):
         try:
@@ -104,13 +113,14 @@ def build(
     if captured.untrainable is not None:
         for choice in captured.choices:
             choice.untrainable = captured.untrainable
+    first, last = _versions(captured, *published, changed=changed, stream=stream)
     return CallRecord(
         call_id=call_id,
         status=status,
         model=captured.model,
         finished_s=time.time(),
-        weight_version_first=versions[0],
-        weight_version_last=versions[1],
+        weight_version_first=first,
+        weight_version_last=last,
         prompt_base=prompt_base,
         prompt_ids=prompt_ids,
         messages_base=messages_base,
@@ -126,6 +136,22 @@ def build(
         branch_reason=captured.branch_reason,
         **about,
     )
+
+
+def _versions(
+    captured: Captured, begun: int | None, ended: int | None, *, changed: bool, stream: bool
+) -> tuple[int | None, int | None]:
+    """The versions at the first and the last token of a call. Its choices are adjusted to them."""
+    named = [c for c in captured.choices if c.weight_version_first is not None]
+    if not named:
+        return begun, ended
+    first = min(choice.weight_version_first for choice in named)  # type: ignore[type-var]  # none is None
+    last = max(choice.weight_version_last for choice in named)  # type: ignore[type-var]
+    if stream or captured.first_named or not changed or begun is None or begun >= first:  # type: ignore[operator]
+        return first, last
+    for choice in named:  # one reply in one piece names the weights that ended it
+        choice.weight_version_first = min(begun, choice.weight_version_first)  # type: ignore[type-var]
+    return begun, last
 
 
 def _prompt(texts: KnownTexts, captured: Captured, call_id: str) -> tuple[Base, bytes]:

@@ -48,8 +48,6 @@ class Captured(msgspec.Struct):
     prompt: bytes | None = None
     reply_id: str | None = None
     model: str | None = None
-    weight_version_first: int | None = None
-    weight_version_last: int | None = None
     usage: bytes | None = None
     complete: bool = True
     problem: str | None = None

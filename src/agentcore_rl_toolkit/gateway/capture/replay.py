@@ -1,4 +1,4 @@
-"""Writes a record as a reply again: for repeated requests, and for first answers that are made from the record."""
+"""Makes a reply of a record again: for repeated requests, and for first answers that are made from the record."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 from ...errors import UpstreamError
 from ...messages.errors import NOT_JSON
-from ...messages.wire import Dialect, ModelRequest, Reply
+from ...messages.wire import Reply
 from ...messages.wire.canonical import Choice, ToolCall, Usage
 from .record import CallRecord
 
@@ -63,11 +63,6 @@ class _Usage(msgspec.Struct):
 _message = msgspec.json.Decoder(Message)
 _logprobs = msgspec.json.Decoder(_Logprobs)
 _usage = msgspec.json.Decoder(_Usage)
-
-
-def replay(speaks: Dialect, asked: ModelRequest, record: CallRecord) -> bytes:
-    """The reply's body in a dialect, as a stream where that was asked for. Raises: UpstreamError where none can be made."""
-    return speaks.encode_reply(reply_of(record), asked)
 
 
 def reply_of(record: CallRecord) -> Reply:

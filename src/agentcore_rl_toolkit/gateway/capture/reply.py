@@ -2,16 +2,16 @@
 
 Replies are JSON in the shape of OpenAI's chat completions with the token fields of vLLM: ``prompt_token_ids`` at the top,
 ``choices[].token_ids``, ``choices[].logprobs``. A typed decoder reads a whole reply, or each event of a stream, once. It skips
-all other fields. An agent that speaks chat gets the bytes of the events; without token fields if it did not ask for them.
+all other fields. The numbers of a choice are decoded apart, so the agent gets a text whose numbers cannot be read. An agent that
+speaks chat gets the bytes of the events; without token fields if it did not ask for them.
 
 Structs without a place in the garbage collector's lists (``gc=False``) make this three times as fast.
 """
 
 from __future__ import annotations
 
-import binascii
-from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Annotated, Any
 
 import msgspec
@@ -21,13 +21,17 @@ from ...messages.errors import NOT_JSON
 from ...messages.wire import Delta
 from ...messages.wire.canonical import ToolDelta
 from ...messages.wire.stream import CollectedCalls
+from .choice import ChoiceTokens, version_of
 from .events import DONE, EventReader
-from .record import Captured, ChoiceRecord, pack_ids, pack_logprobs
+from .record import Captured, ChoiceRecord
 from .replay import Message, usage_of
-from .versions import Versions, put, version_of
 
 ABSENT = msgspec.Raw(b"null")
-_LONG = 8 * 2**10  # bytes from which the prompt's ids are taken out before the rest is read, perhaps twice
+_LONG = (
+    8 * 2**10
+)  # bytes from which the prompt's ids are cut out: a decoder takes a millisecond to skip 100,000 of them
+_PROMPT = b'"prompt_token_ids":'  # in a string its quotes would be escaped
+_CUT = msgspec.Raw(b"[]")
 
 
 class _End(msgspec.Struct, gc=False):
@@ -37,10 +41,15 @@ class _End(msgspec.Struct, gc=False):
     finish_reason: str | None = None
 
 
-class _TextChoice(_End, gc=False):
+class _Choice(_End, gc=False):
     message: Any = None  # of a whole reply
     delta: Message | None = None  # of an event
     stop_reason: Any = None
+    token_ids: msgspec.Raw = ABSENT
+    logprobs: msgspec.Raw = ABSENT
+    routed_experts: Any = None
+    weight_version_first: int | str | None = None  # the built-in policy's
+    weight_version_last: int | str | None = None
 
 
 class _Entry(msgspec.Struct, gc=False):
@@ -51,12 +60,10 @@ class _Logprobs(msgspec.Struct, gc=False):
     content: list[_Entry] | None = None
 
 
-class _Choice(_TextChoice, gc=False):
-    token_ids: list[int] | None = None
-    logprobs: _Logprobs | None = None
-    routed_experts: Any = None
-    weight_version_first: int | str | None = None  # the built-in policy's
-    weight_version_last: int | str | None = None
+class _OwnLogprobs(msgspec.Struct, gc=False):
+    """Logprobs in the engine's words, for an agent that asked for them."""
+
+    content: list[dict[str, Any]] | None = None
 
 
 class _Ends(msgspec.Struct, gc=False):
@@ -64,8 +71,8 @@ class _Ends(msgspec.Struct, gc=False):
     error: Any = None
 
 
-class _TextEvent(msgspec.Struct, gc=False):
-    choices: list[_TextChoice] = []
+class _Event(msgspec.Struct, gc=False):
+    choices: list[_Choice] = []
     id: str | None = None
     model: str | None = None
     prompt_token_ids: msgspec.Raw = ABSENT
@@ -74,30 +81,15 @@ class _TextEvent(msgspec.Struct, gc=False):
     error: Any = None
 
 
-class _Event(_TextEvent, gc=False):
-    choices: list[_Choice] = []  # type: ignore[assignment]  # msgspec lets a subclass have another type
-
-
-class _OwnLogprobs(msgspec.Struct, gc=False):
-    content: list[dict[str, Any]] | None = None
-
-
-class _OwnChoice(_Choice, gc=False):
-    logprobs: _OwnLogprobs | None = None  # type: ignore[assignment]  # in the engine's words, for an agent that asked for them
-
-
-class _OwnEvent(_Event, gc=False):
-    choices: list[_OwnChoice] = []  # type: ignore[assignment]
-
-
 class _Usage(msgspec.Struct, gc=False):
     completion_tokens: int | None = None
 
 
 _event = msgspec.json.Decoder(_Event)
-_own_event = msgspec.json.Decoder(_OwnEvent)
-_text_event = msgspec.json.Decoder(_TextEvent)
 _ends = msgspec.json.Decoder(_Ends)
+_ids = msgspec.json.Decoder(list[int])
+_logprobs = msgspec.json.Decoder(_Logprobs)
+_own_logprobs = msgspec.json.Decoder(_OwnLogprobs)
 _usage = msgspec.json.Decoder(_Usage)
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _member_lists = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
@@ -113,7 +105,6 @@ class ReplyReader:
 
     def __init__(self, *, entries: bool = False, n: int = 1, relayed: bool = False, plain: bool = False) -> None:
         self.ended = False
-        self._decode: Callable[[bytes], _Event] = (_own_event if entries else _event).decode
         self._entries = entries
         self._n = n
         self._relayed = relayed
@@ -150,7 +141,7 @@ class ReplyReader:
         return deltas
 
     def read(self, body: bytes) -> bytes:
-        """Read a reply that is not streamed. Returns it without the prompt's ids, if they are long. Raises: CaptureError."""
+        """Read a reply that is not streamed. Returns it without the prompt's ids, if they are many. Raises: CaptureError."""
         event, rest = self._read(body)
         if not isinstance(event, _Event):
             raise CaptureError(self._unread or "the engine's reply cannot be read")
@@ -164,44 +155,15 @@ class ReplyReader:
 
     def _read(self, data: bytes) -> tuple[_Event | _Ends | None, bytes]:
         """Read an event, or what of it can be read, and add it to the choices. Returns its JSON too, as `read` does."""
-        if len(data) > _LONG:
-            data = self._without_prompt(data)
+        captured = self._captured
         try:
-            event = self._decode(data)
+            event, data = _decoded(data, captured)
         except NOT_JSON as e:
-            return self._partly_read(data, e), data
-        self._add(event)
-        return event, data
-
-    def _without_prompt(self, data: bytes) -> bytes:
-        try:
-            members = _members.decode(data)
-        except NOT_JSON:
-            return data
-        prompt = bytes(members.pop("prompt_token_ids", b""))
-        if prompt[:1] != b"[":
-            return data
-        self._captured.prompt = self._captured.prompt or prompt
-        return _encode(members)
-
-    def _partly_read(self, data: bytes, error: Exception) -> _Event | _Ends | None:
-        captured = self._captured
-        try:
-            text = _text_event.decode(data)
-        except NOT_JSON:
-            self._unread = self._unread or f"the engine's reply cannot be read: {error}"
+            self._unread = self._unread or f"the engine's reply cannot be read: {e}"
             try:
-                return _ends.decode(data)  # an agent may understand the event all the same
+                return _ends.decode(data), data  # an agent may understand the event all the same
             except NOT_JSON:
-                return None
-        captured.problem = captured.problem or f"the engine's token ids or logprobs cannot be read: {error}"
-        members = {name: getattr(text, name) for name in _TextEvent.__struct_fields__}
-        event = _Event(**{**members, "choices": [_Choice(**msgspec.structs.asdict(each)) for each in text.choices]})
-        self._add(event)
-        return event
-
-    def _add(self, event: _Event) -> None:
-        captured = self._captured
+                return None, data
         if not self._begun:
             self._begun, captured.reply_id, captured.model = True, event.id, event.model
         if captured.prompt is None and bytes(memoryview(event.prompt_token_ids)[:1]) == b"[":
@@ -215,7 +177,11 @@ class ReplyReader:
             parts = self._choices.get(choice.index)
             if parts is None:
                 parts = self._choices[choice.index] = _ChoiceParts()
-            parts.add(captured, choice, version, entries=self._entries)
+            try:
+                parts.add(choice, version, entries=self._entries)
+            except NOT_JSON as e:
+                captured.problem = captured.problem or f"the engine's token ids or logprobs cannot be read: {e}"
+        return event, data
 
     def _final(self, choice: _End) -> bool:
         """Return True if this piece ends its choice, and all other choices have ended."""
@@ -253,8 +219,7 @@ class ReplyReader:
             )
             if piece.tool_calls:
                 delta.tool_calls = _tool_deltas(piece)
-            if self._entries and choice.logprobs is not None:
-                delta.logprob_entries = choice.logprobs.content  # type: ignore[assignment]  # of an `_OwnChoice`
+            delta.logprob_entries = self._choices[choice.index].take_entries()
             if choice.finish_reason is not None:
                 delta.stop_sequence = _stop_sequence(choice)
             yield delta
@@ -269,11 +234,23 @@ class ReplyReader:
             raise CaptureError(self._unread)
         if not self._begun and (sent := self.rest.strip()).startswith((b"{", b"[", b"<")):
             raise CaptureError(f"the engine was asked for a stream and sent something else: {sent[:100]!r}")
-        parts = sorted(self._choices.items())
-        captured.choices = [each.record(captured, index) for index, each in parts]
-        put(captured, [each.versions for _, each in parts])
+        captured.choices = [each.record(captured, index) for index, each in sorted(self._choices.items())]
         _check(captured)
         return captured
+
+
+def _decoded(data: bytes, captured: Captured) -> tuple[_Event, bytes]:
+    """Decode an event. Many ids of a prompt are cut out of it and go to ``captured``. Raises: one of NOT_JSON."""
+    if len(data) > _LONG and (name := data.find(_PROMPT)) >= 0 and (end := data.find(b"]", name)) >= 0:
+        start = name + len(_PROMPT)
+        prompt = data[start : end + 1].lstrip()
+        rest = b"".join((data[:start], b"[]", data[end + 1 :]))
+        with suppress(*NOT_JSON):
+            event = _event.decode(rest)
+            if prompt[:1] == b"[" and event.prompt_token_ids == _CUT:
+                captured.prompt = captured.prompt or prompt
+                return event, rest
+    return _event.decode(data), data
 
 
 class _ChoiceParts:
@@ -281,31 +258,17 @@ class _ChoiceParts:
 
     def __init__(self) -> None:
         self.message: Any = None
-        self.versions = Versions()
-        self._ids: array[int] | None = None
-        self._logprobs: array[float] | None = None
+        self._tokens = ChoiceTokens()
         self._content: list[str] = []
         self._more: list[Message] = []  # deltas that bring more than text
         self._finish_reason: str | None = None
         self._stop_sequence: str | None = None
-        self._experts: bytes | None = None
-        self._entries: list[Any] = []  # logprobs in the engine's words
+        self._entries: list[dict[str, Any]] = []  # logprobs in the engine's words
+        self._taken = 0  # entries that the agent has
 
-    def add(self, captured: Captured, choice: _Choice, version: int | None, *, entries: bool) -> None:
-        ids, logprobs, delta = choice.token_ids, choice.logprobs, choice.delta
-        try:
-            if ids is not None:
-                self._ids = array("q") if self._ids is None else self._ids
-                self._ids.extend(ids)
-            if logprobs is not None and logprobs.content is not None:
-                self._logprobs = array("d") if self._logprobs is None else self._logprobs
-                if entries:
-                    self._entries += logprobs.content
-                    self._logprobs.extend([entry.get("logprob") for entry in self._entries[len(self._logprobs) :]])
-                else:
-                    self._logprobs.extend([entry.logprob for entry in logprobs.content])
-        except (OverflowError, TypeError) as e:
-            captured.problem = captured.problem or f"the engine's token ids or logprobs cannot be read: {e}"
+    def add(self, choice: _Choice, version: int | None, *, entries: bool) -> None:
+        """Add a piece. Raises: one of NOT_JSON, at its end, if the numbers of the piece cannot be read."""
+        delta, tokens = choice.delta, self._tokens
         if delta is not None:
             if delta.content:
                 self._content.append(delta.content)
@@ -314,26 +277,37 @@ class _ChoiceParts:
         if choice.finish_reason is not None:
             self._finish_reason, self._stop_sequence = choice.finish_reason, _stop_sequence(choice)
         if choice.routed_experts is not None:
-            self._experts = read_numbers(captured, read_experts, choice.routed_experts)
-        if version is not None:
-            self.versions.named(version, tokens=bool(ids))
+            tokens.experts = choice.routed_experts
         if choice.weight_version_first is not None:
-            self.versions.spans(version_of(choice.weight_version_first), version_of(choice.weight_version_last))
+            first, last = version_of(choice.weight_version_first), version_of(choice.weight_version_last)
+            if first is not None and last is not None:
+                tokens.set_versions(first, last)
+        ids = logprobs = None
+        if choice.token_ids != ABSENT:
+            ids = _ids.decode(choice.token_ids)
+        if version is not None:
+            tokens.add_version(version, tokens=bool(ids))
+        if choice.logprobs != ABSENT:
+            if entries:
+                self._entries += (own := _own_logprobs.decode(choice.logprobs).content or [])
+                logprobs = [entry.get("logprob") for entry in own]
+            else:
+                logprobs = [entry.logprob for entry in _logprobs.decode(choice.logprobs).content or ()]
+        tokens.add(ids, logprobs)
+
+    def take_entries(self) -> list[dict[str, Any]] | None:
+        """Return the logprobs that the agent does not have yet."""
+        new, self._taken = self._entries[self._taken :], len(self._entries)
+        return new or None
 
     def record(self, captured: Captured, index: int) -> ChoiceRecord:
         message = self.message if self.message is not None else self._joined()
         text = _encode(message)
         calls = isinstance(message, dict) and message.get("tool_calls")
-        record = choice_record(
-            captured,
-            index,
-            None if self._ids is None else read_numbers(captured, pack_ids, self._ids),
-            None if self._logprobs is None else read_numbers(captured, pack_logprobs, self._logprobs),
-            self._finish_reason,
-            text,
-            "parsed" if calls else _call_status(text),
+        status = "parsed" if calls else _call_status(text)
+        record = self._tokens.record(
+            captured, index, finish_reason=self._finish_reason, message=text, parse_status=status
         )
-        record.routed_experts = self._experts
         record.stop_sequence = self._stop_sequence
         record.agent_logprobs = _encode({"content": self._entries}) if self._entries else None
         return record
@@ -369,28 +343,9 @@ def _tool_deltas(delta: Message) -> list[ToolDelta]:
     ]
 
 
-def _stop_sequence(choice: _TextChoice) -> str | None:
+def _stop_sequence(choice: _Choice) -> str | None:
     """The stop string that an engine names as the reason of an answer's end; not the id of a stop token."""
     return choice.stop_reason if isinstance(choice.stop_reason, str) else None
-
-
-def read_experts(value: Any) -> bytes | None:
-    """The bytes of expert routing: base64, of a numpy file (vLLM) or bare int32 (SGLang). Raises: CaptureError."""
-    if value is None:
-        return None
-    try:
-        return binascii.a2b_base64(value, strict_mode=True)
-    except (TypeError, ValueError) as e:
-        raise CaptureError(f"the engine's routed_experts are no base64: {e}") from e
-
-
-def read_numbers(captured: Captured, pack: Callable[[Any], Any], values: Any) -> Any:
-    """Numbers as packed arrays; of those that cannot be read none, and the capture says why."""
-    try:
-        return pack(values)
-    except CaptureError as e:
-        captured.problem = captured.problem or str(e)
-        return None
 
 
 def without_numbers(data: bytes) -> bytes:
@@ -408,39 +363,6 @@ def without_numbers(data: bytes) -> bytes:
         choice.pop("logprobs", None)
     reply["choices"] = choices  # type: ignore[assignment]  # it is encoded next
     return _encode(reply)
-
-
-def choice_record(
-    captured: Captured,
-    index: int,
-    ids: bytes | None,
-    logprobs: bytes | None,
-    finish_reason: str | None,
-    message: bytes,
-    parse_status: str,
-) -> ChoiceRecord:
-    """One choice of a reply. A problem of its tokens (int32 and float32, packed) goes to ``captured``."""
-    if ids is None:
-        logprobs = None
-    else:
-        captured.has_tokens = True
-        problem = None
-        if logprobs is None:
-            problem = f"choice {index} has {len(ids) // 4} token ids and no logprobs"
-        elif len(logprobs) != len(ids):
-            problem = f"choice {index} has {len(ids) // 4} token ids and {len(logprobs) // 4} logprobs"
-            logprobs = None
-        captured.problem = captured.problem or problem
-    if finish_reason is None:
-        captured.complete = False
-    return ChoiceRecord(
-        index=index,
-        ids=ids or b"",
-        logprobs=logprobs,
-        finish_reason=finish_reason,
-        parse_status=parse_status,
-        message=message,
-    )
 
 
 def _check(captured: Captured) -> None:

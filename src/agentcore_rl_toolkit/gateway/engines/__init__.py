@@ -3,8 +3,6 @@
 from .base import GenerationStream as GenerationStream
 from .base import Piece as Piece
 from .base import TokenEngine as TokenEngine
-from .base import constrained as constrained
-from .sampling_service import ServiceEngine
 from .sglang import SGLangEngine
 from .vllm import VLLMEngine
 
@@ -13,6 +11,4 @@ TOKEN_ENGINES: dict[str, TokenEngine] = {
     "policy": VLLMEngine(name="policy", constrains=False),
     "sglang": SGLangEngine(),
     "sglang-experts": SGLangEngine(name="sglang-experts", experts=True),
-    "tinker": ServiceEngine("tinker"),
-    "sagemaker": ServiceEngine("sagemaker"),
 }

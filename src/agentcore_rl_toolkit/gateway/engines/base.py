@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from typing import Any, Protocol
 
 import msgspec
 
 from ...messages.wire.canonical import ModelRequest
-from ..capture.versions import version_of
+from ..capture.choice import version_of
 
 # What every engine but sampling services honours.
 COMMON = frozenset(
@@ -40,7 +39,7 @@ class Piece(msgspec.Struct, kw_only=True):
     stop_sequence: str | None = None
     weight_version: int | None = None
     weight_version_first: int | None = None  # of the choice's first token, if the engine names it at its end
-    routed_experts: bytes | None = None
+    routed_experts: Any = None  # in base64
     weights: str | None = None  # the engine's name of the weights of the last token, number or not
     spans: list[tuple[int, int]] | None = None  # (first token, version), where weights changed within the choice
 
@@ -53,9 +52,9 @@ class WeightSpan(msgspec.Struct, gc=False):
     end: int = 0
 
 
-def changes(reported: list[WeightSpan] | None) -> list[tuple[int, int]] | None:
+def changes(reported: list[WeightSpan]) -> list[tuple[int, int]] | None:
     """Return (first token, version) where weights changed within a choice; None where they did not, or one has no number."""
-    if reported is None or len(reported) < 2:
+    if len(reported) < 2:
         return None
     found = [(span.start, version_of(span.version)) for span in reported]
     return None if any(v is None for _, v in found) else found  # type: ignore[return-value]
@@ -64,17 +63,6 @@ def changes(reported: list[WeightSpan] | None) -> list[tuple[int, int]] | None:
 def error_of(error: Any) -> dict[str, Any]:
     """Return the error that an event reports."""
     return error if isinstance(error, dict) else {"message": str(error)}
-
-
-def stops(ours: list[int], asked: Mapping[str, Any]) -> list[int]:
-    """Return the token ids that end an answer: the model's, unless it ignores them (``ignore_eos``), and the agent's."""
-    return sorted({*(() if asked.get("ignore_eos") else ours), *(asked.get("stop_token_ids") or ())})
-
-
-def constrained(asked: ModelRequest) -> bool:
-    """Return True if the answer is held to a form, so that its logprobs are of the tokens that the form allows."""
-    kind = (asked.response_format or {}).get("type", "text")
-    return kind != "text" or not (VLLM_FORMS | SGLANG_FORMS).isdisjoint(asked.sampling.other)
 
 
 class GenerationStream(Protocol):
@@ -94,13 +82,23 @@ class TokenEngine(ABC):
 
     name: str
     features: frozenset[str]
-    streams = True  # False: it answers whole
 
     @abstractmethod
     def request(
-        self, prompt_json: bytes, asked: ModelRequest, *, max_tokens: int, stop_token_ids: list[int], stream: bool
+        self,
+        prompt_json: bytes,
+        asked: ModelRequest,
+        *,
+        name: str,
+        max_tokens: int,
+        stop_token_ids: list[int],
+        stream: bool,
     ) -> tuple[bytes, bytes]:
-        """Return path and body. ``prompt_json`` is the prompt's ids as a JSON list."""
+        """Return path and body.
+
+        Args: ``prompt_json`` is the prompt's ids as a JSON list. ``stop_token_ids`` end the answer: the model's and the agent's.
+        `cancel` ends the call by its ``name``.
+        """
 
     @abstractmethod
     def reply(self, body: bytes) -> list[Piece]:
@@ -108,12 +106,6 @@ class TokenEngine(ABC):
 
     @abstractmethod
     def stream(self) -> GenerationStream: ...
-
-    def named(self, body: bytes, name: str) -> bytes:
-        """Return the request with a name by which it can be ended. An engine refuses a name that is under way, so every
-        attempt has its own.
-        """
-        return body
 
     def cancel(self, name: str) -> tuple[bytes, bytes] | None:
         """Return path and body of the request that ends the call. None: it ends when its connection closes."""

@@ -19,10 +19,9 @@ import msgspec
 from ...errors import CaptureError
 from ...messages.errors import NOT_JSON
 from ...messages.wire.canonical import ModelRequest
+from ..capture.choice import version_of
 from ..capture.events import EventReader
-from ..capture.reply import read_experts
-from ..capture.versions import version_of
-from .base import COMMON, FORMS, SGLANG_FORMS, Piece, TokenEngine, WeightSpan, changes, error_of, stops
+from .base import COMMON, FORMS, SGLANG_FORMS, Piece, TokenEngine, WeightSpan, changes, error_of
 
 _LONG_BYTES = 16 * 2**10  # some 400 tokens
 _UNFINISHED = re.compile(rb'"finish_reason": ?null')
@@ -68,7 +67,14 @@ class SGLangEngine(TokenEngine):
         self._experts = {"return_routed_experts": True} if experts else {}
 
     def request(
-        self, prompt_json: bytes, asked: ModelRequest, *, max_tokens: int, stop_token_ids: list[int], stream: bool
+        self,
+        prompt_json: bytes,
+        asked: ModelRequest,
+        *,
+        name: str,
+        max_tokens: int,
+        stop_token_ids: list[int],
+        stream: bool,
     ) -> tuple[bytes, bytes]:
         parameters = {
             **_held_to_form(asked.response_format),
@@ -76,7 +82,7 @@ class SGLangEngine(TokenEngine):
             "max_tokens": max_tokens,
         }
         sampling = {_RENAMED.get(key, key): value for key, value in parameters.items()}
-        sampling["stop_token_ids"] = stops(stop_token_ids, parameters)
+        sampling["stop_token_ids"] = stop_token_ids
         sampling["skip_special_tokens"] = False
         if asked.n != 1:
             sampling["n"] = asked.n
@@ -86,12 +92,10 @@ class SGLangEngine(TokenEngine):
             "return_logprob": True,
             "logprob_start_len": -1,
             "stream": stream,
+            "rid": name,
             **self._experts,
         }
         return b"/generate", _encode(body)
-
-    def named(self, body: bytes, name: str) -> bytes:
-        return body[:-1] + b',"rid":' + _encode(name) + b"}"
 
     def cancel(self, name: str) -> tuple[bytes, bytes]:
         return b"/abort_request", _encode({"rid": name})
@@ -194,6 +198,6 @@ def _piece(answer: _Response, choice: int, seen: int) -> Piece:
         weight_version=version_of(spans[-1].version if spans else meta.weight_version),
         weight_version_first=version_of(spans[0].version) if spans else None,
         weights=None if meta.weight_version is None else str(meta.weight_version),
-        spans=changes(spans),
-        routed_experts=read_experts(meta.routed_experts),
+        spans=changes(spans) if spans else None,
+        routed_experts=meta.routed_experts,
     )

@@ -16,10 +16,9 @@ import msgspec
 from ...errors import CaptureError
 from ...messages.errors import NOT_JSON
 from ...messages.wire.canonical import ModelRequest
+from ..capture.choice import version_of
 from ..capture.events import EventReader
-from ..capture.reply import read_experts
-from ..capture.versions import version_of
-from .base import COMMON, FORMS, GUIDED, VLLM_FORMS, Piece, TokenEngine, WeightSpan, changes, error_of, stops
+from .base import COMMON, FORMS, GUIDED, VLLM_FORMS, Piece, TokenEngine, WeightSpan, changes, error_of
 
 _encode = msgspec.json.Encoder().encode
 
@@ -67,14 +66,23 @@ class VLLMEngine(TokenEngine):
         self.features = COMMON | _SAMPLER | FORMS | VLLM_FORMS if constrains else COMMON
 
     def request(
-        self, prompt_json: bytes, asked: ModelRequest, *, max_tokens: int, stop_token_ids: list[int], stream: bool
+        self,
+        prompt_json: bytes,
+        asked: ModelRequest,
+        *,
+        name: str,
+        max_tokens: int,
+        stop_token_ids: list[int],
+        stream: bool,
     ) -> tuple[bytes, bytes]:
-        parameters = _held_to_form(asked.response_format, asked.sampling.to_dict())
+        parameters = asked.sampling.to_dict()
+        if asked.response_format is not None or not parameters.keys().isdisjoint(GUIDED):
+            parameters = _held_to_form(asked.response_format, parameters)
         sampling = {
             **parameters,
             "max_tokens": max_tokens,
             "logprobs": 1,
-            "stop_token_ids": stops(stop_token_ids, parameters),
+            "stop_token_ids": stop_token_ids,
             "skip_special_tokens": False,  # stop strings are looked for in this text
         }
         if asked.n != 1:
@@ -145,21 +153,19 @@ def _decoded(body: bytes) -> _Response:
 
 
 def _pieces(answer: _Response) -> list[Piece]:
-    whole_reply = version_of(answer.weight_version)
     pieces = []
     for choice in answer.choices:
         if choice.token_ids is None:
             raise CaptureError("the engine returned no token ids; it must honour return_token_ids")
-        version, spans = whole_reply, choice.weight_versions
-        first = choice.weight_version_first
-        if spans:
-            first, version = spans[0].version, version_of(spans[-1].version)
-        logprobs = choice.logprobs
+        logprobs, spans = choice.logprobs, choice.weight_versions
         values: list[float | None] | None = None
         if logprobs is not None and logprobs.content is not None:
             values = [entry.logprob for entry in logprobs.content]
         elif logprobs is not None:
             values = logprobs.token_logprobs
+        first, last = choice.weight_version_first, choice.weight_version_last
+        if spans:
+            first, last = spans[0].version, spans[-1].version
         pieces.append(
             Piece(
                 choice=choice.index,
@@ -167,13 +173,11 @@ def _pieces(answer: _Response) -> list[Piece]:
                 logprobs=values,
                 finish_reason=choice.finish_reason,
                 stop_sequence=choice.stop_reason if isinstance(choice.stop_reason, str) else None,
-                weight_version=version
-                if choice.weight_version_last is None
-                else version_of(choice.weight_version_last),
+                weight_version=version_of(answer.weight_version if last is None else last),
                 weight_version_first=version_of(first),
                 weights=spans[-1].version if spans else None,
-                spans=changes(spans),
-                routed_experts=read_experts(choice.routed_experts),
+                spans=changes(spans) if spans else None,
+                routed_experts=choice.routed_experts,
             )
         )
     return pieces

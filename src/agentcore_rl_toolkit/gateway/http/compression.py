@@ -16,9 +16,9 @@ _ZSTD_WINDOW = 2**27  # the largest window of zstd's own levels
 _NAMES = {"x-gzip": "gzip"}
 
 
-def encoding_of(header: str | None) -> str:
+def encoding_of(header: str) -> str:
     """Return the content encoding of a request, empty for none. Raises: RequestError (415) for one that is not accepted."""
-    name = (header or "").strip().lower()
+    name = header.strip().lower()
     name = _NAMES.get(name, name)
     if name in ("", "identity"):
         return ""

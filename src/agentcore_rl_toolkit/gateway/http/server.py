@@ -1,4 +1,4 @@
-"""aiohttp's server with the parts that it lacks: an end to stalled readers, and errors in JSON.
+"""aiohttp's server with the parts that it lacks: an end to stalled readers, errors in JSON, and patience without descriptors.
 
 A handler is a task of its connection: aiohttp cancels it when the client goes away.
 """
@@ -6,16 +6,17 @@ A handler is a task of its connection: aiohttp cancels it when the client goes a
 from __future__ import annotations
 
 import asyncio
-import hmac
+import errno
 import logging
 import socket
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from aiohttp import web
 
+from ..._servers.tasks import Tasks
+from ...logs import WarnsOnceAMinute
 from ...messages.errors import RequestError
 from ..config import Limits
 from .compression import decompress, encoding_of
@@ -24,45 +25,12 @@ from .responses import error_response
 log = logging.getLogger(__name__)
 
 STALLED_S = 60.0  # an agent that reads nothing of its reply for this long is gone
-
-_SIGNED = b"AWS4-HMAC-SHA256 Credential="
+ACCEPTED_AT_ONCE = 100  # connections, before the event loop does other work
+FULL_S = 0.1  # pause after the system had no file descriptor for a connection
+_FULL = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_full = WarnsOnceAMinute(log)
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
-
-
-@dataclass(slots=True)
-class Request:
-    """One request of an agent or a trainer. ``path`` is as it was sent: ids contain ``/`` and ``%``.
-
-    ``path_key`` is a key that its path has: botocore sends bearer tokens over HTTPS only.
-    """
-
-    method: bytes
-    path: bytes
-    query: bytes
-    headers: Mapping[str, str]
-    body: bytes = b""
-    path_key: bytes = b""
-
-    def _header(self, name: str) -> bytes:
-        return self.headers.get(name, "").encode("utf-8", "surrogateescape")
-
-    def has_key(self, key: bytes) -> bool:
-        """Return True if one of its credentials is this key. Anthropic's client sends two when its environment has another.
-
-        A request that is signed for AWS has the key as its access key id. The signature is not read.
-        """
-        authorization, others = self._header("authorization"), map(self._header, ("x-api-key", "x-goog-api-key"))
-        bearer = authorization[7:] if authorization[:7].lower() == b"bearer " else authorization
-        if authorization.startswith(_SIGNED):
-            bearer = authorization.removeprefix(_SIGNED).partition(b"/")[0]
-        return any(hmac.compare_digest(shown, key) for shown in (bearer, self.path_key, *others))
-
-    def has_admin_key(self, key: bytes) -> bool:
-        """Return True if it carries the administrator's key."""
-        if "x-admin-key" in self.headers:
-            return hmac.compare_digest(self._header("x-admin-key"), key)
-        return self.has_key(key)
 
 
 def keep_alive(sock: socket.socket) -> None:
@@ -151,6 +119,51 @@ class Server(web.Server):
                 transport.abort()
 
 
+class Listener:
+    """Accepts the connections of a listening socket. Without a free file descriptor they wait in the system's queue.
+
+    Event loops do not wait: uvloop closes such a connection, and asyncio logs an error for each.
+    """
+
+    def __init__(self, listening: socket.socket, server: Server) -> None:
+        listening.setblocking(False)
+        self._socket = listening
+        self._server = server
+        self._loop = asyncio.get_running_loop()
+        self._opening = Tasks()
+        self._pause: asyncio.TimerHandle | None = None
+        self._start()
+
+    def _start(self) -> None:
+        self._loop.add_reader(self._socket, self._accept)
+
+    def _accept(self) -> None:
+        for _ in range(ACCEPTED_AT_ONCE):
+            try:
+                accepted, _ = self._socket.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as e:
+                if e.errno not in _FULL:
+                    raise
+                _full.warning("new connections wait: %s; raise `ulimit -n`", e.strerror)
+                self._loop.remove_reader(self._socket)
+                self._pause = self._loop.call_later(FULL_S, self._start)
+                return
+            accepted.setblocking(False)
+            self._opening.start(self._loop.connect_accepted_socket(self._server, accepted))
+
+    async def stop(self) -> None:
+        """Accept no more connections. The accepted ones are open then."""
+        if self._pause is not None:
+            self._pause.cancel()
+        self._loop.remove_reader(self._socket)
+        self._socket.close()
+        await asyncio.gather(*self._opening, return_exceptions=True)
+        for _ in range(2):  # their first bytes are read, and their handlers begin
+            await asyncio.sleep(0)
+
+
 async def read_body(request: web.BaseRequest, limits: Limits) -> bytes:
     """Return the body of a request, decompressed. `Limits.body_bytes` is for both forms of a compressed body.
 
@@ -158,7 +171,9 @@ async def read_body(request: web.BaseRequest, limits: Limits) -> bytes:
 
     Raises: RequestError.
     """
-    encoding = encoding_of(request.headers.get("content-encoding"))
+    encoding = request.headers.get("content-encoding", "")
+    if encoding:
+        encoding = encoding_of(encoding)
     if request.headers.get("expect", "").lower() == "100-continue" and request.transport is not None:
         request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     content, parts, size = request.content, [], 0

@@ -14,8 +14,6 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Protocol
 
-import msgspec
-
 from ...messages.errors import RequestError
 from ...messages.wire import Delta
 from ...messages.wire.canonical import LENGTH, STOP
@@ -25,6 +23,7 @@ from ..engines.sampling_service import Asked
 from ..router import Worker
 from ..sessions import Session
 from ..token_calls.mode import TokenMode
+from ..token_calls.reply import TokenReply
 from ..token_calls.sampling import TokenSampling
 from ..wire.request import CallRequest
 
@@ -119,7 +118,20 @@ class ServiceSampling(TokenSampling):
         # However long the call waits: no other weights have a part in its answer.
         sampler, version = await self._samplers.current()
         self.versions = version, version
-        asked = msgspec.json.decode(self._body, type=Asked)
+        request = self._request.asked
+        given = request.sampling
+        self._reply = TokenReply(self._mode.renderer, request, self._prompt)
+        asked = Asked(
+            prompt=[] if self._prompt is None else self._prompt.token_ids,
+            n=request.n,
+            max_tokens=self._max_tokens,
+            stop_token_ids=sorted(self._mode.renderer.stop_token_ids),
+            stop=given.stop,
+            temperature=1.0 if given.temperature is None else given.temperature,
+            top_p=1.0 if given.top_p is None else given.top_p,
+            top_k=given.top_k if given.top_k and given.top_k > 0 else None,  # 0 and -1 cut nothing
+            seed=given.seed,
+        )
         try:
             pieces = await sampler.sample(asked)
             for piece in pieces:
@@ -131,7 +143,7 @@ class ServiceSampling(TokenSampling):
                 worker.failed(unreachable=False, why=repr(e))
                 log.warning("sampling failed: %r", e)
             raise found from e
-        yield self._take(None, pieces)
+        yield self._add(None, pieces)
 
 
 def cut(piece: Piece, asked: Asked, decode: Callable[[Sequence[int]], str]) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -25,19 +24,18 @@ class RecordedReplies:
 
     def find(self, store: Store, session: int, reply_id: str) -> dict[str, Any] | None:
         """Return the message of a reply, by its id without the prefix of an API. None: the session has no such reply."""
-        return self._messages.get(reply_id) or self.all(store, session).get(reply_id)
+        if reply_id not in self._messages:
+            store.commit()  # only committed calls can be read
+            for number in store.reader.numbers(session):
+                if number > self._last_number:
+                    self._last_number = number
+                    self._read(store, number)
+        return self._messages.get(reply_id)
 
-    def all(self, store: Store, session: int) -> Mapping[str, dict[str, Any]]:
-        """Return the messages of all replies, by their ids."""
-        store.commit()  # only committed calls can be read
-        for number in store.reader.numbers(session):
-            if number <= self._last_number:
-                continue
-            self._last_number = number
-            try:
-                record = decode(store.reader.call(number))
-                if record.reply_id and record.choices:
-                    self._messages[own_id("", record.reply_id)] = msgspec.json.decode(record.choices[0].message)
-            except (CaptureError, GatewayError, msgspec.DecodeError) as e:
-                log.warning("call %d cannot be read, so no request can refer to it: %s", number, e)
-        return self._messages
+    def _read(self, store: Store, number: int) -> None:
+        try:
+            record = decode(store.reader.call(number))
+            if record.reply_id and record.choices:
+                self._messages[own_id("", record.reply_id)] = msgspec.json.decode(record.choices[0].message)
+        except (CaptureError, GatewayError, msgspec.DecodeError) as e:
+            log.warning("call %d cannot be read, so no request can refer to it: %s", number, e)

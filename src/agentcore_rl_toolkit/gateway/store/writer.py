@@ -1,13 +1,13 @@
 """Writes a store: all records of one pass of the event loop are one transaction.
 
-A call's callback runs when its transaction is committed, and lets its agent have the last byte of the reply. A committed
-transaction outlives the process, however that ends. It outlives a loss of power once the system has written it; with
-``fsync`` each commit waits for that. The file is whole after either.
+A call waits for its transaction (`Store.kept`) before its agent gets the last byte of the reply. A committed transaction outlives
+the process, however that ends. It outlives a loss of power once the system has written it; with ``fsync`` each commit waits for
+that. The file is whole after either.
 
 Commits run on the event loop: they write to the system's page cache and cost tens of microseconds; with ``fsync`` they take the
 disk's time. Checkpoints run in a thread (`WriteAheadLog`). A commit that meets the end of one is tried again.
 
-When the disk refuses a commit, its calls are dropped and their callbacks get the error. All else stays in memory for another
+When the disk refuses a commit, its calls are dropped and those who wait get the error. All else stays in memory for another
 try: sessions that were opened, closed or deleted, and the gateway's own settings. So calls and new sessions are refused on a
 full disk, and work again when there is room.
 """
@@ -44,7 +44,6 @@ _READ_BYTES = 2**20  # what a thread reads before it hands it on
 _PRIVATE = "agentcore-rl-calls-"  # a directory of a private store
 
 WAL_BYTES = 32 * 2**20  # a write-ahead log longer than this is moved into the file
-Done = Callable[[OSError | None], None]
 
 
 class QueuedCall(NamedTuple):
@@ -52,7 +51,6 @@ class QueuedCall(NamedTuple):
 
     row: Row
     session: Any  # which has a `number`
-    done: Done | None
 
 
 @contextmanager
@@ -146,7 +144,7 @@ class Store:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._calls: list[QueuedCall] = []
         self._writes: dict[tuple[str, Any], tuple[str, Row]] = {}  # all else, by table and key: the last one counts
-        self._after: list[Done] = []  # what runs when all of it is committed, or was refused
+        self._waiting: list[asyncio.Future[OSError | None]] = []  # for all of it to be committed, or refused
         self._scheduled = False
         self._tidying: asyncio.Task[None] | None = None
         self._locked_since = 0.0
@@ -160,11 +158,11 @@ class Store:
 
     # -- what is to be stored
 
-    def append(self, session: Any, record: CallRecord, done: Done | None = None) -> int:
-        """Store a call; `done` runs once it is committed, or was refused. Returns its number."""
+    def append(self, session: Any, record: CallRecord) -> int:
+        """Store a call. Returns its number."""
         number = self.next_call
         self.next_call += 1
-        self._calls.append(QueuedCall(call_row(number, session.number, record), session, done))
+        self._calls.append(QueuedCall(call_row(number, session.number, record), session))
         self._schedule()
         return number
 
@@ -200,7 +198,7 @@ class Store:
         """Store what is queued. A disk that refused is only tried with ``probe``."""
         self._scheduled = False
         calls, self._calls = self._calls, []
-        if not (calls or self._writes or self._after):
+        if not (calls or self._writes or self._waiting):
             return
         if self.failed is not None and not probe:
             self._refuse(calls, self.failed)
@@ -221,7 +219,7 @@ class Store:
             log.warning("the gateway's store takes calls again")
             self.failed = None
             self.set("probe", None)
-        self._report(calls, None)
+        self._report(None)
 
     def _failed(self, calls: list[QueuedCall], error: sqlite3.Error) -> None:
         """A transaction was refused."""
@@ -242,24 +240,21 @@ class Store:
         for call in calls:
             if self.on_refused is not None:
                 self.on_refused(call.session)
-        self._report(calls, error)
+        self._report(error)
 
-    def _report(self, calls: list[QueuedCall], error: OSError | None) -> None:
-        """Run the callbacks. A fault in one must not keep the others from running."""
-        after, self._after = self._after, []
-        for done in (*(call.done for call in calls), *after):
-            try:
-                if done is not None:
-                    done(error)
-            except Exception:
-                log.exception("a call is stored, and what was to follow failed")
+    def _report(self, error: OSError | None) -> None:
+        """Report the end of a commit to all who wait for it."""
+        waiting, self._waiting = self._waiting, []
+        for committed in waiting:
+            if not committed.done():
+                committed.set_result(error)
 
     async def kept(self) -> OSError | None:
         """Return when everything appended so far is committed (with ``fsync``: on the disk), or why it is not."""
-        if not (self._calls or self._writes or self._after):
+        if not (self._calls or self._writes or self._waiting):
             return None
         committed: asyncio.Future[OSError | None] = asyncio.get_running_loop().create_future()
-        self._after.append(lambda error: None if committed.done() else committed.set_result(error))
+        self._waiting.append(committed)
         self._schedule()
         return await committed
 

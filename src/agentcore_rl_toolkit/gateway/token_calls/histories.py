@@ -70,20 +70,20 @@ class Histories:
         self._sessions = sessions
         self._renderer = renderer
         self._threads = threads
-        self._of: OrderedDict[bytes, History] = OrderedDict()  # by session: those in memory, longest quiet first
+        self._of: OrderedDict[Session, History] = OrderedDict()  # those in memory, longest quiet first
         sessions.closing = self.forget
 
     def pin(self, session: Session) -> History:
         """Keep a session's history for a call that begins."""
-        history = self._of.setdefault(session.id_bytes, History(session))
-        self._of.move_to_end(session.id_bytes)
+        history = self._of.setdefault(session, History(session))
+        self._of.move_to_end(session)
         history.pins += 1
         return history
 
     def unpin(self, history: History) -> None:
         """The call is over: count what the history takes by now, and make place for it."""
         history.pins -= 1
-        if self._of.get(history.session.id_bytes) is not history:
+        if self._of.get(history.session) is not history:
             return  # the session is closed
         if history.conversation is not None:
             size = history.conversation.size_bytes
@@ -98,14 +98,13 @@ class Histories:
             self.forget(oldest.session)
 
     async def open(self, history: History) -> Conversation:
-        """The history of a pinned session, from its records if it is not in memory. The caller holds ``history.order``."""
-        if history.conversation is None:
-            history.conversation = await self._reload(history.session)
+        """Make the history of a pinned session from its records. The caller holds ``history.order``."""
+        history.conversation = await self._reload(history.session)
         return history.conversation
 
     def forget(self, session: Session) -> None:
         """Keep a session's history no longer, which is quiet or closed."""
-        history = self._of.pop(session.id_bytes, None)
+        history = self._of.pop(session, None)
         if history is not None:
             self.held_bytes -= history.size
 

@@ -15,7 +15,9 @@ from ...messages.errors import unsupported
 from ...messages.render import AnswerForm, Renderer, can_call, relaxed
 from ...messages.wire import ModelRequest
 from ..config import REFUSED_FORM, ForcedTools, GatewayConfig
-from ..engines import TOKEN_ENGINES, TokenEngine, constrained
+from ..engines import TOKEN_ENGINES
+from ..engines.base import SGLANG_FORMS, VLLM_FORMS
+from ..engines.sampling_service import FEATURES
 from ..router import Worker
 from ..sessions import Sessions
 from ..store.writer import Store
@@ -40,7 +42,8 @@ class TokenMode:
     histories: Histories
     context_tokens: int | None
     max_tokens: int
-    engine: TokenEngine
+    kind: str  # of the engine
+    features: frozenset[str]  # of `ModelRequest.features`, those that it can honor
     allowed: Collection[str]  # fields that pass whatever the engine is known to do
     forced_tools: ForcedTools = "constrain"
     tasks: Tasks = field(default_factory=Tasks)
@@ -50,9 +53,9 @@ class TokenMode:
         asked.sampling.other |= asked.unknown
         for feature in _FORMS:
             if feature in asked.features() and not self._enforces(asked, feature):
-                why = f"the inference engine ({self.engine.name}) cannot enforce it, or not in this model's format"
+                why = f"the inference engine ({self.kind}) cannot enforce it, or not in this model's format"
                 raise unsupported(f"sampling_params.{feature}", f"{why} ({self.renderer.grammar.name}); leave it out")
-        asked.require(self.engine.features, engine=self.engine.name, allowed=self.allowed, path="sampling_params.")
+        asked.require(self.features, engine=self.kind, allowed=self.allowed, path="sampling_params.")
         if asked.top_logprobs:
             why = "token engines give the logprob of the sampled token alone; leave it out"
             raise unsupported("sampling_params.top_logprobs", why)
@@ -79,12 +82,12 @@ class TokenMode:
             if self.forced_tools == "wish" or not self._enforces(asked, feature):
                 setattr(asked, feature, _FORMS[feature])
                 wishes[feature] += 1
-        asked.require(self.engine.features, engine=self.engine.name, allowed=self.allowed)
+        asked.require(self.features, engine=self.kind, allowed=self.allowed)
         return wishes
 
     def _enforces(self, asked: ModelRequest, feature: str) -> bool:
         """Return True if the engine, and the format of the model's calls, can hold an answer to this form."""
-        known = feature in self.engine.features or feature in self.allowed
+        known = feature in self.features or feature in self.allowed
         if feature == "response_format":  # beside tools, calls must remain possible
             free = not asked.tools or asked.tool_choice != "auto"
             return known and (free or can_call(self.renderer.grammar, "required"))
@@ -117,6 +120,12 @@ class TokenMode:
         self.tasks.start(_tell(worker, path, body))
 
 
+def constrained(asked: ModelRequest) -> bool:
+    """Return True if the answer is held to a form, so that its logprobs are of the tokens that the form allows."""
+    kind = (asked.response_format or {}).get("type", "text")
+    return kind != "text" or not (VLLM_FORMS | SGLANG_FORMS).isdisjoint(asked.sampling.other)
+
+
 def load(directory: str, config: GatewayConfig, sessions: Sessions) -> TokenMode:
     """Token mode with the model in `directory`. Raises: ConfigError, MissingExtraError."""
     if config.kind == "openai":
@@ -130,7 +139,8 @@ def load(directory: str, config: GatewayConfig, sessions: Sessions) -> TokenMode
         Histories(sessions, renderer, threads, budget_bytes=config.limits.history_bytes),
         context_tokens=config.context_tokens,
         max_tokens=config.limits.default_max_tokens,
-        engine=TOKEN_ENGINES[config.kind],
+        kind=config.kind,
+        features=TOKEN_ENGINES[config.kind].features if config.kind in TOKEN_ENGINES else FEATURES,
         allowed=config.allow_fields,
         forced_tools=config.forced_tools,
     )

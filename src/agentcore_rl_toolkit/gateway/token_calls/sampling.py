@@ -20,17 +20,17 @@ from typing import Any
 import msgspec
 
 from ...messages.render import AnswerForm, Conversation, RenderedPrompt
-from ...messages.wire import Delta, chat, context_overflow, passthrough
+from ...messages.wire import Delta, chat, context_overflow
 from ...messages.wire.canonical import Usage
 from ...messages.wire.history import without_images
 from ...messages.wire.passthrough import Fields
 from ..capture.record import CONSTRAINED, Captured
 from ..context import Context
-from ..engines import GenerationStream, Piece, constrained
+from ..engines import TOKEN_ENGINES, GenerationStream, Piece
 from ..router import Worker, check_status, read_reply_body
 from ..sessions import Session
 from ..wire.request import CallRequest
-from .mode import TokenMode
+from .mode import TokenMode, constrained
 from .reply import TokenReply
 
 log = logging.getLogger(__name__)
@@ -49,27 +49,19 @@ class TokenSampling:
         self._session = session
         self._request = request
         self._mode = mode
-        self._engine = mode.engine
         self._call_id = ""
         self._prompt: RenderedPrompt | None = None
+        self._prompt_json = b"[]"
+        self._max_tokens = 0
         self._answers: list[tuple[str, list[int], dict[str, Any]]] = []
-        self._path = b""
-        self._body = b""
         self._reader: GenerationStream | None = None
         self._form: AnswerForm | None = None
-        self._reply = TokenReply(mode.renderer, request.asked, None)
+        self._reply: TokenReply
 
     # -- the request
 
     def understand(self) -> Fields:
-        request, session = self._request, self._session
-        fields = request.translate(self._text_only, self._context.allow_fields, session.reply)
-        if session.overrides:
-            passthrough.overlay(fields, session.overrides)
-            chat.overlay(request.asked, fields)
-        request.n = request.asked.n
-        request.left_out += self._mode.require(request.asked)
-        return fields
+        return self._request.translate(self._text_only, self._context.allow_fields, self._session.reply)
 
     def _text_only(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The messages with a line of text in place of each image: token ids have none."""
@@ -78,9 +70,12 @@ class TokenSampling:
         return messages
 
     def compose(self, fields: Fields) -> None:
-        """The request needs the prompt, which is made later."""
-        if self._session.settings.model_id is not None:
-            self._request.asked.model = self._session.settings.model_id
+        asked, session = self._request.asked, self._session
+        if session.settings.overrides:
+            chat.overlay(asked, fields)
+        if session.settings.model_id is not None:
+            asked.model = session.settings.model_id
+        self._request.left_out += self._mode.require(asked)
 
     @asynccontextmanager
     async def prompt(self, call_id: str) -> AsyncIterator[None]:
@@ -89,19 +84,9 @@ class TokenSampling:
         history = mode.histories.pin(self._session)
         try:
             async with history.order:
-                conversation = await mode.histories.open(history)
+                conversation = history.conversation or await mode.histories.open(history)
                 rendering = asyncio.get_running_loop().run_in_executor(mode.executor, self._render, conversation)
                 await _completed(rendering)
-            if self._prompt is not None:
-                self._form = mode.form(self._request.asked, opens_reasoning=self._prompt.opens_reasoning)
-            self.reset()
-            self._path, self._body = self._engine.request(
-                self._prompt_json,
-                self._request.asked,
-                max_tokens=self._max_tokens(),
-                stop_token_ids=sorted(mode.renderer.stop_token_ids),
-                stream=self._request.stream and self._engine.streams,
-            )
             yield
         except BaseException:
             self._answers = []  # nothing can go on from a call that is not stored
@@ -115,11 +100,23 @@ class TokenSampling:
                 mode.histories.unpin(history)
 
     def _render(self, conversation: Conversation) -> None:
-        asked = self._request.asked
-        prompt = self._prompt = self._mode.renderer.render(
+        """Make the prompt. Raises: RequestError if the template refuses it, or if it leaves no room for an answer."""
+        asked, settings, mode = self._request.asked, self._session.settings, self._mode
+        prompt = self._prompt = mode.renderer.render(
             conversation, asked.messages, asked.tools or None, asked.template_options() or None
         )
         asked.counted = Usage(prompt_tokens=prompt.length, cached_tokens=prompt.reused_tokens)
+        self._prompt_json = prompt.json
+        self._form = mode.form(asked, opens_reasoning=prompt.opens_reasoning)
+        given = asked.sampling.max_tokens
+        bound = min(given or mode.max_tokens, settings.max_tokens or given or mode.max_tokens)
+        if mode.context_tokens is not None:
+            room = mode.context_tokens - prompt.length
+            if room < 1 or (given is not None and bound > room):
+                most = None if given is None else bound
+                raise context_overflow(prompt.length, mode.context_tokens, max_tokens=most)
+            bound = min(bound, room)
+        self._max_tokens = bound
 
     def _continue(self, conversation: Conversation) -> None:
         """Add the answers to the history; without one the session stands where it stood before."""
@@ -135,60 +132,53 @@ class TokenSampling:
         except Exception:
             log.exception("call %s is not in the history of session %s", self._call_id, self._session.id)
 
-    @property
-    def _prompt_json(self) -> bytes:
-        return self._prompt.json if self._prompt is not None else b"[]"
-
-    def _max_tokens(self) -> int:
-        """Raises: RequestError when the prompt leaves no room for an answer."""
-        asked, settings = self._request.asked.sampling.max_tokens, self._session.settings
-        bound = min(asked or self._mode.max_tokens, settings.max_tokens or asked or self._mode.max_tokens)
-        window, counted = self._mode.context_tokens, self._request.asked.counted
-        size = counted.prompt_tokens if counted is not None else None
-        if window is None or size is None:
-            return bound
-        room = window - size
-        if room < 1 or (asked is not None and bound > room):
-            raise context_overflow(size, window, max_tokens=bound if asked is not None else None)
-        return min(bound, room)
-
     # -- the reply
 
-    def reset(self) -> None:
-        self._reader = None
-        self._reply = TokenReply(self._mode.renderer, self._request.asked, self._prompt)
-
     async def sample(self, worker: Worker) -> AsyncGenerator[list[Delta], None]:
-        name = f"{self._call_id}-{secrets.token_hex(4)}"
-        body, stream = self._engine.named(self._body, name), self._request.stream
-        most = self._context.limits.reply_bytes
+        request, most = self._request, self._context.limits.reply_bytes
+        self._reply, self._reader = TokenReply(self._mode.renderer, request.asked, self._prompt), None
+        other = request.asked.sampling.other
+        stops = frozenset() if other.get("ignore_eos") else self._mode.renderer.stop_token_ids
+        engine, name = TOKEN_ENGINES[self._context.engine], f"{self._call_id}-{secrets.token_hex(4)}"
+        path, body = engine.request(
+            self._prompt_json,
+            request.asked,
+            name=name,  # one for each attempt: an engine refuses a name that is under way
+            max_tokens=self._max_tokens,
+            stop_token_ids=sorted(stops.union(other.get("stop_token_ids") or ())),
+            stream=request.stream,
+        )
         try:
-            async with worker.post(self._path, body, session=self._session.id, stream=stream) as response:
+            async with worker.post(path, body, session=self._session.id, stream=request.stream) as response:
                 await check_status(response, most)
-                if not stream:
-                    pieces = self._engine.reply(await read_reply_body(response, most))
-                    yield self._take(worker, pieces)
+                if not request.stream:
+                    self._add(worker, engine.reply(await read_reply_body(response, most)))
                     return
-                reader = self._reader = self._engine.stream()
+                reader = self._reader = engine.stream()
                 async for data in response.content.iter_any():
-                    yield self._take(worker, reader.feed(data))
+                    yield self._add(worker, reader.feed(data))
         except (asyncio.CancelledError, GeneratorExit):
-            if (ending := self._engine.cancel(name)) is not None:
+            if (ending := engine.cancel(name)) is not None:
                 self._mode.cancel(worker, *ending)
             raise
 
-    def _take(self, worker: Worker | None, pieces: list[Piece]) -> list[Delta]:
+    def _add(self, worker: Worker | None, pieces: list[Piece]) -> list[Delta]:
         deltas: list[Delta] = []
         for piece in pieces:
             if piece.weights is not None and worker is not None:
                 worker.report_weights(piece.weights)
-            deltas += self._reply.take(piece)
+            deltas += self._reply.add(piece)
         return deltas
 
     def captured(self) -> Captured:
         request = self._request
-        captured = Captured(choices=[], has_tokens=True, reply_id=request.reply_id, model=request.asked.model)
-        captured.prompt = self._prompt_json
+        captured = Captured(
+            choices=[],
+            has_tokens=True,
+            prompt=self._prompt_json,
+            reply_id=request.reply_id,
+            model=request.asked.model,
+        )
         if self._reader is not None and self._reader.error is not None:
             captured.error = _to_json(self._reader.error)
         if not self._context.train_constrained:

@@ -8,16 +8,16 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import msgspec
 
-from ...messages.wire import DIALECTS, ModelRequest
+from ...messages.wire import DIALECTS, ModelRequest, responses
 from ...messages.wire.canonical import new_id
 from ...messages.wire.fields import HALF_SURROGATE, read_body
 from ...messages.wire.passthrough import Fields
 from ...messages.wire.responses import Recorded
-from ..capture.record import LEFT_OUT
 
 Messages = list[dict[str, Any]]
 _NUMBERS = frozenset(
@@ -34,7 +34,7 @@ _to_json = msgspec.json.Encoder().encode
 class CallRequest:
     """The request of an agent.
 
-    ``fields`` are the members of the request, as the server gets them and the record has them. ``digest`` is the same for the
+    ``fields`` are its members, in the end those of a chat completion with the session's settings. ``digest`` is the same for the
     same request. ``asked`` is the canonical request, of calls whose reply is encoded here. ``again``: the client reports that
     it repeats a request; ``keyed``: it identifies the request by a key.
     """
@@ -43,11 +43,12 @@ class CallRequest:
     body: bytes = b""
     fields: Fields = field(default_factory=dict)
     digest: int = 0
+    tag: str | None = None
     stream: bool = False
     again: bool = False
     keyed: bool = False
     n: int = 1
-    asked: ModelRequest = field(default_factory=lambda: ModelRequest(dialect="chat", model=""))
+    asked: ModelRequest = field(default_factory=partial(ModelRequest, dialect="chat", model=""))
     reply_id: str = ""
     left_out: Counter[str] = field(default_factory=Counter)  # of the history, by kind
 
@@ -55,6 +56,11 @@ class CallRequest:
     def logprobs(self) -> bool:
         """Whether the agent asked for logprobs."""
         return self._asks("logprobs")
+
+    @property
+    def token_ids(self) -> bool:
+        """Whether the agent asked for token ids."""
+        return self._asks("return_token_ids")
 
     @property
     def numbers(self) -> bool:
@@ -69,12 +75,6 @@ class CallRequest:
     def _asks(self, name: str) -> bool:
         return bytes(self.fields.get(name, b"null")) not in (b"null", b"false")
 
-    def recorded_fields(self, fields: Fields) -> Fields:
-        """The fields as they are recorded."""
-        if not self.left_out:
-            return dict(fields)
-        return {**fields, LEFT_OUT: msgspec.Raw(_to_json(self.left_out))}
-
     def translate(
         self, as_sent: Callable[[Messages], Messages], allowed: Collection[str], recorded: Recorded
     ) -> Fields:
@@ -85,53 +85,45 @@ class CallRequest:
 
         Raises: RequestError.
         """
-        asked = DIALECTS[self.dialect].with_recorded(recorded).parse_request(self.body)
+        if self.dialect == "responses":
+            asked = responses.parse_request(self.body, recorded=recorded)
+        else:
+            asked = DIALECTS[self.dialect].parse_request(self.body)
         asked.messages = as_sent(asked.messages)
-        messages = _to_json(asked.messages)
-        self.asked, self.n, self.reply_id = asked, asked.n, new_id("chatcmpl-")
+        self.asked, self.reply_id = asked, new_id("chatcmpl-")
         self.left_out += Counter(asked.left_out)
-        asked.sampling.other |= {name: value for name, value in asked.unknown.items() if name in allowed}
-        body = {name: value for name, value in asked.to_chat_body().items() if name != "messages"}
-        return {
-            "messages": msgspec.Raw(messages),
-            **{name: msgspec.Raw(_to_json(value)) for name, value in body.items()},
-        }
+        if allowed:
+            asked.sampling.other |= {name: value for name, value in asked.unknown.items() if name in allowed}
+        return {name: msgspec.Raw(_to_json(value)) for name, value in asked.to_chat_body().items()}
 
 
 async def read_request(body: bytes, headers: Mapping[str, str], dialect: str, *, tag: str | None) -> CallRequest:
     """Decode a request. Raises: RequestError."""
-    (fields, body), halves = read_body(body, lambda text: (_fields(text), text))
+    # AWS's clients have a name of their own for the key.
+    key = headers.get("idempotency-key") or headers.get("amz-sdk-invocation-id") or ""
+    parts = (dialect, tag or "", key)
     if len(body) > LARGE_BYTES:
-        digest = await asyncio.to_thread(_digest, body, headers, dialect, tag)
+        digest = await asyncio.to_thread(_digest, parts, body)
     else:
-        digest = _digest(body, headers, dialect, tag)
-    request = _request(headers, dialect, fields, digest, halves)
-    request.body = body
-    return request
-
-
-def _request(headers: Mapping[str, str], dialect: str, fields: Fields, digest: int, halves: int) -> CallRequest:
-    stream = fields.get("stream")
+        digest = _digest(parts, body)
+    fields, body, halves = read_body(body, _fields)
     return CallRequest(
         dialect=dialect,
+        body=body,
         fields=fields,
         digest=digest,
-        stream=stream is not None and bytes(stream) == b"true",
+        tag=tag,
+        stream=bytes(fields.get("stream", b"")) == b"true",
         again=headers.get("x-stainless-retry-count", "0") != "0",
-        keyed=_key(headers) != "",
+        keyed=key != "",
         left_out=Counter({HALF_SURROGATE: halves} if halves else {}),
     )
 
 
-def _key(headers: Mapping[str, str]) -> str:
-    """What all attempts of one call have in common; AWS's clients have a name of their own for it."""
-    return headers.get("idempotency-key") or headers.get("amz-sdk-invocation-id") or ""
-
-
-def _digest(body: bytes, headers: Mapping[str, str], dialect: str, tag: str | None) -> int:
+def _digest(parts: tuple[str, ...], body: bytes) -> int:
     """A number for a request that is the same in every process: a repetition may come after a restart."""
     made = hashlib.sha256()
-    for part in (dialect.encode(), (tag or "").encode(), _key(headers).encode()):
-        made.update(b"%d " % len(part) + part)
+    for part in parts:
+        made.update(b"%d " % len(part.encode()) + part.encode())
     made.update(body)
     return int.from_bytes(made.digest()[:8], "big", signed=True)

@@ -33,45 +33,24 @@ _TAIL = 24  # tokens that surely hold the mark that opens reasoning, in any toke
 
 @dataclass(frozen=True, eq=False)
 class RenderedPrompt:
-    """A prompt as tokens. ``branch_reason`` is one of `trajectory.BRANCH_REASONS`, None when the prompt simply goes on."""
+    """A prompt as tokens. ``branch_reason`` is one of `trajectory.BRANCH_REASONS`, None when the prompt simply goes on.
+
+    Units: tokens.
+    """
 
     asked: KnownPrompt = field(repr=False)
     branch_reason: str | None
-
-    @property
-    def extended(self) -> bool:
-        """False when everything was rendered anew."""
-        return self.asked.extended
-
-    @property
-    def parent_turn(self) -> str | None:
-        """The earlier turn whose prompt and completion are repeated exactly."""
-        return self.asked.base.turn_id if self.asked.base is not None and self.extended else None
-
-    @property
-    def reused_tokens(self) -> int:
-        """The number of tokens of the earlier turn."""
-        return self.asked.base.row.length if self.asked.base is not None and self.extended else 0
-
-    @property
-    def length(self) -> int:
-        """Units: tokens."""
-        return self.asked.row.length
+    extended: bool  # False: everything was rendered anew
+    parent_turn: str | None  # the earlier turn whose prompt and completion are repeated exactly
+    reused_tokens: int  # of that turn
+    length: int
+    opens_reasoning: bool  # the prompt itself ends with the opening mark of the model's reasoning
+    json: bytes = field(repr=False)  # the ids as JSON text, ready to be put into a request body
 
     @property
     def token_ids(self) -> list[int]:
         """Shapes: (P,). A fresh list each time; for sending, `json` is cheaper."""
         return self.asked.row.ids().tolist()
-
-    @property
-    def json(self) -> bytes:
-        """The ids as JSON text, ready to be put into a request body."""
-        return self.asked.row.json()
-
-    @property
-    def opens_reasoning(self) -> bool:
-        """True when the prompt itself ends with the opening mark of the model's reasoning."""
-        return self.asked.opens_reasoning
 
 
 class Renderer:
@@ -175,7 +154,17 @@ class Renderer:
             asked = conversation.add_prompt(match, row, opens_reasoning=self._opens(text), extended=suffix is not None)
         asked.calls += 1
         asked.running += 1
-        return RenderedPrompt(asked, reason)
+        base = asked.base if asked.extended else None
+        return RenderedPrompt(
+            asked,
+            reason,
+            extended=asked.extended,
+            parent_turn=None if base is None else base.turn_id,
+            reused_tokens=0 if base is None else base.row.length,
+            length=asked.row.length,
+            opens_reasoning=asked.opens_reasoning,
+            json=asked.row.json(),
+        )
 
     def commit(
         self,
@@ -208,8 +197,7 @@ class Renderer:
     ) -> Choice:
         """Read a whole completion. A stop token at the end is not text; the rest is as in `stream`."""
         stream = self.stream(tools=tools, opens_reasoning=opens_reasoning)
-        stream.feed(ids)
-        stream.finish()
+        stream.feed(ids, final=True)
         return stream.parsed()
 
     def stream(

@@ -61,16 +61,24 @@ class ReplyStream:
         self._reasoning: list[str] = []
         self._calls: list[ToolCall] = []
 
-    def feed(self, ids: Sequence[int]) -> list[Delta]:
+    def feed(self, ids: Sequence[int], *, final: bool = False) -> list[Delta]:
+        """Read more ids. ``final``: they are the last ones, and no text is held back."""
         ready = [*self._held, *ids]
         self._held = [ready.pop()] if ready and ready[-1] in self._stop_ids else []
-        text = self._cutter.feed(self._decoder.feed(ready))
-        return self._out(self._parser.feed(text)) if text else []
-
-    def finish(self) -> list[Delta]:
-        """The text held back. Call it once, at the end of the completion."""
-        deltas = self._parser.feed(self._cutter.feed(self._decoder.finish(), final=True))
-        return self._out([*deltas, *self._parser.finish()])
+        text = self._decoder.feed(ready)
+        if final:
+            text += self._decoder.finish()
+        text = self._cutter.feed(text, final=final)
+        deltas = self._parser.feed(text) if text else []
+        if final:
+            deltas += self._parser.finish()
+        for delta in deltas:
+            delta.choice = self._choice
+            self._content.append(delta.text)
+            self._reasoning.append(delta.reasoning)
+            for call in delta.tool_calls:  # parsers give out a call when it is whole
+                self._calls.append(ToolCall(id=call.id or "", name=call.name or "", arguments=call.arguments))
+        return deltas
 
     @property
     def stopped(self) -> str | None:
@@ -78,7 +86,7 @@ class ReplyStream:
         return self._cutter.stopped
 
     def parsed(self, engine_reason: str | None = STOP) -> Choice:
-        """The whole answer, after `finish`. Calls turn the engine's "stop" into "tool_calls"."""
+        """The whole answer, after its final ids. Calls turn the engine's "stop" into "tool_calls"."""
         return Choice(
             index=self._choice,
             content="".join(self._content),
@@ -88,12 +96,3 @@ class ReplyStream:
             stop_sequence=self.stopped,
             parse_status=self._parser.status,
         )
-
-    def _out(self, deltas: list[Delta]) -> list[Delta]:
-        for delta in deltas:
-            delta.choice = self._choice
-            self._content.append(delta.text)
-            self._reasoning.append(delta.reasoning)
-            for call in delta.tool_calls:  # parsers give out a call when it is whole
-                self._calls.append(ToolCall(id=call.id or "", name=call.name or "", arguments=call.arguments))
-        return deltas

@@ -12,8 +12,7 @@ file and list it in `DIALECTS`. `gateway.capture` reads the answers of engines.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -44,12 +43,6 @@ class Dialect:
     idle: bytes = b": waiting for the model\n\n"
     stream_type: str = "text/event-stream; charset=utf-8"
     error_head: Callable[[RequestError], tuple[int, dict[str, str]]] = lambda error: (error.status or 500, {})
-
-    def with_recorded(self, recorded: responses.Recorded) -> Dialect:
-        """Return this wire format with references to items of recorded replies resolved."""
-        if self.name != "responses":
-            return self
-        return replace(self, parse_request=partial(responses.parse_request, recorded=recorded))
 
     def encode_reply(self, reply: Reply, request: ModelRequest) -> bytes:
         """A whole answer, as a stream if the request asks for one."""

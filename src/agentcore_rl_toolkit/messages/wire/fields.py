@@ -104,19 +104,19 @@ def replace_half_surrogates(body: bytes) -> tuple[bytes, int]:
     return _HALF.sub(replaced, body), count
 
 
-def read_body(body: bytes, read: Callable[[bytes], T]) -> tuple[T, int]:
+def read_body(body: bytes, read: Callable[[bytes], T]) -> tuple[T, bytes, int]:
     """Read a request's body. If that fails, read it with U+FFFD in place of its half surrogates.
 
-    Returns: what ``read`` returns, and the number of half surrogates.
+    Returns: what ``read`` returns, the body that it has read, and the number of half surrogates.
     Raises: RequestError.
     """
     try:
-        return read(body), 0
+        return read(body), body, 0
     except NOT_JSON as e:
         body, halves = replace_half_surrogates(body)
         if not halves:
             raise RequestError(f"the request body must be a JSON object: {e}") from e
-    return read_body(body, read)[0], halves
+    return read_body(body, read)[0], body, halves
 
 
 def read_members(
@@ -137,7 +137,8 @@ def read_members(
         raise RequestError("the request body must be a JSON object")
     given = {name: _whole(value) for name, value in data.items() if value is not None}
     for name, refusal in (refused or {}).items():
-        refuse(name, given.pop(name, None), refusal)
+        if name in given:
+            refuse(name, given.pop(name), refusal)
     members = convert(given, kind)
     check_template_kwargs(members.chat_template_kwargs)
     sampling = _sampling(given, names or {})

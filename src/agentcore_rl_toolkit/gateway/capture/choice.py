@@ -1,0 +1,108 @@
+"""The tokens of one choice, while they arrive.
+
+An engine that names the version of its weights is believed, choice by choice. A version in an event without tokens belongs to a
+moment without sampling, so it counts only if no other event names one.
+"""
+
+from __future__ import annotations
+
+import binascii
+from collections.abc import Sequence
+from typing import Any
+
+from ...errors import CaptureError
+from .record import Captured, ChoiceRecord, pack_ids, pack_logprobs
+
+
+class ChoiceTokens:
+    """Token ids, logprobs, expert routing and weight versions of a choice. ``ids`` None: the engine gives none.
+
+    ``both_ends``: the engine named the versions of the first and of the last token. ``spans`` are pairs of first token and
+    version, if weights changed on the way.
+    """
+
+    __slots__ = ("_version_of_tokens", "both_ends", "experts", "first", "ids", "last", "logprobs", "spans")
+
+    def __init__(self) -> None:
+        self.ids: list[int] | None = None
+        self.logprobs: list[float | None] | None = None
+        self.experts: Any = None
+        self.spans: list[tuple[int, int]] | None = None
+        self.first: int | None = None
+        self.last: int | None = None
+        self.both_ends = False
+        self._version_of_tokens = False
+
+    def add(self, ids: Sequence[int] | None, logprobs: Sequence[float | None] | None) -> None:
+        """Add sampled tokens."""
+        if ids is not None:
+            self.ids = self.ids or []
+            self.ids += ids
+        if logprobs is not None:
+            self.logprobs = self.logprobs or []
+            self.logprobs += logprobs
+
+    def add_version(self, version: int, *, tokens: bool) -> None:
+        """Add the version that an engine names beside some tokens of the choice, or beside none."""
+        if self.both_ends or (self._version_of_tokens and not tokens):
+            return
+        if self.first is None or (tokens and not self._version_of_tokens):
+            self.first = version
+        self.last = version
+        self._version_of_tokens = tokens
+
+    def set_versions(self, first: int, last: int) -> None:
+        """Take the versions of the first and the last token. They count more than any other."""
+        self.first, self.last, self.both_ends = first, last, True
+
+    def record(
+        self, captured: Captured, index: int, *, finish_reason: str | None, message: bytes, parse_status: str
+    ) -> ChoiceRecord:
+        """Return the record of the choice. Problems of its tokens go to ``captured``."""
+        ids = logprobs = experts = None
+        try:
+            if self.ids is not None:
+                ids = pack_ids(self.ids)
+                captured.has_tokens = True
+            if self.experts is not None:
+                experts = read_experts(self.experts)
+            if ids is not None and self.logprobs is not None:
+                logprobs = pack_logprobs(self.logprobs)  # type: ignore[arg-type]  # which it checks
+        except CaptureError as e:
+            captured.problem = captured.problem or str(e)
+        if ids is not None and (logprobs is None or len(logprobs) != len(ids)):
+            counted = "no" if logprobs is None else len(logprobs) // 4
+            captured.problem = (
+                captured.problem or f"choice {index} has {len(ids) // 4} token ids and {counted} logprobs"
+            )
+            logprobs = None
+        if finish_reason is None:
+            captured.complete = False
+        captured.first_named = captured.first_named or self.both_ends
+        return ChoiceRecord(
+            index=index,
+            ids=ids or b"",
+            logprobs=logprobs,
+            finish_reason=finish_reason,
+            parse_status=parse_status,
+            message=message,
+            routed_experts=experts,
+            weight_version_first=self.first,
+            weight_version_last=self.last,
+            weight_spans=None if self.spans is None else pack_ids([n for span in self.spans for n in span]),
+        )
+
+
+def read_experts(value: Any) -> bytes:
+    """Return the bytes of expert routing: base64, of a numpy file (vLLM) or bare int32 (SGLang). Raises: CaptureError."""
+    try:
+        return binascii.a2b_base64(value, strict_mode=True)
+    except (TypeError, ValueError) as e:
+        raise CaptureError(f"the engine's routed_experts are no base64: {e}") from e
+
+
+def version_of(value: int | str | None) -> int | None:
+    """Return a weight version that is a number. Engines also have the word "default" for one."""
+    if isinstance(value, str):
+        return int(value) if value.isdigit() else None
+    return value
