@@ -211,6 +211,9 @@ def test_other_tokens_for_the_same_words_are_a_retokenisation() -> None:
     lone = turn(1, [*PROMPT, 60, 52, 70], [21])  # a lone token proves something only of an answer of two
     assert cause(turn(0, PROMPT, [51, 52]), lone) == {"retokenised": 1}
     assert cause(turn(0, PROMPT, [50, 51, 52]), lone) == {"history_rewritten": 1}
+    for junk, why in ((12, "retokenised"), (13, "history_rewritten")):  # twice the answer and eight tokens are compared
+        far = turn(1, [*PROMPT, *range(60, 60 + junk), 51, 52], [21])
+        assert cause(turn(0, PROMPT, [50, 51, 52]), far) == {why: 1}
 
 
 def test_weight_versions_are_per_token() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
 import pytest
 
 from agentcore_rl_toolkit.gateway import SessionCapture
@@ -99,3 +102,59 @@ def test_expanded_prompts_are_the_stored_ones_whatever_they_refer_to() -> None:
     assert [len(t.prompt_ids) for t in turns] == [2, 6, 3, 9, 5]
     turns[1].prompt_ids.append(0)  # a list of its own: changing one prompt changes no other
     assert len(turns[3].prompt_ids) == 9
+
+
+@pytest.mark.parametrize(
+    ("spans", "versions"),
+    [([0, 5, 1, 6], [5, 6]), ([0, 5, 2, 6], [5, 5]), ([1, 5, 1, 6], None), ([0, 5, 3, 6], None)],
+)
+def test_the_version_of_each_token_is_known_if_the_engines_spans_cover_all(
+    spans: list[int], versions: list[int] | None
+) -> None:
+    one = record("a", 0, logprobs=pack_logprobs([-0.5, -0.25]))
+    one.choices[0].weight_version_first, one.choices[0].weight_version_last = 5, 6
+    one.choices[0].weight_spans = pack_ids(spans)
+    [turn] = expand([one]).turns
+    assert (turn.token_weight_versions, turn.weight_version_first, turn.weight_version_last) == (versions, 5, 6)
+
+
+def test_published_versions_are_bounds_and_the_older_one_is_each_tokens() -> None:
+    for first, last, each in ((3, 4, [3, 3]), (4, 3, [3, 3]), (4, 4, None), (None, 4, None)):
+        one = record("a", 0, logprobs=pack_logprobs([-0.5, -0.25]))
+        one.weight_version_first, one.weight_version_last = first, last
+        [turn] = expand([one]).turns
+        assert (turn.weight_version_first, turn.weight_version_last, turn.token_weight_versions) == (first, last, each)
+
+
+def test_each_choice_of_a_call_is_a_turn_with_an_id_of_its_own() -> None:
+    calls = [record(name, place, logprobs=pack_logprobs([-0.5, -0.25])) for place, name in enumerate("abc")]
+    calls[1].choices *= 2
+    calls[1].choices[1] = msgspec.structs.replace(calls[1].choices[1], index=1)
+    turns = expand(calls).turns
+    assert [(turn.turn_id, turn.choice_index, turn.index) for turn in turns] == [
+        ("a", 0, 0),
+        ("b.0", 0, 1),
+        ("b.1", 1, 2),
+        ("c", 0, 3),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("choice", "tools", "offered"),
+    [
+        (None, "fg", ("f", "g")),
+        ("auto", "f", ("f",)),
+        ("required", "fg", ("f", "g")),
+        ("required", "f", ()),
+        ({"type": "function", "function": {"name": "f"}}, "fg", ()),
+        ({"type": "allowed_tools"}, "fg", ("f", "g")),
+    ],
+)
+def test_a_tool_that_must_be_called_is_the_form_of_an_answer_and_not_offered(
+    choice: Any, tools: str, offered: tuple[str, ...]
+) -> None:
+    one = record("a", 0, logprobs=pack_logprobs([-0.5, -0.25]))
+    listed = [{"type": "function", "function": {"name": name}} for name in tools]
+    one.request = msgspec.json.encode({"tools": [*listed, {"type": "web_search"}], "tool_choice": choice})
+    [turn] = expand([one]).turns
+    assert turn.tools == offered
