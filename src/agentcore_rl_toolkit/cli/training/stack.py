@@ -28,6 +28,7 @@ from ...contract import AS_IS
 from ...errors import AgentCoreRLError, ConfigError, LocalRuntimeError
 from ...isolation.project import Project
 from ...store.remote import find_region
+from ..agents.agentcore_project import find_runtime, variables_of
 from ..output.commands import nearby
 from ..output.terminal import Waiting, visible
 from ..servers.vllm import context_of
@@ -227,7 +228,7 @@ def start(
     from ...runtime.remote import RuntimeView
     from ...runtime.wire import HANDED, parse_environment
 
-    variables = {AS_IS: "1", **parse_environment(session_env)}
+    variables = {AS_IS: "1", **variables_of(agent), **parse_environment(session_env)}
     if model is not None and not without_model:
         from ...messages.render import Renderer
         from ..doctor.template import NO_TOOLS
@@ -362,7 +363,8 @@ def agent_file(path: str) -> Path:
 
 
 def find_agent(path: str) -> Path:
-    """An agent's file by its path, or by its module in this folder or its `src`: `shop.agent`, or `shop.agent:app`.
+    """An agent's file by its path, by its module in this folder or its `src` (`shop.agent`, or `shop.agent:app`), or by its name
+    in a project of AWS's command `agentcore`.
 
     Raises: ConfigError where another app of the module is served.
     """
@@ -374,6 +376,8 @@ def find_agent(path: str) -> Path:
     found = next((place for place in places if place.is_file()), Path(path))
     if app not in ("", "app") and found.is_file() and re.search(r"^app\b.*=", found.read_text(), re.MULTILINE):
         raise ConfigError(f"--agent {path}: {found} serves its `app`; move {app} into a file of its own")
+    if not found.is_file() and path.isidentifier() and (runtime := find_runtime(path, Path.cwd())) is not None:
+        return runtime
     return found.resolve()
 
 

@@ -1,0 +1,1 @@
+"""The agents that commands are given: those of AWS's own command line."""

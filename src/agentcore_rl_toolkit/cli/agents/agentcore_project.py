@@ -1,0 +1,83 @@
+"""Agents of projects that AWS's command `agentcore` makes (npm package `@aws/agentcore`): their files and variables."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ...errors import ConfigError
+from ..options import read_dotenv
+
+CONFIG = Path("agentcore") / "agentcore.json"
+SECRETS = Path("agentcore") / ".env.local"
+
+
+def find_runtime(name: str, folder: Path) -> Path | None:
+    """The file of the runtime of this name, in the project that a folder belongs to; None without such a project.
+
+    Raises: ConfigError if the project has no such runtime, or none in Python.
+    """
+    root = _project_of(folder)
+    if root is None:
+        return None
+    runtimes = _runtimes(root)
+    if name not in runtimes:
+        raise ConfigError(f"{root / CONFIG} has no runtime {name!r}; it has {', '.join(sorted(runtimes)) or 'none'}")
+    file = runtimes[name]
+    if file.suffix != ".py":
+        raise ConfigError(f"runtime {name!r} starts {file.name}; only agents in Python are served from their file")
+    if not file.is_file():
+        raise ConfigError(f"runtime {name!r} starts {file}, which does not exist")
+    return file
+
+
+def variables_of(agent: Path) -> dict[str, str]:
+    """The variables of an agent's file that is a runtime of such a project, as `agentcore dev` sets them.
+
+    They are the runtime's ``envVars``, those of ``agentcore/.env.local``, and a placeholder for each missing API key: the gateway
+    answers the model calls.
+    """
+    root = _project_of(agent.parent)
+    if root is None or agent not in _runtimes(root).values():
+        return {}
+    config = _read(root)
+    entry = next(e for e in _entries(config) if _file_of(root, e) == agent)
+    keys = {f"AGENTCORE_CREDENTIAL_{name.replace('-', '_').upper()}": "placeholder" for name in _api_keys(config)}
+    own = {str(v["name"]): str(v["value"]) for v in entry.get("envVars") or () if "name" in v and "value" in v}
+    return {"LOCAL_DEV": "1", **keys, **own, **read_dotenv(root / SECRETS)}
+
+
+def _project_of(folder: Path) -> Path | None:
+    return next((place for place in (folder.resolve(), *folder.resolve().parents) if (place / CONFIG).is_file()), None)
+
+
+def _read(root: Path) -> Mapping[str, Any]:
+    try:
+        config = json.loads((root / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as e:
+        raise ConfigError(f"{root / CONFIG} cannot be read: {e}") from e
+    if not isinstance(config, Mapping):
+        raise ConfigError(f"{root / CONFIG} must be a JSON object")
+    return config
+
+
+def _entries(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    for entry in config.get("runtimes") or ():
+        if isinstance(entry, Mapping) and all(isinstance(entry.get(k), str) for k in ("name", "entrypoint")):
+            yield entry
+
+
+def _file_of(root: Path, entry: Mapping[str, Any]) -> Path:
+    """The entry point of a runtime, without the name of a function behind it."""
+    file, _, handler = entry["entrypoint"].rpartition(":")
+    return (root / str(entry.get("codeLocation") or ".") / (file or handler)).resolve()
+
+
+def _runtimes(root: Path) -> dict[str, Path]:
+    return {entry["name"]: _file_of(root, entry) for entry in _entries(_read(root))}
+
+
+def _api_keys(config: Mapping[str, Any]) -> list[str]:
+    return [str(c["name"]) for c in config.get("credentials") or () if isinstance(c, Mapping) and c.get("name")]

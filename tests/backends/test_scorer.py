@@ -1,0 +1,232 @@
+"""Scorers: what they get, what they may return, and whose failure theirs is."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agentcore_rl_toolkit import ScorerError, answer_text
+from agentcore_rl_toolkit.backends.collection.groups import CollectConfig, CollectedRollout, Reward
+from agentcore_rl_toolkit.backends.collection.scored import with_score
+from agentcore_rl_toolkit.backends.scorer import Scorer, scorer_at, scorer_files
+from agentcore_rl_toolkit.cli.training.kept_evaluation import missing_calls, scored_item
+from agentcore_rl_toolkit.client import BatchItem
+from agentcore_rl_toolkit.client.evaluation import score_of, summarise
+from agentcore_rl_toolkit.contract import Cause, Outcome
+from agentcore_rl_toolkit.errors import ConfigError
+
+ROW = {"prompt": "x", "_reference": "42"}
+RECORD = {"_answer": "it is 42", "_calls": {"gateway": 1, "elsewhere": {}}, "status_code": 200}
+MESSAGES = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "it is 42"}]
+
+
+def scorer(function: Any, **more: Any) -> Scorer:
+    return Scorer(function=function, name="score.py:score", **more)
+
+
+async def test_a_scorer_gets_row_answer_reference_and_trajectory() -> None:
+    seen: list[Any] = []
+    await scorer(lambda *given: seen.append(given) or 1).score(ROW, RECORD, MESSAGES)
+    assert seen == [({"prompt": "x"}, "it is 42", "42", MESSAGES)]
+
+
+async def test_the_answer_of_an_adapted_agent_is_what_it_returned_without_rewards() -> None:
+    record = {"answer": "42", "tool_calls": 2, "rewards": 0.5, "metrics": {}, "status_code": 200, "_agent": {}}
+    assert await scorer(lambda p, answer, r, t: float(answer == {"answer": "42", "tool_calls": 2})).score(
+        ROW, record, []
+    ) == {"reward": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("returned", "score"),
+    [
+        (1, {"reward": 1.0}),
+        (True, {"reward": 1.0}),
+        (np.float32(0.5), {"reward": 0.5}),
+        ({"reward": 0.25, "turns": 3, "note": "text"}, {"reward": 0.25, "turns": 3.0}),
+    ],
+)
+async def test_a_score_is_a_number_or_a_dict_with_metrics(returned: Any, score: dict[str, float]) -> None:
+    async def score_async(*given: Any) -> Any:
+        return returned
+
+    assert await scorer(lambda *given: returned).score(ROW, RECORD, []) == score
+    assert await scorer(score_async).score(ROW, RECORD, []) == score
+    assert await scorer(lambda *given: score_async(*given)).score(ROW, RECORD, []) == score
+
+
+@pytest.mark.parametrize("returned", [None, "1", math.nan, math.inf, {}, {"reward": None}, [1.0]])
+async def test_anything_else_is_the_scorers_failure(returned: Any) -> None:
+    with pytest.raises(
+        ScorerError, match=r"score.py:score returned .*: return a finite number, or a dict with `reward`"
+    ):
+        await scorer(lambda *given: returned).score(ROW, RECORD, [])
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), SystemExit(2), asyncio.CancelledError(), TimeoutError("its own")])
+async def test_an_exception_of_any_kind_is_the_scorers_failure(error: BaseException) -> None:
+    def sync(*given: Any) -> Any:
+        raise error
+
+    async def asynchronous(*given: Any) -> Any:
+        raise error
+
+    with pytest.raises(ScorerError, match=r"score.py:score (raised|was cancelled)"):
+        await scorer(sync).score(ROW, RECORD, [])
+    if not isinstance(error, SystemExit):  # which ends asyncio's own loops
+        with pytest.raises(ScorerError, match=r"score.py:score (raised|was cancelled)"):
+            await scorer(asynchronous).score(ROW, RECORD, [])
+
+
+async def test_a_scorer_that_hangs_ends_at_its_deadline() -> None:
+    ended = threading.Event()
+
+    async def hang(*given: Any) -> Any:
+        await asyncio.Event().wait()
+
+    for function in (lambda *given: ended.wait(60), hang):
+        with pytest.raises(ScorerError, match=r"took longer than 0.05 s"):
+            await scorer(function, timeout_s=0.05).score(ROW, RECORD, [])
+    ended.set()
+
+
+async def test_a_caller_that_is_cancelled_is_no_failure_of_the_scorer() -> None:
+    ended = threading.Event()
+    task = asyncio.create_task(scorer(lambda *given: ended.wait(60)).score(ROW, RECORD, []))
+    await asyncio.sleep(0.02)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    ended.set()
+
+
+def rollout(**more: Any) -> CollectedRollout:
+    capture: Any = SimpleNamespace(dialogue=MESSAGES)
+    given: dict[str, Any] = {"outcome": Outcome.OK, "record": RECORD, "capture": capture, **more}
+    return CollectedRollout(session_id="s", input_id="i", index=0, **given)
+
+
+async def test_scores_are_rewards_and_the_agents_own_become_metrics() -> None:
+    own = Reward(value=0.5, metrics={"turns": 2.0})
+    done = await with_score(
+        rollout(reward=0.5, reward_detail=own), ROW, scorer(lambda p, a, r, t: {"reward": len(t), "x": 1})
+    )
+    assert (done.reward, done.mask_reason) == (2.0, None)
+    assert done.reward_detail is not None
+    assert done.reward_detail.metrics == {"turns": 2.0, "x": 1.0, "agent_reward": 0.5}
+
+
+async def test_a_rollout_without_a_score_is_masked_and_has_the_scorer_as_its_cause() -> None:
+    done = await with_score(rollout(reward=0.5), ROW, scorer(lambda *given: 1 / 0))
+    assert (done.reward, done.score, done.mask_reason, done.cause) == (None, None, "scorer", Cause.SCORER)
+    assert "ZeroDivisionError" in str(done.reason)
+    failed = rollout(outcome=Outcome.AGENT_ERROR, cause=Cause.POLICY, reward=0.0)
+    assert await with_score(failed, ROW, scorer(lambda *given: 1 / 0)) is failed
+
+
+def test_an_evaluation_counts_failures_of_the_scorer_by_themselves() -> None:
+    def half(payload: Any, answer: Any, reference: Any, trajectory: Any) -> float:
+        return 1.0 if payload["n"] else 1 / 0
+
+    fetch = lambda session_id: SimpleNamespace(dialogue=MESSAGES)  # noqa: E731
+    items = [
+        BatchItem(success=True, outcome=Outcome.OK, result={**RECORD, "rewards": 0.5}, input_id=str(n), session_id="s")
+        for n in range(2)
+    ]
+    scored = [scored_item(item, {"n": n}, fetch, scorer(half)) for n, item in enumerate(items)]
+    assert [score_of(item) for item in scored] == [None, 1.0]
+    assert scored[1].result is not None
+    assert scored[1].result["rewards"] == {"reward": 1.0, "agent_reward": 0.5}
+    assert "return 1.0 if" in str(scored[0].traceback)
+    summary = summarise(scored, 1.0)
+    assert (summary.causes, summary.mean, summary.failures) == ({"scorer": 1}, 1.0, 1)
+
+
+def test_calls_that_did_not_arrive_are_named_once_for_a_run() -> None:
+    def items(*calls: tuple[int, dict[str, int]]) -> list[BatchItem]:
+        records = [{"_calls": {"gateway": n, "elsewhere": elsewhere}} for n, elsewhere in calls]
+        return [BatchItem(success=True, result=record) for record in records]
+
+    place = "llm.example/v1/chat/completions (another host)"
+    assert "2 x llm.example" in missing_calls(items((0, {place: 1}), (0, {place: 1})))
+    assert "--model-host llm.example" in missing_calls(items((0, {place: 1})))
+    assert "--policy-model" in missing_calls(items((0, {"api.openai.com/v1/chat/completions (model judge)": 1})))
+    assert "app.model()" in missing_calls(items((0, {})))
+    assert missing_calls(items((0, {place: 1}), (1, {}))) == ""
+    assert missing_calls([BatchItem(success=True, result={"rewards": 1})]) == ""
+
+
+def test_a_file_is_loaded_with_its_neighbors_and_leaves_no_bytecode(tmp_path: Path) -> None:
+    (tmp_path / "points.py").write_text("MOST = 3\n")
+    (tmp_path / "score.py").write_text(
+        "import points\n\ndef score(p, a, r, t):\n    return points.MOST\n\nmark = score\n"
+    )
+    found = scorer_at(str(tmp_path / "score.py"))
+    assert asyncio.run(found.score(ROW, RECORD, [])) == {"reward": 3.0}
+    assert scorer_at(f"{tmp_path}/score.py:mark").name == "score.py:mark"
+    assert scorer_files(f"{tmp_path}/score.py") == [tmp_path / "score.py"]
+    (tmp_path / "__pycache__" / "score.cpython-311.pyc").touch()  # as pytest leaves it
+    assert [path.name for path in scorer_files(f"{tmp_path}/score.py:mark")] == ["score.py", "score.cpython-311.pyc"]
+
+
+@pytest.mark.parametrize(
+    ("source", "spec", "why"),
+    [
+        (None, "none.py", "there is no file"),
+        ("x = ", "score.py", "could not be loaded: SyntaxError"),
+        ("import nothing_of_this_name", "score.py", "No module named"),
+        ("score = 1", "score.py", "has no function score"),
+        ("def score(payload): ...", "score.py", r"must take \(payload, answer, reference, trajectory\)"),
+        ("", "score.py:other", "has no function other"),
+        ("", "no_such_module:score", "No module named"),
+    ],
+)
+def test_a_scorer_that_cannot_be_used_is_named_before_anything_starts(
+    tmp_path: Path, source: str | None, spec: str, why: str
+) -> None:
+    if source is not None:
+        (tmp_path / "score.py").write_text(source)
+    with pytest.raises(ConfigError, match=why):
+        scorer_at(spec if ":" in spec and ".py" not in spec else str(tmp_path / spec))
+
+
+def test_a_scorer_gives_no_rewards_of_turns() -> None:
+    with pytest.raises(ConfigError, match="credit `turn`"):
+        CollectConfig(score="score.py:score", credit="turn")
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        ("36", "36"),
+        ({"result": "36"}, "36"),
+        ({"result": {"role": "assistant", "content": [{"text": "3"}, {"text": "6"}]}}, "36"),
+        ({"answer": 36}, "36"),
+        ([{"event": {"contentBlockDelta": {"delta": {"text": "3"}}}}, {"data": "3"}, "Agent(...)"], "3"),
+        (
+            [
+                {"event": {"messageStart": {"role": "assistant"}}},
+                {"event": {"contentBlockDelta": {"delta": {"text": "I use the tool."}}}},
+                {"event": {"messageStart": {"role": "assistant"}}},
+                {"event": {"contentBlockDelta": {"delta": {"text": "36"}}}},
+                {"event": {"messageStop": {"stopReason": "end_turn"}}},
+            ],
+            "36",
+        ),
+        ([{"type": "start"}, {"type": "text-delta", "delta": "3"}, {"type": "text-delta", "delta": "6"}], "36"),
+        (["3", "6"], "36"),
+        (None, ""),
+        ({}, ""),
+        ([], ""),
+        (7, "7"),
+    ],
+)
+def test_the_text_of_an_answer(answer: Any, text: str) -> None:
+    assert answer_text(answer) == text

@@ -1,0 +1,149 @@
+"""Agents that know nothing of this project: evaluated, invoked and trained by their file, with a scorer beside the trainer."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentcore_rl_toolkit.isolation.sandbox import choose_tier
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "deployed_agent"
+COMMAND = [sys.executable, "-W", "ignore", "-m", "agentcore_rl_toolkit.cli"]
+pytestmark = pytest.mark.slow
+
+# It answers with all that it can see: payload, headers, variables, files of the project and of its session, and git's history.
+SPY = """
+import os, subprocess
+from pathlib import Path
+
+import httpx
+from bedrock_agentcore import BedrockAgentCoreApp
+
+app = BedrockAgentCoreApp()
+HERE = Path(__file__).resolve().parent
+CLIENT = httpx.Client()
+
+
+@app.entrypoint
+def invoke(payload, context):
+    reply = CLIENT.post("https://api.openai.com/v1/chat/completions", json={
+        "model": "gpt-9", "max_tokens": 64, "messages": [{"role": "user", "content": payload["prompt"]}]})
+    reply.raise_for_status()
+    files = []
+    for top in {HERE, Path.cwd()}:
+        for path in sorted(top.rglob("*"), key=str):
+            try:
+                files.append(f"{path}: {path.read_text(errors='replace')}" if path.is_file() else str(path))
+            except OSError as e:
+                files.append(f"{path}: {e}")
+    git = subprocess.run(["git", "-C", str(HERE), "log", "-p"], capture_output=True, text=True)
+    return {"payload": payload, "headers": dict(context.request_headers or {}), "environment": dict(os.environ),
+            "files": files, "git": git.stdout + git.stderr, "cmdline": Path("/proc/self/cmdline").read_text()}
+"""
+SCORE = """
+MARK = "scorers-own-words"
+
+def score(payload, answer, reference, trajectory):
+    assert "_reference" not in payload
+    return {"reward": float(reference == "answer-key-41"), "calls": sum(m["role"] == "assistant" for m in trajectory)}
+"""
+
+
+def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *words], cwd=folder, capture_output=True, text=True, timeout=600)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "app.py").write_text(SPY)
+    (folder / "score.py").write_text(SCORE)
+    rows = [{"prompt": "The shop has 4 lamps and sells 1.", "_reference": f"answer-key-4{n}"} for n in range(2)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    git = ("git", "-c", "user.name=x", "-c", "user.email=x@example.com", "-C", str(folder))
+    for words in (("init", "-q"), ("add", "-A"), ("commit", "-qm", "answer-key in a message")):
+        subprocess.run([*git, *words], check=True)
+    subprocess.run([sys.executable, "-c", "import score"], cwd=folder, check=True, env={"PATH": "/usr/bin"})
+    assert list(folder.glob("__pycache__/score.*.pyc"))
+    return folder
+
+
+@pytest.mark.skipif(choose_tier("auto")[0] != "process", reason="nothing is hidden without Bubblewrap")
+def test_an_agent_sees_neither_reference_nor_scorer_nor_key(project: Path) -> None:
+    words = ("--agent", "app.py", "--data", "rows.jsonl", "--score", "score.py:score", "--out", "out")
+    done = run(project, "eval", *words)
+    assert done.returncode == 0, done.stderr
+    assert "reward 0.5000" in done.stdout
+    assert "metrics, mean of those that ended ok: calls 1" in done.stdout
+    for line in (project / "out" / "results.jsonl").read_text().splitlines():
+        record = json.loads(line)["record"]
+        assert record["_calls"] == {"gateway": 1, "elsewhere": {}}
+        answer = record["_answer"]
+        assert answer["payload"] == {"prompt": "The shop has 4 lamps and sells 1."}
+        assert any(file.endswith(f"app.py: {SPY}") for file in answer["files"])
+        seen = json.dumps(answer)
+        for secret in ("answer-key", "scorers-own-words", "_rollout", "proof_key"):
+            assert secret not in seen, secret
+        assert not re.search(r"sk-[0-9a-f]{48}", seen)  # as keys of the gateway's sessions are
+
+
+def test_a_run_of_which_no_call_arrives_ends_with_the_argument_to_change(project: Path) -> None:
+    source = SPY.replace("https://api.openai.com/v1", "http://llm.invalid:9/v1").replace(
+        "    reply.raise_for_status()\n", ""
+    )
+    (project / "app.py").write_text(
+        source.replace("    reply = CLIENT", "    try:\n        reply = CLIENT").replace(
+            '"content": payload["prompt"]}]})\n',
+            '"content": payload["prompt"]}]})\n    except httpx.HTTPError:\n        pass\n',
+        )
+    )
+    words = ("--agent", "app.py", "--data", "rows.jsonl", "--score", "score.py:score")
+    done = run(project, "eval", *words)
+    assert done.returncode == 1
+    first = done.stderr.partition("error: ")[2].splitlines()[0]
+    assert first.startswith("no model call of the agent arrived at the gateway; elsewhere went 2 x llm.invalid")
+    assert "--model-host llm.invalid sends these calls to the gateway" in first
+    again = run(project, "eval", *words, "--model-host", "llm.invalid", "--out", "again")
+    assert again.returncode == 0, again.stderr
+
+
+def test_invoke_shows_the_failure_of_an_agent_in_plain_text(project: Path) -> None:
+    (project / "app.py").write_text(SPY.replace("    reply = CLIENT", '    lamp = payload["lamp"]\n    reply = CLIENT'))
+    done = run(project, "invoke", "--agent", "app.py", '{"prompt": "hi"}')
+    assert done.returncode == 1
+    assert "error: agent_error: KeyError: 'lamp'" in done.stderr
+    assert re.search(r'File ".*app.py", line \d+, in invoke\n +lamp = ', done.stdout)
+    assert "\\n" not in done.stdout
+    assert "site-packages" not in done.stdout
+
+
+def test_invoke_runs_one_row_with_and_without_a_scorer(tmp_path: Path) -> None:
+    shutil.copytree(EXAMPLE, tmp_path / "agent")
+    row: dict[str, Any] = json.loads((EXAMPLE / "eval.jsonl").read_text().splitlines()[0])
+    payload = json.dumps(row)
+    done = run(tmp_path / "agent", "invoke", "--agent", "app.py", payload)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("outcome ok   reward -")
+    assert row["prompt"] in done.stdout
+    assert row["_reference"] not in done.stdout.partition("user")[0]
+    scored = run(tmp_path / "agent", "invoke", "--agent", "app:app", "--score", "score.py", payload, "--json")
+    assert json.loads(scored.stdout)["reward"] in (0.0, 1.0)
+
+
+@pytest.mark.nightly
+def test_the_example_learns_its_task(tmp_path: Path) -> None:
+    words = ["--agent", "app.py", "--score", "score.py", "--data", "train.jsonl", "--eval-data", "eval.jsonl"]
+    size = ["--steps", "12", "--groups", "16", "--rollouts", "4", "--set", "learning_rate=6e-4"]
+    done = run(EXAMPLE, "train", *words, *size, "--out", str(tmp_path / "run"), "--json")
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert summary["held_out_reward_before"] <= 0.35
+    assert summary["held_out_reward_after"] >= 0.9
