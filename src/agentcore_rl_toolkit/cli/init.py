@@ -23,7 +23,13 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,47}")
 
 
 @click.command()
-@click.argument("name")
+@click.argument("name", required=False)
+@click.option(
+    "--from",
+    "existing",
+    type=click.Path(exists=True, dir_okay=False, resolve_path=True, path_type=Path),
+    help="An agent that exists: show what it is made of, and write a scorer, its test and data beside it.",
+)
 @click.option(
     "--framework",
     type=click.Choice(list(FRAMEWORKS)),
@@ -31,13 +37,21 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,47}")
     show_default=True,
     help="What it is made with.",
 )
-def command(name: str, framework: str) -> None:
+def command(name: str | None, existing: Path | None, framework: str) -> None:
     """Make a new agent in the folder NAME: code, tools, reward with its test, data, settings, Dockerfile.
 
     It passes its test, runs and trains as it is. Then make it yours.
+
+    With --from FILE the agent stays as it is, and gets a scorer.
     """
     from .output.commands import program
 
+    if (name is None) == (existing is None):
+        raise ConfigError("give one of: the NAME of a new agent, --from FILE of one that exists")
+    if existing is not None:
+        _prepare(existing)
+        return
+    assert name is not None
     folder = write(Path(name), framework)
     click.echo(f"{folder}/ has an agent with {FRAMEWORKS[framework]}. Next:\n")
     for line in (
@@ -46,6 +60,24 @@ def command(name: str, framework: str) -> None:
     ):
         click.echo(line)
     click.echo(f"\n{folder}/README.md says what each file is for.")
+
+
+def _prepare(agent: Path) -> None:
+    """Show what an agent is made of, and write a scorer, its test and data beside it. Raises: ConfigError."""
+    from .agents.existing import inspect_agent, write_scorer
+    from .output.commands import nearby, program
+
+    found = inspect_agent(agent)
+    click.echo(f"{nearby(agent)}\n{found}\n")
+    score, test, rows = write_scorer(agent, found)
+    click.echo(f"Written: {', '.join(str(nearby(path)) for path in (score, test, rows))}. Make them yours, then:\n")
+    shared = f"--agent {nearby(agent)} --score {nearby(score)}"
+    for line in (
+        f"    {program('python')} -m pytest {nearby(test)}",
+        f"    {program()} eval {shared} --data {nearby(rows)}",
+        f"    {program()} train {shared} --data {nearby(rows)}",
+    ):
+        click.echo(line)
 
 
 def write(folder: Path, framework: str) -> Path:

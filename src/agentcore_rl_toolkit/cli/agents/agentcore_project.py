@@ -71,8 +71,9 @@ def _entries(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 def _file_of(root: Path, entry: Mapping[str, Any]) -> Path:
     """The entry point of a runtime, without the name of a function behind it."""
-    file, _, handler = entry["entrypoint"].rpartition(":")
-    return (root / str(entry.get("codeLocation") or ".") / (file or handler)).resolve()
+    file, _, handler = str(entry["entrypoint"]).rpartition(":")
+    place = root / str(entry.get("codeLocation") or ".") / (file or handler)
+    return place.resolve()
 
 
 def _runtimes(root: Path) -> dict[str, Path]:

@@ -1,0 +1,125 @@
+"""Agents that AWS's own command line generates, rendered from its npm package, unmodified but for an MCP server's address."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from serving import serving
+
+from ...conftest import MakeEnvironment
+
+COMMAND = [sys.executable, "-W", "ignore", "-m", "agentcore_rl_toolkit.cli"]
+PUBLIC_SERVER = "https://mcp.exa.ai/mcp"
+SCORE = """
+from agentcore_rl_toolkit import answer_text
+
+def score(payload, answer, reference, trajectory):
+    users = [m for m in trajectory if m["role"] == "user"]
+    assert len(users) == 1, f"the history of another rollout: {users}"
+    return {"reward": float(reference in answer_text(answer)), "text": float(bool(answer_text(answer)))}
+"""
+MCP = """
+import json, os, sys
+from mcp.server.fastmcp import FastMCP
+import socket
+
+server = FastMCP("local", stateless_http=True)
+
+@server.tool()
+def search(query: str) -> str:
+    '''Find text.'''
+    return "nothing found"
+
+import uvicorn
+listener = socket.socket(); listener.bind(("127.0.0.1", 0))
+options = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+with open(options["--ready-file"] + ".new", "w") as ready:
+    json.dump({"url": f"http://127.0.0.1:{listener.getsockname()[1]}/mcp", "pid": os.getpid()}, ready)
+os.rename(options["--ready-file"] + ".new", options["--ready-file"])
+uvicorn.Server(uvicorn.Config(server.streamable_http_app(), log_level="warning")).run(sockets=[listener])
+"""
+BEDROCK = {"modelProvider": "Bedrock", "name": "Generated"}
+OPENAI = {
+    "modelProvider": "OpenAI",
+    "name": "Generated",
+    "identityProviders": [{"name": "key", "envVarName": "AGENTCORE_CREDENTIAL_KEY"}],
+}
+MANTLE = {**BEDROCK, "bedrockMantle": True, "modelId": "openai.gpt-oss-120b"}
+CASES = {
+    "strands-bedrock": ("strands", BEDROCK),
+    "strands-mantle-chat": ("strands", {**MANTLE, "mantleApiFormat": "chat_completions"}),
+    "strands-mantle-responses": ("strands", {**MANTLE, "mantleApiFormat": "responses", "mantleProprietary": True}),
+    "strands-openai": ("strands", OPENAI),
+    "langgraph-bedrock": ("langchain_langgraph", BEDROCK),
+    "openai-agents": ("openaiagents", OPENAI),
+    "google-adk": ("googleadk", {**OPENAI, "modelProvider": "Gemini"}),
+    "autogen": ("autogen", OPENAI),
+}
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with the templates, and handlebars beside it."""
+    folder = tmp_path_factory.mktemp("npm")
+    if shutil.which("npm") is None or shutil.which("node") is None:
+        pytest.skip("npm and node render the templates")
+    for name in ("@aws/agentcore@0.30.0", "handlebars@4.7"):
+        words = ["npm", "pack", name, "--silent"]
+        done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=300)
+        if done.returncode:
+            pytest.skip(f"npm has no {name}: {done.stderr[-300:]}")
+        target = folder / name.partition("@")[0] if name.startswith("h") else folder / "agentcore"
+        target.mkdir()
+        subprocess.run(["tar", "xzf", done.stdout.split()[-1], "-C", str(target)], cwd=folder, check=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def mcp_server(tmp_path_factory: pytest.TempPathFactory, make_environment: MakeEnvironment) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("mcp")
+    (folder / "server.py").write_text(textwrap.dedent(MCP))
+    python = make_environment("mcp", "mcp>=1.24,<2", "uvicorn")
+    with serving(folder, program=(python, str(folder / "server.py"))) as ready:
+        yield ready["url"]
+
+
+@pytest.mark.nightly
+@pytest.mark.system
+@pytest.mark.parametrize("case", CASES)
+def test_a_generated_agent_is_evaluated_and_trained(case: str, package: Path, mcp_server: str, tmp_path: Path) -> None:
+    framework, context = CASES[case]
+    templates = package / "agentcore/package/dist/assets/python/http" / framework / "base"
+    agent = tmp_path / "app" / "Generated"
+    words = [str(Path(__file__).with_name("render.cjs")), str(package / "handlebars/package/dist/cjs/handlebars.js")]
+    subprocess.run(["node", *words, str(templates), str(agent), json.dumps(context)], check=True)
+    client = agent / "mcp_client" / "client.py"
+    assert PUBLIC_SERVER in client.read_text()
+    client.write_text(client.read_text().replace(PUBLIC_SERVER, mcp_server))
+    runtime = {"name": "Generated", "entrypoint": "main.py", "codeLocation": "app/Generated/"}
+    config = {"runtimes": [runtime], "credentials": [{"name": "key"}]}
+    (tmp_path / "agentcore").mkdir()
+    (tmp_path / "agentcore" / "agentcore.json").write_text(json.dumps(config))
+    (tmp_path / "score.py").write_text(SCORE)
+    rows = [{"prompt": f"The shop has {n} lamps and sells 1.", "_reference": str(n - 1)} for n in range(20, 28)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    shared = ("--agent", "Generated", "--data", "rows.jsonl", "--score", "score.py")
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*COMMAND, *words], cwd=tmp_path, capture_output=True, text=True, timeout=900)
+
+    done = run("eval", *shared, "--limit", "4", "--sampling-params", '{"max_tokens": 64}')
+    assert done.returncode == 0, done.stderr + done.stdout
+    size = ("--steps", "3", "--groups", "2", "--rollouts", "2", "--set", 'sampling_params={"max_tokens": 64}')
+    trained = run("train", *shared, *size, "--set", "replace_up_to=1", "--json")
+    assert trained.returncode == 0, trained.stderr
+    summary = json.loads(trained.stdout)
+    assert summary["lost_rollouts"] == 0
+    assert summary["rollouts"] >= 12
