@@ -16,7 +16,7 @@ TOGETHER := -n 4 --dist loadfile --no-loadscope-reorder
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart wheel packages test test-system nightly check fix docs docs-serve bench policy smollm2 pretrained pretrained-tools examples verl slime vllm vllm-env clean setup
+.PHONY: help quickstart wheel packages test test-system nightly check fix docs docs-serve bench policy smollm2 pretrained pretrained-tools examples agents verl slime vllm vllm-env clean setup
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | awk -F':.*?## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -68,6 +68,7 @@ nightly: ## Everything: more examples and repetitions, vLLM, verl, all examples,
 	-@timeout 900 $(MAKE) -s vllm-env
 	AGENTCORE_RL_NIGHTLY=1 $(MAKE) test test-system verl
 	$(MAKE) examples
+	-$(MAKE) agents
 	@if [ -n "$(SLIME_DIR)" ]; then AGENTCORE_RL_NIGHTLY=1 $(MAKE) slime; else echo "slime itself was not run: SLIME_DIR names no checkout"; fi
 
 check: $(VENV)/.dev ## Lint, formatting and types
@@ -99,6 +100,9 @@ bench: $(VENV)/.dev ## Run every benchmark in its quick form
 
 examples: $(VENV)/.dev ## Run every example end to end, train two of them, and print one table; EXAMPLES="NAME ... --quick"
 	$(BIN)/python scripts/examples.py $(EXAMPLES)
+
+agents: $(VENV)/.dev ## Run agents of other frameworks as they are, and write the table of docs/agents.md
+	$(BIN)/python scripts/agents_table.py --write
 
 docs: $(VENV)/.dev ## Build the site into build/site, check links and commands
 	$(BIN)/python -m pytest -q tests/test_docs.py

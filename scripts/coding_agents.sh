@@ -2,8 +2,8 @@
 # The coding agents that one test and one example run, from npm, at the versions that docs/cli-agents.md names; at night the newest
 # ones, too, in a folder of their own. Where npm is not, the test skips and says so.
 set -eu
-agents="@anthropic-ai/claude-code@2.1.332 @openai/codex@0.169.0 opencode-ai@1.18.33 @qwen-code/qwen-code@0.24.4 @google/gemini-cli@0.61.0"
-newest="@anthropic-ai/claude-code@latest @openai/codex@latest opencode-ai@latest @qwen-code/qwen-code@latest @google/gemini-cli@latest"
+agents="@anthropic-ai/claude-code@2.1.332 @openai/codex@0.169.0 opencode-ai@1.18.33 @qwen-code/qwen-code@0.24.4 @google/gemini-cli@0.61.0 @mariozechner/pi-coding-agent@0.73.1"
+newest="@anthropic-ai/claude-code@latest @openai/codex@latest opencode-ai@latest @qwen-code/qwen-code@latest @google/gemini-cli@latest @mariozechner/pi-coding-agent@latest"
 home="$(cd "$(dirname "$0")/.." && pwd)/.venvs"
 [ -z "${AGENTCORE_RL_NO_INSTALL:-}" ] || exit 0
 if ! command -v npm >/dev/null 2>&1; then

@@ -71,14 +71,36 @@ OPENCODE = {
         }
     }
 }
+PI = {
+    "providers": {
+        "gateway": {
+            "baseUrl": "{url}/v1",
+            "api": "openai-completions",
+            "apiKey": "{key}",
+            "models": [{"id": "{model}"}],
+        }
+    }
+}
+CLAUDE = ("claude", "-p", "{task}", "--model", "{model}", "--dangerously-skip-permissions")
 PROGRAMS = {
     "claude": Program(
-        command=("claude", "-p", "{task}", "--model", "{model}", "--dangerously-skip-permissions"),
+        command=CLAUDE,
         env={
             "ANTHROPIC_BASE_URL": "{url}",
             "ANTHROPIC_API_KEY": "{key}",
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
             "IS_SANDBOX": "1",  # it runs as root, too
+        },
+    ),
+    "claude-bedrock": Program(  # as it calls Amazon Bedrock
+        command=CLAUDE,
+        env={
+            "CLAUDE_CODE_USE_BEDROCK": "1",
+            "ANTHROPIC_BEDROCK_BASE_URL": "{url}/bedrock",
+            "AWS_BEARER_TOKEN_BEDROCK": "{key}",
+            "AWS_REGION": "us-west-2",
+            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+            "IS_SANDBOX": "1",
         },
     ),
     "codex": Program(
@@ -102,6 +124,11 @@ PROGRAMS = {
             "GEMINI_CLI_TRUST_WORKSPACE": "true",
         },
         files={".gemini/settings.json": json.dumps({"security": {"auth": {"selectedType": "gemini-api-key"}}})},
+    ),
+    "pi": Program(
+        command=("pi", "-p", "--provider", "gateway", "--model", "{model}", "{task}"),
+        env={"PI_OFFLINE": "1"},
+        files={".pi/agent/models.json": json.dumps(PI)},
     ),
 }
 

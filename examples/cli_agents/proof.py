@@ -49,7 +49,14 @@ STEPS: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ("replace", {**EDIT, "file_path": "note.txt", "instruction": "Mark it as done."}),
         ("run_shell_command", {"command": "cat note.txt", "description": "show"}),
     ],
+    "pi": [
+        ("read", {"path": "note.txt"}),
+        ("edit", {"path": "note.txt", "edits": [{"oldText": "todo", "newText": "done"}]}),
+        ("bash", {"command": "cat note.txt"}),
+    ],
 }
+
+STEPS["claude-bedrock"] = STEPS["claude"]
 
 
 def step(program: str, number: int, conversation: str) -> tuple[str, dict[str, Any]]:
@@ -75,7 +82,8 @@ def oracle(program: str) -> Any:
 
 def main() -> None:
     options = parser(__doc__).parse_args()
-    programs = [name for name in PROGRAMS if shutil.which(name) or (INSTALLED / name).exists()]
+    commands = {name: program.command[0] for name, program in PROGRAMS.items()}
+    programs = [name for name, command in commands.items() if shutil.which(command) or (INSTALLED / command).exists()]
     if not programs:
         skip(HERE, options, "needs the programs: scripts/coding_agents.sh installs them where npm is")
     with Proof(example=HERE, framework=None, options=options, max_concurrent=1, rollout_timeout_s=300.0) as proof:

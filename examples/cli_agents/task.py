@@ -25,7 +25,7 @@ class Task(BaseModel):
     prompt: str = Field(min_length=1)
     files: dict[str, str] = {}
     check: str = "false"
-    program: Literal["claude", "codex", "opencode", "qwen", "gemini"] = Field(
+    program: Literal["claude", "claude-bedrock", "codex", "opencode", "qwen", "gemini", "pi"] = Field(
         default_factory=default_program, validate_default=True
     )
     limit_s: float = Field(default=600.0, gt=0)

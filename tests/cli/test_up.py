@@ -12,13 +12,16 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import boto3
 import psutil
 import pytest
+from openai import BadRequestError, OpenAI
 
 from agentcore_rl_toolkit.cli.init import write
 from agentcore_rl_toolkit.cli.training.stack import Stack
+from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.gateway import GatewayClient
 from agentcore_rl_toolkit.runs import RunReader
 from agentcore_rl_toolkit.runtime.agents.environments import fits_here
@@ -56,7 +59,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def up(folder: Path) -> Iterator[tuple[subprocess.Popen[str], Stack]]:
     process = subprocess.Popen(
-        command("up", "--agent", "shop/agent.py", "--gateways", "2", "--session-env", "STOCK=lamps"),
+        command(
+            "up",
+            "--agent",
+            "shop/agent.py",
+            "--gateways",
+            "2",
+            "--session-env",
+            "STOCK=lamps",
+            "--forced-tools",
+            "refuse",
+        ),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -86,6 +99,18 @@ def test_its_file_is_for_its_owner_only_and_names_everything(folder: Path, up: t
     ).stdout
     for name, value in up[1].environment().items():
         assert f"{name}={value}\n" in completed
+
+
+def test_its_gateways_treat_forced_tools_as_it_was_told(up: tuple[object, Stack]) -> None:
+    stack = up[1]
+    assert stack.forced_tools == "refuse"
+    with GatewayClient(stack.gateway_url, admin_key=stack.gateway_admin_key) as gateway:
+        [session] = gateway.create_sessions([new_session_id()])
+        asked: Any = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+        agent = OpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0)
+        with agent, pytest.raises(BadRequestError, match="forced_tools=refuse"):
+            agent.chat.completions.create(**asked, response_format={"type": "json_object"})
+        gateway.delete([session.session_id])
 
 
 def test_an_unmodified_aws_client_reaches_it(up: tuple[object, Stack], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -408,6 +408,35 @@ async def test_invoke_model_of_boto3(engine: ScriptedEngine, aws: Callable[..., 
         await asyncio.to_thread(bedrock.invoke_model, modelId="m", body=b'{"prompt": "hi"}')
 
 
+async def test_invoke_model_with_openais_chat(
+    engine: ScriptedEngine, client: GatewayClient, session: SessionHandle, aws: Callable[..., Any]
+) -> None:
+    tool: Any = {"type": "function", "function": {"name": "add", "parameters": SCHEMA}}
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_completion_tokens": 20, "tools": [tool]}
+    bedrock, asked = aws(), {"modelId": "openai.gpt-oss-120b-1:0", "body": json.dumps(body)}
+    engine.replies += [{"content": "w1", "reasoning_content": "hmm", "tool_calls": [CALL]}] * 2 + [{"content": "w2"}]
+    reply = await asyncio.to_thread(lambda: json.load(bedrock.invoke_model(**asked)["body"]))
+    [choice] = reply["choices"]
+    assert (reply["object"], choice["finish_reason"], choice["message"]["tool_calls"]) == (
+        *("chat.completion", "tool_calls"),
+        [CALL],
+    )
+    chunks = [
+        json.loads(event["chunk"]["bytes"])
+        for event in await asyncio.to_thread(lambda: list(bedrock.invoke_model_with_response_stream(**asked)["body"]))
+    ]
+    deltas = [piece["delta"] for chunk in chunks for piece in chunk["choices"]]
+    assert "".join(delta.get("reasoning_content") or "" for delta in deltas) == "hmm"
+    assert [c["function"]["name"] for delta in deltas for c in delta.get("tool_calls", ()) if "id" in c] == ["add"]
+    assert chunks[-1]["usage"]["completion_tokens"] == reply["usage"]["completion_tokens"] > 0
+    assert engine.calls[0].body["model"] == "openai.gpt-oss-120b-1:0"
+    engine.faults.append(Fault(status=429))
+    with pytest.raises(ClientError, match="ThrottlingException"):
+        await asyncio.to_thread(bedrock.invoke_model, **asked)
+    capture = await captured(client, session)
+    assert [t.completion_ids for t in capture.turns] == [ids for s in engine.calls for ids in s.completion_ids]
+
+
 @pytest.mark.parametrize("streaming", [False, True])
 async def test_a_strands_agent_uses_a_tool(
     engine: ScriptedEngine,

@@ -31,7 +31,10 @@ REQUIREMENTS = {
     "with_openai_agents.py": ("openai-agents>=0.6",),
     "with_litellm.py": ("litellm>=1.80",),
     "with_google_adk.py": ("google-adk>=1.20",),
+    "with_langchain_aws.py": ("langchain-aws>=1", "langchain>=1"),
+    "with_pydantic_ai.py": ("pydantic-ai-slim[bedrock]>=2",),
 }
+ALWAYS_STREAM = {"with_pydantic_ai.py"}  # it asks Bedrock for streams, and joins them
 CLIENT_LIMIT_S = 90
 
 # What each of these libraries would send elsewhere (traces, prices, usage), off.
@@ -81,6 +84,8 @@ def call(name: str, x: int, y: int) -> dict[str, object]:
         ("with_openai_agents.py", ["chat", "responses"]),
         pytest.param("with_litellm.py", ["chat", "anthropic"], marks=pytest.mark.nightly),
         pytest.param("with_google_adk.py", ["gemini"], marks=pytest.mark.nightly),
+        pytest.param("with_langchain_aws.py", ["bedrock"], marks=pytest.mark.nightly),
+        pytest.param("with_pydantic_ai.py", ["bedrock"], marks=pytest.mark.nightly),
     ],
 )
 async def test_agents_use_tools_and_each_session_is_one_sequence(
@@ -121,7 +126,8 @@ async def test_agents_use_tools_and_each_session_is_one_sequence(
     reply = [json.loads(line) for line in out.decode().splitlines() if line.startswith("{")]
     assert [(t["text"], t["added"]) for t in reply] == [("w5 w9", [[2, 3], [4, 5]])] * len(cases)
     assert [t["pieces"] > 4 for t in reply] == [mode == "stream" for _, mode in cases]
-    assert [bool(seen.body.get("stream")) for seen in engine.calls] == [m == "stream" for _, m in cases for _ in "12"]
+    streams = [m == "stream" or script in ALWAYS_STREAM for _, m in cases for _ in "12"]
+    assert [bool(seen.body.get("stream")) for seen in engine.calls] == streams
 
     captures = await client.fetch_async([session.session_id for session in sessions])
     for i, session in enumerate(sessions):

@@ -1,4 +1,5 @@
-"""Coding agents as they are, headless: Claude Code, Codex, opencode, qwen-code and Gemini CLI, through a runtime and the gateway.
+"""Coding agents as they are, headless, through a runtime and the gateway: Claude Code, also over Bedrock's API, Codex, opencode,
+qwen-code, Gemini CLI and pi.
 
 The programs run as `examples/cli_agents` runs them.
 """
@@ -32,13 +33,22 @@ EXAMPLE = ROOT / "examples" / "cli_agents"
 RELEASES = {"pinned": ROOT / ".venvs" / "npm", "newest": ROOT / ".venvs" / "npm-newest"}
 PACKAGES = {
     "claude": ("Claude Code", "@anthropic-ai/claude-code"),
+    "claude-bedrock": ("Claude Code on Bedrock", "@anthropic-ai/claude-code"),
     "codex": ("Codex", "@openai/codex"),
     "opencode": ("opencode", "opencode-ai"),
     "qwen": ("qwen-code", "@qwen-code/qwen-code"),
     "gemini": ("Gemini CLI", "@google/gemini-cli"),
+    "pi": ("pi", "@mariozechner/pi-coding-agent"),
 }
 NAMES = tuple(PACKAGES)
-APIS = {"chat": "chat", "anthropic": "Messages", "responses": "Responses", "gemini": "Gemini"}
+RECORDED = tuple(name for name in NAMES if name not in ("claude-bedrock", "pi"))  # others send the same
+APIS = {
+    "chat": "chat",
+    "anthropic": "Messages",
+    "responses": "Responses",
+    "gemini": "Gemini",
+    "bedrock-invoke": "Bedrock",
+}
 Sampled = list[tuple[list[int], list[int], list[float | None]]]
 
 
@@ -55,7 +65,7 @@ def sampled_by(turns: Sequence[Turn]) -> Sampled:
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("mode", ["relay", "token"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", RECORDED)
 async def test_recorded_requests_of_a_coding_agent_are_taken(
     name: str, mode: str, stream: bool, engine: ScriptedEngine, start_gateway: Start
 ) -> None:

@@ -208,3 +208,15 @@ def test_a_deadline_that_passes_while_calls_continue_is_the_agents(last_call_s: 
     found = judge(end, captured=True, capture=capture, fetch_error=None, config=CollectConfig(), weight_version=None)
     assert (found.outcome, found.cause, found.mask_reason) == (Outcome.TIMEOUT, cause, "outcome")
     assert ("still making model calls, 1 in all" in str(found.error)) == (cause is Cause.AGENT)
+
+
+def test_forced_answers_and_kept_histories_are_explained(caplog: pytest.LogCaptureFixture) -> None:
+    held = replace(TASK, trainable=False, untrainable_reason="held_to_a_form")
+    group, _ = run({"rewards": 1.0}, turns=(held,))
+    assert "set forced_tools to wish" in str(group.rollouts[0].error or group.rollouts[0].reason)
+    thinking = replace(TASK, free_tokens=1, unsampled=2)
+    with caplog.at_level(logging.INFO):
+        group, _ = run({"rewards": 1.0}, {"rewards": 0.0}, turns=(thinking,))
+    assert "its first prompt has 2 answers that it never sampled" in caplog.text
+    assert {sample.trained_tokens for sample in to_samples([group])} == {1}
+    assert [sum(sequence.loss_mask) for sequence in group.rollouts[0].trajectory.sequences] == [1]

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 _sampling = WarnsOnceAMinute(log)
+_unsampled = WarnsOnceAMinute(log)
 
 # How long nothing at all may move while rollouts wait for a slot or for the pace, on top of the time one rollout may take: as
 # long as the client waits out refusals of the runtime.
@@ -276,6 +277,13 @@ class _Collection:
         training = self.recording is None or self.recording.phase == "train"
         if training and done.trajectory is not None and (report := done.trajectory.report).other_sampling:
             _sampling.warning("%s: %s", rollout.session_id, sampling_note(report.trained_tokens, report.other_sampling))
+        if done.trajectory is not None and (count := done.trajectory.report.unsampled_answers):
+            _unsampled.warning(
+                "%s: its first prompt has %d answers that it never sampled: examples, or the history of an earlier rollout. "
+                "Make the agent inside the entrypoint, not in a global variable",
+                rollout.session_id,
+                count,
+            )
         if self.config.teacher_url is not None:
             done = await teacher_at(self.config.teacher_url).taught(done)
         return done

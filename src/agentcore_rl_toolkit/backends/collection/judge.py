@@ -282,6 +282,8 @@ def _trajectory(
         if others
         else f"every call is a side call under train={rule!r} ({side_calls}): name a tag of the calls that are to train"
         if side_calls
+        else "the agent forces a tool or a schema in every call, and a grammar held the answers to it: set forced_tools to wish"
+        if "held_to_a_form" in trajectory.report.untrainable_reasons
         else "did the agent call `_rollout.base_url` with its api_key, and does the engine return token ids and logprobs?"
     )
     return trajectory, InvalidResultError(
