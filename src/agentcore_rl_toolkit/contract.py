@@ -480,7 +480,7 @@ def advise_on_calls(taken: int, elsewhere: Mapping[str, int]) -> str:
     if not elsewhere:
         return (
             "no model call of the agent arrived at the gateway: it sent none with httpx, aiohttp, botocore or requests. Calls of "
-            "other libraries and programs are not redirected: let them use app.model()"
+            "other libraries and programs need app.model() or a Program (docs/agents.md)"
         )
     places = ", ".join(f"{n} x {place}" for place, n in sorted(elsewhere.items(), key=lambda item: -item[1])[:5])
     hosts = sorted({place.partition("/")[0] for place in elsewhere if place.endswith("(another host)")})

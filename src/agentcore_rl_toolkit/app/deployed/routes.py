@@ -84,7 +84,9 @@ class Route:
         parts = urlsplit(url)
         host = (parts.hostname or "").rstrip(".")
         known = self._is_model_host(host, parts.netloc.rpartition("@")[2])
-        found = next((m for pattern, _ in _CHATS if (m := pattern.fullmatch(parts.path))), None)
+        found = None
+        if not {".", ".."} & {*unquote(parts.path).split("/")}:  # which would lead out of the session
+            found = next((m for pattern, _ in _CHATS if (m := pattern.fullmatch(parts.path))), None)
         if method.upper() != "POST" or (found is None and not known):
             return None
         place = f"{host}{parts.path}"
@@ -142,6 +144,11 @@ def routed(route: Route) -> Iterator[None]:
         _current.reset(token)
 
 
+def running_routes() -> tuple[Route, ...]:
+    """The routes of the rollouts that run in this process."""
+    return tuple(_running)
+
+
 def find_target(method: str, url: str, body: Body) -> Target | None:
     """Return a request's destination in the running rollout; None leaves the request alone.
 
@@ -151,7 +158,7 @@ def find_target(method: str, url: str, body: Body) -> Target | None:
     route = _current.get()
     if route is not None:
         return route.target(method, url, body)
-    running = tuple(_running)
+    running = running_routes()
     if len(running) == 1:
         return running[0].target(method, url, body)
     for other in running:

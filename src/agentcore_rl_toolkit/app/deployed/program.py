@@ -1,0 +1,142 @@
+"""An agent in another language: a program with a server, started for each session and led to the gateway by its environment."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import urllib3
+import uvicorn
+from starlette.applications import Starlette
+from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from ...errors import ConfigError
+from .relay import WIRES, Relay
+
+START_S = 60.0
+END_S = 5.0
+_METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
+_NOT_PASSED = ("connection", "keep-alive", "transfer-encoding", "content-length", "host")
+
+
+class Program(Starlette):
+    """The server of a program, as an app of this process.
+
+    The program is started with the session. It must listen on the port that the variable ``port_variable`` names, on the loopback
+    address, and answer `/ping` and `/invocations`. Its model calls reach the gateway through a `Relay`.
+
+    Args:
+        command: the program and its arguments.
+        cwd: its folder. Default: that of the session, which has the files of the project.
+        wires: the APIs whose variables are set: bedrock, openai, anthropic, gemini. Some agents choose a provider by them.
+
+    Example:
+
+        app = Program("node", "dist/main.js")
+    """
+
+    def __init__(
+        self,
+        *command: str,
+        cwd: str | Path | None = None,
+        port_variable: str = "PORT",
+        wires: tuple[str, ...] = WIRES,
+        start_s: float = START_S,
+    ) -> None:
+        if not command or not set(wires) <= set(WIRES):
+            raise ConfigError(f"Program needs a command, and wires of {', '.join(WIRES)}; got {command}, {wires}")
+        self._command, self._cwd, self._port_variable = command, cwd, port_variable
+        self._wires, self._start_s = wires, start_s
+        self._pool = urllib3.PoolManager(timeout=urllib3.Timeout(connect=5.0, read=None), retries=False)
+        self._url = ""
+        super().__init__(routes=[Route("/{path:path}", self._forward, methods=_METHODS)], lifespan=self._live)
+
+    @contextlib.asynccontextmanager
+    async def _live(self, _: Any) -> AsyncIterator[None]:
+        relay = Relay()
+        listener = socket.create_server(("127.0.0.1", 0))
+        relay.port = listener.getsockname()[1]
+        server = _Quiet(uvicorn.Config(relay, log_level="warning", lifespan="off"))
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        with socket.socket() as probe:  # the port is free a moment later, and nobody else asks for it by number
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self._url = f"http://127.0.0.1:{port}"
+        environment = {**os.environ, **relay.variables(self._wires), self._port_variable: str(port)}
+        process = await asyncio.create_subprocess_exec(
+            *self._command, cwd=self._cwd, env=environment, start_new_session=True
+        )
+        try:
+            await self._wait_ready(process)
+            yield
+        finally:
+            await _end(process)
+            server.should_exit = True
+            await serving
+
+    async def _wait_ready(self, process: asyncio.subprocess.Process) -> None:
+        """Raises: ConfigError when the program ends, or does not answer in time."""
+        deadline_s = time.monotonic() + self._start_s
+        while process.returncode is None and time.monotonic() < deadline_s:
+            with contextlib.suppress(urllib3.exceptions.HTTPError, OSError):
+                reply = await run_in_threadpool(self._pool.request, "GET", f"{self._url}/ping", timeout=5.0)
+                if reply.status < 500:
+                    return
+            await asyncio.sleep(0.05)
+        how = f"ended with {process.returncode}" if process.returncode is not None else "did not answer /ping"
+        raise ConfigError(
+            f"{' '.join(self._command)} {how} within {self._start_s:g} s; it must listen on the port in {self._port_variable}"
+        )
+
+    async def _forward(self, request: Request) -> Response:
+        headers = {k: v for k, v in request.headers.items() if k not in _NOT_PASSED}
+        query = f"?{request.url.query}" if request.url.query else ""
+        url, body = f"{self._url}{request.url.path}{query}", await request.body()
+
+        def ask() -> Any:
+            return self._pool.request(
+                request.method, url, body=body, headers=headers, preload_content=False, redirect=False
+            )
+
+        try:
+            reply = await run_in_threadpool(ask)
+        except urllib3.exceptions.HTTPError as e:
+            return JSONResponse({"error": f"the agent's program does not answer: {e}"}, 502)
+
+        def parts() -> Iterator[bytes]:
+            try:
+                while data := reply.read1(2**16):
+                    yield data
+            finally:
+                reply.release_conn()
+
+        shown = {k: v for k, v in reply.headers.items() if k.lower() not in _NOT_PASSED}
+        return StreamingResponse(iterate_in_threadpool(parts()), reply.status, shown)
+
+
+class _Quiet(uvicorn.Server):
+    """A server without handlers of signals: the process's own server has them."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """End a program and what it started."""
+    for number, wait_s in ((signal.SIGTERM, END_S), (signal.SIGKILL, END_S)):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), wait_s)
+            return

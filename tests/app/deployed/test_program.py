@@ -1,0 +1,181 @@
+"""Agents in another language: their program is started and ended with the session, and its model calls go through a relay."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from starlette.testclient import TestClient
+
+from agentcore_rl_toolkit.app.deployed import Program
+from agentcore_rl_toolkit.app.deployed.relay import Relay
+from agentcore_rl_toolkit.app.deployed.routes import Route, routed
+from agentcore_rl_toolkit.errors import ConfigError
+from serving import Asked, answering, hosted, wait_for
+
+from ..conftest import Agent, agents_in
+
+KEY = "gateway-key-" + "k" * 20
+NODE = """
+const http = require("http");
+const read = async (stream) => { let text = ""; for await (const part of stream) text += part; return text; };
+http.createServer(async (request, response) => {
+  if (request.url === "/ping") return response.end(JSON.stringify({ status: "Healthy" }));
+  const payload = JSON.parse(await read(request));
+  const calls = [];
+  for (const [base, path, body] of payload.calls || []) {
+    const reply = await fetch(process.env[base] + path, { method: "POST", body: JSON.stringify(body || {}),
+      headers: { authorization: "Bearer sk-the-agents-own", "content-type": "application/json" } });
+    calls.push([reply.status, await reply.text()]);
+  }
+  if (payload.fail) { response.statusCode = 500; return response.end("no luck"); }
+  response.setHeader("content-type", "text/event-stream");
+  for (const part of ["4", "2"]) response.write(`data: ${JSON.stringify(part)}\\n\\n`);
+  const seen = JSON.stringify({ payload, calls, pid: process.pid, environment: process.env });
+  response.end(`data: ${JSON.stringify(seen)}\\n\\n`);
+}).listen(process.env.PORT, "127.0.0.1");
+"""
+AGENT = """
+import sys
+import uvicorn
+from agentcore_rl_toolkit.app.deployed import Program
+
+app = Program("node", {script!r})
+uvicorn.run(app, port=int(sys.argv[1]), log_level="warning")
+"""
+
+
+@pytest.fixture(scope="module")
+def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
+    if shutil.which("node") is None:
+        pytest.skip("the program is one of Node")
+    folder = tmp_path_factory.mktemp("program")
+    (folder / "main.js").write_text(NODE)
+    with agents_in(folder, as_it_is=True) as start:
+        yield start(AGENT.format(script=str(folder / "main.js")))
+
+
+@pytest.fixture
+def gateway() -> Iterator[tuple[str, list[Asked]]]:
+    seen: list[Asked] = []
+
+    def answer(asked: Asked) -> tuple[Any, ...]:
+        seen.append(asked)
+        return 200, b"from the gateway", {"content-type": "text/event-stream"}
+
+    with answering(answer) as url:
+        yield f"{url}/sessions/s/v1", seen
+
+
+def test_a_programs_calls_go_to_the_session_and_its_answer_is_stored(
+    agent: Agent, gateway: tuple[str, list[Asked]]
+) -> None:
+    url, seen = gateway
+    calls = [
+        ["OPENAI_BASE_URL", "/chat/completions"],
+        ["ANTHROPIC_BASE_URL", "/v1/messages"],
+        ["AWS_ENDPOINT_URL_BEDROCK_RUNTIME", "/model/us.anthropic.claude%3A0/converse-stream"],
+        ["GOOGLE_GEMINI_BASE_URL", "/v1beta/models/g:streamGenerateContent?alt=sse"],
+        ["OPENAI_BASE_URL", "/embeddings"],
+    ]
+    record = agent.run({"prompt": "x", "calls": calls, "_reference": "secret-42"}, base_url=url, api_key=KEY)
+    assert record["outcome"] == "ok", record
+    assert record["_answer"].startswith("42{")
+    answer = json.loads(record["_answer"][2:])
+    assert answer["payload"] == {"prompt": "x", "calls": calls}
+    assert [status for status, _ in answer["calls"]] == [200, 200, 200, 200, 404]
+    assert "is no chat of the policy" in answer["calls"][4][1]
+    assert [asked.path.removeprefix("/sessions/s/v1") for asked in seen] == [
+        "/chat/completions",
+        "/messages",
+        "/bedrock/model/us.anthropic.claude%3A0/converse-stream",
+        "/models/g:streamGenerateContent?alt=sse",
+    ]
+    assert {asked.headers["authorization"] for asked in seen} == {f"Bearer {KEY}"}
+    assert record["_calls"]["gateway"] == 4
+    assert KEY not in json.dumps(answer)
+    assert agent.run({"fail": True}, base_url=url, api_key=KEY)["stop_reason"].endswith("HTTP 500: no luck")
+
+
+def test_calls_outside_of_a_rollout_are_refused(agent: Agent, gateway: tuple[str, list[Asked]]) -> None:
+    calls = {"calls": [["OPENAI_BASE_URL", "/chat/completions"]]}
+    connection = http.client.HTTPConnection("127.0.0.1", agent.port)
+    agent.run(calls, base_url=gateway[0], api_key=KEY)
+    connection.request("POST", "/invocations", json.dumps(calls))
+    text = connection.getresponse().read().decode()
+    connection.close()
+    assert "410" in text
+    assert "the rollout is over" in text
+    assert len(gateway[1]) == 1
+
+
+def test_the_program_ends_with_its_session(agent: Agent, gateway: tuple[str, list[Asked]]) -> None:
+    pid = json.loads(agent.run({}, base_url=gateway[0], api_key=KEY)["_answer"][2:])["pid"]
+    agent.terminate()
+    wait_for(lambda: not Path(f"/proc/{pid}").exists() or not os.path.exists(f"/proc/{pid}/exe"))
+
+
+@pytest.mark.parametrize(("words", "why"), [(("false",), "ended with 1"), (("sleep", "60"), "did not answer /ping")])
+def test_a_program_that_does_not_serve_is_named(words: tuple[str, ...], why: str) -> None:
+    with pytest.raises(ConfigError, match=why), TestClient(Program(*words, start_s=0.5)):
+        pass
+
+
+@pytest.fixture
+def relay(gateway: tuple[str, list[Asked]]) -> Iterator[Callable[..., tuple[int, str]]]:
+    """Ask a relay as any process or web page of this machine could; ``{token}`` is the random part of its path."""
+    app = Relay()
+    with hosted(app) as url:
+        app.port = urlsplit(url).port or 0
+        token = app.address.rpartition("/")[2]
+
+        def ask(path: str, method: str = "POST", **headers: str) -> tuple[int, str]:
+            connection = http.client.HTTPConnection("127.0.0.1", app.port)
+            named = {name.replace("_", "-"): value for name, value in headers.items()}
+            connection.request(method, path.replace("{token}", token), b"{}", named)
+            reply = connection.getresponse()
+            found = reply.status, reply.read().decode()
+            connection.close()
+            return found
+
+        yield ask
+
+
+def test_a_stranger_gets_nothing_of_a_relay(
+    relay: Callable[..., tuple[int, str]], gateway: tuple[str, list[Asked]]
+) -> None:
+    chat = "/{token}/v1/chat/completions"
+    assert relay(chat) == (503, relay(chat)[1])
+    with routed(Route(base_url=gateway[0], api_key=KEY)):
+        assert relay(chat)[0] == 200
+        for path in (
+            "/",
+            "/v1/chat/completions",
+            "/x/v1/chat/completions",
+            "/{token}x/v1/chat/completions",
+            "/{token}/admin/x",
+        ):
+            assert relay(path)[0] == 404, path
+        assert relay(chat, host="evil.example")[0] == 403
+        assert relay(chat, origin="https://evil.example")[0] == 403
+        assert relay(chat, origin="null")[0] == 403
+        for path in (
+            "/{token}/bedrock/model/../../other/v1/converse",
+            "/{token}/bedrock/model/%2e%2e/%2e%2e/other/converse",
+            "/{token}/v1/../../../sessions/chat/completions",
+        ):
+            assert relay(path)[0] == 404, path
+        assert relay(chat, method="GET")[0] == 404
+        assert relay(chat, authorization="Bearer of-another-session", x_api_key="another")[0] == 200
+        with routed(Route(base_url=gateway[0], api_key="other")):
+            assert relay(chat)[0] == 503
+    assert relay(chat)[0] == 410
+    assert {asked.headers["authorization"] for asked in gateway[1]} == {f"Bearer {KEY}"}
+    assert not [asked for asked in gateway[1] if "x-api-key" in asked.headers]
