@@ -306,7 +306,7 @@ def test_a_role_that_another_made_is_not_changed(account: dict[str, str]) -> Non
         ({"subnets": ["subnet-1"]}, "--security-group"),
         ({"folder": None, "code": False}, "what is to be deployed"),
         ({"entry": "absent.py"}, "has no absent.py"),
-        ({"code": False}, "has no Dockerfile"),
+        ({"code": False, "entry": "absent.py"}, "has no absent.py"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused_before_any_call(

@@ -20,13 +20,14 @@ if TYPE_CHECKING:
     from ..deploy.deployment import Deployment
     from ..deploy.settings import Settings
 
+THERE, FOLDER = click.Path(exists=True, path_type=Path), click.Path(exists=True, file_okay=False, path_type=Path)
 ARN = "AGENTCORE_AGENT_ARN"
 CONTROL_URL = "AWS_ENDPOINT_URL_BEDROCK_AGENTCORE_CONTROL"
 
 
 @click.command()
 @click.argument("what", required=False, type=click.Choice(["iam"]), metavar="[iam]")
-@click.option("--agent", type=click.Path(exists=True, path_type=Path), help="Folder of the agent, or its file.")
+@click.option("--agent", metavar="FOLDER|FILE|MODULE", help="The agent.")
 @click.option("--image", metavar="URI", help="Deploy this image; nothing is built.")
 @click.option("--code", is_flag=True, help="Deploy an archive, without an image.")
 @click.option("--name", help="Name on AWS. [default: the folder's]")
@@ -50,17 +51,29 @@ CONTROL_URL = "AWS_ENDPOINT_URL_BEDROCK_AGENTCORE_CONTROL"
     metavar="JSON|none",
     help="Payload of the rollout that proves it; none: no rollout. [default: first row of train.jsonl]",
 )
-@click.option("--dry-run", is_flag=True, help="Print every call and policy; change nothing.")
+@click.option(
+    "--exclude",
+    "excluded",
+    multiple=True,
+    type=click.Path(exists=True, path_type=Path),
+    help="Do not pack this. Repeatable.",
+)
+@click.option(
+    "--vendor", type=FOLDER, help="Put the toolkit's wheel into a project that AWS's own CLI deploys, and end."
+)
+@click.option("--dry-run", is_flag=True, help="Print every file, call and policy; change nothing.")
 @click.option("--remove", is_flag=True, help="Remove all that deployments of this name made.")
 @as_json
 def command(
     what: str | None,
-    agent: Path | None,
+    agent: str | None,
     name: str | None,
     smoke: str | None,
     bucket: str | None,
     environment: Sequence[str],
     region: str | None,
+    excluded: Sequence[Path],
+    vendor: Path | None,
     dry_run: bool,
     remove: bool,
     as_json: bool,
@@ -82,13 +95,19 @@ def command(
     from ..deploy.settings import Settings
     from ..runtime.wire import parse_environment
 
-    folder, entry = _folder(agent)
+    if vendor is not None:
+        from ..deploy.artifact import vendor as put_wheel
+
+        click.echo("\n".join(put_wheel(vendor)))
+        return
+    folder, started = _started(agent)
     bucket, prefix = _records(bucket)
     rows = None if smoke == "none" or remove or what else _payload(smoke, folder)
     settings = Settings(
         name=_name(name, folder),
         folder=folder,
-        entry=entry,
+        **started,
+        excluded=[*excluded, *(_answers(folder) if folder is not None else [])],
         platform=_platform(),
         smoke=rows,
         bucket=bucket,
@@ -118,13 +137,34 @@ def command(
     _report(done, settings, calls.region, dry_run, as_json, lines)
 
 
-def _folder(agent: Path | None) -> tuple[Path | None, str]:
+def _started(agent: str | None) -> tuple[Path | None, dict[str, Any]]:
+    """Return the folder that is packed, and the settings that start the agent in it. Raises: ConfigError without an agent."""
+    from ..deploy.artifact import START_FILE
+    from ..isolation.project import Project
+    from .training.stack import agent_file
+
     if agent is None:
-        return None, "agent.py"
-    if agent.is_file():
-        return agent.parent, agent.name
-    found = next((file for file in ("agent.py", "rl_app.py") if (agent / file).is_file()), "agent.py")
-    return agent, found
+        return None, {}
+    if Path(agent).is_dir():
+        folder = Path(agent)
+        names = ("agent.py", "rl_app.py")
+        return folder, {"entry": next((name for name in names if (folder / name).is_file()), names[0])}
+    file = agent_file(agent)
+    project = Project.of(file)
+    if file.parent == project.folder:
+        return file.parent, {"entry": file.name}
+    paths = [Path(path).relative_to(project.folder).as_posix() for path in project.import_paths]
+    return project.folder, {"entry": START_FILE, "module": project.module, "import_paths": paths}
+
+
+def _answers(folder: Path) -> list[Path]:
+    """Return the files of rows and of the scorer that the folder's train.toml names: they are not packed."""
+    import tomllib
+
+    settings = folder / "train.toml"
+    found = tomllib.loads(settings.read_text()) if settings.is_file() else {}
+    names = (str(found[name]).partition(":")[0] for name in ("data", "eval_data", "score") if found.get(name))
+    return [folder / name for name in names]
 
 
 def _name(name: str | None, folder: Path | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import json
 import platform
@@ -10,7 +11,7 @@ import shutil
 import subprocess
 import tomllib
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,21 +23,39 @@ from ..errors import ConfigError
 AGENTCORE_PLATFORM = "linux/arm64"
 UV_PLATFORMS = {"linux/arm64": "aarch64-manylinux_2_28", "linux/amd64": "x86_64-manylinux_2_28"}
 BUILD_S, PUSH_S, RESOLVE_S = 3600.0, 3600.0, 900.0
-# `.env` has settings and keys of this machine; `deploy` writes one itself.
 NOT_THE_AGENT = frozenset(
     (
-        ".env",
+        ".agentcore-rl",
+        ".aws",
+        ".git",
+        ".mypy_cache",
+        ".pytest_cache",
+        ".ruff_cache",
+        ".ssh",
         ".venv",
         ".venvs",
-        ".git",
         "__pycache__",
-        ".pytest_cache",
-        ".mypy_cache",
-        ".ruff_cache",
+        "node_modules",
         "runs",
-        ".agentcore-rl",
     )
 )
+# Settings and keys of this machine (`deploy` writes .env itself), and the rows with their answers.
+SECRETS_AND_ANSWERS = (
+    ".env*",
+    ".netrc",
+    ".npmrc",
+    ".pypirc",
+    "*.key",
+    "*.p12",
+    "*.pem",
+    "*.pfx",
+    "eval.jsonl",
+    "id_ecdsa*",
+    "id_ed25519*",
+    "id_rsa*",
+    "train.jsonl",
+)
+START_FILE, REQUIREMENTS = "agentcore_rl_start.py", "agentcore_rl_requirements.txt"
 NAMES_PACKAGES = {"requirements.txt", "pyproject.toml", "uv.lock"}
 _LONG_AGO = (2020, 1, 1, 0, 0, 0)
 
@@ -47,11 +66,77 @@ def this_platform() -> str:
     return "linux/arm64" if machine in ("arm64", "aarch64") else "linux/amd64"
 
 
-def files_of(folder: Path) -> Iterator[Path]:
-    """The agent's own files, in a fixed order: environments, caches and runs are left out."""
+def files_of(folder: Path, excluded: Iterable[Path] = ()) -> Iterator[Path]:
+    """Yield the agent's own files in a fixed order.
+
+    Environments, caches, runs, keys and the usual files of rows are left out, and the paths in ``excluded`` with all below them.
+    """
+    left_out = {path.resolve() for path in excluded}
     for path in sorted(folder.rglob("*")):
-        if path.is_file() and not NOT_THE_AGENT.intersection(path.relative_to(folder).parts):
+        relative = path.relative_to(folder)
+        if not path.is_file() or NOT_THE_AGENT.intersection(relative.parts):
+            continue
+        if any(fnmatch.fnmatch(path.name, pattern) for pattern in SECRETS_AND_ANSWERS):
+            continue
+        if not left_out.intersection((path.resolve(), *path.resolve().parents)):
             yield path
+
+
+def stage(
+    folder: Path,
+    into: Path,
+    *,
+    entry: str,
+    excluded: Iterable[Path] = (),
+    module: str | None = None,
+    import_paths: Sequence[str] = (),
+    python: str | None = None,
+) -> Path:
+    """Copy the agent's files to ``into``, and write the files that it lacks. Returns ``into``.
+
+    Args:
+        entry: the file that is started.
+        module: name of the agent's module if it is no file of the folder itself: ``entry`` is written, and runs it.
+        import_paths: folders inside ``folder`` that its import path begins with.
+        python: version of Python for a Dockerfile, which is written if the folder has none; None: no image is built.
+
+    Raises: ConfigError if the folder does not name its packages.
+    """
+    for path in files_of(folder, excluded):
+        place = into / path.relative_to(folder)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, place)
+        place.chmod(path.stat().st_mode & 0o777)
+    if module is not None:
+        paths = ", ".join(f"os.path.join(HERE, {path!r})" for path in import_paths)
+        (into / entry).write_text(_START.format(module=module, paths=paths))
+    if python is not None and not (into / "Dockerfile").is_file():
+        (into / REQUIREMENTS).write_text("\n".join(requirements_of(folder)) + "\n")
+        (into / "Dockerfile").write_text(_DOCKERFILE.format(python=python, requirements=REQUIREMENTS, entry=entry))
+    return into
+
+
+_START = """# Starts the agent: runs its module as `python -m` does.
+import os
+import runpy
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path[:0] = [{paths}]
+runpy.run_module({module!r}, run_name="__main__", alter_sys=True)
+"""
+_DOCKERFILE = """FROM python:{python}-slim
+ENV PYTHONUNBUFFERED=1 DOCKER_CONTAINER=1
+RUN useradd --create-home agent
+WORKDIR /app
+COPY wheels/ wheels/
+COPY {requirements} ./
+RUN pip install --no-cache-dir wheels/*.whl -r {requirements}
+COPY . .
+USER agent
+EXPOSE 8080
+CMD ["python", "{entry}"]
+"""
 
 
 def digest_of(folder: Path, *more: str) -> str:
@@ -176,3 +261,46 @@ def make_archive(folder: Path, *, target: str, python: str, into: Path) -> Path:
             entry.external_attr, entry.compress_type = mode << 16, zipfile.ZIP_DEFLATED
             made.writestr(entry, path.read_bytes())
     return archive
+
+
+def vendor(folder: Path) -> list[str]:
+    """Put the wheel of the running version into a project that another tool builds, and name it there. Returns what was done.
+
+    `requirements.txt` gets the wheel's path. `pyproject.toml` gets the package as a dependency, and uv the wheel as its source.
+    Raises: ConfigError if the folder has neither file.
+    """
+    requirements, project = folder / "requirements.txt", folder / "pyproject.toml"
+    if not requirements.is_file() and not project.is_file():
+        raise ConfigError(
+            f"{folder} has neither requirements.txt nor pyproject.toml, in which the wheel could be named"
+        )
+    wheel = write_wheel(folder / "wheels")
+    for old in (folder / "wheels").iterdir():
+        if _is_our_wheel(old) and old != wheel:
+            old.unlink()
+    done = [f"wheels/{wheel.name}: is written"]
+    ours = re.compile(rf"^\s*(?:\./)?(?:wheels/)?{TOOLKIT.replace('-', '[-_]')}\b.*$", re.IGNORECASE)
+    if requirements.is_file():
+        kept = [line for line in requirements.read_text().splitlines() if not ours.match(line)]
+        requirements.write_text("\n".join([*kept, f"./wheels/{wheel.name}"]) + "\n")
+        done.append("requirements.txt: names the wheel")
+    if project.is_file():
+        project.write_text(_with_wheel(project.read_text(), wheel.name))
+        done.append("pyproject.toml: depends on the wheel, for uv; run `uv lock` if there is a uv.lock")
+    return done
+
+
+def _with_wheel(text: str, wheel: str) -> str:
+    """Return a pyproject.toml that depends on the wheel. Raises: ConfigError if its dependencies cannot be found."""
+    dependencies = tomllib.loads(text).get("project", {}).get("dependencies")
+    listed = re.search(r"^dependencies\s*=\s*\[", text, re.MULTILINE)
+    if dependencies is None or listed is None:
+        raise ConfigError("pyproject.toml has no list `dependencies` in [project]")
+    if not any(re.match(rf"{TOOLKIT}\b", each.replace("_", "-")) for each in dependencies):
+        text = f'{text[: listed.end()]}\n    "{TOOLKIT}",{text[listed.end() :]}'
+    source = f'{TOOLKIT} = {{ path = "wheels/{wheel}" }}'
+    if re.search(rf"^{TOOLKIT}\s*=.*$", text, re.MULTILINE):
+        return re.sub(rf"^{TOOLKIT}\s*=.*$", source, text, flags=re.MULTILINE)
+    if (table := re.search(r"^\[tool\.uv\.sources\]\s*$", text, re.MULTILINE)) is not None:
+        return f"{text[: table.end()]}\n{source}{text[table.end() :]}"
+    return f"{text.rstrip()}\n\n[tool.uv.sources]\n{source}\n"

@@ -6,9 +6,10 @@ Nothing is stored on this machine: the parts of a deployment carry its tag on AW
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -19,7 +20,16 @@ from ..contract import Outcome
 from ..errors import AgentCoreRLError, ConfigError
 from . import iam
 from .agent import AgentRuntime, Deployed
-from .artifact import ImageBuilder, digest_of, image_digest, make_archive, put_wheel_beside
+from .artifact import (
+    ImageBuilder,
+    digest_of,
+    files_of,
+    image_digest,
+    make_archive,
+    put_wheel_beside,
+    requirements_of,
+    stage,
+)
 from .calls import Calls
 from .settings import TAG, Settings
 
@@ -113,21 +123,40 @@ class Deployment:
             uri = found["repository"]["repositoryUri"] if found else f"{self._registry()}/{s.repository}"
         else:
             uri = found["repositories"][0]["repositoryUri"]
-        tag = image_digest(s.folder, s.platform)
-        image = f"{uri}:{tag}"
-        if self._pushed(tag):
-            self._say(f"image {tag}: is there")
-        elif self._call.rehearse:
-            self._say(f"would build {s.folder} for {s.platform} and push {image}")
-        else:
-            engine = ImageBuilder.find()
-            put_wheel_beside(s.folder)
-            self._say(f"image {tag}: is built for {s.platform}")
-            engine.build(s.folder, uri=image, target=s.platform)
-            token = self._ecr("GetAuthorizationToken")["authorizationData"][0]["authorizationToken"]
-            self._say(f"image {tag}: is pushed")
-            engine.push(image, password=base64.b64decode(token).decode().partition(":")[2])
+        with self._staged(python=s.python) as staged:
+            tag = image_digest(staged, s.platform)
+            image = f"{uri}:{tag}"
+            if self._pushed(tag):
+                self._say(f"image {tag}: is there")
+            elif self._call.rehearse:
+                self._say(f"would build {s.folder} for {s.platform} and push {image}")
+            else:
+                engine = ImageBuilder.find()
+                put_wheel_beside(staged)
+                self._say(f"image {tag}: is built for {s.platform}")
+                engine.build(staged, uri=image, target=s.platform)
+                token = self._ecr("GetAuthorizationToken")["authorizationData"][0]["authorizationToken"]
+                self._say(f"image {tag}: is pushed")
+                engine.push(image, password=base64.b64decode(token).decode().partition(":")[2])
         return {"containerConfiguration": {"containerUri": image}}
+
+    @contextlib.contextmanager
+    def _staged(self, *, python: str | None) -> Iterator[Path]:
+        """A copy of the agent's files as they are packed. A rehearsal lists them."""
+        s = self.settings
+        assert s.folder is not None
+        with tempfile.TemporaryDirectory() as work:
+            options: dict[str, Any] = {
+                "entry": s.entry,
+                "excluded": s.excluded,
+                "module": s.module,
+                "import_paths": s.import_paths,
+            }
+            staged = stage(s.folder, Path(work) / "agent", **options, python=python)
+            if self._call.rehearse:
+                for path in files_of(staged):
+                    self._say(f"would pack {path.relative_to(staged)}")
+            yield staged
 
     def _pushed(self, tag: str) -> bool:
         """Return True if the repository has the image."""
@@ -142,16 +171,18 @@ class Deployment:
         s = self.settings
         assert s.folder is not None
         assert s.bucket is not None
-        key = f"{iam.ARCHIVES}/{s.name}/{digest_of(s.folder, s.platform, s.python, wheel_digest())}.zip"
-        if self._s3("HeadObject", Bucket=s.bucket, Key=key, absent=NOT_IN_S3):
-            self._say(f"archive {Path(key).stem}: is there")
-        elif self._call.rehearse:
-            self._say(f"would make an archive of {s.folder} for {s.platform} and put it to s3://{s.bucket}/{key}")
-        else:
-            self._say(f"archive {Path(key).stem}: is made for {s.platform}, Python {s.python}")
-            with tempfile.TemporaryDirectory() as work:
-                made = make_archive(s.folder, target=s.platform, python=s.python, into=Path(work))
-                self._s3("PutObject", Bucket=s.bucket, Key=key, Body=made.read_bytes())
+        with self._staged(python=None) as staged:
+            requirements_of(staged)  # without packages the real run would end here
+            key = f"{iam.ARCHIVES}/{s.name}/{digest_of(staged, s.platform, s.python, wheel_digest())}.zip"
+            if self._s3("HeadObject", Bucket=s.bucket, Key=key, absent=NOT_IN_S3):
+                self._say(f"archive {Path(key).stem}: is there")
+            elif self._call.rehearse:
+                self._say(f"would make an archive of {s.folder} for {s.platform} and put it to s3://{s.bucket}/{key}")
+            else:
+                self._say(f"archive {Path(key).stem}: is made for {s.platform}, Python {s.python}")
+                with tempfile.TemporaryDirectory() as work:
+                    made = make_archive(staged, target=s.platform, python=s.python, into=Path(work))
+                    self._s3("PutObject", Bucket=s.bucket, Key=key, Body=made.read_bytes())
         return {
             "codeConfiguration": {
                 "code": {"s3": {"bucket": s.bucket, "prefix": key}},
@@ -198,6 +229,8 @@ class Deployment:
         from ..client import Deadlines, RolloutClient
 
         self._say("one rollout: is run")
+        if not any(name in s.environment for name in ("AGENTCORE_RL_MODEL_URL", "AGENTCORE_RL_MODEL_ID")):
+            self._say("it names no model: the agent calls its own default (--env AGENTCORE_RL_MODEL_URL=URL names one)")
         deadlines = Deadlines(run_s=300)
         with RolloutClient(arn, s.store, "agentcore-rl-smoke", deadlines=deadlines) as client:
             future = client.invoke(dict(s.smoke))

@@ -21,6 +21,9 @@ class Settings:
         name: of the agent runtime: letters, digits, underscores.
         folder: the agent's; None when only an existing image is deployed.
         entry: the file that is started, inside ``folder``.
+        module, import_paths: name of the agent's module if ``entry`` is not a file of the folder itself, and the folders inside
+            ``folder`` that its import path begins with.
+        excluded: paths that are not packed.
         image: URI of an image that exists; None: it is built from the folder's Dockerfile.
         code: deploy an archive instead of an image. ``python`` is then the version it runs with.
         platform: what is built for.
@@ -35,6 +38,9 @@ class Settings:
     name: str
     folder: Path | None = None
     entry: str = "agent.py"
+    module: str | None = None
+    import_paths: Sequence[str] = ()
+    excluded: Sequence[Path] = ()
     image: str | None = None
     code: bool = False
     python: str = "3.13"
@@ -79,7 +85,7 @@ class Settings:
             raise ConfigError("a VPC takes both --subnet and --security-group")
         if self.smoke is not None and self.bucket is None:
             raise ConfigError("a rollout leaves a record: --bucket NAME says where, or --smoke none leaves it out")
-        if self.folder is not None and self.image is None:
-            needed = self.entry if self.code else "Dockerfile"
-            if not (self.folder / needed).is_file():
-                raise ConfigError(f"{self.folder} has no {needed}")
+        started_by = (self.entry,) if self.code else (self.entry, "Dockerfile")
+        packed = self.folder is not None and self.image is None and self.module is None
+        if packed and self.folder is not None and not any((self.folder / name).is_file() for name in started_by):
+            raise ConfigError(f"{self.folder} has no {self.entry}: name the agent's file or module with --agent")

@@ -1,0 +1,157 @@
+"""What is packed of a project: a module below `src`, a Dockerfile where there is none, and never a key or an answer."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import httpx
+import pytest
+from click.testing import CliRunner
+
+from agentcore_rl_toolkit.cli.main import cli
+from agentcore_rl_toolkit.deploy.artifact import files_of, stage, vendor
+from agentcore_rl_toolkit.errors import ConfigError
+from serving import wait_for
+
+AGENT = """
+from agentcore_rl_toolkit import AgentCoreRLApp
+
+from .prompts import load
+from shop.tools import price
+
+app = AgentCoreRLApp()
+
+
+@app.rollout_entrypoint
+def run(payload):
+    return {"rewards": 1.0, "prompt": load(), "price": price()}
+
+
+if __name__ == "__main__":
+    app.run(port=int(__import__("os").environ["PORT"]))
+"""
+SECRET = (
+    ".env",
+    ".env.local",
+    "server.pem",
+    "id_rsa",
+    "src/shop/api.key",
+    ".git/config",
+    "runs/x/config.json",
+    ".aws/credentials",
+)
+PROMPTS = """
+import pathlib
+
+
+def load():
+    return (pathlib.Path(__file__).parent / "p.md").read_text()
+"""
+ANSWERS = ("train.jsonl", "eval.jsonl", "data/rows.jsonl", "score.py")
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A project with a package below src, prompts, data, and everything that must stay here."""
+    files = {
+        "pyproject.toml": '[project]\nname = "shop"\nversion = "1"\ndependencies = ["httpx"]\n',
+        "src/shop/__init__.py": "",
+        "src/shop/agent.py": AGENT,
+        "src/shop/tools.py": "def price():\n    return 3\n",
+        "src/shop/prompts/__init__.py": PROMPTS,
+        "src/shop/prompts/p.md": "Be kind.",
+        "data/prices.csv": "a,1\n",
+        "train.toml": 'data = "data/rows.jsonl"\nscore = "score.py:score"\n',
+        **dict.fromkeys((*SECRET, *ANSWERS), "planted"),
+    }
+    for name, text in files.items():
+        (tmp_path / "shop" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "shop" / name).write_text(text)
+    return tmp_path / "shop"
+
+
+@pytest.mark.parametrize("form", ["image", "code"])
+def test_a_dry_run_lists_every_file_and_no_secret(project: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(project / "none"))
+    words = ["--agent", "shop.agent", "--name", "shop", "--bucket", "my-records", "--smoke", "none", "--dry-run"]
+    done = CliRunner().invoke(
+        cli, ["deploy", *words, *(["--code"] if form == "code" else []), "--exclude", "data/prices.csv"]
+    )
+    assert done.exit_code == 0, (done.output, done.exception)
+    packed = {line.removeprefix("would pack ") for line in done.output.splitlines() if line.startswith("would pack ")}
+    written = {"agentcore_rl_start.py", *(("Dockerfile", "agentcore_rl_requirements.txt") if form == "image" else ())}
+    sources = {"agent.py", "tools.py", "__init__.py", "prompts/__init__.py", "prompts/p.md"}
+    assert packed == {"pyproject.toml", "train.toml", *written, *(f"src/shop/{name}" for name in sources)}
+
+
+def test_a_staged_module_runs_as_it_would_on_aws(project: Path, tmp_path: Path) -> None:
+    staged = stage(
+        project,
+        tmp_path / "staged",
+        entry="agentcore_rl_start.py",
+        module="shop.agent",
+        import_paths=["src", "src/shop", "."],
+    )
+    with (tmp_path / "log").open("wb") as log:
+        port = 18000 + (hash(str(tmp_path)) % 2000)
+        process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "agentcore_rl_start.py"],
+            cwd=staged,
+            env={"PATH": "/usr/bin:/bin", "PORT": str(port), "HOME": str(tmp_path)},
+            stdout=log,
+            stderr=log,
+        )
+        try:
+
+            def answered() -> bool:
+                try:
+                    return httpx.get(f"http://127.0.0.1:{port}/ping").is_success
+                except httpx.HTTPError:
+                    return False
+
+            wait_for(answered, process=process)
+            reply = httpx.post(f"http://127.0.0.1:{port}/invocations", json={"prompt": "x"}, timeout=60).json()
+        finally:
+            process.terminate()
+            process.wait(30)
+    assert (reply["prompt"], reply["price"]) == ("Be kind.", 3)
+
+
+def test_a_project_without_a_list_of_packages_is_refused(project: Path, tmp_path: Path) -> None:
+    (project / "pyproject.toml").unlink()
+    with pytest.raises(ConfigError, match=r"neither requirements\.txt nor pyproject\.toml"):
+        stage(project, tmp_path / "staged", entry="src/shop/agent.py", python="3.13")
+
+
+def test_a_dockerfile_of_the_project_is_kept(project: Path, tmp_path: Path) -> None:
+    (project / "Dockerfile").write_text("FROM mine\n")
+    staged = stage(project, tmp_path / "staged", entry="x.py", module="shop.agent", python="3.13")
+    assert (staged / "Dockerfile").read_text() == "FROM mine\n"
+    assert not any("agentcore_rl_requirements" in path.name for path in files_of(staged))
+
+
+def test_a_project_of_another_tool_gets_the_wheel(tmp_path: Path) -> None:
+    (tmp_path / "requirements.txt").write_text("strands-agents\nagentcore-rl-toolkit==0.2.0\n")
+    (tmp_path / "pyproject.toml").write_text(
+        '[project]\nname = "shop"\ndependencies = [\n    "strands-agents",\n]\n\n[tool.uv.sources]\nother = { path = "o" }\n'
+    )
+    vendor(tmp_path)
+    once = [(tmp_path / name).read_text() for name in ("requirements.txt", "pyproject.toml")]
+    vendor(tmp_path)
+    assert [(tmp_path / name).read_text() for name in ("requirements.txt", "pyproject.toml")] == once
+    [wheel] = (tmp_path / "wheels").iterdir()
+    assert once[0].splitlines() == ["strands-agents", f"./wheels/{wheel.name}"]
+    project = tomllib.loads(once[1])
+    assert sorted(project["project"]["dependencies"]) == ["agentcore-rl-toolkit", "strands-agents"]
+    assert project["tool"]["uv"]["sources"]["agentcore-rl-toolkit"] == {"path": f"wheels/{wheel.name}"}
+    assert json.dumps(project["tool"]["uv"]["sources"]["other"]) == '{"path": "o"}'
+    with pytest.raises(ConfigError, match="neither"):
+        vendor(tmp_path / "wheels")
