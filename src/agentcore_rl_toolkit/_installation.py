@@ -113,7 +113,7 @@ def run_tool(
     if done.returncode:
         last = "\n".join((done.stderr or done.stdout).strip().splitlines()[-15:])
         raise error(f"{failure}: {shlex.join(command)} ended with {done.returncode}\n{last}")
-    return done.stdout
+    return str(done.stdout)
 
 
 def wheel_digest() -> str:
