@@ -32,6 +32,7 @@ from agentcore_rl_toolkit.contract import (
     record_outcome,
 )
 from agentcore_rl_toolkit.errors import POLICY_FAILURES, ConfigError, GatewayError, StoreError, UpstreamError
+from serving import answering
 
 AGENT, INFRASTRUCTURE = Blame(cause=Cause.AGENT), Blame(cause=Cause.INFRASTRUCTURE)
 
@@ -226,6 +227,9 @@ def run(payload):
             raise ConnectionRefusedError("no gateway")
         case "break":
             raise KeyError("answer")
+        case "ask":
+            import httpx
+            httpx.post(payload["url"] + "/judge?key=secret").raise_for_status()
         case "crash":
             raise RuntimeError("a fault of the agent")
         case "stop":
@@ -290,6 +294,19 @@ def test_the_agent_declares_what_the_policys_failures_score(declaring_agent: Any
     }
     stopped = declaring_agent.run({"do": "stop"})
     assert (stopped["_agent"]["cause"], stopped["_agent"]["failure"]) == ("policy", "other")
+
+
+def test_a_call_of_another_model_than_the_policy_is_the_infrastructures_and_has_its_address(agent: Any) -> None:
+    with answering(lambda _: (400, b"context_length_exceeded")) as url:
+        ask = {"do": "ask", "url": url}
+        policy, judge = (agent.run(ask, base_url=f"{base_url}/v1") for base_url in (url, "http://127.0.0.1:9"))
+        away = agent.run({"do": "ask", "url": "http://127.0.0.1:9"}, base_url=url)
+    assert (policy["_agent"]["cause"], policy["_agent"].get("failure")) == ("policy", "context")
+    assert "gateway" not in policy["stop_reason"] + policy["traceback"]
+    for record, address in ((judge, url), (away, "http://127.0.0.1:9")):
+        assert (record["_agent"]["cause"], record["outcome"]) == ("infrastructure", "lost")
+        assert record["stop_reason"].startswith(f"{address}/judge (not the model's gateway): ")
+        assert f"The call went to {address}/judge, which is not the model's gateway." in record["traceback"]
 
 
 def test_a_record_says_what_the_agent_wants_trained_and_the_client_wins(declaring_agent: Any) -> None:
