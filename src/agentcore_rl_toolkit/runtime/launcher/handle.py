@@ -121,26 +121,18 @@ class TemplateProcess:
     async def start(self) -> None:
         """Run the agent's script up to its server. Raises: AgentLoadError with the traceback, or on the deadline."""
         try:
-            event = await self._launch(self.spec.mode)
-            reason = event.get("reason")
-            found: list[str] = event.get("modules", [])
-            for modules in (found, []):
-                if event["ev"] == "unforkable":
-                    await self.close()
-                    self.closed = False
-                    event = await self._launch("exec", reason, modules)
+            event = await self._launch()
         except BaseException:  # cancelled, for instance: the script may never look up from what it does
             self._kill()
             await self.close()
             raise
-        self.mode, self.reason, self.pid = event["mode"], event.get("reason"), event["pid"]
+        self.mode, self.reason, self.pid = event["mode"], event["reason"], event["pid"]
         self.no_view = event["no_view"]
 
-    async def _launch(self, mode: str, reason: str | None = None, modules: Sequence[str] = ()) -> dict[str, Any]:
+    async def _launch(self) -> dict[str, Any]:
         spec = self.spec
         project = None if spec.project is None else str(spec.project)
-        options = {"script": str(spec.script), "mode": mode, "reason": reason, "libraries": bool(modules)}
-        options_json = json.dumps({**options, "memory_bytes": spec.memory_bytes, "project": project})
+        options = {"script": str(spec.script), "project": project, "memory_bytes": spec.memory_bytes, "mode": spec.mode}
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         try:
@@ -151,7 +143,7 @@ class TemplateProcess:
                     BOOT,
                     TEMPLATE_MODULE,
                     str(theirs.fileno()),
-                    options_json,
+                    json.dumps(options),
                     pass_fds=[theirs.fileno()],
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=log,
@@ -168,8 +160,6 @@ class TemplateProcess:
         finally:
             theirs.close()
         reader, self._writer = await asyncio.open_connection(sock=ours, limit=2**22)  # closes it where it is cancelled
-        if modules:
-            self._writer.write(json.dumps([*modules]).encode() + b"\n")
         try:
             line = await asyncio.wait_for(reader.readline(), spec.load_timeout_s)
         except TimeoutError:

@@ -3,15 +3,14 @@
 Theory of operation. The runtime starts one template per agent and version and talks to it over a socket, one JSON object per
 line. In fork mode the script is executed here; at the point where it would start its server, the loop of `keeper` runs instead
 and every session is a fork that carries on from that point: imports and module state are shared copy-on-write.
-A script with threads, a running event loop, or an open connection cannot be forked safely. Then a second process imports the
-libraries that were loaded in the first one, and each of its forks runs the script from its start (libraries mode). If the
-libraries cannot be forked either, nothing is imported before the fork (exec mode).
+A script with threads, a running event loop, or an open connection cannot be forked safely. Then this process starts again and
+imports the libraries that were loaded, and each of its forks runs the script from its start (libraries mode). If the libraries
+cannot be forked either, it starts once more, and nothing is imported before the fork (exec mode).
 
-Orders: in libraries mode first the names of modules; ``spawn`` {id, socket, dir, log, links, copied, project},
-``stop`` {id, grace_s},
+Orders: ``spawn`` {id, socket, dir, log, links, copied, project}, ``stop`` {id, grace_s},
 ``command`` {id, session, socket, command}, ``kill_command`` {id}. Events: ``ready`` {mode, reason, pid, no_view},
-``unforkable`` {reason, modules}, ``error`` {traceback},
-``spawned`` {id, pid}, ``failed`` {id, error}, ``exit`` {id, status, cpu_s, max_rss}, ``command_exit`` {id, status}.
+``error`` {traceback}, ``spawned`` {id, pid}, ``failed`` {id, error}, ``exit`` {id, status, cpu_s, max_rss},
+``command_exit`` {id, status}.
 
 Nothing outlives its parent: when the control socket closes (the runtime is gone, by whatever signal), every process is killed.
 When the template itself is killed, the kernel kills the sessions (Linux).
@@ -28,6 +27,7 @@ import signal
 import site
 import socket
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -64,7 +64,11 @@ class CannotForkError(BaseException):
 
 
 def main(control: str, given: str) -> None:
-    """Run the template over this inherited socket until the runtime goes away. ``given``: its options as JSON."""
+    """Run the template over this inherited socket until the runtime goes away. ``given`` has its options as JSON.
+
+    These are ``script``, ``project``, ``memory_bytes`` and ``mode``, and after a start in another mode the ``reason`` for this
+    one and ``libraries``, a file with the names of modules.
+    """
     control_fd = int(control)
     linux.die_with_parent(signal.SIGKILL)
     linux.adopt_orphans()
@@ -73,6 +77,7 @@ def main(control: str, given: str) -> None:
     os.closerange(control_fd + 1, os.sysconf("SC_OPEN_MAX"))
     runtime, options = socket.socket(fileno=control_fd), json.loads(given)
     script = options["script"]
+    given_environment, folder = dict(os.environ), os.getcwd()
 
     def loop(how: dict[str, str | None], serve: Callable[[socket.socket], None]) -> None:
         no_view = view.why_none(options["project"]) if options["project"] is not None else None
@@ -101,18 +106,20 @@ def main(control: str, given: str) -> None:
         )
 
     try:
-        if options["libraries"]:
-            import_libraries(json.loads(read_line(runtime)))
+        if options["mode"] == "libraries":
+            import_libraries(options["libraries"])
             if (reason := why_not_forkable(control_fd)) is not None:
                 raise CannotForkError(reason)
             gc.freeze()
-        if options["mode"] == "exec":
-            mode = "libraries" if options["libraries"] else "exec"
-            loop({"mode": mode, "reason": options["reason"]}, run_cold)
+        if options["mode"] in ("libraries", "exec"):
+            loop({"mode": options["mode"], "reason": options.get("reason")}, run_cold)
         prepare_as_is()
         run_script(script, take_over)
     except CannotForkError as e:
-        report(runtime, ev="unforkable", reason=str(e), modules=loaded_libraries(Path(script)))
+        os.set_inheritable(control_fd, True)
+        os.chdir(folder)
+        again = next_options(options, str(e))
+        os.execve(sys.executable, [*sys.orig_argv[:-1], json.dumps(again)], given_environment)
     except BaseException as e:
         report(runtime, ev="error", traceback=_agents_traceback(e))
     sys.stdout.flush()
@@ -143,19 +150,22 @@ def loaded_libraries(script: Path) -> list[str]:
     ]
 
 
-def read_line(control: socket.socket) -> bytes:
-    """Read the runtime's first order. It sends no other one before the template is ready."""
-    line = b""
-    while not line.endswith(b"\n"):
-        data = control.recv(262144)
-        if not data:
-            os._exit(0)
-        line += data
-    return line
+def next_options(options: dict[str, Any], reason: str) -> dict[str, Any]:
+    """The options to start again with: first with the libraries that are loaded here, then with nothing."""
+    if options["mode"] == "libraries":
+        return {**options, "mode": "exec"}
+    modules = loaded_libraries(Path(options["script"]))
+    if not modules:
+        return {**options, "mode": "exec", "reason": reason}
+    with tempfile.NamedTemporaryFile("w", delete=False) as file:  # too long for an argument
+        json.dump(modules, file)
+    return {**options, "mode": "libraries", "reason": reason, "libraries": file.name}
 
 
-def import_libraries(names: list[str]) -> None:
-    """Import these modules, as far as that is possible."""
+def import_libraries(file: str) -> None:
+    """Import the modules that are named in this file, as far as that is possible, and remove the file."""
+    names = json.loads(Path(file).read_text())
+    os.unlink(file)
     for name in names:
         with contextlib.suppress(BaseException):
             importlib.import_module(name)
