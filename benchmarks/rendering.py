@@ -319,7 +319,7 @@ def main() -> None:
         stream = renderer.stream(tools=TOOLS)
         for token in ids:
             stream.feed([token])
-        stream.finish()
+        stream.feed([], final=True)
 
     rows.append(("read it token by token, per token", f"{best_us(streamed, rounds, 20) / len(ids):.1f} us"))
     for name in ("chat", "responses", "anthropic"):
