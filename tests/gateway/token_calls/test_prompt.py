@@ -124,3 +124,16 @@ async def test_a_rendering_that_is_cancelled_twice_keeps_its_history_to_itself(
     mode.histories.unpin(history)
     assert not history.order.locked()
     assert [await status_of(session, *texts) for texts in (("hi",), ("hi", "a", "b"))] == [200, 200]
+
+
+async def test_a_gateway_says_at_its_start_that_no_parser_reads_its_models_calls(
+    engine: ScriptedEngine, start_gateway: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    template = tmp_path / "unknown.jinja"
+    template.write_text(
+        "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}{% for m in messages %}<|im_start|>{{ m.role }}\n"
+        "{{ m.content }}{% for c in m.tool_calls or [] %}<<do {{ c.function.name }} {{ c.function.arguments | tojson }}>>"
+        "{% endfor %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    await start_gateway(engine, model_dir=str(MODEL), template=str(template))
+    assert "<<do probe_tool" in caplog.text

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.cli.doctor.template import sampled_body
-from agentcore_rl_toolkit.messages.render import AnswerForm, Renderer, can_call, relaxed
+from agentcore_rl_toolkit.messages.render import AnswerForm, Renderer, can_call, relaxed, sampled_body
 
 FORCED = ["hermes", "qwen3", "qwen_coder", "llama3"]
 SCHEMA = {"type": "object", "properties": {"answer": {"type": "integer"}}, "required": ["answer"]}

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.cli.doctor.template import examine, sampled_body
-from agentcore_rl_toolkit.messages.render import Renderer
+from agentcore_rl_toolkit.cli.doctor.template import examine
+from agentcore_rl_toolkit.messages.render import Renderer, sampled_body
 from agentcore_rl_toolkit.messages.render.habits import Habits
 from agentcore_rl_toolkit.messages.render.template import ChatTemplate
 

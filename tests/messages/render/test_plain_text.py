@@ -9,8 +9,7 @@ from typing import Any
 from tokenizers import Tokenizer as Backend
 from tokenizers import models
 
-from agentcore_rl_toolkit.cli.doctor.template import sampled_body
-from agentcore_rl_toolkit.messages.render import Renderer
+from agentcore_rl_toolkit.messages.render import Renderer, sampled_body
 from agentcore_rl_toolkit.messages.render.tokens import PlainText, Tokenizer
 
 from .conftest import Family

@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.cli.doctor.template import examine, sampled_body
+from agentcore_rl_toolkit.cli.doctor.template import examine
 from agentcore_rl_toolkit.errors import CaptureError
 from agentcore_rl_toolkit.messages.render import (
     ChatTemplate,
     PastCall,
     Renderer,
     replay,
+    sampled_body,
 )
 from agentcore_rl_toolkit.messages.wire import RequestError
 

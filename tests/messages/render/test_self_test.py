@@ -1,11 +1,53 @@
+"""The self-test of a model: each family passes it, and calls that no parser reads fail it."""
+
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
 from agentcore_rl_toolkit.cli.doctor.template import examine
+from agentcore_rl_toolkit.messages.render import Renderer, grammar_named, new_parser, unread_calls
+
+from .conftest import Family
+
+# A template of no known family.
+UNKNOWN = """{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}
+{%- for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}
+{%- for c in m.tool_calls or [] %}<<do {{ c.function.name }} {{ c.function.arguments | tojson }}>>{% endfor %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
 
 
-def test_every_family_passes_its_self_test(family, renderer):
+def test_every_family_passes_its_self_test(family: Family, renderer: Renderer) -> None:
     report = examine(renderer)
     assert report.parser == family.parser
     assert report.ok, str(report)
     failed_or_skipped = {check.name for check in report.checks if check.ok is None}
     assert failed_or_skipped <= {"parser round trip, reasoning"}, str(report)
+    assert unread_calls(renderer) is None
+
+
+def test_calls_that_no_parser_reads_fail_the_self_test(model_dir: Callable[[str], Path], tmp_path: Path) -> None:
+    (tmp_path / "unknown.jinja").write_text(UNKNOWN)
+    renderer = Renderer.from_path(model_dir("hermes"), template=tmp_path / "unknown.jinja")
+    problem = unread_calls(renderer)
+    assert problem is not None
+    assert "<<do probe_tool" in problem
+    report = examine(renderer)
+    assert not report.ok
+    assert problem in [check.detail for check in report.checks if check.ok is False]
+
+
+@pytest.mark.parametrize("grammar", ["plain", "hermes", "llama", "harmony", "muse"])
+def test_a_call_in_the_form_of_another_family_is_unparsed(grammar: str, tools: list[dict[str, Any]]) -> None:
+    text = "See <minimax:tool_call> and so on"
+    header = {"harmony": "<|channel|>final<|message|>", "muse": " to=user<|message|>"}.get(grammar, "")
+    for offered, status in ((tools, "unparsed"), (None, "none")):
+        parser = new_parser(grammar_named(grammar), tools=offered)
+        parser.feed(header + text)
+        parser.finish()
+        assert parser.status == status

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from ...errors import AgentCoreRLError
-from ...messages.render import Renderer
+from ...messages.render import Renderer, sampled_body, unread_calls
 from ...messages.render.habits import EFFORTS
 
 _TOOLS: list[dict[str, Any]] = [
@@ -95,35 +95,6 @@ def _stops(renderer: Renderer) -> tuple[bool, str]:
     return True, names
 
 
-def sampled_body(
-    renderer: Renderer, answer: dict[str, Any], *, tools: Sequence[dict[str, Any]] | None
-) -> list[int] | None:
-    """The ids that a model would have sampled to give this answer, as the template writes it; None when it cannot be
-    cut out.
-    """
-    user = {"role": "user", "content": "hello"}
-    opening = renderer.template.render([user], tools=tools, now=0.0)
-    whole = renderer.template.render([user, answer], tools=tools, add_generation_prompt=False, now=0.0)
-    reasoning = renderer.grammar.reasoning
-    mark = opening.rfind(reasoning[0]) if reasoning is not None else -1
-    if whole.startswith(opening):
-        body = whole[len(opening) :]
-    elif mark >= 0 and whole.startswith(opening[:mark]):
-        # In history the template writes the reasoning that a new answer begins with differently, or leaves it out.
-        body = whole[mark:]
-        if reasoning is not None and opening.rstrip().endswith(reasoning[1]):
-            body = body.removeprefix(reasoning[1])  # the prompt has closed it
-    else:
-        return None
-    ends = [(at, c) for c in renderer.facts.closers if (at := body.find(c)) >= 0]
-    if renderer.grammar.name == "harmony":
-        ends = [(at, c) for c in ("<|call|>", "<|return|>") if (at := body.find(c)) >= 0]
-    if ends:
-        at, closer = min(ends)
-        body = body[: at + len(closer)]
-    return renderer.encode(body)
-
-
 _HELLO: list[dict[str, Any]] = [{"role": "user", "content": "hello"}]
 
 
@@ -188,6 +159,8 @@ def _round_trip(renderer: Renderer) -> tuple[bool | None, str]:
     if body is None:
         return False, "the template's own writing of a call cannot be cut out"
     parsed = renderer.parse(body, tools=_TOOLS)
+    if not parsed.tool_calls and (problem := unread_calls(renderer)) is not None:
+        return False, problem
     if parsed.parse_status != "parsed":
         return False, f"the template's own call is read as {parsed.parse_status}: {renderer.decode(body)!r}"
     got = [(c.name, msgspec.json.decode(c.arguments)) for c in parsed.tool_calls]

@@ -230,11 +230,12 @@ def start(
 
     variables = {AS_IS: "1", **variables_of(agent), **parse_environment(session_env)}
     if model is not None and not without_model:
-        from ...messages.render import Renderer
+        from ...messages.render import Renderer, unread_calls
         from ..doctor.template import NO_TOOLS
 
-        if not Renderer.from_path(model).facts.tools_shown:
-            report(MODEL, NO_TOOLS)
+        renderer = Renderer.from_path(model)
+        if (problem := unread_calls(renderer) if renderer.facts.tools_shown else NO_TOOLS) is not None:
+            report(MODEL, problem)
     store = folder / "store"
     store.mkdir(parents=True, exist_ok=True)
     policy = launch_engine(services, model, engine, dtype) if upstream is None and not without_model else None

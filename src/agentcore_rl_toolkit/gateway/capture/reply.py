@@ -10,6 +10,7 @@ Structs without a place in the garbage collector's lists (``gc=False``) make thi
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Annotated, Any
@@ -384,11 +385,13 @@ def _check(captured: Captured) -> None:
             captured.problem = f"the engine counted {counted} completion tokens and returned {have} token ids"
 
 
-_CALL_MARKS = (
-    *("[TOOL_CALLS]", "<tool_call>", "<function=", "<|python_tag|>", "<|tool_call", "<｜tool▁call", "<｜DSML｜"),
-)
+@functools.cache
+def _call_marks() -> tuple[bytes, ...]:
+    from ...messages.render import HINTS  # loads the template engine, which relayed calls need for nothing else
+
+    return tuple(mark.encode() for mark in HINTS)
 
 
 def _call_status(message: bytes) -> str:
     """Whether a message without calls has text that looks like one."""
-    return "unparsed" if any(mark.encode() in message for mark in _CALL_MARKS) else "none"
+    return "unparsed" if any(mark in message for mark in _call_marks()) else "none"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from ..._servers.tasks import Tasks
 from ...errors import ConfigError, GatewayError
 from ...messages.errors import unsupported
-from ...messages.render import AnswerForm, Renderer, can_call, relaxed
+from ...messages.render import AnswerForm, Renderer, can_call, relaxed, unread_calls
 from ...messages.wire import ModelRequest
 from ..config import REFUSED_FORM, ForcedTools, GatewayConfig
 from ..engines import TOKEN_ENGINES
@@ -131,6 +131,8 @@ def load(directory: str, config: GatewayConfig, sessions: Sessions) -> TokenMode
     if config.kind == "openai":
         raise ConfigError("engine openai takes no token ids; leave --model out, or name another engine")
     renderer = Renderer.from_path(directory, template=config.template, parser=config.parser)
+    if (problem := unread_calls(renderer)) is not None:
+        log.warning("%s", problem)
     _check_store(sessions.store, renderer)
     threads = ThreadPoolExecutor(RENDERING_THREADS, "gateway-render")
     return TokenMode(

@@ -4,15 +4,17 @@ token.
 
 from .conversation import Conversation
 from .forcing import AnswerForm, can_call, relaxed
-from .parsers import GRAMMARS, Grammar, grammar_named, new_parser
+from .parsers import GRAMMARS, HINTS, Grammar, grammar_named, new_parser
 from .renderer import RenderedPrompt, Renderer
 from .replay import PastCall, replay
 from .reply import ReplyStream
+from .sampled import sampled_body, unread_calls
 from .template import ChatTemplate
 from .tokens import TextDecoder
 
 __all__ = [
     "GRAMMARS",
+    "HINTS",
     "AnswerForm",
     "ChatTemplate",
     "Conversation",
@@ -27,4 +29,6 @@ __all__ = [
     "new_parser",
     "relaxed",
     "replay",
+    "sampled_body",
+    "unread_calls",
 ]

@@ -25,9 +25,9 @@ from .pythonic import LFM
 # The first family whose signs are in a template counts, so the more particular formats come first.
 _KNOWN = (MUSE, HARMONY, DSML, DEEPSEEK, GEMMA, KIMI, MINIMAX, MISTRAL, LFM, QWEN_CODER, GLM, HERMES, LLAMA, PLAIN)
 # A call in a form that is not the model's own was meant too.
-_HINTS = tuple(dict.fromkeys(hint for grammar in _KNOWN for hint in grammar.hints))
+HINTS = tuple(dict.fromkeys(hint for grammar in _KNOWN for hint in grammar.hints))
 _PAIRS = tuple(dict.fromkeys(pair for grammar in _KNOWN for pair in grammar.hint_pairs))
-GRAMMARS: dict[str, Grammar] = {g.name: replace(g, hints=_HINTS, hint_pairs=_PAIRS) for g in _KNOWN}
+GRAMMARS: dict[str, Grammar] = {g.name: replace(g, hints=HINTS, hint_pairs=_PAIRS) for g in _KNOWN}
 
 
 def grammar_of(template: str) -> Grammar:
@@ -52,4 +52,14 @@ def new_parser(
     return (grammar.parser or MarkerParser)(grammar, tools=tools, reasoning_open=reasoning_open)
 
 
-__all__ = ["GRAMMARS", "Call", "CallTag", "Grammar", "OutputParser", "grammar_named", "grammar_of", "new_parser"]
+__all__ = [
+    "GRAMMARS",
+    "HINTS",
+    "Call",
+    "CallTag",
+    "Grammar",
+    "OutputParser",
+    "grammar_named",
+    "grammar_of",
+    "new_parser",
+]

@@ -23,9 +23,10 @@ class LlamaParser(OutputParser):
     """Reads an answer of Llama 3.x: text, or one or more calls."""
 
     def __init__(
-        self, _: Grammar, *, tools: Sequence[dict[str, Any]] | None = None, reasoning_open: bool = False
+        self, grammar: Grammar, *, tools: Sequence[dict[str, Any]] | None = None, reasoning_open: bool = False
     ) -> None:
         super().__init__()
+        self._grammar = grammar
         self._tools = schemas_of(tools)
         self._held: list[str] | None = [] if tools else None  # None: it is text
         self._start = ""  # of what is held, without blanks
@@ -45,7 +46,8 @@ class LlamaParser(OutputParser):
         if not self._held:
             # It began as text: a call in it, or one without its brackets, was meant and is none.
             text = "".join(self._plain_text).strip()
-            self._bad = bool(self._tools) and (_TAG in text or _looks_meant(text, self._tools, anywhere=True))
+            meant = _TAG in text or _looks_meant(text, self._tools, anywhere=True)
+            self._bad = bool(self._tools) and (meant or any(hint in text for hint in self._grammar.hints))
             return []
         text = "".join(self._held).strip()
         tagged = text.startswith(_TAG)
