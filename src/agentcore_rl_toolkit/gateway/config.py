@@ -15,6 +15,7 @@ from ..errors import ConfigError
 Engine = Literal["policy", "vllm", "sglang", "sglang-experts", "tinker", "sagemaker", "openai"]
 ENGINES: tuple[Engine, ...] = get_args(Engine)
 ForcedTools = Literal["wish", "constrain", "refuse"]
+History = Literal["sampled", "template"]
 REFUSED_FORM = "this gateway refuses calls that force a tool or a schema (forced_tools=refuse); leave it to the model"
 _TOKENS_ONLY = ("sglang", "sglang-experts")  # SGLang's chat gives no token ids
 SAMPLING_SERVICES = frozenset({"tinker", "sagemaker"})  # one service for a gateway, sampled by its client library
@@ -103,6 +104,8 @@ class GatewayConfig:
     ``forced_tools`` is what becomes of a call that must call a tool or fit a schema. "constrain": the engine's grammar enforces
     it. "wish": the model is free, and the report's ``left_out`` counts the call. "refuse": the agent gets a 400. An engine, or a
     model's format, that cannot enforce it makes a wish of it in token mode.
+    ``history`` "sampled": a prompt repeats the sampled tokens of the session. "template": it is what the model's template makes
+    of the messages, as the engine renders them that serves the model. A turn whose prompt lost thinking starts a sequence.
     ``model_dir`` is a folder with tokenizer and chat template: the gateway renders prompts and sends token ids. Engine policy
     takes only token ids; its default is the built-in policy's folder.
     ``template`` is a file with another chat template than ``model_dir`` brings, ``parser`` the name of an output parser (one of
@@ -122,6 +125,7 @@ class GatewayConfig:
     allow_fields: tuple[str, ...] = ()
     train_constrained: bool = False
     forced_tools: ForcedTools = "constrain"
+    history: History = "sampled"
     model_id: str | None = None
     model_dir: str | None = None
     template: str | None = None
@@ -162,6 +166,8 @@ class GatewayConfig:
             raise ConfigError(
                 f"a {name} is for prompts that are rendered here: give --model DIR (with the tokenizer) too"
             )
+        if self.model_dir is None and self.history == "template":
+            raise ConfigError("history template is for prompts that are rendered here: give --model DIR too")
         if self.sampler is not None and not engines & SAMPLING_SERVICES:
             raise ConfigError("a sampler is for the engines tinker and sagemaker only")
 

@@ -18,7 +18,7 @@ from agentcore_rl_toolkit.errors import CaptureError
 
 from .selection import Placed, select
 from .sequence import ExpertSpan, FidelityReport, TrainingSequence, Trajectory
-from .tree import Match, TokenTree
+from .tree import TOKEN_BYTES, Match, TokenTree, common_prefix, pack
 from .turn import CUTS, Turn, overlaps
 
 # How many tokens of a completion's tail must turn up again for a divergence to count as re-tokenisation of the same
@@ -294,8 +294,31 @@ def _report(
         unanswered_turns=sum(not turn.answered for turn in distinct),
         held_tokens=sum(len(node.turn.completion_ids) - node.turn.trained_tokens for node in kept if node.side is None),
         unsampled_answers=sum(turn.unsampled for turn in distinct),
+        history_difference=_history_difference(placed),
         left_out=dict(Counter(kind for turn in distinct for kind in turn.left_out)),
     )
+
+
+def _history_difference(placed: list[Placed]) -> float | None:
+    """The share of the prompts' tokens that templates left out of the turns before them, or wrote otherwise."""
+    differing = [
+        _left_out(node.rival, node.turn)
+        for node in placed
+        if node.turn.branch_reason == "template" and node.rival is not None
+    ]
+    return sum(differing) / sum(len(node.turn.prompt_ids) for node in placed) if differing else None
+
+
+def _left_out(earlier: Turn, turn: Turn) -> int:
+    """The number of tokens of a turn that a later prompt does not repeat. What it repeats is a beginning and an end."""
+    row, prompt = pack([*earlier.prompt_ids, *earlier.completion_ids]), pack(turn.prompt_ids)
+    begin = common_prefix(row, prompt)
+    least, most = 0, (len(row) - begin) // TOKEN_BYTES  # tokens at the end of the turn that the prompt has
+    while least < most:
+        size = (least + most + 1) // 2
+        found = prompt.find(row[len(row) - size * TOKEN_BYTES :], begin)
+        least, most = (size, most) if found >= 0 and found % TOKEN_BYTES == 0 else (least, size - 1)
+    return (len(row) - begin) // TOKEN_BYTES - least
 
 
 def _mixed(turn: Turn) -> bool:

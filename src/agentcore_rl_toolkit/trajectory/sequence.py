@@ -72,6 +72,8 @@ class FidelityReport:
       with penalties or a logit bias, are not trained, and are no side calls. Those of a cut distribution (top_p, top_k, min_p)
       are trained.
     - ``held_tokens``: tokens of trained turns that a grammar held to a form. They are not trained.
+    - ``history_difference``: the share of the prompts' tokens that a template left out of earlier turns, or wrote otherwise
+      (`GatewayConfig.history` "template"). None: no prompt lost any.
     - ``unsampled_answers``: answers in the session's first prompt, which the session never sampled. They are examples that the
       agent writes, or the history of an earlier rollout that an agent kept in a global variable.
     - ``unanswered_turns``: ended inside the policy's reasoning. ``left_out``: turns whose model did not get the agent's whole
@@ -101,6 +103,7 @@ class FidelityReport:
     left_out: dict[str, int] = field(default_factory=dict)
     held_tokens: int = 0
     unsampled_answers: int = 0
+    history_difference: float | None = None
 
     @property
     def side_call_tokens(self) -> int:

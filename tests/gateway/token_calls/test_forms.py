@@ -14,7 +14,7 @@ from agentcore_rl_toolkit.messages.render import Renderer
 from agentcore_rl_toolkit.trajectory import FidelityReport, Turn, build_trajectory
 
 from ...messages.render.conftest import FAMILIES, TEMPLATES, write_model
-from ..asking import MODEL, Start, ask, captured, claude, gpt, opened
+from ..asking import MODEL, Start, ask, captured, claude, gpt, message_of, opened
 from .test_sampling import FORMAT, TOOLS, USER, constraint
 
 CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "2 + 3"}}\n</tool_call><|im_end|>'
@@ -203,3 +203,25 @@ async def test_odd_results_names_and_schemas_of_tools_are_taken(engine: Scripted
     prompt = Renderer.from_path(MODEL).decode(engine.calls[0].prompt_ids)
     assert "null" in prompt
     assert '"type": "dict"' in prompt  # the model sees the agent's own schema
+
+
+async def test_with_the_templates_history_an_engine_gets_what_the_template_writes(
+    thinker: Path, engine: ScriptedEngine, start_gateway: Start, tmp_path: Path
+) -> None:
+    renderer = Renderer.from_path(thinker)
+    gateway = await start_gateway(engine, model_dir=str(thinker), history="template", store_dir=str(tmp_path / "store"))
+    session = await opened(gateway)
+    messages: list[dict[str, Any]] = []
+    for step in range(3):
+        will_say(engine, renderer, f"I think of {step}.\n</think>\n\nAnswer {step}.<|im_end|>")
+        messages.append({"role": "user", "content": f"What is {step}?"})
+        reply = await message_of(session, messages)
+        assert reply["content"] == f"Answer {step}."
+        sent = engine.calls[-1].prompt_ids
+        assert renderer.decode(sent) == renderer.template.render(messages)
+        messages.append(reply)
+    turns, report = await read(gateway, session)
+    assert [turn.branch_reason for turn in turns] == [None, "template", "template"]
+    assert report.trained_tokens == report.sampled_tokens
+    assert report.history_difference is not None
+    assert report.history_difference > 0.1

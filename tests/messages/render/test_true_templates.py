@@ -17,6 +17,7 @@ import pytest
 from agentcore_rl_toolkit.cli.doctor.template import examine
 from agentcore_rl_toolkit.messages.render import Renderer, sampled_body
 from agentcore_rl_toolkit.messages.render.template import ChatTemplate
+from agentcore_rl_toolkit.trajectory import FidelityReport, Turn, build_trajectory
 
 from .test_habits import ORDERS
 
@@ -157,6 +158,57 @@ def test_ten_turns_of_tools_and_text_extend_each_other(
             messages.append({"role": "tool", "tool_call_id": call["id"], "content": f"found {step}"})
         if not wanted:
             messages.append({"role": "user", "content": f"and {step}?"})
+
+
+def session(renderer: Renderer) -> FidelityReport:
+    """Three turns with thinking, as an agent makes them that sends the thinking back. Returns the report of their trajectory."""
+    conversation, turns = renderer.conversation(now=0.0), []
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "hello"}]
+    for step in range(3):
+        prompt = renderer.render(conversation, json.loads(json.dumps(messages)))
+        assert (prompt.branch_reason, prompt.extended) == (None, bool(step)) or renderer.history == "template"
+        if renderer.history == "template":
+            whole = renderer.template.render(messages, now=0.0)
+            assert renderer.decode(prompt.token_ids) == whole
+        said = f"I think of {step}, and of more.\n</think>\n\nAnswer {step}.<|im_end|>"
+        completion = renderer.encode(said if prompt.opens_reasoning else f"<think>\n{said}")
+        parsed = renderer.parse(completion, opens_reasoning=prompt.opens_reasoning).to_message()
+        assert (parsed["reasoning_content"], parsed["content"]) == (
+            f"I think of {step}, and of more.",
+            f"Answer {step}.",
+        )
+        renderer.commit(conversation, prompt, completion, parsed, turn_id=f"t{step}")
+        turns.append(
+            Turn(
+                turn_id=f"t{step}",
+                index=step,
+                prompt_ids=prompt.token_ids,
+                completion_ids=completion,
+                logprobs=[-1.0] * len(completion),
+                finish_reason="stop",
+                parent_turn=prompt.parent_turn,
+                branch_reason=prompt.branch_reason,
+            )
+        )
+        messages += [parsed, {"role": "user", "content": f"and {step}?"}]
+    trajectory = build_trajectory("s", turns)
+    trained = [turn_id for sequence in trajectory.sequences for turn_id in sequence.turn_ids]
+    assert sorted(trained) == ["t0", "t1", "t2"]  # each once
+    return trajectory.report
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_5_think"])
+def test_a_history_is_as_sampled_or_as_the_template_writes_it(
+    name: str, in_trl: Path, model_dir: Callable[[str], Path]
+) -> None:
+    folder, template = model_dir(TEMPLATES[name][0]), in_trl / f"{name}.jinja"
+    sampled = session(Renderer.from_path(folder, template=template))
+    assert (sampled.sequences, sampled.branch_reasons, sampled.history_difference) == (1, {}, None)
+    report = session(Renderer.from_path(folder, template=template, history="template"))
+    assert (report.sequences, report.branch_reasons) == (3, {"template": 2})
+    assert report.trained_tokens == report.sampled_tokens == sampled.sampled_tokens
+    assert report.history_difference is not None
+    assert 0.2 < report.history_difference < 0.6
 
 
 def test_a_template_for_tools_is_found_where_transformers_saves_it(

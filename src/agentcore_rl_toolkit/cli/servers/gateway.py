@@ -26,6 +26,7 @@ class _Rare:
 
     train_constrained: bool = False
     forced_tools: Literal["wish", "constrain", "refuse"] = "constrain"
+    history: Literal["sampled", "template"] = "sampled"
     context_tokens: int | None = None
     allow_fields: tuple[str, ...] = ()
     fsync: bool = False
@@ -99,8 +100,9 @@ def serve(
     when its agent has hung up: the agent may ask again), body_mb and reply_mb (the largest request and reply),
     default_max_tokens (for requests without max_tokens, with --model), context_tokens (the model's window, with --model),
     train_constrained=yes (train replies that were held to a schema, grammar or tool call), forced_tools=wish (leave a model free
-    that an agent forces to call a tool or to fit a schema; refuse: such a request gets an error), allow_fields (request fields of
-    your engine that agents may use, with commas) and fsync=yes (wait for the disk before an agent gets the end of a reply).
+    that an agent forces to call a tool or to fit a schema; refuse: such a request gets an error), history=template (prompts as
+    the chat template writes them, without earlier thinking, with --model), allow_fields (request fields of your engine that
+    agents may use, with commas) and fsync=yes (wait for the disk before an agent gets the end of a reply).
     """
     import asyncio
 
@@ -123,6 +125,7 @@ def serve(
         session_keys=not no_session_keys,
         train_constrained=rare.train_constrained,
         forced_tools=rare.forced_tools,
+        history=rare.history,
         context_tokens=rare.context_tokens,
         allow_fields=rare.allow_fields,
         fsync=rare.fsync,

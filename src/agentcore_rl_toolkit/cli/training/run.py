@@ -89,6 +89,7 @@ def train(job: Job, console: Console, *, stack: Stack | None = None) -> dict[str
                 engine=settings.engine,
                 dtype=settings.learner.dtype,
                 forced_tools=settings.forced_tools,
+                history=settings.history,
                 session_env=[
                     *sessions.session_env,
                     *as_is_variables(sessions.model_hosts, sessions.policy_models),

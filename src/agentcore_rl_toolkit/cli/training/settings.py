@@ -20,7 +20,7 @@ from ...backends.settings import Count, Least0, NotNegative, SettingsGroup, fit,
 from ...backends.training.settings import LoopSettings
 from ...client.data import read_rows
 from ...errors import ConfigError
-from ...gateway.config import ForcedTools
+from ...gateway.config import ForcedTools, History
 from ...runs import locked, make_folder, read_config, write_config
 from ..models import model_folder
 from ..servers.vllm import find_python
@@ -100,7 +100,8 @@ class LocalRun(LoopSettings):
     """The settings of `agentcore-rl train` for an agent's file on this machine.
 
     ``engine`` serves the model. ``forced_tools`` is `GatewayConfig`'s, for calls in which the agent forces a tool or a schema
-    (None: constrain, if the engine can). ``tracker`` names the receivers of the metrics besides `metrics.jsonl`.
+    (None: constrain, if the engine can). ``history`` is `GatewayConfig`'s too. ``tracker`` names the receivers of the metrics
+    besides `metrics.jsonl`.
     Raises: ConfigError.
     """
 
@@ -129,6 +130,7 @@ class LocalRun(LoopSettings):
     sessions: SessionSettings = Field(default_factory=SessionSettings)
     engine: Literal["policy", "vllm"] = "policy"
     forced_tools: ForcedTools | None = None
+    history: History = "sampled"
     tracker: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
 
     @classmethod

@@ -63,7 +63,8 @@ class Stack:
     engine: str = "policy"  # what runs at policy_url
     credentials_file: str | None = None  # of the runtime, as other AWS clients read it
     digest: str = ""  # of the agent's files when they were loaded
-    forced_tools: str = FORCED_TOOLS[0]  # the gateway's setting
+    forced_tools: str = FORCED_TOOLS[0]  # the gateway's settings
+    history: str = "sampled"
     score: str | None = None  # the scorer of its rollouts
 
     def environment(self) -> dict[str, str]:
@@ -99,15 +100,22 @@ class Stack:
 
     @classmethod
     def serving(
-        cls, agent: Path, model: Path | None, engine: str | None = None, forced_tools: str | None = None
+        cls,
+        agent: Path,
+        model: Path | None,
+        engine: str | None = None,
+        forced_tools: str | None = None,
+        history: str = "sampled",
     ) -> Stack | None:
         """The running one of this folder where it has this agent's file, this model (None: the built-in policy), this engine
-        and this treatment of forced tools (None: any). An agent whose files have changed since is loaded anew.
+        this treatment of forced tools (None: any) and of histories. An agent whose files have changed since is loaded anew.
 
         This process can sign requests to it afterwards, also where the environment has no credentials.
         """
         found = cls.running()
         if found is None or engine not in (None, found.engine) or forced_tools not in (None, found.forced_tools):
+            return None
+        if history != found.history:
             return None
         if Path(found.agent) == agent and (found.model and Path(found.model)) == model:
             use_local_credentials()
@@ -208,6 +216,7 @@ def start(
     own_environment: bool = False,
     gateways: int = 1,
     forced_tools: str | None = None,
+    history: str = "sampled",
     session_env: Sequence[str] = (),
     runtime_options: Sequence[str] = (),
     score: str | None = None,
@@ -219,8 +228,8 @@ def start(
     environment when that has what the files beside it ask for, else (and with ``own_environment`` always) in one of its own.
     Records, turns and sessions' logs go below ``folder``. ``engine`` serves the model: "policy", in ``dtype`` (None: its own
     choice), or "vllm"; an ``upstream`` takes its place, and ``without_model`` there is neither engine nor gateway.
-    ``forced_tools`` is `GatewayConfig`'s. ``score`` is the scorer of its rollouts. ``session_env`` are the sessions'
-    variables, as K=V, or K for the value that it has here; ``runtime_options`` are further ones of `runtime serve`.
+    ``forced_tools`` and ``history`` are `GatewayConfig`'s. ``score`` is the scorer of its rollouts. ``session_env`` are the
+    sessions' variables, as K=V, or K for the value that it has here; ``runtime_options`` are further ones of `runtime serve`.
     ``report(name, url)`` is called for each part that is ready.
     Raises: ServiceError, LocalRuntimeError, ConfigError.
     """
@@ -257,8 +266,9 @@ def start(
         names = ["gateway"] if gateways == 1 else [f"gateway {number}" for number in range(gateways)]
         for name in names:
             turns = folder / name.replace("gateway", "turns").replace(" ", "-")
-            set_forced = [] if forced_tools is None else ["--set", f"forced_tools={forced_tools}"]
-            started.append(services.launch(name, [*gateway_words(upstream, turns, model), *set_forced]))
+            chosen = {"forced_tools": forced_tools, "history": None if history == "sampled" else history}
+            settings = [word for key, value in chosen.items() if value for word in ("--set", f"{key}={value}")]
+            started.append(services.launch(name, [*gateway_words(upstream, turns, model), *settings]))
     services.wait_ready(runtime)
     report("runtime", runtime.url)
     use_local_credentials()
@@ -294,6 +304,7 @@ def start(
         credentials_file=runtime.ready.get("credentials_file"),
         digest=digest,
         forced_tools=forced_tools or FORCED_TOOLS[0],
+        history=history,
         score=score,
     )
 

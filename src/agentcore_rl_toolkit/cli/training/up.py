@@ -31,6 +31,13 @@ from .stack import FOLDER, FORCED_TOOLS, Stack, agent_file, describe, own, scrat
     type=click.Choice(FORCED_TOOLS),
     help="For calls in which the agent forces a tool or a schema: enforce it, let the model decide (wish), or refuse.",
 )
+@click.option(
+    "--history",
+    type=click.Choice(("sampled", "template")),
+    default="sampled",
+    show_default=True,
+    help="Prompts: with the sampled tokens, or as the chat template writes them, without earlier thinking.",
+)
 def command(
     agent: str,
     model: Path | None,
@@ -43,6 +50,7 @@ def command(
     writable: tuple[str, ...],
     gateways: int,
     forced_tools: str | None,
+    history: str,
 ) -> None:
     """Run an agent, a model gateway and the policy on this machine until Ctrl-C.
 
@@ -67,6 +75,7 @@ def command(
                 engine=engine or "policy",
                 gateways=gateways,
                 forced_tools=forced_tools,
+                history=history,
                 session_env=[*session_env, *as_is_variables(model_hosts, policy_models)],
                 runtime_options=sandbox_words(readable, writable, scorer_files(score)),
                 score=score,

@@ -130,7 +130,7 @@ def load(directory: str, config: GatewayConfig, sessions: Sessions) -> TokenMode
     """Token mode with the model in `directory`. Raises: ConfigError, MissingExtraError."""
     if config.kind == "openai":
         raise ConfigError("engine openai takes no token ids; leave --model out, or name another engine")
-    renderer = Renderer.from_path(directory, template=config.template, parser=config.parser)
+    renderer = Renderer.from_path(directory, template=config.template, parser=config.parser, history=config.history)
     if (problem := unread_calls(renderer)) is not None:
         log.warning("%s", problem)
     _check_store(sessions.store, renderer)

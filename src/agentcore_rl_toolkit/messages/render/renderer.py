@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ...errors import CaptureError, ConfigError
 from ..errors import RequestError
@@ -56,6 +57,9 @@ class RenderedPrompt:
 class Renderer:
     """One model's template, tokenizer and output parser. All sessions and threads share one; one thread at a time may use a
     conversation.
+
+    With the ``history`` "sampled", a prompt repeats the tokens of the session's turns. With "template", it is what the template
+    makes of the messages, as an engine renders them that serves the model: templates leave earlier thinking out.
     """
 
     def __init__(
@@ -65,8 +69,10 @@ class Renderer:
         *,
         grammar: Grammar | None = None,
         name: str = "model",
+        history: Literal["sampled", "template"] = "sampled",
     ) -> None:
         self.name = name
+        self.history = history
         self.tokenizer = tokenizer
         self.template = template
         self.grammar = grammar or grammar_of(template.all_text)
@@ -89,7 +95,14 @@ class Renderer:
         self._closer_ids = {i for text in self.facts.closers if (i := tokenizer.id_of(text)) is not None}
 
     @classmethod
-    def from_path(cls, path: str | Path, *, template: str | Path | None = None, parser: str | None = None) -> Renderer:
+    def from_path(
+        cls,
+        path: str | Path,
+        *,
+        template: str | Path | None = None,
+        parser: str | None = None,
+        history: Literal["sampled", "template"] = "sampled",
+    ) -> Renderer:
         """Load from a model directory.
 
         ``template`` is a file with another chat template; ``parser`` the name of an output parser instead of the one
@@ -105,7 +118,7 @@ class Renderer:
         else:
             chat = ChatTemplate(Path(template).read_text("utf-8"), special_tokens=tokenizer.special_tokens)
         grammar = None if parser is None else grammar_named(parser)
-        return cls(tokenizer, chat, grammar=grammar, name=folder.name)
+        return cls(tokenizer, chat, grammar=grammar, name=folder.name, history=history)
 
     def conversation(self, *, now: float | None = None) -> Conversation:
         """The state of a new session."""
@@ -145,13 +158,19 @@ class Renderer:
         reason = conversation.branch_reason(match)
         asked = conversation.asked.get(match.digest)
         if asked is None:
-            suffix = self._suffix(match, tools, options, conversation.now)
+            as_sampled = self.history == "sampled"
+            suffix = self._suffix(match, tools, options, conversation.now) if as_sampled else None
+            extended = suffix is not None
             if suffix is None:
                 text = self._text(messages, tools, options, conversation.now)
-                row = TokenRow().extended(self._plain.encode(text))
+                ids, before = self._plain.encode(text), match.base.row if match.base is not None else TokenRow()
+                extended = not as_sampled and before.length > 0 and before.ids() == array("I", ids[: before.length])
+                row = before.extended(ids[before.length :]) if extended else TokenRow().extended(ids)
             else:
                 text, row = suffix
-            asked = conversation.add_prompt(match, row, opens_reasoning=self._opens(text), extended=suffix is not None)
+            asked = conversation.add_prompt(match, row, opens_reasoning=self._opens(text), extended=extended)
+        if self.history == "template" and asked.base is not None and not asked.extended:
+            reason = reason or "template"
         asked.calls += 1
         asked.running += 1
         base = asked.base if asked.extended else None
