@@ -46,7 +46,7 @@ class LlamaParser(OutputParser):
         if not self._held:
             # It began as text: a call in it, or one without its brackets, was meant and is none.
             text = "".join(self._plain_text).strip()
-            meant = _TAG in text or _looks_meant(text, self._tools, anywhere=True)
+            meant = _looks_meant(text, self._tools, anywhere=True)
             self._bad = bool(self._tools) and (meant or any(hint in text for hint in self._grammar.hints))
             return []
         text = "".join(self._held).strip()
@@ -122,4 +122,5 @@ LLAMA = Grammar(
     parser=LlamaParser,
     reasoning=None,
     tag=CallTag('{"name": "%s", "parameters": ', "}", trigger="", between="; "),
+    hints=(_TAG,),
 )
