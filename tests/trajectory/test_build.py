@@ -216,6 +216,15 @@ def test_other_tokens_for_the_same_words_are_a_retokenisation() -> None:
         assert cause(turn(0, PROMPT, [50, 51, 52]), far) == {why: 1}
 
 
+def test_calls_overlap_if_each_began_before_the_end_of_the_other() -> None:
+    def at(index: int, started_s: float, finished_s: float) -> Turn:
+        return turn(index, PROMPT, [50 + index], started_s=started_s, finished_s=finished_s)
+
+    assert cause(at(0, 1.0, 2.0), at(1, 1.5, 3.0)) == {"parallel_calls": 1}
+    assert cause(at(0, 1.0, 2.0), at(1, 2.0, 3.0)) == {"resampled": 1}
+    assert cause(at(0, 2.0, 3.0), at(1, 1.0, 2.0)) == {"resampled": 1}
+
+
 def test_weight_versions_are_per_token() -> None:
     spanning = turn(0, PROMPT, [20, 21, 22], weight_version_first=4, weight_version_last=6)
     exact = turn(1, [9], [20, 21, 22], token_weight_versions=[4, 5, 5], weight_version_last=5)

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from agentcore_rl_toolkit.gateway.capture.build import Texts, build
 from agentcore_rl_toolkit.gateway.capture.record import (
+    ERROR,
     INVALID,
     OK,
+    PARTIAL,
     CallRecord,
     Captured,
     ChoiceRecord,
@@ -103,3 +105,11 @@ def test_a_prompt_that_is_no_list_of_token_ids_makes_the_turn_invalid(text: byte
         **about,
     )
     assert (record.status, record.prompt_ids) == (INVALID, b"")
+
+
+@pytest.mark.parametrize(("status", "ids"), [(OK, [1, 2]), (PARTIAL, [1, 2]), (INVALID, [1, 2]), (ERROR, [])])
+def test_a_prompt_is_stored_with_a_reply_and_not_with_a_failure(status: str, ids: list[int]) -> None:
+    about: dict[str, Any] = {"call_id": "c", "index": 0, "dialect": "chat", "started_s": 0.0, "texts": Texts()}
+    captured = Captured([], prompt=b"[1,2]", has_tokens=True)
+    record = build(status, captured, fields={}, published=(None, None), changed=False, stream=False, **about)
+    assert (record.status, unpack_ids(record.prompt_ids)) == (status, ids)

@@ -100,6 +100,22 @@ def test_an_engine_that_sends_nonsense_is_an_upstream_error(data: bytes) -> None
         ReplyReader().feed(data)
 
 
+def test_an_agent_that_speaks_chat_may_understand_a_broken_event_and_no_page() -> None:
+    broken = b'data: {"choices":[{"delta":\n\n'
+    [passed] = ReplyReader(relayed=True).feed(broken)
+    assert (passed.event, passed.final) == (broken, False)
+    with pytest.raises(UpstreamError, match="something else"):
+        ReplyReader(relayed=True).feed(b"data: <html>\n\n")
+
+
+@pytest.mark.parametrize("member", ["reasoning_content", "reasoning", "refusal"])
+def test_each_kind_of_text_of_a_stream_is_in_the_message(member: str) -> None:
+    pieces = [chunk(choices=[{"index": 0, "delta": {member: text}}]) for text in ("one ", "two")]
+    captured = read_stream([*pieces, chunk(choices=[{"index": 0, "delta": {}, "finish_reason": "stop"}])])
+    name = "reasoning_content" if member == "reasoning" else member
+    assert json.loads(captured.choices[0].message)[name] == "one two"
+
+
 def record_of(captured: Captured) -> CallRecord:
     about: dict[str, Any] = dict.fromkeys(CallRecord.__struct_fields__[: CallRecord.__struct_fields__.index("choices")])
     return CallRecord(

@@ -7,6 +7,7 @@ moment without sampling, so it counts only if no other event names one.
 from __future__ import annotations
 
 import binascii
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,11 +22,12 @@ class ChoiceTokens:
     version, if weights changed on the way.
     """
 
-    __slots__ = ("_version_of_tokens", "both_ends", "experts", "first", "ids", "last", "logprobs", "spans")
+    __slots__ = ("_problem", "_version_of_tokens", "both_ends", "experts", "first", "ids", "last", "logprobs", "spans")
 
     def __init__(self) -> None:
-        self.ids: list[int] | None = None
-        self.logprobs: list[float | None] | None = None
+        self.ids: array[int] | None = None
+        self.logprobs: array[float] | None = None
+        self._problem: str | None = None
         self.experts: Any = None
         self.spans: list[tuple[int, int]] | None = None
         self.first: int | None = None
@@ -35,12 +37,15 @@ class ChoiceTokens:
 
     def add(self, ids: Sequence[int] | None, logprobs: Sequence[float | None] | None) -> None:
         """Add sampled tokens."""
-        if ids is not None:
-            self.ids = self.ids or []
-            self.ids += ids
-        if logprobs is not None:
-            self.logprobs = self.logprobs or []
-            self.logprobs += logprobs
+        try:
+            if ids is not None:
+                self.ids = array("q") if self.ids is None else self.ids
+                self.ids.extend(ids)
+            if logprobs is not None:
+                self.logprobs = array("d") if self.logprobs is None else self.logprobs
+                self.logprobs.extend(logprobs)  # type: ignore[arg-type]  # which it checks
+        except (OverflowError, TypeError) as e:
+            self._problem = self._problem or f"the engine left out a logprob, or its token ids cannot be read: {e}"
 
     def add_version(self, version: int, *, tokens: bool) -> None:
         """Add the version that an engine names beside some tokens of the choice, or beside none."""
@@ -60,6 +65,7 @@ class ChoiceTokens:
     ) -> ChoiceRecord:
         """Return the record of the choice. Problems of its tokens go to ``captured``."""
         ids = logprobs = experts = None
+        captured.problem = captured.problem or self._problem
         try:
             if self.ids is not None:
                 ids = pack_ids(self.ids)
@@ -67,7 +73,7 @@ class ChoiceTokens:
             if self.experts is not None:
                 experts = read_experts(self.experts)
             if ids is not None and self.logprobs is not None:
-                logprobs = pack_logprobs(self.logprobs)  # type: ignore[arg-type]  # which it checks
+                logprobs = pack_logprobs(self.logprobs)
         except CaptureError as e:
             captured.problem = captured.problem or str(e)
         if ids is not None and (logprobs is None or len(logprobs) != len(ids)):

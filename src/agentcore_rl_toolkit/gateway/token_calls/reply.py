@@ -6,6 +6,7 @@ and reasoning taken apart, cut where a stop string begins.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,7 +50,7 @@ class TokenReply:
         if not all(each.tokens.ids for _, each in choices):
             return []
         return [
-            (call_id if len(choices) == 1 else f"{call_id}.{index}", each.tokens.ids or [], each.message or {})
+            (call_id if len(choices) == 1 else f"{call_id}.{index}", list(each.tokens.ids or ()), each.message or {})
             for index, each in choices
         ]
 
@@ -100,7 +101,8 @@ class TokenReply:
 
         Lists of different lengths make the turn invalid (`ChoiceTokens.record`). The agent gets the text without them.
         """
-        ids, logprobs = tokens.ids or [], tokens.logprobs
+        ids: Sequence[int] = tokens.ids or ()
+        logprobs = tokens.logprobs
         if not count or logprobs is None or len(logprobs) != len(ids):
             return []
         return self._renderer.logprob_entries(ids[-count:], logprobs[-count:], top=self._asked.top_logprobs > 0)
@@ -130,7 +132,7 @@ class TokenReply:
                 if self._asked.logprobs and (entries := self._entries(tokens, len(tokens.ids or ()))):
                     record.agent_logprobs = _to_json({"content": entries})
             if self.form is not None:
-                ids = tokens.ids or []
+                ids: Sequence[int] = tokens.ids or ()
                 free = self._renderer.free_tokens(ids, self.form)
                 record.free_tokens = None if free == len(ids) else free
                 record.untrainable = None if free else CONSTRAINED
