@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
 
 import msgspec
 
@@ -57,7 +56,11 @@ class RelayedChat:
             more, fields = context.allow_fields if context.engine != "openai" else None, request.fields
             passthrough.check(request.body, fields, more=more)
         else:
-            fields = request.translate(_as_sent, context.allow_fields, self._session.reply)
+            asked = request.parse(self._session.reply)
+            for at, message in enumerate(asked.messages):
+                if message["role"] == "developer":  # most chat templates leave out roles that they do not know
+                    asked.messages[at] = {**message, "role": "system"}
+            fields = request.as_chat(context.allow_fields)
         if context.forced_tools != "constrain":
             for name in passthrough.asked_forms(fields):
                 if context.forced_tools == "refuse":
@@ -129,8 +132,3 @@ class RelayedChat:
         if not self.passes:
             captured.reply_id = request.reply_id  # what the agent gets, now and when it asks again
         return captured
-
-
-def _as_sent(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A developer's messages under the name that chat templates have for it: most leave out roles they do not know."""
-    return [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]

@@ -93,7 +93,7 @@ class TokenReply:
                 )
             )
             if self.finished:
-                deltas.append(Delta(choice=piece.choice, usage=self.usage()))
+                deltas.append(Delta(choice=piece.choice, usage=self._usage()))
         return deltas
 
     def _entries(self, tokens: ChoiceTokens, count: int) -> list[dict[str, Any]]:
@@ -107,7 +107,7 @@ class TokenReply:
             return []
         return self._renderer.logprob_entries(ids[-count:], logprobs[-count:], top=self._asked.top_logprobs > 0)
 
-    def usage(self) -> Usage:
+    def _usage(self) -> Usage:
         counted = self._asked.counted or Usage()
         return Usage(
             prompt_tokens=counted.prompt_tokens,
@@ -137,4 +137,4 @@ class TokenReply:
                 record.free_tokens = None if free == len(ids) else free
                 record.untrainable = None if free else CONSTRAINED
             captured.choices.append(record)
-        captured.usage = _to_json(usage_dict(self.usage()))
+        captured.usage = _to_json(usage_dict(self._usage()))

@@ -12,7 +12,6 @@ import asyncio
 import logging
 import secrets
 from array import array
-from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -61,13 +60,12 @@ class TokenSampling:
     # -- the request
 
     def understand(self) -> Fields:
-        return self._request.translate(self._text_only, self._context.allow_fields, self._session.reply)
-
-    def _text_only(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The messages with a line of text in place of each image: token ids have none."""
-        messages, images = without_images(messages)
-        self._request.left_out += Counter({"image": images} if images else {})
-        return messages
+        request = self._request
+        asked = request.parse(self._session.reply)
+        asked.messages, images = without_images(asked.messages)  # token ids have none
+        if images:
+            request.left_out["image"] += images
+        return request.as_chat(self._context.allow_fields)
 
     def compose(self, fields: Fields) -> None:
         asked, session = self._request.asked, self._session

@@ -6,10 +6,9 @@ import asyncio
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import msgspec
 
@@ -19,7 +18,6 @@ from ...messages.wire.fields import HALF_SURROGATE, read_body
 from ...messages.wire.passthrough import Fields
 from ...messages.wire.responses import Recorded
 
-Messages = list[dict[str, Any]]
 _NUMBERS = frozenset(
     {"echo", "logprobs", "prompt_logprobs", "return_token_ids", "return_tokens_as_token_ids", "top_logprobs"}
 )
@@ -75,26 +73,25 @@ class CallRequest:
     def _asks(self, name: str) -> bool:
         return bytes(self.fields.get(name, b"null")) not in (b"null", b"false")
 
-    def translate(
-        self, as_sent: Callable[[Messages], Messages], allowed: Collection[str], recorded: Recorded
-    ) -> Fields:
-        """Read the request into its canonical form. Returns it as a chat completion.
-
-        ``as_sent`` gives messages the form in which the server, and the record, has them. Fields that nothing here reads go to
-        the engine if they are ``allowed``, and are left out otherwise. ``recorded`` finds the session's replies.
-
-        Raises: RequestError.
-        """
+    def parse(self, recorded: Recorded) -> ModelRequest:
+        """Read the request into its canonical form, ``asked``. ``recorded`` finds the session's replies. Raises: RequestError."""
         if self.dialect == "responses":
             asked = responses.parse_request(self.body, recorded=recorded)
         else:
             asked = DIALECTS[self.dialect].parse_request(self.body)
-        asked.messages = as_sent(asked.messages)
         self.asked, self.reply_id = asked, new_id("chatcmpl-")
         self.left_out += Counter(asked.left_out)
+        return asked
+
+    def as_chat(self, allowed: Collection[str]) -> Fields:
+        """Return the members of the canonical request as a chat completion.
+
+        Fields that nothing here reads go to the engine if they are ``allowed``, and are left out otherwise.
+        """
         if allowed:
-            asked.sampling.other |= {name: value for name, value in asked.unknown.items() if name in allowed}
-        return {name: msgspec.Raw(_to_json(value)) for name, value in asked.to_chat_body().items()}
+            other, unknown = self.asked.sampling.other, self.asked.unknown
+            other |= {name: value for name, value in unknown.items() if name in allowed}
+        return {name: msgspec.Raw(_to_json(value)) for name, value in self.asked.to_chat_body().items()}
 
 
 async def read_request(body: bytes, headers: Mapping[str, str], dialect: str, *, tag: str | None) -> CallRequest:
