@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import ConfigError
-from .options import as_json, json_object, read_dotenv
+from .options import as_is_variables, as_json, json_object, read_dotenv, with_model_calls
 from .output.terminal import visible
 
 if TYPE_CHECKING:
@@ -30,7 +30,11 @@ CONTROL_URL = "AWS_ENDPOINT_URL_BEDROCK_AGENTCORE_CONTROL"
 @click.option("--agent", metavar="FOLDER|FILE|MODULE", help="The agent.")
 @click.option("--image", metavar="URI", help="Deploy this image; nothing is built.")
 @click.option("--code", is_flag=True, help="Deploy an archive, without an image.")
-@click.option("--name", help="Name on AWS. [default: the folder's]")
+@click.option(
+    "--score-ready", is_flag=True, help="The agent has no rollout function: make a version of it that takes rollouts."
+)
+@with_model_calls
+@click.option("--name", help="Name on AWS. [default: the folder's; with --score-ready NAME_training]")
 @click.option(
     "--env",
     "environment",
@@ -71,6 +75,8 @@ def command(
     smoke: str | None,
     bucket: str | None,
     environment: Sequence[str],
+    model_hosts: Sequence[str],
+    policy_models: Sequence[str],
     region: str | None,
     excluded: Sequence[Path],
     vendor: Path | None,
@@ -104,7 +110,7 @@ def command(
     bucket, prefix = _records(bucket)
     rows = None if smoke == "none" or remove or what else _payload(smoke, folder)
     settings = Settings(
-        name=_name(name, folder),
+        name=_name(name, folder, "_training" if options["score_ready"] else ""),
         folder=folder,
         **started,
         excluded=[*excluded, *(_answers(folder) if folder is not None else [])],
@@ -112,7 +118,7 @@ def command(
         smoke=rows,
         bucket=bucket,
         prefix=prefix,
-        environment=parse_environment(environment),
+        environment=parse_environment([*as_is_variables(model_hosts, policy_models), *environment]),
         **options,
     )
     lines: list[str] = []
@@ -147,7 +153,7 @@ def _started(agent: str | None) -> tuple[Path | None, dict[str, Any]]:
         return None, {}
     if Path(agent).is_dir():
         folder = Path(agent)
-        names = ("agent.py", "rl_app.py")
+        names = ("agent.py", "rl_app.py", "main.py", "app.py")
         return folder, {"entry": next((name for name in names if (folder / name).is_file()), names[0])}
     file = agent_file(agent)
     project = Project.of(file)
@@ -167,11 +173,11 @@ def _answers(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def _name(name: str | None, folder: Path | None) -> str:
+def _name(name: str | None, folder: Path | None, end: str = "") -> str:
     if name is None:
         if folder is None:
             raise ConfigError("--image needs a --name: it is what the agent is called on AWS")
-        name = re.sub(r"[^A-Za-z0-9]+", "_", folder.resolve().name).strip("_")[:48]
+        name = re.sub(r"[^A-Za-z0-9]+", "_", folder.resolve().name).strip("_")[: 48 - len(end)] + end
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{0,47}", name):
         raise ConfigError(
             f"{name!r} cannot be a name: letters, digits and underscores, at most 48, a letter first. Give one with --name"

@@ -98,7 +98,7 @@ _SESSIONS = (
         help="A variable of every session; K alone takes this shell's value; repeatable.",
     ),
 )
-_AS_IS = (
+_MODEL_CALLS = (
     click.option(
         "--policy-model",
         "policy_models",
@@ -113,11 +113,11 @@ _AS_IS = (
         metavar="HOST",
         help="A host of a model API, besides those of AWS, OpenAI, Anthropic and Google; repeatable.",
     ),
-    click.option(
-        "--score",
-        metavar="FILE:FUNCTION",
-        help="A function score(payload, answer, reference, trajectory) whose result is the reward.",
-    ),
+)
+_SCORE = click.option(
+    "--score",
+    metavar="FILE:FUNCTION",
+    help="A function score(payload, answer, reference, trajectory) whose result is the reward.",
 )
 _JUDGE = (
     click.option(
@@ -138,7 +138,8 @@ with_process = adding(_LISTENS)  # of a command that listens, for the process th
 with_server = adding(_SERVES)
 with_sessions = adding(_SESSIONS)
 with_judge = adding(_JUDGE)
-with_agent_as_is = adding(_AS_IS)
+with_model_calls = adding(_MODEL_CALLS)
+with_agent_as_is = adding((*_MODEL_CALLS, _SCORE))
 
 
 class SectionedCommand(click.Command):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from ..contract import AS_IS
 from ..errors import ConfigError
 from .calls import Calls, RefusedError
 from .settings import TAG, Settings
@@ -61,6 +62,8 @@ class AgentRuntime:
                 return Deployed(arn=None, version=None, changed=True)
             return Deployed(arn=made["agentRuntimeArn"], version=made["agentRuntimeVersion"], changed=True)
         arn, runtime = found["agentRuntimeArn"], found["agentRuntimeId"]
+        if s.score_ready:
+            self._must_be_ours(arn, "nothing is changed. Deploy the version for rollouts under another --name")
         now = self._control("GetAgentRuntime", agentRuntimeId=runtime)
         same = all(_same(now.get(name), value) for name, value in wanted.items())
         if same and now.get("environmentVariables", {}) == wanted["environmentVariables"] and now["status"] == "READY":
@@ -84,7 +87,11 @@ class AgentRuntime:
             "agentRuntimeArtifact": artifact,
             "roleArn": role,
             "networkConfiguration": network,
-            "environmentVariables": {"AGENTCORE_RL_ROLLOUTS": "on", **s.environment},
+            "environmentVariables": {
+                "AGENTCORE_RL_ROLLOUTS": "on",
+                **({AS_IS: "1"} if s.score_ready else {}),
+                **s.environment,
+            },
         }
 
     def _until_role_is_known(self, make: Callable[[], Any]) -> Any:
@@ -132,12 +139,12 @@ class AgentRuntime:
             self._must_be_ours(found["agentRuntimeArn"])
             self._remove(found["agentRuntimeId"])
 
-    def _must_be_ours(self, arn: str) -> None:
+    def _must_be_ours(self, arn: str, then: str = "nothing is removed") -> None:
         name = self.settings.name
         listed = self._control("ListTagsForResource", resourceArn=arn, absent=GONE)
         if listed is not None and listed.get("tags", {}).get(TAG) != name:
             raise ConfigError(
-                f"the agent {name} was not made by `agentcore-rl deploy` (it lacks the tag {TAG}); nothing is removed"
+                f"the agent {name} was not made by `agentcore-rl deploy` (it lacks the tag {TAG}); {then}"
             )
 
     def _remove(self, runtime: str) -> None:

@@ -31,6 +31,7 @@ from .artifact import (
     stage,
 )
 from .calls import Calls
+from .score_ready import READY_FILE, derive, derived_tag, start_file
 from .settings import TAG, Settings
 
 POLICY = "agentcore-rl"
@@ -107,13 +108,12 @@ class Deployment:
 
     def _artifact(self) -> dict[str, Any]:
         s = self.settings
-        if s.image is not None:
+        if s.image is not None and not s.score_ready:
             return {"containerConfiguration": {"containerUri": s.image}}
         return self._archive() if s.code else self._image()
 
     def _image(self) -> dict[str, Any]:
         s = self.settings
-        assert s.folder is not None
         assert s.repository is not None
         found = self._ecr("DescribeRepositories", repositoryNames=[s.repository], absent=NO_REPOSITORY)
         if found is None:
@@ -123,22 +123,35 @@ class Deployment:
             uri = found["repository"]["repositoryUri"] if found else f"{self._registry()}/{s.repository}"
         else:
             uri = found["repositories"][0]["repositoryUri"]
-        with self._staged(python=s.python) as staged:
-            tag = image_digest(staged, s.platform)
-            image = f"{uri}:{tag}"
-            if self._pushed(tag):
-                self._say(f"image {tag}: is there")
-            elif self._call.rehearse:
-                self._say(f"would build {s.folder} for {s.platform} and push {image}")
-            else:
-                engine = ImageBuilder.find()
-                put_wheel_beside(staged)
-                self._say(f"image {tag}: is built for {s.platform}")
-                engine.build(staged, uri=image, target=s.platform)
-                token = self._ecr("GetAuthorizationToken")["authorizationData"][0]["authorizationToken"]
-                self._say(f"image {tag}: is pushed")
-                engine.push(image, password=base64.b64decode(token).decode().partition(":")[2])
+        if s.image is None:
+            with self._staged(python=s.python) as staged:
+                image = self._pushed_image(uri, image_digest(staged, s.platform), staged)
+        else:
+            image = self._pushed_image(uri, "", None)
         return {"containerConfiguration": {"containerUri": image}}
+
+    def _pushed_image(self, uri: str, tag: str, staged: Path | None) -> str:
+        """Build and push the image of the staged folder, or the one derived from it or from the given image. Returns its URI."""
+        s = self.settings
+        base = s.image or f"{uri}:{tag}"
+        tag = derived_tag(base) if s.score_ready else tag
+        image = f"{uri}:{tag}"
+        if self._pushed(tag):
+            self._say(f"image {tag}: is there")
+        elif self._call.rehearse:
+            self._say(f"would build {s.image or s.folder} for {s.platform} and push {image}")
+        else:
+            engine = ImageBuilder.find()
+            self._say(f"image {tag}: is built for {s.platform}")
+            if staged is not None:
+                put_wheel_beside(staged)
+                engine.build(staged, uri=base, target=s.platform)
+            if s.score_ready:
+                derive(engine, base, uri=image, target=s.platform)
+            token = self._ecr("GetAuthorizationToken")["authorizationData"][0]["authorizationToken"]
+            self._say(f"image {tag}: is pushed")
+            engine.push(image, password=base64.b64decode(token).decode().partition(":")[2])
+        return image
 
     @contextlib.contextmanager
     def _staged(self, *, python: str | None) -> Iterator[Path]:
@@ -172,6 +185,8 @@ class Deployment:
         assert s.folder is not None
         assert s.bucket is not None
         with self._staged(python=None) as staged:
+            if s.score_ready:
+                (staged / READY_FILE).write_text(start_file(s.entry))
             requirements_of(staged)  # without packages the real run would end here
             key = f"{iam.ARCHIVES}/{s.name}/{digest_of(staged, s.platform, s.python, wheel_digest())}.zip"
             if self._s3("HeadObject", Bucket=s.bucket, Key=key, absent=NOT_IN_S3):
@@ -187,7 +202,7 @@ class Deployment:
             "codeConfiguration": {
                 "code": {"s3": {"bucket": s.bucket, "prefix": key}},
                 "runtime": f"PYTHON_{s.python.replace('.', '_')}",
-                "entryPoint": [s.entry],
+                "entryPoint": [READY_FILE if s.score_ready else s.entry],
             }
         }
 

@@ -26,6 +26,7 @@ class Settings:
         excluded: paths that are not packed.
         image: URI of an image that exists; None: it is built from the folder's Dockerfile.
         code: deploy an archive instead of an image. ``python`` is then the version it runs with.
+        score_ready: the agent has no rollout function: a version of it is made that takes rollouts.
         platform: what is built for.
         bucket, prefix: where records go. The prefix is "" or ends with a slash.
         role: ARN of an execution role that exists; None: one is made.
@@ -43,6 +44,7 @@ class Settings:
     excluded: Sequence[Path] = ()
     image: str | None = None
     code: bool = False
+    score_ready: bool = False
     python: str = "3.13"
     platform: str
     bucket: str | None = None
@@ -57,7 +59,8 @@ class Settings:
     @property
     def repository(self) -> str | None:
         """The ECR repository of an image that is built."""
-        return None if self.image is not None or self.code else f"agentcore-rl/{self.name.lower()}"
+        built = self.image is None or self.score_ready
+        return f"agentcore-rl/{self.name.lower()}" if built and not self.code else None
 
     @property
     def store(self) -> str | None:

@@ -1,0 +1,96 @@
+"""A version of an agent for rollouts, made of the one for production: the same files, our package, and another command.
+
+AgentCore's configuration of containers has no command, so an image is derived from the agent's own. Nothing of the production
+version is changed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from .._installation import run_tool, wheel_digest, write_wheel
+from ..errors import ConfigError
+from .artifact import BUILD_S, ImageBuilder
+
+STARTER = "agentcore_rl_toolkit.app.deployed"
+READY_FILE = "agentcore_rl_score_ready.py"
+PULL_S = 1800.0
+_PYTHON = re.compile(r"(?:.*/)?python3?(?:\.\d+)?")
+_SERVER = re.compile(r"(?:.*/)?(?:uvicorn|fastapi)")
+
+
+def start_file(entry: str) -> str:
+    """The start file of an archive: it runs the agent's own one."""
+    return (
+        "import os\nimport runpy\n\n"
+        f"os.environ.setdefault('AGENTCORE_RL_AS_IS', '1')\nfrom {STARTER}.start import prepare\n\n"
+        f"prepare()\nrunpy.run_path(os.path.join(os.path.dirname(os.path.abspath(__file__)), {entry!r}), run_name='__main__')\n"
+    )
+
+
+def start_command(words: Sequence[str]) -> list[str]:
+    """The command of an image with our starter behind its Python. What comes before, such as `opentelemetry-instrument`, stays.
+
+    Raises: ConfigError for a command that starts no Python.
+    """
+    found = [*words]
+    for place, word in enumerate(found):
+        if _PYTHON.fullmatch(word):
+            return [*found[: place + 1], "-m", STARTER, *found[place + 1 :]]
+        if _SERVER.fullmatch(word):
+            return [*found[:place], "python", "-m", STARTER, "-m", Path(word).name, *found[place + 1 :]]
+    raise ConfigError(
+        f"the image starts {shlex.join(words) or 'nothing'}; a version for rollouts needs a command with python or uvicorn, as a "
+        "list of words and not as a line of a shell"
+    )
+
+
+def dockerfile(base: str, command: Sequence[str], wheel: str, user: str) -> str:
+    """The Dockerfile of the derived image. Its build fails with the reason if there is no Python of 3.11 or later, or no pip."""
+    python = next((word for word in command if _PYTHON.fullmatch(word)), "python")
+    old = f"the image's {python} is older than 3.11"
+    check = f"import sys; sys.exit({old!r} if sys.version_info < (3, 11) else 0)"
+    pip = f"{python} -m pip install --no-cache-dir /tmp/{wheel}"
+    install = f"{pip} || uv pip install --python $(command -v {python}) /tmp/{wheel}"
+    return "\n".join(
+        (
+            f"FROM {base}",
+            "USER root",
+            f"COPY {wheel} /tmp/{wheel}",
+            f"RUN {python} -c {shlex.quote(check)}",
+            f"RUN {install} || {{ echo 'the image has neither pip nor uv for {python}'; exit 1; }}",
+            f"USER {user or 'root'}",
+            "ENTRYPOINT []",
+            f"CMD {json.dumps(list(command))}",
+            "",
+        )
+    )
+
+
+def derived_tag(base: str) -> str:
+    """The tag of an image that is derived from this one."""
+    return f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', base.rsplit('/', 1)[-1])[-80:]}-rl-{wheel_digest()[:8]}"
+
+
+def derive(engine: ImageBuilder, base: str, *, uri: str, target: str) -> None:
+    """Build the derived image of an agent's image. Raises: ConfigError with what the image lacks."""
+    inspect = [engine.command, "image", "inspect", "--format", "{{json .Config}}", base]
+    try:
+        found = run_tool(inspect, within_s=60, failure="no image")
+    except ConfigError:
+        run_tool(
+            [engine.command, "pull", "--platform", target, base], within_s=PULL_S, failure="the image cannot be had"
+        )
+        found = run_tool(inspect, within_s=60, failure="no image")
+    config = json.loads(found)
+    command = start_command([*(config.get("Entrypoint") or []), *(config.get("Cmd") or [])])
+    with tempfile.TemporaryDirectory() as work:
+        wheel = write_wheel(Path(work))
+        (Path(work) / "Dockerfile").write_text(dockerfile(base, command, wheel.name, config.get("User") or ""))
+        words = [engine.command, "build", "--platform", target, "--tag", uri, work]
+        run_tool(words, within_s=BUILD_S, failure="a version for rollouts cannot be made of the image")
