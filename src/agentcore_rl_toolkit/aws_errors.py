@@ -22,6 +22,7 @@ import ssl
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Any
 
 MOST_SKEW_S = 240.0  # AWS accepts signatures of five minutes before and after its own time
@@ -112,7 +113,8 @@ def look_up(error: BaseException) -> Fault | None:
     names = [f"{cls.__module__.partition('.')[0]}.{cls.__name__}" for cls in type(error).__mro__]
     code = type(error).__name__
     if "botocore.ClientError" in names and isinstance(response, Mapping):
-        return _answered(response)
+        about, details = response.get("ResponseMetadata", {}), response.get("Error", {})
+        return fault_of(str(details.get("Code", "")), about.get("HTTPStatusCode"), about.get("HTTPHeaders", {}))
     if isinstance(error, ssl.SSLError) or "botocore.SSLError" in names or "urllib3.SSLError" in names:
         return Fault(fate=Fate.TRANSIENT if _in_handshake(error) else Fate.UNCERTAIN, code=code)
     if isinstance(error, socket.gaierror):
@@ -124,11 +126,10 @@ def look_up(error: BaseException) -> Fault | None:
     return Fault(fate=Fate.FINAL, code=code) if known else None
 
 
-def _answered(response: Mapping[str, Any]) -> Fault:
-    about, details = response.get("ResponseMetadata", {}), response.get("Error", {})
-    status, code = about.get("HTTPStatusCode"), str(details.get("Code", ""))
+def fault_of(code: str, status: int | None, headers: Mapping[str, str] = MappingProxyType({})) -> Fault:
+    """Find the entry of a reply with this code and status."""
     fate = CODES.get(code)
-    if fate is None and code in SIGNATURE_CODES and _skew_s(about.get("HTTPHeaders", {})) > MOST_SKEW_S:
+    if fate is None and code in SIGNATURE_CODES and _skew_s(headers) > MOST_SKEW_S:
         fate = Fate.TRANSIENT
     if fate is None and isinstance(status, int):
         fate = Fate.UNCERTAIN if status >= 500 else STATUSES.get(status)

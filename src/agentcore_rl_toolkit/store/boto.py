@@ -10,10 +10,30 @@ import contextlib
 from typing import Any
 
 from ..aws_errors import Fate, Fault, look_up
-from ..errors import AgentCoreRLError, ObjectExistsError, ObjectNotFoundError, StoreError, StorePermissionError
+from ..errors import ObjectExistsError, ObjectNotFoundError, StoreError, StorePermissionError
 from .base import ObjectInfo, ObjectStore, TransientStoreError, check_size
 
-_DENIED = frozenset({"AccessDenied", "403", "InvalidAccessKeyId", "SignatureDoesNotMatch"})
+_WRONG_REGION = ("PermanentRedirect", "AuthorizationHeaderMalformed")
+
+
+def error_of(url: str, key: str | None, fault: Fault, text: str) -> StoreError:
+    """The error of a store for a fault of S3. ``text`` is the client library's own."""
+    where, about = url if key is None else f"{key!r} in {url}", {"key": key, "code": fault.code}
+    if fault.code == "NoSuchBucket":
+        return StoreError(f"{url} does not exist: create the bucket or correct its name", permanent=True, **about)
+    if fault.code in _WRONG_REGION:
+        return StoreError(f"{url} is in another region; set AWS_REGION to the bucket's region", permanent=True, **about)
+    if fault.credentials:
+        text = f"the AWS credentials have expired, or this machine's clock is wrong ({fault.code})"
+    elif fault.status == 404:
+        return ObjectNotFoundError(f"no object {where}", key=key)
+    elif fault.status == 412:
+        return ObjectExistsError(f"{where} exists", key=key)
+    elif fault.fate is Fate.FINAL and fault.status in (401, 403):
+        return StorePermissionError(f"no access to {where}: {fault.code}", **about)
+    if fault.fate is Fate.FINAL or fault.status == 501:  # 501: the store has no conditional writes
+        return StoreError(f"{where}: {text}", permanent=True, **about)
+    return TransientStoreError(f"{where}: {text}", ambiguous=fault.fate is Fate.UNCERTAIN, key=key)
 
 
 class BotoStore(ObjectStore):
@@ -61,18 +81,9 @@ class BotoStore(ObjectStore):
         except Exception as e:
             raise self._error(key, e) from e
 
-    def _error(self, key: str | None, e: Exception) -> AgentCoreRLError:
+    def _error(self, key: str | None, e: Exception) -> StoreError:
         fault = look_up(e) or Fault(fate=Fate.UNCERTAIN, code=type(e).__name__)  # a client of another make
-        where = self.url if key is None else f"{key!r} in {self.url}"
-        if fault.code in ("NoSuchKey", "404"):
-            return ObjectNotFoundError(f"no object {where}", key=key)
-        if fault.code in ("PreconditionFailed", "412"):
-            return ObjectExistsError(f"{where} exists", key=key)
-        if fault.code in _DENIED:
-            return StorePermissionError(f"no access to {where}: {fault.code}", key=key, code=fault.code)
-        if fault.fate is Fate.FINAL or fault.status == 501:
-            return StoreError(f"{where}: {e}", key=key, code=fault.code, permanent=True)
-        return TransientStoreError(f"{where}: {e}", ambiguous=fault.fate is Fate.UNCERTAIN, key=key)
+        return error_of(self.url, key, fault, str(e))
 
 
 class PutOnlyStore(BotoStore):

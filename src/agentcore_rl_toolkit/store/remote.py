@@ -17,17 +17,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..aws_errors import CODES, CREDENTIAL_CODES, STATUSES, Fate, look_up
-from ..errors import (
-    AgentCoreRLError,
-    ConfigError,
-    ObjectExistsError,
-    ObjectNotFoundError,
-    StoreError,
-    StorePermissionError,
-)
+from ..aws_errors import Fate, Fault, fault_of, look_up
+from ..errors import AgentCoreRLError, ConfigError, ObjectNotFoundError, StoreError, StorePermissionError
 from .base import ObjectInfo, ObjectStore, TransientStoreError, check_size
-from .boto import BotoStore
+from .boto import BotoStore, error_of
 
 T = TypeVar("T")
 
@@ -253,38 +246,25 @@ class RemoteStore(ObjectStore):
         from obstore import exceptions
 
         text = _headline(e)
+        names = (ValueError, exceptions.InvalidPathError, exceptions.NotSupportedError)
+        # The XML of a listing cannot hold every key.
+        if isinstance(e, (*names, exceptions.UnknownConfigurationKeyError)) or "invalid list response" in text:
+            return ConfigError(f"{key!r} in {self.url}: {text}", key=key)
         status_match, code_match = _STATUS.search(text), _CODE.search(text)
         status = int(status_match[1]) if status_match else None
-        code = code_match[1] if code_match else None
-        where, about = f"{key!r} in {self.url}", {"key": key, "code": code}
-        if code == "NoSuchBucket":
-            text = f"{self.url} does not exist: create the bucket or correct its name"
-            return StoreError(text, permanent=True, **about)
-        if code in CREDENTIAL_CODES:
+        code = code_match[1] if code_match else ""
+        if "incorrectly configured region" in text:
+            code = code or "PermanentRedirect"
+        elif isinstance(e, FileNotFoundError):
+            status = 404
+        elif isinstance(e, (exceptions.AlreadyExistsError, exceptions.PreconditionError)) and status != 409:
+            status = 412
+        elif isinstance(e, (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)):
+            status = status or 403
+        fault = fault_of(code, status) if code or status else Fault(fate=Fate.UNCERTAIN, code=type(e).__name__)
+        if fault.credentials:
             self._opened = None  # the next try asks for fresh credentials
-            text = f"{where}: the AWS credentials have expired, or this machine's clock is wrong ({code})"
-            return TransientStoreError(text, ambiguous=False, key=key)
-        if status == 409:
-            return TransientStoreError(f"{where}: another write is under way", key=key)
-        if isinstance(e, FileNotFoundError):
-            return ObjectNotFoundError(f"no object {where}", key=key)
-        if isinstance(e, (exceptions.AlreadyExistsError, exceptions.PreconditionError)):
-            return ObjectExistsError(f"{where} exists", key=key)
-        if isinstance(e, (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)):
-            return StorePermissionError(f"no access to {where}: {code or text}", **about)
-        if "incorrectly configured region" in text or code in ("PermanentRedirect", "AuthorizationHeaderMalformed"):
-            text = f"{self.url} is in another region; set AWS_REGION to the bucket's region"
-            return StoreError(text, permanent=True, key=key, code=code or "PermanentRedirect")
-        bad_name = "invalid list response" in text  # the XML of a listing cannot hold one of its keys
-        if bad_name or isinstance(e, (ValueError, exceptions.InvalidPathError, exceptions.NotSupportedError)):
-            return ConfigError(f"{where}: {text}", key=key)
-        if isinstance(e, exceptions.UnknownConfigurationKeyError):
-            return ConfigError(f"{self.url}: {text}", key=key)
-        # 501: the store has no conditional writes
-        lasts = status is not None and (400 <= status < 500 or status == 501)
-        if lasts and status not in STATUSES and code not in CODES:
-            return StoreError(f"{where}: {text}", permanent=True, **about)
-        return TransientStoreError(f"{where}: {text}", ambiguous=status is None or status >= 500, key=key)
+        return error_of(self.url, key, fault, text)
 
 
 @functools.cache
