@@ -14,6 +14,7 @@ import pytest
 
 from agentcore_rl_toolkit.client import Deadlines, WatchSettings
 from agentcore_rl_toolkit.contract import Outcome
+from agentcore_rl_toolkit.errors import RolloutThrottledError
 from agentcore_rl_toolkit.store import open_store
 from scripted_runtime import ScriptedRuntime
 from serving import wait_for as until
@@ -63,7 +64,8 @@ def test_a_runtime_that_takes_nothing_ends_every_rollout_as_throttled(
     runtime.faults.extend(["429"] * 1000)
     client = make_client(tps_limit=50, deadlines=Deadlines(throttle_s=1.0))
     futures = [client.submit(script()) for _ in range(12)]
-    assert [future.exception(60) is not None and future.outcome for future in futures] == [Outcome.THROTTLED] * 12
+    assert [type(future.exception(60)) for future in futures] == [RolloutThrottledError] * 12
+    assert client.stats["throttled"] == 12
 
 
 def test_refusals_of_the_quota_use_up_no_attempts(make_client: MakeClient, runtime: ScriptedRuntime) -> None:

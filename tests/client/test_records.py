@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agentcore_rl_toolkit.client import RolloutClient
-from agentcore_rl_toolkit.client.records import Expected, judge
+from agentcore_rl_toolkit.client.records import judge
 from agentcore_rl_toolkit.contract import Cause, Outcome
 from agentcore_rl_toolkit.errors import (
     AgentError,
@@ -64,16 +64,18 @@ def test_a_good_record_has_no_error() -> None:
 @pytest.mark.parametrize(
     ("body", "expected", "proof", "usable"),
     [
-        (seal(b'{"rewards": 1.0}', KEY, SECRET), Expected(secret=SECRET, required=True), Proof.PROVEN, True),
-        (b'{"rewards": 1.0}', Expected(secret=SECRET), Proof.UNPROVEN, True),
-        (b'{"rewards": 1.0}', Expected(secret=SECRET, promised=True), Proof.FORGED, False),
-        (b'{"rewards": 1.0}', Expected(secret=SECRET, required=True), Proof.UNPROVEN, False),
-        (b'{"rewards": 1.0}', Expected(promised=True), Proof.UNPROVEN, True),  # no secret to check it with
-        (seal(b'{"rewards": 1.0}', "e/i/t.json", SECRET), Expected(secret=SECRET), Proof.FORGED, False),
+        (seal(b'{"rewards": 1.0}', KEY, SECRET), {"secret": SECRET, "required": True}, Proof.PROVEN, True),
+        (b'{"rewards": 1.0}', {"secret": SECRET}, Proof.UNPROVEN, True),
+        (b'{"rewards": 1.0}', {"secret": SECRET, "promised": True}, Proof.FORGED, False),
+        (b'{"rewards": 1.0}', {"secret": SECRET, "required": True}, Proof.UNPROVEN, False),
+        (b'{"rewards": 1.0}', {"promised": True}, Proof.UNPROVEN, True),  # no secret to check it with
+        (seal(b'{"rewards": 1.0}', "e/i/t.json", SECRET), {"secret": SECRET}, Proof.FORGED, False),
     ],
 )
-def test_the_proof_decides_if_a_record_is_used(body: bytes, expected: Expected, proof: Proof, usable: bool) -> None:
-    verdict = judge(body, KEY, expected)
+def test_the_proof_decides_if_a_record_is_used(
+    body: bytes, expected: dict[str, Any], proof: Proof, usable: bool
+) -> None:
+    verdict = judge(body, KEY, **expected)
     assert (verdict.proof, verdict.record is not None, verdict.outcome is Outcome.OK) == (proof, usable, usable)
     assert verdict.cause is (None if usable else Cause.INFRASTRUCTURE)
 

@@ -27,7 +27,6 @@ from agentcore_rl_toolkit.errors import (
     InvalidResultError,
     RolloutCancelledError,
     RolloutLostError,
-    RolloutThrottledError,
     RolloutTimeoutError,
 )
 from agentcore_rl_toolkit.store import open_store
@@ -144,17 +143,10 @@ def test_timeout_ends_the_rollout_and_stops_its_session(client: RolloutClient, r
     until(lambda: runtime.live == [])
 
 
-def test_run_deadline_ends_what_hangs(make_client: MakeClient) -> None:
-    client = make_client(deadlines=Deadlines(run_s=0.3, result_s=0.1))
-    error = client.submit(script(hang=True)).exception(timeout=60)
-    assert isinstance(error, RolloutTimeoutError)
-    assert error.stage == "run"
-
-
 def test_the_error_of_a_timeout_names_the_limit_that_passed(make_client: MakeClient) -> None:
     client = make_client(deadlines=Deadlines(run_s=0.3))
     (item,) = client.run_batch([script(hang=True)], timeout=300)
-    assert "deadline run_s=0.3 passed" in str(item.error)
+    assert "deadline run_s=0.3 passed (stage: run, " in str(item.error)
     (item,) = make_client().run_batch([script(hang=True)], timeout=0.4)
     assert "Timeout after 0.4s" in str(item.error)
 
@@ -355,14 +347,6 @@ def test_a_second_rollout_with_the_ids_of_one_in_flight_is_refused(client: Rollo
         client.submit(script(), session_id, "i")
     assert first.result(60)["n"] == 1
     assert client.submit(script(), session_id, "i").result(60)["n"] == 1  # its record is there already
-
-
-def test_refusals_without_end_are_throttled(make_client: MakeClient, runtime: ScriptedRuntime) -> None:
-    runtime.faults.extend(["429"] * 1000)
-    client = make_client(deadlines=Deadlines(throttle_s=0.5))
-    with pytest.raises(RolloutThrottledError):
-        client.invoke(script())
-    assert client.stats["throttled"] == 1
 
 
 def test_answer_lost_after_the_agent_started_finds_the_running_session(

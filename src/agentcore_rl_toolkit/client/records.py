@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ..contract import (
@@ -75,40 +75,26 @@ class Verdict:
         return None if self.record is None else record_failure(self.record, self.outcome)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Expected:
-    """The expected proof of one session's record.
+def judge(
+    body: bytes, key: str, *, secret: str | None = None, promised: bool = False, required: bool = False
+) -> Verdict:
+    """The verdict of a stored record. A record that cannot be used is `invalid`; a forged one is not even decoded.
 
-    Attributes:
+    Args:
         secret: of the session; None when it is unknown here.
         promised: the agent promised to prove its records, so a record without a proof is a forgery too.
         required: a record without a proof is refused.
     """
-
-    secret: str | None = field(default=None, repr=False)
-    promised: bool = False
-    required: bool = False
-
-    def judge(self, body: bytes, key: str) -> Proof:
-        """Judge the proof of a record at `key`."""
-        if self.secret is None:
-            return Proof.UNPROVEN
-        found = check(body, key, self.secret)
-        return Proof.FORGED if found is Proof.UNPROVEN and self.promised else found
-
-
-ANYTHING = Expected()
-
-
-def judge(body: bytes, key: str, expected: Expected = ANYTHING) -> Verdict:
-    """The verdict of a stored record. A record that cannot be used is `invalid`; a forged one is not even decoded."""
-    proof, why = expected.judge(body, key), None
+    proof, why = Proof.UNPROVEN, None
+    if secret is not None:
+        proof = check(body, key, secret)
+        proof = Proof.FORGED if proof is Proof.UNPROVEN and promised else proof
     if proof is Proof.FORGED:
         why = (
             f"the record at {key!r} does not prove that it comes from its session: something else wrote or changed it. "
             "Find out who may write to the store, and run the rollout again"
         )
-    elif proof is Proof.UNPROVEN and expected.required:
+    elif proof is Proof.UNPROVEN and required:
         why = (
             f"nothing proves that the record at {key!r} comes from its session, and require_proof=True asks for that. "
             "Its agent may run another toolkit or an older one, or the session was started with another proof_key"
@@ -156,26 +142,26 @@ def record_error(outcome: Outcome, record: Mapping[str, Any], key: str | None) -
 class RecordReader:
     """Reads records of one store, a bounded number at a time."""
 
-    def __init__(self, store: ObjectStore, max_bytes: int) -> None:
-        self.store, self._max_bytes = store, max_bytes
+    def __init__(self, store: ObjectStore, max_bytes: int, *, require_proof: bool = False) -> None:
+        self.store, self._max_bytes, self._require_proof = store, max_bytes, require_proof
         self._gate = asyncio.Semaphore(READS_AT_ONCE)
         self.requests = 0
 
-    async def read(self, key: str, within_s: float, expected: Expected = ANYTHING) -> Verdict | None:
+    async def read(
+        self, key: str, within_s: float, *, secret: str | None = None, promised: bool = False
+    ) -> Verdict | None:
         """The verdict of a record; None when there is no such object. Faults of the store are waited out for `within_s`.
 
         Raises: InvalidResultError for a record above the limit; RolloutTimeoutError; StoreError and ConfigError when another try
             would not help.
         """
         async with self._gate:
-            for timeout_s in (
-                within_s,
-                0.0,
-            ):  # one more try, because the process may have been stopped during the first
+            # One more try at the end, because the process may have been stopped during the first.
+            for timeout_s in (within_s, 0.0):
                 self.requests += 1
                 try:
                     body = await self.store.get_async(key, max_bytes=self._max_bytes, timeout_s=timeout_s)
-                    return judge(body, key, expected)
+                    return judge(body, key, secret=secret, promised=promised, required=self._require_proof)
                 except ObjectNotFoundError:
                     return None
                 except ObjectTooLargeError as e:

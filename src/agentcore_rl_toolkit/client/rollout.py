@@ -70,7 +70,7 @@ from ..store.remote import find_region
 from .future import RolloutFuture
 from .ledger import NO_LEDGER, Attempt, FileLedger, fingerprint
 from .pacing import PaceLimits, Pacer, backoff_s, take_turn
-from .records import Expected, RecordReader, Verdict
+from .records import RecordReader, Verdict
 from .settings import RETRYABLE, Deadlines, Prepare, TurnsOf, WatchSettings
 from .transport import CallError, Transport, in_thread, is_own_cancellation, parse_reply, within
 from .watcher import Waiter, Watcher
@@ -328,8 +328,8 @@ class Rollout(RolloutFuture):
         limits = (now_s, self.deadlines.run_s), (self.sent_s, self.timeout_s)
         ends_s = min((since_s + limit_s for since_s, limit_s in limits if limit_s is not None), default=None)
         try:
-            reader = shared.reader(self.s3_bucket)
             check_key(self.result_key)
+            watcher = self._watcher = shared.watcher(self)
         except ConfigError as e:
             text = f"no record can be at {self.result_key!r} in {self.s3_bucket!r}: {e}"
             raise InvalidResultError(text, cause=Cause.INFRASTRUCTURE) from e
@@ -338,7 +338,6 @@ class Rollout(RolloutFuture):
         silence_s = shared.watch.lost_after_s
         if silence_s is None:
             silence_s = 3 * (period_s if promised else shared.watch.heartbeat_s) + 5
-        watcher = self._watcher = shared.watcher(self)
         waiter = watcher.add(self.result_key, expects_life=promised, silence_s=silence_s)
         try:
             accepted = self.reply is not None or (self.known is not None and self.known.accepted_s)
@@ -347,7 +346,7 @@ class Rollout(RolloutFuture):
             while True:
                 await self._record_exists(watcher, waiter, ends_s)
                 self._enter(Stage.RESULT)
-                verdict = await reader.read(self.result_key, self.deadlines.result_s, self._expected_proof())
+                verdict = await self._read()
                 if verdict is not None:
                     return verdict
                 self._enter(Stage.RUN)  # listed, and yet not there
@@ -438,18 +437,19 @@ class Rollout(RolloutFuture):
         await asyncio.sleep(backoff_s(len(self.errors), base_s=0.5, cap_s=10.0, jitter=random.random()))
         return True
 
-    def _expected_proof(self) -> Expected:
-        own, required = self.shared.proof_key(self.ledger), self.shared.watch.require_proof
-        if self.known is not None and self.known.proof_key != own.id:  # the secret comes from another key
-            return Expected(required=required)
-        promised = self.known.promised if self.known is not None else (self.reply or {}).get(REPLY_FIELD) == SCHEME
-        return Expected(secret=own.session_secret(self.session_id), promised=promised, required=required)
+    async def _read(self) -> Verdict | None:
+        """The verdict of the record; None if there is none. Its proof is checked with the session's secret."""
+        known, own = self.known, self.shared.proof_key(self.ledger)
+        # The secret of an earlier process may come from another key.
+        secret = own.session_secret(self.session_id) if known is None or known.proof_key == own.id else None
+        promised = known.promised if known is not None else (self.reply or {}).get(REPLY_FIELD) == SCHEME
+        reader = self.shared.reader(self.s3_bucket)
+        return await reader.read(self.result_key, self.deadlines.result_s, secret=secret, promised=promised)
 
     async def _read_known(self, known: Attempt) -> Verdict:
         """The verdict of a rollout that an earlier process finished: its record, or the ledger's entry."""
         self.s3_bucket, self.result_key = known.bucket, known.key
-        reader = self.shared.reader(known.bucket)
-        verdict = await reader.read(known.key, self.deadlines.result_s, self._expected_proof())
+        verdict = await self._read()
         if verdict is not None:
             return verdict
         if known.outcome is None or known.outcome is Outcome.OK:
@@ -719,7 +719,8 @@ class Dispatcher:
         """The reader of a store. Raises: ConfigError."""
         if bucket not in self._readers:
             store = self.stores.get(bucket) or open_store(bucket, default_region=self.transport.region)
-            self._readers[bucket] = RecordReader(store, self.watch.max_record_bytes)
+            limit, required = self.watch.max_record_bytes, self.watch.require_proof
+            self._readers[bucket] = RecordReader(store, limit, require_proof=required)
         return self._readers[bucket]
 
     def watcher(self, rollout: Rollout) -> Watcher:
