@@ -67,6 +67,11 @@ def test_the_cause_of_a_death_is_the_first_line_of_the_error(server: Server, loc
     assert "the session's process ended with status 3" in lost(server, local, {"how": "exit"})
 
 
+def test_a_session_id_with_a_slash_is_asked_for_as_it_is(server: Server, local: RolloutClient) -> None:
+    future = local.invoke({"how": "exit"}, f"session of today/{'7' * 30}")
+    assert "ended with status 3" in str(future.exception(25))  # without the runtime's word it takes 35 s
+
+
 def test_one_death_is_nobody_elses(server: Server, local: RolloutClient) -> None:
     payloads = [{"how": "ok", "after_s": 1.5}, {"how": "exit"}, {"how": "ok", "after_s": 1.5}]
     items = local.map(payloads, 3, timeout=60)

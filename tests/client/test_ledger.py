@@ -13,12 +13,8 @@ from typing import Any
 import pytest
 
 from agentcore_rl_toolkit.client import RolloutClient
-from agentcore_rl_toolkit.client.ledger import (
-    FileLedger,
-    attempts_of,
-    parse_lines,
-)
-from agentcore_rl_toolkit.contract import Outcome
+from agentcore_rl_toolkit.client.ledger import FileLedger, attempts_of, fingerprint, parse_lines
+from agentcore_rl_toolkit.contract import Outcome, new_session_id
 from agentcore_rl_toolkit.errors import ConfigError
 
 INTENT = {
@@ -124,3 +120,28 @@ def test_ledger_that_cannot_be_written_harms_no_rollout(client: RolloutClient, t
     assert all(item.success for item in items)
     client.flush()
     assert client.stats["stopped"] == 3
+
+
+def test_sessions_of_a_ledger_that_no_row_waits_for_are_stopped(
+    client: RolloutClient, store_url: str, tmp_path: Path
+) -> None:
+    row: dict[str, Any] = {"script": {}}
+    before, last, of_no_row = (new_session_id() for _ in range(3))
+
+    def intent(session_id: str, index: int, attempt: int) -> dict[str, Any]:
+        about = {"index": index, "input_id": "i", "attempt": attempt, "payload": fingerprint(row), "bucket": store_url}
+        return {"event": "intent", "t": 1.0, "session_id": session_id, "key": f"exp/i/{session_id}.json", **about}
+
+    lines = [
+        *(intent(before, 0, 1), {"event": "stopped", "session_id": before}),
+        *(intent(last, 0, 2), {"event": "done", "session_id": last, "outcome": "lost", "error": "of before"}),
+        intent(of_no_row, 5, 1),
+    ]
+    path = tmp_path / "l.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    stopped: list[str] = []
+    client.subscribe(lambda event, fields: stopped.append(fields["session_id"]) if event == "stopped" else None)
+    (item,) = client.map([row], ledger=path, resume=True)
+    assert (item.outcome, item.error, item.session_id, item.attempt) == (Outcome.LOST, "of before", last, 2)
+    client.flush()
+    assert sorted(stopped) == sorted([last, of_no_row])

@@ -338,7 +338,8 @@ class Rollout(RolloutFuture):
         silence_s = shared.watch.lost_after_s
         if silence_s is None:
             silence_s = 3 * (period_s if promised else shared.watch.heartbeat_s) + 5
-        waiter = watcher.add(self.result_key, expects_life=promised, silence_s=silence_s)
+        about: dict[str, Any] = {"session_id": self.session_id, "expects_life": promised, "silence_s": silence_s}
+        waiter = watcher.add(self.result_key, **about)
         try:
             accepted = self.reply is not None or (self.known is not None and self.known.accepted_s)
             if not accepted and not await self._shows_itself(watcher, waiter, ends_s):
@@ -350,7 +351,7 @@ class Rollout(RolloutFuture):
                 if verdict is not None:
                     return verdict
                 self._enter(Stage.RUN)  # listed, and yet not there
-                waiter = watcher.add(self.result_key, expects_life=promised, silence_s=silence_s)
+                waiter = watcher.add(self.result_key, **about)
         finally:
             watcher.remove(waiter)
 

@@ -86,6 +86,7 @@ class Waiter:
     """
 
     key: str
+    session_id: str
     prefix: str
     found: asyncio.Future[bool]
     expects_life: bool
@@ -127,7 +128,7 @@ class Watcher:
         self.trouble: Exception | None = None  # the error of the last round
         self.requests = 0
 
-    def add(self, key: str, *, expects_life: bool, silence_s: float) -> Waiter:
+    def add(self, key: str, session_id: str = "", *, expects_life: bool, silence_s: float) -> Waiter:
         """Start looking for a record. Raises: InvalidResultError if another rollout in flight waits for the same one."""
         if key in self._waiters:
             raise InvalidResultError(
@@ -137,7 +138,7 @@ class Watcher:
             )
         found: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         prefix = key.rpartition("/")[0] + "/"
-        waiter = self._waiters[key] = Waiter(key, prefix, found, expects_life, silence_s, time.monotonic())
+        waiter = self._waiters[key] = Waiter(key, session_id, prefix, found, expects_life, silence_s, time.monotonic())
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run())
         return waiter
@@ -307,7 +308,7 @@ class Watcher:
         if self._endings is None or now_s < self._ask_at_s:
             return
         self._ask_at_s = now_s + ENDINGS_S
-        waiting = {w.key.rpartition("/")[2].removesuffix(RECORD_SUFFIX): w for w in self._waiters.values()}
+        waiting = {waiter.session_id: waiter for waiter in self._waiters.values()}
         try:
             found = await in_thread(self._endings, list(waiting)[:MOST_ASKED])
         except Exception as e:  # it is asked again
