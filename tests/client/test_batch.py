@@ -7,6 +7,7 @@ import concurrent.futures
 import contextlib
 import itertools
 import json
+import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -148,6 +149,34 @@ def test_progress_hook_sees_every_item(client: RolloutClient) -> None:
     assert seen[-1].ok == 4
     assert seen[-1].outcomes["agent_error"] == 1
     assert "5/5 done, 4 ok" in str(seen[-1])
+
+
+def test_a_batch_logs_its_progress_and_prints_it_on_request(
+    client: RolloutClient, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with caplog.at_level(logging.INFO, "agentcore_rl_toolkit.client"):
+        client.map(rows(3), 1, log_interval=0.001, progress=True)
+        logged = [r.getMessage() for r in caplog.records if r.getMessage().startswith("batch: ")]
+        assert [line.partition(",")[0] for line in logged] == [f"batch: {n}/3 done" for n in (1, 2, 3)]
+        assert [line.partition(",")[0] for line in capsys.readouterr().err.splitlines()] == [
+            f"{n}/3 done" for n in (1, 2, 3)
+        ]
+        caplog.clear()
+        client.map(rows(3), 1, log_interval=0)
+    assert not [r for r in caplog.records if r.getMessage().startswith("batch: ")]
+    outcomes = {"ok": 1, "lost": 2, "agent_error": 1}
+    about: dict[str, Any] = {"unproven": 1, "forged": 2, "causes": {"policy": 1}}
+    progress = BatchProgress(total=None, done=4, ok=1, running=5, elapsed_s=6.7, outcomes=outcomes, **about)
+    text = "4 done, 1 ok, 1 agent_error, 2 lost (1 the policy's), 1 unproven, 2 forged, 5 running, 7 s"
+    assert str(progress) == text
+
+
+def test_each_payload_may_have_its_own_entries_for_the_agent(client: RolloutClient, runtime: ScriptedRuntime) -> None:
+    items = client.map(rows(2), overrides=[{"temperature": 0.1}, None])
+    blocks = [runtime.sessions[item.session_id or ""].payload["_rollout"] for item in items]
+    assert [block.get("temperature") for block in blocks] == [0.1, None]
+    with pytest.raises(ConfigError, match="overrides has 1 entries for 2 payloads"):
+        client.run_batch(rows(2), overrides=[{}])
 
 
 def test_a_batch_runs_once_has_no_length_and_takes_next(client: RolloutClient, runtime: ScriptedRuntime) -> None:

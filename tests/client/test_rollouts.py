@@ -180,6 +180,23 @@ def test_a_deadline_during_model_calls_is_the_agents_failure_and_not_tried_again
         assert (future.cause, future.attempt, runtime.runs) == ("infrastructure", 2, 2)
 
 
+def test_without_a_deadline_turns_are_not_counted(make_client: MakeClient) -> None:
+    client = make_client(turns_of=lambda session_id: 1 // 0, deadlines=Deadlines(run_s=None))
+    assert client.submit(script(run_s=0.1)).exception(60) is None
+
+
+def test_the_state_of_what_runs_is_shown(client: RolloutClient) -> None:
+    future = client.invoke(script(hang=True), input_id="x")
+    (flight,) = client.flights()
+    assert client.in_flight == 1
+    ids = {"session_id": future.session_id, "input_id": "x", "attempt": 1, "stage": "run", "trouble": None}
+    assert flight.items() >= ids.items()
+    assert 0 <= flight["stage_s"] <= flight["total_s"] <= future.elapsed()
+    assert flight["left_s"] == pytest.approx(Deadlines().run_s, abs=60)
+    future.cancel()
+    until(lambda: client.in_flight == 0 and client.flights() == [])
+
+
 def test_queue_deadline_ends_what_never_gets_its_turn(make_client: MakeClient) -> None:
     client = make_client(tps_limit=0.02, deadlines=Deadlines(queue_s=3))  # one every fifty seconds, the first at once
     futures = [client.submit(script()) for _ in range(3)]  # first come, first served
