@@ -151,6 +151,7 @@ class RolloutFuture:
         if self._verdict is not None:
             return True
         self._portal.refuse_own_thread()
+        _ = self._portal.loop  # raises in a forked child, where the wait would not end
         try:
             result_of(self._done, timeout)
         except concurrent.futures.TimeoutError:
@@ -256,6 +257,7 @@ def as_completed(futures: Iterable[RolloutFuture], timeout: float | None = None)
     end_s = None if timeout is None else time.monotonic() + timeout
     waiting = sorted(dict.fromkeys(futures), key=lambda f: math.inf if f._ended_s is None else f._ended_s)
     for future in waiting:
+        _ = future.done() or future._portal.loop  # raises in a forked child, where the wait would not end
         future.add_done_callback(ended.put)
     for left in range(len(waiting), 0, -1):
         try:
