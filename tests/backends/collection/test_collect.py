@@ -364,6 +364,65 @@ async def test_rollouts_without_rewards_are_usable_but_no_samples() -> None:
         to_samples(groups)
 
 
+class Slow(ReplayGateway):
+    """The first call for sessions waits. ``made`` are the sessions of each call that came to its end."""
+
+    def __init__(self, replay: Replay) -> None:
+        super().__init__(replay)
+        self.asked, self.release = asyncio.Event(), asyncio.Event()
+        self.made: list[int] = []
+        self.deleted: list[int] = []
+
+    async def create_sessions_async(self, session_ids: Sequence[str], **options: Any) -> list[ReplayAddress]:
+        if not self.asked.is_set():
+            self.asked.set()
+            await self.release.wait()
+        self.made.append(len(session_ids))
+        return await super().create_sessions_async(session_ids, **options)
+
+    async def delete_async(self, session_ids: Sequence[str]) -> int:
+        self.deleted.append(len(session_ids))
+        return await super().delete_async(session_ids)
+
+
+async def test_a_cancelled_collection_leaves_the_shared_call_to_the_others() -> None:
+    replay = Replay([good(input_id=name) for name in "abc"])
+    gateway: Any = Slow(replay)
+
+    def collection(name: str) -> asyncio.Task[Any]:
+        request = GroupRequest(input_id=name, payload={})
+        return asyncio.create_task(collect_async([request], client=replay.client, gateway=gateway))
+
+    tasks = [collection("a"), collection("b")]
+    await gateway.asked.wait()
+    tasks.append(collection("c"))
+    await asyncio.sleep(0)
+    tasks[0].cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await tasks[0]
+    gateway.release.set()
+    groups = [(await task)[0] for task in tasks[1:]]
+    assert [group.rewards for group in groups] == [[1.0], [1.0]]
+    assert gateway.made == [2, 1], "a and b in one call, c in the next"
+    assert gateway.deleted == [3], "when the last collection ended"
+    assert not replay.open_sessions
+
+
+async def test_the_last_collection_ends_a_call_that_nobody_waits_for() -> None:
+    replay = Replay([good()])
+    gateway: Any = Slow(replay)
+    task = asyncio.create_task(
+        collect_async([GroupRequest(input_id="a", payload={})], client=replay.client, gateway=gateway)
+    )
+    await gateway.asked.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    gateway.release.set()
+    await asyncio.sleep(0)
+    assert (gateway.made, gateway.deleted, replay.open_sessions) == ([], [1], {})
+
+
 async def test_the_sync_face_works_inside_a_running_loop() -> None:
     replay = Replay([good(0.25)])
     (group,) = collect([GroupRequest(input_id="a", payload={})], client=replay.client, gateway=replay.gateway)

@@ -15,7 +15,8 @@ import pytest
 
 from agentcore_rl_toolkit.backends.slime import SlimeRunner
 from agentcore_rl_toolkit.backends.slime.generate import payload_of
-from agentcore_rl_toolkit.backends.slime.runner import JOB_ENV, prepare_data
+from agentcore_rl_toolkit.backends.slime.runner import prepare_data
+from agentcore_rl_toolkit.backends.slime.settings import JOB_ENV
 from agentcore_rl_toolkit.errors import ConfigError
 from serving import wait_for
 

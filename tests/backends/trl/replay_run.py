@@ -391,7 +391,7 @@ def loop_lora(server: WeightServer, out: Path) -> dict[str, Any]:
     metrics = asyncio.run(step())
     first, last, saved = (server.tensors[0], server.tensors[-1], load_file(out / "policy" / "model.safetensors"))
     return {
-        "trained_tokens": metrics["trained_tokens"],
+        "trained_tokens": metrics["usable_tokens"],
         "versions": [post["version"] for post in server.posts],
         "moved": max(float((last[n] - first[n]).abs().max()) for n in last),
         "given": {n: list(t.shape) for n, t in load_file(given / "model.safetensors").items()},

@@ -19,7 +19,7 @@ from agentcore_rl_toolkit.runs import Query, RunReader
 
 from ..recorded import Replay, recorded_episodes, requests_for
 
-pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(1000)]
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def result(trl_python: str, tmp_path_factory: pytest.TempPathFactory) -> dict[st
         [trl_python, "-W", "ignore", str(Path(__file__).parent / "real_runs.py"), str(out)],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
     )
     assert done.returncode == 0, done.stderr[-4000:]

@@ -99,12 +99,12 @@ def load(request: pytest.FixtureRequest, model_dir: Callable[[str], Path], tmp_p
 
 @pytest.mark.parametrize("name", EVERY)
 def test_every_true_template_passes_the_self_test(name: str, load: Callable[[str], Renderer]) -> None:
-    report = examine(load(name))
-    assert report.ok, str(report)
-    assert report.parser == TEMPLATES[name][1]
-    skipped = {check.name for check in report.checks if check.ok is None}
-    tools = {check.name for check in report.checks if "tool calls" in check.name}
-    assert skipped & tools == (tools if name in WITHOUT_TOOLS else set())
+    renderer = load(name)
+    report = examine(renderer)
+    assert {finding.level for finding in report} == {"ok"}, report
+    assert renderer.grammar.name == TEMPLATES[name][1]
+    of_tools = [finding.name for finding in report if "tool calls" in finding.name]
+    assert len(of_tools) == (0 if name in WITHOUT_TOOLS else 2)
 
 
 @pytest.mark.parametrize("name", [*IN_TRL, "gemma3", "cohere", "cohere2"])

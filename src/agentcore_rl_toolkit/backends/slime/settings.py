@@ -1,18 +1,24 @@
-"""Settings of slime rollouts: how they reach the process in which slime calls us."""
+"""Settings of slime runs, and of their rollouts as they reach the process in which slime calls us."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
 from ...weights.arrival import MAX_MEAN_GAP
+from ..llm_judge import KEY as JUDGE_KEY
 from ..service import ServiceSettings
 from ..settings import Count, Least0, Positive, SettingsGroup, with_environment
 
 ADMIN_KEY = "AGENTCORE_RL_GATEWAY_ADMIN_KEY"
+# Variables that the job gets from here, where they are set: a cluster that runs already has an environment of its own.
+JOB_ENV = (
+    *("WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_ENTITY", "HF_TOKEN", "HF_ENDPOINT", ADMIN_KEY, JUDGE_KEY),
+    *("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL_BEDROCK_AGENTCORE", "AWS_ENDPOINT_URL_S3"),
+)
 
 
 class HandoverSettings(SettingsGroup):
@@ -54,3 +60,72 @@ class SlimeSettings(ServiceSettings):
         if "gateway_model" not in values and getattr(args, "hf_checkpoint", None):
             values["gateway_model"] = str(args.hf_checkpoint)
         return cls.from_values(with_environment(values), where="--custom-config-path")
+
+
+class ModelSettings(SettingsGroup):
+    """The model, the data, and where things are. ``model_type`` names a file of slime's `scripts/models`."""
+
+    model_dir: str
+    model_type: str
+    data_path: str
+    eval_data_path: str | None = None
+    slime_dir: str = "slime"
+    megatron_dir: str = "Megatron-LM"
+    cuda_home: str | None = None
+    run_dir: str = "runs/slime"
+    save_dir: str | None = None
+    save_interval: Count = 20
+
+
+class MachineSettings(SettingsGroup):
+    """The GPUs and the Ray cluster. ``job_env`` are variables that the job gets from this process."""
+
+    num_gpus: Count = 8
+    rollout_num_gpus: Count | None = None
+    rollout_gpus_per_engine: Count = 2
+    tp_size: Count = 2
+    max_tokens_per_gpu: Count = 9216
+    ray_address: str | None = None
+    job_env: tuple[str, ...] = JOB_ENV
+
+
+class EngineSettings(SettingsGroup):
+    """SGLang. ``cumulative_token_mode``, ``renderer_family`` and ``gateway_log_level`` are accepted and have no effect."""
+
+    sglang_tool_call_parser: str | None = "qwen"
+    sglang_reasoning_parser: str | None = None
+    sglang_data_parallel_size: Count = 1
+    sglang_mem_fraction_static: Positive = 0.7
+    sglang_context_length: Count | None = None
+    routing_replay: bool = False
+    cumulative_token_mode: bool = False
+    renderer_family: str = "auto"
+    gateway_log_level: str = "warning"
+
+
+class TrainingSettings(SettingsGroup):
+    """A step takes ``groups`` inputs, ``rollouts`` times each. Names and defaults are otherwise slime's."""
+
+    mode: Literal["sync", "async", "fully_async"] = "sync"
+    groups: Count = 32
+    rollouts: Count = 8
+    over_sampling_batch_size: Count | None = None
+    temperature: Positive = 1.0
+    rollout_max_response_len: Count = 1024
+    learning_rate: Positive = 1e-6
+    eps_clip: float = 0.2
+    eps_clip_high: float = 0.28
+    weight_decay: float = 0.1
+    adam_beta2: float = 0.98
+    reward_postprocessing: Literal["grpo", "none"] = "grpo"
+    use_tis: bool = True
+
+
+class ReportSettings(SettingsGroup):
+    """Evaluations, and where numbers go. ``trainer_numbers`` None: `keeps_trainer_numbers` decides."""
+
+    eval_interval: Count = 20
+    n_samples_per_eval_prompt: Count = 1
+    trainer_numbers: bool | None = None
+    wandb_project: str | None = None
+    wandb_group: str | None = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -11,6 +10,7 @@ import msgspec
 from ...errors import AgentCoreRLError
 from ...messages.render import Renderer, sampled_body, unread_calls
 from ...messages.render.habits import EFFORTS
+from .finding import Finding, fail, ok
 
 _TOOLS: list[dict[str, Any]] = [
     {
@@ -29,33 +29,13 @@ _TOOLS: list[dict[str, Any]] = [
 NO_TOOLS = (
     "this model's chat template drops tools: an agent's calls never parse; use a model with tools, or an agent without"
 )
+ADVICE = "docs/rendering.md says what each check means"
 _ARGUMENTS = '{"query": "naïve \\"q\\" 5 < 7 \\u2713\\nline two", "limit": 3, "deep": true}'
 _TEXT = "Grüße 🙂\n\tdef f(x): return x ** 2  # 漢字 1234567 \u200b end"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Check:
-    """One finding. ``ok`` None: it does not apply to this model."""
-
-    name: str
-    ok: bool | None
-    detail: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class DoctorReport:
-    """All findings about a model; ``ok`` when none of them failed."""
-
-    parser: str
-    checks: tuple[Check, ...]
-
-    @property
-    def ok(self) -> bool:
-        return all(check.ok is not False for check in self.checks)
-
-
-def examine(renderer: Renderer) -> DoctorReport:
-    """Run every check. A check that raises has failed; its error is the detail."""
+def examine(renderer: Renderer) -> list[Finding]:
+    """Run every check that applies to the model. A check that raises has failed; its error is the text."""
     tests: tuple[tuple[str, Callable[[Renderer], tuple[bool | None, str]]], ...] = (
         ("tokenizer", _tokenizer),
         ("stop tokens", _stops),
@@ -68,14 +48,15 @@ def examine(renderer: Renderer) -> DoctorReport:
         ("unusual histories", _unusual),
         ("markers in text", _markers),
     )
-    checks = []
+    found = []
     for name, test in tests:
         try:
-            ok, detail = test(renderer)
+            passed, text = test(renderer)
         except AgentCoreRLError as e:
-            ok, detail = False, f"{type(e).__name__}: {e}"
-        checks.append(Check(name=name, ok=ok, detail=detail))
-    return DoctorReport(parser=renderer.grammar.name, checks=tuple(checks))
+            passed, text = False, f"{type(e).__name__}: {e}"
+        if passed is not None:  # else it does not apply
+            found.append(ok(name, text) if passed else fail(name, text, ADVICE))
+    return found
 
 
 def _tokenizer(renderer: Renderer) -> tuple[bool, str]:
