@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from agentcore_rl_toolkit.backends.rllm import RllmConfig
-from agentcore_rl_toolkit.backends.sagemaker.config import SageMakerConfig
+from agentcore_rl_toolkit.backends.sagemaker.settings import SageMakerConfig
 from agentcore_rl_toolkit.backends.settings import Settings
 from agentcore_rl_toolkit.backends.slime import SlimeRunner
-from agentcore_rl_toolkit.backends.tinker.config import TinkerConfig
+from agentcore_rl_toolkit.backends.tinker.settings import TinkerConfig
 from agentcore_rl_toolkit.backends.trl import TrlConfig
 from agentcore_rl_toolkit.backends.verl.settings import AgentCoreConfig
 from agentcore_rl_toolkit.cli.training.settings import LocalRun, by_size

@@ -24,7 +24,7 @@ from agentcore_rl_toolkit import RolloutClient
 from agentcore_rl_toolkit.backends import CollectConfig, Group, GroupRequest, collect, summarize
 from agentcore_rl_toolkit.backends.settings import read_settings
 from agentcore_rl_toolkit.backends.trl.adapter import make_trainer
-from agentcore_rl_toolkit.backends.trl.config import TrlConfig
+from agentcore_rl_toolkit.backends.trl.settings import TrlConfig
 from agentcore_rl_toolkit.gateway import GatewayClient
 from agentcore_rl_toolkit.policy import load_policy
 from agentcore_rl_toolkit.policy.word_problems import Problem, problems

@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 
 from agentcore_rl_toolkit.backends.rllm import RllmConfig
-from agentcore_rl_toolkit.backends.sagemaker.config import SageMakerConfig
+from agentcore_rl_toolkit.backends.sagemaker.settings import SageMakerConfig
 from agentcore_rl_toolkit.backends.service import AgentSettings, GatewaySettings
 from agentcore_rl_toolkit.backends.settings import Settings, from_mapping, read_settings
 from agentcore_rl_toolkit.backends.slime import SlimeRunner
 from agentcore_rl_toolkit.backends.slime.settings import SlimeSettings
-from agentcore_rl_toolkit.backends.tinker.config import TinkerConfig
+from agentcore_rl_toolkit.backends.tinker.settings import TinkerConfig
 from agentcore_rl_toolkit.backends.trl import TrlConfig
 from agentcore_rl_toolkit.backends.verl.settings import AgentCoreConfig, VerlConfig, translate
 from agentcore_rl_toolkit.backends.verl.settings import plan as verl_plan

@@ -13,10 +13,10 @@ import pytest
 
 from agentcore_rl_toolkit import RolloutClient
 from agentcore_rl_toolkit.backends.sagemaker.adapter import run_async
-from agentcore_rl_toolkit.backends.sagemaker.config import SageMakerConfig
 from agentcore_rl_toolkit.backends.sagemaker.job import JobConfig, Jobs
 from agentcore_rl_toolkit.backends.sagemaker.local.jobs import ModelSampler
 from agentcore_rl_toolkit.backends.sagemaker.local.service import running
+from agentcore_rl_toolkit.backends.sagemaker.settings import SageMakerConfig
 from agentcore_rl_toolkit.backends.training.local import LocalModel
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, UpstreamConfig

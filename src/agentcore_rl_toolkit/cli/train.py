@@ -207,12 +207,12 @@ def command(
 def _configured(backend: str, path: Path, agent: Path | None, *, rehearse: bool) -> Any:
     """The configuration of a trainer. ``agent`` is served on this machine. Raises: ConfigError."""
     from ..backends.rllm.settings import RllmConfig
-    from ..backends.sagemaker.config import SageMakerConfig
     from ..backends.sagemaker.job import JobConfig
+    from ..backends.sagemaker.settings import SageMakerConfig
     from ..backends.settings import read_settings, with_environment
     from ..backends.slime.runner import SlimeRunner
-    from ..backends.tinker.config import TinkerConfig
-    from ..backends.trl.config import TrlConfig
+    from ..backends.tinker.settings import TinkerConfig
+    from ..backends.trl.settings import TrlConfig
     from ..backends.verl.settings import VerlConfig
     from ..errors import ConfigError
     from .servers.rehearsal import NO_AGENT, rehearsed

@@ -17,8 +17,8 @@ from agentcore_rl_toolkit.backends.collection.samples import to_samples
 from agentcore_rl_toolkit.backends.rllm.settings import RllmConfig
 from agentcore_rl_toolkit.backends.sagemaker.job import JobConfig
 from agentcore_rl_toolkit.backends.slime.runner import SlimeRunner
-from agentcore_rl_toolkit.backends.tinker.config import TinkerConfig
-from agentcore_rl_toolkit.backends.trl.config import TrlConfig
+from agentcore_rl_toolkit.backends.tinker.settings import TinkerConfig
+from agentcore_rl_toolkit.backends.trl.settings import TrlConfig
 from agentcore_rl_toolkit.backends.verl.settings import translate
 from agentcore_rl_toolkit.contract import Cause, Outcome
 from agentcore_rl_toolkit.errors import ConfigError, RolloutError

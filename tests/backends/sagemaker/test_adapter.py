@@ -17,8 +17,8 @@ from agentcore_rl_toolkit.backends.collection.collect import collect
 from agentcore_rl_toolkit.backends.collection.samples import to_samples
 from agentcore_rl_toolkit.backends.sagemaker import adapter, session
 from agentcore_rl_toolkit.backends.sagemaker.adapter import SageMakerTraining, chunks, combined
-from agentcore_rl_toolkit.backends.sagemaker.config import SageMakerConfig
 from agentcore_rl_toolkit.backends.sagemaker.local.service import ACCESS_KEY, Running, running
+from agentcore_rl_toolkit.backends.sagemaker.settings import SageMakerConfig
 from agentcore_rl_toolkit.backends.training.batch import Datum, to_data
 from agentcore_rl_toolkit.backends.training.client import Adam, Loss, Passed
 from agentcore_rl_toolkit.backends.training.local import LocalModel

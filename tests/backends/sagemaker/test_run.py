@@ -15,8 +15,8 @@ pytest.importorskip("torch")
 
 from agentcore_rl_toolkit.backends.collection.groups import Group
 from agentcore_rl_toolkit.backends.sagemaker.adapter import run_async
-from agentcore_rl_toolkit.backends.sagemaker.config import SageMakerConfig
 from agentcore_rl_toolkit.backends.sagemaker.local.service import running
+from agentcore_rl_toolkit.backends.sagemaker.settings import SageMakerConfig
 from agentcore_rl_toolkit.backends.training.settings import STATE_FILE
 from agentcore_rl_toolkit.contract import Outcome
 

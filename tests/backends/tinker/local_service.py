@@ -17,7 +17,7 @@ import tinker
 from tinker import types
 
 from agentcore_rl_toolkit.backends.tinker.adapter import TinkerTraining
-from agentcore_rl_toolkit.backends.tinker.config import TinkerConfig
+from agentcore_rl_toolkit.backends.tinker.settings import TinkerConfig
 from agentcore_rl_toolkit.backends.training.batch import datum_of
 from agentcore_rl_toolkit.backends.training.client import Adam, Loss
 from agentcore_rl_toolkit.backends.training.local import LocalModel

@@ -20,7 +20,7 @@ pytest.importorskip("tinker")
 
 from agentcore_rl_toolkit.backends.collection.groups import Group
 from agentcore_rl_toolkit.backends.tinker.adapter import TinkerTraining
-from agentcore_rl_toolkit.backends.tinker.config import TinkerConfig
+from agentcore_rl_toolkit.backends.tinker.settings import TinkerConfig
 from agentcore_rl_toolkit.backends.training.client import Adam
 from agentcore_rl_toolkit.backends.training.publishing import gap, publish
 from agentcore_rl_toolkit.backends.training.settings import STATE_FILE

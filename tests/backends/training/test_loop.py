@@ -15,9 +15,9 @@ import pytest
 from agentcore_rl_toolkit.backends.collection.groups import CollectedRollout, Group, GroupRequest
 from agentcore_rl_toolkit.backends.training.batch import Datum
 from agentcore_rl_toolkit.backends.training.client import Adam, Loss, Passed
-from agentcore_rl_toolkit.backends.training.config import ServiceTrainingConfig
 from agentcore_rl_toolkit.backends.training.loop import row_at, train
 from agentcore_rl_toolkit.backends.training.metrics import summarise
+from agentcore_rl_toolkit.backends.training.service_settings import ServiceTrainingConfig
 from agentcore_rl_toolkit.backends.training.settings import LoopSettings, Services, State
 from agentcore_rl_toolkit.contract import Outcome
 from agentcore_rl_toolkit.errors import CaptureError, ConfigError, RolloutError

@@ -32,7 +32,7 @@ from agentcore_rl_toolkit.backends.training.torch_client import (
     load_model,
 )
 from agentcore_rl_toolkit.backends.trl.adapter import AgentCoreGRPOTrainer, StepMetrics, _lora, make_trainer
-from agentcore_rl_toolkit.backends.trl.config import TrlConfig
+from agentcore_rl_toolkit.backends.trl.settings import TrlConfig
 from agentcore_rl_toolkit.errors import ConfigError
 from agentcore_rl_toolkit.policy import Engine
 from agentcore_rl_toolkit.policy.sampling import SamplingParams

@@ -28,7 +28,7 @@ from ..training.publishing import publish
 from ..training.run import run_async as run_service
 from ..training.settings import Observer
 from . import session
-from .config import SageMakerConfig
+from .settings import SageMakerConfig
 
 CHUNK_DATA = 1024  # of one operation, as AWS's SDK cuts
 CHUNK_TOKENS = 160_000  # its other bound is 10 MB; a token and its four numbers take 60 bytes

@@ -24,7 +24,7 @@ from ..collection.credit import refuse
 from ..collection.recording import Recording, open_recording
 from ..llm_judge import JudgeSettings
 from ..settings import Count, Plan, Positive, Settings
-from .config import needs_of_botocore
+from .settings import needs_of_botocore
 
 Show = Callable[[str], None]
 ACTIVE = ("InProgress", "Stopping")

@@ -20,7 +20,7 @@ from typing import Any
 from ..._servers.process import write_private
 from ...errors import ConfigError, TrainingServiceError
 from ...gateway.sampling_services.sagemaker import CONTROL, INVALID, Caller, client_of
-from .config import SageMakerConfig
+from .settings import SageMakerConfig
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from ..training.client import Adam, Loss, Passed
 from ..training.publishing import publish
 from ..training.run import run_async as run_service
 from ..training.settings import Observer
-from .config import TinkerConfig
+from .settings import TinkerConfig
 
 
 class TinkerTraining:

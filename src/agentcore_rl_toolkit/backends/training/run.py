@@ -15,8 +15,8 @@ from ...runs import locked
 from ..collection.recording import Recording, open_recording
 from ..service import RolloutService
 from .client import TrainingClient
-from .config import ServiceTrainingConfig
 from .loop import train
+from .service_settings import ServiceTrainingConfig
 from .settings import Observer, Services, State
 
 log = logging.getLogger(__name__)

@@ -30,8 +30,8 @@ from ..collection.groups import Group, GroupRequest, UsableSteps, summarize
 from ..collection.recording import Recording, open_recording, step_numbers
 from ..collection.samples import to_samples
 from ..service import RolloutService
-from .config import TrlConfig
 from .convert import REWARD_KEY, SEQUENCE_KEY, SESSION_KEY, ConvertStats, to_trl
+from .settings import TrlConfig
 
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is marked experimental; the version is pinned
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from ..collection.groups import CollectedRollout, Group
 from ..collection.samples import Sample, rollout_samples
-from .config import ForkPolicy
+from .settings import ForkPolicy
 
 # Names of the per-rollout lists beside TRL's own keys; reward functions receive them as keyword arguments.
 REWARD_KEY = "agent_reward"

@@ -13,7 +13,7 @@ from ..options import sandbox_words
 
 if TYPE_CHECKING:
     from ...backends.sagemaker.job import JobConfig
-    from ...backends.training.config import ServiceTrainingConfig
+    from ...backends.training.service_settings import ServiceTrainingConfig
 
 T = TypeVar("T", "ServiceTrainingConfig", "JobConfig")
 MODEL = "arn:aws:sagemaker:us-west-2:aws:hub-content/SageMakerPublicHub/Model/builtin-policy"

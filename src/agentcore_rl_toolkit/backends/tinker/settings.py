@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from ..._installation import install_command
 from ...gateway.sampling_services.tinker import KEY_ENV, service_url
 from ..settings import Count, Plan, planned
-from ..training.config import ServiceTrainingConfig
+from ..training.service_settings import ServiceTrainingConfig
 
 
 class TinkerConfig(ServiceTrainingConfig):

@@ -12,7 +12,7 @@ from ..._installation import install_command
 from ...errors import ConfigError
 from ...gateway.sampling_services.sagemaker import POLL_S, RUNTIME
 from ..settings import Count, Plan, Positive, SettingsGroup, planned
-from ..training.config import ServiceTrainingConfig
+from ..training.service_settings import ServiceTrainingConfig
 
 MOST_LEARNING_RATE = 0.01
 
