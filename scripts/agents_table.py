@@ -75,6 +75,7 @@ AGENTS = (
     Agent(title="Pydantic AI, Bedrock", file="pydantic_ai_bedrock.py", packages=("pydantic-ai-slim[bedrock]",)),
     Agent(title="Pydantic AI, typed output", file="pydantic_ai_output.py", packages=("pydantic-ai-slim[openai]",)),
     Agent(title="smolagents", file="smolagents_tools.py", packages=("smolagents[openai]",)),
+    Agent(title="Agno", file="agno_agent.py", packages=("agno", "openai")),
     Agent(title="CrewAI", file="crewai_crew.py", packages=("crewai",)),
     Agent(title="Google ADK", file="google_adk.py", packages=("google-adk",)),
     Agent(title="AI SDK", file="ai_sdk.mjs", packages=("ai", "@ai-sdk/openai", "zod")),
