@@ -100,6 +100,14 @@ def busy(value: bool) -> tuple[int, bytes]:
     return 200, json.dumps({"status": "HealthyBusy" if value else "Healthy", "time_of_last_update": 1}).encode()
 
 
+async def test_a_session_is_busy_from_its_first_ping_on(bench: Bench) -> None:
+    bench.answer = lambda: busy(True)
+    async with bench.use(idle_timeout_s=0.3) as session:
+        assert session.busy
+    await asyncio.sleep(0)
+    assert bench.table.describe()[0]["state"] == "active"
+
+
 async def test_an_idle_session_ends_at_its_limit_after_one_more_ping(bench: Bench) -> None:
     async with bench.use(idle_timeout_s=0.6):
         pass
