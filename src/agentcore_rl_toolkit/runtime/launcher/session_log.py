@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections import deque
 from pathlib import Path
 
 KEPT_LOGS = 2_000
@@ -31,10 +30,13 @@ class KeptLogs:
 
     def __init__(self, most: int = KEPT_LOGS) -> None:
         self._most = most
-        self._logs: deque[Path] = deque()
+        self._logs: dict[Path, None] = {}
 
     def keep(self, path: Path) -> None:
-        self._logs.append(path)
+        self._logs.pop(path, None)  # of an earlier session with the same id
+        self._logs[path] = None
         while len(self._logs) > self._most:
+            oldest = next(iter(self._logs))
+            del self._logs[oldest]
             with contextlib.suppress(OSError):
-                self._logs.popleft().unlink(missing_ok=True)
+                oldest.unlink(missing_ok=True)
