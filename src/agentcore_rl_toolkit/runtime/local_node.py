@@ -56,6 +56,9 @@ class LocalNode:
         self.tier, why = await asyncio.to_thread(choose_tier, self._config.isolation.tier)
         if why is not None:
             log.warning("sessions have no sandbox, nothing keeps them from this user's files: %s", why)
+        for folder in self._config.isolation.writable_folders:
+            if not folder.exists():
+                folder.mkdir(parents=True)
         if self.tier == "container":
             await self._containers.open()
 
@@ -163,8 +166,6 @@ class LocalNode:
             top = sandbox.project_of(agent.script)
             own_folder = Project.of(agent.script).folder  # the checkout around it stays read-only
             project = (own_folder if own_folder.is_relative_to(top) else top) if top.is_dir() else None
-            for folder in isolation.writable_folders:
-                folder.mkdir(parents=True, exist_ok=True)
             paths = await asyncio.to_thread(sandbox.interpreter_paths, agent.interpreter)
             readable = (*paths, PACKAGE, top, *isolation.readable)
             writable = (*own, *isolation.writable_folders)

@@ -134,8 +134,6 @@ class ContainerNode:
         c = self._config
         place.directory.mkdir(mode=0o700, parents=True)
         env = {**self._environment(agent), "DOCKER_CONTAINER": "1"}  # the SDK then listens on all addresses
-        for folder in c.writable_folders:
-            folder.mkdir(parents=True, exist_ok=True)
         shown = filter(Path.exists, dict.fromkeys((*c.readable, *c.writable_folders)))
         host: dict[str, Any] = {
             "NetworkMode": "bridge",
