@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,15 @@ from typing import Any
 import pytest
 
 from agentcore_rl_toolkit.cli.doctor.template import examine
-from agentcore_rl_toolkit.messages.render import Renderer, grammar_named, new_parser, unread_calls
+from agentcore_rl_toolkit.messages.render import (
+    HINTS,
+    Renderer,
+    grammar_named,
+    new_parser,
+    sampled_body,
+    unread_calls,
+)
+from agentcore_rl_toolkit.messages.wire import DIALECTS, Delta, ModelRequest, Reply, Usage
 
 from .conftest import Family
 
@@ -51,3 +61,30 @@ def test_a_call_in_the_form_of_another_family_is_unparsed(grammar: str, tools: l
         parser.feed(header + text)
         parser.finish()
         assert parser.status == status
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_familys_call_reaches_the_agent_whole_and_streamed(
+    dialect: str, family: Family, renderer: Renderer, tools: list[dict[str, Any]]
+) -> None:
+    function = {"name": "look_up", "arguments": '{"query": "zqx", "limit": 3}'}
+    call = {"id": "call_0000a", "type": "function", "function": function}
+    body = sampled_body(renderer, {"role": "assistant", "content": "", "tool_calls": [call]}, tools=tools)
+    assert body
+    stream = renderer.stream(tools=tools)
+    deltas = [delta for token in body for delta in stream.feed([token])] + stream.feed([], final=True)
+    choice = stream.parsed()
+    reply = Reply(
+        id="chatcmpl-1", model="m", choices=[choice], usage=Usage(prompt_tokens=1, completion_tokens=len(body))
+    )
+    whole = DIALECTS[dialect].encode_reply(reply, ModelRequest(dialect=dialect, model="m"))
+    request = ModelRequest(dialect=dialect, model="m", stream=True)
+    encoder = DIALECTS[dialect].encoder(request, reply_id="chatcmpl-1", model="m", created=0)
+    end = Delta(finish_reason=choice.finish_reason, usage=reply.usage)
+    streamed = b"".join([encoder.start(), *map(encoder.feed, [*deltas, end]), encoder.finish()])
+    for written in (whole, streamed):
+        # InvokeModel's events carry another API's in base64.
+        written = re.sub(rb'"bytes": ?"([^"]+)"', lambda match: base64.b64decode(match[1]), written)
+        assert b"look_up" in written
+        assert b"zqx" in written
+        assert not any(mark.encode() in written for mark in HINTS)

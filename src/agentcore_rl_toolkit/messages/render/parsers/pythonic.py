@@ -14,7 +14,8 @@ from .families import dumps, name_ok
 
 _NAME = re.compile(r"\s*([A-Za-z_][\w.\-]*)\s*\(\s*")
 _KEY = re.compile(r"([A-Za-z_]\w*)\s*=\s*")
-_STRING = {q: re.compile(rf"{q}((?:\\.|[^\\])*?){q}(?=\s*(?:[,)\]}}:]|\Z))", re.DOTALL) for q in "'\""}
+_ENDS = r"\s*(?:[,)\]}:]|\Z)"  # what follows a string
+_STRING = {q: re.compile(rf"{q}((?:[^\\{q}]++|\\.|{q}(?!{_ENDS}))*+){q}", re.DOTALL) for q in "'\""}
 _NUMBER = re.compile(r"[+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?(?![\w.])")
 _WORD = re.compile(r"\w+")
 _WORDS = {"True": True, "true": True, "False": False, "false": False, "None": None, "null": None}
