@@ -1,6 +1,6 @@
-"""A template's habits with messages that many templates refuse, found by trying them.
+"""Find out which messages a template refuses or drops, and write these in a form that it takes.
 
-Messages that a template refuses are written in another way, each by itself, so that a prompt continues from turn to turn."""
+Each message is rewritten without regard to the ones that follow, so a prompt continues from turn to turn."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Writes = Callable[..., bool]
 
 @dataclass(frozen=True, kw_only=True)
 class Habits:
-    """What a template takes.
+    """How messages are written for a template.
 
     ``merges_leading``: system messages in front become one. ``leading_as_user``: they become the user's, because the template
     has no system role. ``late_as_user``: a later system message is written in place as the user's, because the template refuses
@@ -58,7 +58,7 @@ class Habits:
         return "; ".join(said) or "messages are written as they are"
 
     def apply(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The messages as the template takes them. Dicts that are given may be changed."""
+        """Return the messages in a form that the template takes. The given dicts may be changed."""
         messages = self._with_ids(messages)
         leading = next((i for i, m in enumerate(messages) if m["role"] not in SYSTEM), len(messages))
         front, rest = messages[:leading], messages[leading:]
@@ -151,7 +151,7 @@ def _joined(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
 
 
 def find_habits(writes: Writes, *, text_arguments: bool, call_id: str, short_ids: bool) -> Habits:
-    """Try messages that templates are known to refuse."""
+    """Try the messages that templates are known to refuse."""
     first, second, asked = "probe-first", "probe-second", "probe-asked"
     system = [{"role": "system", "content": first}, {"role": "system", "content": second}]
     user = {**PROBE_USER, "content": asked}

@@ -1,4 +1,4 @@
-"""What a model would have sampled for an answer, from the template's own writing of it."""
+"""The tokens of an answer as the template writes it, for checks of a model without its weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .template import PROBE_TOOL
 def sampled_body(
     renderer: Renderer, answer: dict[str, Any], *, tools: Sequence[dict[str, Any]] | None
 ) -> list[int] | None:
-    """The ids of an answer, as the template writes it. None: it cannot be cut out of a history."""
+    """Return the ids of an answer, as the template writes it. None: it cannot be cut out of a history."""
     user = {"role": "user", "content": "hello"}
     opening = renderer.template.render([user], tools=tools, now=0.0)
     whole = renderer.template.render([user, answer], tools=tools, add_generation_prompt=False, now=0.0)
@@ -35,7 +35,7 @@ def sampled_body(
 
 
 def unread_calls(renderer: Renderer) -> str | None:
-    """A sentence about calls that the template writes and the parser does not read. None: it reads them, or there are none."""
+    """Describe a call that the template writes and the parser does not read. None: it reads calls, or there are none."""
     if not renderer.facts.tools_supported:
         return None
     function = {"name": "probe_tool", "arguments": '{"s": "probe"}'}

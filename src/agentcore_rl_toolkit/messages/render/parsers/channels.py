@@ -1,9 +1,8 @@
-"""Replies that are a row of messages, each with a header that says for whom it is: gpt-oss and Muse Glimmer.
+"""Replies of gpt-oss and Muse Glimmer: a sequence of messages, each with a header that has its channel or recipient.
 
-Theory of operation. A reply is ``HEADER<|message|>BODY`` and an end mark, and then the next header. The prompt has begun the
-first header. A `Channels` says what a header means. A call is given out when its message has ended, everything else as it
-comes. A message without ``<|message|>`` is what the model wrote in place of a header: it is the answer if no message follows
-it, and reasoning otherwise."""
+Theory of operation. A message is ``HEADER<|message|>BODY`` and an end mark. The prompt ends inside the first header. A family
+describes its headers in a `Channels`. The parser gives out a call when its message has ended, and other text as it comes. A model
+may write text in place of a header. That text is the answer if no message follows, and reasoning otherwise."""
 
 from __future__ import annotations
 
@@ -22,10 +21,10 @@ Kind = Literal["call", "reasoning", "text"]
 
 @dataclass(frozen=True, kw_only=True)
 class Channels:
-    """The meaning of headers.
+    """How a family writes its headers.
 
     ``ends`` are the marks that end a message. ``kind`` reads a header, with or without tools on offer. ``calls`` reads the header
-    and body of a call; None: it is not understood. ``noise`` finds the parts of a header that are no text of the model's.
+    and body of a call; None: it is not understood. ``noise`` finds the markup of a header, which is left out of text that stands in place of one.
     ``header`` finds a header, or the beginning of one, at the end of a body without an end mark.
     """
 
@@ -37,7 +36,7 @@ class Channels:
 
 
 class ChannelParser(OutputParser):
-    """Reads a reply that is made of messages."""
+    """Read a reply that consists of messages."""
 
     def __init__(
         self,
@@ -67,7 +66,7 @@ class ChannelParser(OutputParser):
         deltas = self._run(final=True)
         rest = self._held.take()
         if self._header is not None and self._kind == "call" and not rest.strip():
-            deltas += self._unread(rest)  # cut before its arguments; one without any says {}
+            deltas += self._unread(rest)  # cut before its arguments: a call without any has {}
         elif self._header is not None:
             deltas += self._body(rest, closed=True)
         else:
@@ -108,7 +107,7 @@ class ChannelParser(OutputParser):
         return deltas
 
     def _sure(self, text: str, at: int) -> int:
-        """Where the text ends that surely belongs to the open body."""
+        """Return the end of the text that belongs to the open body, whatever comes next."""
         size = len(text) - held_back(text[at:], self._marks())
         bare = self._channels.header.search(text, at, size) if self._channels.header is not None else None
         return size if bare is None else bare.start()
@@ -119,7 +118,7 @@ class ChannelParser(OutputParser):
         return [Delta(reasoning=f"{said}\n")] if said else []
 
     def _end(self, before: str) -> list[Delta]:
-        """The end of a message, or of text that stands in place of a header."""
+        """End a message, or text that stands in place of a header."""
         if self._header is None:
             self._stray += before
             return []

@@ -1,6 +1,6 @@
 """Gemma 4: ``<|tool_call>call:NAME{KEY:VALUE,...}<tool_call|>``, with strings between ``<|"|>`` marks.
 
-Source: the chat template of google/gemma-4-31B-it. Numbers, booleans, lists and objects stand bare."""
+Source: the chat template of google/gemma-4-31B-it. Numbers, booleans, lists and objects have no marks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _GAP = re.compile(r"[\s,]*")
 
 
 def _value(text: str, at: int, schema: Any) -> tuple[Any, int]:
-    """The value that begins at ``at``, and where it ends. Raises: ValueError."""
+    """Return the value that begins at ``at``, and its end. Raises: ValueError."""
     schema = schema if isinstance(schema, Mapping) else {}
     if (string := _STRING.match(text, at)) is not None:
         return typed_value(string[1], schema) if schema else string[1], string.end()

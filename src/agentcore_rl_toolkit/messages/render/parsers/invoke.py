@@ -1,7 +1,7 @@
 """Calls as ``<invoke name="NAME"><parameter name="KEY">VALUE</parameter></invoke>``: MiniMax M2 and Muse Glimmer.
 
-Sources: the chat templates of MiniMaxAI/MiniMax-M2 and meta-models/Muse-Glimmer-30B. Strings are written as they are and other
-values as JSON, so a value has the type that the tool's schema wants."""
+Sources: the chat templates of MiniMaxAI/MiniMax-M2 and meta-models/Muse-Glimmer-30B. Strings are written as they are, and other
+values as JSON. The tool's schema decides which of them a value is."""
 
 from __future__ import annotations
 

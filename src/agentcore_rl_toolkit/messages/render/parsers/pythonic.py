@@ -1,8 +1,9 @@
 """Calls written as Python, ``[NAME(KEY=VALUE, ...), ...]``: Llama 4 and LFM2.5.
 
-The templates write a string between quotes without escaping what is in it, and models imitate this. So a quote closes a string
-only where the string can end, line ends are part of a string, and the words of JSON are values too. LFM2.5 source: the chat
-template of LiquidAI/LFM2.5-8B-A1B."""
+The templates write strings without escapes, and models imitate this. So a quote closes a string only if an argument can end
+there. Line ends are part of a string, and ``true``, ``false`` and ``null`` are values too.
+
+Source: the chat template of LiquidAI/LFM2.5-8B-A1B."""
 
 from __future__ import annotations
 
@@ -112,7 +113,7 @@ def _unescaped(match: re.Match[str]) -> str:
 
 
 def python_calls(text: str) -> list[tuple[str, dict[str, Any]]] | None:
-    """Names and arguments of the calls in ``[name(key=value)]``. None: it is not such a list."""
+    """Return names and arguments of the calls in ``[name(key=value)]``. None: the text is no such list."""
     try:
         return _Reader(text).calls()
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
