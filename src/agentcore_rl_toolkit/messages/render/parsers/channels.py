@@ -24,8 +24,8 @@ class Channels:
     """How a family writes its headers.
 
     ``ends`` are the marks that end a message. ``kind`` reads a header, with or without tools on offer. ``calls`` reads the header
-    and body of a call; None: it is not understood. ``noise`` finds the markup of a header, which is left out of text that stands in place of one.
-    ``header`` finds a header, or the beginning of one, at the end of a body without an end mark.
+    and body of a call; None: it is not understood. ``noise`` finds the markup of a header, which is left out of text that stands
+    in place of one. ``header`` finds a header, or the beginning of one, at the end of a body without an end mark.
     """
 
     ends: tuple[str, ...]
