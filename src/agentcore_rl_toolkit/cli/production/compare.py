@@ -18,7 +18,7 @@ import click
 
 from ...errors import ConfigError
 from ..models import WORDS, model_folder
-from ..options import ENV_FILE, as_json, with_judge, with_sessions
+from ..options import ENV_FILE, as_json, with_agent_as_is, with_judge, with_sessions
 from ..output.commands import nearby
 from ..output.terminal import visible
 
@@ -102,6 +102,7 @@ class Results:
 )
 @click.option("--resume", is_flag=True, help="Continue an interrupted comparison in --out.")
 @with_judge
+@with_agent_as_is
 @with_sessions
 @as_json
 def command(a: str, b: str, **options: Any) -> None:
@@ -195,17 +196,22 @@ def _evaluate(side: Side, options: Mapping[str, Any]) -> None:
     for name in ("agent", "bucket", "repeat", "limit", "concurrency", "timeout", "sampling_params"):
         if options[name] is not None:
             words += [f"--{name.replace('_', '-')}", str(options[name])]
-    for name in ("judge", "judge_url", "judge_model", "judge_weight"):
+    for name in ("score", "judge", "judge_url", "judge_model", "judge_weight"):
         if options[name] is not None:
             words += [f"--{name.replace('_', '-')}", str(options[name])]
-    for name in ("readable", "writable"):
-        words += [word for value in options[name] for word in (f"--{name}", value)]
+    repeated = {
+        "readable": "readable",
+        "writable": "writable",
+        "model_hosts": "model-host",
+        "policy_models": "policy-model",
+    }
+    for name, option in repeated.items():
+        words += [word for value in options[name] for word in (f"--{option}", value)]
     env_file, from_file = click.get_current_context().meta.get(ENV_FILE, (None, ()))
     words += ["--env-file", str(env_file)] if env_file is not None else []
     variables = dict(word.partition("=")[::2] for word in options["session_env"][len(from_file) :])
-    words += [
-        word for name in variables for word in ("--session-env", name)
-    ]  # values on a command line can be seen by all
+    # Only names: values on a command line can be seen by every user of the machine.
+    words += [word for name in variables for word in ("--session-env", name)]
     begun = (side.folder / "ledger.jsonl").exists()
     if begun and not options["resume"]:
         raise ConfigError(f"{nearby(side.folder)} holds a run. Continue with --resume, or choose another --out")
