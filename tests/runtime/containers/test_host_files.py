@@ -80,3 +80,48 @@ def test_a_session_in_a_container_finds_no_answer_and_has_its_own_data(engine_st
         assert server.invoke({"tops": ["/tmp", str(project)]})["found"] == []
     finally:
         assert server.stop() == 0, server.output.read_text()
+
+
+AS_IT_IS = """
+import os
+import httpx
+from bedrock_agentcore import BedrockAgentCoreApp
+
+app = BedrockAgentCoreApp()
+CLIENT = httpx.Client(timeout=5)
+
+
+@app.entrypoint
+async def invoke(payload):
+    if "call" in payload:
+        CLIENT.post("https://api.openai.com/v1/chat/completions", json={"model": "m", "messages": []})
+    yield {"payload": payload, "environment": dict(os.environ)}
+
+
+if __name__ == "__main__":
+    app.run()
+"""
+
+
+def test_an_agent_runs_as_it_is_in_a_container(
+    engine_storage: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "local")
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "app.py").write_text(AS_IT_IS)
+    options = ["--isolation", "container", "--store", f"file://{tmp_path}/store", "--set", "init_timeout=90"]
+    options += ["--session-env", "AGENTCORE_RL_AS_IS=1"]
+    server = Server(tmp_path, *options, agent=tmp_path / "project" / "app.py")
+    gateway = {"base_url": "http://127.0.0.1:9/sessions/s/v1", "api_key": "gateway-key-of-the-session"}
+    try:
+        with RolloutClient(server.arn, f"file://{tmp_path}/store", "exp", endpoint_url=server.url) as client:
+            found: dict[str, Any] = client.invoke({"prompt": "x", "_reference": "42"}, **gateway).result(120)
+            called: dict[str, Any] = client.invoke({"call": True}, **gateway).result(120)
+    finally:
+        assert server.stop() == 0, server.output.read_text()
+    [answer] = found["_answer"]
+    assert answer["payload"] == {"prompt": "x"}
+    assert gateway["api_key"] not in json.dumps(found)
+    assert called["_agent"]["cause"] == "infrastructure"  # its call went to the gateway, where nothing listens
+    assert "http://127.0.0.1:9" in called["traceback"] or "Connection refused" in called["stop_reason"]
