@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..backends.scorer import scorer_at, scorer_files, split_spec
-from ..contract import Cause
+from ..contract import REFERENCE_FIELD, Cause
 from ..errors import ConfigError, GatewayError, LocalRuntimeError
 from ..store import parse_url
 from .models import WORDS, Model, model_option
@@ -184,12 +184,15 @@ def _check_rewards(rows: list[EvalRow], options: dict[str, Any]) -> None:
     if not options["checks"] or given or options["agent"] is None or _deployed(options):
         raise ConfigError("--check takes --agent FILE, --data, --answer, and options of sessions and limits only")
     agent = agent_file(options["agent"])
-    words = sandbox_words(options["readable"], options["writable"], [options["data"]])
+    scorer = None if options["score"] is None else scorer_at(options["score"])
+    hidden = [options["data"], *scorer_files(options["score"])]
+    words = sandbox_words(options["readable"], options["writable"], hidden)
     with scratch_folder("check") as folder:
         passed = check_rewards(
             agent,
             rows,
-            field=options["answer"] or "answer",
+            field=options["answer"] or ("answer" if scorer is None else REFERENCE_FIELD),
+            scorer=scorer,
             folder=folder,
             concurrency=options["concurrency"],
             timeout_s=options["timeout"],

@@ -210,3 +210,19 @@ def test_a_delivery_that_is_repeated_runs_the_agent_once(agent: Agent, model: tu
     agent.record(path)
     assert first == second
     assert len(calls) == 1
+
+
+def test_rollouts_that_are_turned_off_are_refused(start: Start) -> None:
+    agent = start(SYNC, env={"AGENTCORE_RL_ROLLOUTS": "off"})
+    block = {"exp_id": "e", "input_id": "i", "s3_bucket": agent.store_url}
+    status, reply = agent.invoke({"prompt": "x", "_rollout": block})
+    assert (status, "rollouts are off" in reply["error"]) == (403, True)
+    assert agent.invoke({"prompt": "x"})[0] == 200
+
+
+def test_an_address_outside_of_the_allowed_ones_is_refused(start: Start) -> None:
+    agent = start(SYNC, env={"AGENTCORE_RL_ALLOWED_BASE_URLS": "https://gateway.example"})
+    block = {"exp_id": "e", "input_id": "i", "s3_bucket": agent.store_url, "base_url": "https://evil.example/v1"}
+    status, reply = agent.invoke({"prompt": "x", "_rollout": block})
+    assert status == 500
+    assert "may not call" in reply["error"]

@@ -23,6 +23,7 @@ from ...contract import (
     PROBE_FIELD,
     REFERENCE_FIELD,
     ROLLOUT_FIELD,
+    ROLLOUTS_OFF,
     RolloutConfig,
     advise_on_calls,
 )
@@ -123,6 +124,9 @@ class DeployedApp:
         payload = _decoded(body.decode("utf-8", "replace")) if marked else None
         if not is_rollout(payload):
             await self._app(scope, _replayed(body, receive), send)
+            return
+        if self._engine.settings.rollouts is False:
+            await _respond(send, 403, {"error": ROLLOUTS_OFF})
             return
         headers = dict(scope.get("headers", ()))
         session_id = headers.get(SESSION_HEADER, b"").decode("latin-1") or None

@@ -12,13 +12,16 @@ import contextlib
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ...client.evaluation import EvalRow, score_of
 from ...errors import ConfigError
 from ..output.terminal import visible
+
+if TYPE_CHECKING:
+    from ...backends.scorer import Scorer
 
 NOTHING, ANSWER = "nothing", "answer"  # of the names of the scripted models: nothing-0, answer-0, nothing-1, ...
 LISTED = 5
@@ -32,14 +35,17 @@ def check_rewards(
     folder: Path,
     concurrency: int,
     timeout_s: float,
+    scorer: Scorer | None = None,
     **services: Any,
 ) -> bool:
     """Run both passes and print what they found. Returns True if no row rewards an empty text.
 
-    ``field`` of a row is its known answer. ``services`` are arguments of `training.stack.start`. Raises: ConfigError.
+    ``field`` of a row is its known answer. ``scorer`` scores rollouts in place of the agent.
+    ``services`` are arguments of `training.stack.start`. Raises: ConfigError.
     """
     from ...client import RolloutClient
     from ...gateway import GatewayClient
+    from ..training.kept_evaluation import scored_item
     from ..training.stack import Upstream, own
 
     known = [row for row in rows if row.payload.get(field) is not None]
@@ -66,7 +72,8 @@ def check_rewards(
                 prepare=prepare,
                 log_interval=0,
             )
-            return [(row.input_id, score_of(item)) for row, item in zip(rows, items, strict=True)]
+            scored = [scored_item(item, row.payload, None, scorer) for row, item in zip(rows, items, strict=True)]
+            return [(row.input_id, score_of(item)) for row, item in zip(rows, scored, strict=True)]
 
         idle = scores(NOTHING, rows)
         answered = scores(ANSWER, known) if known else []
