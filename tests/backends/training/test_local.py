@@ -96,3 +96,11 @@ def test_only_the_last_few_samplers_stay_loaded_and_older_ones_come_back(model: 
         made.append(model.sample(path, PROMPT, 1, params)[0].token_ids)
     assert len(model._engines) == SAMPLERS
     assert model.sample(paths[0], PROMPT, 1, params)[0].token_ids == made[0]
+
+
+def test_a_sample_has_max_tokens_or_fills_the_context(model: LocalModel) -> None:
+    def tokens(**params: object) -> int:
+        return len(model.sample(None, PROMPT, 1, {"stop": [], "seed": 1, **params})[0].token_ids)
+
+    assert tokens(max_tokens=2) == 2
+    assert tokens() == tokens(max_tokens=10**6) > 100

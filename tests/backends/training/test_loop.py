@@ -112,6 +112,7 @@ async def test_each_step_updates_and_publishes_new_weights(tmp_path: Path) -> No
     calls_of = (client.of("forward_backward")[:2], client.of("forward_backward")[2:])
     for facts, calls in zip(of(events, "step"), calls_of, strict=True):
         assert (facts["loss"], facts["grad_norm"], facts["learning_rate"]) == (1.5, 0.5, 1e-3)
+        assert facts["too_long"] == 0
         assert {tokens for *_, tokens in calls} == {facts["usable_tokens"] / 2}, "every token of a step weighs the same"
         assert sum(datum.trained_tokens for data, *_ in calls for datum in data) == facts["gradient_tokens"]
 
@@ -187,6 +188,30 @@ async def test_held_out_rows_are_run_before_between_and_after_with_the_weights_o
     assert all(params == [limits] for params in sampled.values())  # the agent's own otherwise
 
 
+async def test_sequences_above_the_limit_are_left_out_and_counted(tmp_path: Path) -> None:
+    episodes = trained_as(recorded_episodes())
+    _, whole, _ = await run(episodes, settings(), tmp_path)
+    client, events, _ = await run(episodes, settings(max_tokens=2), tmp_path)
+    assert not client.of("forward_backward")
+    for facts, all_of_them in zip(of(events, "step"), of(whole, "step"), strict=True):
+        assert 0 < facts["too_long"] <= all_of_them["sequences"]
+        assert facts["gradient_tokens"] == 0 < all_of_them["gradient_tokens"]
+
+
+async def test_groups_without_spread_are_replaced_by_further_places_of_the_data(tmp_path: Path) -> None:
+    single = next(e for e in recorded_episodes() if e.kind == "single")
+    rewards = [1.0, 1.0, 1.0, 0.0, 0.0, 1.0]  # of the places 0, 1 and 2
+    episodes = [
+        replace(single, input_id=f"train/{k // 2:05d}", record={"rewards": reward, "status_code": 200})
+        for k, reward in enumerate(rewards)
+    ]
+    how = settings(groups=1, rollouts=2, replace_up_to=2.0)
+    _, events, replay = await run(episodes, how, tmp_path)
+    assert [(facts["groups_replaced"], facts["rollouts"]) for facts in of(events, "step")] == [(1, 2), (0, 2)]
+    assert all(facts["gradient_tokens"] > 0 for facts in of(events, "step"))
+    assert len(replay.invoked) == 6
+
+
 async def test_a_resumed_run_continues_after_its_checkpoint(tmp_path: Path) -> None:
     episodes = trained_as(recorded_episodes())
     client, _, _ = await run(episodes, settings(checkpoint_every=2), tmp_path)
@@ -236,6 +261,12 @@ async def test_steps_without_usable_rollouts_end_the_run(tmp_path: Path) -> None
     mixed = [replace(e, input_id=f"train/{k // 2:05d}") for k, e in enumerate([*good, *lost[:4]])]
     with pytest.raises(RolloutError, match=r"no rollout of the last 2 steps can be used.*died without a record"):
         await run(mixed, how, tmp_path)
+    later = [replace(e, input_id=f"train/{1 + k // 2:05d}") for k, e in enumerate(lost[:4])]
+    resumed = State(steps=1, state="state/1", stream={"next": 1})
+    with pytest.raises(
+        RolloutError, match="no rollout of the last 2 steps can be used"
+    ):  # its first step could be used
+        await run(later, how, tmp_path, resumed=resumed)
 
 
 def test_every_place_has_its_row_and_each_epoch_another_order() -> None:

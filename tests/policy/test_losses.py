@@ -1,0 +1,54 @@
+"""The losses of tokens, computed by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import pytest
+import torch
+
+from agentcore_rl_toolkit.errors import ConfigError
+from agentcore_rl_toolkit.policy.losses import LOSSES, bounds_of, token_losses
+
+CLIP = {"clip_low_threshold": 0.5, "clip_high_threshold": 1.5}
+
+
+def loss(name: str, logprob: float, sampled: float, advantage: float, options: Mapping[str, float] = CLIP) -> float:
+    values = (torch.tensor([value]) for value in (logprob, sampled, advantage))
+    return token_losses(name, *values, options).item()
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize(("ratio", "advantage"), [(1.2, 2.0), (2.0, 2.0), (2.0, -2.0), (0.25, 2.0), (0.25, -2.0)])
+def test_a_loss_is_its_formula(name: str, ratio: float, advantage: float) -> None:
+    sampled = -1.0
+    logprob = sampled + math.log(ratio)
+    clipped = min(max(ratio, 0.5), 1.5)
+    expected = {
+        "cross_entropy": -logprob,
+        "importance_sampling": -ratio * advantage,
+        "ppo": -min(ratio * advantage, clipped * advantage),
+        "cispo": -clipped * advantage * logprob,
+    }
+    assert loss(name, logprob, sampled, advantage) == pytest.approx(expected[name], rel=1e-5)
+
+
+def test_a_dual_clip_limits_only_tokens_with_a_negative_advantage() -> None:
+    options = {**CLIP, "dual_clip": 3.0}
+    far = math.log(10.0)
+    assert loss("ppo", far, 0.0, -1.0, options) == pytest.approx(3.0)
+    assert loss("ppo", far, 0.0, -1.0) == pytest.approx(10.0)
+    assert loss("ppo", -far, 0.0, 1.0, options) == loss("ppo", -far, 0.0, 1.0)
+    assert loss("ppo", 0.0, 0.0, -1.0, options) == pytest.approx(1.0)
+
+
+def test_a_token_without_an_advantage_has_no_loss_however_far_its_logprobs_are() -> None:
+    assert [loss(name, -1.0, -1000.0, 0.0) for name in LOSSES[1:]] == [0.0, 0.0, 0.0]
+
+
+def test_the_bounds_are_tinkers_unless_they_are_set() -> None:
+    assert bounds_of({}) == (0.8, 1.2)
+    assert bounds_of(CLIP) == (0.5, 1.5)
+    with pytest.raises(ConfigError, match="loss 'dro' is not known"):
+        loss("dro", 0.0, 0.0, 1.0)
