@@ -278,3 +278,16 @@ def test_tokens_sampled_with_a_penalty_or_a_bias_are_counted_and_not_trained(nam
     report = session.built().report
     assert report.other_sampling == {name if name == "logit_bias" else f"{name} 0.5": 10}
     assert (report.sampled_tokens, report.trained_tokens, report.side_calls) == (30, 20, {})
+
+
+@pytest.mark.parametrize(
+    ("name", "neutral"),
+    [
+        *[("presence_penalty", 0), ("frequency_penalty", 0.0), ("repetition_penalty", 1), ("logit_bias", {})],
+        *[("top_p", 1.0), ("top_k", -1), ("top_k", 0), ("min_p", 0), ("temperature", 1)],
+    ],
+)
+def test_a_sampling_parameter_at_its_neutral_value_is_none(name: str, neutral: Any) -> None:
+    about: Any = {"turn_id": "t", "index": 0, "prompt_ids": [1], "finish_reason": "stop"}
+    one = Turn(**about, completion_ids=[2], logprobs=[-0.5], sampling={name: neutral})
+    assert one.sampled_otherwise(1.0) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -79,6 +80,19 @@ def test_words_in_a_later_prompt_are_quoted_and_those_of_a_call_are_called() -> 
     assert flows.into([user(f"Summary:\n{ANSWER.upper().lower()}.")]) == {"a": "quoted"}
     assert flows.into([user("do: eleven other words that nobody here has used before today at all")]) == {"b": "called"}
     assert flows.into([user("the red house is old")]) == {}
+    words = ANSWER.split()
+    assert flows.into([user(" ".join(words[1:12]))]) == {"a": "quoted"}  # eleven words in a row
+    assert flows.into([user(" ".join(words[:8]))]) == {}
+
+
+def test_escaped_text_is_the_text() -> None:
+    flows, text = (
+        Flows(),
+        'l\u00e9 "chat"\nbl\u00e9u dort\ttr\u00e9s bien \u00e9tendu sur l\u00e9 lit du d\u00e9sert et r\u00e9ve',
+    )
+    answered(flows, "a", [user("first")], said(text))
+    for written in (json.dumps(text), json.dumps(json.dumps(text))):
+        assert flows.into([user(written)]) == {"a": "quoted"}
 
 
 def test_a_short_answer_counts_only_as_the_whole_result_of_a_tool() -> None:

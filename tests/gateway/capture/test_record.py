@@ -9,8 +9,10 @@ import pytest
 
 from agentcore_rl_toolkit.gateway import SessionCapture
 from agentcore_rl_toolkit.gateway.capture.record import (
+    ERROR,
     NO_BASE,
     OK,
+    REFUSED,
     UNTRAINABLE,
     Base,
     CallRecord,
@@ -158,3 +160,16 @@ def test_a_tool_that_must_be_called_is_the_form_of_an_answer_and_not_offered(
     one.request = msgspec.json.encode({"tools": [*listed, {"type": "web_search"}], "tool_choice": choice})
     [turn] = expand([one]).turns
     assert turn.tools == offered
+
+
+def test_a_refusal_names_the_field_at_fault_and_other_failures_have_none() -> None:
+    refused, failed, unnamed = (record(name, place, logprobs=None) for place, name in enumerate("abc"))
+    refused.status, refused.error = REFUSED, "tools[0]: why: so"
+    failed.status, failed.error = ERROR, "x: y"
+    unnamed.status, unnamed.error = REFUSED, ": why"
+    errors = expand([refused, failed, unnamed]).errors
+    assert [(error["field"], error["message"]) for error in errors] == [
+        ("tools[0]", "why: so"),
+        (None, "x: y"),
+        (None, "why"),
+    ]
