@@ -16,7 +16,6 @@ from typing import Any
 from aiohttp import web
 
 from ..._servers.tasks import Tasks
-from ...logs import WarnsOnceAMinute
 from ...messages.errors import RequestError
 from ..config import Limits
 from .compression import decompress, encoding_of
@@ -27,8 +26,8 @@ log = logging.getLogger(__name__)
 STALLED_S = 60.0  # an agent that reads nothing of its reply for this long is gone
 ACCEPTED_AT_ONCE = 100  # connections, before the event loop does other work
 FULL_S = 0.1  # pause after the system had no file descriptor for a connection
+WARN_EVERY_S = 60.0
 _FULL = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-_full = WarnsOnceAMinute(log)
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -132,6 +131,7 @@ class Listener:
         self._loop = asyncio.get_running_loop()
         self._opening = Tasks()
         self._pause: asyncio.TimerHandle | None = None
+        self._warn_s = 0.0  # when a full system is worth another warning
         self._start()
 
     def _start(self) -> None:
@@ -146,7 +146,9 @@ class Listener:
             except OSError as e:
                 if e.errno not in _FULL:
                     raise
-                _full.warning("new connections wait: %s; raise `ulimit -n`", e.strerror)
+                if time.monotonic() > self._warn_s:
+                    log.warning("new connections wait: %s; raise `ulimit -n`", e.strerror)
+                    self._warn_s = time.monotonic() + WARN_EVERY_S
                 self._loop.remove_reader(self._socket)
                 self._pause = self._loop.call_later(FULL_S, self._start)
                 return
