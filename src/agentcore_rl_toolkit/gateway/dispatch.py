@@ -14,7 +14,7 @@ from .._servers.host_check import HostCheck, is_loopback
 from ..contract import check_tag
 from ..errors import ConfigError, ContractError
 from ..messages.errors import RequestError
-from ..messages.wire import DIALECTS, anthropic, bedrock, gemini, passthrough
+from ..messages.wire import DIALECTS, anthropic, bedrock, gemini
 from .admin import Admin, Request
 from .call import Call, answer, answer_again
 from .context import Context
@@ -168,8 +168,6 @@ class Dispatch:
             (reply, record, prompt), writer = found, writer_of(request, engine)
             return answer_again(reply, writer.replayed(record, prompt), writer.headers(), http)
         session.hold_to_settings(fields)
-        if "n" in fields:
-            request.n = passthrough.number(fields["n"]) or 1
         engine.compose(fields)
         return answer(Call(context, session, request, engine), http)
 

@@ -15,7 +15,7 @@ import msgspec
 from ...messages.wire import DIALECTS, ModelRequest, responses
 from ...messages.wire.canonical import new_id
 from ...messages.wire.fields import HALF_SURROGATE, read_body
-from ...messages.wire.passthrough import Fields
+from ...messages.wire.passthrough import Fields, number
 from ...messages.wire.responses import Recorded
 
 _NUMBERS = frozenset(
@@ -45,10 +45,14 @@ class CallRequest:
     stream: bool = False
     again: bool = False
     keyed: bool = False
-    n: int = 1
     asked: ModelRequest = field(default_factory=partial(ModelRequest, dialect="chat", model=""))
     reply_id: str = ""
     left_out: Counter[str] = field(default_factory=Counter)  # of the history, by kind
+
+    @property
+    def n(self) -> int:
+        """The number of choices that the agent asked for."""
+        return number(self.fields.get("n", msgspec.Raw(b"1"))) or 1
 
     @property
     def logprobs(self) -> bool:

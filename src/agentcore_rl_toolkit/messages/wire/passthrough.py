@@ -57,8 +57,8 @@ _SUBJECTS = (
 )
 
 
-def check(body: bytes, fields: Fields, *, more: Collection[str] | None) -> int:
-    """Return the number of choices that a request asks for, and remove unknown fields from ``fields``.
+def check(body: bytes, fields: Fields, *, more: Collection[str] | None) -> None:
+    """Check a request, and remove unknown fields from ``fields``.
 
     Args: ``more`` are further fields that may pass. None lets all fields pass.
 
@@ -81,12 +81,8 @@ def check(body: bytes, fields: Fields, *, more: Collection[str] | None) -> int:
         if name in fields and len(bytes(fields[name])) > _LONGEST_NUMBER:
             raise RequestError(f"{name} is no number of tokens", param=name)
     n = fields.get("n")
-    if n is None or bytes(n) == b"null":
-        return 1
-    count = number(n)
-    if count is None or not 1 <= count <= MAX_N:
+    if n is not None and bytes(n) != b"null" and not 1 <= (number(n) or 0) <= MAX_N:
         raise RequestError(f"n must be a whole number between 1 and {MAX_N}", param="n")
-    return count
 
 
 def constrained(fields: Fields) -> bool:
