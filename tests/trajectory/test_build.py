@@ -308,3 +308,18 @@ def test_thousands_of_unrelated_prompts_do_not_compare_with_each_other() -> None
     assert len(result.sequences) == 3_000
     # 1.5 M prompt tokens; comparing every prompt with every other would be 4.5 G.
     assert time.process_time() - start < 10
+
+
+def test_more_tools_open_a_branch_only_in_a_conversation_that_has_grown() -> None:
+    def at(index: int, prompt: list[int], *tools: str, system: str = "s") -> Turn:
+        return turn(index, prompt, [50 + index], tools=tools, system=system)
+
+    first, longer = at(0, PROMPT, "f"), [1, 2, 3, 9, *PROMPT]
+    assert cause(first, at(1, longer, "f", "g")) == {"tools_changed": 1}
+    for other in (at(1, longer, "g"), at(1, [1, 2, 3, 9, 5], "f", "g"), at(1, longer, "f", "g", system="t")):
+        assert "tools_changed" not in cause(first, other)
+
+
+def test_blank_answers_are_counted() -> None:
+    turns = [turn(place, [place], [50], answered=place > 0) for place in range(3)]
+    assert build_trajectory("s", turns).report.unanswered_turns == 1

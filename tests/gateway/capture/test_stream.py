@@ -114,6 +114,8 @@ def test_each_kind_of_text_of_a_stream_is_in_the_message(member: str) -> None:
     captured = read_stream([*pieces, chunk(choices=[{"index": 0, "delta": {}, "finish_reason": "stop"}])])
     name = "reasoning_content" if member == "reasoning" else member
     assert json.loads(captured.choices[0].message)[name] == "one two"
+    deltas = [delta for piece in pieces for delta in ReplyReader().feed(piece)]
+    assert [(d.text, d.reasoning or d.refusal) for d in deltas] == [("", "one "), ("", "two")]
 
 
 def record_of(captured: Captured) -> CallRecord:
