@@ -14,10 +14,11 @@ from rich.console import Console
 
 from agentcore_rl_toolkit.backends.collection.groups import CollectedRollout, Group, GroupRequest, summarize
 from agentcore_rl_toolkit.backends.collection.recording import open_recording
+from agentcore_rl_toolkit.cli.training import display as display_module
 from agentcore_rl_toolkit.cli.training.display import Display, share
 from agentcore_rl_toolkit.cli.training.report import Report
 from agentcore_rl_toolkit.contract import Cause, Outcome
-from agentcore_rl_toolkit.runs import Query, RunReader
+from agentcore_rl_toolkit.runs import Finding, Query, RunReader
 
 
 def rollout(index: int, end: float | Cause) -> CollectedRollout:
@@ -48,26 +49,51 @@ def facts() -> dict[str, Any]:
 
 def test_a_screen_says_both_means_of_how_many_and_failures_by_cause(facts: dict[str, Any]) -> None:
     out = io.StringIO()
-    with Display(Console(file=out, width=400), total_rollouts=42) as display:
+    findings = [Finding("all_fail", "In 8 of 8 groups every rollout failed.", "Take easier inputs.")]
+    with Display(Console(file=out, width=400), total_rollouts=42, findings=lambda: findings) as display:
         display.rollouts_started("after", 21)
         for i, end in enumerate(ENDS):
             made = rollout(i, end)
             display.rollout(made.cause, made.score, tokens=3)
         display.evaluated({"when": "after", **facts})
         step = {"step": 0, "sampled_tokens": 9, "logprob_gap": None, "rollout_s": 1.0, "train_s": 2.0}
+        step |= {"usable": 60, "rollouts": 64, "groups": 8, "gradient_tokens": 1234}
         display.step({**facts, **step})
         display.step({**facts, **step, "step": 1})
-        display.step({**facts, **step, "step": 2, "reward": None, "reward_ok": None})
-    header, held_out, step_line, note, step_2, _, unusable = out.getvalue().splitlines()
-    assert note.startswith("note: in step 1 no group had different rewards")  # once
-    assert step_2.startswith("step 2")
-    assert unusable.startswith("note: in step 3 no rollout could be used")
-    assert cells(header)[:4] == ["reward", "of ok", "tool use", "tokens"]
-    assert cells(held_out)[:4] == ["held out, after", "85 % of 20", "94 % of 18", "-"]
-    assert cells(held_out)[5:8] == ["1", "1", "1"]  # lost, agent errors, policy failed
-    assert cells(step_line)[:3] == ["step 1", "85 %", "94 %"]
-    for name, value in (("of ok", "94 % of 18"), ("policy failed", "1")):
-        assert held_out[: header.index(name) + len(name)].endswith(f" {value}"), "a value ends where its name ends"
+    found = "! In 8 of 8 groups every rollout failed.\n  Take easier inputs.\n"
+    assert out.getvalue().count(found) == 1
+    header, held_out, *steps = out.getvalue().replace(found, "").splitlines()
+    assert cells(header)[:6] == ["reward", "usable", "differ", "gradient", "seconds", "eta"]
+    assert cells(held_out)[:3] == ["held out, after", "85 % of 20", "0:00"]  # an evaluation trains nothing
+    assert cells(steps[0])[:6] == ["step 1", "85 %", "60/64", "0/8", "1,234", "1.0+2.0"]
+    for name, value in (("of ok", "94 % of 18"), ("failed", "1 lost, 1 agent, 1 policy")):
+        assert value in held_out[: header.index(name) + len(name) + 12]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_panel_fits_its_terminal_and_hides_zeros(facts: dict[str, Any], width: int) -> None:
+    out = io.StringIO()
+    with Display(Console(file=out, width=width, force_terminal=True, height=40), total_rollouts=42) as display:
+        step = {"sampled_tokens": 9, "logprob_gap": 1e-5, "rollout_s": 100.0, "train_s": 20.0, "causes": {}}
+        step |= {"usable": 512, "rollouts": 512, "groups": 64, "groups_that_differ": 64, "gradient_tokens": 1_234_567}
+        for number in range(10):
+            display.step({**facts, **step, "step": number})
+        display.evaluated({"when": "after", **facts})
+    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue()).splitlines()
+    assert max(map(len, shown)) <= width
+    [last] = {line.rstrip() for line in shown if line.startswith("step 10 ")}
+    assert "1,234,567" in last
+    assert ("94 %" in last) == (width == 120)
+    assert " 0" not in last.replace("0:00", "")
+
+
+def test_a_pipe_gets_a_line_when_nothing_was_printed_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.StringIO()
+    monkeypatch.setattr(display_module, "PROGRESS_S", 0.0)
+    with Display(Console(file=out, width=400), total_rollouts=42) as display:
+        display.rollouts_started("training", 42)
+        display.rollout(None, 0.5, tokens=3)
+    assert out.getvalue().startswith("1 of 42 rollouts, reward lately 50 %   tokens 3   eta ")
 
 
 def test_a_long_table_repeats_its_header_every_20_rows(facts: dict[str, Any]) -> None:

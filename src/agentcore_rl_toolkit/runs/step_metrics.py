@@ -67,6 +67,7 @@ STEP_METRICS: dict[str, tuple[StepMetric, ...]] = {
         StepMetric("metrics", "Means of the numbers that the agent returned with its reward.", of="both"),
     ),
     "Rollouts": (
+        StepMetric("groups", "Number of groups: of inputs, each with its rollouts.", of="both"),
         StepMetric("rollouts", "Number of rollouts.", of="both"),
         StepMetric(
             "usable",

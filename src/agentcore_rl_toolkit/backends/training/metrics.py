@@ -106,6 +106,7 @@ def summarise(groups: Sequence[Group]) -> dict[str, Any]:
         "groups_all_solved": _mean(min(scores) >= 1 for _, scores in scored),
         "groups_all_failed": _mean(max(scores) <= 0 for _, scores in scored),
         **({"reward_by_source": {source: fmean(means) for source, means in by_source.items()}} if by_source else {}),
+        "groups": stats.groups,
         "rollouts": stats.rollouts,
         "usable": stats.usable,
         "turns_mean": _mean(report.turns for report in reports),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, Group
@@ -16,23 +18,31 @@ from rich.text import Text
 
 from ...client.evaluation import metrics_line
 from ...contract import Cause
+from ...errors import AgentCoreRLError
+from ...runs import Finding
 from ..output.failures import Failure, explain
 from ..output.terminal import visible
 
 SHOWN_STEPS = 16
-NOTHING_TO_LEARN = (
-    "note: in step {step} no group had different rewards, so nothing was learned from it. The rollouts of an input "
-    "are compared with each other: give part of the reward for part of the work, more --rollouts, or a model that succeeds at "
-    "times."
-)
-NOTHING_USABLE = "note: in step {step} no rollout could be used, so nothing was learned from it."
 SHOWN_REWARDS = 64  # of the rollouts that ended last
-COLUMNS = (
-    *("reward", "of ok", "tool use", "tokens", "lost", "agent errors", "policy failed", "logprob gap"),
-    *("versions behind", "wait + train s", "tokens/s", "memory", "metrics"),
-)
+SHOWN_FINDINGS = 2
 HEADER_EVERY = 20  # rows of the table in a file or pipe
-WIDTHS = {"": 16, "reward": 11, "of ok": 11, "tokens": 8, "tokens/s": 11}  # if wider than the name
+LOOK_S = 10.0  # what the last look at the run may take at the end
+PROGRESS_S = 30.0  # between two lines in a file or pipe
+FIRST = 16  # characters of a row's name
+# Name, characters, and the width of a terminal that has room for the column. A file has all columns.
+COLUMNS = (
+    *(
+        ("reward", 12, 80),
+        ("usable", 7, 80),
+        ("differ", 6, 80),
+        ("gradient", 8, 80),
+        ("seconds", 11, 80),
+        ("eta", 6, 80),
+    ),
+    *(("of ok", 12, 120), ("tool use", 8, 120), ("failed", 14, 120), ("gap", 6, 160), ("behind", 6, 160)),
+    *(("tokens/s", 13, 160), ("memory", 8, 160), ("metrics", 0, 160)),
+)
 
 
 def share(value: float | None) -> str:
@@ -42,10 +52,10 @@ def share(value: float | None) -> str:
     return f"{100 * value:.0f} %" if 0 <= value <= 1 else f"{value:.3g}"
 
 
-def failures(causes: Mapping[str, int]) -> tuple[str, str, str]:
-    """How many rollouts the infrastructure, the agent's own code and the policy failed."""
-    infrastructure, agent, policy = (str(causes.get(c, 0)) for c in (Cause.INFRASTRUCTURE, Cause.AGENT, Cause.POLICY))
-    return infrastructure, agent, policy
+def failures(causes: Mapping[str, int]) -> str:
+    """How many rollouts failed, by whose failure it was. What failed nobody is left out."""
+    names = {Cause.INFRASTRUCTURE: "lost", Cause.AGENT: "agent", Cause.POLICY: "policy"}
+    return ", ".join(f"{causes[cause]} {name}" for cause, name in names.items() if causes.get(cause))
 
 
 def token_counts(facts: Mapping[str, Any]) -> str:
@@ -63,22 +73,27 @@ def share_of(value: float | None, n: int) -> str:
 
 
 class Display:
-    """Takes the events of the training loop and keeps the picture up to date."""
+    """Takes the events of the training loop and keeps the picture up to date.
 
-    def __init__(self, console: Console, total_rollouts: int) -> None:
-        self._console = console
-        self._total = total_rollouts
-        self._done_before = 0
-        self._done = 0
-        self._started = time.monotonic()
-        self._tokens = 0
-        self._lost = 0
-        self._to_come = 0
+    ``findings`` tells why the run does not learn. It is called on a thread, after each step and evaluation.
+    """
+
+    def __init__(
+        self, console: Console, total_rollouts: int, findings: Callable[[], Sequence[Finding]] = lambda: ()
+    ) -> None:
+        self._console, self._total, self._findings_of = console, total_rollouts, findings
+        self._done_before = self._done = 0
+        self._started = self._printed_s = time.monotonic()
+        self._tokens = self._lost = self._to_come = 0
         self._rewards: deque[float] = deque(maxlen=SHOWN_REWARDS)
-        self._rows: list[tuple[str, ...]] = []
+        self._rows: list[dict[str, str]] = []
         self._ended = 0  # with `_failures`: since the last row
         self._failures: list[Failure] = []
         self._explained: set[str] = set()
+        self._findings: Sequence[Finding] = ()
+        self._looking: threading.Thread | None = None
+        width = console.width if console.is_terminal else max(least for *_, least in COLUMNS)
+        self._columns = [(name, size) for name, size, least in COLUMNS if least <= max(width, 80)]
         self._bar = Progress(
             TextColumn("{task.description}"), BarColumn(bar_width=40), MofNCompleteColumn(), console=console
         )
@@ -91,6 +106,8 @@ class Display:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        if self._looking is not None:
+            self._looking.join(LOOK_S)
         if self._console.is_terminal:
             self._live.stop()
 
@@ -114,42 +131,55 @@ class Display:
         if score is not None:
             self._rewards.append(score)
         self._bar.advance(self._task)
+        if not self._console.is_terminal and time.monotonic() - self._printed_s > PROGRESS_S:
+            self._print(f"{self._done} of {self._total} rollouts, {self._state()}")
 
     def step(self, facts: dict[str, Any]) -> None:
         gap, rates, memory = facts["logprob_gap"], facts.get("sampled_tokens_per_s"), facts.get("peak_memory_gb")
+        gradient, behind = facts.get("gradient_tokens"), facts.get("staleness_mean")
+        groups = facts.get("groups")
         self._row(
             f"step {facts['step'] + 1}",
-            share(facts["reward"]),
-            share(facts["reward_ok"]),
-            share(facts["tool_use"]),
-            str(facts["sampled_tokens"]),
-            *failures(facts["causes"]),
-            "-" if gap is None else f"{gap:.0e}",
-            "-" if facts.get("staleness_mean") is None else f"{facts['staleness_mean']:.1f}",
-            f"{facts['rollout_s']:.1f} + {facts['train_s']:.1f}",
-            "-" if rates is None else f"{rates:.0f} + {facts['trained_tokens_per_s']:.0f}",
-            "-" if memory is None else f"{memory:.1f} GB",
-            escape(visible(metrics_line(facts["metrics"]))),
+            facts,
+            reward=share(facts["reward"]),
+            usable="" if facts.get("usable") is None else f"{facts['usable']}/{facts['rollouts']}",
+            differ=f"{facts['groups_that_differ']}" + (f"/{groups}" if groups else ""),
+            gradient="" if gradient is None else f"{gradient:,}",
+            seconds=f"{facts['rollout_s']:.1f}+{facts['train_s']:.1f}",
+            gap="" if gap is None else f"{gap:.0e}",
+            behind=f"{behind:.1f}" if behind else "",
+            memory="" if memory is None else f"{memory:.1f} GB",
+            **{"of ok": share(facts["reward_ok"]), "tool use": share(facts["tool_use"])},
+            **{"tokens/s": "" if rates is None else f"{rates:.0f}+{facts['trained_tokens_per_s']:.0f}"},
         )
-        self._explain()
-        unusable = facts["reward"] is None or facts.get("usable") == 0
-        note = NOTHING_USABLE if unusable else NOTHING_TO_LEARN
-        if facts["groups_that_differ"] == 0 and note not in self._explained:
-            self._explained.add(note)
-            self._console.print(note.format(step=facts["step"] + 1), highlight=False, soft_wrap=True)
 
     def evaluated(self, facts: dict[str, Any]) -> None:
         self._row(
             f"held out, {facts['when']}",
-            share_of(facts["reward"], facts["scored"]),
-            share_of(facts["reward_ok"], facts["ok"]),
-            share(facts["tool_use"]),
-            "-",
-            *failures(facts["causes"]),
-            *["-"] * 5,
-            escape(visible(metrics_line(facts["metrics"]))),
+            facts,
+            reward=share_of(facts["reward"], facts["scored"]),
+            **{"of ok": share_of(facts["reward_ok"], facts["ok"]), "tool use": share(facts["tool_use"])},
         )
+
+    def _row(self, name: str, facts: Mapping[str, Any], **cells: str) -> None:
+        cells |= {"failed": failures(facts["causes"]), "metrics": escape(visible(metrics_line(facts["metrics"])))}
+        row = {"": name, "eta": self._eta(), **cells}
+        self._rows.append(row)
+        if not self._console.is_terminal:
+            if (len(self._rows) - 1) % HEADER_EVERY == 0:
+                self._print_row({name: name for name, _ in self._columns})
+            self._print_row(row)
         self._explain()
+        self._look()
+
+    def _print_row(self, row: Mapping[str, str]) -> None:
+        """Print a line of the table for a file or pipe. The last cell, the agent's metrics, has no fixed width."""
+        cells = [row.get(name, "").rjust(size) for name, size in self._columns]
+        self._print("  ".join([row.get("", "").ljust(FIRST), *cells]).rstrip())
+
+    def _print(self, line: str) -> None:
+        self._printed_s = time.monotonic()
+        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def _explain(self) -> None:
         """Say why rollouts failed since the last time, each reason once."""
@@ -158,21 +188,22 @@ class Display:
         explanation = text.partition("; ")[2].partition(": ")[2]
         if text and explanation not in self._explained:
             self._explained.add(explanation)
-            self._console.print(f"note: {visible(text)}", highlight=False, markup=False, soft_wrap=True)
+            self._print(f"note: {visible(text)}")
 
-    def _row(self, *cells: str) -> None:
-        self._rows.append(cells)
-        if not self._console.is_terminal:
-            if (len(self._rows) - 1) % HEADER_EVERY == 0:
-                self._print_row("", *COLUMNS[:-1], "eta", COLUMNS[-1])
-            self._print_row(*cells[:-1], self._eta(), cells[-1])
+    def _look(self) -> None:
+        """Ask why the run does not learn, unless the last question has no answer yet. A file gets each finding once."""
 
-    def _print_row(self, first: str, *cells: str) -> None:
-        """Print a line of the table for a file or pipe. The last cell, the agent's metrics, has no fixed width."""
-        names = (*COLUMNS[:-1], "eta")
-        aligned = [cell.rjust(WIDTHS.get(name, len(name))) for name, cell in zip(names, cells[:-1], strict=True)]
-        line = "  ".join([first.ljust(WIDTHS[""]), *aligned, cells[-1]]).rstrip()
-        self._console.print(line, highlight=False, soft_wrap=True)
+        def look() -> None:
+            with contextlib.suppress(AgentCoreRLError, OSError):  # a run that cannot be read is no reason to end it
+                self._findings = self._findings_of()
+            for finding in () if self._console.is_terminal else self._findings:
+                if finding.name not in self._explained:
+                    self._explained.add(finding.name)
+                    self._print(f"! {visible(finding.text)}\n  {finding.advice}")
+
+        if self._looking is None or not self._looking.is_alive():
+            self._looking = threading.Thread(target=look, name="agentcore-rl-diagnosis", daemon=True)
+            self._looking.start()
 
     def _eta(self) -> str:
         fresh = self._done - self._done_before
@@ -181,17 +212,18 @@ class Display:
         left = (self._total - self._done) * (time.monotonic() - self._started) / fresh
         return f"{int(left // 60)}:{int(left % 60):02d}"
 
+    def _state(self) -> str:
+        reward = sum(self._rewards) / len(self._rewards) if self._rewards else None
+        lost = f"   lost {self._lost}" if self._lost else ""
+        return f"reward lately {share(reward)}   tokens {self._tokens:,}{lost}   eta {self._eta()}"
+
     def _render(self) -> Group:
         table = Table(box=None, pad_edge=False, header_style="bold")
         table.add_column("")
-        for name in COLUMNS:
+        for name, _ in self._columns:
             table.add_column(name, justify="right")
         for row in self._rows[-SHOWN_STEPS:]:
-            table.add_row(*row)
-        reward = sum(self._rewards) / len(self._rewards) if self._rewards else None
-        now = Text(
-            f"to come {max(0, self._to_come)}   reward lately {share(reward)}   tokens {self._tokens:,}"
-            f"   lost {self._lost}   eta {self._eta()}",
-            style="dim",
-        )
-        return Group(table, self._bar, now)
+            table.add_row(row[""], *(row.get(name, "") for name, _ in self._columns))
+        now = Text(f"to come {max(0, self._to_come)}   {self._state()}", style="dim")
+        found = [Text(f"! {visible(f.text)} {f.advice}", style="yellow") for f in self._findings[:SHOWN_FINDINGS]]
+        return Group(table, self._bar, now, *found)

@@ -80,6 +80,6 @@ def observed(job: Job, console: Console) -> Iterator[tuple[Report, Observer]]:
 
     with (
         tracked(job.settings.tracker, job.run_dir, job.settings.kept()) as track,
-        Display(console, job.total) as display,
+        Display(console, job.total, report.findings) as display,
     ):
         yield report, observe

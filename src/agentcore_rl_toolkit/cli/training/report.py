@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...contract import Cause
-from ...runs import FAILED, METRICS, ROLLOUTS, Query, RunReader, read_metrics
+from ...runs import FAILED, METRICS, ROLLOUTS, Finding, Query, RunReader, diagnose, read_metrics
 from ...stats.differences import change_of
 from ..output.failures import Failure, explain
 
@@ -121,6 +121,11 @@ class Report:
         sides = zip(("before", "after"), random.Random(seed).choice(changed), strict=True)
         with RunReader(self.run_dir) as run:
             return [(when, run.rollout(side["id"]) or {}) for when, side in sides]
+
+    def findings(self) -> list[Finding]:
+        """Return why the run does not learn. Raises: ConfigError when its rollouts cannot be read."""
+        with RunReader(self.run_dir) as run:
+            return diagnose(run)
 
     def failures(self) -> str | None:
         """Why agent or infrastructure failed rollouts: the most frequent error and its line; None where none failed."""
