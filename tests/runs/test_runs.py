@@ -26,7 +26,6 @@ from agentcore_rl_toolkit.runs import (
     RunReader,
     RunWriter,
     TokenSequence,
-    diagnose,
     find_run,
     find_runs,
     locked,
@@ -136,33 +135,6 @@ def test_the_whole_text_is_searched_also_after_a_rollout_was_written_again(tmp_p
         assert reader.ids(Query(text="nothing")) == [2]
     with pytest.raises(ConfigError, match="at least 2 characters"):
         Query(text="x")
-
-
-def test_a_run_of_the_first_format_is_read_and_gone_on_with(tmp_path: Path) -> None:
-    with RunWriter(tmp_path) as writer:
-        writer.rollout(rollout(0))
-    with sqlite3.connect(tmp_path / ROLLOUTS) as database:  # as that version left it
-        for name in ("gradient_tokens", "stop", "cut_calls", "unparsed_calls"):
-            database.execute(f"ALTER TABLE rollouts DROP COLUMN {name}")
-        for name in ("errors", "seconds"):
-            database.execute(f"ALTER TABLE tools DROP COLUMN {name}")
-        for name in ("search_terms", "search", "searched", "numbers"):
-            database.execute(f"DROP TABLE {name}")
-        database.execute("CREATE TABLE texts (rollout INTEGER PRIMARY KEY, text TEXT NOT NULL)")
-        database.execute("INSERT INTO texts VALUES (1, 'question 0')")
-        database.execute("PRAGMA user_version=1")
-    database.close()
-    with RunReader(tmp_path) as reader:
-        [row] = reader.rollouts()
-        assert (row["reward"], row["stop"], row["gradient_tokens"]) == (0.0, None, None)
-        assert reader.steps()[0]["gradient_tokens"] is None
-        assert [finding.name for finding in diagnose(reader)] == ["all_fail"]
-        with pytest.raises(ConfigError, match="cannot be searched"):
-            reader.rollouts(Query(text="question"))
-    with RunWriter(tmp_path) as writer:
-        writer.rollout(rollout(1))
-    with RunReader(tmp_path) as reader:
-        assert reader.ids(Query(text="question")) == [1, 2]
 
 
 def test_tokens_are_sampled_usable_and_with_gradient(tmp_path: Path) -> None:
@@ -356,11 +328,12 @@ def test_runs_are_found_newest_first(tmp_path: Path, run: Path, monkeypatch: pyt
         find_run("other")
 
 
-def test_a_newer_format_is_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_another_format_is_refused_with_what_to_do(tmp_path: Path) -> None:
     RunWriter(tmp_path).close()
-    with sqlite3.connect(tmp_path / ROLLOUTS) as database:
-        database.execute("PRAGMA user_version=99")
-    database.close()
-    for opened in (RunReader, RunWriter):
-        with pytest.raises(ConfigError, match="update the toolkit"):
-            opened(tmp_path)
+    for version, what in ((99, "update the toolkit"), (1, "of an earlier version")):
+        with sqlite3.connect(tmp_path / ROLLOUTS) as database:
+            database.execute(f"PRAGMA user_version={version}")
+        database.close()
+        for opened in (RunReader, RunWriter):
+            with pytest.raises(ConfigError, match=what):
+                opened(tmp_path)

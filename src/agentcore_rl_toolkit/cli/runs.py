@@ -206,7 +206,7 @@ def _filter(run: Path, data: Path, pass_rate: str, target: Path) -> str:
     except ValueError as e:
         raise ConfigError(f"--pass-rate is LOW:HIGH, such as 0.1:0.9, got {pass_rate!r}") from e
     with RunReader(run) as reader:
-        rates = reader.pass_rates()
+        rates = {key: entry["rate"] for key, entry in reader.inputs(Query()).items() if entry["scores"]}
     rows = read_rows(data)
     known = [(row, rates[key]) for row in rows if (key := input_key(row)) in rates]
     kept = [row for row, rate in known if low <= rate <= high]

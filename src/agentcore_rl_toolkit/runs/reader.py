@@ -323,12 +323,25 @@ class RunReader:
             entry["at"], entry["number"] = _place(entry, counted_from)
         return found
 
-    def inputs(self, phase: str, step: int | None) -> dict[str, dict[str, Any]]:
-        """Input key -> mean score and the id of the first rollout, of a step (None: of all that the phase has)."""
-        where, values = ("", [phase]) if step is None else (" AND step = ?", [phase, step])
-        sql = "SELECT input_key, AVG(score) AS reward, MIN(id) AS first, COUNT(*) AS rollouts, AVG(sampled_tokens) AS tokens "
-        sql += f"FROM rollouts WHERE input_key IS NOT NULL AND phase = ?{where} GROUP BY input_key"
-        return {row["input_key"]: dict(row) for row in self._all(sql, values)}
+    def inputs(self, query: Query) -> dict[str, dict[str, Any]]:
+        """The inputs (else the groups) of the rollouts that fit, by key: `rollouts`, `scores`, the mean `reward`, the `rate` of
+        rewards of 1 or more, the reward of each step in `rewards`, the mean of `tokens`, and the id of the `first` rollout.
+        """
+        where, values = self._where(query)
+        sql = f"SELECT COALESCE(input_key, grp), phase || step, id, score, sampled_tokens FROM rollouts{where} ORDER BY id"
+        found: dict[str, dict[str, Any]] = {}
+        for key, step, rollout, score, tokens in self._all(sql, values):
+            entry = found.setdefault(key, {"rollouts": 0, "scores": [], "steps": {}, "sampled": [], "first": rollout})
+            entry["rollouts"] += 1
+            entry["sampled"] += [] if tokens is None else [tokens]
+            if score is not None:
+                entry["scores"].append(score)
+                entry["steps"].setdefault(step, []).append(score)
+        for entry in found.values():
+            entry["reward"], entry["tokens"] = _mean(entry["scores"]), _mean(entry.pop("sampled"))
+            entry["rate"] = _mean([score >= 1 for score in entry["scores"]])
+            entry["rewards"] = [_mean(scores) for scores in entry.pop("steps").values()]
+        return found
 
     def failures(self, query: Query | None = None) -> list[dict[str, Any]]:
         """Failed rollouts by error, the most frequent first, with the first and last step and one rollout as an example."""
@@ -371,42 +384,6 @@ class RunReader:
             found.setdefault(rollout, {})[name] = value
         return found
 
-    def scores(self, query: Query) -> list[tuple[str, float]]:
-        """The input (else the group) and the score of each scored rollout that fits."""
-        where, values = self._where(query)
-        sql = f"SELECT COALESCE(input_key, grp), score FROM (SELECT * FROM rollouts{where}) WHERE score IS NOT NULL"
-        return list(map(tuple, self._all(sql, values)))
-
-    def solved(self, query: Query) -> list[dict[str, Any]]:
-        """The inputs of rollouts with their mean reward, the share that solved them, and the reward of each step."""
-        where, values = self._where(query)
-        sql = "SELECT input_key, step, COUNT(*) AS n, COUNT(score), SUM(score), SUM(score >= 1), MIN(id) FROM rollouts"
-        sql += f"{where}{' AND' if where else ' WHERE'} input_key IS NOT NULL GROUP BY 1, 2 ORDER BY 1, 2"
-        found: dict[str, dict[str, Any]] = {}
-        for key, _, n, scored, total, solved, first in self._all(sql, values):
-            empty = {
-                "input_key": key,
-                "rollouts": 0,
-                "scored": 0,
-                "total": 0.0,
-                "solved": 0,
-                "rewards": [],
-                "first": first,
-            }
-            entry = found.setdefault(key, empty)
-            entry["rollouts"], entry["scored"] = entry["rollouts"] + n, entry["scored"] + scored
-            entry["total"], entry["solved"] = entry["total"] + (total or 0.0), entry["solved"] + (solved or 0)
-            entry["rewards"].append(total / scored if scored else None)
-        for entry in found.values():
-            entry["reward"] = entry.pop("total") / entry["scored"] if entry["scored"] else None
-            entry["rate"] = entry["solved"] / entry["scored"] if entry["scored"] else None
-        return list(found.values())
-
-    def pass_rates(self) -> dict[str, float]:
-        """Return the share of each input's scored rollouts that have a reward of 1 or more, by `Rollout.input_key`."""
-        sql = "SELECT input_key, AVG(score >= 1) FROM rollouts WHERE input_key IS NOT NULL AND score IS NOT NULL GROUP BY 1"
-        return dict(map(tuple, self._all(sql)))
-
     def counters(self) -> dict[str, Any]:
         """The writer's own report: how many rollouts it could not keep."""
         return dict(map(tuple, self._all("SELECT name, value FROM run")))
@@ -420,6 +397,10 @@ class RunReader:
     def summary(self) -> Mapping[str, Any]:
         """`summary.json`, where the run has ended; empty before."""
         return read_object(self.folder / "summary.json")
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
 
 
 def _place(row: Mapping[str, Any], counted_from: int) -> tuple[str, int | None]:

@@ -15,6 +15,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any
 
 from ..contract import TRUNCATED_REASONS, redact
@@ -56,7 +57,7 @@ class TokenSequence:
             "ids": _base64(array("i", self.ids)),
             "mask": base64.b64encode(bytes(self.mask)).decode(),
             **{name: _floats(getattr(self, name)) for name in _FLOATS},
-            "versions": _spans(self.versions),
+            "versions": self.versions and _base64(array("i", [-1 if v is None else v for v in self.versions])),
         }
 
     @classmethod
@@ -68,7 +69,7 @@ class TokenSequence:
         return cls(
             ids=_array("i", value["ids"]).tolist(),
             mask=list(base64.b64decode(value["mask"])),
-            versions=_unspanned(value["versions"]),
+            versions=value["versions"] and [None if v < 0 else v for v in _array("i", value["versions"])],
             **arrays,
             **plain,
         )
@@ -169,30 +170,25 @@ class Rollout:
 
 def numbers_of(sequences: Sequence[TokenSequence] | None) -> dict[str, float | None]:
     """Smallest and mean logprob of the trained tokens, the largest and mean gap to the trainer's, the mean entropy."""
-    lowest = total = gap_max = gap_total = entropy_total = 0.0
-    count = gaps = entropies = 0
-    for sequence in sequences or ():
-        for place, trained in enumerate(sequence.mask):
-            if not trained:
-                continue
-            sampled = sequence.logprobs[place] if sequence.logprobs is not None else None
-            if sampled is not None:
-                lowest, total, count = min(lowest, sampled), total + sampled, count + 1
-            again = sequence.trainer_logprobs[place] if sequence.trainer_logprobs is not None else None
-            # Between other weights it is what the updates did, no mismatch of sampler and trainer.
-            if sampled is not None and again is not None and not sequence.updates:
-                gap = abs(again - sampled)
-                gap_max, gap_total, gaps = max(gap_max, gap), gap_total + gap, gaps + 1
-            entropy = sequence.entropies[place] if sequence.entropies is not None else None
-            if entropy is not None:
-                entropy_total, entropies = entropy_total + entropy, entropies + 1
-    return {
-        "logprob_min": lowest if count else None,
-        "logprob_mean": total / count if count else None,
-        "gap_max": gap_max if gaps else None,
-        "gap_mean": gap_total / gaps if gaps else None,
-        "entropy_mean": entropy_total / entropies if entropies else None,
+    sampled: list[float] = []
+    gaps: list[float] = []
+    entropies: list[float] = []
+    for s in sequences or ():
+        values = (repeat(None) if v is None else v for v in (s.logprobs, s.trainer_logprobs, s.entropies))
+        for trained, old, new, entropy in zip(s.mask, *values, strict=False):
+            if trained and old is not None:
+                sampled.append(old)
+                # Between other weights it is what the updates did, no mismatch of sampler and trainer.
+                if new is not None and not s.updates:
+                    gaps.append(abs(new - old))
+            if trained and entropy is not None:
+                entropies.append(entropy)
+    means = {
+        name: sum(v) / len(v) if v else None
+        for name, v in (("logprob", sampled), ("gap", gaps), ("entropy", entropies))
     }
+    extremes = {"logprob_min": min(sampled, default=None), "gap_max": max(gaps, default=None)}
+    return {**{f"{name}_mean": mean for name, mean in means.items()}, **extremes}
 
 
 def _calls(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -288,20 +284,3 @@ def _floats(values: Sequence[float | None] | None) -> str | None:
 
 def _unfloats(text: str | None) -> list[float | None] | None:
     return None if text is None else [None if math.isnan(v) else v for v in _array("f", text)]
-
-
-def _spans(values: Sequence[int | None] | None) -> list[list[int | None]] | None:
-    """[[value, how many], ...]: versions change a few times in a sequence, if at all."""
-    if values is None:
-        return None
-    spans: list[list[int | None]] = []
-    for value in values:
-        if spans and spans[-1][0] == value:
-            spans[-1][1] = (spans[-1][1] or 0) + 1
-        else:
-            spans.append([value, 1])
-    return spans
-
-
-def _unspanned(spans: Sequence[Sequence[Any]] | None) -> list[int | None] | None:
-    return None if spans is None else [value for value, count in spans for _ in range(count)]

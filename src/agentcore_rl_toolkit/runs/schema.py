@@ -11,49 +11,17 @@ from ..errors import ConfigError
 log = logging.getLogger(__name__)
 
 VERSION = 2
-COLUMNS: dict[str, str] = {
-    "session_id": "TEXT NOT NULL UNIQUE",
-    "phase": "TEXT NOT NULL",
-    "step": "INTEGER",
-    "grp": "TEXT NOT NULL",
-    "input_key": "TEXT",
-    "place": "INTEGER NOT NULL",
-    "attempt": "INTEGER",
-    "outcome": "TEXT NOT NULL",
-    "cause": "TEXT",
-    "failure": "TEXT",
-    "mask_reason": "TEXT",
-    "stage": "TEXT",
-    "reward": "REAL",
-    "score": "REAL",
-    "advantage": "REAL",
-    "staleness": "INTEGER",
-    "weight_min": "INTEGER",
-    "weight_max": "INTEGER",
-    "turns": "INTEGER",
-    "sampled_tokens": "INTEGER",
-    "trained_tokens": "INTEGER",
-    "gradient_tokens": "INTEGER",
-    "sequence_tokens": "INTEGER",
-    "branches": "INTEGER",
-    "elapsed_s": "REAL",
-    "ended_s": "REAL",
-    "error": "TEXT",
-    "stop": "TEXT",
-    "cut_calls": "INTEGER",
-    "unparsed_calls": "INTEGER",
-    "logprob_min": "REAL",
-    "logprob_mean": "REAL",
-    "gap_max": "REAL",
-    "gap_mean": "REAL",
-    "entropy_mean": "REAL",
-    "tool_calls": "INTEGER",
-    "bytes": "INTEGER NOT NULL DEFAULT 0",
-    "dropped": "TEXT",
-}
+_ROLLOUT = """session_id TEXT NOT NULL UNIQUE, phase TEXT NOT NULL, step INTEGER, grp TEXT NOT NULL, input_key TEXT,
+    place INTEGER NOT NULL, attempt INTEGER, outcome TEXT NOT NULL, cause TEXT, failure TEXT, mask_reason TEXT, stage TEXT,
+    reward REAL, score REAL, advantage REAL, staleness INTEGER, weight_min INTEGER, weight_max INTEGER, turns INTEGER,
+    sampled_tokens INTEGER, trained_tokens INTEGER, gradient_tokens INTEGER, sequence_tokens INTEGER, branches INTEGER,
+    elapsed_s REAL, ended_s REAL, error TEXT, stop TEXT, cut_calls INTEGER, unparsed_calls INTEGER, logprob_min REAL,
+    logprob_mean REAL, gap_max REAL, gap_mean REAL, entropy_mean REAL, tool_calls INTEGER, bytes INTEGER NOT NULL DEFAULT 0,
+    dropped TEXT"""
+COLUMNS: dict[str, str] = dict(column.split(maxsplit=1) for column in _ROLLOUT.split(","))
 _TABLES = f"""
 CREATE TABLE IF NOT EXISTS run (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS rollouts (id INTEGER PRIMARY KEY, {", ".join(f"{n} {t}" for n, t in COLUMNS.items())});
+CREATE TABLE IF NOT EXISTS rollouts (id INTEGER PRIMARY KEY, {_ROLLOUT});
 CREATE INDEX IF NOT EXISTS by_step ON rollouts (phase, step, grp, place);
 CREATE INDEX IF NOT EXISTS by_input ON rollouts (input_key, phase, step);
 CREATE TABLE IF NOT EXISTS tools (rollout INTEGER NOT NULL, name TEXT NOT NULL, calls INTEGER NOT NULL, errors INTEGER,
@@ -73,12 +41,11 @@ _SEARCH = """
 CREATE VIRTUAL TABLE IF NOT EXISTS search USING fts5(text, content='', tokenize='trigram');
 CREATE VIRTUAL TABLE IF NOT EXISTS search_terms USING fts5vocab(search, row);
 """
-NEW_IN_2 = ("gradient_tokens", "stop", "cut_calls", "unparsed_calls")
 _PATIENCE_S = 20.0  # processes of one trainer may write to the same run
 
 
 def open_to_write(path: Path) -> sqlite3.Connection:
-    """Raises: ConfigError when a newer version wrote it; sqlite3.Error, OSError."""
+    """Raises: ConfigError when another version wrote it; sqlite3.Error, OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     database = sqlite3.connect(path, timeout=_PATIENCE_S, isolation_level=None, check_same_thread=False)
     try:
@@ -86,30 +53,29 @@ def open_to_write(path: Path) -> sqlite3.Connection:
         database.execute("PRAGMA synchronous=NORMAL")  # a crash of the machine may lose the last second, never the file
         database.execute("BEGIN IMMEDIATE")
         found = database.execute("PRAGMA user_version").fetchone()[0]
-        if found > VERSION:
-            raise ConfigError(f"{path} has format {found}, this version writes {VERSION}: update the toolkit")
-        if found == 1:
-            for name in NEW_IN_2:
-                database.execute(f"ALTER TABLE rollouts ADD COLUMN {name} {COLUMNS[name]}")
-            _run(database, "ALTER TABLE tools ADD COLUMN errors INTEGER; ALTER TABLE tools ADD COLUMN seconds REAL")
+        if found:
+            _check(path, found)
         _run(database, _TABLES)
         database.execute("SAVEPOINT search")
         try:
             _run(database, _SEARCH)
-            if found == 1:
-                database.execute("INSERT INTO search (rowid, text) SELECT rollout, text FROM texts")
-                database.execute("INSERT INTO searched SELECT rollout, rollout FROM texts")
         except sqlite3.OperationalError as e:  # SQLite before 3.34, or without FTS5
             database.execute("ROLLBACK TO search")
             log.warning("the texts of %s cannot be searched: %s", path.parent, e)
         database.execute("RELEASE search")
-        database.execute("DROP TABLE IF EXISTS texts")
         database.execute(f"PRAGMA user_version={VERSION}")
         database.execute("COMMIT")
     except BaseException:
         database.close()
         raise
     return database
+
+
+def _check(path: Path, found: int) -> None:
+    if found > VERSION:
+        raise ConfigError(f"{path} has format {found}, this version has {VERSION}: update the toolkit")
+    if found < VERSION:
+        raise ConfigError(f"{path} has format {found} of an earlier version, this version has {VERSION}: run it again")
 
 
 def _run(database: sqlite3.Connection, statements: str) -> None:
@@ -141,13 +107,10 @@ def open_to_read(path: Path) -> sqlite3.Connection:
             database.close()
             error = e
             continue
-        if found > VERSION:
+        try:
+            _check(path, found)
+        except ConfigError:
             database.close()
-            raise ConfigError(f"{path} has format {found}, this version reads {VERSION}: update the toolkit")
-        if found == 1:  # a view of the same name stands in front of the table
-            absent = ", ".join(f"NULL AS {name}" for name in NEW_IN_2)
-            database.execute(f"CREATE TEMP VIEW rollouts AS SELECT *, {absent} FROM main.rollouts")
-            database.execute("CREATE TEMP VIEW tools AS SELECT *, NULL AS errors, NULL AS seconds FROM main.tools")
-            database.execute("CREATE TEMP TABLE numbers (rollout, name, value)")
+            raise
         return database
     raise ConfigError(f"{path} cannot be read: {error}") from error

@@ -82,14 +82,13 @@ class Runs:
         return [{**self.kept("head", path, head), "name": name} for name, path in self.folders().items()]
 
     def overview(self, name: str) -> dict[str, Any]:
-        """A run as a whole, with the settings that differ from those of the run before it."""
+        """A run as a whole, with the settings of the run before it."""
         path, names = self.folder(name), list(self.folders())
         before = names[names.index(name) + 1 :][:1]
         found = self.kept("overview", path, lambda _: overview(self.reader(name)))
         if before:
-            changed = differences(found["config"], read_config(self.folder(before[0])))
-            found = {**found, "before": {"name": before[0], "changed": changed}}
-        return {**found, "in_flight": flight(path)}
+            found = {**found, "before": {"name": before[0], "config": read_config(self.folder(before[0]))}}
+        return {**found, "in_flight": read_in_flight(path)}
 
     def version(self, name: str) -> Any:
         """The status, and what changes when a run grows or ends, or with no name when any of them does."""
@@ -105,7 +104,7 @@ class Runs:
 def overview(run: RunReader) -> dict[str, Any]:
     """A run as a whole."""
     steps = run.steps()
-    rates = [entry["rate"] for entry in run.solved(Query(phase="train")) if entry["rate"] is not None]
+    rates = [entry["rate"] for entry in run.inputs(Query(phase="train")).values() if entry["scores"]]
     trained = [step for step in steps if step["phase"] == "train"]
     tokens = {n: [s[f"{n}_tokens"] for s in trained] for n in ("sampled", "usable", "gradient")}
     return {
@@ -145,28 +144,12 @@ def log_tail(folder: Path) -> dict[str, str] | None:
         return {"name": logs[-1].name, "text": file.read().decode(errors="replace")}
 
 
-def flight(folder: Path) -> dict[str, Any] | None:
-    """How many rollouts are in flight, by stage, and the one that waits longest."""
-    found = read_in_flight(folder)
-    if found is None:
-        return None
-    stages: dict[str, int] = {}
-    for rollout in found["rollouts"]:
-        stages[rollout["stage"]] = stages.get(rollout["stage"], 0) + 1
-    longest = max(found["rollouts"], key=lambda rollout: rollout["stage_s"], default=None)
-    return {"count": found["count"], "stages": stages, "longest": longest, "at_s": found["at_s"]}
-
-
-def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Settings that differ, with both values."""
-    return {k: [one.get(k), other.get(k)] for k in sorted({*one, *other}) if one.get(k) != other.get(k)}
-
-
 def inputs(run: RunReader, query: Query) -> list[dict[str, Any]]:
     """The inputs of rollouts with how often they were solved, the least first."""
-    found = sorted(run.solved(query), key=lambda entry: (entry["rate"] is None, entry["rate"], entry["reward"] or 0.0))
-    payloads = run.payloads([entry["first"] for entry in found[:PAGE]])
-    return [{**entry, "text": input_text(payloads.get(entry["first"]))} for entry in found[:PAGE]]
+    every = [{"input_key": key, **entry} for key, entry in run.inputs(query).items()]
+    found = sorted(every, key=lambda entry: (not entry["scores"], entry["rate"], entry["reward"]))[:PAGE]
+    payloads = run.payloads([entry["first"] for entry in found])
+    return [{**entry, "text": input_text(payloads.get(entry["first"]))} for entry in found]
 
 
 def place_of(given: Mapping[str, str]) -> tuple[str, int | None]:
@@ -181,17 +164,14 @@ def evaluation(run: RunReader, phase: str, number: int | None) -> dict[str, Any]
     step = next((s for s in run.steps() if (s["phase"], s["number"]) == (phase, number)), None)
     if step is None:
         raise ConfigError(f"{run.name} has no evaluation {phase} {number or ''}".rstrip())
-    scores: dict[str, list[float]] = {}
-    for key, score in run.scores(query):
-        scores.setdefault(key, []).append(score)
-    every = [score for each in scores.values() for score in each]
-    pass_at, pass_all = pass_rates(scores.values())
+    scores = [entry["scores"] for entry in run.inputs(query).values() if entry["scores"]]
+    pass_at, pass_all = pass_rates(scores)
     return {
         **{name: step[name] for name in ("phase", "number", "at", "rollouts", "scored", "reward", "reward_ok")},
-        "interval": interval([fmean(each) for each in scores.values()]) if scores else None,
+        "interval": interval([fmean(each) for each in scores]) if scores else None,
         "pass_at": pass_at,
         "pass_all": pass_all,
-        "histogram": histogram(every),
+        "histogram": histogram([score for each in scores for score in each]),
         "failures": run.failures(query),
         "inputs": inputs(run, query),
     }
@@ -296,7 +276,7 @@ Side = tuple[str, int | None]
 
 def compare(first: RunReader, second: RunReader, one: Side, other: Side) -> dict[str, Any]:
     """Inputs that both sides (phase and step of a run) have, the ones that changed most first."""
-    a, b = first.inputs(*one), second.inputs(*other)
+    a, b = (run.inputs(Query(phase=phase, step=step)) for run, (phase, step) in ((first, one), (second, other)))
     found: list[dict[str, Any]] = []
     for key in a.keys() & b.keys():
         before, after = a[key]["reward"], b[key]["reward"]

@@ -59,7 +59,7 @@ export function stackedChart(title, xs, parts, options = {}) {
   for (let n = known.length - 1; n >= 0; n--) {
     const name = known[n].colour ?? RING[n % RING.length];
     data.push(stack[n]);
-    series.push({ label: known[n].name, stroke: () => colour(name), fill: () => colour(name, 0.85), width: 0, points: { show: false }, paths: uPlot.paths.bars({ size: [0.8, 60], gap: 0 }), value: (_, __, ___, i) => (i === null ? "–" : number(known[n].values[i] ?? 0)) });
+    series.push({ label: known[n].name, stroke: () => colour(name), fill: () => colour(name), width: 0, points: { show: false }, paths: uPlot.paths.bars({ size: [0.8, 60], gap: 0 }), value: (_, __, ___, i) => (i === null ? "–" : number(known[n].values[i] ?? 0)) });
   }
   return plotted(title, data, { series, bands: [] }, { from: 0, bars: true, ...options }, options.hrefs ? [new Map(xs.map((x, i) => [x, { href: options.hrefs[i] }]))] : []);
 }

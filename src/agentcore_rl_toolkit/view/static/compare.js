@@ -2,7 +2,7 @@
 import { el, link, many, number, table } from "./dom.js";
 import { lineChart } from "./charts.js";
 import { compareOf, leftOut, runList } from "./source.js";
-import { heldOut, readRun } from "./run.js";
+import { heldOut, readRun, settingsTable } from "./run.js";
 
 const OVERLAID = 8; // runs that are chosen at first at most two, and in all
 const plain = (facts, prefix = "") => Object.entries(facts).flatMap(([k, v]) => (typeof v === "number" ? [[prefix + k, v]] : v && typeof v === "object" && !Array.isArray(v) ? plain(v, `${prefix}${k}/`) : []));
@@ -26,8 +26,7 @@ export async function comparePage(query, go) {
   const curves = runs.map((run) => ({ name: run.name, points: all.get(run.name).map(([s, v]) => ({ x: s.number, y: v[metric] ?? null, href: run.listOf(s) })) }));
   const held = metric === "reward" && runs.length <= 3 ? runs.map((run) => ({ name: `${run.name}, held out`, kind: runs.length === 1 ? "held" : undefined, points: heldOut(run) })) : [];
   const over = metrics.length ? [el("form", { class: "filters", onsubmit: (event) => event.preventDefault() }, el("label", {}, "number of a step", chooser)), lineChart(metric, [...curves, ...held], { height: 240, class: "over", join: true })] : null;
-  const keys = [...new Set(runs.flatMap((run) => Object.keys(run.config)))].sort().filter((k) => new Set(runs.map((run) => JSON.stringify(run.config[k]))).size > 1);
-  const settings = runs.length > 1 ? [el("h2", {}, "Settings that differ"), keys.length ? table(["setting", ...chosen], keys.map((k) => [k, ...runs.map((run) => el("code", {}, JSON.stringify(run.config[k]) ?? "–"))]), { id: "changed" }) : el("p", { class: "soft" }, "None.")] : null;
+  const settings = runs.length > 1 ? [el("h2", {}, "Settings that differ"), settingsTable(chosen, runs.map((run) => run.config))] : null;
   const head = [el("h1", {}, "Compare"), leftOut ? el("p", { class: "notice" }, leftOut) : null, boxes, over, settings];
   if (!first || !second) return [...head, el("p", { class: "notice" }, "There is nothing to compare yet.")];
   const choice = (key, value) => { const made = el("select", { name: key, onchange: (event) => go(here({ [key]: event.target.value })) }, sides.map(([s, label]) => el("option", { value: s }, label))); made.value = value; return el("label", {}, key, made); };

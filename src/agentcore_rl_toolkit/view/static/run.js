@@ -115,11 +115,24 @@ function tables(run) {
   const tools = run.tools.length ? table(["tool", "#calls", "#errors", "#seconds a call", "#reward with", "#reward without"], run.tools.map((t) => [el("a", { href: rollouts({ tool: t.name }) }, t.name), number(t.calls), t.errors === null ? "–" : number(t.errors), t.seconds === null ? "–" : number(t.seconds / t.calls), number(t.reward_with), number(t.reward_without)])) : null;
   const { never, sometimes, always } = run.inputs, solved = [["never", never], ["sometimes", sometimes], ["always", always]];
   const inputs = never + sometimes + always ? el("p", { class: "card spaced", id: "solved" }, solved.map(([word, n]) => el("a", { href: link(name, "inputs", { solved: word }) }, el("b", {}, n), ` ${word}`))) : null;
-  const f = run.in_flight, flight = f ? el("p", { class: "card", id: "in-flight" }, el("b", {}, `${f.count} in flight`), `: ${Object.entries(f.stages).map(([s, n]) => `${n} in stage ${s}`).join(", ")}.`, f.longest ? ` The longest is ${f.longest.session_id}, ${seconds(f.longest.stage_s)} in stage ${f.longest.stage}. ` : " ", el("code", {}, "agentcore-rl runs show --in-flight"), " says what each waits for.") : null;
+  const f = run.in_flight && flightOf(run.in_flight), flight = f ? el("p", { class: "card", id: "in-flight" }, el("b", {}, `${f.count} in flight`), `: ${Object.entries(f.stages).map(([s, n]) => `${n} in stage ${s}`).join(", ")}.`, f.longest ? ` The longest is ${f.longest.session_id}, ${seconds(f.longest.stage_s)} in stage ${f.longest.stage}. ` : " ", el("code", {}, "agentcore-rl runs show --in-flight"), " says what each waits for.") : null;
   return [
     section("Failures by message", null, failed), section("Tools", "Rewards are means over rollouts that called the tool, and over those that did not.", tools),
     section("Inputs of the training, by how often a rollout solved them", "Solved: a reward of 1 or more. Inputs that are never or always solved teach nothing.", inputs), section("In flight", null, flight),
   ];
+}
+
+// The settings in which configurations differ.
+export function settingsTable(names, configs) {
+  const keys = [...new Set(configs.flatMap(Object.keys))].sort().filter((k) => new Set(configs.map((c) => JSON.stringify(c[k]))).size > 1);
+  return keys.length ? table(["setting", ...names], keys.map((k) => [k, ...configs.map((c) => el("code", {}, JSON.stringify(c[k]) ?? "–"))]), { id: "changed" }) : el("p", { class: "soft" }, "None.");
+}
+
+// How many rollouts are in each stage, and the one that is there longest.
+function flightOf({ count, rollouts }) {
+  const stages = {};
+  for (const r of rollouts) stages[r.stage] = (stages[r.stage] ?? 0) + 1;
+  return { count, stages, longest: rollouts.reduce((a, b) => (a && a.stage_s >= b.stage_s ? a : b), null) };
 }
 
 export async function runPage(name, _query, _go, mount) {
@@ -129,7 +142,7 @@ export async function runPage(name, _query, _go, mount) {
   const short = (path) => (typeof path === "string" && path ? path.split("/").at(-1) : null);
   const head = [el("h1", {}, name, " ", statusOf(run.status)), el("p", { class: "soft spaced" }, [["model", short(run.config.model)], ["data", short(run.config.data)], ["agent", short(run.config.agent)]].filter(([, v]) => v).map(([k, v]) => el("span", {}, `${k} ${v}`)), run.status.startsWith("failed") ? el("span", { class: "bad" }, run.status) : null), lost];
   const settings = [
-    run.before ? section(`Settings that differ from ${run.before.name}`, null, Object.keys(run.before.changed).length ? table(["setting", "here", "before"], Object.entries(run.before.changed).map(([k, [a, b]]) => [k, el("code", {}, JSON.stringify(a) ?? "–"), el("code", {}, JSON.stringify(b) ?? "–")]), { id: "changed" }) : el("p", { class: "soft" }, "None.")) : null,
+    run.before ? section(`Settings that differ from ${run.before.name}`, null, settingsTable(["here", "before"], [run.config, run.before.config])) : null,
     run.log ? [el("h2", {}, `End of ${run.log.name}`), el("details", { class: "card" }, el("summary", {}, run.log.text.trimEnd().split("\n").at(-1)), el("pre", {}, run.log.text))] : null,
     el("h2", {}, "Configuration"), el("details", { class: "card" }, el("summary", {}, "config.json"), el("pre", {}, JSON.stringify(run.config, null, 2))),
   ];

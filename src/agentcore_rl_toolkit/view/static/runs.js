@@ -8,12 +8,12 @@ export const statusOf = (status) => el("span", { class: `status ${String(status)
 const RUN_COLUMNS = [
   ["run", (r) => r.name, (r) => el("a", { href: link(r.name), title: r.path }, r.name)],
   ["status", (r) => r.status, (r) => statusOf(r.status)],
+  ["#reward", (r) => r.reward, (r) => el("span", { title: r.interval ? `95 % interval over inputs: ${r.interval.map((v) => number(v)).join(" to ")}` : null }, number(r.reward), r.interval ? el("span", { class: "soft" }, ` ± ${number((r.interval[1] - r.interval[0]) / 2, 2)}`) : null)],
+  ["by step", null, (r) => (r.problem ? el("span", { class: "warn" }, r.problem) : sparkline(r.rewards ?? [], `reward of ${r.name} by step`))],
   ["model", (r) => r.model, (r) => r.model ?? "–"],
   ["data", (r) => r.data, (r) => r.data ?? "–"],
   ["#steps", (r) => r.steps, (r) => number(r.steps)],
   ["#rollouts", (r) => r.rollouts, (r) => number(r.rollouts)],
-  ["#reward", (r) => r.reward, (r) => el("span", { title: r.interval ? `95 % interval over inputs: ${r.interval.map((v) => number(v)).join(" to ")}` : null }, number(r.reward), r.interval ? el("span", { class: "soft" }, ` ± ${number((r.interval[1] - r.interval[0]) / 2, 2)}`) : null)],
-  ["by step", null, (r) => (r.problem ? el("span", { class: "warn" }, r.problem) : sparkline(r.rewards ?? [], `reward of ${r.name} by step`))],
   ["#time", (r) => (r.last_s ?? 0) - (r.first_s ?? 0), (r) => (r.first_s ? seconds(r.last_s - r.first_s) : "–")],
   ["last rollout", (r) => r.last_s, (r) => when(r.last_s)],
 ];

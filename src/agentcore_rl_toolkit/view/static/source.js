@@ -157,6 +157,6 @@ export function decoded(sequence) {
     ids: new Int32Array(bytes(sequence.ids).buffer),
     mask: bytes(sequence.mask),
     ...Object.fromEntries(["logprobs", "trainer_logprobs", "entropies", "advantages"].map((name) => [name, numbers(sequence[name])])),
-    versions: sequence.versions === null ? null : sequence.versions.flatMap(([v, n]) => Array(n).fill(v)),
+    versions: sequence.versions ? Array.from(new Int32Array(bytes(sequence.versions).buffer), (v) => (v < 0 ? null : v)) : null,
   };
 }
