@@ -1,3 +1,4 @@
+// @ts-check
 import { el, link, tip } from "./dom.js";
 import { exported, listen, runList } from "./source.js";
 import { mount } from "./charts.js";
@@ -47,8 +48,8 @@ async function pageOf(at) {
 }
 
 async function draw(keep = false) {
-  const mine = ++drawn, focused = keep ? document.activeElement?.name : null, scrolled = keep ? scrollY : 0;
-  const caret = focused && document.activeElement.selectionStart;
+  const mine = ++drawn, active = /** @type {any} */ (document.activeElement), focused = keep ? active?.name : null, scrolled = keep ? scrollY : 0;
+  const caret = focused && active.selectionStart;
   let made;
   try { made = await pageOf(read()); } catch (error) { made = [el("h1", {}, "This cannot be shown"), el("p", { class: "notice" }, error.message)]; }
   if (mine !== drawn) return; // another address was asked for meanwhile
@@ -63,14 +64,14 @@ async function draw(keep = false) {
   scrollTo(0, scrolled);
   current.shown?.();
   if (opened) page.querySelectorAll("details").forEach((d) => { if (opened.has(named(d))) d.open = true; });
-  if (focused) { const again = page.querySelector(`[name="${CSS.escape(focused)}"]`); again?.focus(); if (caret && again?.type === "search") again.setSelectionRange(caret, caret); }
+  if (focused) { const again = /** @type {any} */ (page.querySelector(`[name="${CSS.escape(focused)}"]`)); again?.focus(); if (caret && again?.type === "search") again.setSelectionRange(caret, caret); }
   page.dataset.ready = String(mine);
   watch(at);
 }
 
 addEventListener("hashchange", () => draw());
 addEventListener("keydown", (event) => {
-  if (event.ctrlKey || event.metaKey || event.altKey || ["INPUT", "SELECT", "TEXTAREA"].includes(event.target.tagName)) return;
+  if (event.ctrlKey || event.metaKey || event.altKey || ["INPUT", "SELECT", "TEXTAREA"].includes(/** @type {HTMLElement} */ (event.target).tagName)) return;
   if (keys.open) return;
   const at = read();
   if (event.key === "?") keys.showModal();

@@ -1,3 +1,4 @@
+// @ts-check
 // Charts of a run, drawn by uPlot. A chart is a card whose plot is made when the page is shown: a canvas needs its width.
 import { el, number, small, svg } from "./dom.js";
 

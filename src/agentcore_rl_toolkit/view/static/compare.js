@@ -1,3 +1,4 @@
+// @ts-check
 // Runs over each other on any number of a step, their settings, and two sides input by input.
 import { el, link, many, number, table } from "./dom.js";
 import { lineChart } from "./charts.js";

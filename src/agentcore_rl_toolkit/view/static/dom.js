@@ -1,3 +1,4 @@
+// @ts-check
 // Elements out of plain values. Text is always a text node: nothing that a model wrote is ever read as markup.
 export function el(name, options = {}, ...children) {
   const made = document.createElement(name);

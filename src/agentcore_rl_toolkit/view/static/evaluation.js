@@ -1,3 +1,4 @@
+// @ts-check
 // One evaluation: the reward with its interval, pass@k, the rewards' histogram, failures, and its inputs.
 import { el, link, many, number, percent, section, table } from "./dom.js";
 import { stackedChart } from "./charts.js";

@@ -1,3 +1,4 @@
+// @ts-check
 // The rollouts of one input in one step: what did the better one do differently?
 import { el, link, messageCalls, messageText, many, number, outcomeClass, outcomeText, table } from "./dom.js";
 import { lineChart } from "./charts.js";

@@ -1,3 +1,4 @@
+// @ts-check
 // One rollout: the list that it is in, its dialogue or its tokens, and its facts.
 import { el, filtersOf, link, messageCalls, messageText, many, number, outcomeClass, outcomeText, seconds, small, svg, tip } from "./dom.js";
 import { leftOut, rolloutOf, rowsOf } from "./source.js";
@@ -19,6 +20,10 @@ function marked(text, word) {
 }
 
 // mark: of a message's place, [characters from which, and to which it differs, the other's calls]; turn: the address of a turn.
+/**
+ * @param {any[] | null | undefined} dialogue
+ * @param {{ mark?: Record<number, [number, number, string[]]> | null, find?: string, turn?: (turn: number) => string, from?: number }} options
+ */
 export function dialogueOf(dialogue, { mark, find, turn, from = 0 } = {}) {
   if (dialogue === null || dialogue === undefined) return [el("p", { class: "soft" }, "No dialogue: the rollout had no gateway, or it was not kept.")];
   if (!dialogue.length) return [el("p", { class: "soft" }, "The agent made no model call.")];
@@ -54,6 +59,7 @@ export async function rolloutPage(name, id, query, go) {
   const list = await listOf(name, row, query), at = list.rows.findIndex((r) => r.id === row.id);
   const other = (by) => (at >= 0 && list.rows[at + by] ? link(name, `rollout/${list.rows[at + by].id}`, list.of(at + by)) : null);
   const here = (changed) => link(name, `rollout/${row.id}`, { ...query, least: "", ...changed });
+  /** @type {any} */
   const middle = view === "tokens" ? await tokenView(name, row, query, go) : [el("div", { class: "card", id: "dialogue" }, dialogueOf(row.dialogue, { find: query.find, turn: (n) => here({ turn: n }) }))];
   const find = el("input", { type: "search", name: "find", placeholder: "find", "aria-label": "find in this rollout", value: query.find ?? "" });
   let waiting = 0;

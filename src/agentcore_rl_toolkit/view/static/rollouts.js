@@ -1,3 +1,4 @@
+// @ts-check
 // The list of rollouts: filters, orders, and only the rows in sight.
 import { FILTERS, el, filtersOf, link, many, number, outcomeClass, outcomeText, small } from "./dom.js";
 import { facetsOf, leftOut, rowsOf } from "./source.js";
@@ -46,8 +47,14 @@ export async function rolloutsPage(name, query, go) {
 }
 
 class VirtualRows {
+  /** @type {HTMLElement} */ box = null;
+  /** @type {HTMLElement} */ space = null;
+  /** @type {Map<number, any[] | null>} The rows of each page, null while they load. */ chunks = new Map();
+  /** @type {Map<number, HTMLElement>} The rows that are drawn, by place. */ made = new Map();
+  total = 0; at = -1; asked = 0; loading = 0;
   constructor(name, query) {
-    Object.assign(this, { name, query, box: null, space: null, total: 0, at: -1, chunks: new Map(), made: new Map(), asked: 0, loading: 0 });
+    this.name = name;
+    this.query = query;
   }
   put(box, space) {
     Object.assign(this, { box, space });

@@ -1,3 +1,4 @@
+// @ts-check
 // One run: is it learning, and if not, why?
 import { el, link, many, number, percent, seconds, section, small, table } from "./dom.js";
 import { lineChart, sparkline, stackedChart } from "./charts.js";

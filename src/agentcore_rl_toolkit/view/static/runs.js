@@ -1,3 +1,4 @@
+// @ts-check
 // The list of runs: status, model, data, time, reward with its interval; sorted and searched here.
 import { el, link, number, seconds, table } from "./dom.js";
 import { sparkline } from "./charts.js";
@@ -5,6 +6,8 @@ import { exported, runList } from "./source.js";
 
 const when = (s) => (s === null || s === undefined ? "–" : new Date(s * 1000).toLocaleString([], { dateStyle: "medium", timeStyle: "short" }));
 export const statusOf = (status) => el("span", { class: `status ${String(status).split(":")[0]}`, title: status }, String(status).split(":")[0]);
+// Head, the value to sort by, and the cell.
+/** @type {[string, ((run: any) => any) | null, (run: any) => any][]} */
 const RUN_COLUMNS = [
   ["run", (r) => r.name, (r) => el("a", { href: link(r.name), title: r.path }, r.name)],
   ["status", (r) => r.status, (r) => statusOf(r.status)],
@@ -24,7 +27,7 @@ export async function runsPage(query, go) {
   const words = (query.text ?? "").toLowerCase().split(/\s+/).filter(Boolean);
   const fit = (r) => words.every((w) => [r.name, r.model, r.data, r.status, r.problem].some((v) => String(v ?? "").toLowerCase().includes(w)));
   const shown = runs.filter(fit), by = RUN_COLUMNS.find(([name]) => name.replace("#", "") === query.sort);
-  if (by?.[1]) shown.sort((a, b) => { const [x, y] = [by[1](a) ?? null, by[1](b) ?? null]; return x === null || y === null ? (x === null) - (y === null) : (x < y ? -1 : x > y ? 1 : 0) * (query.descending ? -1 : 1); });
+  if (by?.[1]) shown.sort((a, b) => { const [x, y] = [by[1](a) ?? null, by[1](b) ?? null]; return x === null || y === null ? Number(x === null) - Number(y === null) : (x < y ? -1 : x > y ? 1 : 0) * (query.descending ? -1 : 1); });
   const address = (changed) => `#/?${new URLSearchParams(Object.entries({ ...query, ...changed }).filter(([, v]) => v))}`;
   const search = el("input", { type: "search", name: "text", value: query.text ?? "", placeholder: "name, model, data, status", "aria-label": "search the runs" });
   let waiting = 0;

@@ -1,3 +1,4 @@
+// @ts-check
 // Where the data comes from: the server, or what an exported file holds. Both give the same values.
 const held = document.getElementById("held");
 const file = held ? JSON.parse(held.textContent) : null;
@@ -43,7 +44,7 @@ export async function rowsOf(run, query, offset, limit) {
   const by = query.sort || "id", sign = query.descending ? -1 : 1;
   rows.sort((a, b) => {
     const x = a[by] ?? null, y = b[by] ?? null;
-    if (x === null || y === null) return (x === null) - (y === null) || (a.id - b.id) * sign;
+    if (x === null || y === null) return Number(x === null) - Number(y === null) || (a.id - b.id) * sign;
     return (x < y ? -1 : x > y ? 1 : a.id - b.id) * sign;
   });
   return { total: rows.length, offset, rows: rows.slice(offset, offset + limit) };

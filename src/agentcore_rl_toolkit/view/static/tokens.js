@@ -1,3 +1,4 @@
+// @ts-check
 // The tokens of a rollout, as the trainer sees them: coloured by a number, found by text, reached by keys and by address.
 import { el, link, many, number, small, svg, tip } from "./dom.js";
 import { decoded, textsOf } from "./source.js";
@@ -60,6 +61,7 @@ export async function tokenView(name, row, query, go) {
     box.addEventListener("click", (event) => { if (event.target.dataset?.i) pick(n, Number(event.target.dataset.i), "nearest"); });
     return [el("p", {}, el("b", {}, sequences.length > 1 ? `Sequence ${n + 1} of ${sequences.length}` : "One sequence"), el("span", { class: "soft" }, `  ${s.ids.length} tokens, ${trained} trained, ${many(s.turn_ids.length, "turn")}${shared}${s.updates ? `; the trainer's numbers come after ${many(s.updates, "update")} of this step` : ""}  `), why ? el("span", { class: "warn" }, `branch: ${why}  `) : null, s.side_call ? el("span", { class: "warn" }, `side call, not trained: ${s.side_call}`) : null), box];
   });
+  /** @type {any} */
   const nodes = [branchTree(sequences, row.detail?.calls), el("div", { class: "tools" }, buttons, scale, least, copy, said), shown];
   nodes.start = () => { if (query.token) { const [n, i] = query.token.split(":").map(Number); pick(n, i, "center"); } else document.querySelector(".found")?.scrollIntoView({ block: "center" }); };
   return nodes;

@@ -1,0 +1,2 @@
+// The one global of `vendor/uPlot.iife.min.js`.
+declare const uPlot: any;
