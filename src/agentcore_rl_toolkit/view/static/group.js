@@ -17,6 +17,7 @@ function sharedMessages(dialogues) {
 
 // Of each message that differs from the other's at its place: from which character to which, and the other's calls.
 function differences(own, other) {
+  /** @type {Record<number, [number, number, string[]]>} */
   const found = {};
   own.forEach((message, i) => {
     if (sameMessage(message, other[i])) return;
