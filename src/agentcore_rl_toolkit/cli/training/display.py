@@ -87,8 +87,7 @@ class Display:
         self._tokens = self._lost = self._to_come = 0
         self._rewards: deque[float] = deque(maxlen=SHOWN_REWARDS)
         self._rows: list[dict[str, str]] = []
-        self._ended = 0  # with `_failures`: since the last row
-        self._failures: list[Failure] = []
+        self._ended: list[Failure | None] = []  # rollouts since the last row: why each failed
         self._explained: set[str] = set()
         self._findings: Sequence[Finding] = ()
         self._looking: threading.Thread | None = None
@@ -122,8 +121,7 @@ class Display:
 
     def rollout(self, cause: str | None, score: float | None, tokens: int, failure: Failure | None = None) -> None:
         """One has ended. ``failure``: why agent or infrastructure failed it."""
-        self._ended += 1
-        self._failures += [failure] if failure is not None else []
+        self._ended.append(failure)
         self._done += 1
         self._tokens += tokens
         self._lost += cause == Cause.INFRASTRUCTURE
@@ -183,8 +181,9 @@ class Display:
 
     def _explain(self) -> None:
         """Say why rollouts failed since the last time, each reason once."""
-        failures, ended, self._failures, self._ended = self._failures, self._ended, [], 0
-        text = explain(failures, ended) if failures else ""
+        failures = [failure for failure in self._ended if failure is not None]
+        text = explain(failures, len(self._ended)) if failures else ""
+        self._ended.clear()
         explanation = text.partition("; ")[2].partition(": ")[2]
         if text and explanation not in self._explained:
             self._explained.add(explanation)
