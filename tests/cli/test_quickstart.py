@@ -209,6 +209,11 @@ def assert_all_is_there(run_dir: Path, steps: int = STEPS) -> None:
     assert summary["logprob_gap_max"] <= 1e-3
     with RunReader(run_dir) as kept:
         assert kept.facets()["phase"] == {"train": 4 * steps, "before": HELD_OUT, "after": HELD_OUT}  # nothing twice
+        trained = [step for step in kept.steps() if step["phase"] == "train"]
+        for name in ("sampled_tokens", "usable_tokens", "gradient_tokens"):  # panel, page and summary mean the same
+            told = [e[name] for e in events(run_dir) if e["event"] == "step"]
+            assert told == [step[name] for step in trained]
+            assert sum(told) == summary[name] > 0
         rollouts = [kept.rollout(row["id"]) for row in kept.rollouts(Query(phase="train", step=steps - 1))]
         assert len(rollouts) == 4
         found = [e for e in events(run_dir) if e["event"] == "step"]

@@ -69,11 +69,8 @@ class _Window:
         self.query = {"phase": steps[0]["phase"]}
         if steps[0]["step"] is not None:
             self.query["number_from"] = steps[0]["number"]
-        first, last = steps[0]["at"], steps[-1]
-        named = (
-            f"the last {len(steps)} steps" if len(steps) > 1 else "the last step" if last["step"] is not None else None
-        )
-        self.name = named or f"the evaluation ({first})"
+        named = f"the last {len(steps)} steps" if len(steps) > 1 else "the last step"
+        self.name = named if self.query["phase"] == "train" else f"the evaluation {steps[0]['at']!r}"
 
     def sum(self, name: str) -> int:
         return sum(step[name] or 0 for step in self.steps)

@@ -343,6 +343,14 @@ class RunReader:
             entry["rewards"] = [_mean(scores) for scores in entry.pop("steps").values()]
         return found
 
+    def solved(self) -> dict[str, int]:
+        """How many inputs of the training were never, sometimes and always solved, with a reward of 1 or more."""
+        rates = (
+            "SELECT AVG(score >= 1) AS r FROM rollouts WHERE phase = 'train' AND score IS NOT NULL GROUP BY input_key"
+        )
+        sql = f"SELECT TOTAL(r = 0), TOTAL(r > 0 AND r < 1), TOTAL(r = 1) FROM ({rates})"
+        return dict(zip(("never", "sometimes", "always"), map(int, self._all(sql)[0]), strict=True))
+
     def failures(self, query: Query | None = None) -> list[dict[str, Any]]:
         """Failed rollouts by error, the most frequent first, with the first and last step and one rollout as an example."""
         where, values = self._where(query or Query())

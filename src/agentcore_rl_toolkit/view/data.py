@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
@@ -34,6 +35,7 @@ class Runs:
     def __init__(self, given: list[Path], folder: Path | None) -> None:
         self._given, self._folder = given, folder
         self._open: OrderedDict[Path, RunReader] = OrderedDict()
+        self._lock = threading.Lock()
         self._folders: tuple[float, dict[str, Path]] = (-FOLDERS_S, {})
         self._kept: dict[
             tuple[str, Path], tuple[Any, Any]
@@ -61,12 +63,12 @@ class Runs:
     def reader(self, name: str) -> RunReader:
         """Raises: ConfigError for a run that is not shown, or cannot be read."""
         path = self.folder(name)
-        if path not in self._open:
-            self._open[path] = RunReader(path)
+        with self._lock:  # each request has a thread
+            found = self._open.pop(path, None) or RunReader(path)
+            self._open[path] = found
             if len(self._open) > OPEN:
                 self._open.popitem(last=False)  # closed when nobody reads it any more
-        self._open.move_to_end(path)
-        return self._open[path]
+        return found
 
     def kept(self, kind: str, path: Path, make: Callable[[Path], Any]) -> Any:
         """What ``make`` returned for the run when it was last written."""
@@ -104,7 +106,6 @@ class Runs:
 def overview(run: RunReader) -> dict[str, Any]:
     """A run as a whole."""
     steps = run.steps()
-    rates = [entry["rate"] for entry in run.inputs(Query(phase="train")).values() if entry["scores"]]
     trained = [step for step in steps if step["phase"] == "train"]
     tokens = {n: [s[f"{n}_tokens"] for s in trained] for n in ("sampled", "usable", "gradient")}
     return {
@@ -120,11 +121,7 @@ def overview(run: RunReader) -> dict[str, Any]:
         },
         "failures": run.failures(),
         "tools": run.tools(),
-        "inputs": {
-            "never": sum(rate == 0 for rate in rates),
-            "sometimes": sum(0 < rate < 1 for rate in rates),
-            "always": sum(rate == 1 for rate in rates),
-        },
+        "inputs": run.solved(),
         "facets": run.facets(),
         "not_kept": run.counters(),
         "counted_from": run.counted_from(),

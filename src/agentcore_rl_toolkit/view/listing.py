@@ -25,10 +25,10 @@ def head(folder: Path) -> dict[str, Any]:
     """Return what a list shows of a run: `reward` of the last training step (else of the last evaluation), `interval`, its 95 %
     interval over inputs, and `rewards` of all such steps. ``problem`` says why a run cannot be read.
     """
-    config = read_config(folder)
+    config, path = read_config(folder), folder.resolve()
     found: dict[str, Any] = {
-        "name": folder.resolve().name,
-        "path": str(folder.resolve()),
+        "name": path.name,
+        "path": str(path),
         "status": status(folder),
         **{name: _short(config.get(name)) for name in ("model", "data")},
         **dict.fromkeys(("rollouts", "steps", "reward", "interval", "first_s", "last_s", "problem")),

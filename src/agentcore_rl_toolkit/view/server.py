@@ -28,7 +28,7 @@ from . import data
 from .data import Runs
 from .export import STATIC
 
-LOOK_S, LIST_LOOKS = 0.5, 6
+LOOK_S, LIST_LOOKS = 0.5, 10
 MAX_TOKENS = 20_000  # ids of one question for texts
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "

@@ -124,6 +124,8 @@ class Report:
 
     def findings(self) -> list[Finding]:
         """Return why the run does not learn. Raises: ConfigError when its rollouts cannot be read."""
+        if not (self.run_dir / ROLLOUTS).exists():
+            return []
         with RunReader(self.run_dir) as run:
             return diagnose(run)
 
