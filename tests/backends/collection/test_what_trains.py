@@ -97,7 +97,7 @@ def test_what_trainers_compute_is_kept_at_its_sequence_also_where_the_first_one_
                 assert len(logprobs) == len(turned.sequences[sequence].token_ids)
                 at.append((sequence, sum(lp is not None for lp in logprobs)))
 
-        def advantages(self, samples: Any) -> None: ...
+        def advantages(self, samples: Any, **_: Any) -> None: ...
 
     client = ScriptedClient(max_logprob_gap=None)
     asyncio.run(update(client, [group], settings(), 0, Kept()))  # type: ignore[arg-type]  # the calls on a recording
