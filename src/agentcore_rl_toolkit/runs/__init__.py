@@ -17,7 +17,7 @@ from .folder import (
     status,
     write_config,
 )
-from .frames import message_rows, messages_df, rollout_rows, rollouts_df, step_rows, steps_df
+from .frames import messages_df, rollout_rows, rollouts_df, steps_df
 from .in_flight import in_flight, read_in_flight
 from .reader import Query, RunReader
 from .record import Rollout, TokenSequence
@@ -44,7 +44,6 @@ __all__ = [
     "is_run",
     "locked",
     "make_folder",
-    "message_rows",
     "messages_df",
     "read_config",
     "read_in_flight",
@@ -53,7 +52,6 @@ __all__ = [
     "rollouts_df",
     "stamp",
     "status",
-    "step_rows",
     "steps_df",
     "write_config",
     "write_rows",

@@ -90,7 +90,7 @@ def export(run: RunReader, target: Path, *, limit: int = MOST_ROLLOUTS) -> str:
     sides = list((named | {s["phase"]: (s["phase"], None) for s in evaluated}).items())[-COMPARED:]
     held = {
         "name": run.name,
-        "overview": data.overview(run),
+        "overview": {**data.overview(run), "log": None},  # a log may say more than the run
         "inputs": {phase: data.inputs(run, Query(phase=phase)) for phase in run.facets()["phase"]},
         "evaluations": {
             f"{s['phase']}:{'' if s['number'] is None else s['number']}": data.evaluation(run, s["phase"], s["number"])
