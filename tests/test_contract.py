@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from hypothesis import given
@@ -82,6 +83,13 @@ def test_a_fresh_session_id_is_one_of_its_own_kind() -> None:
     fresh = {contract.check_session_id(contract.new_session_id()) for _ in range(100)}
     assert {len(session_id) for session_id in fresh} == {40}
     assert len(fresh) == 100
+
+
+def test_ids_of_traces_and_spans_are_those_of_opentelemetry() -> None:
+    for make, digits in ((contract.trace_id_of, 32), (contract.span_id_of, 16)):
+        assert re.fullmatch(f"[0-9a-f]{{{digits}}}", make("s"))
+        assert make("s") == make("s") != make("t")
+        assert make("\ud800")  # half a character has one, too
 
 
 @pytest.mark.parametrize(

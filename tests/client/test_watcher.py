@@ -121,7 +121,7 @@ class FlakyStore:
         return await self.store.head_async(key)
 
 
-async def test_store_outage_loses_nobody(store: ObjectStore) -> None:
+async def test_store_outage_loses_nobody(store: ObjectStore, caplog: pytest.LogCaptureFixture) -> None:
     flaky = FlakyStore(store)
     w = watcher(flaky)
     waiter = w.add("e/i/s.json", expects_life=False, silence_s=0.4)
@@ -130,9 +130,15 @@ async def test_store_outage_loses_nobody(store: ObjectStore) -> None:
     flaky.error = StoreError("503")
     await asyncio.sleep(1.0)  # longer than the silence that means loss
     assert not waiter.found.done()
+    assert [r.getMessage() for r in caplog.records if "in a row" in r.getMessage() and r.levelname == "WARNING"] == [
+        "looking for results under e/ failed (1 in a row): 503"
+    ]
+    assert w.trouble is flaky.error
     flaky.error = None
     await store.put_async("e/i/s.json", b"{}")
     assert await asyncio.wait_for(waiter.found, 30) is True
+    while w.trouble is not None:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
 
 
 async def test_a_session_is_not_lost_because_the_machine_had_no_time_for_anybody(
@@ -266,9 +272,11 @@ class ManyRecords:
         now = datetime.datetime.now(datetime.UTC)
         self.found = [ObjectInfo(key=f"e/old{n}/s.json", size=1, last_modified=now) for n in range(records)]
         self.pages = self.heads = 0
+        self.listed: list[str] = []
 
     async def list_async(self, prefix: str, *, timeout_s: float | None) -> list[ObjectInfo]:
         whole = prefix == "e/"
+        self.listed.append(prefix)
         self.pages += max(1, len(self.found) // 1000) if whole else 1
         return self.found if whole else []
 
@@ -288,6 +296,17 @@ async def test_looking_stays_within_four_listings_a_second(records: int, inputs:
     await asyncio.sleep(3.0)
     first = min(max(1, records // 1000), inputs)
     assert 2 <= store.pages <= 4 * (time.monotonic() - began_s) + 2 * first
+    w.close()
+
+
+async def test_an_old_experiment_is_listed_once_and_then_each_input() -> None:
+    store = ManyRecords(5_000)
+    w = Watcher(store, "e/")  # type: ignore[arg-type]  # only what a watcher calls
+    for n in range(3):
+        w.add(f"e/i{n}/s.json", expects_life=False, silence_s=9.0)
+    while len(store.listed) < 4:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    assert store.listed[:4] == ["e/", "e/i0/", "e/i1/", "e/i2/"]
     w.close()
 
 
