@@ -266,7 +266,6 @@ def test_the_agents_own_status_and_stop_reason_win(agent: Any) -> None:
     assert record_outcome(agent.run({"do": "return", "value": "{'outcome': 'lost'}"})) is Outcome.OK
 
 
-@pytest.mark.system
 def test_an_allow_list_keeps_callers_from_writing_elsewhere(start_agent: Any, tmp_path: Any) -> None:
     agent = start_agent(AGENT, env={"AGENTCORE_RL_ALLOWED_BUCKETS": f"team-*, file://{tmp_path}/results_0"})
     assert agent.run()["rewards"] == 0.5
