@@ -102,5 +102,7 @@ def test_a_sample_has_max_tokens_or_fills_the_context(model: LocalModel) -> None
     def tokens(**params: object) -> int:
         return len(model.sample(None, PROMPT, 1, {"stop": [], "seed": 1, **params})[0].token_ids)
 
+    [ended] = model.sample(None, PROMPT, 1, {"seed": 1})
+    assert ended.finish_reason == "stop", "by the policy itself"
     assert tokens(max_tokens=2) == 2
     assert tokens() == tokens(max_tokens=10**6) > 100

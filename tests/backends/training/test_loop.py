@@ -212,6 +212,15 @@ async def test_groups_without_spread_are_replaced_by_further_places_of_the_data(
     assert len(replay.invoked) == 6
 
 
+async def test_the_rate_of_sampling_counts_the_time_in_which_rollouts_ran(tmp_path: Path) -> None:
+    for staleness in (0, 1):
+        how = settings(max_staleness=staleness)
+        _, events, _ = await run(trained_as(recorded_episodes()), how, tmp_path)
+        for facts in of(events, "step"):
+            ran_s = facts["rollout_s"] + (facts["train_s"] if staleness else 0.0)
+            assert facts["sampled_tokens_per_s"] * ran_s == pytest.approx(facts["sampled_tokens"])
+
+
 async def test_a_resumed_run_continues_after_its_checkpoint(tmp_path: Path) -> None:
     episodes = trained_as(recorded_episodes())
     client, _, _ = await run(episodes, settings(checkpoint_every=2), tmp_path)

@@ -384,3 +384,8 @@ def test_gradient_checkpointing_changes_no_gradient() -> None:
         assert any(module.training for module in model.modules()) is on
         gradients.append(model.get_input_embeddings().weight.grad.clone())
     torch.testing.assert_close(*gradients)
+
+
+def test_adapters_count_twice_their_rank_unless_it_is_set() -> None:
+    assert TorchSettings(lora_rank=4).alpha == 8
+    assert TorchSettings(lora_rank=4, lora_alpha=4).alpha == 4

@@ -58,6 +58,11 @@ class TorchSettings:
     threads: int | None = None
     seed: int = 0
 
+    @property
+    def alpha(self) -> int:
+        """The scale of the adapters times their rank."""
+        return self.lora_alpha or 2 * self.lora_rank
+
 
 class TorchClient:
     """A `TrainingClient`. All work on the model runs on one thread, in the order of the calls.
@@ -310,8 +315,9 @@ def load_model(settings: TorchSettings) -> tuple[Any, Any]:
     if settings.lora_rank:
         from peft import LoraConfig, get_peft_model
 
-        alpha = settings.lora_alpha or 2 * settings.lora_rank
-        model = get_peft_model(model, LoraConfig(r=settings.lora_rank, lora_alpha=alpha, target_modules="all-linear"))
+        model = get_peft_model(
+            model, LoraConfig(r=settings.lora_rank, lora_alpha=settings.alpha, target_modules="all-linear")
+        )
     return model, tokenizer
 
 
