@@ -344,7 +344,7 @@ async def test_a_run_keeps_the_judges_words_and_imitation_takes_the_final_reward
     judged = rows[1]["detail"]["reward_parts"]["judge"]
     assert judged["score"] == rows[1]["reward"]
     assert "because" in judged["reason"]
-    best, _ = demonstrations(tmp_path / "run", min_reward=group.rewards[1])
+    best = list(demonstrations(tmp_path / "run", min_reward=group.rewards[1], report=lambda text: None))
     assert [row["reward"] for row in best] == [group.rewards[1]]
 
 

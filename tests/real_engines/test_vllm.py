@@ -21,7 +21,6 @@ from agentcore_rl_toolkit.backends import CollectConfig, GroupRequest, collect_a
 from agentcore_rl_toolkit.backends.collection.teacher import Teacher
 from agentcore_rl_toolkit.cli.servers.vllm import MODEL_ID
 from agentcore_rl_toolkit.cli.training.job import example
-from agentcore_rl_toolkit.cli.training.run import TPS_LIMIT
 from agentcore_rl_toolkit.cli.training.services import Services
 from agentcore_rl_toolkit.cli.training.stack import QUIET, Upstream, start
 from agentcore_rl_toolkit.client import RolloutClient
@@ -258,7 +257,7 @@ async def test_sixty_four_rollouts_of_the_math_agent(vllm: VLLM, mode: str, chec
                 "vllm",
                 model_id=MODEL_ID,
                 endpoint_url=stack.runtime_url,
-                tps_limit=TPS_LIMIT,
+                tps_limit=1000,
             ) as client,
             GatewayClient(stack.gateway_url, admin_key=key) as gateway,
         ):

@@ -105,7 +105,7 @@ def test_users_are_either_trained_on_or_held_out(tmp_path: Path, exporter: InMem
     file = tmp_path / "traces.json"
     file.write_text(json.dumps(MessageToDict(encode_spans(spans))))
     out, held_out = tmp_path / "rows.jsonl", tmp_path / "eval.jsonl"
-    words = ("--user-key", "user.id", "--eval-share", "0.5")
+    words = ("--user-attribute", "user.id", "--eval-share", "0.5")
     assert run(str(file), "--out", str(out), "--eval-out", str(held_out), *words).exit_code == 0
     users = [{int(row["prompt"].split()[2]) % 4 for row in rows(path)} for path in (out, held_out)]
     assert users[0] | users[1] == {0, 1, 2, 3}

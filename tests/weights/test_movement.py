@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -91,12 +92,20 @@ async def steps(engine: Engine, folder: Path, number: int) -> TorchClient:
     return client
 
 
+@pytest.mark.parametrize(("checksums", "found"), [(False, "samples from old weights"), (True, "has another")])
 def test_an_engine_that_ignores_every_update_is_found_within_two_steps(
-    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checksums: bool, found: str
 ) -> None:
     update, old = engine.update_weights, load_policy()[0].state_dict()
-    monkeypatch.setattr(engine, "update_weights", lambda state, version=None: update(old, version))
-    with pytest.raises(WeightsError, match=r"the weights did not arrive.*samples from old weights"):
+
+    def ignore(state: Any, version: int | None = None) -> Any:
+        future = update(old, version)
+        future.result(60)
+        engine.checksums = engine.checksums if checksums else {}
+        return future
+
+    monkeypatch.setattr(engine, "update_weights", ignore)
+    with pytest.raises(WeightsError, match=f"the weights did not arrive.*{found}"):
         asyncio.run(steps(engine, tmp_path, 2))
 
 

@@ -63,7 +63,7 @@ def test_it_listens_on_loopback_with_what_training_needs(cpu: bool) -> None:
     assert line[-2:] == ["--seed", "1"]
 
 
-@pytest.mark.parametrize("engine", stack.ENGINES)
+@pytest.mark.parametrize("engine", ["policy", "vllm"])
 def test_what_a_stack_starts_takes_the_options_of_a_service(engine: str) -> None:
     class Launched:
         def launch(self, name: str, words: list[str], doing: str) -> list[str]:

@@ -42,7 +42,11 @@ _UNITS = {"m": 60, "h": 3600, "d": 86400}
     help="Field of the payload for a prompt that is text.",
 )
 @click.option(
-    "--user-key", default="session.id", show_default=True, metavar="ATTRIBUTE", help="Attribute that names the user."
+    "--user-attribute",
+    default="session.id",
+    show_default=True,
+    metavar="ATTRIBUTE",
+    help="Attribute that names the user.",
 )
 @click.option("--since", default="7d", show_default=True, metavar="TIME", help="For CloudWatch: 90m, 12h, 7d.")
 @click.option("--limit", type=click.IntRange(min=1), help="Take so many rows. [default: all]")
@@ -62,7 +66,7 @@ def command(source: str, out: Path, **options: Any) -> None:
     \b
     Example:
         agentcore-rl harvest traces.jsonl --out rows.jsonl --eval-out eval.jsonl
-        agentcore-rl harvest ARN --since 30d --user-key user.id --out rows.jsonl --eval-out eval.jsonl
+        agentcore-rl harvest ARN --since 30d --user-attribute user.id --out rows.jsonl --eval-out eval.jsonl
     """
     from ...traffic.redaction import Redaction
     from ...traffic.rows import harvest
@@ -120,7 +124,7 @@ def _read(source: str, options: Mapping[str, Any]) -> tuple[list[Invocation], in
         records = list(read_file(Path(source)))
         if records and all("turns" in record for record in records):
             return from_dataset(records), 0
-        return invocations(read_spans(records), options["user_key"])
+        return invocations(read_spans(records), options["user_attribute"])
     if not (source.startswith(("arn:", "/")) or "/" in source):
         raise ConfigError(
             f"there is no file {source}; give a file, the ARN of an agent, or a log group such as aws/spans"
@@ -132,7 +136,7 @@ def _read(source: str, options: Mapping[str, Any]) -> tuple[list[Invocation], in
     call = partial(calls, "logs")
     return invocations(
         read_spans(read_cloudwatch(call, source, begin_s=end_s - _seconds(options["since"]), end_s=end_s)),
-        options["user_key"],
+        options["user_attribute"],
     )
 
 

@@ -41,7 +41,10 @@ def unread_calls(renderer: Renderer) -> str | None:
     function = {"name": "probe_tool", "arguments": '{"s": "probe"}'}
     call = {"id": "call_0000a", "type": "function", "function": function}
     answer = {"role": "assistant", "content": "", "tool_calls": [call]}
-    body = sampled_body(renderer, answer, tools=[PROBE_TOOL])
+    try:
+        body = sampled_body(renderer, answer, tools=[PROBE_TOOL])
+    except Exception as e:  # a template is a program of others: it may raise anything
+        return f"{renderer.name}'s chat template fails on a history with a call: {type(e).__name__}: {e}"
     if body is None or renderer.parse(body, tools=[PROBE_TOOL]).tool_calls:
         return None
     return (
