@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import gzip
 import http.client
 import json
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
 from starlette.testclient import TestClient
 
@@ -179,3 +183,67 @@ def test_a_stranger_gets_nothing_of_a_relay(
     assert relay(chat)[0] == 410
     assert {asked.headers["authorization"] for asked in gateway[1]} == {f"Bearer {KEY}"}
     assert not [asked for asked in gateway[1] if "x-api-key" in asked.headers]
+
+
+@pytest.fixture
+def chat() -> Iterator[str]:
+    """The address of chats at a relay."""
+    app = Relay()
+    with hosted(app) as url:
+        app.port = urlsplit(url).port or 0
+        yield f"{app.address}/v1/chat/completions"
+
+
+async def test_a_call_that_is_cut_ends_at_the_gateway_and_the_next_ones_are_answered(chat: str) -> None:
+    cut = threading.Event()
+
+    async def gateway(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return
+        asked = (await receive())["body"]
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": asked, "more_body": asked == b"endless"})
+        if asked == b"endless":
+            assert (await receive())["type"] == "http.disconnect"
+            cut.set()
+
+    with hosted(gateway) as url, routed(Route(base_url=url, api_key=KEY)):
+        async with httpx.AsyncClient() as client:
+            for n in range(5):
+                async with client.stream("POST", chat, content=b"endless") as reply:
+                    assert await anext(reply.aiter_bytes()) == b"endless"
+                assert (await client.post(chat, content=b"%d" % n)).text == str(n)
+                assert await asyncio.to_thread(cut.wait, 10)
+                cut.clear()
+
+
+async def test_a_relay_carries_many_calls_at_once(chat: str) -> None:
+    calls = 60
+    together = asyncio.Barrier(calls)  # of the gateway's loop, on which it is first used
+
+    async def gateway(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            await together.wait()
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"yes"})
+
+    with hosted(gateway) as url, routed(Route(base_url=url, api_key=KEY)):
+        async with httpx.AsyncClient(timeout=20, limits=httpx.Limits()) as client:
+            replies = await asyncio.gather(*(client.post(chat, content=b"{}") for _ in range(calls)))
+    assert [reply.text for reply in replies] == ["yes"] * calls
+
+
+def test_a_compressed_reply_stays_what_its_head_says(chat: str) -> None:
+    with (
+        answering(lambda asked: (200, gzip.compress(b"42"), {"content-encoding": "gzip"})) as url,
+        routed(Route(base_url=url, api_key=KEY)),
+    ):
+        assert httpx.post(chat, content=b"{}").text == "42"
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1:1", "other://gateway", "http://127.0.0.1:99999", None])
+def test_a_gateway_that_cannot_be_reached_is_a_502_with_the_reason(chat: str, address: str | None) -> None:
+    with answering(lambda asked: None) as silent, routed(Route(base_url=address or silent, api_key=KEY)):
+        reply = httpx.post(chat, content=b"{}")
+    assert reply.status_code == 502
+    assert "the gateway cannot be reached: " in reply.json()["message"]

@@ -12,21 +12,21 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
-import urllib3
+import h11
 import uvicorn
 from starlette.applications import Starlette
-from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response
 from starlette.routing import Route
 
 from ...errors import ConfigError
+from .forwarding import Forwarded, opened
 from .relay import WIRES, Relay
 
 START_S = 60.0
 END_S = 5.0
+PING_S = 5.0
 _METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
-_NOT_PASSED = ("connection", "keep-alive", "transfer-encoding", "content-length", "host")
 
 
 class Program(Starlette):
@@ -57,7 +57,6 @@ class Program(Starlette):
             raise ConfigError(f"Program needs a command, and wires of {', '.join(WIRES)}; got {command}, {wires}")
         self._command, self._cwd, self._port_variable = command, cwd, port_variable
         self._wires, self._start_s = wires, start_s
-        self._pool = urllib3.PoolManager(timeout=urllib3.Timeout(connect=5.0, read=None), retries=False)
         self._url = ""
         super().__init__(routes=[Route("/{path:path}", self._forward, methods=_METHODS)], lifespan=self._live)
 
@@ -88,10 +87,10 @@ class Program(Starlette):
         """Raises: ConfigError when the program ends, or does not answer in time."""
         deadline_s = time.monotonic() + self._start_s
         while process.returncode is None and time.monotonic() < deadline_s:
-            with contextlib.suppress(urllib3.exceptions.HTTPError, OSError):
-                reply = await run_in_threadpool(self._pool.request, "GET", f"{self._url}/ping", timeout=5.0)
-                if reply.status < 500:
-                    return
+            with contextlib.suppress(OSError, h11.ProtocolError):  # also TimeoutError
+                async with asyncio.timeout(PING_S), opened("GET", f"{self._url}/ping") as (head, _):
+                    if head.status_code < 500:
+                        return
             await asyncio.sleep(0.05)
         how = f"ended with {process.returncode}" if process.returncode is not None else "did not answer /ping"
         raise ConfigError(
@@ -99,29 +98,10 @@ class Program(Starlette):
         )
 
     async def _forward(self, request: Request) -> Response:
-        headers = {k: v for k, v in request.headers.items() if k not in _NOT_PASSED}
+        path = request.scope.get("raw_path", request.url.path.encode()).decode("latin-1")
         query = f"?{request.url.query}" if request.url.query else ""
-        url, body = f"{self._url}{request.url.path}{query}", await request.body()
-
-        def ask() -> Any:
-            return self._pool.request(
-                request.method, url, body=body, headers=headers, preload_content=False, redirect=False
-            )
-
-        try:
-            reply = await run_in_threadpool(ask)
-        except urllib3.exceptions.HTTPError as e:
-            return JSONResponse({"error": f"the agent's program does not answer: {e}"}, 502)
-
-        def parts() -> Iterator[bytes]:
-            try:
-                while data := reply.read1(2**16):
-                    yield data
-            finally:
-                reply.release_conn()
-
-        shown = {k: v for k, v in reply.headers.items() if k.lower() not in _NOT_PASSED}
-        return StreamingResponse(iterate_in_threadpool(parts()), reply.status, shown)
+        what = "the agent's program does not answer"
+        return Forwarded(request.method, f"{self._url}{path}{query}", request.headers.raw, await request.body(), what)
 
 
 class _Quiet(uvicorn.Server):

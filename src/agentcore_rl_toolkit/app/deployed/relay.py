@@ -9,16 +9,15 @@ from __future__ import annotations
 import hmac
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-import urllib3
-from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 
-from .routes import SECRET_HEADERS, Route, Target, running_routes
+from .forwarding import Forwarded
+from .routes import SECRET_HEADERS, running_routes
 
 # Wires by the first part of the path, and the provider whose calls they carry.
 PROVIDERS = {
@@ -41,13 +40,6 @@ _VARIABLES: Mapping[str, Mapping[str, str]] = {
     "anthropic": {"ANTHROPIC_BASE_URL": "/anthropic", "ANTHROPIC_API_KEY": "placeholder"},
     "gemini": {"GOOGLE_GEMINI_BASE_URL": "/gemini", "GEMINI_API_KEY": "placeholder"},
 }
-_HOP_BY_HOP = frozenset(
-    (
-        *("connection", "keep-alive", "proxy-authenticate", "te", "trailer", "transfer-encoding", "upgrade", "host"),
-        *("content-length", "accept-encoding"),
-    )
-)
-CONNECT_S = 10.0
 
 
 class Relay:
@@ -59,7 +51,6 @@ class Relay:
         self._token = secrets.token_urlsafe(24)
         self._served = False
         self.port = 0
-        self._pool = urllib3.PoolManager(timeout=urllib3.Timeout(connect=CONNECT_S, read=None), retries=False)
 
     @property
     def address(self) -> str:
@@ -105,31 +96,9 @@ class Relay:
         if target is None:
             what = f"{urlsplit(url).hostname}/{rest}"
             return _refusal(404, f"{what} is no chat of the policy; the relay carries no other calls")
-        return await self._forward(request, body, target, routes[0])
-
-    async def _forward(self, request: Request, body: bytes, target: Target, route: Route) -> Response:
-        kept = {k: v for k, v in request.headers.items() if k not in _HOP_BY_HOP | SECRET_HEADERS}
-        headers = {**kept, **target.headers}
-
-        def ask() -> Any:
-            return self._pool.request(
-                request.method, target.url, body=body, headers=headers, preload_content=False, redirect=False
-            )
-
-        try:
-            reply = await run_in_threadpool(ask)
-        except urllib3.exceptions.HTTPError as e:
-            return _refusal(502, f"the gateway cannot be reached: {e}")
-
-        def parts() -> Iterator[bytes]:
-            try:
-                while data := reply.read1(2**16):
-                    yield data
-            finally:
-                reply.release_conn()
-
-        shown = {k: v for k, v in reply.headers.items() if k.lower() not in _HOP_BY_HOP}
-        return StreamingResponse(iterate_in_threadpool(parts()), reply.status, shown)
+        kept = [(k, v) for k, v in request.headers.raw if k.decode("latin-1") not in SECRET_HEADERS]
+        headers = [*kept, *((k.encode("latin-1"), v.encode("latin-1")) for k, v in target.headers.items())]
+        return Forwarded(request.method, target.url, headers, body, "the gateway cannot be reached")
 
 
 def _refusal(status: int, message: str) -> Response:
