@@ -179,7 +179,7 @@ def test_a_file_is_loaded_with_its_neighbors_and_leaves_no_bytecode(tmp_path: Pa
 @pytest.mark.parametrize(
     ("source", "spec", "why"),
     [
-        (None, "none.py", "there is no file"),
+        (None, "none.py", "could not be loaded: FileNotFoundError"),
         ("x = ", "score.py", "could not be loaded: SyntaxError"),
         ("import nothing_of_this_name", "score.py", "No module named"),
         ("score = 1", "score.py", "has no function score"),

@@ -118,26 +118,19 @@ def scorer_files(spec: str | None) -> list[Path]:
 def scorer_at(spec: str, timeout_s: float = SCORE_TIMEOUT_S) -> Scorer:
     """Load the scorer FILE:FUNCTION or MODULE:FUNCTION. Raises: ConfigError."""
     place, name = split_spec(spec)
-    module: types.ModuleType
+    folder = str(Path(place).parent if place.endswith(".py") else Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
     try:
         if place.endswith(".py"):
-            path = Path(place)
             # No bytecode is written: sessions could read it.
-            module = types.ModuleType(f"agentcore_rl_scorer_{path.stem}")
+            module = types.ModuleType(f"agentcore_rl_scorer_{Path(place).stem}")
             module.__file__ = place
-            code = compile(path.read_bytes(), place, "exec")
-            if str(path.parent) not in sys.path:
-                sys.path.insert(0, str(path.parent))
+            code = compile(Path(place).read_bytes(), place, "exec")
             sys.modules[module.__name__] = module
             exec(code, module.__dict__)
         else:
-            if "" not in sys.path and str(Path.cwd()) not in sys.path:
-                sys.path.insert(0, str(Path.cwd()))
             module = importlib.import_module(place)
-    except FileNotFoundError as e:
-        if e.filename not in (place, None):
-            raise ConfigError(f"--score {spec} could not be loaded: {e}") from e
-        raise ConfigError(f"--score {spec}: there is no file {place}") from e
     except Exception as e:
         raise ConfigError(f"--score {spec} could not be loaded: {type(e).__name__}: {text_of(e)}") from e
     function = getattr(module, name, None)

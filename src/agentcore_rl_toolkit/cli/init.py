@@ -68,9 +68,11 @@ def _prepare(agent: Path) -> None:
     from .output.commands import nearby, program
 
     found = inspect_agent(agent)
-    click.echo(f"{nearby(agent)}\n{found}\n")
-    score, test, rows = write_scorer(agent, found)
-    click.echo(f"Written: {', '.join(str(nearby(path)) for path in (score, test, rows))}. Make them yours, then:\n")
+    click.echo(nearby(agent))
+    for name, texts in found.items():
+        click.echo(f"  {name:<11}{', '.join(texts) or 'not found'}")
+    score, test, rows = write_scorer(agent, found["payload"])
+    click.echo(f"\nWritten: {', '.join(str(nearby(path)) for path in (score, test, rows))}. Make them yours, then:\n")
     shared = f"--agent {nearby(agent)} --score {nearby(score)}"
     for line in (
         f"    {program('python')} -m pytest {nearby(test)}",

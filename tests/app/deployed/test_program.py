@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -136,20 +135,19 @@ def test_a_program_that_does_not_serve_is_named(words: tuple[str, ...], why: str
 def relay(gateway: tuple[str, list[Asked]]) -> Iterator[Callable[..., tuple[int, str]]]:
     """Ask a relay as any process or web page of this machine could; ``{token}`` is the random part of its path."""
     app = Relay()
-    with hosted(app) as url:
-        app.port = urlsplit(url).port or 0
-        token = app.address.rpartition("/")[2]
+    token = app.address.rpartition("/")[2]
 
-        def ask(path: str, method: str = "POST", **headers: str) -> tuple[int, str]:
-            connection = http.client.HTTPConnection("127.0.0.1", app.port)
-            named = {name.replace("_", "-"): value for name, value in headers.items()}
-            connection.request(method, path.replace("{token}", token), b"{}", named)
-            reply = connection.getresponse()
-            found = reply.status, reply.read().decode()
-            connection.close()
-            return found
+    def ask(path: str, method: str = "POST", **headers: str) -> tuple[int, str]:
+        connection = http.client.HTTPConnection("127.0.0.1", app.port)
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        connection.request(method, path.replace("{token}", token), b"{}", named)
+        reply = connection.getresponse()
+        found = reply.status, reply.read().decode()
+        connection.close()
+        return found
 
-        yield ask
+    yield ask
+    app.close()
 
 
 def test_a_stranger_gets_nothing_of_a_relay(
@@ -189,9 +187,8 @@ def test_a_stranger_gets_nothing_of_a_relay(
 def chat() -> Iterator[str]:
     """The address of chats at a relay."""
     app = Relay()
-    with hosted(app) as url:
-        app.port = urlsplit(url).port or 0
-        yield f"{app.address}/v1/chat/completions"
+    yield f"{app.address}/v1/chat/completions"
+    app.close()
 
 
 async def test_a_call_that_is_cut_ends_at_the_gateway_and_the_next_ones_are_answered(chat: str) -> None:

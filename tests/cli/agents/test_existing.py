@@ -51,12 +51,17 @@ def agent(tmp_path: Path) -> Path:
 
 def test_the_source_shows_entrypoint_framework_model_and_payload(agent: Path) -> None:
     found = inspect_agent(agent)
-    assert (found.app, found.entrypoint, found.streams) == ("BedrockAgentCoreApp", "invoke", True)
-    assert (found.framework, found.models, found.keys) == ("Strands", ("BedrockModel",), ("question", "hint"))
+    assert found == {
+        "entrypoint": ["`invoke` of BedrockAgentCoreApp that streams"],
+        "framework": ["Strands"],
+        "model": ["BedrockModel"],
+        "payload": ["question", "hint"],
+    }
     (agent.parent / "api.py").write_text(API)
     other = inspect_agent(agent.parent / "api.py")
-    assert (other.entrypoint, other.keys) == ("answer", ("messages",))
-    assert "ChatClient of bedrock-runtime" in other.models
+    assert other["entrypoint"][0].startswith("`answer` of")
+    assert other["payload"] == ["messages"]
+    assert "client of bedrock-runtime" in other["model"]
 
 
 def test_a_scorer_its_test_and_data_are_written_and_nothing_is_overwritten(

@@ -14,16 +14,13 @@ from typing import Any
 
 from .routes import SECRET_HEADERS, Target, find_target
 
-_installed: set[str] = set()
 
-
+@functools.cache
 def install() -> None:
     """Replace the functions in the libraries that this environment has. A second call does nothing."""
     for name, patch in _LIBRARIES.items():
-        if name not in _installed:
-            with contextlib.suppress(ImportError):
-                patch(importlib.import_module(name))
-                _installed.add(name)
+        with contextlib.suppress(ImportError):
+            patch(importlib.import_module(name))
 
 
 def _authorize(headers: MutableMapping[str, str], target: Target) -> None:
@@ -81,23 +78,9 @@ def _patch_aiohttp(aiohttp: Any) -> None:
     aiohttp.ClientSession._request = patched
 
 
-def _patch_botocore(httpsession: Any) -> None:
-    send = httpsession.URLLib3Session.send
-
-    @functools.wraps(send)
-    def patched(self: Any, request: Any) -> Any:
-        target = find_target(request.method, request.url, lambda: request.body)
-        if target is not None:
-            request.url = target.url
-            _authorize(request.headers, target)
-            request.headers.pop("Host", None)
-        return send(self, request)
-
-    httpsession.URLLib3Session.send = patched
-
-
-def _patch_requests(requests: Any) -> None:
-    send = requests.Session.send
+def _patch_session(session: Any) -> None:
+    """Patch botocore's or requests' session, whose `send` takes a prepared request."""
+    send = session.send
 
     @functools.wraps(send)
     def patched(self: Any, request: Any, **options: Any) -> Any:
@@ -109,13 +92,13 @@ def _patch_requests(requests: Any) -> None:
             options.pop("proxies", None)  # those of the other address
         return send(self, request, **options)
 
-    requests.Session.send = patched
+    session.send = patched
 
 
 _LIBRARIES = {
     "httpx": _patch_httpx,
     "httpx2": _patch_httpx,
     "aiohttp": _patch_aiohttp,
-    "botocore.httpsession": _patch_botocore,
-    "requests": _patch_requests,
+    "botocore.httpsession": lambda httpsession: _patch_session(httpsession.URLLib3Session),
+    "requests": lambda requests: _patch_session(requests.Session),
 }

@@ -8,12 +8,10 @@ import os
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator
 from typing import Any
 
 import h11
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
@@ -22,6 +20,7 @@ from starlette.routing import Route
 from ...errors import ConfigError
 from .forwarding import Forwarded, opened
 from .relay import WIRES, Relay
+from .start import PLACEHOLDER
 
 START_S = 60.0
 END_S = 5.0
@@ -37,7 +36,6 @@ class Program(Starlette):
 
     Args:
         command: the program and its arguments.
-        cwd: its folder. Default: that of the session, which has the files of the project.
         wires: the APIs whose variables are set: bedrock, openai, anthropic, gemini. Some agents choose a provider by them.
 
     Example:
@@ -48,14 +46,13 @@ class Program(Starlette):
     def __init__(
         self,
         *command: str,
-        cwd: str | Path | None = None,
         port_variable: str = "PORT",
         wires: tuple[str, ...] = WIRES,
         start_s: float = START_S,
     ) -> None:
         if not command or not set(wires) <= set(WIRES):
             raise ConfigError(f"Program needs a command, and wires of {', '.join(WIRES)}; got {command}, {wires}")
-        self._command, self._cwd, self._port_variable = command, cwd, port_variable
+        self._command, self._port_variable = command, port_variable
         self._wires, self._start_s = wires, start_s
         self._url = ""
         super().__init__(routes=[Route("/{path:path}", self._forward, methods=_METHODS)], lifespan=self._live)
@@ -63,25 +60,19 @@ class Program(Starlette):
     @contextlib.asynccontextmanager
     async def _live(self, _: Any) -> AsyncIterator[None]:
         relay = Relay()
-        listener = socket.create_server(("127.0.0.1", 0))
-        relay.port = listener.getsockname()[1]
-        server = _Quiet(uvicorn.Config(relay, log_level="warning", lifespan="off"))
-        serving = asyncio.create_task(server.serve(sockets=[listener]))
         with socket.socket() as probe:  # the port is free a moment later, and nobody else asks for it by number
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         self._url = f"http://127.0.0.1:{port}"
-        environment = {**os.environ, **relay.variables(self._wires), self._port_variable: str(port)}
-        process = await asyncio.create_subprocess_exec(
-            *self._command, cwd=self._cwd, env=environment, start_new_session=True
-        )
+        given = {name: value for name, value in os.environ.items() if value != PLACEHOLDER}  # only its wires have keys
+        environment = {**given, **relay.variables(self._wires), self._port_variable: str(port)}
+        process = await asyncio.create_subprocess_exec(*self._command, env=environment, start_new_session=True)
         try:
             await self._wait_ready(process)
             yield
         finally:
             await _end(process)
-            server.should_exit = True
-            await serving
+            relay.close()
 
     async def _wait_ready(self, process: asyncio.subprocess.Process) -> None:
         """Raises: ConfigError when the program ends, or does not answer in time."""
@@ -102,14 +93,6 @@ class Program(Starlette):
         query = f"?{request.url.query}" if request.url.query else ""
         what = "the agent's program does not answer"
         return Forwarded(request.method, f"{self._url}{path}{query}", request.headers.raw, await request.body(), what)
-
-
-class _Quiet(uvicorn.Server):
-    """A server without handlers of signals: the process's own server has them."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from ..loopback import serve
 from .forwarding import Forwarded
 from .routes import SECRET_HEADERS, running_routes
 
@@ -43,14 +44,14 @@ _VARIABLES: Mapping[str, Mapping[str, str]] = {
 
 
 class Relay:
-    """The ASGI app of a relay. ``address`` is what clients are given, once its port is known."""
+    """A server on a free port of the loopback address. ``address`` is what clients are given."""
 
     takes_rollouts = False
 
     def __init__(self) -> None:
         self._token = secrets.token_urlsafe(24)
         self._served = False
-        self.port = 0
+        self.port, self._server = serve(self, "model-call-relay")
 
     @property
     def address(self) -> str:
@@ -62,11 +63,12 @@ class Relay:
         found = {"NO_PROXY": ",".join(filter(None, (os.environ.get("NO_PROXY"), "127.0.0.1,localhost")))}
         for wire in wires:
             for name, value in _VARIABLES[wire].items():
-                if value.startswith("/"):
-                    found[name] = self.address + value
-                else:
-                    found.setdefault(name, os.environ.get(name) or value)
+                found[name] = self.address + value if value.startswith("/") else os.environ.get(name) or value
         return found
+
+    def close(self) -> None:
+        """End the server."""
+        self._server.should_exit = True
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":

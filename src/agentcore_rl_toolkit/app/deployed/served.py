@@ -10,12 +10,15 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace, TracebackType
 from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse
+from starlette.types import Message, Receive, Scope, Send
 
 from ...contract import (
     ANSWER_FIELD,
@@ -32,10 +35,6 @@ from ..engine import Engine, is_rollout
 from ..rollout import RolloutFunction
 from ..settings import AgentSettings
 from .routes import Route, routed
-
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 
 SESSION_HEADER = b"x-amzn-bedrock-agentcore-runtime-session-id"
 SHUTDOWN = "the server shut down before the agent had finished"
@@ -54,26 +53,16 @@ class _Catch(logging.Handler):
             found.append(error)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Reply:
-    """A whole HTTP response."""
-
-    status: int
-    content_type: str
-    body: bytes
-
-    @property
-    def answer(self) -> Any:
-        """What the entrypoint returned. Streamed texts are joined, other streamed values become a list."""
-        text = self.body.decode("utf-8", "replace")
-        if not self.content_type.startswith("text/event-stream"):
-            return _decoded(text)
-        blocks = (
-            [line[5:].removeprefix(" ") for line in block.splitlines() if line.startswith("data:")]
-            for block in text.replace("\r\n", "\n").split("\n\n")
-        )
-        events = [_decoded("\n".join(lines)) for lines in blocks if lines and lines != ["[DONE]"]]
-        return "".join(events) if all(isinstance(event, str) for event in events) else events
+def _answer_in(text: str, content_type: str) -> Any:
+    """What an entrypoint returned. Streamed texts are joined, other streamed values become a list."""
+    if not content_type.startswith("text/event-stream"):
+        return _decoded(text)
+    blocks = (
+        [line[5:].removeprefix(" ") for line in block.splitlines() if line.startswith("data:")]
+        for block in text.replace("\r\n", "\n").split("\n\n")
+    )
+    events = [_decoded("\n".join(lines)) for lines in blocks if lines and lines != ["[DONE]"]]
+    return "".join(events) if all(isinstance(event, str) for event in events) else events
 
 
 def _decoded(text: str) -> Any:
@@ -96,7 +85,7 @@ class DeployedApp:
         self._loop: asyncio.AbstractEventLoop | None = None
         logging.getLogger("bedrock_agentcore.app").addHandler(_Catch())
 
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._loop = asyncio.get_running_loop()
         if scope["type"] == "lifespan":
             await self._live(scope, receive, send)
@@ -104,29 +93,24 @@ class DeployedApp:
         path = (scope.get("path"), scope.get("method"))
         if path == ("/ping", "GET") and self._engine.busy:
             status = {"status": "HealthyBusy", "time_of_last_update": int(time.time())}
-            await _respond(send, 200, status)
+            await JSONResponse(status)(scope, receive, send)
         elif path == ("/invocations", "POST"):
             await self._invoke(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
-    async def _invoke(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        parts: list[bytes] = []
-        more = True
-        while more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return
-            parts.append(message.get("body", b""))
-            more = message.get("more_body", False)
-        body = b"".join(parts)
+    async def _invoke(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            body = await Request(scope, receive).body()
+        except ClientDisconnect:
+            return
         marked = any(f'"{name}"'.encode() in body for name in (ROLLOUT_FIELD, PROBE_FIELD))
         payload = _decoded(body.decode("utf-8", "replace")) if marked else None
         if not is_rollout(payload):
             await self._app(scope, _replayed(body, receive), send)
             return
         if self._engine.settings.rollouts is False:
-            await _respond(send, 403, {"error": ROLLOUTS_OFF})
+            await JSONResponse({"error": ROLLOUTS_OFF}, 403)(scope, receive, send)
             return
         headers = dict(scope.get("headers", ()))
         session_id = headers.get(SESSION_HEADER, b"").decode("latin-1") or None
@@ -136,18 +120,17 @@ class DeployedApp:
         try:
             reply = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(accepted, loop))
         except Exception as e:
-            await _respond(send, 500, {"error": text_of(e), "error_type": type(e).__name__})
+            response = JSONResponse({"error": text_of(e), "error_type": type(e).__name__}, 500)
         else:
-            await _respond(send, 200, reply)
+            response = JSONResponse(reply)
+        await response(scope, receive, send)
 
     def _answer(self, payload: Mapping[str, Any], context: Any) -> dict[str, Any]:
         """Run the agent on a rollout's payload, in a thread of the rollout. Returns its result."""
         config, settings = RolloutConfig.from_payload(payload) or RolloutConfig(), self._engine.settings
         row = {name: value for name, value in payload.items() if name not in (ROLLOUT_FIELD, REFERENCE_FIELD)}
-        asked = _ask(self._app, context.scope, json.dumps(row).encode())
-        assert self._loop is not None
         if not config.base_url:
-            return {ANSWER_FIELD: _answer_of(asyncio.run_coroutine_threadsafe(asked, self._loop).result())}
+            return {ANSWER_FIELD: self._ask(row, context.scope)}
         route = Route(
             base_url=config.base_url.rstrip("/"),
             api_key=config.api_key or "none",
@@ -156,7 +139,7 @@ class DeployedApp:
         )
         with routed(route):
             try:
-                answer = _answer_of(asyncio.run_coroutine_threadsafe(asked, self._loop).result())
+                answer = self._ask(row, context.scope)
             except Exception as e:
                 e.__traceback__ = _from_agent(e.__traceback__)
                 if route.taken or not route.elsewhere:
@@ -166,7 +149,19 @@ class DeployedApp:
         calls = {"gateway": route.taken, "elsewhere": dict(route.elsewhere)}
         return {ANSWER_FIELD: answer, CALLS_FIELD: calls}
 
-    async def _live(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+    def _ask(self, row: Mapping[str, Any], scope: Mapping[str, Any]) -> Any:
+        """Return the entrypoint's answer. Raises: what the entrypoint raised; AgentError for a response that is an error."""
+        assert self._loop is not None
+        asked = _request(self._app, scope, json.dumps(row).encode())
+        status, content_type, text, caught = asyncio.run_coroutine_threadsafe(asked, self._loop).result()
+        if caught:
+            raise caught[-1]
+        if status >= 400:
+            message = f"the agent answered with HTTP {status}: {text[:LONGEST_TEXT]}"
+            raise AgentError(message, error_type=f"HTTP {status}")
+        return _answer_in(text, content_type)
+
+    async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the agent's lifespan. Rollouts end before it does."""
         restore = self._engine.interrupt_on_sigterm()
         began = False
@@ -197,19 +192,8 @@ class DeployedApp:
         await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._engine.close(SHUTDOWN), loop))
 
 
-def _answer_of(outcome: tuple[Reply, list[BaseException]]) -> Any:
-    """The entrypoint's answer. Raises: what the entrypoint raised; AgentError for a response that is an error."""
-    reply, caught = outcome
-    if caught:
-        raise caught[-1]
-    if reply.status >= 400:
-        text = reply.body.decode("utf-8", "replace")[:LONGEST_TEXT]
-        raise AgentError(f"the agent answered with HTTP {reply.status}: {text}", error_type=f"HTTP {reply.status}")
-    return reply.answer
-
-
-async def _ask(app: Any, scope: Mapping[str, Any], body: bytes) -> tuple[Reply, list[BaseException]]:
-    """Send one request to an ASGI app. Returns its response, and the exceptions that the SDK caught meanwhile."""
+async def _request(app: Any, scope: Mapping[str, Any], body: bytes) -> tuple[int, str, str, list[BaseException]]:
+    """Send one request to an ASGI app. Returns status, content type, text, and the exceptions that the SDK caught."""
     caught: list[BaseException] = []
     _caught.set(caught)
     status, headers, parts = 500, {}, []
@@ -230,7 +214,7 @@ async def _ask(app: Any, scope: Mapping[str, Any], body: bytes) -> tuple[Reply, 
     given = {**scope, "headers": [*kept, length], "state": dict(scope.get("state", {}))}
     await app(given, _replayed(body, never), send)
     content_type = headers.get(b"content-type", b"").decode("latin-1").lower()
-    return Reply(status=status, content_type=content_type, body=b"".join(parts)), caught
+    return status, content_type, b"".join(parts).decode("utf-8", "replace"), caught
 
 
 def _replayed(body: bytes, then: Receive) -> Receive:
@@ -243,13 +227,6 @@ def _replayed(body: bytes, then: Receive) -> Receive:
         return await then()
 
     return receive
-
-
-async def _respond(send: Send, status: int, content: Any) -> None:
-    body = json.dumps(content).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
 
 
 def _from_agent(trace: TracebackType | None) -> TracebackType | None:

@@ -5,12 +5,9 @@ from __future__ import annotations
 import json
 import re
 import secrets
-import socket
-import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -19,6 +16,7 @@ from starlette.routing import Route
 
 from ..._installation import require
 from ...errors import MissingExtraError
+from ..loopback import serve
 from .runtime import JobCallError, JobRuntime
 
 if TYPE_CHECKING:
@@ -37,11 +35,9 @@ class Relay:
 
     def __init__(self) -> None:
         self._rollouts: dict[str, JobRuntime] = {}
-        listener = socket.create_server(("127.0.0.1", 0))
-        self.base_url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
         app = Starlette(routes=[Route("/{path:path}", self._call, methods=["POST"])])
-        server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="off"))
-        threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="sagemaker-relay", daemon=True).start()
+        port, _ = serve(app, "sagemaker-relay")
+        self.base_url = f"http://127.0.0.1:{port}/v1"
 
     def open(self, runtime: JobRuntime) -> str:
         """Take calls for a rollout; the key of its agent."""

@@ -22,7 +22,7 @@ def find_runtime(name: str, folder: Path) -> Path | None:
     root = _project_of(folder)
     if root is None:
         return None
-    runtimes = _runtimes(root)
+    runtimes = {entry["name"]: _file_of(root, entry) for entry in _entries(_read(root))}
     if name not in runtimes:
         raise ConfigError(f"{root / CONFIG} has no runtime {name!r}; it has {', '.join(sorted(runtimes)) or 'none'}")
     file = runtimes[name]
@@ -40,11 +40,14 @@ def variables_of(agent: Path) -> dict[str, str]:
     answers the model calls.
     """
     root = _project_of(agent.parent)
-    if root is None or agent not in _runtimes(root).values():
+    if root is None:
         return {}
     config = _read(root)
-    entry = next(e for e in _entries(config) if _file_of(root, e) == agent)
-    keys = {f"AGENTCORE_CREDENTIAL_{name.replace('-', '_').upper()}": "placeholder" for name in _api_keys(config)}
+    entry = next((entry for entry in _entries(config) if _file_of(root, entry) == agent), None)
+    if entry is None:
+        return {}
+    credentials = [str(c["name"]) for c in config.get("credentials") or () if isinstance(c, Mapping) and c.get("name")]
+    keys = {f"AGENTCORE_CREDENTIAL_{name.replace('-', '_').upper()}": "placeholder" for name in credentials}
     own = {str(v["name"]): str(v["value"]) for v in entry.get("envVars") or () if "name" in v and "value" in v}
     return {"LOCAL_DEV": "1", **keys, **own, **read_dotenv(root / SECRETS)}
 
@@ -74,11 +77,3 @@ def _file_of(root: Path, entry: Mapping[str, Any]) -> Path:
     file, _, handler = str(entry["entrypoint"]).rpartition(":")
     place = root / str(entry.get("codeLocation") or ".") / (file or handler)
     return place.resolve()
-
-
-def _runtimes(root: Path) -> dict[str, Path]:
-    return {entry["name"]: _file_of(root, entry) for entry in _entries(_read(root))}
-
-
-def _api_keys(config: Mapping[str, Any]) -> list[str]:
-    return [str(c["name"]) for c in config.get("credentials") or () if isinstance(c, Mapping) and c.get("name")]

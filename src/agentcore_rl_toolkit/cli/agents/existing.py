@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from ...errors import ConfigError
 from ...isolation.project import Project
 
-# Packages, most telling first, and what they are called.
+# Patterns of packages, most telling first, and what they are called.
 _FRAMEWORKS = {
     "strands": "Strands",
     "langgraph": "LangGraph",
     "agents": "OpenAI's Agents SDK",
-    "google.adk": "Google ADK",
+    r"google(\.| import )adk": "Google ADK",
     "pydantic_ai": "pydantic-ai",
     "autogen_agentchat": "AutoGen",
     "crewai": "CrewAI",
@@ -25,17 +26,14 @@ _FRAMEWORKS = {
     "openai": "OpenAI's client",
     "boto3": "boto3",
 }
+_IMPORT = r"^\s*(?:import (?:.*, )?|from )%s\b"
 _APPS = ("BedrockAgentCoreApp", "AgentCoreRLApp", "FastAPI", "Starlette")
-_CLIENTS = (
-    "OpenAI",
-    "AsyncOpenAI",
-    "Anthropic",
-    "AsyncAnthropic",
-    "AnthropicBedrock",
-    "AsyncAnthropicBedrock",
-    "LiteLlm",
+# Calls of classes that are a model or its client, but not pydantic's own, and of boto3's client.
+_MODEL = re.compile(
+    r"(?<!class )(?<!def )\b((?!Base|Root)\w*Model|Chat\w+|(?:Async)?(?:OpenAI|Anthropic(?:Bedrock)?)|LiteLlm)\("
+    r"|\bclient\('(bedrock-runtime)'"
 )
-_NO_MODELS = ("BaseModel", "RootModel")
+_ENTRYPOINT = re.compile(r"([\w.]+\.)?(rollout_)?entrypoint\b|[\w.]+\.post\('/invocations'")
 
 _SCORE = '''"""The score of the agent in {agent}. It runs beside the trainer: the agent sees neither it nor the reference."""
 
@@ -61,58 +59,36 @@ def test_a_wrong_or_empty_answer_does_not():
 '''
 
 
-@dataclass(frozen=True, kw_only=True)
-class Found:
-    """What the source of an agent shows."""
+def inspect_agent(file: Path) -> dict[str, list[str]]:
+    """Return the entrypoint, framework, models and payload keys that an agent's file and the modules of its project show.
 
-    app: str | None
-    entrypoint: str | None
-    streams: bool
-    framework: str | None
-    models: tuple[str, ...]
-    keys: tuple[str, ...]
-
-    def __str__(self) -> str:
-        how = "that streams" if self.streams else ""
-        entry = " ".join(filter(None, (self.entrypoint and f"`{self.entrypoint}`", self.app and f"of {self.app}", how)))
-        shown = {
-            "entrypoint": entry,
-            "framework": self.framework or "",
-            "model": ", ".join(self.models),
-            "payload": ", ".join(self.keys),
-        }
-        return "\n".join(f"  {name:<11}{text or 'not found'}" for name, text in shown.items())
-
-
-def inspect_agent(file: Path) -> Found:
-    """Read an agent's file and the modules of its project. Nothing is run. Raises: ConfigError if the file cannot be read."""
-    trees = [_tree(file)]
+    Nothing is run. Raises: ConfigError if the file cannot be read.
+    """
+    tree = _tree(file)
+    sources = [ast.unparse(tree)]  # in one form: single quotes, no comments
     for path in sorted(Project.of(file).folder.rglob("*.py")):
         if path != file and not {"site-packages", "node_modules"} & {*path.parts} and not path.name.startswith("test_"):
-            try:
-                trees.append(_tree(path))
-            except ConfigError:  # of another Python
-                continue
-    imported = {name for tree in trees for name in _imports(tree)}
-    called = [name for tree in trees for name in _calls(tree)]
-    functions = (f for f in ast.walk(trees[0]) if isinstance(f, (ast.FunctionDef, ast.AsyncFunctionDef)))
-    entry = next(filter(_is_entrypoint, functions), None)
-    models = [
-        n for n in called if n in _CLIENTS or (n.endswith("Model") and n not in _NO_MODELS) or n.startswith("Chat")
-    ]
-    return Found(
-        app=next((name for name in _APPS if name in called), None),
-        entrypoint=None if entry is None else entry.name,
-        streams=entry is not None and any(isinstance(n, (ast.Yield, ast.YieldFrom)) for n in ast.walk(entry)),
-        framework=next((shown for name, shown in _FRAMEWORKS.items() if _is_used(name, imported)), None),
-        models=tuple(dict.fromkeys(models)),
-        keys=() if entry is None else tuple(dict.fromkeys(_keys(trees[0], entry))),
-    )
+            with contextlib.suppress(ConfigError):  # of another Python
+                sources.append(ast.unparse(_tree(path)))
+    text = "\n".join(sources)
+    functions = (f for f in ast.walk(tree) if isinstance(f, (ast.FunctionDef, ast.AsyncFunctionDef)))
+    entry = next((f for f in functions if any(_ENTRYPOINT.match(ast.unparse(d)) for d in f.decorator_list)), None)
+    apps = [f"of {name}" for name in _APPS if f"{name}(" in text]
+    streams = entry is not None and any(isinstance(n, (ast.Yield, ast.YieldFrom)) for n in ast.walk(entry))
+    frameworks = [shown for name, shown in _FRAMEWORKS.items() if re.search(_IMPORT % name, text, re.M)]
+    models = [name or f"client of {service}" for name, service in _MODEL.findall(text)]
+    parts = ([f"`{entry.name}`"] if entry is not None else []) + apps[:1] + (["that streams"] if streams else [])
+    return {
+        "entrypoint": [" ".join(parts)] if parts else [],
+        "framework": frameworks[:1],
+        "model": [*dict.fromkeys(models)],
+        "payload": [] if entry is None else [*dict.fromkeys(_keys(entry, sources[0]))],
+    }
 
 
-def write_scorer(file: Path, found: Found) -> list[Path]:
+def write_scorer(file: Path, keys: Sequence[str]) -> list[Path]:
     """Write a scorer, its test and two rows beside an agent. Raises: ConfigError if one of them is there already."""
-    row = dict.fromkeys(found.keys or ("prompt",), "...")
+    row = dict.fromkeys(keys or ("prompt",), "...")
     rows = "".join(json.dumps({**row, "_reference": f"the answer to row {n}"}) + "\n" for n in (1, 2))
     texts = {"score.py": _SCORE.format(agent=file.name), "test_score.py": _TEST.format(), "rows.jsonl": rows}
     there = [name for name in texts if (file.parent / name).exists()]
@@ -125,10 +101,6 @@ def write_scorer(file: Path, found: Found) -> list[Path]:
     return [file.parent / name for name in texts]
 
 
-def _is_used(package: str, imported: set[str]) -> bool:
-    return any(name == package or name.startswith(f"{package}.") for name in imported)
-
-
 def _tree(file: Path) -> ast.Module:
     try:
         return ast.parse(file.read_bytes())
@@ -136,50 +108,7 @@ def _tree(file: Path) -> ast.Module:
         raise ConfigError(f"{file} cannot be read: {e}") from e
 
 
-def _imports(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-
-
-def _calls(tree: ast.Module) -> Iterator[str]:
-    """The names of what is called, and `bedrock-runtime` for such a client of boto3."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-            service = next((a.value for a in node.args if isinstance(a, ast.Constant)), None)
-            yield "ChatClient of bedrock-runtime" if name == "client" and service == "bedrock-runtime" else name
-
-
-def _is_entrypoint(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    for mark in node.decorator_list:
-        call = mark if isinstance(mark, ast.Call) else None
-        of = call.func if call is not None else mark
-        name = of.attr if isinstance(of, ast.Attribute) else getattr(of, "id", "")
-        path = call.args[0] if call is not None and call.args else None
-        if name in ("entrypoint", "rollout_entrypoint"):
-            return True
-        if name == "post" and isinstance(path, ast.Constant) and path.value == "/invocations":
-            return True
-    return False
-
-
-def _keys(tree: ast.Module, entry: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
+def _keys(entry: ast.FunctionDef | ast.AsyncFunctionDef, text: str) -> list[str]:
     """The keys that are read of variables with the name of the entrypoint's payload."""
     payload = entry.args.args[0].arg if entry.args.args else "payload"
-    for node in ast.walk(tree):
-        of, key = None, None
-        if isinstance(node, ast.Subscript):
-            of, key = node.value, node.slice
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get":
-            of, key = node.func.value, node.args[0] if node.args else None
-        if (
-            isinstance(of, ast.Name)
-            and of.id == payload
-            and isinstance(key, ast.Constant)
-            and isinstance(key.value, str)
-        ):
-            yield key.value
+    return re.findall(rf"(?<![\w.]){payload}(?:\.get\(|\[)'([^']+)'", text)
