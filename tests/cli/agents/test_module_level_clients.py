@@ -115,7 +115,9 @@ def test_an_agent_with_a_client_at_module_level_is_evaluated_and_trained(
         return found
 
     evaluated = run("eval", "--limit", "8")
-    print(evaluated)
+    assert evaluated["outcomes"] == {"ok": 8}
+    assert evaluated["metrics"]["text"] == 1.0
+    assert evaluated["metrics"]["tools"] > 0
     trained = run("train", "--steps", "3", "--groups", "2", "--rollouts", "2", "--set", "replace_up_to=1")
     assert (trained["lost_rollouts"], trained["steps"]) == (0, 3), trained
     assert trained["rollouts"] >= 12
