@@ -20,6 +20,7 @@ from starlette.testclient import TestClient
 from agentcore_rl_toolkit.app.deployed import Program
 from agentcore_rl_toolkit.app.deployed.relay import Relay
 from agentcore_rl_toolkit.app.deployed.routes import Route, routed
+from agentcore_rl_toolkit.app.deployed.start import PLACEHOLDER
 from agentcore_rl_toolkit.errors import ConfigError
 from serving import Asked, answering, hosted, wait_for
 
@@ -123,6 +124,18 @@ def test_the_program_ends_with_its_session(agent: Agent, gateway: tuple[str, lis
     pid = json.loads(agent.run({}, base_url=gateway[0], api_key=KEY)["_answer"][2:])["pid"]
     agent.terminate()
     wait_for(lambda: not Path(f"/proc/{pid}").exists() or not os.path.exists(f"/proc/{pid}/exe"))
+
+
+def test_a_program_has_keys_of_its_wires_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "main.js").write_text(NODE)
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-of-the-user")
+    monkeypatch.setenv("OPENAI_API_KEY", PLACEHOLDER)
+    if shutil.which("node") is None:
+        pytest.skip("the program is one of Node")
+    with TestClient(Program("node", str(tmp_path / "main.js"), wires=("bedrock",))) as client:
+        text = client.post("/invocations", json={}).text
+    assert '\\"ANTHROPIC_API_KEY\\":\\"sk-of-the-user\\"' in text
+    assert "OPENAI_API_KEY" not in text
 
 
 @pytest.mark.parametrize(("words", "why"), [(("false",), "ended with 1"), (("sleep", "60"), "did not answer /ping")])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 from .routes import SECRET_HEADERS, Target, find_target
@@ -95,7 +95,7 @@ def _patch_session(session: Any) -> None:
     session.send = patched
 
 
-_LIBRARIES = {
+_LIBRARIES: dict[str, Callable[[Any], None]] = {
     "httpx": _patch_httpx,
     "httpx2": _patch_httpx,
     "aiohttp": _patch_aiohttp,
