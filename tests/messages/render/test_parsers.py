@@ -544,6 +544,10 @@ CASES: list[tuple[str, str, str, dict[str, Any]]] = [
         '[TOOL_CALLS]now{} Done.[TOOL_CALLS][{"name": "look_up", "arguments": {"query": "x"}, "id": "abcdefghi"}]',
         expect("Done.", status="parsed", calls=[("now", {}), X]),
     ),
+    *(
+        ("mistral", "a name alone is no call", text, expect(text, status="unparsed"))
+        for text in ("Its mark is `[TOOL_CALLS]`.", "[TOOL_CALLS] now.", "[TOOL_CALLS]now", "[TOOL_CALLS]now[ARGS]")
+    ),
     (
         "lfm",
         "text around calls with quotes in quotes",
@@ -590,6 +594,13 @@ CASES: list[tuple[str, str, str, dict[str, Any]]] = [
 
 ARGUMENTS = {"query": "rm -rf </tool_call> x", "limit": 3, "tags": ["a", "b"], "deep": True}
 _PAIRS = {k: v if isinstance(v, str) else json.dumps(v) for k, v in ARGUMENTS.items()}
+
+
+def _invoked(prefix: str) -> str:
+    parameters = "".join(f'<{prefix}parameter name="{k}">{v}</{prefix}parameter>\n' for k, v in _PAIRS.items())
+    return f'<{prefix}invoke name="look_up">\n{parameters}</{prefix}invoke>'
+
+
 WRITTEN = {
     "hermes": "<tool_call>\n" + json.dumps({"name": "look_up", "arguments": ARGUMENTS}) + "\n</tool_call>",
     "qwen_coder": "<tool_call>\n<function=look_up>\n"
@@ -614,6 +625,17 @@ WRITTEN = {
     "harmony": "<|channel|>commentary to=functions.look_up <|constrain|>json<|message|>"
     + json.dumps(ARGUMENTS)
     + "<|call|>",
+    "gemma": '<|tool_call>call:look_up{query:<|"|>rm -rf </tool_call> x<|"|>,limit:3,tags:[<|"|>a<|"|>,<|"|>b<|"|>],'
+    "deep:true}<tool_call|>",
+    "kimi": "<|tool_call_begin|>functions.look_up:0<|tool_call_argument_begin|>"
+    + json.dumps(ARGUMENTS)
+    + "<|tool_call_end|>",
+    "lfm": "<|tool_call_start|>[look_up("
+    + ", ".join(f"{k}={v!r}" for k, v in ARGUMENTS.items())
+    + ")]<|tool_call_end|>",
+    "minimax": _invoked(""),
+    "mistral": "[TOOL_CALLS]look_up[ARGS]" + json.dumps(ARGUMENTS),
+    "muse": " to=look_up<|message|>" + _invoked("atem:"),
 }
 
 

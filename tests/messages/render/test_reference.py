@@ -99,8 +99,8 @@ DIFFERENCES: dict[str, dict[str, int]] = {
     "kimi": {NO_CALL: 79, AFTER: 24, NAME: 3, LONE: 3, WHOLE: 3},
     "lfm": {NO_CALL: 8, WHOLE: 12},
     "llama": {NO_CALL: 34, WHOLE: 7},
-    "minimax": {NO_CALL: 32, AFTER: 37, TAG: 9, WHOLE: 3},
-    "mistral": {NO_CALL: 75, AFTER: 24, LONE: 2},
+    "minimax": {NO_CALL: 34, AFTER: 37, TAG: 9, WHOLE: 3},
+    "mistral": {NO_CALL: 80, AFTER: 24, LONE: 2},
     "muse": {NO_CALL: 60, AFTER: 31, TYPES: 43, TAG: 6, WHOLE: 6, HEADER: 21},
     "qwen_coder": {NO_CALL: 51, AFTER: 16, TYPES: 3, TAG: 14},
 }

@@ -56,7 +56,6 @@ MINIMAX = Grammar(
     skip=("<minimax:tool_call>", "</minimax:tool_call>"),
     hints=("<minimax:tool_call", "<invoke name="),
     inside=_inside,
-    whole=lambda inner: inner.rstrip().endswith("</parameter>"),
     calls_end_reasoning=True,
 )
 

@@ -12,7 +12,7 @@ from .base import Call, Grammar, Schemas
 from .families import call_from_json, inside_string, name_ok, object_text
 
 _MARK = "[TOOL_CALLS]"
-_HEAD = re.compile(r"\s*([^\s\[\]{}]+)\s*(?:\[CALL_ID\]\s*\w*\s*)?(?:\[ARGS\]\s*)?")
+_HEAD = re.compile(r"\s*([^\s\[\]{}]+)\s*(?:\[CALL_ID\]\s*\w*\s*)?(?:\[ARGS\]\s*)?(?=\{)")
 _LISTED = re.compile(r"\s*(?=\[)")  # the form before v11
 _DECODER = json.JSONDecoder(strict=False)
 
@@ -26,16 +26,16 @@ def _block(body: str, _: Schemas) -> list[Call | str] | None:
                 listed, end = _DECODER.raw_decode(body, before.end())
                 calls = [call_from_json(json.dumps(each, ensure_ascii=False)) for each in listed]
             elif (head := _HEAD.match(body, at)) is None:
-                return None
+                return None  # a name alone is prose, or the rest is cut
             else:
                 at = head.end()
-                end = _DECODER.raw_decode(body, at)[1] if body.startswith("{", at) else at
+                end = _DECODER.raw_decode(body, at)[1]
                 arguments = object_text(body[at:end])
                 calls = [None if arguments is None else Call(head[1], arguments)]
             known = [call for call in calls if call is not None]
             after = body.find(_MARK, end)
             text = body[end : after if after >= 0 else len(body)]
-            if not calls or len(known) < len(calls) or not name_ok(known) or (end == at and text.strip()):
+            if not calls or len(known) < len(calls) or not name_ok(known):
                 return None
             found += [*known, *([text] if text.strip() else [])]
             at = end + len(text) + len(_MARK)
