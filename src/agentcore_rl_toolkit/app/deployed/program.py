@@ -60,8 +60,7 @@ class Program(Starlette):
     @contextlib.asynccontextmanager
     async def _live(self, _: Any) -> AsyncIterator[None]:
         relay = Relay()
-        with socket.socket() as probe:  # the port is free a moment later, and nobody else asks for it by number
-            probe.bind(("127.0.0.1", 0))
+        with socket.create_server(("127.0.0.1", 0)) as probe:  # nobody else asks for its port by number
             port = probe.getsockname()[1]
         self._url = f"http://127.0.0.1:{port}"
         given = {name: value for name, value in os.environ.items() if value != PLACEHOLDER}  # only its wires have keys

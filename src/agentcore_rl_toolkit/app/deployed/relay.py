@@ -46,7 +46,7 @@ _VARIABLES: Mapping[str, Mapping[str, str]] = {
 class Relay:
     """A server on a free port of the loopback address. ``address`` is what clients are given."""
 
-    takes_rollouts = False
+    add_rollouts = False
 
     def __init__(self) -> None:
         self._token = secrets.token_urlsafe(24)

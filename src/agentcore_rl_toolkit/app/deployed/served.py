@@ -10,7 +10,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextvars import ContextVar
 from pathlib import Path
 from types import SimpleNamespace, TracebackType
@@ -75,11 +75,12 @@ def _decoded(text: str) -> Any:
 class DeployedApp:
     """The ASGI app of an agent, and rollouts of it. Requests that are no rollouts reach the agent unchanged."""
 
+    add_rollouts = False  # it has them
+
     def __init__(self, app: Any) -> None:
         self._app = app
-        nothing: Callable[[Any], int] = lambda _: 0  # noqa: E731  # `/ping` asks the engine
         self._engine = Engine(
-            settings=AgentSettings.from_env, on_start=nothing, on_end=nothing, own_store=lambda url: None
+            settings=AgentSettings.from_env, on_start=lambda _: 0, on_end=lambda _: None, own_store=lambda url: None
         )
         self._function = RolloutFunction(call=self._answer, name="invocation", takes_context=True)
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -29,21 +29,18 @@ def prepare() -> None:
     def load_with_rollouts(self: Any) -> None:
         if self.interface != "wsgi" and not self.factory:
             app = uvicorn.importer.import_from_string(self.app)  # unchanged if it is no string
-            self.app = app if _is_complete(app) else _with_rollouts(app)
+            if not _is_complete(app):
+                from .served import DeployedApp
+
+                self.app = DeployedApp(app)
         load(self)
 
     uvicorn.Config.load = load_with_rollouts  # type: ignore[method-assign]
 
 
 def _is_complete(app: Any) -> bool:
-    """Return True for an `AgentCoreRLApp` with a rollout function, of any version, and for a server that is no agent's."""
-    if not getattr(app, "takes_rollouts", True):
+    """Return True for an `AgentCoreRLApp` with a rollout function, of any version, and for apps with ``add_rollouts = False``."""
+    if not getattr(app, "add_rollouts", True):
         return True
     named = any(parent.__name__ == "AgentCoreRLApp" for parent in type(app).__mro__)
     return named and getattr(app, "_rollout_function", app) is not None
-
-
-def _with_rollouts(app: Any) -> Any:
-    from .served import DeployedApp
-
-    return app if isinstance(app, DeployedApp) else DeployedApp(app)

@@ -77,12 +77,14 @@ def inspect_agent(file: Path) -> dict[str, list[str]]:
     streams = entry is not None and any(isinstance(n, (ast.Yield, ast.YieldFrom)) for n in ast.walk(entry))
     frameworks = [shown for name, shown in _FRAMEWORKS.items() if re.search(_IMPORT % name, text, re.M)]
     models = [name or f"client of {service}" for name, service in _MODEL.findall(text)]
+    payload = entry.args.args[0].arg if entry is not None and entry.args.args else "payload"
+    keys = re.findall(rf"(?<![\w.]){payload}(?:\.get\(|\[)'([^']+)'", sources[0])
     parts = ([f"`{entry.name}`"] if entry is not None else []) + apps[:1] + (["that streams"] if streams else [])
     return {
         "entrypoint": [" ".join(parts)] if parts else [],
         "framework": frameworks[:1],
         "model": [*dict.fromkeys(models)],
-        "payload": [] if entry is None else [*dict.fromkeys(_keys(entry, sources[0]))],
+        "payload": [*dict.fromkeys(keys)],
     }
 
 
@@ -106,9 +108,3 @@ def _tree(file: Path) -> ast.Module:
         return ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError) as e:
         raise ConfigError(f"{file} cannot be read: {e}") from e
-
-
-def _keys(entry: ast.FunctionDef | ast.AsyncFunctionDef, text: str) -> list[str]:
-    """The keys that are read of variables with the name of the entrypoint's payload."""
-    payload = entry.args.args[0].arg if entry.args.args else "payload"
-    return re.findall(rf"(?<![\w.]){payload}(?:\.get\(|\[)'([^']+)'", text)
