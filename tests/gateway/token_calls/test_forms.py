@@ -100,6 +100,12 @@ FORCED: list[tuple[dict[str, Any], set[str]]] = [
     ({"tools": TOOLS, "response_format": FORMAT}, {"response_format"}),
     ({"response_format": {"type": "json_object"}}, {"response_format"}),
 ]
+ENGINES_OWN: list[tuple[dict[str, Any], set[str]]] = [
+    ({"structured_outputs": {"json": {"type": "object"}}}, {"structured_outputs"}),
+    ({"guided_json": {"type": "object"}}, {"guided_json"}),
+    ({"json_schema": '{"type": "object"}'}, {"json_schema"}),
+    ({"regex": "a+"}, {"regex"}),
+]
 
 
 @pytest.mark.parametrize(
@@ -116,14 +122,15 @@ async def test_a_wish_is_a_free_call_that_is_counted_and_trains(
 ) -> None:
     engine.first_id, engine.last_id = 300, 500
     gateway = await start_gateway(engine, engine=kind, **settings)
-    for asked, wishes in FORCED:
+    for asked, wishes in [*FORCED, *(ENGINES_OWN if "forced_tools" in settings else ())]:
         if settings.get("parser") == "glm" and "tools" not in asked:
             continue  # a schema alone is enforced
         session = await opened(gateway)
         status, reply = await ask(session, **asked)
         assert status == 200, reply
         body = engine.calls[-1].body
-        assert not {"tool_choice", "response_format", "structured_outputs"} & {*body, *body.get("sampling_params", {})}
+        forms = {"tool_choice", "response_format", "structured_outputs", "guided_json", "json_schema", "regex"}
+        assert not forms & {*body, *body.get("sampling_params", {})}
         [turn], report = await read(gateway, session)
         assert (set(report.left_out), turn.why_untrainable()) == (wishes, None)
         assert report.trained_tokens == len(turn.completion_ids)
@@ -132,7 +139,7 @@ async def test_a_wish_is_a_free_call_that_is_counted_and_trains(
 @pytest.mark.parametrize("model_dir", [None, str(MODEL)])
 async def test_forced_calls_can_be_refused(model_dir: str | None, engine: ScriptedEngine, start_gateway: Start) -> None:
     session = await opened(await start_gateway(engine, model_dir=model_dir, forced_tools="refuse"))
-    for asked, wishes in FORCED:
+    for asked, wishes in FORCED + ENGINES_OWN:
         status, reply = await ask(session, **asked)
         assert (status, {json.loads(reply)["error"]["param"]}) == (400, wishes)
         assert b"forced_tools=refuse" in reply

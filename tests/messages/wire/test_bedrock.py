@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from agentcore_rl_toolkit.messages.errors import RequestError
@@ -34,6 +35,17 @@ def test_the_path_has_the_model_the_kind_of_reply_and_perhaps_a_key() -> None:
     assert route is not None
     asked = parse_request(with_members(b'{"messages": [{"role": "user", "content": [{"text": "hi"}]}]}', route, b""))
     assert (asked.model, asked.stream) == ("m", True)
+
+
+@pytest.mark.parametrize("given", [b"", b'"model": "other", "stream": true', b'"stream": true, "model": "other"'])
+def test_the_path_decides_the_model_and_the_kind_of_reply(given: bytes) -> None:
+    route = route_of(b"bedrock/model/m/invoke")
+    assert route is not None
+    body = msgspec.json.decode(with_members(b" {%s }\n" % given, route, b""))
+    assert body == {"model": "m", "stream": False}
+    for broken in (b"", b"[]", b'{"a": 1', b'{"a": 1,}', b'{"a": 1}}', b'{"a": {"b": 1}'):
+        with pytest.raises(msgspec.DecodeError):
+            msgspec.convert(msgspec.json.decode(with_members(broken, route, b"")), dict)
 
 
 def test_fields_of_the_model_and_the_effort_are_read() -> None:

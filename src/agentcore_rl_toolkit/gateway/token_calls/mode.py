@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 CANCEL_S = 5.0
 # The members of a request that hold its answer to a form, and their values without one.
 _FORMS = {"tool_choice": "auto", "parallel_tool_calls": None, "response_format": None}
+_ENGINE_FORMS = VLLM_FORMS | SGLANG_FORMS  # the engines' own names of forms
 # A long prompt does not block a short one. Regexes and JSON still hold the interpreter's lock.
 RENDERING_THREADS = 4
 _TOKENIZER = "tokenizer"  # a setting of the store
@@ -75,11 +76,15 @@ class TokenMode:
         if asked.tool_choice == "none":
             asked.parallel_tool_calls = None
         for feature, name in asked.features().items():
-            if feature not in _FORMS:
+            if feature not in _FORMS and feature not in _ENGINE_FORMS:
                 continue
             if self.forced_tools == "refuse" and feature != "parallel_tool_calls":
                 raise unsupported(name, REFUSED_FORM)
-            if self.forced_tools == "wish" or not self._enforces(asked, feature):
+            if feature in _ENGINE_FORMS:
+                if self.forced_tools == "wish":
+                    del asked.sampling.other[feature]
+                    wishes[feature] += 1
+            elif self.forced_tools == "wish" or not self._enforces(asked, feature):
                 setattr(asked, feature, _FORMS[feature])
                 wishes[feature] += 1
         asked.require(self.features, engine=self.kind, allowed=self.allowed)
@@ -123,7 +128,7 @@ class TokenMode:
 def constrained(asked: ModelRequest) -> bool:
     """Return True if the answer is held to a form, so that its logprobs are of the tokens that the form allows."""
     kind = (asked.response_format or {}).get("type", "text")
-    return kind != "text" or not (VLLM_FORMS | SGLANG_FORMS).isdisjoint(asked.sampling.other)
+    return kind != "text" or not _ENGINE_FORMS.isdisjoint(asked.sampling.other)
 
 
 def load(directory: str, config: GatewayConfig, sessions: Sessions) -> TokenMode:

@@ -63,13 +63,16 @@ class Route(NamedTuple):
 
 
 def with_path(body: bytes, route: Route) -> bytes:
-    """Return a request's body with the members that are in its path, so that a request is complete in its body."""
-    rest = body.lstrip()
-    if not rest.startswith(b"{"):
+    """Return a request's body with the members that are in its path, so that a request is complete in its body.
+
+    They come last, because the last of two members with one name counts.
+    """
+    given = body.strip()
+    if not (given.startswith(b"{") and given.endswith(b"}")):
         return body
-    rest = rest[1:].lstrip()
-    head = msgspec.json.encode({"model": route.model, "stream": route.stream})[:-1]
-    return head + (rest if rest.startswith(b"}") else b"," + rest)
+    given = given[:-1].rstrip()
+    members = msgspec.json.encode({"model": route.model, "stream": route.stream})[1:]
+    return given + (b"" if given == b"{" else b",") + members
 
 
 class _TokenIds(msgspec.Struct):

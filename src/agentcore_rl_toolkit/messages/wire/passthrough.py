@@ -101,9 +101,8 @@ def forms(fields: Fields) -> list[str]:
 
 
 def asked_forms(fields: Fields) -> list[str]:
-    """The fields by which agents ask for a form: a forced tool, and a schema."""
-    schema = "response_format" in forms(fields)
-    return ["tool_choice"] * _forces(fields.get("tool_choice")) + ["response_format"] * schema
+    """The fields by which agents ask for a form: a forced tool, and schemas, also under the engines' own names."""
+    return ["tool_choice"] * _forces(fields.get("tool_choice")) + forms(fields)
 
 
 def _forces(choice: msgspec.Raw | None) -> bool:
