@@ -465,7 +465,7 @@ def nearly_equal(numbers: Sequence[float]) -> bool:
 def short(value: object) -> str:
     try:
         text = repr(value)
-    except ValueError:  # integers of more than 4300 digits have no repr
+    except Exception:  # integers of more than 4300 digits have no repr, and a user's class may raise in its own
         return f"a {type(value).__name__} that cannot be shown"
     return text if len(text) <= 200 else text[:200] + "..."
 

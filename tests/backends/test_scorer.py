@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import math
+import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +22,7 @@ from agentcore_rl_toolkit.cli.training.kept_evaluation import missing_calls, sco
 from agentcore_rl_toolkit.client import BatchItem
 from agentcore_rl_toolkit.client.evaluation import score_of, summarise
 from agentcore_rl_toolkit.contract import Cause, Outcome
-from agentcore_rl_toolkit.errors import ConfigError
+from agentcore_rl_toolkit.errors import ConfigError, GatewayError
 
 ROW = {"prompt": "x", "_reference": "42"}
 RECORD = {"_answer": "it is 42", "_calls": {"gateway": 1, "elsewhere": {}}, "status_code": 200}
@@ -51,6 +53,10 @@ async def test_the_answer_of_an_adapted_agent_is_what_it_returned_without_reward
         (True, {"reward": 1.0}),
         (np.float32(0.5), {"reward": 0.5}),
         ({"reward": 0.25, "turns": 3, "note": "text"}, {"reward": 0.25, "turns": 3.0}),
+        (
+            {"reward": np.float64(0.5), "f1": np.float32(0.25), "bad": math.nan, "worse": 10**400},
+            {"reward": 0.5, "f1": 0.25, "metrics_not_finite": 2.0},
+        ),
     ],
 )
 async def test_a_score_is_a_number_or_a_dict_with_metrics(returned: Any, score: dict[str, float]) -> None:
@@ -62,7 +68,14 @@ async def test_a_score_is_a_number_or_a_dict_with_metrics(returned: Any, score: 
     assert await scorer(lambda *given: score_async(*given)).score(ROW, RECORD, []) == score
 
 
-@pytest.mark.parametrize("returned", [None, "1", math.nan, math.inf, {}, {"reward": None}, [1.0]])
+class Unshowable:
+    def __repr__(self) -> str:
+        raise RuntimeError
+
+
+@pytest.mark.parametrize(
+    "returned", [None, "1", math.nan, math.inf, {}, {"reward": None}, [1.0], np.ones(2), Unshowable()]
+)
 async def test_anything_else_is_the_scorers_failure(returned: Any) -> None:
     with pytest.raises(
         ScorerError, match=r"score.py:score returned .*: return a finite number, or a dict with `reward`"
@@ -70,7 +83,9 @@ async def test_anything_else_is_the_scorers_failure(returned: Any) -> None:
         await scorer(lambda *given: returned).score(ROW, RECORD, [])
 
 
-@pytest.mark.parametrize("error", [KeyError("x"), SystemExit(2), asyncio.CancelledError(), TimeoutError("its own")])
+@pytest.mark.parametrize(
+    "error", [KeyError("x"), SystemExit(2), asyncio.CancelledError(), TimeoutError("its own"), StopIteration()]
+)
 async def test_an_exception_of_any_kind_is_the_scorers_failure(error: BaseException) -> None:
     def sync(*given: Any) -> Any:
         raise error
@@ -78,11 +93,9 @@ async def test_an_exception_of_any_kind_is_the_scorers_failure(error: BaseExcept
     async def asynchronous(*given: Any) -> Any:
         raise error
 
-    with pytest.raises(ScorerError, match=r"score.py:score (raised|was cancelled)"):
-        await scorer(sync).score(ROW, RECORD, [])
-    if not isinstance(error, SystemExit):  # which ends asyncio's own loops
-        with pytest.raises(ScorerError, match=r"score.py:score (raised|was cancelled)"):
-            await scorer(asynchronous).score(ROW, RECORD, [])
+    for function in (sync, asynchronous):
+        with pytest.raises(ScorerError, match=r"score.py:score raised"):
+            await scorer(function, timeout_s=10).score(ROW, RECORD, [])
 
 
 async def test_a_scorer_that_hangs_ends_at_its_deadline() -> None:
@@ -95,6 +108,40 @@ async def test_a_scorer_that_hangs_ends_at_its_deadline() -> None:
         with pytest.raises(ScorerError, match=r"took longer than 0.05 s"):
             await scorer(function, timeout_s=0.05).score(ROW, RECORD, [])
     ended.set()
+
+
+async def test_an_async_scorer_that_blocks_its_loop_fails_alone() -> None:
+    ended = threading.Event()
+
+    async def block(*given: Any) -> Any:
+        ended.wait(60)
+
+    async def fast(*given: Any) -> Any:
+        return 1.0
+
+    blocked = asyncio.create_task(scorer(block, timeout_s=0.2).score(ROW, RECORD, []))
+    await asyncio.sleep(0)
+    others = [asyncio.create_task(scorer(fast, timeout_s=0.2).score(ROW, RECORD, [])) for _ in range(3)]
+    with pytest.raises(ScorerError, match=r"took longer than 0.2 s"):
+        await blocked
+    assert await asyncio.gather(*others) == [{"reward": 1.0}] * 3
+    ended.set()
+
+
+async def test_a_scorer_that_changes_what_it_gets_changes_no_other_rollout() -> None:
+    row = {"items": [{"n": 1}], "_reference": {"gold": "secret"}}
+    record, messages = {"_answer": {"steps": [1]}}, [{"role": "user", "content": "x"}]
+    given = copy.deepcopy((row, record, messages))
+
+    def spoil(payload: Any, answer: Any, reference: Any, trajectory: Any) -> float:
+        payload["items"][0].update(reference)
+        answer["steps"].clear()
+        reference.clear()
+        trajectory[0].clear()
+        return 1.0
+
+    await scorer(spoil).score(row, record, messages)
+    assert (row, record, messages) == given
 
 
 async def test_a_caller_that_is_cancelled_is_no_failure_of_the_scorer() -> None:
@@ -149,6 +196,17 @@ def test_an_evaluation_counts_failures_of_the_scorer_by_themselves() -> None:
     assert (summary.causes, summary.mean, summary.failures) == ({"scorer": 1}, 1.0, 1)
 
 
+def test_a_rollout_whose_messages_cannot_be_had_gets_no_score() -> None:
+    def gone(session_id: str) -> Any:
+        raise GatewayError("the gateway is gone")
+
+    item = BatchItem(success=True, outcome=Outcome.OK, result={**RECORD, "rewards": 0.5}, input_id="i", session_id="s")
+    done = scored_item(item, ROW, gone, scorer(lambda p, a, r, trajectory: len(trajectory)))
+    assert (score_of(done), done.cause, done.error) == (None, Cause.INFRASTRUCTURE, "the gateway is gone")
+    assert done.result is not None
+    assert "rewards" not in done.result
+
+
 def test_calls_that_did_not_arrive_are_named_once_for_a_run() -> None:
     def items(*calls: tuple[int, dict[str, int]]) -> list[BatchItem]:
         records = [{"_calls": {"gateway": n, "elsewhere": elsewhere}} for n, elsewhere in calls]
@@ -172,8 +230,34 @@ def test_a_file_is_loaded_with_its_neighbors_and_leaves_no_bytecode(tmp_path: Pa
     assert asyncio.run(found.score(ROW, RECORD, [])) == {"reward": 3.0}
     assert scorer_at(f"{tmp_path}/score.py:mark").name == "score.py:mark"
     assert scorer_files(f"{tmp_path}/score.py") == [tmp_path / "score.py"]
+    assert not (tmp_path / "__pycache__").exists()
+    (tmp_path / "__pycache__").mkdir()
     (tmp_path / "__pycache__" / "score.cpython-311.pyc").touch()  # as pytest leaves it
     assert [path.name for path in scorer_files(f"{tmp_path}/score.py:mark")] == ["score.py", "score.cpython-311.pyc"]
+
+
+def test_a_module_is_hidden_as_a_file_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", ["", *sys.path])
+    (tmp_path / "own_rewards.py").write_text("def score(p, a, r, t):\n    return 1\n")
+    assert scorer_files("own_rewards:score") == [tmp_path / "own_rewards.py"]
+    assert scorer_at("own_rewards:score").name == "own_rewards:score"
+    assert not (tmp_path / "__pycache__").exists()
+    assert scorer_files("no_such_module:score") == []
+
+
+def test_each_scorer_has_its_own_neighbors(tmp_path: Path) -> None:
+    found = []
+    for n, name in enumerate(("first", "second", "third")):
+        (tmp_path / name / "kit").mkdir(parents=True)
+        (tmp_path / name / "points.py").write_text(f"MOST = {n}\n")
+        (tmp_path / name / "kit" / "__init__.py").write_text("")
+        (tmp_path / name / "kit" / "more.py").write_text(f"MOST = {n}\n")
+        (tmp_path / name / "score.py").write_text(
+            "import points\nimport kit.more\n\ndef score(p, a, r, t):\n    return points.MOST + 10 * kit.more.MOST\n"
+        )
+        found.append(scorer_at(str(tmp_path / name / "score.py")))
+    assert [each.function(None, None, None, None) for each in found] == [0, 11, 22]
 
 
 @pytest.mark.parametrize(
@@ -182,6 +266,7 @@ def test_a_file_is_loaded_with_its_neighbors_and_leaves_no_bytecode(tmp_path: Pa
         (None, "none.py", "could not be loaded: FileNotFoundError"),
         ("x = ", "score.py", "could not be loaded: SyntaxError"),
         ("import nothing_of_this_name", "score.py", "No module named"),
+        ("import sys\nsys.exit(0)", "score.py", "could not be loaded: SystemExit"),
         ("score = 1", "score.py", "has no function score"),
         ("def score(payload): ...", "score.py", r"must take \(payload, answer, reference, trajectory\)"),
         ("", "score.py:other", "has no function other"),

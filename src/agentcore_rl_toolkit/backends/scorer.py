@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
+import copy
 import functools
 import importlib
+import importlib.util
 import inspect
+import math
 import sys
 import threading
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +24,9 @@ from ..contract import ANSWER_FIELD, INFO_FIELD, REFERENCE_FIELD, is_finite, sho
 from ..errors import ConfigError, ScorerError, text_of
 
 SCORE_TIMEOUT_S = 120.0
-_portal = Portal("scorer")
+BLOCKED_S = 1.0  # a loop on which nothing begins for so long is left to the scorer that blocks it
+_portals = [Portal("scorer")]  # the last one is used
+_folders: set[str] = set()  # of scorers that are files
 # Of a record: what is not the agent's answer.
 _NO_ANSWER = (
     *("rewards", "reward", "turn_rewards", "metrics", "status_code", "stop_reason", "outcome"),
@@ -52,50 +58,91 @@ class Scorer:
     ) -> dict[str, float]:
         """Return ``reward`` and metrics of a rollout. Raises: ScorerError."""
         row = {name: value for name, value in payload.items() if name != REFERENCE_FIELD}
-        arguments = row, answer_of(record), payload.get(REFERENCE_FIELD), list(trajectory)
+        given = row, answer_of(record), payload.get(REFERENCE_FIELD), list(trajectory)
+        arguments = copy.deepcopy(given)  # a function may change what it gets
         try:
-            async with asyncio.timeout(self.timeout_s) as limit:
-                found = await asyncio.wrap_future(self._start(arguments))
-        except asyncio.CancelledError:
-            if (task := asyncio.current_task()) is not None and task.cancelling():
-                raise
-            raise ScorerError(f"the scorer {self.name} was cancelled") from None
-        except BaseException as e:
-            if isinstance(e, TimeoutError) and limit.expired():
-                raise ScorerError(f"the scorer {self.name} took longer than {self.timeout_s:g} s") from None
-            raise ScorerError(f"the scorer {self.name} raised {type(e).__name__}: {text_of(e)}") from e
+            async with asyncio.timeout(self.timeout_s):
+                found, error = await asyncio.wrap_future(self._in_thread(arguments))
+            if error is None and inspect.isawaitable(found):
+                found, error = await self._on_loop(found)
+        except TimeoutError:
+            raise ScorerError(f"the scorer {self.name} took longer than {self.timeout_s:g} s") from None
+        except RuntimeError as e:
+            raise ScorerError(f"the scorer {self.name} cannot be started: {e}") from e  # no more threads
+        if error is not None:
+            raise ScorerError(f"the scorer {self.name} raised {type(error).__name__}: {text_of(error)}") from error
         return self._checked(found)
 
-    def _start(self, arguments: tuple[Any, ...]) -> concurrent.futures.Future[Any]:
-        """Start the function: an async one on a loop that all calls share, a sync one in a thread, which cannot be ended."""
-        if inspect.iscoroutinefunction(self.function):
-            return _portal.submit(self.function(*arguments))
-        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+    def _in_thread(self, arguments: tuple[Any, ...]) -> concurrent.futures.Future[_Outcome]:
+        """Start the function in a thread, which cannot be ended."""
+        future: concurrent.futures.Future[_Outcome] = concurrent.futures.Future()
         future.set_running_or_notify_cancel()
-
-        async def wait(result: Any) -> Any:
-            return await result
 
         def work() -> None:
             try:
-                found = self.function(*arguments)
-                future.set_result(_portal.submit(wait(found)).result() if inspect.isawaitable(found) else found)
-            except BaseException as e:  # also SystemExit of the user's code
-                future.set_exception(e)
+                future.set_result((self.function(*arguments), None))
+            except BaseException as e:  # also SystemExit; as a result, since futures cannot hold a StopIteration
+                future.set_result((None, e))
 
         threading.Thread(target=work, name="scorer", daemon=True).start()
         return future
 
+    async def _on_loop(self, awaitable: Awaitable[Any]) -> _Outcome:
+        """Await on the loop that all scorers share. The deadline counts from the moment that the loop begins with it."""
+        while True:
+            portal = _portals[-1]
+            begun: concurrent.futures.Future[None] = concurrent.futures.Future()
+            work = portal.submit(_work(awaitable, begun))
+            try:
+                await asyncio.wait([asyncio.wrap_future(begun)], timeout=BLOCKED_S)
+            except BaseException:
+                work.cancel()
+                raise
+            if not begun.cancel():
+                break
+            if portal is _portals[-1]:
+                _portals[:] = [Portal("scorer")]
+        async with asyncio.timeout(self.timeout_s):
+            return await asyncio.wrap_future(work)
+
     def _checked(self, found: Any) -> dict[str, float]:
-        values = dict(found) if isinstance(found, Mapping) else {"reward": found}
-        number: Any = values.get("reward")
-        number = number.item() if hasattr(number, "item") else number  # numpy and torch
-        if not (isinstance(number, bool) or is_finite(number)):
+        try:
+            values = dict(found) if isinstance(found, Mapping) else {"reward": found}
+            numbers = {str(name): _number(value) for name, value in values.items()}
+        except Exception as e:  # of the user's classes
+            raise ScorerError(f"what the scorer {self.name} returned cannot be read: {text_of(e)}") from e
+        reward = numbers.pop("reward", None)
+        if reward is None or not is_finite(reward):
             raise ScorerError(
                 f"the scorer {self.name} returned {short(found)}: return a finite number, or a dict with `reward`"
             )
-        metrics = {str(k): float(v) for k, v in values.items() if isinstance(v, bool) or is_finite(v)}
-        return {**metrics, "reward": float(number)}
+        metrics = {name: value for name, value in numbers.items() if value is not None and is_finite(value)}
+        dropped = sum(value is not None for value in numbers.values()) - len(metrics)
+        return {**metrics, **({"metrics_not_finite": float(dropped)} if dropped else {}), "reward": reward}
+
+
+_Outcome = tuple[Any, BaseException | None]  # what a function returned, or what it raised
+
+
+async def _work(awaitable: Awaitable[Any], begun: concurrent.futures.Future[None]) -> _Outcome:
+    if not begun.set_running_or_notify_cancel():
+        return None, None  # another loop has it
+    begun.set_result(None)
+    try:
+        return await awaitable, None
+    except BaseException as e:  # also SystemExit, which would end the loop
+        return None, e
+
+
+def _number(value: Any) -> float | None:
+    """A number as float, also of numpy and torch; None for anything else."""
+    try:
+        value = value.item() if hasattr(value, "item") else value
+        return float(value) if isinstance(value, int | float) else None
+    except OverflowError:
+        return math.inf
+    except (TypeError, ValueError, RuntimeError):  # more than one element
+        return None
 
 
 def split_spec(spec: str) -> tuple[str, str]:
@@ -108,30 +155,65 @@ def split_spec(spec: str) -> tuple[str, str]:
 
 def scorer_files(spec: str | None) -> list[Path]:
     """The files of a scorer that sessions must not see: its source, and what Python compiled of it."""
-    if spec is None or not (place := split_spec(spec)[0]).endswith(".py"):
+    if spec is None:
         return []
+    place = split_spec(spec)[0]
+    if not place.endswith(".py"):
+        with _from_here():
+            try:
+                found = importlib.util.find_spec(place)
+            except Exception:  # `scorer_at` says what is wrong
+                found = None
+        if found is None or not found.has_location or found.origin is None:
+            return []
+        place = found.origin
     path = Path(place)
     return [path, *path.parent.glob(f"__pycache__/{path.stem}.*.pyc")]
+
+
+@contextlib.contextmanager
+def _from_here() -> Iterator[None]:
+    """Modules are found in the working directory, and no bytecode is written: sessions could read it."""
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        yield
+    finally:
+        sys.dont_write_bytecode = before
+
+
+def _first_on_path(folder: Path) -> None:
+    """Make modules of this folder the first to be found, before those of the same name that another scorer loaded."""
+    here = str(folder)
+    sys.path[:] = [here, *(entry for entry in sys.path if entry != here)]
+    stale = set()
+    for name, module in list(sys.modules.items()):
+        if (file := getattr(module, "__file__", None)) is not None and "." not in name:
+            origin = Path(file).parents[1 if hasattr(module, "__path__") else 0]
+            if str(origin) in _folders - {here} and ((folder / f"{name}.py").exists() or (folder / name).is_dir()):
+                stale.add(name)
+    for name in [name for name in sys.modules if name.partition(".")[0] in stale]:
+        del sys.modules[name]
+    _folders.add(here)
 
 
 @functools.lru_cache
 def scorer_at(spec: str, timeout_s: float = SCORE_TIMEOUT_S) -> Scorer:
     """Load the scorer FILE:FUNCTION or MODULE:FUNCTION. Raises: ConfigError."""
     place, name = split_spec(spec)
-    folder = str(Path(place).parent if place.endswith(".py") else Path.cwd())
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
     try:
-        if place.endswith(".py"):
-            # No bytecode is written: sessions could read it.
-            module = types.ModuleType(f"agentcore_rl_scorer_{Path(place).stem}")
-            module.__file__ = place
-            code = compile(Path(place).read_bytes(), place, "exec")
-            sys.modules[module.__name__] = module
-            exec(code, module.__dict__)
-        else:
-            module = importlib.import_module(place)
-    except Exception as e:
+        with _from_here():
+            if place.endswith(".py"):
+                module = types.ModuleType(f"agentcore_rl_scorer_{Path(place).stem}")
+                module.__file__ = place
+                code = compile(Path(place).read_bytes(), place, "exec")
+                _first_on_path(Path(place).parent)
+                sys.modules[module.__name__] = module
+                exec(code, module.__dict__)
+            else:
+                module = importlib.import_module(place)
+    except (Exception, SystemExit) as e:
         raise ConfigError(f"--score {spec} could not be loaded: {type(e).__name__}: {text_of(e)}") from e
     function = getattr(module, name, None)
     if not callable(function):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import time
 import traceback
@@ -74,21 +73,26 @@ def judge_items(
 def scored_item(item: BatchItem, payload: Mapping[str, Any], fetch: Fetch | None, scorer: Scorer | None) -> BatchItem:
     """The item with the scorer's reward in its record; the agent's own becomes a metric. Blocks.
 
-    Where the scorer fails, the record has no reward, and the item has the error and the cause `scorer`.
+    Where the scorer fails, the record has no reward, and the item has the error and the cause `scorer`. Where the gateway cannot
+    be asked for the trajectory, the scorer is not called, and the cause is `infrastructure`.
     """
     if scorer is None or not item.success or item.result is None:
         return item
-    dialogue: Sequence[Mapping[str, Any]] = ()
-    with contextlib.suppress(AgentCoreRLError, OSError):  # a gateway that is gone
-        capture = fetch(item.session_id) if fetch is not None and item.session_id is not None else None
-        dialogue = getattr(capture, "dialogue", None) or ()
     record = {k: v for k, v in item.result.items() if k not in ("rewards", "reward", "turn_rewards")}
+
+    def without(e: Exception, cause: Cause, trace: str | None = None) -> BatchItem:
+        return dataclasses.replace(item, result=record, error=error_line(e), exception=e, traceback=trace, cause=cause)
+
+    try:
+        capture = fetch(item.session_id) if fetch is not None and item.session_id is not None else None
+    except (AgentCoreRLError, OSError) as e:  # a gateway that is gone
+        return without(e, Cause.INFRASTRUCTURE)
+    dialogue: Sequence[Mapping[str, Any]] = getattr(capture, "dialogue", None) or ()
     try:
         found: dict[str, Any] = asyncio.run(scorer.score(payload, item.result, dialogue))
     except ScorerError as e:
         trace = None if e.__cause__ is None else "".join(traceback.format_exception(e.__cause__))
-        known: dict[str, Any] = {"error": error_line(e), "exception": e, "traceback": trace, "cause": Cause.SCORER}
-        return dataclasses.replace(item, result=record, **known)
+        return without(e, Cause.SCORER, trace)
     own = extract_reward(item.result)
     metrics = metrics_of(item.result) | ({} if own is None else {"agent_reward": own})
     return dataclasses.replace(item, result={**record, "rewards": {**metrics, **found}})
