@@ -108,6 +108,16 @@ def test_reading_text_and_calls(grammar: str) -> None:
         parsing(grammar, word, inside=True)
 
 
+def test_a_recipient_that_does_not_end() -> None:
+    def run(n: int) -> None:
+        parser = new_parser(GRAMMARS["muse"], tools=TOOLS)
+        for piece in (" to=user<|message|>see to=", *"a" * n):
+            parser.feed(piece)
+        parser.finish()
+
+    check(run, "muse, a recipient")
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("grammar", sorted(GRAMMARS))
 def test_reading_marks(grammar: str) -> None:

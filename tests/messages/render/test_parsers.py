@@ -30,6 +30,8 @@ TOOLS: list[dict[str, Any]] = [
                     "tags": {"type": "array"},
                     "maybe": {"anyOf": [{"type": "number"}, {"type": "null"}]},
                     "mode": {"enum": ["fast", "slow"]},
+                    "text": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+                    "code": {"description": "a postal code"},
                 },
             },
         },
@@ -509,6 +511,12 @@ CASES: list[tuple[str, str, str, dict[str, Any]]] = [
         "a call ends the reasoning",
         '<|channel>thought\nwhy <|tool_call>call:look_up{query:<|"|>x<|"|>}<tool_call|>',
         expect("", "why", "parsed", [X]),
+    ),
+    (
+        "gemma",
+        "marks say that a value is a string, unless the schema takes none",
+        '<|tool_call>call:look_up{text:<|"|>null<|"|>,code:<|"|>12345<|"|>,any:<|"|>1e5<|"|>,limit:<|"|>5<|"|>}<tool_call|>',
+        expect(status="parsed", calls=[("look_up", {"text": "null", "code": "12345", "any": "1e5", "limit": 5})]),
     ),
     ("gemma", "a call that is cut", "<|tool_call>call:now{", expect("<|tool_call>call:now{", status="unparsed")),
     (

@@ -88,16 +88,20 @@ def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []  # schemas are the agent's, and may be none
 
 
+def types_of(schema: Any) -> set[str]:
+    """The types that a schema names; none if it says nothing useful."""
+    if not isinstance(schema, Mapping):
+        return set()
+    options = [option for name in ("anyOf", "oneOf") for option in _listed(schema.get(name))]
+    named = [schema.get("type"), *(option.get("type") for option in options if isinstance(option, Mapping))]
+    return {kind for each in named for kind in (each, *_listed(each)) if isinstance(kind, str)}
+
+
 def typed_value(text: str, schema: Any) -> Any:
     """A value written as bare text, in the type its schema wants; a string where the schema says so or says nothing
     useful.
     """
-    wanted: set[str] = set()
-    if isinstance(schema, Mapping):
-        options = [option for name in ("anyOf", "oneOf") for option in _listed(schema.get(name))]
-        kinds = [option.get("type") for option in options if isinstance(option, Mapping)]
-        own = schema.get("type")
-        wanted |= {kind for kind in (own, *_listed(own), *kinds) if isinstance(kind, str)}
+    wanted = types_of(schema)
     if wanted and not wanted & _TYPES:
         return text
     if not wanted and isinstance(schema, Mapping) and ("enum" in schema or "const" in schema):

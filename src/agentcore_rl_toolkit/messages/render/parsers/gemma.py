@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .base import Call, Grammar, Schemas
-from .families import dumps, name_ok, typed_value
+from .families import dumps, name_ok, typed_value, types_of
 
 _QUOTE = '<|"|>'
 _HEAD = re.compile(r"\s*(?:call)?:?\s*([^\s{}:]+)\s*(?=\{)")
@@ -23,7 +23,10 @@ def _value(text: str, at: int, schema: Any) -> tuple[Any, int]:
     """Return the value that begins at ``at``, and its end. Raises: ValueError."""
     schema = schema if isinstance(schema, Mapping) else {}
     if (string := _STRING.match(text, at)) is not None:
-        return typed_value(string[1], schema) if schema else string[1], string.end()
+        # The marks say that it is a string, unless the schema takes none.
+        types = types_of(schema)
+        other = "string" not in types if types else "enum" in schema or "const" in schema
+        return typed_value(string[1], schema) if other else string[1], string.end()
     if text.startswith("{", at):
         return _object(text, at, schema.get("properties"))
     if text.startswith("[", at):

@@ -91,7 +91,7 @@ MUSE = Grammar(
             kind=_kind,
             calls=_calls,
             noise=re.compile(r"^\s*assistant\b|(?:^|\s)to=[\w.\-]*\s*\Z"),
-            header=re.compile(r"\s(?:to=[\w.\-]*|to?)?\Z"),
+            header=re.compile(r"\s(?:to=[\w.\-]{0,300}|to?)?\Z"),  # a longer name is no tool's, and is not waited for
         ),
     ),
     reasoning=None,
