@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import boto3
 import httpx
@@ -34,28 +35,21 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def test_clients_of_every_api_get_an_answer(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    openai = OpenAI(base_url=f"{url}/v1", api_key="none")
-    chat = openai.chat.completions.create(model="m", messages=[{"role": "user", "content": QUESTION}], max_tokens=16)
-    assert chat.choices[0].message.content
-    assert chat.usage is not None
-    pieces = openai.chat.completions.create(
-        model="m", messages=[{"role": "user", "content": QUESTION}], max_tokens=16, stream=True
-    )
-    assert "".join(piece.choices[0].delta.content or "" for piece in pieces)
-    assert openai.responses.create(model="m", input=QUESTION, max_output_tokens=16).output_text
-    assert [model.id for model in openai.models.list()]
-
-    anthropic = Anthropic(base_url=url, api_key="none")
-    with anthropic.messages.stream(
-        model="m", messages=[{"role": "user", "content": QUESTION}], max_tokens=16
-    ) as stream:
-        assert stream.get_final_text()
-
-    google = genai.Client(api_key="none", http_options={"base_url": url})
-    assert google.models.generate_content(model="m", contents=QUESTION, config={"max_output_tokens": 16}).text
-
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "any")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "any")
+    asked: Any = {"model": "m", "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 16}
+    with OpenAI(base_url=f"{url}/v1", api_key="none") as openai:
+        chat = openai.chat.completions.create(**asked)
+        assert chat.choices[0].message.content
+        assert chat.usage is not None
+        with openai.chat.completions.create(**asked, stream=True) as pieces:
+            assert "".join(piece.choices[0].delta.content or "" for piece in pieces)
+        assert openai.responses.create(model="m", input=QUESTION, max_output_tokens=16).output_text
+        assert [model.id for model in openai.models.list()]
+    with Anthropic(base_url=url, api_key="none") as anthropic, anthropic.messages.stream(**asked) as stream:
+        assert stream.get_final_text()
+    with genai.Client(api_key="none", http_options={"base_url": url}) as google:
+        assert google.models.generate_content(model="m", contents=QUESTION, config={"max_output_tokens": 16}).text
     bedrock = boto3.client(
         "bedrock-runtime",
         endpoint_url=f"{url}/bedrock",
@@ -65,6 +59,8 @@ def test_clients_of_every_api_get_an_answer(url: str, monkeypatch: pytest.Monkey
     message = {"role": "user", "content": [{"text": QUESTION}]}
     said = bedrock.converse_stream(modelId="m", messages=[message], inferenceConfig={"maxTokens": 16})
     assert any("contentBlockDelta" in event for event in said["stream"])
+    said["stream"].close()
+    bedrock.close()
 
 
 def test_only_models_are_served(url: str) -> None:
