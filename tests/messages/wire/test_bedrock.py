@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 import pytest
+from botocore.eventstream import EventStream
+from botocore.exceptions import EventStreamError
+from botocore.parsers import create_parser
+from botocore.session import get_session
 
-from agentcore_rl_toolkit.messages.errors import RequestError
+from agentcore_rl_toolkit.messages.errors import KINDS, RequestError
 from agentcore_rl_toolkit.messages.wire import ModelRequest
-from agentcore_rl_toolkit.messages.wire.bedrock import CONVERSE, COUNT, INVOKE, parse_request, route_of, with_members
+from agentcore_rl_toolkit.messages.wire.bedrock import (
+    CONVERSE,
+    COUNT,
+    INVOKE,
+    error_event,
+    parse_request,
+    route_of,
+    with_members,
+)
 
 USER = {"role": "user", "content": [{"text": "hi"}]}
 
@@ -55,6 +68,26 @@ def test_fields_of_the_model_and_the_effort_are_read() -> None:
     assert (asked.template_kwargs, asked.unknown) == ({"enable_thinking": True}, {"wings": 2})
 
 
+class _Sent:
+    """The body of a streamed reply, as botocore reads it."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def stream(self) -> Iterator[bytes]:
+        yield self._data
+
+
+@pytest.mark.parametrize("operation", ["ConverseStream", "InvokeModelWithResponseStream"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_botocore_reads_the_name_and_the_words_of_each_error_in_a_stream(operation: str, kind: str) -> None:
+    shape = get_session().get_service_model("bedrock-runtime").operation_model(operation).get_event_stream_output()
+    sent = error_event(RequestError("some words", kind=kind))
+    parser = create_parser("rest-json")._event_stream_parser
+    with pytest.raises(EventStreamError, match=r"\(\w+Exception\).*some words"):
+        list(EventStream(_Sent(sent), shape, parser, operation))
+
+
 def test_blocks_of_an_assistant() -> None:
     blocks = [
         {"reasoningContent": {"reasoningText": {"text": "hmm", "signature": "s"}}},
@@ -94,7 +127,9 @@ def test_blocks_of_a_user_and_of_tool_results() -> None:
         ({"messages": []}, "messages"),
         ({"messages": [USER, {"role": "assistant", "content": [{"text": "It is"}]}]}, "messages[1]"),
         ({"messages": [{"role": "user", "content": [{}]}]}, "messages[0].content[0]"),
+        ({"messages": [{"role": "user", "content": [{"text": "a", "cachePoint": {}}]}]}, "messages[0].content[0]"),
         ({"messages": [{"role": "tool", "content": []}]}, "messages[0].role"),
+        ({"additionalModelRequestFields": {"tools": [{"type": "bash"}]}}, "additionalModelRequestFields.tools"),
     ],
 )
 def test_an_error_names_its_field(more: dict[str, Any], param: str) -> None:

@@ -158,6 +158,13 @@ def test_tool_choice_of_each_dialect(name, given, expected) -> None:
         assert body["tool_choice"] == expected
 
 
+@pytest.mark.parametrize("name", ["chat", "responses", "anthropic", "gemini", "bedrock", "bedrock-invoke"])
+def test_each_dialect_takes_the_templates_variables_and_the_choice_of_single_calls(name: str) -> None:
+    more = {"chat_template_kwargs": {"enable_thinking": False}, "parallel_tool_calls": False}
+    asked = parse(name, **({"additionalModelRequestFields": more} if name == "bedrock" else more))
+    assert (asked.template_kwargs, asked.parallel_tool_calls) == ({"enable_thinking": False}, False)
+
+
 def test_a_tool_that_is_to_be_held_to_its_schema_says_so_in_each_dialect() -> None:
     chat = parse("chat", tools=[{"type": "function", "function": {**FUNCTION, "strict": True}}])
     anthropic = parse("anthropic", tools=[{**ANTHROPIC_TOOL, "strict": True}])

@@ -124,6 +124,8 @@ def parse_request(body: bytes | dict[str, Any]) -> ModelRequest:
         **{"model": asked.model, "stream": asked.stream},
     }
     more, sampling, unknown = read_members(fields, _ModelFields, names=_NAMES)
+    if more.tools:
+        raise unsupported("additionalModelRequestFields.tools", "declare functions in toolConfig.tools")
     unknown |= {name: value for name, value in given.items() if name not in _Converse.__struct_encode_fields__}
     history = _History()
     for name in _NOT_APPLIED:
@@ -141,6 +143,7 @@ def parse_request(body: bytes | dict[str, Any]) -> ModelRequest:
         messages=([{"role": "system", "content": joined(lead, "\n")}] if lead else []) + messages,
         tools=tools,
         tool_choice=_tool_choice(asked.tool_config.tool_choice, tools),
+        parallel_tool_calls=more.parallel_tool_calls,
         stream=asked.stream,
         sampling=sampling,
         response_format=_response_format(asked.output_config.text_format),
@@ -230,6 +233,9 @@ def _block(block: Any, path: str) -> tuple[str, Any]:
     members = [(kind, value) for kind, value in given.items() if value is not None or len(given) == 1]
     if not members:
         raise RequestError(f"{path} must have a member with its content", param=path)
+    if len(members) > 1:
+        names = ", ".join(kind for kind, _ in members)
+        raise RequestError(f"{path} must have one member, and has {names}: send a block for each", param=path)
     return members[0]
 
 
@@ -361,8 +367,17 @@ def error_dict(error: RequestError) -> dict[str, Any]:
     return {"message": anthropic.error_dict(error)["error"]["message"]}
 
 
-def _error_event(error: RequestError) -> bytes:
+# A stream has fewer errors than a reply. Clients raise others without their name and their words.
+_IN_STREAMS = {
+    **dict.fromkeys(("AccessDeniedException", "ResourceNotFoundException"), "ValidationException"),
+    "ModelTimeoutException": "ModelStreamErrorException",
+}
+
+
+def error_event(error: RequestError) -> bytes:
+    """An error after a stream began."""
     name = _error(error)[0]
+    name = _IN_STREAMS.get(name, name)
     return exception(name[0].lower() + name[1:], error_dict(error)["message"])
 
 
@@ -428,7 +443,7 @@ class Encoder(BlockEncoder):
 
     def error(self, error: RequestError) -> bytes:
         """An error after the stream began."""
-        return _error_event(error)
+        return error_event(error)
 
     def _at(self) -> dict[str, int]:
         return {"contentBlockIndex": len(self._content) - 1}
@@ -455,7 +470,7 @@ class _Messages(anthropic.Encoder):
         return PING
 
     def error(self, error: RequestError) -> bytes:
-        return _error_event(error)
+        return error_event(error)
 
 
 class _Chat(chat.Encoder):
@@ -471,7 +486,7 @@ class _Chat(chat.Encoder):
         return self.usage_chunk()
 
     def error(self, error: RequestError) -> bytes:
-        return _error_event(error)
+        return error_event(error)
 
 
 def invoke_encoder(request: ModelRequest, **about: Any) -> StreamEncoder:
