@@ -14,6 +14,7 @@ import httpx
 import openai
 import pytest
 import requests
+from botocore.config import Config
 from google import genai
 from google.genai.types import HttpOptions
 from strands import Agent, tool
@@ -251,3 +252,98 @@ async def test_other_calls_keep_their_address_and_the_clients_work_as_before_out
     assert all(asked.headers["authorization"] == f"Bearer {SECRET}" for asked in seen)
     assert str(refused.value.request.url).startswith(other)  # so that the cause is the gateway's
     assert [*route.elsewhere] == ["127.0.0.1/v1/embeddings (no chat)"]
+
+
+def with_httpx(proxy: str) -> None:
+    with httpx.Client(proxy=proxy, cookies={"sid": SECRET}) as client:
+        client.post(OPENAI, json={})
+    with httpx.Client(transport=httpx.HTTPTransport(proxy=proxy)) as client:
+        client.post(OPENAI, json={}, headers={"Ocp-Apim-Subscription-Key": SECRET})
+
+    async def ask() -> None:
+        async with httpx.AsyncClient(proxy=proxy) as client:
+            await client.post(OPENAI, json={}, params={"subscription-key": SECRET})
+
+    asyncio.run(ask())
+
+
+def with_requests(proxy: str) -> None:
+    with requests.Session() as client:
+        client.proxies = {"http": proxy, "https": proxy}
+        client.cookies.set("sid", SECRET)
+        client.post(OPENAI, json={}, params={"key": SECRET})
+    requests.post(OPENAI, json={}, proxies={"http": proxy, "https": proxy})
+
+
+def with_aiohttp(proxy: str) -> None:
+    async def authorize(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+        request.headers["Authorization"] = SECRET
+        return await handler(request)
+
+    async def ask() -> None:
+        login = aiohttp.BasicAuth("user", SECRET)
+        for options in ({"proxy": proxy}, {"auth": login}, {"cookies": {"sid": SECRET}}, {"middlewares": (authorize,)}):
+            async with aiohttp.ClientSession(**options) as client:  # type: ignore[arg-type]
+                await (await client.post(OPENAI, json={}, params={"key": SECRET}, cookies={"id": SECRET})).read()
+        async with aiohttp.ClientSession() as client:
+            await (await client.post(OPENAI, json={}, proxy=proxy)).read()
+
+    asyncio.run(ask())
+
+
+def with_botocore(proxy: str) -> None:
+    config = Config(proxies={"http": proxy, "https": proxy}, retries={"total_max_attempts": 1})
+    client = boto3.Session(**AWS).client("bedrock-runtime", config=config)
+    client.converse(modelId="m", messages=[{"role": "user", "content": [{"text": "hi"}]}])
+
+
+def with_variables(proxy: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("http_proxy", "https_proxy"):
+            patch.setenv(name, proxy)
+        httpx.post(OPENAI, json={})
+        requests.post(OPENAI, json={})
+        boto3.Session(**AWS).client("bedrock-runtime").converse(
+            modelId="m", messages=[{"role": "user", "content": [{"text": "hi"}]}]
+        )
+
+        async def ask() -> None:
+            async with aiohttp.ClientSession(trust_env=True) as client:
+                await (await client.post(OPENAI, json={})).read()
+
+        asyncio.run(ask())
+
+
+@pytest.mark.filterwarnings("ignore:.*(BasicAuth|'auth'):DeprecationWarning")
+@pytest.mark.parametrize(
+    ("ask", "calls"),
+    [(with_httpx, 3), (with_requests, 2), (with_aiohttp, 5), (with_botocore, 1), (with_variables, 4)],
+)
+def test_the_gateway_is_reached_without_the_agents_proxies_and_credentials(
+    ask: Callable[[str], None], calls: int
+) -> None:
+    seen: list[Asked] = []
+    stolen: list[Asked] = []
+
+    def answer(asked: Asked) -> tuple[Any, ...]:
+        seen.append(asked)
+        message = {"role": "assistant", "content": [{"text": "hi"}]}
+        return 200, {"output": {"message": message}, "stopReason": "end_turn"}
+
+    def steal(asked: Asked) -> tuple[Any, ...]:
+        stolen.append(asked)
+        return 502, {}
+
+    install()
+    with (
+        answering(answer) as url,
+        answering(steal) as proxy,
+        routed(Route(base_url=f"{url}/sessions/s/v1", api_key="session-key")),
+    ):
+        ask(proxy)
+    assert (len(seen), stolen) == (calls, [])
+    for asked in seen:
+        assert SECRET not in json.dumps([asked.path, asked.headers])
+        assert "?" not in asked.path
+        assert "cookie" not in asked.headers
+        assert asked.headers["authorization"] == "Bearer session-key"

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
+import io
 import json
+import multiprocessing
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.app.deployed.routes import Route, UnknownRolloutError, find_target, routed
+from agentcore_rl_toolkit.app.deployed.clients import install
+from agentcore_rl_toolkit.app.deployed.routes import Route, UnknownRolloutError, find_target, routed, unrouted
 
 BASE = "http://127.0.0.1:9/sessions/s1/v1"
 CHAT = {"model": "m", "messages": []}
@@ -38,6 +43,11 @@ def sent_to(url: str, body: Any = CHAT, method: str = "POST", **more: Any) -> st
             "https://generativelanguage.googleapis.com/v1beta/models/g:streamGenerateContent?alt=sse&key=secret",
             "models/g:streamGenerateContent?alt=sse",
         ),
+        (
+            "https://bedrock-runtime.us-west-2.amazonaws.com/model/m/converse?X-Amz-Security-Token=s&X-Amz-Signature=s",
+            "bedrock/model/m/converse",
+        ),
+        ("https://x.openai.azure.com/openai/deployments/d/chat/completions?subscription-key=s", "chat/completions"),
         (
             "https://us-central1-aiplatform.googleapis.com/v1/projects/p/locations/l/publishers/google/models/g:generateContent",
             "models/g:generateContent",
@@ -90,6 +100,8 @@ def test_a_named_host_is_a_model_host_with_and_without_its_port() -> None:
     assert sent_to(url, hosts=["llm.corp.example"]) == "chat/completions"
     assert sent_to(url, hosts=["LLM.corp.example:4000"]) == "chat/completions"
     assert sent_to(url, hosts=["llm.corp.example:80"]) is None
+    for named in ("[::1]:8000", "[::1]", "::1"):
+        assert sent_to("http://[::1]:8000/v1/chat/completions", hosts=[named]) == "chat/completions"
 
 
 @pytest.mark.parametrize("body", [CHAT, {**CHAT, "model": "judge"}])
@@ -132,3 +144,42 @@ def test_two_rollouts_of_one_process_have_routes_of_their_own_and_strangers_get_
     assert found["second"] == f"{BASE.replace('s1', 's2')}/chat/completions"
     assert isinstance(found["unknown"], UnknownRolloutError)
     assert found["after"] is None
+
+
+def test_a_body_that_is_a_file_is_read_and_still_sent() -> None:
+    body = io.BytesIO(json.dumps(CHAT).encode())
+    url = "https://bedrock-runtime.us-west-2.amazonaws.com/model/m/invoke"
+    assert route().target("POST", url, lambda: body) is not None
+    assert json.loads(body.read()) == CHAT
+
+
+def test_calls_of_a_forked_child_are_counted() -> None:
+    found = route()
+    url = "https://api.openai.com/v1/chat/completions"
+    child = multiprocessing.get_context("fork").Process(target=found.target, args=("POST", url, lambda: b"{}"))
+    child.start()
+    child.join()
+    assert found.taken == 1
+
+
+async def test_the_threads_of_a_pool_work_for_the_one_who_submitted() -> None:
+    """`run_in_executor` copies no context, and the threads outlive rollouts."""
+    install()
+    gate = threading.Event()
+
+    def ask() -> str | None:
+        gate.wait(60)
+        target = find_target("POST", "https://api.openai.com/v1/chat/completions", lambda: b"{}")
+        return None if target is None else target.url
+
+    loop = asyncio.get_running_loop()
+    with ThreadPoolExecutor(1) as pool:
+        with routed(route()):
+            late = loop.run_in_executor(pool, ask)
+        with routed(Route(base_url=BASE.replace("s1", "s2"), api_key="other")):
+            with unrouted():
+                production = loop.run_in_executor(pool, ask)
+            second = loop.run_in_executor(pool, ask)
+            gate.set()
+            found = [await late, await production, await second]
+    assert found == [f"{BASE}/chat/completions", None, f"{BASE.replace('s1', 's2')}/chat/completions"]

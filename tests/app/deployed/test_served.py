@@ -53,6 +53,8 @@ if __name__ == "__main__":
 ASYNC = (
     ECHO
     + """
+import logging.config
+
 app = BedrockAgentCoreApp()
 
 @app.entrypoint
@@ -61,6 +63,7 @@ async def invoke(payload):
     for part in payload.get("stream", ()):
         yield part
     if payload.get("fail") == "late":
+        logging.config.dictConfig({"version": 1})  # which disables the SDK's logger
         raise KeyError("lamp")
 
 app.run(port=int(sys.argv[1]))
@@ -69,7 +72,7 @@ app.run(port=int(sys.argv[1]))
 ASGI = (
     ECHO
     + """
-import contextlib, uvicorn
+import contextlib, json, uvicorn
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.routing import Route
@@ -83,14 +86,29 @@ async def invocations(request):
     if payload.get("fail") == "refuse":
         return JSONResponse({"detail": "no such order"}, status_code=404)
     if payload.get("text"):
-        return PlainTextResponse(payload["text"])
+        return PlainTextResponse(payload["text"], media_type=payload.get("type"))
     return JSONResponse({**ask(payload), "started": request.state.started})
 
 async def ping(request):
     return JSONResponse({"status": "Healthy"})
 
 routes = [Route("/invocations", invocations, methods=["POST"]), Route("/ping", ping)]
-uvicorn.run(Starlette(routes=routes, lifespan=lifespan), port=int(sys.argv[1]), log_level="warning")
+
+def make():
+    return Starlette(routes=routes, lifespan=lifespan)
+
+def by_wsgi(environ, start_response):
+    answer = {"status": "Healthy"}
+    if environ["PATH_INFO"] == "/invocations":
+        answer = ask(json.loads(environ["wsgi.input"].read()))
+    start_response("200 OK", [("Content-Type", "application/json")])
+    return [json.dumps(answer).encode()]
+
+sys.modules["agent"] = sys.modules[__name__]
+options = json.loads(os.environ.get("UVICORN", '{"app": "app"}'))
+if ":" not in options["app"]:
+    options["app"] = {"app": make(), "make": make, "by_wsgi": by_wsgi}[options["app"]]
+uvicorn.run(**options, port=int(sys.argv[1]), log_level="warning")
 """
 )
 Start = Callable[..., Agent]
@@ -173,6 +191,8 @@ def test_streamed_texts_are_joined_and_other_values_are_a_list(streaming: Agent)
     parts = [{"data": "4"}, "text", 7]
     assert streaming.run({"stream": parts})["_answer"] == parts
     assert streaming.run({})["_answer"] == ""
+    assert streaming.run({"stream": [4, 2]})["_answer"] == [4, 2]
+    assert streaming.run({"stream": ["is\u2028", "\x8542"]})["_answer"] == "is\u2028\x8542"
 
 
 def test_an_exception_after_the_first_part_of_a_stream_is_the_agents(streaming: Agent) -> None:
@@ -187,6 +207,45 @@ def test_an_error_response_is_the_agents_failure_and_plain_text_an_answer(start:
     assert failed["outcome"] == "agent_error"
     assert failed["stop_reason"] == 'the agent answered with HTTP 404: {"detail":"no such order"}'
     assert agent.run({"text": "just text"})["_answer"] == "just text"
+    assert agent.run({"text": "1.50"})["_answer"] == "1.50"
+    assert agent.run({"text": "1.50", "type": "application/json"})["_answer"] == 1.5
+    plain = "data: the\n\ndata:  sum\r\n\r\ndata:  is\u2028\n\ndata: 42\n\ndata: [DONE]\n\n"
+    assert agent.run({"text": plain, "type": "text/event-stream"})["_answer"] == "the sum is\u202842"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"app": "make", "factory": True},
+        {"app": "make"},
+        {"app": "agent:make", "factory": True, "workers": 2, "reload": True},
+        {"app": "by_wsgi", "interface": "wsgi"},
+    ],
+)
+def test_no_way_of_serving_gives_the_agent_its_rollout(
+    start: Start, options: dict[str, Any], model: tuple[str, list[Asked]]
+) -> None:
+    agent = start(ASGI, env={"UVICORN": json.dumps(options)})
+    row = {"prompt": "x", "url": "https://api.openai.com/v1/chat/completions"}
+    record = agent.run(row, base_url=model[0], api_key=KEY, proof_key=PROOF)
+    assert record["_answer"]["payload"] == row
+    assert record["_calls"]["gateway"] == len(model[1]) == 1
+
+
+def test_a_production_call_beside_a_rollout_keeps_its_address(
+    start: Start, model: tuple[str, list[Asked]], tmp_path: Path
+) -> None:
+    agent = start(SYNC, env={"AGENTCORE_RL_MODEL_HOSTS": "127.0.0.1"})
+    with answering(lambda _: (200, {})) as own:
+        row = {"url": f"{own}/v1/chat/completions"}
+        path, _ = agent.rollout(
+            {**row, "wait": str(tmp_path / "go")}, session=new_session(), base_url=model[0], api_key=KEY
+        )
+        wait_for(lambda: len(model[1]) == 1)
+        assert agent.invoke(row)[0] == 200
+        (tmp_path / "go").touch()
+        assert agent.record(path)["_calls"] == {"gateway": 1, "elsewhere": {}}
+    assert len(model[1]) == 1
 
 
 def test_a_rollout_keeps_the_session_busy_and_ends_with_a_record_at_sigterm(start: Start, tmp_path: Path) -> None:

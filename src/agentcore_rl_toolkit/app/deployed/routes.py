@@ -6,7 +6,9 @@ not tell whether a request is a chat of the policy.
 
 from __future__ import annotations
 
+import functools
 import json
+import mmap
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,9 +39,12 @@ SECRET_HEADERS = frozenset(
     (
         *("authorization", "proxy-authorization", "cookie", "x-api-key", "x-goog-api-key", "api-key"),
         *("x-amz-security-token", "x-amz-date", "x-amz-content-sha256"),
+        *("subscription-key", "ocp-apim-subscription-key", "x-auth-token", "x-access-token", "x-auth-key"),
+        *("x-goog-iam-authorization-token", "x-serverless-authorization", "cf-aig-authorization", "helicone-auth"),
+        *("x-portkey-api-key", "set-cookie"),
     )
 )
-_SECRET_PARAMETERS = frozenset({"key", "api_key", "access_token", "api-version"})
+_PARAMETERS = frozenset({"alt", "beta"})  # of a query, that pass; others may be credentials
 MOST_PLACES = 20  # of calls that went elsewhere, in a record
 
 Body = Callable[[], Any]  # the body of a request: bytes, text, decoded JSON, or anything else for a stream
@@ -73,13 +78,20 @@ class Route:
     api_key: str = field(repr=False)
     hosts: Sequence[str] = ()
     models: Sequence[str] = ()
-    taken: int = 0
     elsewhere: Counter[str] = field(default_factory=Counter)
+    _taken: mmap.mmap = field(default_factory=lambda: mmap.mmap(-1, 8), init=False, repr=False)  # shared with forks
+
+    @property
+    def taken(self) -> int:
+        return int.from_bytes(self._taken[:8], "little")
+
+    def _take(self) -> None:
+        self._taken[:8] = (self.taken + 1).to_bytes(8, "little")
 
     def target(self, method: str, url: str, body: Body) -> Target | None:
         """Return the request's new destination, None for a request that keeps its own."""
         if url.startswith(f"{self.base_url}/"):
-            self.taken += 1  # an agent that uses `app.model()`
+            self._take()  # an agent that uses `app.model()`
             return None
         parts = urlsplit(url)
         host = (parts.hostname or "").rstrip(".")
@@ -101,15 +113,17 @@ class Route:
             model = unquote(named) if named is not None else str(_member(body, "model"))
             if not any(fnmatchcase(model, pattern) for pattern in self.models):
                 return self._keep(f"{place} (model {model})")
-        self.taken += 1
+        self._take()
         prefix = next(prefix for pattern, prefix in _CHATS if pattern is found.re)
-        query = urlencode([(k, v) for k, v in parse_qsl(parts.query) if k.lower() not in _SECRET_PARAMETERS])
+        query = urlencode([(k, v) for k, v in parse_qsl(parts.query) if k.lower() in _PARAMETERS])
         new = f"{self.base_url}/{prefix}{found[1]}" + (f"?{query}" if query else "")
         return Target(new, {"Authorization": f"Bearer {self.api_key}"})
 
     def _is_model_host(self, host: str, with_port: str) -> bool:
-        patterns = (*MODEL_HOSTS, *self.hosts)
-        return any(fnmatchcase(name, pattern.lower()) for name in (host, with_port.lower()) for pattern in patterns)
+        # The brackets of an IPv6 address are no set of characters.
+        patterns = [pattern.lower().replace("[", "[[]") for pattern in (*MODEL_HOSTS, *self.hosts)]
+        names = (host, f"[{host}]", with_port.lower())
+        return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
 
     def _keep(self, place: str) -> Target | None:
         """Count a request that keeps its address."""
@@ -121,6 +135,11 @@ class Route:
 def _member(body: Body, name: str) -> Any:
     """A member of a JSON body; None where there is none."""
     found = body()
+    if hasattr(found, "read") and hasattr(found, "seek"):
+        start = found.tell()
+        content = found.read()
+        found.seek(start)
+        found = content
     try:
         decoded = json.loads(found) if isinstance(found, (str, bytes, bytearray)) else found
     except ValueError:
@@ -128,7 +147,8 @@ def _member(body: Body, name: str) -> Any:
     return decoded.get(name) if isinstance(decoded, Mapping) else None
 
 
-_current: ContextVar[Route | None] = ContextVar("agentcore_rl_route", default=None)
+# None in what belongs to no rollout, such as a production call. Not set in threads that know nothing.
+_current: ContextVar[Route | None] = ContextVar("agentcore_rl_route")
 _running: set[Route] = set()
 
 
@@ -144,6 +164,34 @@ def routed(route: Route) -> Iterator[None]:
         _current.reset(token)
 
 
+@contextmanager
+def unrouted() -> Iterator[None]:
+    """Leave the requests of this context alone, also while a rollout runs."""
+    token = _current.set(None)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def carried(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that makes a call in another thread with the route of this one, if it has one."""
+    try:
+        route = _current.get()
+    except LookupError:
+        return call
+
+    @functools.wraps(call)
+    def with_route(*args: Any, **options: Any) -> Any:
+        token = _current.set(route)
+        try:
+            return call(*args, **options)
+        finally:
+            _current.reset(token)
+
+    return with_route
+
+
 def running_routes() -> tuple[Route, ...]:
     """The routes of the rollouts that run in this process."""
     return tuple(_running)
@@ -155,9 +203,12 @@ def find_target(method: str, url: str, body: Body) -> Target | None:
     A context that outlives its rollout keeps its route, and the gateway refuses the calls of a closed session.
     Raises: UnknownRolloutError for a model call that may belong to any of several rollouts.
     """
-    route = _current.get()
-    if route is not None:
-        return route.target(method, url, body)
+    try:
+        route = _current.get()
+    except LookupError:
+        pass
+    else:
+        return None if route is None else route.target(method, url, body)
     running = running_routes()
     if len(running) == 1:
         return running[0].target(method, url, body)

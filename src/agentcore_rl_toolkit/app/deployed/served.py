@@ -7,15 +7,20 @@ an agent that blocks its loop delays no heartbeat.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import json
-import logging
+import re
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace, TracebackType
 from typing import Any
 
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
@@ -34,35 +39,104 @@ from ...errors import AgentError, text_of
 from ..engine import Engine, is_rollout
 from ..rollout import RolloutFunction
 from ..settings import AgentSettings
-from .routes import Route, routed
+from .routes import Route, routed, unrouted
 
 SESSION_HEADER = b"x-amzn-bedrock-agentcore-runtime-session-id"
 SHUTDOWN = "the server shut down before the agent had finished"
 LONGEST_TEXT = 2_000  # characters of an error response in an error
-# Functions of the SDK that catch an exception of the entrypoint and log it.
-_CATCHERS = ("_handle_invocation", "_stream_with_error_handling", "_sync_stream_with_error_handling")
-_caught: ContextVar[list[BaseException] | None] = ContextVar("agentcore_rl_caught", default=None)
+SDK_MODULE = "bedrock_agentcore.runtime.app"
 
 
-class _Catch(logging.Handler):
-    """Keeps the exceptions that the SDK catches: its response has only their texts."""
+@dataclass
+class _Seen:
+    """What the SDK's app did while it answered a rollout: its response has only the texts of exceptions.
 
-    def emit(self, record: logging.LogRecord) -> None:
-        found, error = _caught.get(), record.exc_info[1] if record.exc_info else None
-        if found is not None and error is not None and record.funcName in _CATCHERS:
-            found.append(error)
+    ``encodes`` is True for a stream whose events the SDK wrote as JSON.
+    """
+
+    errors: list[Exception] = field(default_factory=list)
+    encodes: bool = False
 
 
-def _answer_in(text: str, content_type: str) -> Any:
-    """What an entrypoint returned. Streamed texts are joined, other streamed values become a list."""
-    if not content_type.startswith("text/event-stream"):
-        return _decoded(text)
-    blocks = (
-        [line[5:].removeprefix(" ") for line in block.splitlines() if line.startswith("data:")]
-        for block in text.replace("\r\n", "\n").split("\n\n")
+_seen: ContextVar[_Seen | None] = ContextVar("agentcore_rl_seen", default=None)
+
+
+def _watch_sdk() -> None:
+    """See what the SDK's app, if the agent has imported one, catches of its entrypoints."""
+    sdk = getattr(sys.modules.get(SDK_MODULE), "BedrockAgentCoreApp", None)
+    if sdk is None or hasattr(sdk, "_agentcore_rl_watched"):
+        return
+    sdk._agentcore_rl_watched = True
+    invoke, stream, stream_async = (
+        sdk._invoke_handler,
+        sdk._sync_stream_with_error_handling,
+        sdk._stream_with_error_handling,
     )
-    events = [_decoded("\n".join(lines)) for lines in blocks if lines and lines != ["[DONE]"]]
+
+    @functools.wraps(invoke)
+    async def watched(self: Any, *args: Any, **options: Any) -> Any:
+        with _watching():
+            return await invoke(self, *args, **options)
+
+    @functools.wraps(stream)
+    def watched_stream(self: Any, generator: Any) -> Any:
+        def parts() -> Any:
+            with _watching(encodes=True):
+                yield from generator
+
+        return stream(self, parts())
+
+    @functools.wraps(stream_async)
+    def watched_stream_async(self: Any, generator: Any) -> Any:
+        async def parts() -> Any:
+            with _watching(encodes=True):
+                async for part in generator:
+                    yield part
+
+        return stream_async(self, parts())
+
+    sdk._invoke_handler = watched
+    sdk._sync_stream_with_error_handling, sdk._stream_with_error_handling = watched_stream, watched_stream_async
+
+
+@contextlib.contextmanager
+def _watching(*, encodes: bool = False) -> Iterator[None]:
+    seen = _seen.get() or _Seen()
+    seen.encodes = encodes
+    try:
+        yield
+    except Exception as e:
+        if encodes or not isinstance(e, HTTPException):  # which is a response that the agent chose
+            seen.errors.append(e)
+        raise
+
+
+def _answer_in(text: str, content_type: str, *, encodes: bool) -> Any:
+    """What an entrypoint returned. Streamed texts are joined, other streamed values become a list.
+
+    ``encodes``: each event of a stream is JSON. Otherwise it may be plain text, and one such as 42 is no number.
+    """
+    kind = content_type.partition(";")[0].strip()
+    if kind != "text/event-stream":
+        return _decoded(text) if not kind or kind == "application/json" or kind.endswith("+json") else text
+    events: list[Any] = _events(text)
+    if encodes or all(event[:1] in ("{", "[", '"') for event in events):
+        events = [_decoded(event) for event in events]
     return "".join(events) if all(isinstance(event, str) for event in events) else events
+
+
+def _events(text: str) -> list[str]:
+    """The data of server-sent events. Lines end with a carriage return, a line feed or both, and with nothing else."""
+    found: list[str] = []
+    lines: list[str] = []
+    for line in (*re.split(r"\r\n|\n|\r", text), ""):
+        if line.startswith("data:"):
+            lines.append(line[5:].removeprefix(" "))
+        elif not line and lines:
+            if lines != ["[DONE]"]:
+                found.append("\n".join(lines))
+            lines = []
+    return found
 
 
 def _decoded(text: str) -> Any:
@@ -84,12 +158,13 @@ class DeployedApp:
         )
         self._function = RolloutFunction(call=self._answer, name="invocation", takes_context=True)
         self._loop: asyncio.AbstractEventLoop | None = None
-        logging.getLogger("bedrock_agentcore.app").addHandler(_Catch())
+        _watch_sdk()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._loop = asyncio.get_running_loop()
         if scope["type"] == "lifespan":
-            await self._live(scope, receive, send)
+            with unrouted():
+                await self._live(scope, receive, send)
             return
         path = (scope.get("path"), scope.get("method"))
         if path == ("/ping", "GET") and self._engine.busy:
@@ -98,7 +173,8 @@ class DeployedApp:
         elif path == ("/invocations", "POST"):
             await self._invoke(scope, receive, send)
         else:
-            await self._app(scope, receive, send)
+            with unrouted():
+                await self._app(scope, receive, send)
 
     async def _invoke(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -108,7 +184,8 @@ class DeployedApp:
         marked = any(f'"{name}"'.encode() in body for name in (ROLLOUT_FIELD, PROBE_FIELD))
         payload = _decoded(body.decode("utf-8", "replace")) if marked else None
         if not is_rollout(payload):
-            await self._app(scope, _replayed(body, receive), send)
+            with unrouted():
+                await self._app(scope, _replayed(body, receive), send)
             return
         if self._engine.settings.rollouts is False:
             await JSONResponse({"error": ROLLOUTS_OFF}, 403)(scope, receive, send)
@@ -154,13 +231,13 @@ class DeployedApp:
         """Return the entrypoint's answer. Raises: what the entrypoint raised; AgentError for a response that is an error."""
         assert self._loop is not None
         asked = _request(self._app, scope, json.dumps(row).encode())
-        status, content_type, text, caught = asyncio.run_coroutine_threadsafe(asked, self._loop).result()
-        if caught:
-            raise caught[-1]
+        status, content_type, text, seen = asyncio.run_coroutine_threadsafe(asked, self._loop).result()
+        if seen.errors:
+            raise seen.errors[-1]
         if status >= 400:
             message = f"the agent answered with HTTP {status}: {text[:LONGEST_TEXT]}"
             raise AgentError(message, error_type=f"HTTP {status}")
-        return _answer_in(text, content_type)
+        return _answer_in(text, content_type, encodes=seen.encodes)
 
     async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the agent's lifespan. Rollouts end before it does."""
@@ -193,10 +270,10 @@ class DeployedApp:
         await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._engine.close(SHUTDOWN), loop))
 
 
-async def _request(app: Any, scope: Mapping[str, Any], body: bytes) -> tuple[int, str, str, list[BaseException]]:
-    """Send one request to an ASGI app. Returns status, content type, text, and the exceptions that the SDK caught."""
-    caught: list[BaseException] = []
-    _caught.set(caught)
+async def _request(app: Any, scope: Mapping[str, Any], body: bytes) -> tuple[int, str, str, _Seen]:
+    """Send one request to an ASGI app. Returns status, content type, text, and what the SDK did meanwhile."""
+    seen = _Seen()
+    _seen.set(seen)
     status, headers, parts = 500, {}, []
 
     async def never() -> Message:
@@ -215,7 +292,7 @@ async def _request(app: Any, scope: Mapping[str, Any], body: bytes) -> tuple[int
     given = {**scope, "headers": [*kept, length], "state": dict(scope.get("state", {}))}
     await app(given, _replayed(body, never), send)
     content_type = headers.get(b"content-type", b"").decode("latin-1").lower()
-    return status, content_type, b"".join(parts).decode("utf-8", "replace"), caught
+    return status, content_type, b"".join(parts).decode("utf-8", "replace"), seen
 
 
 def _replayed(body: bytes, then: Receive) -> Receive:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 from typing import Any
 
@@ -23,19 +24,28 @@ def prepare() -> None:
     install()
     import uvicorn
 
-    load = uvicorn.Config.load
+    make, load = uvicorn.Config.__init__, uvicorn.Config.load
+
+    @functools.wraps(make)
+    def make_with_one_process(self: Any, *args: Any, **options: Any) -> None:
+        make(self, *args, **options)
+        if self.reload or self.workers > 1:
+            # Their processes are started anew, without what is prepared here.
+            logging.getLogger("uvicorn.error").warning("rollouts need one process: workers and reload are off")
+            self.reload, self.workers = False, 1
 
     @functools.wraps(load)
     def load_with_rollouts(self: Any) -> None:
-        if self.interface != "wsgi" and not self.factory:
-            app = uvicorn.importer.import_from_string(self.app)  # unchanged if it is no string
-            if not _is_complete(app):
-                from .served import DeployedApp
-
-                self.app = DeployedApp(app)
         load(self)
+        app = self.loaded_app
+        while type(app).__module__.startswith("uvicorn."):
+            app = app.app
+        if not _is_complete(app):
+            from .served import DeployedApp
 
-    uvicorn.Config.load = load_with_rollouts  # type: ignore[method-assign]
+            self.loaded_app = DeployedApp(self.loaded_app)
+
+    uvicorn.Config.__init__, uvicorn.Config.load = make_with_one_process, load_with_rollouts  # type: ignore[method-assign]
 
 
 def _is_complete(app: Any) -> bool:
