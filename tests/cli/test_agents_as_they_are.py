@@ -49,8 +49,10 @@ def invoke(payload, context):
 """
 SCORE = """
 MARK = "scorers-own-words"
+print("loaded")
 
 def score(payload, answer, reference, trajectory):
+    print("called")
     assert "_reference" not in payload
     return {"reward": float(reference == "answer-key-41"), "calls": sum(m["role"] == "assistant" for m in trajectory)}
 """
@@ -111,8 +113,10 @@ def test_a_run_of_which_no_call_arrives_ends_with_the_argument_to_change(project
     first = done.stderr.partition("error: ")[2].splitlines()[0]
     assert first.startswith("no model call of the agent arrived at the gateway; elsewhere went 2 x llm.invalid")
     assert "--model-host llm.invalid sends these calls to the gateway" in first
-    again = run(project, "eval", *words, "--model-host", "llm.invalid", "--out", "again")
+    again = run(project, "eval", *words, "--model-host", "llm.invalid", "--out", "again", "--json")
     assert again.returncode == 0, again.stderr
+    assert json.loads(again.stdout)["mean"] == 0.5
+    assert "called" in again.stderr
 
 
 def test_invoke_shows_the_failure_of_an_agent_in_plain_text(project: Path) -> None:

@@ -47,7 +47,12 @@ if __name__ == "__main__":
             ["opentelemetry-instrument", "python", "-m", STARTER, "main.py"],
         ),
         (["uv", "run", "python3.12", "app.py"], ["uv", "run", "python3.12", "-m", STARTER, "app.py"]),
-        (["/app/.venv/bin/python", "-u", "a.py"], ["/app/.venv/bin/python", "-m", STARTER, "-u", "a.py"]),
+        (["/app/.venv/bin/python", "-u", "a.py"], ["/app/.venv/bin/python", "-u", "-m", STARTER, "a.py"]),
+        (
+            ["python", "-OO", "-X", "dev", "-Wall", "a.py", "-c", "x"],
+            ["python", "-OO", "-X", "dev", "-Wall", "-m", STARTER, "a.py", "-c", "x"],
+        ),
+        (["python3", "-um", "main", "-v"], ["python3", "-u", "-m", STARTER, "-m", "main", "-v"]),
         (
             ["uvicorn", "main:app", "--port", "8080"],
             ["python", "-m", STARTER, "-m", "uvicorn", "main:app", "--port", "8080"],
@@ -58,7 +63,17 @@ def test_the_starter_comes_behind_the_python_of_a_command(words: list[str], made
     assert start_command(words) == made
 
 
-@pytest.mark.parametrize("words", [[], ["node", "main.js"], ["/bin/sh", "-c", "python main.py"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["node", "main.js"],
+        ["/bin/sh", "-c", "python main.py"],
+        ["python", "-u", "-c", "import main"],
+        ["python", "-"],
+        ["python"],
+    ],
+)
 def test_a_command_without_python_is_refused_with_the_reason(words: list[str]) -> None:
     with pytest.raises(ConfigError, match="needs a command with python or uvicorn"):
         start_command(words)

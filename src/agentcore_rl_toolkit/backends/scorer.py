@@ -173,12 +173,13 @@ def scorer_files(spec: str | None) -> list[Path]:
 
 @contextlib.contextmanager
 def _from_here() -> Iterator[None]:
-    """Modules are found in the working directory, and no bytecode is written: sessions could read it."""
+    """Modules are found in the working directory. No bytecode is written, which sessions could read; prints go to stderr."""
     before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
-        yield
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
     finally:
         sys.dont_write_bytecode = before
 

@@ -41,7 +41,7 @@ from .options import (
 )
 from .output.commands import nearby, program
 from .output.failures import Failure, explain
-from .output.terminal import visible
+from .output.terminal import stdout_for_json, visible
 
 if TYPE_CHECKING:
     from ..backends.llm_judge import JudgeSettings
@@ -331,7 +331,10 @@ def _evaluate(target: Target, rows: list[EvalRow], exp_id: str, out: Path, optio
                 click.echo("\r\x1b[K", err=True, nl=False)
 
     began_s = time.monotonic()
-    with open_rollouts(target, exp_id, out, overrides, total, options["concurrency"]) as opened:
+    with (
+        stdout_for_json(options["as_json"]),
+        open_rollouts(target, exp_id, out, overrides, total, options["concurrency"]) as opened,
+    ):
         run = opened.client.run_batch(
             [row.payload for row in rows for _ in range(options["repeat"])],
             options["concurrency"],

@@ -18,7 +18,7 @@ from ..contract import ANSWER_FIELD, Cause
 from ..errors import AgentCoreRLError
 from .models import model_option
 from .options import as_is_variables, as_json, json_object, sandbox_words, with_agent_as_is, with_sessions
-from .output.terminal import dialogue_lines, plain_log, visible
+from .output.terminal import dialogue_lines, plain_log, stdout_for_json, visible
 
 if TYPE_CHECKING:
     from ..backends.collection.groups import CollectedRollout
@@ -64,7 +64,11 @@ def command(
         scorer_at(score)
     value, words = json_object(payload, "the payload"), sandbox_words(readable, writable)
     variables = [*session_env, *as_is_variables(model_hosts, policy_models)]
-    with scratch_folder("invoke") as scratch, _stack(agent, model, variables, words, score, scratch) as stack:
+    with (
+        stdout_for_json(as_json),
+        scratch_folder("invoke") as scratch,
+        _stack(agent, model, variables, words, score, scratch) as stack,
+    ):
         rollout = asyncio.run(_roll(stack, value, timeout, score or stack.score))
         log = _log_of(stack, rollout.session_id) if not rollout.usable else ""
     scored = rollout.reward is not None or (ANSWER_FIELD in (rollout.record or {}) and rollout.error is None)

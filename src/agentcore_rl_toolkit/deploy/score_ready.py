@@ -34,20 +34,39 @@ def start_file(entry: str) -> str:
 
 
 def start_command(words: Sequence[str]) -> list[str]:
-    """The command of an image with our starter behind its Python. What comes before, such as `opentelemetry-instrument`, stays.
+    """The command of an image with our starter behind its Python and Python's options. What comes before, such as
+    `opentelemetry-instrument`, stays.
 
-    Raises: ConfigError for a command that starts no Python.
+    Raises: ConfigError for a command that starts no file or module with Python.
     """
     found = [*words]
     for place, word in enumerate(found):
         if _PYTHON.fullmatch(word):
-            return [*found[: place + 1], "-m", STARTER, *found[place + 1 :]]
+            options, started = _of_python(found[place + 1 :])
+            if not started:
+                break
+            return [*found[: place + 1], *options, "-m", STARTER, *started]
         if _SERVER.fullmatch(word):
             return [*found[:place], "python", "-m", STARTER, "-m", Path(word).name, *found[place + 1 :]]
     raise ConfigError(
         f"the image starts {shlex.join(words) or 'nothing'}; a version for rollouts needs a command with python or uvicorn, as a "
-        "list of words and not as a line of a shell"
+        "list of words, with a file or a module, and not as a line of a shell or of `python -c`"
     )
+
+
+def _of_python(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Python's own options, and what it starts: a file or ``-m`` and a module, with arguments; nothing for ``-c`` and stdin."""
+    options, rest = [], [*words]
+    while rest and rest[0].startswith("-"):
+        word = rest.pop(0)
+        if (found := re.fullmatch(r"(-[^-cmWX]*)([cm])(.*)", word)) is not None:  # also `-um app` and `-mapp`
+            before, letter, value = found.groups()
+            options += [before] if before != "-" else []
+            return options, ["-m", *filter(None, [value]), *rest] if letter == "m" else []
+        options.append(word)
+        if re.fullmatch(r"-[^-WX]*[WX]|--check-hash-based-pycs", word) and rest:
+            options.append(rest.pop(0))
+    return options, [] if "-" in options else rest
 
 
 def dockerfile(base: str, command: Sequence[str], wheel: str, user: str) -> str:

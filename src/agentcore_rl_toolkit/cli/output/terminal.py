@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -19,6 +20,11 @@ import click
 _COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _SHOWN = {"\x1b": "\\e", "\x07": "\\a", "\x08": "\\b", "\x00": "\\0"}
 FIRST_S, THEN_S = 3.0, 15.0
+
+
+def stdout_for_json(wanted: bool) -> contextlib.AbstractContextManager[object]:
+    """What scorers and libraries print meanwhile goes to stderr, so that stdout has the JSON alone."""
+    return contextlib.redirect_stdout(sys.stderr) if wanted else contextlib.nullcontext()
 
 
 class Waiting:

@@ -15,7 +15,7 @@ from ...backends.scorer import scorer_files
 from ...errors import AgentCoreRLError
 from ..options import as_is_variables, sandbox_words
 from ..output.commands import nearby, program
-from ..output.terminal import dialogue_lines, visible
+from ..output.terminal import dialogue_lines, stdout_for_json, visible
 from ..servers.vllm import MODEL_ID
 from .job import Job, observed
 from .stack import Stack, explain, own
@@ -41,7 +41,8 @@ def carry_out(job: Job, console: Console, *, go_on: str, stack: Stack | None = N
 
     quiet_libraries()
     try:
-        summary = train(job, console, stack=stack)
+        with stdout_for_json(as_json):
+            summary = train(job, console, stack=stack)
     except KeyboardInterrupt:
         console.print("\n[yellow]Stopped.[/]", end=" ")
         left = f"Everything up to now is in {nearby(job.run_dir)}. Go on with:\n    {go_on}"
