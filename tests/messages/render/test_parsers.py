@@ -588,6 +588,57 @@ CASES: list[tuple[str, str, str, dict[str, Any]]] = [
         ' to=self<|message|>I go to=x <b> to=now.now<|message|><atem:invoke name="now.now">\n</atem:invoke>',
         expect("", "I go to=x <b>", "parsed", [("now", {})]),
     ),
+    *(
+        (
+            grammar,
+            "a mark inside an argument",
+            text,
+            expect(status="parsed", calls=[("look_up", {"query": "a" + mark + "b"})]),
+        )
+        for grammar, mark, text in (
+            (
+                "deepseek",
+                "<｜tool▁call▁end｜>",
+                '<｜tool▁call▁begin｜>look_up<｜tool▁sep｜>{"query": "a<｜tool▁call▁end｜>b"}<｜tool▁call▁end｜>',
+            ),
+            (
+                "lfm",
+                "<|tool_call_end|>",
+                "<|tool_call_start|>[look_up(query='a<|tool_call_end|>b')]<|tool_call_end|>",
+            ),
+            (
+                "harmony",
+                "<|end|>",
+                '<|channel|>commentary to=functions.look_up<|message|>{"query": "a<|end|>b"}<|call|>',
+            ),
+            ("harmony", "<|call|>", '<|channel|>commentary to=functions.look_up<|message|>{"query": "a<|call|>b"}'),
+            (
+                "muse",
+                "<|eom|>",
+                ' to=look_up<|message|><atem:invoke name="look_up"><atem:parameter name="query">a<|eom|>b'
+                "</atem:parameter></atem:invoke><|eot|>",
+            ),
+        )
+    ),
+    (
+        "lfm",
+        "a string without an end does not take the next call",
+        "<|tool_call_start|>[now(a='b)]<|tool_call_end|><|tool_call_start|>[look_up(query='x')]<|tool_call_end|>",
+        expect("<|tool_call_start|>[now(a='b)]<|tool_call_end|>", status="unparsed", calls=[X]),
+    ),
+    (
+        "harmony",
+        "a string without an end does not take the next message",
+        '<|channel|>commentary to=functions.now<|message|>{"a": "b}<|end|><|start|>assistant<|channel|>final<|message|>Hi',
+        expect('<|channel|>commentary to=functions.now<|message|>{"a": "b}Hi', status="unparsed"),
+    ),
+    (
+        "muse",
+        "a value without an end does not take the next message",
+        ' to=now<|message|><atem:invoke name="now"><atem:parameter name="a">b<|eom|><|start|>assistant to=look_up<|message|>'
+        '<atem:invoke name="look_up"><atem:parameter name="query">x</atem:parameter></atem:invoke>',
+        expect(' to=now<|message|><atem:invoke name="now"><atem:parameter name="a">b', status="unparsed", calls=[X]),
+    ),
     ("harmony", "plain text in place of a channel", "<|channel|>The answer", expect("The answer")),
     ("harmony", "text that ends without a channel", "The answer<|end|>", expect("The answer")),
     (

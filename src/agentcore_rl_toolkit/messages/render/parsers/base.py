@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from ...wire.canonical import Delta, ParseStatus, ToolDelta, new_id
 
-_MARKERS_INSIDE = 8  # of a block that are looked past; each costs a try to read the block
+MARKERS_INSIDE = 8  # of a block that are looked past; each costs a try to read the block
 
 Schemas = Mapping[str, Mapping[str, Any]]  # tool name -> JSON schemas of its parameters by name
 
@@ -259,7 +259,7 @@ class MarkerParser(OutputParser):
         A marker inside a value ends the block only if no later one makes a call of it.
         """
         end = first
-        for _ in range(_MARKERS_INSIDE):
+        for _ in range(MARKERS_INSIDE):
             inner = text[at:end]
             if not self._grammar.inside(inner):
                 return end if end == first or self._parsed(inner, marker) is not None else first

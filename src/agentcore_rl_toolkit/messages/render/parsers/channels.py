@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ...wire.canonical import Delta
-from .base import Call, Grammar, Held, OutputParser, Schemas, any_of, held_back, schemas_of
+from .base import MARKERS_INSIDE, Call, Grammar, Held, OutputParser, Schemas, any_of, held_back, schemas_of
 
-_MESSAGE = "<|message|>"
+_START, _MESSAGE = "<|start|>", "<|message|>"
 
 Kind = Literal["call", "reasoning", "text"]
 
@@ -24,13 +24,15 @@ class Channels:
     """How a family writes its headers.
 
     ``ends`` are the marks that end a message. ``kind`` reads a header, with or without tools on offer. ``calls`` reads the header
-    and body of a call; None: it is not understood. ``noise`` finds the markup of a header, which is left out of text that stands
-    in place of one. ``header`` finds a header, or the beginning of one, at the end of a body without an end mark.
+    and body of a call; None: it is not understood. ``inside`` says of the beginning of its body that it ends inside a value,
+    where a mark may be part of the value. ``noise`` finds the markup of a header, which is left out of text that stands in place
+    of one. ``header`` finds a header, or the beginning of one, at the end of a body without an end mark.
     """
 
     ends: tuple[str, ...]
     kind: Callable[[str, bool], Kind]
     calls: Callable[[str, str, Schemas], list[Call] | None]
+    inside: Callable[[str], bool]
     noise: re.Pattern[str]
     header: re.Pattern[str] | None = None
 
@@ -89,6 +91,10 @@ class ChannelParser(OutputParser):
         text, at = self._held.take(), 0  # `at`: where the part that is not read begins
         deltas: list[Delta] = []
         while (pattern := any_of(self._marks())) and (found := pattern.search(text, at)):
+            if self._header is not None and self._kind == "call":
+                found = self._end_of_call(text, at, found, final=final)
+                if found is None:
+                    break
             before, at = text[at : found.start()], found.end()
             if found[0] != _MESSAGE:
                 deltas += self._end(before)
@@ -105,6 +111,27 @@ class ChannelParser(OutputParser):
             at = size
         self._held.add(text[at:], self._marks())
         return deltas
+
+    def _end_of_call(self, text: str, at: int, first: re.Match[str], *, final: bool) -> re.Match[str] | None:
+        """The mark that ends the call whose body begins at ``at``; None if that is the end of the text, or still to come.
+
+        A mark inside a value ends the call only if no later one makes a call of it, before the next message.
+        """
+        found = first
+        for _ in range(MARKERS_INSIDE):
+            body = text[at : found.start()]
+            if not self._channels.inside(body):
+                return found if found is first or self._read(body) is not None else first
+            if found[0] == _START:
+                return first
+            after = first.re.search(text, found.end())
+            if after is None:
+                return first if final and self._read(text[at:]) is None else None
+            found = after
+        return first
+
+    def _read(self, body: str) -> list[Call] | None:
+        return self._channels.calls(self._header or "", body, self._schemas)
 
     def _sure(self, text: str, at: int) -> int:
         """Return the end of the text that belongs to the open body, whatever comes next."""
@@ -128,7 +155,7 @@ class ChannelParser(OutputParser):
 
     def _body(self, text: str, *, closed: bool) -> list[Delta]:
         if self._kind == "call":
-            calls = self._channels.calls(self._header or "", text, self._schemas) if closed else []
+            calls = self._read(text) if closed else []
             return self._unread(text) if calls is None else [self._emit(call) for call in calls]
         if not text:
             return []

@@ -250,6 +250,7 @@ DEEPSEEK = Grammar(
     parse_block=_deepseek_block,
     skip=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
     hints=("<｜tool▁call", "<｜tool▁sep｜>"),
+    inside=inside_string,
     whole=lambda inner: inner.rstrip().endswith(("}", "```")),
 )
 PLAIN = Grammar(name="plain")

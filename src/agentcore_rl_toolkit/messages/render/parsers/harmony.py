@@ -12,7 +12,7 @@ import re
 
 from .base import Call, Grammar, Schemas
 from .channels import ChannelParser, Channels, Kind
-from .families import object_text
+from .families import inside_string, object_text
 
 _TO = re.compile(r"\bto=(\S+?)(?=\s|<|$)")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
@@ -38,6 +38,7 @@ _CHANNELS = Channels(
     ends=("<|end|>", "<|call|>", "<|return|>", "<|start|>"),
     kind=_kind,
     calls=_calls,
+    inside=inside_string,
     noise=re.compile(r"<\|channel\|>\s*(?:(?:analysis|commentary|final)\s*\Z)?|^\s*assistant(?=<|\s*\Z)"),
 )
 HARMONY = Grammar(

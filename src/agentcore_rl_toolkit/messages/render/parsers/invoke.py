@@ -44,8 +44,8 @@ def read_invoke(block: str, schemas: Schemas, *, prefix: str = "") -> list[Call]
     return None if body[at:].strip() or not name_ok(calls) else calls
 
 
-def _inside(inner: str) -> bool:
-    return inner.rfind("<parameter") > inner.rfind("</parameter>")
+def _inside(inner: str, prefix: str = "") -> bool:
+    return inner.rfind(f"<{prefix}parameter") > inner.rfind(f"</{prefix}parameter>")
 
 
 MINIMAX = Grammar(
@@ -90,6 +90,7 @@ MUSE = Grammar(
             ends=("<|eom|>", "<|eot|>", "<|start|>"),
             kind=_kind,
             calls=_calls,
+            inside=functools.partial(_inside, prefix="atem:"),
             noise=re.compile(r"^\s*assistant\b|(?:^|\s)to=[\w.\-]*\s*\Z"),
             header=re.compile(r"\s(?:to=[\w.\-]{0,300}|to?)?\Z"),  # a longer name is no tool's, and is not waited for
         ),
