@@ -357,6 +357,8 @@ async def test_tokens_are_counted(client: GatewayClient, session: SessionHandle,
     expected = len(encode_messages([{"role": "user", "content": "what is 1 + 3"}]))
     counted = await asyncio.to_thread(bedrock.count_tokens, modelId="m", input={"converse": {"messages": USER}})
     assert counted["inputTokens"] == expected
+    said = {"converse": {"messages": [*USER, {"role": "assistant", "content": [{"text": "4"}]}]}}
+    assert (await asyncio.to_thread(bedrock.count_tokens, modelId="m", input=said))["inputTokens"] > expected
     body = {"anthropic_version": "bedrock-2023-05-31", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]}
     inner = {"invokeModel": {"body": json.dumps(body).encode()}}
     assert (await asyncio.to_thread(bedrock.count_tokens, modelId="m", input=inner))["inputTokens"] > 0

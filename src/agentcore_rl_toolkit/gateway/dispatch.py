@@ -203,7 +203,7 @@ class Dispatch:
 
     async def _count(self, body: bytes, session: Session, route: bytes) -> dict[str, int]:
         if route == gemini.COUNT:
-            return {"totalTokens": await self._admin.count_tokens(gemini.parse_request(body), session)}
+            return {"totalTokens": await self._admin.count_tokens(gemini.parse_request(body, counting=True), session)}
         if route == bedrock.COUNT:
             return {"inputTokens": await self._admin.count_tokens(bedrock.parse_count(body), session)}
         asked = anthropic.parse_request(body, counting=True)

@@ -123,6 +123,8 @@ async def test_a_conversation_in_token_mode_has_the_sampled_ids(
         engine.replies.append({"token_ids": [*renderer.encode(text), stop]})
     contents: Any = [types.Content(role="user", parts=[types.Part(text="1 + 2?")])]
     counted = await llm.aio.models.count_tokens(model="m", contents=contents)
+    said = [*contents, types.Content(role="model", parts=[types.Part(text="It is 2.")])]
+    assert (await llm.aio.models.count_tokens(model="m", contents=said)).total_tokens > counted.total_tokens
     parts, last = await reply_of(llm, contents, stream=stream, tools=TOOLS)
     made = next(part.function_call for part in parts if part.function_call)
     assert (made.name, made.args) == ("add", {"x": 1, "y": 2})

@@ -80,6 +80,9 @@ async def test_tokens_are_counted_by_the_engine_and_nothing_is_recorded(
         counted = await llm.messages.count_tokens(model="m", system="be brief", messages=messages)  # type: ignore[arg-type]
         expected = encode_messages([{"role": "system", "content": "be brief"}, *messages])
         assert counted.input_tokens == len(expected)
+        said = [*messages, {"role": "assistant", "content": "four"}]
+        counted = await llm.messages.count_tokens(model="m", messages=said)  # type: ignore[arg-type]
+        assert counted.input_tokens == len(encode_messages(said))
         engine.gives_tokens = False  # an endpoint without /tokenize
         with pytest.raises(anthropic.BadRequestError) as caught:
             await llm.messages.count_tokens(model="m", messages=messages)  # type: ignore[arg-type]

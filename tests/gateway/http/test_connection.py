@@ -7,6 +7,7 @@ import contextlib
 import gzip
 import json
 import zlib
+from collections.abc import Callable
 from functools import partial
 
 import brotli
@@ -146,9 +147,12 @@ async def test_a_compressed_body_is_decompressed(
     assert (status, engine.calls[0].body["messages"]) == (200, json.loads(BODY)["messages"]), reply
 
 
-async def test_the_members_of_a_gzip_body_are_joined(gateway: Gateway, session: SessionHandle) -> None:
-    body = gzip.compress(BODY[:9]) + gzip.compress(BODY[9:])
-    assert (await ask(gateway, post(session, body, "content-encoding: gzip")))[0] == 200
+@pytest.mark.parametrize(("encoding", "compress"), [("gzip", gzip.compress), ("zstd", zstandard.compress)])
+async def test_the_members_of_a_body_are_joined(
+    gateway: Gateway, session: SessionHandle, encoding: str, compress: Callable[[bytes], bytes]
+) -> None:
+    body = compress(BODY[:9]) + compress(BODY[9:])
+    assert (await ask(gateway, post(session, body, f"content-encoding: {encoding}")))[0] == 200
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "br", "zstd"])
@@ -169,8 +173,17 @@ async def test_a_damaged_body_is_400_and_an_unknown_encoding_415(
 ) -> None:
     whole = gzip.compress(BODY)
     cut = brotli.compress(BODY)[:-3]
+    zlibbed, zstd = zlib.compress(BODY), zstandard.compress(BODY)
     damaged = (("gzip", whole[:-9]), ("gzip", BODY), ("deflate", b"\x00"), ("zstd", whole), ("br", whole), ("br", cut))
-    for encoding, body in damaged:
+    behind = (("gzip", whole + b"more"), ("deflate", zlibbed + b"more"), ("zstd", zstd + b"more"))
+    ends = (
+        ("gzip", b""),
+        ("zstd", b""),
+        ("zstd", zstd[:-1]),
+        ("zstd", zstd + zstd[:-1]),
+        ("zstd", zstd[: len(zstd) // 2]),
+    )
+    for encoding, body in damaged + behind + ends:
         status, _, reply = await ask(gateway, post(session, body, f"content-encoding: {encoding}"))
         assert (status, encoding.encode() in reply) == (400, True), reply
     for encoding in ("compress", "gzip, gzip", "aes128gcm"):

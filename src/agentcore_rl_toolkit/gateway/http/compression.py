@@ -13,6 +13,7 @@ from ...messages.errors import RequestError
 _PACKAGES = {"br": "brotli", "zstd": "zstandard"}
 ACCEPTED = ("gzip", "deflate", *(name for name, package in _PACKAGES.items() if find_spec(package)))
 _ZSTD_WINDOW = 2**27  # the largest window of zstd's own levels
+_ZSTD_PIECE = 256  # bytes that are decompressed at once; four bytes can become 128 KiB
 _NAMES = {"x-gzip": "gzip"}
 
 
@@ -34,13 +35,15 @@ def decompress(body: bytes, encoding: str, limit: int) -> bytes:
     Raises: RequestError (400) for a body that is damaged or incomplete.
     """
     try:
+        if not body:
+            raise EOFError("it is empty")
         if encoding == "gzip":
             return gzip.GzipFile(fileobj=io.BytesIO(body)).read(limit + 1)
         if encoding == "deflate":
             reader = zlib.decompressobj()
             data = reader.decompress(body, limit + 1)
-            if not reader.eof and len(data) <= limit:
-                raise EOFError("it ends too early")
+            if len(data) <= limit and (not reader.eof or reader.unused_data):
+                raise EOFError("there is more behind its end" if reader.eof else "it ends too early")
             return data
         return _brotli(body, limit) if encoding == "br" else _zstd(body, limit)
     except (OSError, EOFError, zlib.error) as e:
@@ -71,6 +74,15 @@ def _zstd(body: bytes, limit: int) -> bytes:
         if zstandard.frame_content_size(body) > limit:
             return bytes(limit + 1)
         frames = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW)
-        return frames.stream_reader(body, read_across_frames=True).read(limit + 1)
+        frame, data, at = frames.decompressobj(), bytearray(), 0
+        while at < len(body) and len(data) <= limit:
+            if frame.eof:
+                frame = frames.decompressobj()
+            piece = body[at : at + _ZSTD_PIECE]
+            data += frame.decompress(piece)
+            at += len(piece) - len(frame.unused_data)
+        if len(data) <= limit and not frame.eof:
+            raise EOFError("it ends too early")
+        return bytes(data)
     except zstandard.ZstdError as e:
         raise EOFError(str(e)) from e

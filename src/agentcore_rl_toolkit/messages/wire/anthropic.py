@@ -75,7 +75,8 @@ class _Messages(Members, kw_only=True):
 
 
 def parse_request(body: bytes | dict[str, Any], *, counting: bool = False) -> ModelRequest:
-    """Read a messages request; ``counting`` for ``/v1/messages/count_tokens``, where max_tokens is not needed.
+    """Read a messages request; ``counting`` for ``/v1/messages/count_tokens``, where max_tokens is not needed
+    and the model may have the last word.
 
     Raises: RequestError that names the field.
     """
@@ -90,7 +91,7 @@ def parse_request(body: bytes | dict[str, Any], *, counting: bool = False) -> Mo
     history = _History()
     lead = history.system(asked.system)
     messages = [m for i, message in enumerate(asked.messages) for m in history.message(message, f"messages[{i}]")]
-    if messages[-1]["role"] == "assistant":
+    if messages[-1]["role"] == "assistant" and not counting:
         last = f"messages[{len(asked.messages) - 1}]"
         raise unsupported(last, "an answer cannot be begun for the model; end with a user message")
     tools = [

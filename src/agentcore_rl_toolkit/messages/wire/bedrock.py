@@ -114,8 +114,11 @@ def with_members(body: bytes, route: Route, query: bytes) -> bytes:
     return with_path(body, route)
 
 
-def parse_request(body: bytes | dict[str, Any]) -> ModelRequest:
-    """Read a request of Converse. Raises: RequestError that names the field."""
+def parse_request(body: bytes | dict[str, Any], *, counting: bool = False) -> ModelRequest:
+    """Read a request of Converse; ``counting`` for a count of tokens, where the model may have the last word.
+
+    Raises: RequestError that names the field.
+    """
     given = _members(body)
     asked = convert(given, _Converse)
     fields = {
@@ -133,7 +136,7 @@ def parse_request(body: bytes | dict[str, Any]) -> ModelRequest:
             history.left_out[name] += 1
     lead = history.parts(asked.system, "system")
     messages = [m for i, message in enumerate(asked.messages) for m in history.message(message, f"messages[{i}]")]
-    if messages[-1]["role"] == "assistant":
+    if messages[-1]["role"] == "assistant" and not counting:
         last = f"messages[{len(asked.messages) - 1}]"
         raise unsupported(last, "an answer cannot be begun for the model; end with a user message")
     tools = [t for i, tool in enumerate(asked.tool_config.tools) for t in _functions(tool, f"toolConfig.tools[{i}]")]
@@ -174,7 +177,7 @@ def parse_count(body: bytes | dict[str, Any]) -> ModelRequest:
     """Read a request of CountTokens. Raises: RequestError that names the field."""
     asked = object_at(_members(body).get("input"), "input")
     if asked.get("invokeModel") is None:
-        return parse_request(object_at(asked.get("converse"), "input.converse"))
+        return parse_request(object_at(asked.get("converse"), "input.converse"), counting=True)
     inner = text_member(object_at(asked["invokeModel"], "input.invokeModel"), "body", "input.invokeModel")
     return parse_invoke(_decoded(inner, "input.invokeModel.body"), counting=True)
 

@@ -104,12 +104,15 @@ class _Gemini(Members, kw_only=True, rename="camel"):
     thinking_config: dict[str, Any] | None = None
 
 
-def parse_request(body: bytes | dict[str, Any]) -> ModelRequest:
-    """Read a request for a reply or for a count of tokens. Raises: RequestError that names the field."""
+def parse_request(body: bytes | dict[str, Any], *, counting: bool = False) -> ModelRequest:
+    """Read a request for a reply; ``counting`` for a count of tokens, where the model may have the last word.
+
+    Raises: RequestError that names the field.
+    """
     data = read_body(body, msgspec.json.decode)[0] if isinstance(body, bytes) else body
     given = _object(data, "the request body")
     if given.get("generateContentRequest") is not None:  # one form of countTokens
-        given = {**given, **_object(given.pop("generateContentRequest"), "generateContentRequest")}
+        given = {**_object(given.pop("generateContentRequest"), "generateContentRequest"), **given}
     config = _object(given.pop("generationConfig", None) or {}, "generationConfig")
     asked, sampling, unknown = read_members({**config, **given}, _Gemini, names=_NAMES, refused=_REFUSED)
     if any(kind.upper() != "TEXT" for kind in asked.response_modalities or ()):
@@ -117,7 +120,7 @@ def parse_request(body: bytes | dict[str, Any]) -> ModelRequest:
     history = _History()
     for i, content in enumerate(asked.contents):
         history.add(content, f"contents[{i}]")
-    if history.messages[-1]["role"] == "assistant":
+    if history.messages[-1]["role"] == "assistant" and not counting:
         last = f"contents[{len(asked.contents) - 1}]"
         raise unsupported(last, "an answer cannot be begun for the model; end with a user's content")
     tools = [f for i, tool in enumerate(asked.tools) for f in _functions(tool, f"tools[{i}]")]
@@ -173,12 +176,12 @@ def _tool_choice(given: dict[str, Any], tools: list[dict[str, Any]]) -> str:
 
 
 def _response_format(asked: _Gemini) -> dict[str, Any] | None:
+    if asked.response_mime_type not in ("text/plain", "application/json"):
+        raise unsupported("generationConfig.responseMimeType", "it must be text/plain or application/json")
     schema = asked.response_json_schema or standard_schema(asked.response_schema)
     if schema:
         shape = {"type": "json_schema", "name": "output", "schema": schema, "strict": True}
         return json_schema(shape, "generationConfig.responseSchema")
-    if asked.response_mime_type not in ("text/plain", "application/json"):
-        raise unsupported("generationConfig.responseMimeType", "it must be text/plain or application/json")
     return {"type": "json_object"} if asked.response_mime_type == "application/json" else None
 
 
@@ -214,7 +217,7 @@ _ABOUT_PARTS = frozenset({"thought", "thoughtSignature", "videoMetadata", "video
 
 def _kind(part: Part) -> str | None:
     """The member that holds a part's data; None if the part is empty."""
-    return next((name for name in part if name not in _ABOUT_PARTS), None)
+    return next((name for name, data in part.items() if data is not None and name not in _ABOUT_PARTS), None)
 
 
 class _History(History):
@@ -224,7 +227,7 @@ class _History(History):
         super().__init__()
         self.messages: list[Message] = []
         self._calls = 0
-        self._open: list[tuple[str, str]] = []  # ids and names of calls without a result
+        self._open: list[tuple[str, str, int]] = []  # calls without a result: id, name, and the place of their message
 
     def system(self, content: Any) -> list[Message]:
         """Return the system's instruction as a message, if it has a text. Raises: RequestError."""
@@ -274,7 +277,7 @@ class _History(History):
         call = object_at(given, path)
         name, call_id = text_member(call, "name", path), call.get("id") or f"call_{self._calls}"
         self._calls += 1
-        self._open.append((str(call_id), name))
+        self._open.append((str(call_id), name, len(self.messages)))
         # An object here, text in a chat body: with the blanks that models and chat templates write, so that an engine that
         # passes the text on sees the tokens it sampled.
         arguments = json.dumps(object_at(call.get("args") or {}, f"{path}.args"), ensure_ascii=False)
@@ -285,7 +288,7 @@ class _History(History):
         rest: list[Part] = []
         results = 0
         for part, where in self._given(content, path):
-            if "functionResponse" in part:
+            if _kind(part) == "functionResponse":
                 results += 1
                 self.messages.append(self._result(part["functionResponse"], f"{where}.functionResponse"))
             else:
@@ -296,9 +299,11 @@ class _History(History):
     def _result(self, given: Any, path: str) -> Message:
         response = object_at(given, path)
         name, call_id = text_member(response, "name", path), response.get("id")
-        # Many clients leave out the ids: a result is then that of the first call of its name that has none.
+        # Many clients leave out the ids. A result is then that of the first open call of its name in the latest message
+        # that has one.
         answered = next((call for call in self._open if call[0] == call_id), None)
-        answered = answered or next((call for call in self._open if call[1] == name), None)
+        named = [call for call in self._open if call[1] == name]
+        answered = answered or next((call for call in named if call[2] == named[-1][2]), None)
         if answered is not None:
             self._open.remove(answered)
         content = text_part(_result_text(object_at(response.get("response") or {}, f"{path}.response")))

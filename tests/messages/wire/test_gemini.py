@@ -1,0 +1,50 @@
+"""Requests of Gemini's API: what each member and part becomes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agentcore_rl_toolkit.messages.errors import RequestError
+from agentcore_rl_toolkit.messages.wire.gemini import parse_request
+
+
+def user(*parts: Any) -> dict[str, Any]:
+    return {"role": "user", "parts": list(parts)}
+
+
+def call(*names: str) -> dict[str, Any]:
+    return {"role": "model", "parts": [{"functionCall": {"name": name, "args": {}}} for name in names]}
+
+
+def result(name: str) -> dict[str, Any]:
+    return {"functionResponse": {"name": name, "response": {"result": "done"}}}
+
+
+def test_a_result_without_an_id_is_of_the_latest_call_that_is_open() -> None:
+    contents = [user({"text": "go"}), call("s"), user({"text": "stop, once more"}), call("s", "t", "s")]
+    contents += [user(result("s"), result("t"), result("s")), call("t"), user(result("t")), user(result("s"))]
+    messages = parse_request({"contents": contents}).messages
+    ids = [call["id"] for message in messages for call in message.get("tool_calls", [])]
+    answered = [message["tool_call_id"] for message in messages if message["role"] == "tool"]
+    assert answered == [*ids[1:], ids[0]]
+
+
+def test_a_member_that_is_null_is_absent() -> None:
+    for name in ("functionCall", "functionResponse", "inlineData"):
+        assert parse_request({"contents": [user({name: None, "text": "hi"})]}).messages[0]["content"] == "hi"
+    said = {"role": "model", "parts": [{"functionCall": None, "text": "so"}]}
+    assert parse_request({"contents": [user({"text": "a"}), said, user({"text": "b"})]}).messages[1]["content"] == "so"
+
+
+@pytest.mark.parametrize("more", [{}, {"responseSchema": {"type": "STRING", "enum": ["A", "B"]}}])
+def test_an_answer_can_be_text_or_json_only(more: dict[str, Any]) -> None:
+    config = {"responseMimeType": "text/x.enum", **more}
+    with pytest.raises(RequestError, match=r"generationConfig\.responseMimeType"):
+        parse_request({"contents": [user({"text": "a"})], "generationConfig": config})
+
+
+def test_the_path_decides_the_model_of_a_count() -> None:
+    inner = {"model": "models/other", "contents": [user({"text": "a"})]}
+    assert parse_request({"model": "m", "generateContentRequest": inner}).model == "m"
