@@ -142,6 +142,34 @@ def test_invoke_runs_one_row_with_and_without_a_scorer(tmp_path: Path) -> None:
     assert json.loads(scored.stdout)["reward"] in (0.0, 1.0)
 
 
+@pytest.mark.parametrize("led_by", ["redirection", "environment"])
+def test_an_agent_that_makes_its_bedrock_model_in_its_entrypoint_trains(tmp_path: Path, led_by: str) -> None:
+    shutil.copytree(EXAMPLE, tmp_path / "agent")
+    file, name = tmp_path / "agent" / "app.py", "app.py"
+    source = re.sub(r"model = BedrockModel\(.*\)\n", "", file.read_text())
+    file.write_text(source.replace("model=model", "model=BedrockModel()"))
+    assert "model=BedrockModel()" in file.read_text()
+    if led_by == "environment":
+        # A process of its own, which has no code of this package: only the variables lead its calls to the session.
+        words = f'{sys.executable!r}, "-m", "uvicorn", "app:app"'
+        program = f'app = Program({words}, port_variable="UVICORN_PORT", wires=("bedrock",))\n'
+        name = "program.py"
+        (tmp_path / "agent" / name).write_text(f"from agentcore_rl_toolkit.app.deployed import Program\n\n{program}")
+    length = "from agentcore_rl_toolkit import answer_text\n\ndef score(payload, answer, reference, trajectory):\n"
+    length += '    return {"reward": len(answer_text(answer)) / 1000, "model_calls": len(trajectory)}\n'
+    (tmp_path / "agent" / "score.py").write_text(length)  # rewards that differ
+    rows = (EXAMPLE / "eval.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "agent" / "eval.jsonl").write_text("".join(rows[:2]))
+    words = ["--agent", name, "--score", "score.py", "--data", "train.jsonl", "--eval-data", "eval.jsonl"]
+    size = ["--steps", "1", "--groups", "2", "--rollouts", "4"]
+    done = run(tmp_path / "agent", "train", *words, *size, "--out", str(tmp_path / "run"), "--json")
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert (summary["steps_that_taught"], summary["outcomes"]) == (1, {"ok": 2 + 8 + 2})
+    assert summary["usable_tokens"] == summary["sampled_tokens"] >= summary["gradient_tokens"] > 0
+    assert min(summary[f"held_out_metrics_{when}"]["model_calls"] for when in ("before", "after")) >= 1
+
+
 @pytest.mark.nightly
 def test_the_example_learns_its_task(tmp_path: Path) -> None:
     words = ["--agent", "app.py", "--score", "score.py", "--data", "train.jsonl", "--eval-data", "eval.jsonl"]

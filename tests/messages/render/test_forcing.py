@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.messages.render import AnswerForm, Renderer, can_call, relaxed, sampled_body
+from agentcore_rl_toolkit.messages.render import AnswerForm, Renderer, answer_form, can_call, relaxed, sampled_body
 
 FORCED = ["hermes", "qwen3", "qwen_coder", "llama3"]
 SCHEMA = {"type": "object", "properties": {"answer": {"type": "integer"}}, "required": ["answer"]}
@@ -28,6 +28,10 @@ def calling(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def form_of(renderer: Renderer, tools: Any, *, opens_reasoning: bool = False, **wanted: Any) -> AnswerForm | None:
+    return answer_form(renderer.grammar, tools, thinking=renderer.thinking, opened=opens_reasoning, **wanted)
+
+
 @pytest.mark.parametrize("family", ["glm", "harmony", "deepseek_v3", "deepseek_dsml", "pythonic"])
 def test_families_whose_calls_are_no_tagged_json_are_not_forced(
     family: str, renderer_for: Callable[[str], Renderer], tools: list[dict[str, Any]]
@@ -35,15 +39,15 @@ def test_families_whose_calls_are_no_tagged_json_are_not_forced(
     renderer = renderer_for(family)
     expected = family == "pythonic"  # Llama's parser takes JSON from these models too
     assert can_call(renderer.grammar, "required") == expected
-    assert (renderer.form(tools, choice="required") is not None) == expected
+    assert (form_of(renderer, tools, choice="required") is not None) == expected
 
 
 def test_nothing_is_forced_where_nothing_is_required(renderer_for: Callable[[str], Renderer], tools: Any) -> None:
     renderer = renderer_for("hermes")
-    assert renderer.form(tools, choice="auto") is None
-    assert renderer.form(tools, choice="none", parallel=False) is None
-    assert renderer.form([], choice="required") is None
-    assert renderer.form(tools, choice="none", schema=SCHEMA) is None  # the engine's own form for schemas does it
+    assert form_of(renderer, tools, choice="auto") is None
+    assert form_of(renderer, tools, choice="none", parallel=False) is None
+    assert form_of(renderer, [], choice="required") is None
+    assert form_of(renderer, tools, choice="none", schema=SCHEMA) is None  # the engine's own form for schemas does it
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +82,7 @@ def test_the_engines_grammar_takes_the_templates_own_calls_and_no_answer_without
 ) -> None:
     renderer = renderer_for(family)
     tools = [*tools, NO_ARGUMENTS]
-    wanted = renderer.form(tools, choice="required")
+    wanted = form_of(renderer, tools, choice="required")
     assert wanted is not None
     arguments = {"query": 'a "b"\n✓', "limit": 3, "deep": True, "tags": ["x"]}
     body = sampled_body(renderer, calling("look_up", arguments), tools=tools)
@@ -94,11 +98,11 @@ def test_the_engines_grammar_takes_the_templates_own_calls_and_no_answer_without
     two = call + between + call
     assert accepts(family, wanted, two)
     assert len(renderer.parse(renderer.encode(two), tools=tools).tool_calls) == 2
-    only = renderer.form(tools, choice="required", parallel=False)
+    only = form_of(renderer, tools, choice="required", parallel=False)
     assert only is not None
     assert accepts(family, only, call)
     assert not accepts(family, only, two)
-    named = renderer.form(tools, choice="tool:now")
+    named = form_of(renderer, tools, choice="tool:now")
     assert named is not None
     assert not accepts(family, named, call)
     if family != "llama3":
@@ -107,7 +111,7 @@ def test_the_engines_grammar_takes_the_templates_own_calls_and_no_answer_without
         # Without the template's marks of thinking, they are text.
         assert accepts(family, wanted, "<think>\nhm\n" + call) is not thinks
         assert not accepts(family, wanted, call + "\nand some text")
-        free = renderer.form(tools, choice="auto", parallel=False)
+        free = form_of(renderer, tools, choice="auto", parallel=False)
         assert free is not None
         assert accepts(family, free, "I would rather not.")
         assert accepts(family, free, "Let me see.\n" + call)
@@ -179,7 +183,7 @@ def test_the_tokens_before_the_form_are_free(
     asked: dict[str, Any], text: str, free: bool, renderer_for: Callable[[str], Renderer], tools: Any
 ) -> None:
     renderer = renderer_for("qwen3")
-    form = renderer.form(tools, **asked)
+    form = form_of(renderer, tools, **asked)
     assert form is not None
     before, _, after = text.partition("|") if "<|" not in text else (text[:-1], "", "")
     count = len(renderer.encode(before))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from ..._servers.tasks import Tasks
 from ...errors import ConfigError, GatewayError
 from ...messages.errors import unsupported
-from ...messages.render import AnswerForm, Renderer, can_call, relaxed, unread_calls
+from ...messages.render import AnswerForm, Renderer, answer_form, can_call, relaxed, unread_calls
 from ...messages.wire import ModelRequest
 from ..config import REFUSED_FORM, ForcedTools, GatewayConfig
 from ..engines import TOKEN_ENGINES
@@ -109,12 +109,14 @@ class TokenMode:
             asked.response_format = {"type": "json_schema", "json_schema": shape}
         elif constrained(asked) and asked.tool_choice == "auto":
             return None  # an answer in a form of the engine's own makes no calls
-        form = self.renderer.form(
+        form = answer_form(
+            self.renderer.grammar,
             asked.tools,
             choice=asked.tool_choice,
             parallel=asked.parallel_tool_calls is not False,
             schema=schema,
-            opens_reasoning=opens_reasoning,
+            thinking=self.renderer.thinking,
+            opened=opens_reasoning,
         )
         if form is not None:
             asked.response_format = {"type": "structural_tag", "format": form.format}

@@ -3,7 +3,7 @@ token.
 """
 
 from .conversation import Conversation
-from .forcing import AnswerForm, can_call, relaxed
+from .forcing import AnswerForm, answer_form, can_call, relaxed
 from .parsers import GRAMMARS, HINTS, Grammar, grammar_named, new_parser
 from .renderer import RenderedPrompt, Renderer
 from .replay import PastCall, replay
@@ -24,6 +24,7 @@ __all__ = [
     "Renderer",
     "ReplyStream",
     "TextDecoder",
+    "answer_form",
     "can_call",
     "grammar_named",
     "new_parser",

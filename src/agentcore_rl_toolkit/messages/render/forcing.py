@@ -28,6 +28,9 @@ _OTHER_TYPES = {
 }
 
 
+_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "enum", "required")  # the first four are of schemas
+
+
 @dataclass(frozen=True, kw_only=True)
 class AnswerForm:
     """A grammar for an answer, and the part of the answer that it leaves free.
@@ -145,31 +148,20 @@ def relaxed(schema: Any) -> Any:
 def _relaxed(schema: Any, root: Mapping[str, Any]) -> Any:
     if not isinstance(schema, Mapping):
         return schema if isinstance(schema, bool) else {}
-    found = dict(schema)
-    if "$ref" in found and not _resolves(found["$ref"], root):
-        del found["$ref"]
-    if "type" in found:
-        kinds = [_type(kind) for kind in (found["type"] if isinstance(found["type"], list) else [found["type"]])]
-        if None in kinds or not kinds:
-            del found["type"]
-        else:
-            found["type"] = kinds if isinstance(found["type"], list) else kinds[0]
-    for name in ("properties", "$defs", "definitions", "patternProperties"):
-        if name in found:
-            members = found[name] if isinstance(found[name], Mapping) else {}
-            found[name] = {key: _relaxed(value, root) for key, value in members.items()}
-    for name in ("anyOf", "oneOf", "allOf", "prefixItems"):
-        if name in found:
-            options = [_relaxed(value, root) for value in found[name]] if isinstance(found[name], list) else []
-            found[name] = options
-            if not options:
-                del found[name]
-    for name in ("items", "additionalProperties"):
-        if name in found:
-            found[name] = _relaxed(found[name], root)
-    for name in ("enum", "required"):
-        if name in found and not (isinstance(found[name], list) and found[name]):
-            del found[name]
+    found: dict[str, Any] = {}
+    for name, value in schema.items():
+        if name == "type":
+            kinds = [_type(kind) for kind in (value if isinstance(value, list) else [value])]
+            value = None if None in kinds or not kinds else kinds if isinstance(value, list) else kinds[0]
+        elif name in ("properties", "$defs", "definitions", "patternProperties"):
+            value = {key: _relaxed(each, root) for key, each in value.items()} if isinstance(value, Mapping) else {}
+        elif name in _LISTS[:4]:
+            value = [_relaxed(each, root) for each in value] if isinstance(value, list) else []
+        elif name in ("items", "additionalProperties"):
+            value = _relaxed(value, root)
+        refused = (name == "type" and value is None) or (name == "$ref" and not _resolves(value, root))
+        if not refused and (name not in _LISTS or (value and isinstance(value, list))):
+            found[name] = value
     return found
 
 

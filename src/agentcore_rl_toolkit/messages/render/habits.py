@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any
+
+from ..wire.history import tool_call
 
 SYSTEM = ("system", "developer")
 PROBE_USER = {"role": "user", "content": "q"}
@@ -15,42 +17,44 @@ PROBE_USER = {"role": "user", "content": "q"}
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _ID_SIZE = 9  # characters, letters and digits: mistral_common's `InstructRequestNormalizer` takes no others
 
+
+def probe_answer(arguments: str, call_id: str = "call00000") -> dict[str, Any]:
+    """An answer with a call of the probe's tool."""
+    return {"role": "assistant", "content": "", "tool_calls": [tool_call(call_id, "probe_tool", arguments)]}
+
+
 # Return True if the template takes the messages and writes the words in this order.
 Writes = Callable[..., bool]
 
 
+def _rule(phrase: str) -> Any:
+    """A rule that a template may need, as `Habits` describes it."""
+    return field(default=False, metadata={"phrase": phrase})
+
+
 @dataclass(frozen=True, kw_only=True)
 class Habits:
-    """How messages are written for a template.
+    """How messages are written for a template: the rules that it needs, because it refuses messages or drops them.
 
-    ``merges_leading``: system messages in front become one. ``leading_as_user``: they become the user's, because the template
-    has no system role. ``late_as_user``: a later system message is written in place as the user's, because the template refuses
-    it, leaves it out, or would put it in front. ``merges_users``: user messages in a row become one. ``merges_answers``: so do
-    answers in a row. ``lone_results_as_user``: the result of a tool that no answer before it called is written as the user's.
-    ``results_as_user``: so is every result, because the template has no role for tools.
-    ``joins_results``: a user's message after the result of a tool is written at the end of the result. ``needs_user``: a history
-    that does not begin with the user's gets an empty message of the user's.
-    ``objects_only``: arguments of a call that are no object are written as the object ``{"arguments": text}``.
-    ``short_ids``: ids of calls are rewritten to nine letters and digits. ``call_id`` is the form that all ids get.
-    ``efforts`` are the reasoning efforts that the template takes.
+    ``call_id`` is the form that all ids of calls get. ``efforts`` are the reasoning efforts that the template takes.
     """
 
-    merges_leading: bool = False
-    leading_as_user: bool = False
-    late_as_user: bool = False
-    merges_users: bool = False
-    merges_answers: bool = False
-    lone_results_as_user: bool = False
-    results_as_user: bool = False
-    joins_results: bool = False
-    needs_user: bool = False
-    objects_only: bool = False
-    short_ids: bool = False
+    merges_leading: bool = _rule("leading system messages are merged")
+    leading_as_user: bool = _rule("leading system messages are the user's")
+    late_as_user: bool = _rule("later system messages are written in place, as the user's")
+    merges_users: bool = _rule("user messages in a row are merged")
+    merges_answers: bool = _rule("answers in a row are merged")
+    lone_results_as_user: bool = _rule("a tool's result without its call is the user's")
+    results_as_user: bool = _rule("the results of tools are the user's")
+    joins_results: bool = _rule("a user message after a tool's result is written into the result")
+    needs_user: bool = _rule("an empty message of the user is put in front")
+    objects_only: bool = _rule("unreadable arguments are an object")
+    short_ids: bool = _rule("ids of calls are nine characters")
     call_id: str = ""
     efforts: tuple[str, ...] = EFFORTS
 
     def __str__(self) -> str:
-        said = [phrase for name, phrase in _PHRASES.items() if getattr(self, name)]
+        said = [rule.metadata["phrase"] for rule in fields(self) if rule.metadata and getattr(self, rule.name)]
         if self.call_id:
             said.append(f"ids of calls are {self.call_id}")
         if self.efforts != EFFORTS:
@@ -106,21 +110,6 @@ class Habits:
         return messages
 
 
-_PHRASES = {
-    "merges_leading": "leading system messages are merged",
-    "leading_as_user": "leading system messages are the user's",
-    "late_as_user": "later system messages are written in place, as the user's",
-    "merges_users": "user messages in a row are merged",
-    "merges_answers": "answers in a row are merged",
-    "lone_results_as_user": "a tool's result without its call is the user's",
-    "results_as_user": "the results of tools are the user's",
-    "joins_results": "a user message after a tool's result is written into the result",
-    "needs_user": "an empty message of the user is put in front",
-    "objects_only": "unreadable arguments are an object",
-    "short_ids": "ids of calls are nine characters",
-}
-
-
 def _short(call_id: str) -> str:
     fits = len(call_id) == _ID_SIZE and call_id.isascii() and call_id.isalnum()
     return call_id if fits else hashlib.blake2b(call_id.encode()).hexdigest()[:_ID_SIZE]
@@ -141,10 +130,10 @@ def _with_results_as_user(messages: list[dict[str, Any]], *, every: bool) -> lis
 
 def _joined(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     joined = {**other, **one}
-    for field in ("content", "reasoning_content", "thinking"):
-        texts = [text for message in (one, other) if (text := message.get(field))]
-        if field in joined:
-            joined[field] = "\n\n".join(texts)
+    for name in ("content", "reasoning_content", "thinking"):
+        texts = [text for message in (one, other) if (text := message.get(name))]
+        if name in joined:
+            joined[name] = "\n\n".join(texts)
     if calls := [*(one.get("tool_calls") or ()), *(other.get("tool_calls") or ())]:
         joined["tool_calls"] = calls
     return joined
@@ -156,9 +145,7 @@ def find_habits(writes: Writes, *, text_arguments: bool, call_id: str, short_ids
     system = [{"role": "system", "content": first}, {"role": "system", "content": second}]
     user = {**PROBE_USER, "content": asked}
     answer = {"role": "assistant", "content": first}
-    broken = {"id": "call00000", "type": "function", "function": {"name": "probe_tool", "arguments": "{broken"}}
-    calling = {"role": "assistant", "content": "", "tool_calls": [broken]}
-    called = {**calling, "tool_calls": [{**broken, "function": {"name": "probe_tool", "arguments": "{}"}}]}
+    calling, called = probe_answer("{broken"), probe_answer("{}")
     result = {"role": "tool", "tool_call_id": "call00000", "content": first}
     no_system = not writes([system[0], user], first, asked) and writes([user], asked)
     plain = writes([user, answer, {**user, "content": second}], asked, first, second)

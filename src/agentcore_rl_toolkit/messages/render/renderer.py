@@ -23,7 +23,7 @@ from ..errors import RequestError
 from ..wire.canonical import Choice
 from .algebra import SuffixRenderer, TemplateFacts, probe
 from .conversation import Conversation, KnownPrompt, Match, in_call_order
-from .forcing import AnswerForm, answer_form
+from .forcing import AnswerForm
 from .parsers import Grammar, grammar_named, grammar_of, new_parser
 from .reply import ReplyStream
 from .template import ChatTemplate
@@ -232,26 +232,6 @@ class Renderer:
         """
         parser = new_parser(self.grammar, tools=tools, reasoning_open=opens_reasoning)
         return ReplyStream(self.tokenizer, self.stop_token_ids, parser, choice=choice, stops=stops)
-
-    def form(
-        self,
-        tools: Sequence[dict[str, Any]],
-        *,
-        choice: str,
-        parallel: bool = True,
-        schema: Any = None,
-        opens_reasoning: bool = False,
-    ) -> AnswerForm | None:
-        """The form that an answer is held to, as `forcing.answer_form` describes it."""
-        return answer_form(
-            self.grammar,
-            tools,
-            choice=choice,
-            parallel=parallel,
-            schema=schema,
-            thinking=self.thinking,
-            opened=opens_reasoning,
-        )
 
     def free_tokens(self, ids: Sequence[int], form: AnswerForm) -> int:
         """The number of tokens at the beginning of a completion that its form left free. Shapes: ``ids`` (C,)."""

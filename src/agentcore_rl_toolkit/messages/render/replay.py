@@ -43,18 +43,15 @@ def replay(renderer: Renderer, past: Iterable[PastCall], *, now: float | None = 
     for call in past:
         if not call.answers:
             raise CaptureError("a call without an answer is no part of a history")
-        _add(renderer, conversation, call)
+        match = renderer.match(conversation, call.messages, call.tools, call.options)
+        asked = conversation.asked.get(match.digest)
+        if asked is None:
+            base = match.base.row if match.base is not None and call.extended else TokenRow()
+            extended = base.length > 0 and call.prompt[: base.length] == base.ids()
+            row = base.extended(call.prompt[base.length :]) if extended else TokenRow().extended(call.prompt)
+            opens = renderer.opens_reasoning(row)
+            asked = conversation.add_prompt(match, row, opens_reasoning=opens, extended=extended)
+        asked.calls += 1
+        for turn_id, ids, message in call.answers:
+            conversation.add_commit(asked, turn_id, ids, message)
     return conversation
-
-
-def _add(renderer: Renderer, conversation: Conversation, call: PastCall) -> None:
-    match = renderer.match(conversation, call.messages, call.tools, call.options)
-    asked = conversation.asked.get(match.digest)
-    if asked is None:
-        base = match.base.row if match.base is not None and call.extended else TokenRow()
-        extended = base.length > 0 and call.prompt[: base.length] == base.ids()
-        row = base.extended(call.prompt[base.length :]) if extended else TokenRow().extended(call.prompt)
-        asked = conversation.add_prompt(match, row, opens_reasoning=renderer.opens_reasoning(row), extended=extended)
-    asked.calls += 1
-    for turn_id, ids, message in call.answers:
-        conversation.add_commit(asked, turn_id, ids, message)

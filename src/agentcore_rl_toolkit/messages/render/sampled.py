@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from .habits import probe_answer
 from .renderer import Renderer
 from .template import PROBE_TOOL
 
@@ -38,11 +39,8 @@ def unread_calls(renderer: Renderer) -> str | None:
     """Describe a call that the template writes and the parser does not read. None: it reads calls, or there are none."""
     if not renderer.facts.tools_supported:
         return None
-    function = {"name": "probe_tool", "arguments": '{"s": "probe"}'}
-    call = {"id": "call_0000a", "type": "function", "function": function}
-    answer = {"role": "assistant", "content": "", "tool_calls": [call]}
     try:
-        body = sampled_body(renderer, answer, tools=[PROBE_TOOL])
+        body = sampled_body(renderer, probe_answer('{"s": "probe"}', "call_0000a"), tools=[PROBE_TOOL])
     except Exception as e:  # a template is a program of others: it may raise anything
         return f"{renderer.name}'s chat template fails on a history with a call: {type(e).__name__}: {e}"
     if body is None or renderer.parse(body, tools=[PROBE_TOOL]).tool_calls:

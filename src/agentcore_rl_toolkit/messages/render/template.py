@@ -26,7 +26,7 @@ from ...errors import ConfigError
 from ..errors import NOT_JSON, RequestError, unsupported
 from ..wire.arguments import value_of
 from ..wire.history import text_of
-from .habits import EFFORTS, PROBE_USER, Habits, find_habits
+from .habits import EFFORTS, PROBE_USER, Habits, find_habits, probe_answer
 from .parsers import grammar_of
 from .tokens import read_json
 
@@ -77,11 +77,6 @@ PROBE_TOOL: dict[str, Any] = {
 }
 
 
-def _calling(arguments: str, call_id: str) -> dict[str, Any]:
-    call = {"id": call_id, "type": "function", "function": {"name": "probe_tool", "arguments": arguments}}
-    return {"role": "assistant", "content": "", "tool_calls": [call]}
-
-
 class ChatTemplate:
     """A compiled template. ``source`` is its text; ``tool_source`` that of a separate one for calls with tools, if
     there is one.
@@ -109,7 +104,7 @@ class ChatTemplate:
         if self._writes([PROBE_USER], offers=[PROBE_TOOL]):
             self._offers.append([PROBE_TOOL])
         self._text_arguments = self._takes_text_arguments()
-        long_id, short_id = ([PROBE_USER, _calling("{}", each)] for each in ("call_00000", "call00000"))
+        long_id, short_id = ([PROBE_USER, probe_answer("{}", each)] for each in ("call_00000", "call00000"))
         self.habits = find_habits(
             self._writes_anyway,
             text_arguments=self._text_arguments,
@@ -160,11 +155,11 @@ class ChatTemplate:
         """
         probe = '{"q": [1,  2]}'  # spaced as no encoder would
         self._text_arguments = True
-        if not self._writes([PROBE_USER, _calling(probe, "call00000")], probe, offers=[PROBE_TOOL]):
+        messages = [PROBE_USER, probe_answer(probe)]
+        if not self._writes(messages, probe, offers=[PROBE_TOOL]):
             return False
         # Some write a text as it is, though their calls are no JSON.
         self._text_arguments = False
-        messages = [PROBE_USER, _calling(probe, "call00000")]
         return self._writes(messages, '"q"', offers=[PROBE_TOOL]) or not self._writes(messages, offers=[PROBE_TOOL])
 
     @classmethod

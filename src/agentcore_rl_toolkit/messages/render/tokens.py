@@ -181,8 +181,7 @@ class Tokenizer:
 
     def bytes_of(self, token_id: int) -> bytes:
         """The bytes of one token; of a token that is half a character, that half."""
-        known = self._text_of_added.get(token_id)
-        text = known if known is not None else self.decode([token_id])
+        text = self.text_of(token_id)
         if _REPLACEMENT not in text:
             return text.encode()
         if token_id in self.byte_of:

@@ -46,9 +46,9 @@ class Dialect:
 
     def encode_reply(self, reply: Reply, request: ModelRequest) -> bytes:
         """A whole answer, as a stream if the request asks for one."""
-        if self.whole_reply is not None and not request.stream:
-            return msgspec.json.encode(self.whole_reply(reply, request))
         encoder = self.encoder(request, reply_id=reply.id, model=reply.model, created=reply.created)
+        if self.whole_reply is not None and not request.stream and not isinstance(encoder, BlockEncoder):
+            return msgspec.json.encode(self.whole_reply(reply, request))
         stream = b"".join([encoder.start(), *map(encoder.feed, deltas_of(reply)), encoder.finish()])
         return msgspec.json.encode(encoder.body) if isinstance(encoder, BlockEncoder) and not request.stream else stream
 
@@ -76,7 +76,7 @@ DIALECTS: dict[str, Dialect] = {
             bedrock.parse_invoke,
             bedrock.invoke_encoder,
             bedrock.error_dict,
-            bedrock.whole_invoke,
+            chat.whole_reply,
             **_AWS,
         ),
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Annotated, Any
 
@@ -12,11 +11,12 @@ from msgspec import Meta
 from ..errors import KINDS, NO_THREADS, NOT_JSON, TOO_LONG, RequestError, field_at_fault, no_threads, unsupported
 from .arguments import standard, value_of
 from .canonical import CONTENT_FILTER, LENGTH, STOP, TOOL_CALLS, ModelRequest, ToolCall, Usage, own_id
-from .fields import Members, read_members, text_member
+from .fields import Members, read_members
 from .history import (
     History,
     Message,
     Part,
+    answer_message,
     any_tool,
     function_tool,
     image_part,
@@ -24,8 +24,10 @@ from .history import (
     list_at,
     named_tool,
     object_at,
+    object_call,
+    refuse_begun_answer,
+    text_member,
     text_part,
-    tool_call,
 )
 from .stream import BlockEncoder, encode_event
 
@@ -35,7 +37,7 @@ _BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
 # Clients drop reasoning that carries no signature from the history they send back; this one is never checked.
 SIGNATURE = "c2VsZi1ob3N0ZWQ="
 
-_STOP_REASONS = {STOP: "end_turn", LENGTH: "max_tokens", TOOL_CALLS: "tool_use", CONTENT_FILTER: "refusal"}
+STOP_REASONS = {STOP: "end_turn", LENGTH: "max_tokens", TOOL_CALLS: "tool_use", CONTENT_FILTER: "refusal"}
 _NAMES = {"stop_sequences": "stop"}
 _FIELD_NAMES = {
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
@@ -91,9 +93,8 @@ def parse_request(body: bytes | dict[str, Any], *, counting: bool = False) -> Mo
     history = _History()
     lead = history.system(asked.system)
     messages = [m for i, message in enumerate(asked.messages) for m in history.message(message, f"messages[{i}]")]
-    if messages[-1]["role"] == "assistant" and not counting:
-        last = f"messages[{len(asked.messages) - 1}]"
-        raise unsupported(last, "an answer cannot be begun for the model; end with a user message")
+    if not counting:
+        refuse_begun_answer(messages, f"messages[{len(asked.messages) - 1}]")
     tools = [
         function_tool(text_member(tool, "name", f"tools[{i}]"), tool, "input_schema")
         for i, tool in enumerate(asked.tools)
@@ -160,10 +161,9 @@ class _History(History):
             return [self._assistant(blocks, path)]
         if role == "system":
             return [{"role": role, "content": "\n".join(_texts(blocks, path))}]
-        return self.user_messages(role, blocks, path, self._tool_result)
+        return self.user_messages(role, blocks, path)
 
-    def _tool_result(self, block: Any, path: str) -> Message | None:
-        """Return a tool result as a message; None for another block. Raises: RequestError."""
+    def result(self, block: Any, path: str) -> Message | None:
         if not isinstance(block, dict) or block.get("type") != "tool_result":
             return None
         call_id = text_member(block, "tool_use_id", path)
@@ -195,9 +195,7 @@ class _History(History):
             return [text_part(source["data"])]
         if kind == "content":
             return self.parts(source.get("content"), f"{path}.source.content")
-        self.left_out["document"] += 1
-        media = source.get("media_type", kind)
-        return [text_part(f"[document ({media}): the model reads text only; extract the text with another tool]")]
+        return [self.unread_document(source.get("media_type", kind))]
 
     def _assistant(self, blocks: list[Any], path: str) -> Message:
         texts: list[str] = []
@@ -213,20 +211,12 @@ class _History(History):
             elif kind == "thinking":
                 thoughts.append(str(block.get("thinking") or ""))
             elif kind == "tool_use":
-                # An object here, text in a chat body: with the blanks that models and chat templates write, so that an
-                # engine that passes the text on sees the tokens it sampled.
-                arguments = json.dumps(object_at(block.get("input") or {}, f"{where}.input"), ensure_ascii=False)
-                calls.append(tool_call(text_member(block, "id", where), text_member(block, "name", where), arguments))
+                calls.append(object_call(text_member(block, "id", where), block, "input", where))
             elif kind is None:
                 raise RequestError(f"{where}.type is required", param=f"{where}.type")
             else:
                 self.left_out[str(kind)] += 1  # another provider's reasoning, or a call of its own tools
-        message: Message = {"role": "assistant", "content": "".join(texts)}
-        if thoughts:
-            message["reasoning_content"] = "".join(thoughts)
-        if calls:
-            message["tool_calls"] = calls
-        return message
+        return answer_message(texts, thoughts, calls)
 
 
 def _texts(blocks: list[Any], path: str) -> list[str]:
@@ -293,6 +283,13 @@ def error_dict(error: RequestError) -> dict[str, Any]:
     return {"type": "error", "error": shown}
 
 
+def stop_reason(encoder: BlockEncoder, reasons: dict[str, str]) -> str:
+    """The reason for which a reply ended. A stop string is one only if the agent asked for it."""
+    if encoder.finish_reason == STOP and encoder.stop_sequence in encoder.request.sampling.stop:
+        return "stop_sequence"
+    return reasons.get(encoder.finish_reason or STOP, "end_turn")
+
+
 # The kinds of blocks: type, the member with the text, the type of a delta.
 _TEXT = ("text", "text", "text_delta")
 _BLOCKS = {"reasoning": ("thinking", "thinking", "thinking_delta"), "refusal": _TEXT, "text": _TEXT}
@@ -355,10 +352,8 @@ class Encoder(BlockEncoder):
     def ended(self) -> bytes:
         # SGLang also reports stop strings that its own templates end with.
         stop = self.stop_sequence if self.stop_sequence in self.request.sampling.stop else None
-        reason = _STOP_REASONS.get(self.finish_reason or STOP, "end_turn")
-        if stop is not None and self.finish_reason == STOP:
-            reason = "stop_sequence"
-        end, usage = {"stop_reason": reason, "stop_sequence": stop}, usage_dict(self.usage)
+        end = {"stop_reason": stop_reason(self, STOP_REASONS), "stop_sequence": stop}
+        usage = usage_dict(self.usage)
         self.body |= {"content": self._content, **end, "usage": usage}
         return self.event("message_delta", delta=end, usage=usage) + self.event("message_stop")
 

@@ -21,12 +21,13 @@ from ..._event_stream import event, exception
 from ..errors import NOT_JSON, RequestError, unsupported
 from . import anthropic, chat
 from .arguments import standard
-from .canonical import CONTENT_FILTER, LENGTH, STOP, TOOL_CALLS, ModelRequest, Reply, ToolCall, Usage, own_id
-from .fields import MAX_TOOLS, Members, Route, convert, read_body, read_members, text_member, with_path
+from .canonical import CONTENT_FILTER, ModelRequest, ToolCall, Usage, own_id
+from .fields import MAX_TOOLS, Members, Route, convert, read_members, read_object, with_path
 from .history import (
     History,
     Message,
     Part,
+    answer_message,
     any_tool,
     function_tool,
     joined,
@@ -34,10 +35,12 @@ from .history import (
     list_at,
     named_tool,
     object_at,
+    object_call,
+    refuse_begun_answer,
+    text_member,
     text_part,
-    tool_call,
 )
-from .stream import BlockEncoder, StreamEncoder, deltas_of
+from .stream import BlockEncoder, StreamEncoder
 
 _ROUTE = re.compile(rb"bedrock/(?:[^/]+/)?model/(.+)/([a-z-]+)/?")
 CONVERSE, INVOKE, COUNT = (b"bedrock/model/{model}/" + name for name in (b"converse", b"invoke", b"count-tokens"))
@@ -119,7 +122,7 @@ def parse_request(body: bytes | dict[str, Any], *, counting: bool = False) -> Mo
 
     Raises: RequestError that names the field.
     """
-    given = _members(body)
+    given = read_object(body)
     asked = convert(given, _Converse)
     fields = {
         **asked.additional_model_request_fields,
@@ -136,9 +139,8 @@ def parse_request(body: bytes | dict[str, Any], *, counting: bool = False) -> Mo
             history.left_out[name] += 1
     lead = history.parts(asked.system, "system")
     messages = [m for i, message in enumerate(asked.messages) for m in history.message(message, f"messages[{i}]")]
-    if messages[-1]["role"] == "assistant" and not counting:
-        last = f"messages[{len(asked.messages) - 1}]"
-        raise unsupported(last, "an answer cannot be begun for the model; end with a user message")
+    if not counting:
+        refuse_begun_answer(messages, f"messages[{len(asked.messages) - 1}]")
     tools = [t for i, tool in enumerate(asked.tool_config.tools) for t in _functions(tool, f"toolConfig.tools[{i}]")]
     return ModelRequest(
         dialect="bedrock",
@@ -164,7 +166,7 @@ def parse_invoke(body: bytes | dict[str, Any], *, counting: bool = False) -> Mod
 
     Raises: RequestError that names the field.
     """
-    given = _members(body)
+    given = read_object(body)
     if "anthropic_version" in given:
         return anthropic.parse_request(given, counting=counting)
     if "messages" not in given:
@@ -175,18 +177,11 @@ def parse_invoke(body: bytes | dict[str, Any], *, counting: bool = False) -> Mod
 
 def parse_count(body: bytes | dict[str, Any]) -> ModelRequest:
     """Read a request of CountTokens. Raises: RequestError that names the field."""
-    asked = object_at(_members(body).get("input"), "input")
+    asked = object_at(read_object(body).get("input"), "input")
     if asked.get("invokeModel") is None:
         return parse_request(object_at(asked.get("converse"), "input.converse"), counting=True)
     inner = text_member(object_at(asked["invokeModel"], "input.invokeModel"), "body", "input.invokeModel")
     return parse_invoke(_decoded(inner, "input.invokeModel.body"), counting=True)
-
-
-def _members(body: bytes | dict[str, Any]) -> dict[str, Any]:
-    given = read_body(body, msgspec.json.decode)[0] if isinstance(body, bytes) else body
-    if not isinstance(given, dict):
-        raise RequestError("the request body must be a JSON object")
-    return {name: value for name, value in given.items() if value is not None}
 
 
 def _decoded(text: str, path: str) -> bytes:
@@ -251,10 +246,9 @@ class _History(History):
         blocks, path = list_at(message.get("content"), f"{path}.content"), f"{path}.content"
         if role == "assistant":
             return [self._assistant(blocks, path)]
-        return self.user_messages(role, blocks, path, self._tool_result)
+        return self.user_messages(role, blocks, path)
 
-    def _tool_result(self, block: Any, path: str) -> Message | None:
-        """Return a tool result as a message; None for another block. Raises: RequestError."""
+    def result(self, block: Any, path: str) -> Message | None:
         kind, result = _block(block, path)
         if kind != "toolResult":
             return None
@@ -303,9 +297,7 @@ class _History(History):
         kind = document.get("format")
         if kind in _READABLE and isinstance(source.get("bytes"), str):
             return [*heads, text_part(_decoded(source["bytes"], f"{path}.bytes").decode("utf-8", "replace"))]
-        self.left_out["document"] += 1
-        line = f"[document ({kind}): the model reads text only; extract the text with another tool]"
-        return [*heads, text_part(line)]
+        return [*heads, self.unread_document(kind)]
 
     def _assistant(self, blocks: list[Any], path: str) -> Message:
         parts: list[Part] = []
@@ -321,27 +313,18 @@ class _History(History):
                 else:
                     thoughts.append(text_member(object_at(thought, where), "text", where))
             elif kind == "toolUse":
-                # With the blanks that models and chat templates write: see `anthropic`.
                 call = object_at(value, where)
-                arguments = json.dumps(object_at(call.get("input") or {}, f"{where}.input"), ensure_ascii=False)
-                calls.append(
-                    tool_call(text_member(call, "toolUseId", where), text_member(call, "name", where), arguments)
-                )
+                calls.append(object_call(text_member(call, "toolUseId", where), call, "input", where))
             elif kind in ("text", "citationsContent", "cachePoint"):
                 parts += self.read_part(block, f"{path}[{i}]")
             else:
                 self.left_out[kind] += 1
-        message: Message = {"role": "assistant", "content": "".join(part.get("text", "") for part in parts)}
-        if thoughts:
-            message["reasoning_content"] = "".join(thoughts)
-        if calls:
-            message["tool_calls"] = calls
-        return message
+        return answer_message([part.get("text", "") for part in parts], thoughts, calls)
 
 
 # -- replies
 
-_STOP_REASONS = {STOP: "end_turn", LENGTH: "max_tokens", TOOL_CALLS: "tool_use", CONTENT_FILTER: "content_filtered"}
+_STOP_REASONS = {**anthropic.STOP_REASONS, CONTENT_FILTER: "content_filtered"}
 
 # The API's errors and their HTTP status, by kind. All others are a ValidationException.
 _DENIED, _UNAVAILABLE = ("AccessDeniedException", 403), ("ServiceUnavailableException", 503)
@@ -395,7 +378,18 @@ def usage_dict(usage: Usage) -> dict[str, Any]:
     }
 
 
-class Encoder(BlockEncoder):
+class _Events:
+    """The events of the stream itself, in all APIs that it carries."""
+
+    def ping(self) -> bytes:
+        return PING
+
+    def error(self, error: RequestError) -> bytes:
+        """An error after the stream began."""
+        return error_event(error)
+
+
+class Encoder(_Events, BlockEncoder):
     """Deltas -> the events of ConverseStream, and at the end the reply of Converse. Blocks of text have no start event."""
 
     def __init__(self, request: ModelRequest, *, reply_id: str, model: str = "", created: int = 0) -> None:
@@ -406,9 +400,6 @@ class Encoder(BlockEncoder):
 
     def start(self) -> bytes:
         return event({"role": "assistant"}, "messageStart")
-
-    def ping(self) -> bytes:
-        return PING
 
     def opened(self, kind: str) -> bytes:
         self._content.append({})
@@ -434,19 +425,12 @@ class Encoder(BlockEncoder):
         return out + self._stop()
 
     def ended(self) -> bytes:
-        reason = _STOP_REASONS.get(self.finish_reason or STOP, "end_turn")
-        # SGLang also reports stop strings that its own templates end with.
-        if self.finish_reason == STOP and self.stop_sequence in self.request.sampling.stop:
-            reason = "stop_sequence"
+        reason = anthropic.stop_reason(self, _STOP_REASONS)
         latency_ms = max(0, round((time.time() - self.request.received_s) * 1000)) if self.request.received_s else 0
         counted = {"usage": usage_dict(self.usage), "metrics": {"latencyMs": latency_ms}}
         message = {"role": "assistant", "content": self._content}
         self.body = {"output": {"message": message}, "stopReason": reason, **counted}
         return event({"stopReason": reason}, "messageStop") + event(counted, "metadata")
-
-    def error(self, error: RequestError) -> bytes:
-        """An error after the stream began."""
-        return error_event(error)
 
     def _at(self) -> dict[str, int]:
         return {"contentBlockIndex": len(self._content) - 1}
@@ -463,46 +447,23 @@ def _chunk(inner: dict[str, Any]) -> bytes:
     return event({"bytes": base64.b64encode(msgspec.json.encode(inner)).decode()})
 
 
-class _Messages(anthropic.Encoder):
+class _Messages(_Events, anthropic.Encoder):
     """Deltas -> Anthropic's events in those of the stream, and at the end the message itself."""
 
     def event(self, name: str, **body: Any) -> bytes:
         return _chunk({"type": name, **body})
 
-    def ping(self) -> bytes:
-        return PING
 
-    def error(self, error: RequestError) -> bytes:
-        return error_event(error)
-
-
-class _Chat(chat.Encoder):
+class _Chat(_Events, chat.Encoder):
     """Deltas -> OpenAI's chunks in the events of the stream. The last one has the usage."""
 
     def event(self, data: dict[str, Any]) -> bytes:
         return _chunk(data)
 
-    def ping(self) -> bytes:
-        return PING
-
     def finish(self) -> bytes:
         return self.usage_chunk()
 
-    def error(self, error: RequestError) -> bytes:
-        return error_event(error)
-
 
 def invoke_encoder(request: ModelRequest, **about: Any) -> StreamEncoder:
-    """The encoder of a stream of InvokeModel: its reply is of the API that its request's body is of."""
+    """The encoder of a reply of InvokeModel, which is of the API that its request's body is of."""
     return _Chat(request, **about) if request.dialect == "chat" else _Messages(request, **about)
-
-
-def whole_invoke(reply: Reply, request: ModelRequest) -> dict[str, Any]:
-    """The body of a reply of InvokeModel that is not streamed."""
-    if request.dialect == "chat":
-        return chat.whole_reply(reply, request)
-    encoder = _Messages(request, reply_id=reply.id, model=reply.model, created=reply.created)
-    for delta in deltas_of(reply):
-        encoder.feed(delta)
-    encoder.finish()
-    return encoder.body

@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from ..errors import RequestError, openai_error, unsupported
 from .canonical import Choice, Count, Delta, ModelRequest, Reply, ToolDelta, Usage
-from .fields import Members, Refusal, read_members, text_member
+from .fields import Members, Refusal, read_members
 from .history import (
     History,
     Message,
@@ -21,6 +21,7 @@ from .history import (
     json_schema,
     list_at,
     object_at,
+    text_member,
     text_of,
     text_part,
     tool_call,
@@ -290,13 +291,8 @@ class Encoder:
     def feed(self, delta: Delta) -> bytes:
         if delta.usage is not None:
             self._usage = delta.usage
-        shown: dict[str, Any] = {}
-        if delta.text:
-            shown["content"] = delta.text
-        if delta.reasoning:
-            shown["reasoning_content"] = delta.reasoning
-        if delta.refusal:
-            shown["refusal"] = delta.refusal
+        texts = {"content": delta.text, "reasoning_content": delta.reasoning, "refusal": delta.refusal}
+        shown: dict[str, Any] = {name: text for name, text in texts.items() if text}
         if delta.tool_calls:
             shown["tool_calls"] = [_tool_delta(call) for call in delta.tool_calls]
         entries = delta.logprob_entries if self._request.logprobs else None
@@ -333,10 +329,6 @@ class Encoder:
 
 
 def _tool_delta(call: ToolDelta) -> dict[str, Any]:
-    function: dict[str, Any] = {"arguments": call.arguments}
-    shown: dict[str, Any] = {"index": call.index, "function": function}
-    if call.id is not None:
-        shown |= {"id": call.id, "type": "function"}
-    if call.name is not None:
-        function["name"] = call.name
-    return shown
+    name = {} if call.name is None else {"name": call.name}
+    shown = {"index": call.index, "function": {**name, "arguments": call.arguments}}
+    return shown if call.id is None else {**shown, "id": call.id, "type": "function"}

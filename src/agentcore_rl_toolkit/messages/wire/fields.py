@@ -122,6 +122,14 @@ def read_body(body: bytes, read: Callable[[bytes], T]) -> tuple[T, bytes, int]:
     return read_body(body, read)[0], body, halves
 
 
+def read_object(body: bytes | dict[str, Any]) -> dict[str, Any]:
+    """The members of a request. A null counts as absent, as it does for the providers. Raises: RequestError."""
+    data = read_body(body, msgspec.json.decode)[0] if isinstance(body, bytes) else body
+    if not isinstance(data, dict):
+        raise RequestError("the request body must be a JSON object")
+    return {name: value for name, value in data.items() if value is not None}
+
+
 def read_members(
     body: bytes | dict[str, Any],
     kind: type[M],
@@ -131,14 +139,11 @@ def read_members(
 ) -> tuple[M, Sampling, dict[str, Any]]:
     """Return the members of a request, its sampling parameters, and its unknown fields.
 
-    A null counts as absent, as it does for the providers. ``names`` are the dialect's names of sampling parameters.
+    ``names`` are the dialect's names of sampling parameters.
 
     Raises: RequestError that names the field.
     """
-    data = read_body(body, msgspec.json.decode)[0] if isinstance(body, bytes) else body
-    if not isinstance(data, dict):
-        raise RequestError("the request body must be a JSON object")
-    given = {name: _whole(value) for name, value in data.items() if value is not None}
+    given = {name: _whole(value) for name, value in read_object(body).items()}
     for name, refusal in (refused or {}).items():
         if name in given:
             refuse(name, given.pop(name), refusal)
@@ -197,11 +202,3 @@ def check_template_kwargs(given: Iterable[str]) -> None:
     """Raises: RequestError for a variable that would replace a part of the request."""
     for name in sorted(_NOT_FOR_TEMPLATES.intersection(given)):
         raise unsupported(f"chat_template_kwargs.{name}", "it is made from the request")
-
-
-def text_member(item: dict[str, Any], name: str, path: str) -> str:
-    """A member that must be a string. Raises: RequestError."""
-    text = item.get(name)
-    if not isinstance(text, str):
-        raise RequestError(f"{path}.{name} must be a string", param=f"{path}.{name}")
-    return text

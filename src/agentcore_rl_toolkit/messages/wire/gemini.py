@@ -19,7 +19,7 @@ from ..errors import KINDS, RequestError, field_at_fault, unsupported
 from .anthropic import tool_input
 from .canonical import CONTENT_FILTER, LENGTH, Choice, Delta, ModelRequest, Reply, ToolCall, Usage, own_id
 from .chat import MAX_N
-from .fields import Members, Refusal, Route, convert, read_body, read_members, text_member, with_path
+from .fields import Members, Refusal, Route, convert, read_members, read_object, with_path
 from .history import (
     History,
     Message,
@@ -32,9 +32,11 @@ from .history import (
     list_at,
     named_tool,
     object_at,
+    object_call,
+    refuse_begun_answer,
+    text_member,
     text_of,
     text_part,
-    tool_call,
 )
 from .stream import CollectedCalls, encode_event
 
@@ -109,8 +111,7 @@ def parse_request(body: bytes | dict[str, Any], *, counting: bool = False) -> Mo
 
     Raises: RequestError that names the field.
     """
-    data = read_body(body, msgspec.json.decode)[0] if isinstance(body, bytes) else body
-    given = _object(data, "the request body")
+    given = _object(read_object(body), "the request body")
     if given.get("generateContentRequest") is not None:  # one form of countTokens
         given = {**_object(given.pop("generateContentRequest"), "generateContentRequest"), **given}
     config = _object(given.pop("generationConfig", None) or {}, "generationConfig")
@@ -120,9 +121,8 @@ def parse_request(body: bytes | dict[str, Any], *, counting: bool = False) -> Mo
     history = _History()
     for i, content in enumerate(asked.contents):
         history.add(content, f"contents[{i}]")
-    if history.messages[-1]["role"] == "assistant" and not counting:
-        last = f"contents[{len(asked.contents) - 1}]"
-        raise unsupported(last, "an answer cannot be begun for the model; end with a user's content")
+    if not counting:
+        refuse_begun_answer(history.messages, f"contents[{len(asked.contents) - 1}]")
     tools = [f for i, tool in enumerate(asked.tools) for f in _functions(tool, f"tools[{i}]")]
     thinking = convert(_object(asked.thinking_config or {}, "thinkingConfig"), _Thinking)
     budget, level = thinking.thinking_budget, thinking.thinking_level
@@ -234,36 +234,33 @@ class _History(History):
         if content is None:
             return []
         given = {"parts": [{"text": content}]} if isinstance(content, str) else _object(content, "systemInstruction")
-        text = "\n".join(map(text_of, ([part] for part in self._parts(given, "systemInstruction"))))
+        text = "\n".join(map(text_of, ([part] for part in self.parts(given.get("parts"), "systemInstruction.parts"))))
         return [{"role": "system", "content": text}] if text else []
 
     def add(self, content: Any, path: str) -> None:
         """Read a content. Raises: RequestError."""
         given = _object(content, path)
         role = given.get("role") or "user"
+        parts, where = list_at(given.get("parts") or [], f"{path}.parts"), f"{path}.parts"
         if role == "model":
-            self._model(given, path)
+            self._model(parts, where)
         elif role in ("user", "function", "tool"):
-            self._user(given, path)
+            self.messages += self.user_messages("user", parts, where)
         else:
             raise RequestError(f"{path}.role must be user or model, got {role!r}", param=f"{path}.role")
 
-    def _given(self, content: dict[str, Any], path: str) -> list[tuple[Part, str]]:
-        parts = list_at(content.get("parts") or [], f"{path}.parts")
-        return [(_object(part, f"{path}.parts[{i}]"), f"{path}.parts[{i}]") for i, part in enumerate(parts)]
+    def read_part(self, part: Any, path: str) -> list[Part]:
+        given = _object(part, path)
+        kind = _kind(given)
+        return [] if kind is None else super().read_part({**given, "type": kind}, path)
 
-    def _parts(self, content: dict[str, Any], path: str) -> list[Part]:
-        return [p for part, where in self._given(content, path) for p in self._read(part, where)]
-
-    def _read(self, part: Part, path: str) -> list[Part]:
-        kind = _kind(part)
-        return [] if kind is None else self.read_part({**part, "type": kind}, path)
-
-    def _model(self, content: dict[str, Any], path: str) -> None:
+    def _model(self, parts: list[Any], path: str) -> None:
         if not self.messages or self.messages[-1]["role"] != "assistant":
             self.messages.append({"role": "assistant", "content": ""})
         message = self.messages[-1]
-        for part, where in self._given(content, path):
+        for i, given in enumerate(parts):
+            where = f"{path}[{i}]"
+            part = _object(given, where)
             kind = _kind(part)
             if kind == "text":
                 member = "reasoning_content" if part.get("thought") else "content"
@@ -275,29 +272,17 @@ class _History(History):
 
     def _call(self, given: Any, path: str) -> dict[str, Any]:
         call = object_at(given, path)
-        name, call_id = text_member(call, "name", path), call.get("id") or f"call_{self._calls}"
+        name, call_id = text_member(call, "name", path), str(call.get("id") or f"call_{self._calls}")
         self._calls += 1
-        self._open.append((str(call_id), name, len(self.messages)))
-        # An object here, text in a chat body: with the blanks that models and chat templates write, so that an engine that
-        # passes the text on sees the tokens it sampled.
-        arguments = json.dumps(object_at(call.get("args") or {}, f"{path}.args"), ensure_ascii=False)
-        return tool_call(str(call_id), name, arguments)
+        self._open.append((call_id, name, len(self.messages)))
+        return object_call(call_id, call, "args", path)
 
-    def _user(self, content: dict[str, Any], path: str) -> None:
-        """Add the results of tools as messages of their own, in front of the user's text."""
-        rest: list[Part] = []
-        results = 0
-        for part, where in self._given(content, path):
-            if _kind(part) == "functionResponse":
-                results += 1
-                self.messages.append(self._result(part["functionResponse"], f"{where}.functionResponse"))
-            else:
-                rest += self._read(part, where)
-        if rest or not results:
-            self.messages.append({"role": "user", "content": joined(rest, "\n")})
-
-    def _result(self, given: Any, path: str) -> Message:
-        response = object_at(given, path)
+    def result(self, block: Any, path: str) -> Message | None:
+        part = _object(block, path)
+        if _kind(part) != "functionResponse":
+            return None
+        path = f"{path}.functionResponse"
+        response = object_at(part["functionResponse"], path)
         name, call_id = text_member(response, "name", path), response.get("id")
         # Many clients leave out the ids. A result is then that of the first open call of its name in the latest message
         # that has one.
@@ -307,7 +292,7 @@ class _History(History):
         if answered is not None:
             self._open.remove(answered)
         content = text_part(_result_text(object_at(response.get("response") or {}, f"{path}.response")))
-        more = self._parts(response, path)  # of a result with media
+        more = self.parts(response.get("parts"), f"{path}.parts")  # of a result with media
         answers = answered[0] if answered is not None else str(call_id or name)
         return {"role": "tool", "tool_call_id": answers, "content": joined([content, *more], "\n")}
 
@@ -374,11 +359,9 @@ def _texts(item: Choice | Delta, text: str) -> list[dict[str, Any]]:
 
 
 def _calls(calls: list[ToolCall], reply_id: str) -> list[dict[str, Any]]:
-    shown = []
-    for place, call in enumerate(calls):
-        call_id = call.id or own_id("call_", reply_id, place)
-        shown.append({"functionCall": {"id": call_id, "name": call.name, "args": tool_input(call.arguments)}})
-    return shown
+    ids = [call.id or own_id("call_", reply_id, place) for place, call in enumerate(calls)]
+    shown = [{"name": call.name, "args": tool_input(call.arguments)} for call in calls]
+    return [{"functionCall": {"id": i, **call}} for i, call in zip(ids, shown, strict=True)]
 
 
 def _candidate(index: int, parts: list[dict[str, Any]], finish: str | None = None) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 from ..errors import RequestError, unsupported
@@ -55,17 +54,16 @@ class History:
         self.left_out[kind] += 1
         return [unread_part(kind)]
 
-    def user_messages(
-        self, role: str, blocks: list[Any], path: str, result_of: Callable[[Any, str], Message | None]
-    ) -> list[Message]:
-        """Return tool results as messages of their own, in front of the user's text.
+    def result(self, block: Any, path: str) -> Message | None:
+        """Return a tool's result as a message. None: it is another block. Raises: RequestError."""
+        raise NotImplementedError
 
-        ``result_of`` returns the message of a block with a tool result, and None for other blocks. Raises: RequestError.
-        """
+    def user_messages(self, role: str, blocks: list[Any], path: str) -> list[Message]:
+        """Return tool results as messages of their own, in front of the user's text. Raises: RequestError."""
         messages: list[Message] = []
         parts: list[Part] = []
         for i, block in enumerate(blocks):
-            result = result_of(block, f"{path}[{i}]")
+            result = self.result(block, f"{path}[{i}]")
             if result is None:
                 parts += self.read_part(block, f"{path}[{i}]")
             else:
@@ -86,6 +84,11 @@ class History:
         elif failure is not None:
             self.left_out[failure] += 1
         return {"role": "tool", "tool_call_id": call_id, "content": content}
+
+    def unread_document(self, kind: Any) -> Part:
+        """The text in place of a document that is no text."""
+        self.left_out["document"] += 1
+        return text_part(f"[document ({kind}): the model reads text only; extract the text with another tool]")
 
 
 def unread_part(kind: str) -> Part:
@@ -145,9 +148,39 @@ def object_at(value: Any, path: str) -> dict[str, Any]:
     return value
 
 
+def text_member(item: dict[str, Any], name: str, path: str) -> str:
+    """A member that must be a string. Raises: RequestError."""
+    text = item.get(name)
+    if not isinstance(text, str):
+        raise RequestError(f"{path}.{name} must be a string", param=f"{path}.{name}")
+    return text
+
+
 def tool_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
     """A call of a message."""
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def object_call(call_id: str, call: dict[str, Any], member: str, path: str) -> dict[str, Any]:
+    """A call whose arguments are the object ``call[member]``. Raises: RequestError.
+
+    Its text has the blanks that models and chat templates write, so that an engine that passes it on sees the tokens it sampled.
+    """
+    arguments = json.dumps(object_at(call.get(member) or {}, f"{path}.{member}"), ensure_ascii=False)
+    return tool_call(call_id, text_member(call, "name", path), arguments)
+
+
+def answer_message(texts: list[str], thoughts: list[str], calls: list[dict[str, Any]]) -> Message:
+    message: Message = {"role": "assistant", "content": "".join(texts)}
+    if thoughts:
+        message["reasoning_content"] = "".join(thoughts)
+    return {**message, "tool_calls": calls} if calls else message
+
+
+def refuse_begun_answer(messages: list[Message], last: str) -> None:
+    """Raises: RequestError if the last message, which is at this path, is the model's."""
+    if messages[-1]["role"] == "assistant":
+        raise unsupported(last, "an answer cannot be begun for the model; end with a user message")
 
 
 def function_tool(name: str, tool: dict[str, Any], parameters: str) -> dict[str, Any]:

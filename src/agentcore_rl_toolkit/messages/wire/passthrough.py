@@ -70,8 +70,10 @@ def check(body: bytes, fields: Fields, *, more: Collection[str] | None) -> None:
         except UnicodeDecodeError as e:
             raise RequestError(f"the request body is not UTF-8: {e.reason} at byte {e.start}") from e
     if more is not None:
-        if not KNOWN.issuperset(fields):
-            _leave_out_the_unknown(fields, more)
+        for name in fields.keys() - KNOWN - set(more):
+            value, refusal = fields.pop(name), REFUSED.get(name)
+            if refusal is not None:
+                refuse(name, msgspec.json.decode(value), refusal)
         if "chat_template_kwargs" in fields:
             _check_template_kwargs(fields["chat_template_kwargs"])
     stream = fields.get("stream")
@@ -171,10 +173,3 @@ def _check_template_kwargs(given: msgspec.Raw) -> None:
         check_template_kwargs(msgspec.json.decode(given, type=Fields | None) or ())
     except NOT_JSON as e:
         raise RequestError("chat_template_kwargs must be an object", param="chat_template_kwargs") from e
-
-
-def _leave_out_the_unknown(fields: Fields, more: Collection[str]) -> None:
-    for name in fields.keys() - KNOWN - set(more):
-        value, refusal = fields.pop(name), REFUSED.get(name)
-        if refusal is not None:
-            refuse(name, msgspec.json.decode(value), refusal)

@@ -19,7 +19,7 @@ from msgspec import Meta
 from ..errors import KINDS, NOT_JSON, RequestError, openai_error
 from .arguments import value_of
 from .canonical import CONTENT_FILTER, LENGTH, ModelRequest, ToolCall, ToolForm, Usage, own_id
-from .fields import Members, Refusal, read_members, text_member
+from .fields import Members, Refusal, read_members
 from .history import (
     History,
     Message,
@@ -28,6 +28,7 @@ from .history import (
     joined,
     json_schema,
     object_at,
+    text_member,
     text_of,
     text_part,
     tool_call,

@@ -55,6 +55,11 @@ class OutputParser:
         return Delta(tool_calls=[piece])
 
 
+def in_value(opening: str, closing: str) -> Callable[[str], bool]:
+    """A test for text that ends inside a value between these marks."""
+    return lambda text: text.rfind(opening) > text.rfind(closing)
+
+
 # The text between a block's markers -> its calls, and text beside them. None: it is not understood.
 ParseBlock = Callable[[str, Schemas], Sequence[Call | str] | None]
 

@@ -6,12 +6,11 @@ template); V4 differs in the outer mark. An object in JSON instead of parameters
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from ...wire.arguments import loads
-from .base import Call, Grammar, Schemas
-from .families import dumps, name_ok, object_text, typed_value
+from .base import Call, Grammar, Schemas, in_value
+from .families import named_call, typed_value
 
 _OPEN, _CLOSE = "<｜DSML｜parameter", "</｜DSML｜parameter>"
 _NAME = re.compile(r'\s+name="([^"]+)"\s*>')
@@ -26,18 +25,9 @@ def _block(inner: str, schemas: Schemas) -> list[Call] | None:
     if head is None:
         return None
     body = inner[head.end() :]
-    found = _object(body) if _OPEN not in body else _parameters(body, schemas.get(head.group(1), {}))
-    if found is None:
-        return None
-    calls = [Call(head.group(1), found)]
-    return calls if name_ok(calls) else None
-
-
-def _object(body: str) -> str | None:
-    return object_text(body) if body.strip()[:1] in ("", "{") else None
-
-
-def _parameters(body: str, types: Mapping[str, Any]) -> str | None:
+    if _OPEN not in body:
+        return named_call(head[1], body) if body.strip()[:1] in ("", "{") else None
+    types = schemas.get(head[1], {})
     arguments: dict[str, Any] = {}
     at = 0
     while (match := _PARAMETER.match(body, at)) is not None:
@@ -47,7 +37,7 @@ def _parameters(body: str, types: Mapping[str, Any]) -> str | None:
             return None
         arguments[key] = value if is_string == "true" else _value(value, types.get(key))
         at = match.end()
-    return None if body[at:].strip() else dumps(arguments)
+    return None if body[at:].strip() else named_call(head[1], arguments)
 
 
 def _value(text: str, schema: Any) -> Any:
@@ -64,5 +54,5 @@ DSML = Grammar(
     parse_block=_block,
     skip=tuple(f"{slash}｜DSML｜{name}>" for name in ("function_calls", "tool_calls") for slash in ("<", "</")),
     hints=("<｜DSML｜", "</｜DSML｜"),
-    inside=lambda inner: inner.rfind(_OPEN) > inner.rfind(_CLOSE),
+    inside=in_value(_OPEN, _CLOSE),
 )

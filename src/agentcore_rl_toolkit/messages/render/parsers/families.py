@@ -15,7 +15,7 @@ import msgspec
 
 from ...errors import NOT_JSON
 from ...wire.arguments import loads, standard, value_of
-from .base import Call, CallTag, Grammar, Schemas
+from .base import Call, CallTag, Grammar, Schemas, in_value
 
 
 class _Json(msgspec.Struct):
@@ -74,6 +74,12 @@ def object_text(text: str) -> str | None:
     if isinstance(found, str):
         return object_text(found) if found.strip().startswith("{") else None
     return text if isinstance(found, dict) else None
+
+
+def named_call(name: str, arguments: str | dict[str, Any]) -> list[Call] | None:
+    """The call of a tool. None: the text is no JSON object, or no tool has such a name."""
+    found = object_text(arguments) if isinstance(arguments, str) else dumps(arguments)
+    return [Call(name, found)] if found is not None and re.fullmatch(r"[^\s<>{}\"]+", name) else None
 
 
 def _hermes_block(inner: str, _schemas: Schemas) -> list[Call] | None:
@@ -135,7 +141,7 @@ _PARAMETER = re.compile(
 
 
 def _coder_block(text: str, schemas: Schemas) -> list[Call] | None:
-    calls = []
+    calls: list[Call] = []
     for match in _FUNCTION.finditer(text):
         name = match.group(1).strip()
         types = schemas.get(name, {})
@@ -146,16 +152,13 @@ def _coder_block(text: str, schemas: Schemas) -> list[Call] | None:
             value = value[:-1] if value.endswith("\n") else value
             arguments[key.strip()] = typed_value(value, types.get(key.strip()))
         cut = not match.group(0).endswith("</function>") and _inside_parameter(match.group(2))
-        if cut or _PARAMETER.sub("", match.group(2)).strip():
+        call = named_call(name, arguments)
+        if call is None or cut or _PARAMETER.sub("", match.group(2)).strip():
             return None
-        calls.append(Call(name, dumps(arguments)))
-    if not calls or not name_ok(calls) or _FUNCTION.sub("", text).replace("<tool_call>", "").strip():
+        calls += call
+    if not calls or _FUNCTION.sub("", text).replace("<tool_call>", "").strip():
         return None
     return calls
-
-
-def name_ok(calls: list[Call]) -> bool:
-    return all(re.fullmatch(r"[^\s<>{}\"]+", call.name) for call in calls)
 
 
 # Atomic groups: a key or a value ends at its first mark, and nothing is tried again.
@@ -170,8 +173,7 @@ def _glm_block(inner: str, schemas: Schemas) -> list[Call] | None:
         key = pair[1].strip()
         arguments[key] = typed_value(pair[2], types.get(key))
         at = pair.end()
-    call = Call(name, dumps(arguments))
-    return None if not name_ok([call]) or pairs[at:].strip() else [call]
+    return None if pairs[at:].strip() else named_call(name, arguments)
 
 
 def _deepseek_block(inner: str, _schemas: Schemas) -> list[Call] | None:
@@ -186,11 +188,7 @@ def _deepseek_block(inner: str, _schemas: Schemas) -> list[Call] | None:
             body = fenced[3:-3].removeprefix("json")
     else:
         name, body = head, tail
-    arguments = object_text(body)
-    if arguments is None:
-        return None
-    call = Call(name.strip(), arguments)
-    return [call] if name_ok([call]) else None
+    return named_call(name.strip(), body)
 
 
 def inside_string(inner: str) -> bool:
@@ -198,12 +196,7 @@ def inside_string(inner: str) -> bool:
     return len(re.findall(r'(?<!\\)(?:\\\\)*"', inner)) % 2 == 1
 
 
-def _inside_parameter(inner: str) -> bool:
-    return inner.rfind("<parameter=") > inner.rfind("</parameter>")
-
-
-def _inside_value(inner: str) -> bool:
-    return inner.rfind("<arg_value>") > inner.rfind("</arg_value>")
+_inside_parameter = in_value("<parameter=", "</parameter>")
 
 
 HERMES = Grammar(
@@ -240,7 +233,7 @@ GLM = Grammar(
     blocks=(("<tool_call>", "</tool_call>"),),
     parse_block=_glm_block,
     hints=("<tool_call", "</tool_call>", "<arg_key>"),
-    inside=_inside_value,
+    inside=in_value("<arg_value>", "</arg_value>"),
     calls_end_reasoning=True,
 )
 DEEPSEEK = Grammar(

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .base import Call, Grammar, Schemas
-from .families import dumps, name_ok, typed_value, types_of
+from .families import named_call, typed_value, types_of
 
 _QUOTE = '<|"|>'
 _HEAD = re.compile(r"\s*(?:call)?:?\s*([^\s{}:]+)\s*(?=\{)")
@@ -66,10 +66,9 @@ def _block(inner: str, schemas: Schemas) -> list[Call] | None:
         return None
     try:
         arguments, at = _object(inner, head.end(), schemas.get(head[1]))
-        calls = [Call(head[1], dumps(arguments))]
+        return None if inner[at:].strip() else named_call(head[1], arguments)
     except (ValueError, RecursionError):
         return None
-    return None if inner[at:].strip() or not name_ok(calls) else calls
 
 
 GEMMA = Grammar(

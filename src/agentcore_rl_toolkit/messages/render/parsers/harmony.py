@@ -12,7 +12,7 @@ import re
 
 from .base import Call, Grammar, Schemas
 from .channels import ChannelParser, Channels, Kind
-from .families import inside_string, object_text
+from .families import inside_string, named_call
 
 _TO = re.compile(r"\bto=(\S+?)(?=\s|<|$)")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
@@ -28,10 +28,7 @@ def _kind(header: str, offered: bool) -> Kind:
 def _calls(header: str, body: str, _: Schemas) -> list[Call] | None:
     recipient = _TO.search(header)
     name = recipient[1] if recipient else ""
-    arguments = object_text(body)
-    if arguments is None or not name.startswith("functions.") or len(name) == len("functions."):
-        return None
-    return [Call(name.removeprefix("functions."), arguments)]
+    return named_call(name.removeprefix("functions."), body) if name.startswith("functions.") else None
 
 
 _CHANNELS = Channels(

@@ -9,9 +9,9 @@ import functools
 import re
 from typing import Any
 
-from .base import Call, Grammar, Schemas
+from .base import Call, Grammar, Schemas, in_value
 from .channels import ChannelParser, Channels, Kind
-from .families import dumps, name_ok, typed_value
+from .families import named_call, typed_value
 
 _NAME = r"""\sname\s*=\s*(?:"([^"]*)"|'([^']*)'|([^>\s="']+))\s*>"""
 
@@ -40,12 +40,7 @@ def read_invoke(block: str, schemas: Schemas, *, prefix: str = "") -> list[Call]
             return None  # the value goes on into the next call
         arguments[key] = typed_value(match[4], types.get(key))
         at = match.end()
-    calls = [Call(name, dumps(arguments))]
-    return None if body[at:].strip() or not name_ok(calls) else calls
-
-
-def _inside(inner: str, prefix: str = "") -> bool:
-    return inner.rfind(f"<{prefix}parameter") > inner.rfind(f"</{prefix}parameter>")
+    return None if body[at:].strip() else named_call(name, arguments)
 
 
 MINIMAX = Grammar(
@@ -55,7 +50,7 @@ MINIMAX = Grammar(
     parse_block=read_invoke,
     skip=("<minimax:tool_call>", "</minimax:tool_call>"),
     hints=("<minimax:tool_call", "<invoke name="),
-    inside=_inside,
+    inside=in_value("<parameter", "</parameter>"),
     calls_end_reasoning=True,
 )
 
@@ -90,7 +85,7 @@ MUSE = Grammar(
             ends=("<|eom|>", "<|eot|>", "<|start|>"),
             kind=_kind,
             calls=_calls,
-            inside=functools.partial(_inside, prefix="atem:"),
+            inside=in_value("<atem:parameter", "</atem:parameter>"),
             noise=re.compile(r"^\s*assistant\b|(?:^|\s)to=[\w.\-]*\s*\Z"),
             header=re.compile(r"\s(?:to=[\w.\-]{0,300}|to?)?\Z"),  # a longer name is no tool's, and is not waited for
         ),

@@ -8,18 +8,15 @@ from __future__ import annotations
 import re
 
 from .base import Call, Grammar, Schemas
-from .families import inside_string, name_ok, object_text
+from .families import inside_string, named_call
 
 _ID = re.compile(r"\s*(?:functions\.)?([^\s:]+):\d+\s*\Z")
 
 
 def _block(inner: str, _: Schemas) -> list[Call] | None:
     head, mark, body = inner.partition("<|tool_call_argument_begin|>")
-    found, arguments = _ID.match(head), object_text(body)
-    if found is None or not mark or arguments is None:
-        return None
-    calls = [Call(found[1], arguments)]
-    return calls if name_ok(calls) else None
+    found = _ID.match(head)
+    return named_call(found[1], body) if found is not None and mark else None
 
 
 KIMI = Grammar(

@@ -9,7 +9,7 @@ import json
 import re
 
 from .base import Call, Grammar, Schemas
-from .families import call_from_json, inside_string, name_ok, object_text
+from .families import call_from_json, inside_string, named_call
 
 _MARK = "[TOOL_CALLS]"
 _HEAD = re.compile(r"\s*([^\s\[\]{}]+)\s*(?:\[CALL_ID\]\s*\w*\s*)?(?:\[ARGS\]\s*)?(?=\{)")
@@ -30,12 +30,11 @@ def _block(body: str, _: Schemas) -> list[Call | str] | None:
             else:
                 at = head.end()
                 end = _DECODER.raw_decode(body, at)[1]
-                arguments = object_text(body[at:end])
-                calls = [None if arguments is None else Call(head[1], arguments)]
+                calls = [*(named_call(head[1], body[at:end]) or [])]
             known = [call for call in calls if call is not None]
             after = body.find(_MARK, end)
             text = body[end : after if after >= 0 else len(body)]
-            if not calls or len(known) < len(calls) or not name_ok(known):
+            if not calls or len(known) < len(calls):
                 return None
             found += [*known, *([text] if text.strip() else [])]
             at = end + len(text) + len(_MARK)

@@ -11,7 +11,7 @@ import re
 from typing import Any
 
 from .base import Call, Grammar, Schemas
-from .families import dumps, name_ok
+from .families import dumps
 
 _NAME = re.compile(r"\s*([A-Za-z_][\w.\-]*)\s*\(\s*")
 _KEY = re.compile(r"([A-Za-z_]\w*)\s*=\s*")
@@ -130,8 +130,7 @@ def _end_of_strings(inner: str) -> int:
 
 def _block(inner: str, _: Schemas) -> list[Call] | None:
     found = None if _TWO_BLOCKS.search(inner) else python_calls(inner)
-    calls = [Call(name, dumps(arguments)) for name, arguments in found or ()]
-    return calls if calls and name_ok(calls) else None
+    return [Call(name, dumps(arguments)) for name, arguments in found or ()] or None
 
 
 LFM = Grammar(
