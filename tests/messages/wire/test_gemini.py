@@ -38,6 +38,14 @@ def test_a_member_that_is_null_is_absent() -> None:
     assert parse_request({"contents": [user({"text": "a"}), said, user({"text": "b"})]}).messages[1]["content"] == "so"
 
 
+def test_a_part_has_one_kind_of_data_and_perhaps_members_about_it() -> None:
+    image = {"mediaResolution": {"level": "HIGH"}, "inlineData": {"mimeType": "image/png", "data": "eA=="}}
+    [part] = parse_request({"contents": [user(image)]}).messages[0]["content"]
+    assert part["type"] == "image_url"
+    with pytest.raises(RequestError, match=r"contents\[0\]\.parts\[0\] must have one of text, functionResponse"):
+        parse_request({"contents": [user({"text": "lost", **result("s")})]})
+
+
 @pytest.mark.parametrize("more", [{}, {"responseSchema": {"type": "STRING", "enum": ["A", "B"]}}])
 def test_an_answer_can_be_text_or_json_only(more: dict[str, Any]) -> None:
     config = {"responseMimeType": "text/x.enum", **more}

@@ -212,12 +212,25 @@ def standard_schema(schema: Any) -> Any:
     return given
 
 
+_DATA = frozenset(
+    {"text", "inlineData", "fileData", "functionCall", "functionResponse", "executableCode", "codeExecutionResult"}
+)
 _ABOUT_PARTS = frozenset({"thought", "thoughtSignature", "videoMetadata", "video_metadata"})
+
+
+def _part(given: Any, path: str) -> Part:
+    """A part with its members in camel case. Raises: RequestError if it has several kinds of data, of which one would be lost."""
+    part = _object(given, path)
+    kinds = [name for name, data in part.items() if data is not None and name in _DATA]
+    if len(kinds) > 1:
+        raise RequestError(f"{path} must have one of {', '.join(kinds)}: send a part for each", param=path)
+    return part
 
 
 def _kind(part: Part) -> str | None:
     """The member that holds a part's data; None if the part is empty."""
-    return next((name for name, data in part.items() if data is not None and name not in _ABOUT_PARTS), None)
+    given = [name for name, data in part.items() if data is not None and name not in _ABOUT_PARTS]
+    return next((name for name in given if name in _DATA), given[0] if given else None)
 
 
 class _History(History):
@@ -250,7 +263,7 @@ class _History(History):
             raise RequestError(f"{path}.role must be user or model, got {role!r}", param=f"{path}.role")
 
     def read_part(self, part: Any, path: str) -> list[Part]:
-        given = _object(part, path)
+        given = _part(part, path)
         kind = _kind(given)
         return [] if kind is None else super().read_part({**given, "type": kind}, path)
 
@@ -260,7 +273,7 @@ class _History(History):
         message = self.messages[-1]
         for i, given in enumerate(parts):
             where = f"{path}[{i}]"
-            part = _object(given, where)
+            part = _part(given, where)
             kind = _kind(part)
             if kind == "text":
                 member = "reasoning_content" if part.get("thought") else "content"
@@ -278,7 +291,7 @@ class _History(History):
         return object_call(call_id, call, "args", path)
 
     def result(self, block: Any, path: str) -> Message | None:
-        part = _object(block, path)
+        part = _part(block, path)
         if _kind(part) != "functionResponse":
             return None
         path = f"{path}.functionResponse"
