@@ -440,9 +440,9 @@ CASES: list[tuple[str, str, str, dict[str, Any]]] = [
     ),
     (
         "hermes",
-        "half of a surrogate pair stays an escape",
+        "half of a surrogate pair is a character that is missing",
         '<tool_call>{"name": "look_up", "arguments": {"query": "\\ud83d"}}</tool_call>',
-        expect(status="parsed", calls=[("look_up", {"query": "\ud83d"})]),
+        expect(status="parsed", calls=[("look_up", {"query": "\ufffd"})]),
     ),
     (
         "hermes",
@@ -512,6 +512,7 @@ CASES: list[tuple[str, str, str, dict[str, Any]]] = [
         '<|channel>thought\nwhy <|tool_call>call:look_up{query:<|"|>x<|"|>}<tool_call|>',
         expect("", "why", "parsed", [X]),
     ),
+    ("gemma", "a line end before the reasoning", "<|channel>\nthought\nwhy<channel|>Hi", expect("Hi", "why", "none")),
     (
         "gemma",
         "marks say that a value is a string, unless the schema takes none",
@@ -770,6 +771,27 @@ def test_an_answer_without_a_call_is_given_exactly_as_sampled(grammar, text) -> 
     found = read(grammar, [text])
     if not found["calls"] and "<think>" not in text:
         assert found["content"] == text.lstrip("\n")
+
+
+@pytest.mark.parametrize(("written", "meant"), [("\\ud83d", "\ufffd"), ("\\ud83d\\ude00", "😀"), ("a\nb", "a\nb")])
+@pytest.mark.parametrize(
+    ("grammar", "text"),
+    [
+        ("hermes", '<tool_call>{"name": "now", "arguments": %s}</tool_call>'),
+        ("llama", '{"name": "now", "parameters": %s}'),
+        ("mistral", "[TOOL_CALLS]now[ARGS]%s"),
+        ("kimi", "<|tool_call_begin|>functions.now:0<|tool_call_argument_begin|>%s<|tool_call_end|>"),
+        ("deepseek", "<｜tool▁call▁begin｜>now<｜tool▁sep｜>%s<｜tool▁call▁end｜>"),
+        ("harmony", "<|channel|>commentary to=functions.now<|message|>%s<|call|>"),
+        ("dsml", DSML.format(INVOKE.format("now", "%s"))),
+        ("lfm", "<|tool_call_start|>[now(a=%s)]<|tool_call_end|>"),
+    ],
+)
+def test_half_characters_and_raw_line_ends_in_arguments(grammar: str, text: str, written: str, meant: str) -> None:
+    text %= f'"{written}"' if grammar == "lfm" else f'{{"a": "{written}"}}'
+    parser = new_parser(grammar_named(grammar), tools=TOOLS)
+    [call] = [piece for delta in [*parser.feed(text), *parser.finish()] for piece in delta.tool_calls]
+    assert msgspec.json.decode(call.arguments) == {"a": meant}  # as strict as any
 
 
 NUMBERS = '{"limit":   NaN, "deep": [-Infinity,1e999], "query": "NaN \\" Infinity"}'

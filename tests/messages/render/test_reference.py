@@ -91,16 +91,16 @@ REASONS: dict[str, Callable[[str, dict[str, Any], dict[str, Any]], bool]] = {
 }
 NO_CALL, AFTER, TYPES, NAME, LONE, TAG, WHOLE, HEADER = REASONS
 DIFFERENCES: dict[str, dict[str, int]] = {
-    "deepseek": {NO_CALL: 70, AFTER: 24, NAME: 8, LONE: 2, WHOLE: 5},
+    "deepseek": {NO_CALL: 67, AFTER: 24, NAME: 11, LONE: 2, WHOLE: 5},
     "dsml": {NO_CALL: 63, AFTER: 34, LONE: 4, TAG: 4},
     "gemma": {NO_CALL: 68, AFTER: 26, TYPES: 1, LONE: 4},
     "glm": {NO_CALL: 55, AFTER: 25, TYPES: 5},
     "hermes": {NO_CALL: 41, AFTER: 25, WHOLE: 7},
-    "kimi": {NO_CALL: 79, AFTER: 24, NAME: 3, LONE: 3, WHOLE: 3},
+    "kimi": {NO_CALL: 75, AFTER: 24, NAME: 7, LONE: 3, WHOLE: 3},
     "lfm": {NO_CALL: 8, WHOLE: 12},
     "llama": {NO_CALL: 34, WHOLE: 7},
     "minimax": {NO_CALL: 34, AFTER: 37, TAG: 9, WHOLE: 3},
-    "mistral": {NO_CALL: 80, AFTER: 24, LONE: 2},
+    "mistral": {NO_CALL: 75, AFTER: 24, NAME: 5, LONE: 2},
     "muse": {NO_CALL: 60, AFTER: 31, TYPES: 43, TAG: 6, WHOLE: 6, HEADER: 21},
     "qwen_coder": {NO_CALL: 51, AFTER: 16, TYPES: 3, TAG: 14},
 }

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from agentcore_rl_toolkit.messages.wire.anthropic import tool_input
 from agentcore_rl_toolkit.messages.wire.arguments import standard, value_of
 
 OWN = '{"x":  NaN, "y": [-Infinity, 1e999, 1.50], "text": "NaN \\" Infinity", "big": 12345678901234567890}'
@@ -54,3 +55,7 @@ def test_half_of_a_text_is_no_value() -> None:
     for text in ('{"a": NaN', "nan", '{"a": Nan}', "{a: 1}"):
         with pytest.raises(msgspec.DecodeError):
             value_of(text)
+
+
+def test_half_a_character_is_shown_as_one_that_is_missing() -> None:
+    assert tool_input('{"a": "\\ud83dx", "b": "\\ud83d\\ude00"}') == {"a": "\ufffdx", "b": "😀"}

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from ..errors import NOT_JSON
+from .fields import replace_half_surrogates
 
 
 def loads(text: str, *, strict: bool = True) -> Any:
@@ -31,13 +32,18 @@ def _number(text: str) -> float | str:
     return number if math.isfinite(number) else "-Infinity" if number < 0 else "Infinity"
 
 
+def without_halves(text: str) -> str:
+    """The same JSON with U+FFFD in place of each half surrogate. Raises: UnicodeEncodeError if one is not escaped."""
+    return replace_half_surrogates(text.encode())[0].decode()
+
+
 def standard(text: str) -> str:
-    """The same JSON with strings for such numbers. Text that is no JSON to Python stays as it is."""
+    """The same JSON with strings for such numbers and U+FFFD for half surrogates. Text that is no JSON to Python stays."""
     try:
         msgspec.json.decode(text)
     except NOT_JSON:
         with contextlib.suppress(ValueError, RecursionError):
-            return msgspec.json.encode(loads(text)).decode()
+            return msgspec.json.encode(loads(without_halves(text))).decode()
     return text
 
 

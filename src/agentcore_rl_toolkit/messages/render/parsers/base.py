@@ -236,7 +236,7 @@ class MarkerParser(OutputParser):
             deltas += self._pass(before, marker)
         at = max(at, 0)
         head = self._grammar.reasoning_head if self._state == "reasoning" and self._fresh and not final else ""
-        if self._state != "call" and not self._start and not head.startswith(text[at:] or "\0"):
+        if self._state != "call" and not self._start and not head.startswith(text[at:].lstrip("\n") or "\0"):
             size = len(text) - (0 if final else held_back(text[at:], self._marks))
             deltas += self._text(text[at:size])
             at = size
@@ -325,7 +325,7 @@ class MarkerParser(OutputParser):
     def _text(self, text: str) -> list[Delta]:
         if self._fresh and not self._blank:
             if self._state == "reasoning":
-                text = text.removeprefix(self._grammar.reasoning_head)
+                text = text.lstrip("\n").removeprefix(self._grammar.reasoning_head)
             # Between calls all blanks are markup; elsewhere only the line ends that templates put around reasoning.
             text = text.lstrip() if self._calls and self._state == "content" else text.lstrip("\n")
         if not text:

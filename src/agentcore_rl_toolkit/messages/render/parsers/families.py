@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from ...errors import NOT_JSON
-from ...wire.arguments import loads, standard, value_of
+from ...wire.arguments import loads, standard, value_of, without_halves
 from .base import Call, CallTag, Grammar, Schemas, in_value
 
 
@@ -33,8 +33,8 @@ def dumps(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
     try:
         text.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair can only stand in JSON as an escape
-        text = json.dumps(value)
+    except UnicodeEncodeError:
+        text = without_halves(json.dumps(value))
     return standard(text)
 
 
@@ -49,7 +49,7 @@ def call_from_json(text: str) -> Call | None:
 
 
 def _lenient(text: str) -> Call | None:
-    """Raw line ends inside strings are the commonest slip, then numbers such as NaN; everything else stays unparsed."""
+    """Forgive raw line ends inside strings and numbers such as NaN; everything else stays unparsed."""
     try:
         found = loads(text, strict=False)
     except (ValueError, RecursionError):
@@ -70,10 +70,14 @@ def object_text(text: str) -> str | None:
     try:
         found = value_of(text)
     except NOT_JSON:
-        return None
+        try:  # raw line ends inside strings are the commonest slip
+            found = loads(text, strict=False)
+        except (ValueError, RecursionError):
+            return None
+        text = dumps(found)
     if isinstance(found, str):
         return object_text(found) if found.strip().startswith("{") else None
-    return text if isinstance(found, dict) else None
+    return without_halves(text) if isinstance(found, dict) else None
 
 
 def named_call(name: str, arguments: str | dict[str, Any]) -> list[Call] | None:
