@@ -217,7 +217,8 @@ def print_end(console: Console, job: Job, report: Report, summary: dict[str, Any
     if summary["steps_that_taught"] < summary["steps"]:
         taught = f"{summary['steps_that_taught']} of {summary['steps']} steps could teach anything"
         lines.insert(0, f"{taught}: in the others no group had usable rollouts with different rewards")
-    lines[:0] = [f"! {visible(finding.text)}\n  {finding.advice}" for finding in report.findings()]
+    if (summary.get("held_out_change") or {}).get("verdict") != "learned":
+        lines[:0] = [f"! {visible(finding.text)}\n  {finding.advice}" for finding in report.findings()]
     failed = report.failures()
     if failed is not None:
         lines.insert(0, visible(failed))
