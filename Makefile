@@ -125,7 +125,8 @@ vllm-env: $(VENV)/.base ## Build .venvs/vllm, a CPU build of vLLM for `--engine 
 	@test -n "$(AGENTCORE_RL_ENGINE_PYTHON)" || BASE=$(BIN)/python sh tests/real_engines/environment.sh
 
 vllm: $(VENV)/.dev vllm-env ## Run the tests that need vLLM itself, about 20 minutes; prints a table of what was checked
-	AGENTCORE_RL_NIGHTLY=1 $(BIN)/python -m pytest -q -n 0 tests/real_engines
+	$(or $(AGENTCORE_RL_ENGINE_PYTHON),.venvs/vllm/bin/python) scripts/family_reference.py outputs
+	AGENTCORE_RL_NIGHTLY=1 $(BIN)/python -m pytest -q -n 0 tests/messages/render/test_reference.py tests/real_engines
 
 clean: ## Remove the environment, caches and runs
 	rm -rf $(VENV) .venvs runs .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

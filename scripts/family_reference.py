@@ -436,7 +436,8 @@ def write_outputs() -> None:
             cases.append({"how": how, "text": text, "reasons": reasons, **read(text, reasons)})
         families[family] = cases
         print(f"{family}: {len(cases)} outputs")
-    source = f"vllm-project/vllm {version.__version__}, commit {version.__commit_id__}"
+    number, commit = version.__version__, version.__commit_id__  # builds for CPUs do not name their commit
+    source = f"vllm-project/vllm {number}, {f'commit {commit}' if commit else f'tag v{number}'}"
     parsers = {family: {"calls": calls, "reasoning": reasoning} for family, (calls, reasoning, _, _) in PARSERS.items()}
     write("outputs", {"source": source, "parsers": parsers, "tools": TOOLS, "families": families})
 

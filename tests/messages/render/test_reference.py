@@ -91,7 +91,7 @@ REASONS: dict[str, Callable[[str, dict[str, Any], dict[str, Any]], bool]] = {
 }
 NO_CALL, AFTER, TYPES, NAME, LONE, TAG, WHOLE, HEADER = REASONS
 DIFFERENCES: dict[str, dict[str, int]] = {
-    "deepseek": {NO_CALL: 67, AFTER: 24, NAME: 11, LONE: 2, WHOLE: 5},
+    "deepseek": {NO_CALL: 67, AFTER: 24, NAME: 8, LONE: 2, WHOLE: 24},
     "dsml": {NO_CALL: 63, AFTER: 34, LONE: 4, TAG: 4},
     "gemma": {NO_CALL: 68, AFTER: 26, TYPES: 1, LONE: 4},
     "glm": {NO_CALL: 55, AFTER: 25, TYPES: 5},
