@@ -92,8 +92,9 @@ def test_an_agent_sees_neither_reference_nor_scorer_nor_key(project: Path) -> No
         assert answer["payload"] == {"prompt": "The shop has 4 lamps and sells 1."}
         assert any(file.endswith(f"app.py: {SPY}") for file in answer["files"])
         seen = json.dumps(answer)
-        for secret in ("answer-key", "scorers-own-words", "_rollout", "proof_key"):
+        for secret in ("answer-key", "scorers-own-words", "proof_key"):
             assert secret not in seen, secret
+        assert not re.search(r'_rollout\\*"', seen)  # the entry, not a name of a function in a traceback
         assert not re.search(r"sk-[0-9a-f]{48}", seen)  # as keys of the gateway's sessions are
 
 
@@ -155,9 +156,9 @@ def test_an_agent_that_makes_its_bedrock_model_in_its_entrypoint_trains(tmp_path
         program = f'app = Program({words}, port_variable="UVICORN_PORT", wires=("bedrock",))\n'
         name = "program.py"
         (tmp_path / "agent" / name).write_text(f"from agentcore_rl_toolkit.app.deployed import Program\n\n{program}")
-    length = "from agentcore_rl_toolkit import answer_text\n\ndef score(payload, answer, reference, trajectory):\n"
-    length += '    return {"reward": len(answer_text(answer)) / 1000, "model_calls": len(trajectory)}\n'
-    (tmp_path / "agent" / "score.py").write_text(length)  # rewards that differ
+    scorer = "import random\n\ndef score(payload, answer, reference, trajectory):\n    assert answer\n"
+    scorer += '    return {"reward": random.random(), "model_calls": len(trajectory)}\n'
+    (tmp_path / "agent" / "score.py").write_text(scorer)  # rewards that always differ
     rows = (EXAMPLE / "eval.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "agent" / "eval.jsonl").write_text("".join(rows[:2]))
     words = ["--agent", name, "--score", "score.py", "--data", "train.jsonl", "--eval-data", "eval.jsonl"]
