@@ -93,7 +93,7 @@ def test_an_agent_sees_neither_reference_nor_scorer_nor_key(project: Path) -> No
         assert any(file.endswith(f"app.py: {SPY}") for file in answer["files"])
         seen = json.dumps(answer)
         for secret in ("answer-key", "scorers-own-words", "proof_key"):
-            assert secret not in seen, secret
+            assert secret not in seen, seen[max(0, seen.find(secret) - 500) : seen.find(secret) + 200]
         assert not re.search(r'_rollout\\*"', seen)  # the entry, not a name of a function in a traceback
         assert not re.search(r"sk-[0-9a-f]{48}", seen)  # as keys of the gateway's sessions are
 
