@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
+import tempfile
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -110,7 +112,16 @@ class Shown:
     def at(self, address: str) -> Any:
         self.page.goto("about:blank")
         self.page.goto(f"{self.url}{address}")
-        self.page.wait_for_selector("#page[data-ready] h1", timeout=DEADLINE_MS)
+        return self.settled()
+
+    def new(self, name: str) -> Path:
+        """The empty folder of a run whose name begins like this, another one where a test is run again."""
+        return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.folder / "runs"))
+
+    def settled(self) -> Any:
+        """The page, when it shows the content of its address."""
+        address = json.dumps(self.page.evaluate("location.hash"), ensure_ascii=False)
+        self.page.wait_for_selector(f"#page[data-shown={address}]")
         return self.page
 
 
@@ -147,6 +158,34 @@ def shown(browser: Any, served: tuple[str, Path]) -> Iterator[Shown]:
     assert found.console == []
 
 
+def test_a_run_that_began_a_moment_ago_is_found(served: tuple[str, Path]) -> None:
+    url, key = served[0].split("/?")
+    folder = Path(tempfile.mkdtemp(prefix="new-", dir=served[1] / "runs"))
+    urllib.request.urlopen(f"{url}/api/runs?{key}", timeout=30).close()  # the server has read the folders of runs
+    with RunWriter(folder) as run:
+        run.rollout(rollout(0))
+    with urllib.request.urlopen(f"{url}/api/runs/{folder.name}?{key}", timeout=30) as answer:
+        assert json.load(answer)["name"] == folder.name
+
+
+def test_content_of_the_address_before_is_marked_and_takes_no_keys(shown: Shown) -> None:
+    page = shown.at("#/run/loop/rollouts")
+    held: list[Any] = []
+    page.route("**/api/runs/trl/*", lambda route: held.append(route))
+    page.evaluate("location.hash = '#/run/trl/rollouts'")
+    page.wait_for_selector("#page[aria-busy]")
+    for key in ("j", "Enter"):
+        page.keyboard.press(key)
+    assert page.inner_text("h1") == "loop: rollouts"
+    assert page.evaluate("location.hash") == "#/run/trl/rollouts"
+    for route in held:
+        route.continue_()
+    page.unroute("**/api/runs/trl/*")
+    shown.settled()
+    assert page.inner_text("h1") == "trl: rollouts"
+    assert page.locator("#page[aria-busy]").count() == 0
+
+
 @pytest.mark.parametrize("kind", ["loop", *(pytest.param(k, marks=pytest.mark.nightly) for k in ("trl", "eval"))])
 def test_from_the_run_to_the_least_likely_token_of_the_worst_rollout_of_the_last_step(shown: Shown, kind: str) -> None:
     page = shown.at("")
@@ -161,6 +200,7 @@ def test_from_the_run_to_the_least_likely_token_of_the_worst_rollout_of_the_last
     assert HOSTILE in page.inner_text("#dialogue")
     page.click("#least")
     page.wait_for_selector(".tokens .picked")
+    shown.settled()
     assert page.text_content(".tokens .picked") == TokenTexts(WEIGHTS).of([43])[43]
     assert f"sampler {-3.0 - worst / 100:.4f}" in page.inner_text("#picked")
     assert "gap 0.5" in page.inner_text("#picked")
@@ -184,12 +224,12 @@ def test_filters_orders_and_keys(shown: Shown) -> None:
     page.wait_for_selector("#count:text-is('4 rollouts')")
     assert set(page.locator(".rows .row > :nth-child(2)").all_inner_texts()) == {"train 2"}
     page.fill("[name=number]", "1.5")
-    page.wait_for_function("document.querySelector('[name=number]').matches(':invalid')")
+    page.wait_for_selector("[name=number]:invalid")
     page.fill("[name=number]", "2")
     page.click("[data-sort=reward]")
     page.wait_for_selector("[data-sort=reward][aria-sort=ascending]")
     assert "number=2" in page.url  # a link that gives the same list
-    page.wait_for_selector("#page[data-ready] .rows .row >> nth=3")
+    shown.settled().wait_for_selector(".rows .row >> nth=3")
     page.keyboard.press("j")
     page.keyboard.press("Enter")
     page.wait_for_selector("#dialogue")
@@ -197,6 +237,7 @@ def test_filters_orders_and_keys(shown: Shown) -> None:
     page.keyboard.press("?")
     assert "the group of this rollout" in page.inner_text("#keys[open]")
     page.keyboard.press("Escape")
+    page.wait_for_selector("#keys:not([open])", state="attached")
     page.keyboard.press("l")
     page.wait_for_selector(".tokens .picked")
     page.keyboard.press("t")
@@ -281,11 +322,11 @@ def test_two_phases_steps_or_runs_are_compared_on_the_same_inputs(
 
 @pytest.mark.system
 def test_a_run_that_goes_on_is_shown_as_it_grows(shown: Shown) -> None:
-    folder = shown.folder / "runs" / "growing"
+    folder = shown.new("growing")
     with RunWriter(folder) as run:
         run.rollout(rollout(0))
         assert run.flush()
-        page = shown.at("#/run/growing/rollouts")
+        page = shown.at(f"#/run/{folder.name}/rollouts")
         page.wait_for_selector(".live:text-is('live')")
         assert page.inner_text("#count") == "1 rollout"
         # Every look of the server may be its first at this run: keep writing until it was seen.
@@ -327,7 +368,7 @@ def test_an_exported_run_opens_from_disk(shown: Shown, tmp_path: Path) -> None:
     assert page.locator(".member").count() == 4
     page.click("#bar a:text-is('Compare')")
     page.select_option("[name=first]", "loop@before")
-    page.select_option("[name=second]", "loop@after")
+    shown.settled().select_option("[name=second]", "loop@after")
     page.wait_for_selector("#page:has-text('2 inputs in both: 1 better, 0 worse')")
 
 
@@ -342,24 +383,26 @@ def test_a_run_shows_evaluations_and_the_agents_metrics_counts_steps_from_1_and_
     page.wait_for_selector("#numbers .card")
     assert page.locator("#numbers .card b").all_inner_texts() == ["loss", "metrics/lamps", "rollout_s", "train_s"]
     page.fill("#numbers input", "lamps")
-    page.wait_for_function("document.querySelectorAll('#numbers .card').length == 1")
+    page.wait_for_selector("#numbers .card >> nth=1", state="detached")
     rows = page.locator("#steps tbody tr").all_inner_texts()
     assert [row.split("\t")[0] for row in rows] == ["train 1", "train 2", "before evaluation", "after evaluation"]
     for at, metric in (("train 1", "2.500"), ("train 2", "–"), ("before", "1.250"), ("after", "3.750")):
         [row] = [row for row in rows if row.startswith(at)]
         assert row.split("\t")[8] == metric
     change = {"held_out_change": {"text": "cannot tell: on the same 2 inputs"}}
-    (shown.folder / "runs" / "loop" / "summary.json").write_text(json.dumps({"steps": 2, **change}))
-    assert "Verdict: cannot tell: on the same 2 inputs" in shown.at("#/run/loop").inner_text("#page")
-    page = shown.at("#/run/loop/rollouts")
+    loop, trl = (
+        shutil.copytree(shown.folder / "runs" / kind, shown.new(kind), dirs_exist_ok=True) for kind in ("loop", "trl")
+    )
+    (loop / "summary.json").write_text(json.dumps({"steps": 2, **change}))
+    assert "Verdict: cannot tell: on the same 2 inputs" in shown.at(f"#/run/{loop.name}").inner_text("#page")
+    page = shown.at(f"#/run/{loop.name}/rollouts")
     page.wait_for_selector(".live:text-is('finished')")
-    trl = shown.folder / "runs" / "trl"
     with locked(trl):
-        shown.at("#/run/trl").wait_for_selector(".live:text-is('live')")
-    shown.at("#/run/trl").wait_for_selector(".live:text-is('stopped')")
+        shown.at(f"#/run/{trl.name}").wait_for_selector(".live:text-is('live')")
+    shown.at(f"#/run/{trl.name}").wait_for_selector(".live:text-is('stopped')")
     with (trl / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"event": "failed", "reason": "no rollout can be used"}) + "\n")
-    page = shown.at("#/run/trl")
+    page = shown.at(f"#/run/{trl.name}")
     page.wait_for_selector(".live:text-is('failed')")
     assert page.get_attribute(".live", "title") == "failed: no rollout can be used"
     page = shown.at("#/run/loop/rollouts")
@@ -372,11 +415,11 @@ def test_a_run_shows_evaluations_and_the_agents_metrics_counts_steps_from_1_and_
 
 @pytest.mark.system
 def test_a_curve_stops_at_a_missing_step_and_a_constant_is_not_drawn_as_0(shown: Shown) -> None:
-    with RunWriter(shown.folder / "runs" / "gaps") as run:
+    with RunWriter(folder := shown.new("gaps")) as run:
         for step in (0, 1, 3, 4):
             run.rollout(rollout(0, step=step, reward=0.5, session_id=f"gaps-{step}"))
             run.event("step", {"step": step, "loss": 8.0})
-    page = shown.at("#/run/gaps")
+    page = shown.at(f"#/run/{folder.name}")
     assert chart(page, "Loss")["loss"] == [8, 8, None, 8, 8]
     low, high = page.evaluate("(() => { const y = %s.scales.y; return [y.min, y.max]; })()" % (PLOT % "Loss"))
     assert low < 8 < high
@@ -438,7 +481,7 @@ def test_an_exported_run_answers_the_same_queries_as_the_server(shown: Shown, tm
     def ids(page: Any, address: str) -> tuple[str, list[str]]:
         page.goto("about:blank")
         page.goto(address)
-        page.wait_for_selector("#page[data-ready] #count", timeout=DEADLINE_MS)
+        shown.settled()
         return page.inner_text("#count"), page.locator(".rows .row").evaluate_all(
             "rows => rows.map((r) => r.dataset.id)"
         )

@@ -41,9 +41,9 @@ class Runs:
             tuple[str, Path], tuple[Any, Any]
         ] = {}  # what was computed of a run, with the run's stamp then
 
-    def folders(self) -> dict[str, Path]:
-        """Name -> folder; a number tells runs of the same name apart."""
-        if time.monotonic() - self._folders[0] < FOLDERS_S:
+    def folders(self, *, anew: bool = False) -> dict[str, Path]:
+        """Name -> folder; a number tells runs of the same name apart. Reads the folders if that was long ago, or ``anew``."""
+        if not anew and time.monotonic() - self._folders[0] < FOLDERS_S:
             return self._folders[1]
         found: dict[str, Path] = {}
         for path in [*self._given, *(find_runs(self._folder) if self._folder is not None else ())]:
@@ -56,9 +56,12 @@ class Runs:
 
     def folder(self, name: str) -> Path:
         """Raises: ConfigError for a run that is not shown."""
-        if name not in self.folders():
+        found = self.folders()
+        if name not in found:  # it may have begun since the folders were read
+            found = self.folders(anew=True)
+        if name not in found:
             raise ConfigError(f"there is no run {name!r} here")
-        return self.folders()[name]
+        return found[name]
 
     def reader(self, name: str) -> RunReader:
         """Raises: ConfigError for a run that is not shown, or cannot be read."""

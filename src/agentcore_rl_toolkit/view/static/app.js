@@ -17,9 +17,9 @@ document.body.append(keys);
 let current = null, drawn = 0, watched = null, stop = () => {};
 
 function read() {
-  const [path, words = ""] = location.hash.replace(/^#\/?/, "").split("?");
+  const address = location.hash, [path, words = ""] = address.replace(/^#\/?/, "").split("?");
   const [kind, run, name, id] = path.split("/").map(decodeURIComponent);
-  return { kind: kind ?? "", run, name: name ?? "", id, query: Object.fromEntries(new URLSearchParams(words)) };
+  return { address, kind: kind ?? "", run, name: name ?? "", id, query: Object.fromEntries(new URLSearchParams(words)) };
 }
 
 function go(address, replace = false) {
@@ -40,32 +40,34 @@ async function pageOf(at) {
   if (at.kind === "compare") return comparePage(at.query, go);
   if (at.kind !== "run") {
     const runs = await runList();
-    if (runs.length === 1 && runs[0].problem === null) { history.replaceState(null, "", link(runs[0].name)); return pageOf(read()); }
+    if (runs.length === 1 && runs[0].problem === null) { history.replaceState(null, "", link(runs[0].name)); return pageOf(Object.assign(at, read())); }
     return runsPage(at.query, go);
   }
   const pages = { rollouts: () => rolloutsPage(at.run, at.query, go), rollout: () => rolloutPage(at.run, at.id, at.query, go), group: () => groupPage(at.run, at.id, at.query, go), inputs: () => inputsPage(at.run, at.query), evaluation: () => evaluationPage(at.run, at.query) };
   return (pages[at.name] ?? (() => runPage(at.run, at.query, go, mount)))();
 }
 
+// The page's `data-shown` is the address whose content is there. Between addresses the old content is marked as busy, and its keys are off.
 async function draw(keep = false) {
-  const mine = ++drawn, active = /** @type {any} */ (document.activeElement), focused = keep ? active?.name : null, scrolled = keep ? scrollY : 0;
+  const mine = ++drawn, at = read(), active = /** @type {any} */ (document.activeElement), focused = keep ? active?.name : null, scrolled = keep ? scrollY : 0;
   const caret = focused && active.selectionStart;
+  if (page.dataset.shown !== at.address) { page.setAttribute("aria-busy", "true"); current = null; }
   let made;
-  try { made = await pageOf(read()); } catch (error) { made = [el("h1", {}, "This cannot be shown"), el("p", { class: "notice" }, error.message)]; }
+  try { made = await pageOf(at); } catch (error) { made = [el("h1", {}, "This cannot be shown"), el("p", { class: "notice" }, error.message)]; }
   if (mine !== drawn) return; // another address was asked for meanwhile
   tip(null);
   const named = (d) => d.id || d.querySelector("summary")?.textContent, opened = keep ? new Set([...page.querySelectorAll("details[open]")].map(named)) : null;
   current = Array.isArray(made) ? { nodes: made } : made;
-  const at = read();
   drawBar(at);
   page.replaceChildren(...current.nodes.flat(3).filter(Boolean));
+  page.dataset.shown = at.address;
   document.title = at.run ? `${at.run}: ${at.name || "run"}` : "Runs";
   mount(page);
   scrollTo(0, scrolled);
   current.shown?.();
   if (opened) page.querySelectorAll("details").forEach((d) => { if (opened.has(named(d))) d.open = true; });
   if (focused) { const again = /** @type {any} */ (page.querySelector(`[name="${CSS.escape(focused)}"]`)); again?.focus(); if (caret && again?.type === "search") again.setSelectionRange(caret, caret); }
-  page.dataset.ready = String(mine);
+  page.removeAttribute("aria-busy");
   watch(at);
 }
 

@@ -105,3 +105,9 @@ export function tip(text, event) {
   shown.style.left = `${Math.min(event.clientX + 14, innerWidth - room.width - 8)}px`;
   shown.style.top = `${Math.min(event.clientY + 18, innerHeight - room.height - 8)}px`;
 }
+
+// Give what is shown another address.
+export function readdress(address) {
+  history.replaceState(null, "", address);
+  document.getElementById("page").dataset.shown = location.hash;
+}

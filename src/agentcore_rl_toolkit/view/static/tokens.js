@@ -1,6 +1,6 @@
 // @ts-check
 // The tokens of a rollout, as the trainer sees them: coloured by a number, found by text, reached by keys and by address.
-import { el, link, many, number, small, svg, tip } from "./dom.js";
+import { el, link, many, number, readdress, small, svg, tip } from "./dom.js";
 import { decoded, textsOf } from "./source.js";
 
 const LIMITS = { logprob: [0.105, 0.69, 2.3, 4.6, 6.9], gap: [0.001, 0.01, 0.05, 0.2, 1], entropy: [0.1, 0.5, 1, 2, 3], ratio: [0.01, 0.05, 0.2, 0.5, 1], advantage: [0.01, 0.5, 1] };
@@ -26,7 +26,7 @@ export async function tokenView(name, row, query, go) {
     found.classList.add("picked");
     found.scrollIntoView({ block });
     said.textContent = numbersOf(sequences[n], i, texts, row).replaceAll("\n", "   ");
-    history.replaceState(null, "", here({ token: `${n}:${i}`, least: "" })); // a link to this token
+    readdress(here({ token: `${n}:${i}`, least: "" })); // a link to this token
   };
   const least = lowest ? el("button", { type: "button", id: "least", onclick: () => pick(lowest.n, lowest.i, "center") }, "least likely token") : null;
   const copy = el("button", { type: "button", onclick: () => navigator.clipboard.writeText(JSON.stringify(sequences.map((s) => [...s.ids]))) }, "copy ids");
