@@ -26,6 +26,7 @@ from ..backends.scorer import scorer_at, scorer_files, split_spec
 from ..contract import REFERENCE_FIELD, Cause
 from ..errors import ConfigError, GatewayError, LocalRuntimeError
 from ..store import parse_url
+from .agents.agentcore_project import deployed_arn
 from .models import WORDS, Model, model_option
 from .options import (
     F,
@@ -94,7 +95,7 @@ def with_agent(command: F) -> F:
         model_option(type=Model(besides=NO_MODEL), metavar="MODEL|none", help=model),
         click.option("--data", required=True, type=file, help="JSONL or Parquet; each row is a payload."),
         click.option(
-            "--agent", metavar="ARN|FILE", help="The agent. [default: that of `agentcore-rl up` in this folder]"
+            "--agent", metavar="ARN|FILE|NAME", help="The agent. [default: that of `agentcore-rl up` in this folder]"
         ),
     ):
         command = option(command)
@@ -231,9 +232,13 @@ def experiment(options: dict[str, Any], kind: str = "eval", begun: str = "ledger
 
 
 def check_options(options: dict[str, Any]) -> None:
-    """Check the options before anything is made or started. Raises: ConfigError."""
+    """Check the options before anything is made or started, and find a deployed agent by its name. Raises: ConfigError."""
     if options["bucket"]:
         parse_url(options["bucket"])
+        arn = deployed_arn(options["agent"] or "", Path.cwd())
+        if arn is not None:
+            click.echo(f"{options['agent']} is the deployed agent {arn}; without --bucket it is served here", err=True)
+            options["agent"] = arn
     if options["sampling_params"]:
         json_object(options["sampling_params"], "--sampling-params")
     if _judge(options) is not None and options["resume"]:

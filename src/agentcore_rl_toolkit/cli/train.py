@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from ..backends.settings import ENV_AGENT_ARN
+from .agents.agentcore_project import deployed_arn
 from .models import model_option
 from .options import (
     ENV_FILE,
@@ -165,6 +167,9 @@ def command(
     slime_steps = (flags.pop("steps") or 1) if backend == "slime" else 1
     resume = resume and backend not in SERVICES  # these go on by themselves with what is in their folder
     agent: Path | None = flags.pop("agent") if rehearse else None
+    arn = deployed_arn(str(flags.get("agent")), Path.cwd())
+    if arn is not None:
+        os.environ[ENV_AGENT_ARN], flags["agent"] = arn, None
     if (
         any(value not in (None, ()) for value in (*flags.values(), words))
         or resume
@@ -174,9 +179,13 @@ def command(
     ):
         raise ConfigError(
             f"backend {backend} takes an agent that is deployed, and all its settings from --config FILE "
-            f"(docs/backends/{backend}.md); --agent and the options beside it are for --backend loop"
+            f"(docs/backends/{backend}.md); --agent FILE and the options beside it are for --backend loop"
         )
     config = _configured(backend, config_path, agent, rehearse=rehearse)
+    if arn not in (None, _arn_of(config)):
+        raise ConfigError(
+            f"--agent is {arn}, and {config_path} has agent_runtime_arn {_arn_of(config)}: remove one of them"
+        )
     if trainer_args:
         if not hasattr(config, "with_args"):
             raise ConfigError(f"backend {backend} takes no arguments of its own after --")
@@ -351,10 +360,14 @@ def _show_quotas(config: Any, slime_steps: int) -> None:
         rollouts = slime_steps * config.rollout_batch_size * config.n_samples_per_prompt
     elif hasattr(config, "steps"):
         rollouts = config.steps * config.groups * config.rollouts
-    arn = config.agentcore.get("agent_runtime_arn") if hasattr(config, "agentcore") else config.agent_runtime_arn
-    found = before_a_run(str(arn), endpoint_url=getattr(config, "endpoint_url", None), rollouts=rollouts)
+    found = before_a_run(_arn_of(config), endpoint_url=getattr(config, "endpoint_url", None), rollouts=rollouts)
     if found is not None:
         click.echo(found, err=True)
+
+
+def _arn_of(config: Any) -> str:
+    """The agent of a trainer's configuration."""
+    return str(config.agentcore.get("agent_runtime_arn") if hasattr(config, "agentcore") else config.agent_runtime_arn)
 
 
 def _take_dotenv(config_path: Path | None) -> None:

@@ -18,9 +18,10 @@ import pytest
 from starlette.testclient import TestClient
 
 from agentcore_rl_toolkit.app.deployed import Program
-from agentcore_rl_toolkit.app.deployed.relay import Relay
+from agentcore_rl_toolkit.app.deployed.model_calls import ModelCalls
 from agentcore_rl_toolkit.app.deployed.routes import Route, routed
 from agentcore_rl_toolkit.app.deployed.start import PLACEHOLDER
+from agentcore_rl_toolkit.app.relay import Relay
 from agentcore_rl_toolkit.errors import ConfigError
 from serving import Asked, answering, hosted, wait_for
 
@@ -148,7 +149,7 @@ def test_a_program_that_does_not_serve_is_named(words: tuple[str, ...], why: str
 def relay(gateway: tuple[str, list[Asked]]) -> Iterator[Callable[..., tuple[int, str]]]:
     """Ask a relay as any process or web page of this machine could; ``{token}`` is the random part of its path."""
     app = Relay()
-    token = app.address.rpartition("/")[2]
+    token = app.open(ModelCalls()).rpartition("/")[2]
 
     def ask(path: str, method: str = "POST", **headers: str) -> tuple[int, str]:
         connection = http.client.HTTPConnection("127.0.0.1", app.port)
@@ -160,7 +161,7 @@ def relay(gateway: tuple[str, list[Asked]]) -> Iterator[Callable[..., tuple[int,
         return found
 
     yield ask
-    app.close()
+    app.end()
 
 
 def test_a_stranger_gets_nothing_of_a_relay(
@@ -200,8 +201,8 @@ def test_a_stranger_gets_nothing_of_a_relay(
 def chat() -> Iterator[str]:
     """The address of chats at a relay."""
     app = Relay()
-    yield f"{app.address}/v1/chat/completions"
-    app.close()
+    yield f"{app.open(ModelCalls())}/v1/chat/completions"
+    app.end()
 
 
 async def test_a_call_that_is_cut_ends_at_the_gateway_and_the_next_ones_are_answered(chat: str) -> None:

@@ -24,7 +24,7 @@ from openai import OpenAI
 
 from agentcore_rl_toolkit import PolicyFailure
 from agentcore_rl_toolkit.app import AgentCoreRLApp, AgentSettings
-from agentcore_rl_toolkit.app.sagemaker.relay import Relay
+from agentcore_rl_toolkit.app.sagemaker.jobs import relay
 from agentcore_rl_toolkit.cli.doctor import aws
 from agentcore_rl_toolkit.errors import AgentCoreRLError, ConfigError
 
@@ -320,13 +320,12 @@ def test_no_reward_is_reported_twice_when_the_agent_is_killed(
     assert jobs.trajectories[rollout].rewards == rewards
 
 
-def test_a_call_with_another_key_is_refused() -> None:
-    relay = Relay()
-    host = relay.base_url.removeprefix("http://").removesuffix("/v1")
-    connection = http.client.HTTPConnection(host, timeout=10)
-    connection.request("POST", "/v1/chat/completions", b"{}", {"authorization": "Bearer other"})
-    response = connection.getresponse()
-    assert (response.status, json.loads(response.read())["error"]["type"]) == (401, "invalid_request_error")
+def test_a_call_to_another_address_is_refused() -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", relay().port, timeout=10)
+    for path in ("/v1/chat/completions", "/other/v1/chat/completions"):
+        connection.request("POST", path, b"{}", {"authorization": "Bearer other"})
+        response = connection.getresponse()
+        assert (response.status, json.loads(response.read())["error"]["type"]) == (404, "invalid_request_error")
     connection.close()
 
 

@@ -18,8 +18,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ...errors import ConfigError
+from ..relay import Relay
 from .forwarding import Forwarded, opened
-from .relay import WIRES, Relay
+from .model_calls import WIRES, ModelCalls, variables
 from .start import PLACEHOLDER
 
 START_S = 60.0
@@ -64,14 +65,14 @@ class Program(Starlette):
             port = probe.getsockname()[1]
         self._url = f"http://127.0.0.1:{port}"
         given = {name: value for name, value in os.environ.items() if value != PLACEHOLDER}  # only its wires have keys
-        environment = {**given, **relay.variables(self._wires), self._port_variable: str(port)}
+        environment = {**given, **variables(relay.open(ModelCalls()), self._wires), self._port_variable: str(port)}
         process = await asyncio.create_subprocess_exec(*self._command, env=environment, start_new_session=True)
         try:
             await self._wait_ready(process)
             yield
         finally:
             await _end(process)
-            relay.close()
+            relay.end()
 
     async def _wait_ready(self, process: asyncio.subprocess.Process) -> None:
         """Raises: ConfigError when the program ends, or does not answer in time."""

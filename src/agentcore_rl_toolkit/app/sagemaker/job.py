@@ -50,12 +50,12 @@ class JobRollout:
         """The token of an operation, the same for every try and every process: the job accepts a reward once."""
         return hashlib.sha256(f"{operation}\n{self.arn}\n{self.trajectory_id}".encode()).hexdigest()[:36]
 
-    def payload(self, base_url: str, api_key: str) -> dict[str, Any]:
-        """The agent's payload: its row, and a `_rollout` block as trainers send it."""
+    def payload(self, base_url: str) -> dict[str, Any]:
+        """The agent's payload: its row, and a `_rollout` block as trainers send it. The address authorizes model calls."""
         config = RolloutConfig(
             base_url=base_url,
             model_id=_MODEL,
-            api_key=api_key,
+            api_key="none",
             sampling_params=self.sampling_params,
             extra={"job_arn": self.arn, "rollout_id": self.trajectory_id},
         )

@@ -7,10 +7,11 @@ from typing import Any
 
 from ...contract import ROLLOUT_FIELD, RolloutConfig
 from ..record import RolloutInfo
+from ..relay import Relay
 from ..rollout import Rollout, RolloutFunction
 from ..settings import AgentSettings
+from .calls import answer
 from .job import JobRollout
-from .relay import Relay
 from .runtime import JobRewards, JobRuntime
 
 relay = functools.lru_cache(maxsize=1)(Relay)  # one server for the jobs of this process, from the first rollout on
@@ -21,8 +22,8 @@ def make_rollout(
 ) -> tuple[Rollout, JobRewards]:
     """The rollout, which is not started yet, and the place of its reward."""
     runtime = JobRuntime(job)
-    api_key = relay().open(runtime)
-    payload = job.payload(relay().base_url, api_key)
+    address = relay().open(functools.partial(answer, runtime))
+    payload = job.payload(f"{address}/v1")
     config = RolloutConfig.from_dict(payload[ROLLOUT_FIELD])
     rewards = JobRewards(
         job, runtime, failures=settings.sagemaker_failures, turn_rewards=settings.sagemaker_turn_rewards
@@ -34,5 +35,5 @@ def make_rollout(
         info=RolloutInfo(config=config, session_id=session_id, result_key=job.key),
         store=rewards,
     )
-    rollout.done.add_done_callback(lambda _: relay().close(api_key))
+    rollout.done.add_done_callback(lambda _: relay().close(address))
     return rollout, rewards

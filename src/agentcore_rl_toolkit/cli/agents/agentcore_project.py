@@ -12,6 +12,7 @@ from ..options import read_dotenv
 
 CONFIG = Path("agentcore") / "agentcore.json"
 SECRETS = Path("agentcore") / ".env.local"
+DEPLOYED = Path("agentcore") / ".cli" / "deployed-state.json"
 
 
 def find_runtime(name: str, folder: Path) -> Path | None:
@@ -22,7 +23,7 @@ def find_runtime(name: str, folder: Path) -> Path | None:
     root = _project_of(folder)
     if root is None:
         return None
-    runtimes = {entry["name"]: _file_of(root, entry) for entry in _entries(_read(root))}
+    runtimes = {entry["name"]: _file_of(root, entry) for entry in _entries(_read(root, CONFIG))}
     if name not in runtimes:
         raise ConfigError(f"{root / CONFIG} has no runtime {name!r}; it has {', '.join(sorted(runtimes)) or 'none'}")
     file = runtimes[name]
@@ -31,6 +32,23 @@ def find_runtime(name: str, folder: Path) -> Path | None:
     if not file.is_file():
         raise ConfigError(f"runtime {name!r} starts {file}, which does not exist")
     return file
+
+
+def deployed_arn(name: str, folder: Path) -> str | None:
+    """The ARN of the runtime of this name, if the project that a folder belongs to is deployed.
+
+    Raises: ConfigError if several targets have it.
+    """
+    root = _project_of(folder)
+    if root is None or not (root / DEPLOYED).is_file():
+        return None
+    targets = _read(root, DEPLOYED).get("targets") or {}
+    runtimes = {target: ((state.get("resources") or {}).get("runtimes") or {}) for target, state in targets.items()}
+    found = {target: each[name]["runtimeArn"] for target, each in runtimes.items() if name in each}
+    if len(found) > 1:
+        which = ", ".join(f"{target} ({arn})" for target, arn in sorted(found.items()))
+        raise ConfigError(f"{name!r} is deployed to several targets: {which}; give --agent one of the ARNs")
+    return next(iter(found.values()), None)
 
 
 def variables_of(agent: Path) -> dict[str, str]:
@@ -42,7 +60,7 @@ def variables_of(agent: Path) -> dict[str, str]:
     root = _project_of(agent.parent)
     if root is None:
         return {}
-    config = _read(root)
+    config = _read(root, CONFIG)
     entry = next((entry for entry in _entries(config) if _file_of(root, entry) == agent), None)
     if entry is None:
         return {}
@@ -56,14 +74,14 @@ def _project_of(folder: Path) -> Path | None:
     return next((place for place in (folder.resolve(), *folder.resolve().parents) if (place / CONFIG).is_file()), None)
 
 
-def _read(root: Path) -> Mapping[str, Any]:
+def _read(root: Path, file: Path) -> Mapping[str, Any]:
     try:
-        config = json.loads((root / CONFIG).read_text(encoding="utf-8"))
+        found = json.loads((root / file).read_text(encoding="utf-8"))
     except (OSError, ValueError) as e:
-        raise ConfigError(f"{root / CONFIG} cannot be read: {e}") from e
-    if not isinstance(config, Mapping):
-        raise ConfigError(f"{root / CONFIG} must be a JSON object")
-    return config
+        raise ConfigError(f"{root / file} cannot be read: {e}") from e
+    if not isinstance(found, Mapping):
+        raise ConfigError(f"{root / file} must be a JSON object")
+    return found
 
 
 def _entries(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

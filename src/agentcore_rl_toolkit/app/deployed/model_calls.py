@@ -1,0 +1,75 @@
+"""Programs that are led to the gateway by their environment: the variables that clients read, and the calls that arrive."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ..relay import refusal
+from .forwarding import Forwarded
+from .routes import SECRET_HEADERS, running_routes
+
+# Wires by the first part of a path, and the provider whose calls they carry.
+PROVIDERS = {
+    "bedrock": "https://bedrock-runtime.us-east-1.amazonaws.com",
+    "v1": "https://api.openai.com/v1",
+    "anthropic": "https://api.anthropic.com",
+    "gemini": "https://generativelanguage.googleapis.com",
+}
+# The variables that clients read, by wire. A value without a slash is a placeholder for a key, which is set only where none is.
+_VARIABLES: Mapping[str, Mapping[str, str]] = {
+    "bedrock": {
+        "AWS_ENDPOINT_URL_BEDROCK_RUNTIME": "/bedrock",
+        "ANTHROPIC_BEDROCK_BASE_URL": "/bedrock",
+        "AWS_BEDROCK_RUNTIME_ENDPOINT": "/bedrock",
+        "AWS_REGION": "us-west-2",
+        "AWS_DEFAULT_REGION": "us-west-2",
+    },
+    "openai": {"OPENAI_BASE_URL": "/v1", "OPENAI_API_BASE": "/v1", "OPENAI_API_KEY": "placeholder"},
+    "anthropic": {"ANTHROPIC_BASE_URL": "/anthropic", "ANTHROPIC_API_KEY": "placeholder"},
+    "gemini": {"GOOGLE_GEMINI_BASE_URL": "/gemini", "GEMINI_API_KEY": "placeholder"},
+}
+WIRES = tuple(_VARIABLES)
+
+
+def variables(address: str, wires: tuple[str, ...] = WIRES) -> dict[str, str]:
+    """The variables that lead clients of these wires to an address. Those of the process win over placeholders."""
+    found = {"NO_PROXY": ",".join(filter(None, (os.environ.get("NO_PROXY"), "127.0.0.1,localhost")))}
+    for wire in wires:
+        for name, value in _VARIABLES[wire].items():
+            found[name] = address + value if value.startswith("/") else os.environ.get(name) or value
+    return found
+
+
+class ModelCalls:
+    """Answers the model calls of a program, below an address of a `Relay`: they are passed on along the route of the rollout that
+    runs. Bodies and replies are passed on as they come.
+    """
+
+    def __init__(self) -> None:
+        self._served = False
+
+    async def __call__(self, request: Request, path: str) -> Response:
+        wire, _, rest = path.partition("/")
+        if wire not in PROVIDERS:
+            return refusal(404, "there is nothing here")
+        routes = running_routes()
+        if len(routes) > 1:
+            return refusal(503, f"{len(routes)} rollouts run in this process, and the relay serves one at a time")
+        if not routes:
+            return refusal(410, "the rollout is over") if self._served else refusal(503, "no rollout has begun")
+        self._served = True
+        body = await request.body()
+        query = request.scope["query_string"].decode("latin-1")
+        url = f"{PROVIDERS[wire]}/{rest}" + (f"?{query}" if query else "")
+        target = routes[0].target(request.method, url, lambda: body)
+        if target is None:
+            what = f"{urlsplit(url).hostname}/{rest}"
+            return refusal(404, f"{what} is no chat of the policy; the relay carries no other calls")
+        kept = [(k, v) for k, v in request.headers.raw if k.decode("latin-1") not in SECRET_HEADERS]
+        headers = [*kept, *((k.encode("latin-1"), v.encode("latin-1")) for k, v in target.headers.items())]
+        return Forwarded(request.method, target.url, headers, body, "the gateway cannot be reached")
