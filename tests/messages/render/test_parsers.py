@@ -554,6 +554,19 @@ CASES: list[tuple[str, str, str, dict[str, Any]]] = [
         expect("Done.", status="parsed", calls=[("now", {}), X]),
     ),
     *(
+        (
+            "mistral",
+            "calls before one that is cut or cannot be read stay",
+            f'[TOOL_CALLS]now{{}}[TOOL_CALLS]look_up[ARGS]{{"query": "x"}}{rest}',
+            expect(rest, status="unparsed", calls=[("now", {}), X]),
+        )
+        for rest in (
+            '[TOOL_CALLS]look_up[ARGS]{"query": "',
+            "[TOOL_CALLS]now",
+            "[TOOL_CALLS]look_up{x}[TOOL_CALLS]now{}",
+        )
+    ),
+    *(
         ("mistral", "a name alone is no call", text, expect(text, status="unparsed"))
         for text in ("Its mark is `[TOOL_CALLS]`.", "[TOOL_CALLS] now.", "[TOOL_CALLS]now", "[TOOL_CALLS]now[ARGS]")
     ),

@@ -13,7 +13,7 @@ from .arguments import standard, value_of
 from .canonical import CONTENT_FILTER, LENGTH, STOP, TOOL_CALLS, ModelRequest, ToolCall, Usage, own_id
 from .fields import Members, read_members
 from .history import (
-    History,
+    BlockHistory,
     Message,
     Part,
     answer_message,
@@ -21,11 +21,9 @@ from .history import (
     function_tool,
     image_part,
     json_schema,
-    list_at,
     named_tool,
     object_at,
     object_call,
-    refuse_begun_answer,
     text_member,
     text_part,
 )
@@ -82,8 +80,8 @@ def parse_request(body: bytes | dict[str, Any], *, counting: bool = False) -> Mo
 
     Raises: RequestError that names the field.
     """
-    asked, sampling, unknown = read_members(body, _Messages, names=_NAMES)
-    if sampling.max_tokens is None and not counting:
+    asked, request = read_members(body, _Messages, "anthropic", names=_NAMES, field_names=_FIELD_NAMES)
+    if request.sampling.max_tokens is None and not counting:
         raise RequestError("max_tokens is required", param="max_tokens")
     if asked.thread is not None:
         raise no_threads()
@@ -92,34 +90,24 @@ def parse_request(body: bytes | dict[str, Any], *, counting: bool = False) -> Mo
         raise unsupported("context_management", why)
     history = _History()
     lead = history.system(asked.system)
-    messages = [m for i, message in enumerate(asked.messages) for m in history.message(message, f"messages[{i}]")]
-    if not counting:
-        refuse_begun_answer(messages, f"messages[{len(asked.messages) - 1}]")
-    tools = [
+    request.messages = lead + history.all(asked.messages, whole=not counting)
+    request.tools = [
         function_tool(text_member(tool, "name", f"tools[{i}]"), tool, "input_schema")
         for i, tool in enumerate(asked.tools)
         if tool.get("type", "custom") in ("custom", None)  # the others are the provider's own
     ]
     choice = asked.tool_choice or {"type": "auto"}
+    request.tool_choice = _tool_choice(choice, request.tools)
+    if choice.get("disable_parallel_tool_use"):
+        request.parallel_tool_calls = False
     shape = asked.output_config.format or asked.output_format
     if shape is not None:
-        shape = json_schema({**shape, "name": "output", "strict": True}, "output_config.format")
-    return ModelRequest(
-        dialect="anthropic",
-        model=asked.model,
-        messages=lead + messages,
-        tools=tools,
-        tool_choice=_tool_choice(choice, tools),
-        parallel_tool_calls=False if choice.get("disable_parallel_tool_use") else asked.parallel_tool_calls,
-        stream=asked.stream,
-        sampling=sampling,
-        response_format=shape,
-        reasoning_effort=asked.output_config.effort,
-        template_kwargs={**template_kwargs(asked.thinking), **asked.chat_template_kwargs},
-        left_out=history.left_out,
-        unknown=unknown,
-        field_names=_FIELD_NAMES,
-    )
+        shape = {**shape, "name": "output", "strict": True}
+        request.response_format = json_schema(shape, "output_config.format")
+    request.reasoning_effort = asked.output_config.effort
+    request.template_kwargs = {**template_kwargs(asked.thinking), **request.template_kwargs}
+    request.left_out = history.left_out
+    return request
 
 
 def template_kwargs(thinking: Thinking | None) -> dict[str, Any]:
@@ -142,26 +130,12 @@ def _tool_choice(choice: dict[str, Any], tools: list[dict[str, Any]]) -> str:
     return str(kind)
 
 
-class _History(History):
+class _History(BlockHistory):
     def system(self, content: str | list[Any]) -> list[Message]:
         """The system prompt as a message, if it has a text."""
         texts = [content] if isinstance(content, str) else _texts(content, "system")
         kept = [text for text in (_BILLING.sub("", text) for text in texts) if text]
         return [{"role": "system", "content": "\n".join(kept)}] if kept else []
-
-    def message(self, message: Any, path: str) -> list[Message]:
-        """One message as canonical ones: tool results become messages of their own, in front of the user's text."""
-        role, content = object_at(message, path).get("role"), message.get("content")
-        if role not in ("user", "assistant", "system"):
-            raise RequestError(f"{path}.role must be user, assistant or system", param=f"{path}.role")
-        if isinstance(content, str):
-            return [{"role": role, "content": content}]
-        blocks, path = list_at(content, f"{path}.content"), f"{path}.content"
-        if role == "assistant":
-            return [self._assistant(blocks, path)]
-        if role == "system":
-            return [{"role": role, "content": "\n".join(_texts(blocks, path))}]
-        return self.user_messages(role, blocks, path)
 
     def result(self, block: Any, path: str) -> Message | None:
         if not isinstance(block, dict) or block.get("type") != "tool_result":
@@ -182,22 +156,16 @@ class _History(History):
             return [text_part(f"The tool {part.get('tool_name')} is available now.")]
         if kind not in ("document", "search_result"):
             return None
-        heads = [text_part(text) for text in (part.get("title"), part.get("context")) if isinstance(text, str)]
-        return heads + self._document(kind, part, path)
-
-    def _document(self, kind: str, part: Part, path: str) -> list[Part]:
-        """Return the texts of a document. A document that is no text (a PDF) becomes a line."""
+        heads = (part.get("title"), part.get("context"))
         if kind == "search_result":
-            return self.parts(part.get("content"), f"{path}.content")
+            return self.document(heads, None, part.get("content"), f"{path}.content", kind)
         source = part["source"] if isinstance(part.get("source"), dict) else {}
         kind = source.get("type", kind)
-        if kind == "text" and isinstance(source.get("data"), str):
-            return [text_part(source["data"])]
-        if kind == "content":
-            return self.parts(source.get("content"), f"{path}.source.content")
-        return [self.unread_document(source.get("media_type", kind))]
+        text = source.get("data") if kind == "text" else None
+        content = source.get("content") if kind == "content" else None
+        return self.document(heads, text, content, f"{path}.source.content", source.get("media_type", kind))
 
-    def _assistant(self, blocks: list[Any], path: str) -> Message:
+    def answer(self, blocks: list[Any], path: str) -> Message:
         texts: list[str] = []
         thoughts: list[str] = []
         calls: list[dict[str, Any]] = []

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import base64
 import binascii
+import functools
 import json
 import re
 import time
 from typing import Annotated, Any
-from urllib.parse import unquote
 
 import msgspec
 from msgspec import Meta
@@ -22,9 +22,9 @@ from ..errors import NOT_JSON, RequestError, unsupported
 from . import anthropic, chat
 from .arguments import standard
 from .canonical import CONTENT_FILTER, ModelRequest, ToolCall, Usage, own_id
-from .fields import MAX_TOOLS, Members, Route, convert, read_members, read_object, with_path
+from .fields import MAX_TOOLS, Members, convert, read_members, read_object, read_route, with_path
 from .history import (
-    History,
+    BlockHistory,
     Message,
     Part,
     answer_message,
@@ -32,11 +32,9 @@ from .history import (
     function_tool,
     joined,
     json_schema,
-    list_at,
     named_tool,
     object_at,
     object_call,
-    refuse_begun_answer,
     text_member,
     text_part,
 )
@@ -44,7 +42,7 @@ from .stream import BlockEncoder, StreamEncoder
 
 _ROUTE = re.compile(rb"bedrock/(?:[^/]+/)?model/(.+)/([a-z-]+)/?")
 CONVERSE, INVOKE, COUNT = (b"bedrock/model/{model}/" + name for name in (b"converse", b"invoke", b"count-tokens"))
-_PATTERNS = {
+_OPERATIONS = {
     **{b"converse": CONVERSE, b"converse-stream": CONVERSE, b"count-tokens": COUNT},
     **{b"invoke": INVOKE, b"invoke-with-response-stream": INVOKE},
 }
@@ -61,22 +59,8 @@ _READABLE = ("csv", "html", "md", "txt")  # formats of documents that are text
 PING = event({}, "ping")  # clients pass over events that they do not know
 
 
-class _JsonSchema(msgspec.Struct, frozen=True, rename="camel"):
-    schema: str
-    name: str = "output"
-    description: str | None = None
-
-
-class _Structure(msgspec.Struct, frozen=True, rename="camel"):
-    json_schema: _JsonSchema
-
-
-class _TextFormat(msgspec.Struct, frozen=True, rename="camel"):
-    structure: _Structure
-
-
 class _Output(msgspec.Struct, frozen=True, rename="camel"):
-    text_format: _TextFormat | None = None
+    text_format: dict[str, Any] | None = None
     effort: str | None = None
 
 
@@ -103,18 +87,8 @@ class _ModelFields(Members, kw_only=True):
     reasoning_effort: str | None = None
 
 
-def route_of(path: bytes) -> Route | None:
-    """Return the route of a path below a session, None for another API's path."""
-    found = _ROUTE.fullmatch(path)
-    pattern = None if found is None else _PATTERNS.get(found[2])
-    if found is None or pattern is None:
-        return None
-    return Route(pattern, unquote(found[1].decode("latin-1")), b"stream" in found[2])
-
-
-def with_members(body: bytes, route: Route, query: bytes) -> bytes:
-    """Return a request's body with the members that are in its path."""
-    return with_path(body, route)
+route_of = functools.partial(read_route, pattern=_ROUTE, operations=_OPERATIONS)
+with_members = with_path
 
 
 def parse_request(body: bytes | dict[str, Any], *, counting: bool = False) -> ModelRequest:
@@ -129,36 +103,26 @@ def parse_request(body: bytes | dict[str, Any], *, counting: bool = False) -> Mo
         **asked.inference_config,
         **{"model": asked.model, "stream": asked.stream},
     }
-    more, sampling, unknown = read_members(fields, _ModelFields, names=_NAMES)
+    more, request = read_members(fields, _ModelFields, "bedrock", names=_NAMES, field_names=_FIELD_NAMES)
     if more.tools:
         raise unsupported("additionalModelRequestFields.tools", "declare functions in toolConfig.tools")
-    unknown |= {name: value for name, value in given.items() if name not in _Converse.__struct_encode_fields__}
+    request.unknown |= {name: value for name, value in given.items() if name not in _Converse.__struct_encode_fields__}
     history = _History()
     for name in _NOT_APPLIED:
-        if unknown.pop(name, None) is not None:
+        if request.unknown.pop(name, None) is not None:
             history.left_out[name] += 1
     lead = history.parts(asked.system, "system")
-    messages = [m for i, message in enumerate(asked.messages) for m in history.message(message, f"messages[{i}]")]
-    if not counting:
-        refuse_begun_answer(messages, f"messages[{len(asked.messages) - 1}]")
-    tools = [t for i, tool in enumerate(asked.tool_config.tools) for t in _functions(tool, f"toolConfig.tools[{i}]")]
-    return ModelRequest(
-        dialect="bedrock",
-        model=asked.model,
-        messages=([{"role": "system", "content": joined(lead, "\n")}] if lead else []) + messages,
-        tools=tools,
-        tool_choice=_tool_choice(asked.tool_config.tool_choice, tools),
-        parallel_tool_calls=more.parallel_tool_calls,
-        stream=asked.stream,
-        sampling=sampling,
-        response_format=_response_format(asked.output_config.text_format),
-        reasoning_effort=asked.output_config.effort or more.reasoning_effort,
-        template_kwargs={**anthropic.template_kwargs(more.thinking), **more.chat_template_kwargs},
-        left_out=history.left_out,
-        unknown=unknown,
-        field_names=_FIELD_NAMES,
-        received_s=time.time(),
-    )
+    request.messages = [{"role": "system", "content": joined(lead, "\n")}] if lead else []
+    request.messages += history.all(asked.messages, whole=not counting)
+    tools = asked.tool_config.tools
+    request.tools = [f for i, tool in enumerate(tools) for f in _functions(tool, f"toolConfig.tools[{i}]")]
+    request.tool_choice = _tool_choice(asked.tool_config.tool_choice, request.tools)
+    request.response_format = _response_format(asked.output_config.text_format)
+    request.reasoning_effort = asked.output_config.effort or more.reasoning_effort
+    request.template_kwargs = {**anthropic.template_kwargs(more.thinking), **request.template_kwargs}
+    request.left_out = history.left_out
+    request.received_s = time.time()
+    return request
 
 
 def parse_invoke(body: bytes | dict[str, Any], *, counting: bool = False) -> ModelRequest:
@@ -210,16 +174,18 @@ def _tool_choice(choice: dict[str, Any], tools: list[dict[str, Any]]) -> str:
     return "auto"
 
 
-def _response_format(asked: _TextFormat | None) -> dict[str, Any] | None:
+def _response_format(asked: dict[str, Any] | None) -> dict[str, Any] | None:
     if asked is None:
         return None
-    path, given = "outputConfig.textFormat.structure.jsonSchema.schema", asked.structure.json_schema
+    path = "outputConfig.textFormat.structure"
+    structure, path = object_at(asked.get("structure"), path), f"{path}.jsonSchema"
+    given = object_at(structure.get("jsonSchema"), path)
+    text, path = text_member(given, "schema", path), f"{path}.schema"
     try:
-        schema = msgspec.json.decode(given.schema)
+        schema = msgspec.json.decode(text)
     except NOT_JSON as e:
         raise RequestError(f"{path} is not valid JSON: {e}", param=path) from e
-    shape = {"type": "json_schema", "name": given.name, "description": given.description, "schema": schema}
-    return json_schema({**shape, "strict": True}, path)
+    return json_schema({"name": "output", **given, "type": "json_schema", "schema": schema, "strict": True}, path)
 
 
 # -- the history
@@ -237,17 +203,7 @@ def _block(block: Any, path: str) -> tuple[str, Any]:
     return members[0]
 
 
-class _History(History):
-    def message(self, message: Any, path: str) -> list[Message]:
-        """One message as canonical ones: tool results become messages of their own, in front of the user's text."""
-        role = object_at(message, path).get("role")
-        if role not in ("user", "assistant", "system"):
-            raise RequestError(f"{path}.role must be user, assistant or system", param=f"{path}.role")
-        blocks, path = list_at(message.get("content"), f"{path}.content"), f"{path}.content"
-        if role == "assistant":
-            return [self._assistant(blocks, path)]
-        return self.user_messages(role, blocks, path)
-
+class _History(BlockHistory):
     def result(self, block: Any, path: str) -> Message | None:
         kind, result = _block(block, path)
         if kind != "toolResult":
@@ -273,33 +229,26 @@ class _History(History):
             return []
         path = f"{path}.{kind}"
         if kind == "document":
-            return self._document(object_at(part[kind], path), path)
+            found = object_at(part[kind], path)
+            source, path = object_at(found.get("source"), f"{path}.source"), f"{path}.source"
+            text, form = source.get("text"), found.get("format")
+            if text is None and form in _READABLE and isinstance(source.get("bytes"), str):
+                text = _decoded(source["bytes"], f"{path}.bytes").decode("utf-8", "replace")
+            heads = found.get("name"), found.get("context")
+            return self.document(heads, text, source.get("content"), f"{path}.content", form)
         if kind == "guardContent":
             text = object_at(part[kind], path).get("text")
             return None if text is None else [text_part(text_member(object_at(text, path), "text", path))]
         if kind == "searchResult":
             found = object_at(part[kind], path)
-            heads = [text_part(text) for text in (found.get("title"), found.get("source")) if isinstance(text, str)]
-            return heads + self.parts(found.get("content"), f"{path}.content")
+            heads = found.get("title"), found.get("source")
+            return self.document(heads, None, found.get("content") or [], f"{path}.content", kind)
         if kind == "citationsContent":
             self.left_out["citations"] += 1
             return self.parts(object_at(part[kind], path).get("content"), f"{path}.content")
         return None
 
-    def _document(self, document: dict[str, Any], path: str) -> list[Part]:
-        """Return the texts of a document. A document that is no text (a PDF) becomes a line."""
-        heads = [text_part(text) for text in (document.get("name"), document.get("context")) if isinstance(text, str)]
-        source, path = object_at(document.get("source"), f"{path}.source"), f"{path}.source"
-        if isinstance(source.get("text"), str):
-            return [*heads, text_part(source["text"])]
-        if source.get("content") is not None:
-            return heads + self.parts(source["content"], f"{path}.content")
-        kind = document.get("format")
-        if kind in _READABLE and isinstance(source.get("bytes"), str):
-            return [*heads, text_part(_decoded(source["bytes"], f"{path}.bytes").decode("utf-8", "replace"))]
-        return [*heads, self.unread_document(kind)]
-
-    def _assistant(self, blocks: list[Any], path: str) -> Message:
+    def answer(self, blocks: list[Any], path: str) -> Message:
         parts: list[Part] = []
         thoughts: list[str] = []
         calls: list[dict[str, Any]] = []

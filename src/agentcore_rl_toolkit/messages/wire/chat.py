@@ -62,32 +62,21 @@ class _Chat(Members, kw_only=True):
 
 def parse_request(body: bytes | dict[str, Any]) -> ModelRequest:
     """Read a chat completion request. Raises: RequestError that names the field."""
-    asked, sampling, unknown = read_members(body, _Chat, refused=REFUSED)
-    limits = [limit for limit in (asked.max_completion_tokens, sampling.max_tokens) if limit is not None]
-    sampling.max_tokens = min(limits, default=None)
+    asked, request = read_members(body, _Chat, "chat", refused=REFUSED)
+    limits = [limit for limit in (asked.max_completion_tokens, request.sampling.max_tokens) if limit is not None]
+    request.sampling.max_tokens = min(limits, default=None)
     if asked.top_logprobs and not asked.logprobs:
         raise RequestError("top_logprobs needs logprobs to be true", param="top_logprobs")
     history = _History()
-    tools = [tool for i, tool in enumerate(asked.tools) if _is_function(tool, f"tools[{i}]")]
-    return ModelRequest(
-        dialect="chat",
-        model=asked.model,
-        messages=[history.message(m, f"messages[{i}]") for i, m in enumerate(asked.messages)],
-        tools=tools,
-        tool_choice=tool_choice(asked.tool_choice, tools, "function", "name"),
-        parallel_tool_calls=asked.parallel_tool_calls,
-        stream=asked.stream,
-        include_usage=bool((asked.stream_options or {}).get("include_usage")),
-        n=asked.n,
-        logprobs=asked.logprobs,
-        top_logprobs=asked.top_logprobs,
-        response_format=_response_format(asked.response_format),
-        reasoning_effort=asked.reasoning_effort,
-        template_kwargs=asked.chat_template_kwargs,
-        sampling=sampling,
-        left_out=history.left_out,
-        unknown=unknown,
-    )
+    request.messages = [history.message(m, f"messages[{i}]") for i, m in enumerate(asked.messages)]
+    request.tools = [tool for i, tool in enumerate(asked.tools) if _is_function(tool, f"tools[{i}]")]
+    request.tool_choice = tool_choice(asked.tool_choice, request.tools, "function", "name")
+    request.include_usage = bool((asked.stream_options or {}).get("include_usage"))
+    request.n, request.logprobs, request.top_logprobs = asked.n, asked.logprobs, asked.top_logprobs
+    request.response_format = _response_format(asked.response_format)
+    request.reasoning_effort = asked.reasoning_effort
+    request.left_out = history.left_out
+    return request
 
 
 def _is_function(tool: dict[str, Any], path: str) -> bool:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, NamedTuple, TypeVar
+from urllib.parse import unquote
 
 import msgspec
 from msgspec import Meta
 
 from ..errors import NOT_JSON, RequestError, unsupported
-from .canonical import Sampling
+from .canonical import ModelRequest, Sampling
 
 T = TypeVar("T")
 M = TypeVar("M", bound="Members")
@@ -62,7 +63,18 @@ class Route(NamedTuple):
     stream: bool
 
 
-def with_path(body: bytes, route: Route) -> bytes:
+def read_route(path: bytes, pattern: re.Pattern[bytes], operations: Mapping[bytes, bytes]) -> Route | None:
+    """Return the route of a path below a session, None for another API's path.
+
+    ``pattern`` finds the model and the operation in a path, ``operations`` has the patterns of routes by operation.
+    """
+    found = pattern.fullmatch(path)
+    if found is None or found[2] not in operations:
+        return None
+    return Route(operations[found[2]], unquote(found[1].decode("latin-1")), b"stream" in found[2])
+
+
+def with_path(body: bytes, route: Route, _query: bytes = b"") -> bytes:
     """Return a request's body with the members that are in its path, so that a request is complete in its body.
 
     They come last, because the last of two members with one name counts.
@@ -133,13 +145,15 @@ def read_object(body: bytes | dict[str, Any]) -> dict[str, Any]:
 def read_members(
     body: bytes | dict[str, Any],
     kind: type[M],
+    dialect: str,
     *,
     names: Mapping[str, str] | None = None,
+    field_names: Mapping[str, str] | None = None,
     refused: Mapping[str, Refusal] | None = None,
-) -> tuple[M, Sampling, dict[str, Any]]:
-    """Return the members of a request, its sampling parameters, and its unknown fields.
+) -> tuple[M, ModelRequest]:
+    """Return the members of a request, and the request with those that all dialects have.
 
-    ``names`` are the dialect's names of sampling parameters.
+    ``names`` are the dialect's names of sampling parameters, ``field_names`` those of a request's other fields.
 
     Raises: RequestError that names the field.
     """
@@ -149,9 +163,17 @@ def read_members(
             refuse(name, given.pop(name), refusal)
     members = convert(given, kind)
     check_template_kwargs(members.chat_template_kwargs)
-    sampling = _sampling(given, names or {})
     known = {*kind.__struct_encode_fields__, *(names or {}), *Sampling.__struct_fields__} - {*(names or {}).values()}
-    return members, sampling, {n: v for n, v in given.items() if n not in known and n not in ENGINE_PARAMETERS}
+    return members, ModelRequest(
+        dialect=dialect,
+        model=members.model,
+        stream=members.stream,
+        sampling=_sampling(given, names or {}),
+        parallel_tool_calls=members.parallel_tool_calls,
+        template_kwargs=members.chat_template_kwargs,
+        unknown={name: v for name, v in given.items() if name not in known and name not in ENGINE_PARAMETERS},
+        field_names=dict(field_names or {}),
+    )
 
 
 def _whole(value: Any) -> Any:

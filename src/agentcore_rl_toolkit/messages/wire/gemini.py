@@ -7,10 +7,10 @@ protobuf's JSON.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from typing import Annotated, Any
-from urllib.parse import unquote
 
 import msgspec
 from msgspec import Meta
@@ -19,7 +19,7 @@ from ..errors import KINDS, RequestError, field_at_fault, unsupported
 from .anthropic import tool_input
 from .canonical import CONTENT_FILTER, LENGTH, Choice, Delta, ModelRequest, Reply, ToolCall, Usage, own_id
 from .chat import MAX_N
-from .fields import Members, Refusal, Route, convert, read_members, read_object, with_path
+from .fields import Members, Refusal, Route, convert, read_members, read_object, read_route, with_path
 from .history import (
     History,
     Message,
@@ -42,17 +42,12 @@ from .stream import CollectedCalls, encode_event
 
 # -- routes
 
-_ROUTE = re.compile(rb"(?:v1(?:alpha|beta)?/)?models/(.+):(generateContent|streamGenerateContent|countTokens)/?")
+_ROUTE = re.compile(rb"(?:v1(?:alpha|beta)?/)?models/(.+):(\w+)/?")
 GENERATE, COUNT = b"models/{model}:generateContent", b"models/{model}:countTokens"
+_OPERATIONS = {b"generateContent": GENERATE, b"streamGenerateContent": GENERATE, b"countTokens": COUNT}
 
 
-def route_of(path: bytes) -> Route | None:
-    """Return the route of a path below a session, None for another API's path."""
-    found = _ROUTE.fullmatch(path)
-    if found is None:
-        return None
-    pattern = COUNT if found[2] == b"countTokens" else GENERATE
-    return Route(pattern, unquote(found[1].decode("latin-1")), found[2] == b"streamGenerateContent")
+route_of = functools.partial(read_route, pattern=_ROUTE, operations=_OPERATIONS)
 
 
 def with_members(body: bytes, route: Route, query: bytes) -> bytes:
@@ -115,7 +110,8 @@ def parse_request(body: bytes | dict[str, Any], *, counting: bool = False) -> Mo
     if given.get("generateContentRequest") is not None:  # one form of countTokens
         given = {**_object(given.pop("generateContentRequest"), "generateContentRequest"), **given}
     config = _object(given.pop("generationConfig", None) or {}, "generationConfig")
-    asked, sampling, unknown = read_members({**config, **given}, _Gemini, names=_NAMES, refused=_REFUSED)
+    members = {**config, **given}
+    asked, request = read_members(members, _Gemini, "gemini", names=_NAMES, field_names=_FIELD_NAMES, refused=_REFUSED)
     if any(kind.upper() != "TEXT" for kind in asked.response_modalities or ()):
         raise unsupported("generationConfig.responseModalities", "the model writes text only")
     history = _History()
@@ -123,26 +119,19 @@ def parse_request(body: bytes | dict[str, Any], *, counting: bool = False) -> Mo
         history.add(content, f"contents[{i}]")
     if not counting:
         refuse_begun_answer(history.messages, f"contents[{len(asked.contents) - 1}]")
-    tools = [f for i, tool in enumerate(asked.tools) for f in _functions(tool, f"tools[{i}]")]
+    request.model = asked.model.removeprefix("models/")
+    request.messages = history.system(asked.system_instruction) + history.messages
+    request.tools = [f for i, tool in enumerate(asked.tools) for f in _functions(tool, f"tools[{i}]")]
+    request.tool_choice = _tool_choice(asked.tool_config or {}, request.tools)
+    request.n, request.response_format = asked.candidate_count, _response_format(asked)
     thinking = convert(_object(asked.thinking_config or {}, "thinkingConfig"), _Thinking)
     budget, level = thinking.thinking_budget, thinking.thinking_level
-    return ModelRequest(
-        dialect="gemini",
-        model=asked.model.removeprefix("models/"),
-        messages=history.system(asked.system_instruction) + history.messages,
-        tools=tools,
-        tool_choice=_tool_choice(asked.tool_config or {}, tools),
-        parallel_tool_calls=asked.parallel_tool_calls,
-        stream=asked.stream,
-        n=asked.candidate_count,
-        sampling=sampling,
-        response_format=_response_format(asked),
-        reasoning_effort=None if level in (None, "THINKING_LEVEL_UNSPECIFIED") else str(level).lower(),
-        template_kwargs={**({} if budget is None else {"enable_thinking": budget != 0}), **asked.chat_template_kwargs},
-        left_out=history.left_out,
-        unknown=unknown,
-        field_names=_FIELD_NAMES,
-    )
+    if level not in (None, "THINKING_LEVEL_UNSPECIFIED"):
+        request.reasoning_effort = str(level).lower()
+    if budget is not None:
+        request.template_kwargs = {"enable_thinking": budget != 0, **request.template_kwargs}
+    request.left_out = history.left_out
+    return request
 
 
 def _object(value: Any, path: str) -> dict[str, Any]:

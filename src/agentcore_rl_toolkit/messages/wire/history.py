@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 from ..errors import RequestError, unsupported
@@ -85,10 +86,50 @@ class History:
             self.left_out[failure] += 1
         return {"role": "tool", "tool_call_id": call_id, "content": content}
 
-    def unread_document(self, kind: Any) -> Part:
-        """The text in place of a document that is no text."""
+    def document(self, heads: Iterable[Any], text: Any, content: Any, path: str, kind: Any) -> list[Part]:
+        """Return the texts of a document: its heads, and its text or content. One that is no text (a PDF) becomes a line.
+
+        Raises: RequestError.
+        """
+        shown = [text_part(head) for head in heads if isinstance(head, str)]
+        if isinstance(text, str):
+            return [*shown, text_part(text)]
+        if content is not None:
+            return shown + self.parts(content, path)
         self.left_out["document"] += 1
-        return text_part(f"[document ({kind}): the model reads text only; extract the text with another tool]")
+        return [
+            *shown,
+            text_part(f"[document ({kind}): the model reads text only; extract the text with another tool]"),
+        ]
+
+
+class BlockHistory(History):
+    """Reads messages whose contents are blocks, among them the results of tools."""
+
+    def answer(self, blocks: list[Any], path: str) -> Message:
+        """Return a message of the model. Raises: RequestError."""
+        raise NotImplementedError
+
+    def all(self, messages: list[Any], *, whole: bool) -> list[Message]:
+        """Return messages as canonical ones: tool results become messages of their own, in front of the user's text.
+
+        Raises: RequestError, also if the last message is the model's and the request is ``whole``.
+        """
+        found: list[Message] = []
+        for i, message in enumerate(messages):
+            path = f"messages[{i}]"
+            role, content = object_at(message, path).get("role"), message.get("content")
+            if role not in ("user", "assistant", "system"):
+                raise RequestError(f"{path}.role must be user, assistant or system", param=f"{path}.role")
+            if isinstance(content, str):
+                found.append({"role": role, "content": content})
+            elif role == "assistant":
+                found.append(self.answer(list_at(content, f"{path}.content"), f"{path}.content"))
+            else:
+                found += self.user_messages(role, list_at(content, f"{path}.content"), f"{path}.content")
+        if whole:
+            refuse_begun_answer(found, f"messages[{len(messages) - 1}]")
+        return found
 
 
 def unread_part(kind: str) -> Part:

@@ -69,7 +69,9 @@ class _Responses(Members, kw_only=True):
 
 def parse_request(body: bytes | dict[str, Any], *, recorded: Recorded = lambda _: None) -> ModelRequest:
     """Read a responses request. Raises: RequestError that names the field."""
-    asked, sampling, unknown = read_members(body, _Responses, names=_NAMES, refused=REFUSED)
+    asked, request = read_members(
+        body, _Responses, "responses", names=_NAMES, field_names=_FIELD_NAMES, refused=REFUSED
+    )
     lead = [{"role": "system", "content": asked.instructions}] if asked.instructions else []
     history = _History(recorded)
     if isinstance(asked.input, str):
@@ -79,27 +81,15 @@ def parse_request(body: bytes | dict[str, Any], *, recorded: Recorded = lambda _
             history.add(item, f"input[{i}]")
     if not lead and not history.messages:
         raise RequestError("input must not be empty", param="input")
-    forms: dict[str, ToolForm] = {}
-    tools = [f for i, tool in enumerate(asked.tools) for f in _functions(tool, f"tools[{i}]", forms)]
-    return ModelRequest(
-        dialect="responses",
-        model=asked.model,
-        messages=lead + history.messages,
-        tools=tools,
-        tool_choice=tool_choice(asked.tool_choice, tools, "name"),
-        parallel_tool_calls=asked.parallel_tool_calls,
-        stream=asked.stream,
-        logprobs=bool(asked.top_logprobs) or "message.output_text.logprobs" in (asked.include or ()),
-        top_logprobs=asked.top_logprobs,
-        response_format=_text_format(asked.text.format),
-        reasoning_effort=asked.reasoning.effort,
-        template_kwargs=asked.chat_template_kwargs,
-        sampling=sampling,
-        forms=forms,
-        left_out=history.left_out,
-        unknown=unknown,
-        field_names=_FIELD_NAMES,
-    )
+    request.messages = lead + history.messages
+    request.tools = [f for i, tool in enumerate(asked.tools) for f in _functions(tool, f"tools[{i}]", request.forms)]
+    request.tool_choice = tool_choice(asked.tool_choice, request.tools, "name")
+    request.logprobs = bool(asked.top_logprobs) or "message.output_text.logprobs" in (asked.include or ())
+    request.top_logprobs = asked.top_logprobs
+    request.response_format = _text_format(asked.text.format)
+    request.reasoning_effort = asked.reasoning.effort
+    request.left_out = history.left_out
+    return request
 
 
 def _text_format(value: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -17,29 +17,34 @@ _LISTED = re.compile(r"\s*(?=\[)")  # the form before v11
 _DECODER = json.JSONDecoder(strict=False)
 
 
+def _calls(body: str, at: int) -> tuple[list[Call], int] | None:
+    """The calls behind one mark, and their end. None: they cannot be read, or are cut."""
+    try:
+        if (before := _LISTED.match(body, at)) is not None:
+            listed, end = _DECODER.raw_decode(body, before.end())
+            calls = [call_from_json(json.dumps(each, ensure_ascii=False)) for each in listed]
+            return ([call for call in calls if call is not None], end) if calls and None not in calls else None
+        if (head := _HEAD.match(body, at)) is None:
+            return None  # a name alone is prose
+        end = _DECODER.raw_decode(body, head.end())[1]
+    except (ValueError, RecursionError):
+        return None
+    call = named_call(head[1], body[head.end() : end])
+    return None if call is None else (call, end)
+
+
 def _block(body: str, _: Schemas) -> list[Call | str] | None:
     found: list[Call | str] = []
     at = 0
-    try:
-        while at < len(body):
-            if (before := _LISTED.match(body, at)) is not None:
-                listed, end = _DECODER.raw_decode(body, before.end())
-                calls = [call_from_json(json.dumps(each, ensure_ascii=False)) for each in listed]
-            elif (head := _HEAD.match(body, at)) is None:
-                return None  # a name alone is prose, or the rest is cut
-            else:
-                at = head.end()
-                end = _DECODER.raw_decode(body, at)[1]
-                calls = [*(named_call(head[1], body[at:end]) or [])]
-            known = [call for call in calls if call is not None]
-            after = body.find(_MARK, end)
-            text = body[end : after if after >= 0 else len(body)]
-            if not calls or len(known) < len(calls):
-                return None
-            found += [*known, *([text] if text.strip() else [])]
-            at = end + len(text) + len(_MARK)
-    except (ValueError, RecursionError):
-        return None
+    while at < len(body):
+        read = _calls(body, at)
+        if read is None:
+            # Each mark begins calls of its own, so those before one that cannot be read stay.
+            return [*found, _MARK + body[at:]] if found else None
+        after = body.find(_MARK, read[1])
+        text = body[read[1] : after if after >= 0 else len(body)]
+        found += [*read[0], *([text] if text.strip() else [])]
+        at = read[1] + len(text) + len(_MARK)
     return found or None
 
 
