@@ -13,7 +13,7 @@ import prometheus_client
 import pytest
 
 from agentcore_rl_toolkit._servers.keys import find
-from agentcore_rl_toolkit.client import RolloutClient, metrics
+from agentcore_rl_toolkit.client import RolloutClient, export_prometheus
 from agentcore_rl_toolkit.gateway import GatewayClient
 from agentcore_rl_toolkit.gateway.testing import ScriptedModel
 from agentcore_rl_toolkit.runtime import LocalRuntime
@@ -86,7 +86,7 @@ def test_each_metric_is_exposed_with_its_labels_after_a_rollout(
             texts.append(read(f"{gateway.url}/metrics", find("gateway", gateway.url)))
         arn, store = runtime.arns["a"], f"file://{tmp_path / 'store'}"
         with RolloutClient(arn, store, "exp", endpoint_url=runtime.url) as client:
-            metrics.export_prometheus(client, registry=registry)
+            export_prometheus(client, registry=registry)
             client.map([{}, {"fail": True}], 1)
         texts.append(runtime.view.call("GET", "/_local/metrics").decode())
         texts.append(prometheus_client.generate_latest(registry).decode())

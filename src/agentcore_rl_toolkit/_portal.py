@@ -22,13 +22,13 @@ P = ParamSpec("P")
 S = TypeVar("S")
 T = TypeVar("T")
 
-LONGEST_SLEEP_S = 1.0  # of a thread that waits for a result; Ctrl-C takes at most so long
+LONGEST_SLEEP_S = 1.0  # sleep of a thread that waits for a result. Ctrl-C takes at most this long.
 
 _portals: weakref.WeakSet[Portal] = weakref.WeakSet()
 
 
 def result_of(future: concurrent.futures.Future[T], timeout_s: float | None = None) -> T:
-    """`future.result(timeout_s)` that Ctrl-C always ends.
+    """Wait for `future.result(timeout_s)`. Ctrl-C always ends the wait.
 
     A signal just before the thread falls asleep, or to another thread, does not wake it. So threads sleep only briefly.
     """
@@ -97,7 +97,7 @@ class Portal:
         return threading.current_thread() is self._thread
 
     def refuse_own_thread(self) -> None:
-        """Raises: ConfigError on the loop's own thread, where a sync wait would never end."""
+        """Check the thread. Raises: ConfigError on the loop's own thread, where a sync wait would never end."""
         if self.on_own_thread:
             raise ConfigError(
                 "a sync method was called on the thread that does its work, and would wait for itself; use the `_async` one"
@@ -113,7 +113,7 @@ class Portal:
         return asyncio.run_coroutine_threadsafe(coroutine, loop)
 
     def post(self, function: Callable[..., object], *args: Any) -> None:
-        """Call a function on the loop soon, from any thread. Does nothing once the loop is gone."""
+        """Call a function on the loop soon, from any thread. Does nothing after the end of the loop."""
         loop = self._loop
         if loop is None or self._closed:
             return
@@ -123,7 +123,7 @@ class Portal:
             return
 
     def sync(self, method: Callable[Concatenate[S, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[S, P], T]:
-        """The sync twin of an async method: the same signature and docstring, without ``_async`` in its name."""
+        """Make the sync twin of an async method: the same signature and docstring, without ``_async`` in its name."""
 
         @functools.wraps(method)
         def call(self_: S, /, *args: P.args, **kwargs: P.kwargs) -> T:

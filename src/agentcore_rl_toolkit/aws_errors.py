@@ -108,7 +108,7 @@ _CREDENTIAL_CLASSES = _names(
 
 
 def look_up(error: BaseException) -> Fault | None:
-    """Find the entry of an exception; None for one that no AWS client raises."""
+    """Find the entry of an exception. Return None if no AWS client raises it."""
     response = getattr(error, "response", None)
     names = [f"{cls.__module__.partition('.')[0]}.{cls.__name__}" for cls in type(error).__mro__]
     code = type(error).__name__
@@ -138,7 +138,7 @@ def fault_of(code: str, status: int | None, headers: Mapping[str, str] = Mapping
 
 
 def _skew_s(headers: Mapping[str, str]) -> float:
-    """Seconds between this machine's clock and that of the service."""
+    """Return seconds between this machine's clock and that of the service."""
     try:
         theirs = email.utils.parsedate_to_datetime(headers["date"])
     except (KeyError, TypeError, ValueError):

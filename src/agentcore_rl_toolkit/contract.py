@@ -8,7 +8,7 @@ A rollout leaves two kinds of objects under its experiment's prefix::
     {exp_id}/{input_id}/{session_id}.json    the record, written once
     {exp_id}/{input_id}/{session_id}.alive   present while the agent runs; rewritten as a heartbeat, deleted after the record
 
-so that one LIST of the prefix tells both what is finished and, by the age of the `.alive` objects, what still lives.
+so that one LIST of the prefix shows both the finished rollouts and, by the age of the `.alive` objects, the running ones.
 """
 
 from __future__ import annotations
@@ -26,18 +26,20 @@ from typing import Any
 from .errors import OTHER_FAILURE, POLICY_FAILURES, ConfigError, ContractError, RolloutError
 
 ROLLOUT_FIELD = "_rollout"
-INFO_FIELD = "_agent"  # the record's block of our own fields: outcome, cause, failure, session_id, attempt, times
+INFO_FIELD = "_agent"  # the record's block of the toolkit's fields: outcome, cause, failure, session_id, attempt, times
 # True in an agent's reply: this session's payload runs once however often it is delivered.
 RUNS_ONCE_FIELD = "runs_once"
-TURNS_USED = "model calls, all are used"  # in the gateway's refusal of a call beyond `max_turns`, in every dialect
-REFERENCE_FIELD = "_reference"  # of a row: what only a scorer may see; clients keep it
-ANSWER_FIELD = "_answer"  # of a record of an agent that ran as it is: what its entrypoint returned
-CALLS_FIELD = "_calls"  # of such a record: its model calls at the gateway, and those that went elsewhere
+TURNS_USED = (
+    "model calls, all are used"  # the gateway's refusal of a call beyond `max_turns` has this text in every dialect
+)
+REFERENCE_FIELD = "_reference"  # a row's field for scorers only; clients do not send it
+ANSWER_FIELD = "_answer"  # the return value of an entrypoint, in the record of an agent that ran as it is
+CALLS_FIELD = "_calls"  # model calls at the gateway and elsewhere, in such a record
 AS_IS = "AGENTCORE_RL_AS_IS"  # variable of sessions: agents without a rollout function run as they are
-PROBE_FIELD = "_probe"  # of a payload: the doctor asks what a session can reach
+PROBE_FIELD = "_probe"  # payload of the doctor, which asks what a session can reach
 PROBED = "probed"  # `status` of an agent's reply to a probe, which has the report under `probe`
 PROBE_EXPERIMENT = "agentcore-rl-doctor"  # the doctor's keys begin with it
-REFUSED = "refused"  # `status` of an agent's reply when it cannot store its record; `error` says why
+REFUSED = "refused"  # `status` of an agent's reply when it cannot store its record; `error` has the reason
 # The agent's 403, which AgentCore passes on without its text.
 ROLLOUTS_OFF = (
     "rollouts are off in this version of the agent: a version for training has AGENTCORE_RL_ROLLOUTS=on in its environment "
@@ -52,11 +54,11 @@ MAX_KEY_BYTES = 1024  # S3's own limit on a key
 
 IdValue = str | int | float  # an experiment or input id as a caller writes it; in a key it stands as `str` writes it
 
-TRAIN_FIELD = "train"  # of the `_rollout` block, and of a record's own block: the rule of what trains
-# Of the `_rollout` block: texts to try, by name. Of a record's own block: those that the agent read.
+TRAIN_FIELD = "train"  # the rule of what trains, in the `_rollout` block and in a record's own block
+# Texts by name. The `_rollout` block has texts to try, and a record's own block the texts that the agent read.
 TEXTS_FIELD = "texts"
-POLICY_REWARD_FIELD = "policy_reward"  # of a record's own block: what the agent declares for failures of the policy
-TRAIN_RULES = ("all", "task", "main")  # any other word is a tag; `trajectory.selection` says what each means
+POLICY_REWARD_FIELD = "policy_reward"  # the agent's reward for failures of the policy, in a record's own block
+TRAIN_RULES = ("all", "task", "main")  # any other word is a tag; `trajectory.selection` defines each
 DEFAULT_TRAIN = "task"
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
@@ -77,7 +79,7 @@ TRUNCATED_REASONS = frozenset({"length", "max_tokens", "max_output_tokens", "mod
 
 
 class Outcome(StrEnum):
-    """How a rollout ended.
+    """The end of a rollout.
 
     `ok` may be trained on, and so may an `agent_error` whose `Cause` is the policy, with the reward that the agent declares for
     that. Everything else is masked out of its group, never given reward 0.
@@ -122,17 +124,17 @@ class Stage(StrEnum):
 
 
 def trace_id_of(session_id: str) -> str:
-    """The id of the OpenTelemetry trace of a session's spans, on every side: 32 hexadecimal digits."""
+    """Return the id of the OpenTelemetry trace of a session's spans, on every side: 32 hexadecimal digits."""
     return hashlib.sha256(f"trace/{session_id}".encode(errors="surrogatepass")).hexdigest()[:32]
 
 
 def span_id_of(name: str) -> str:
-    """The id of a span by its name: 16 hexadecimal digits. The span of a session is the root of its trace."""
+    """Return the id of a span by its name: 16 hexadecimal digits. The span of a session is the root of its trace."""
     return hashlib.sha256(f"span/{name}".encode(errors="surrogatepass")).hexdigest()[:16]
 
 
 def new_session_id() -> str:
-    """A fresh, unguessable session id: 40 characters, first one alphanumeric."""
+    """Make an unguessable session id: 40 characters, first one alphanumeric."""
     return "r" + secrets.token_hex(19) + "0"
 
 
@@ -148,7 +150,7 @@ def check_session_id(session_id: str) -> str:
 
 
 def check_id(value: IdValue, name: str) -> str:
-    """The text of an experiment or input id in keys. Numbers are written by `str`, as in the published package.
+    """Return the text of an experiment or input id in keys. `str` writes numbers, as in the published package.
 
     Any text that stays below its experiment is an id, also one with slashes (``team/run-7``).
     Raises: ContractError on an empty or ``..`` part, on a control character, on half a character, and on anything but text and
@@ -162,7 +164,7 @@ def check_id(value: IdValue, name: str) -> str:
 
 
 def _check_parts(text: str, name: str) -> str:
-    """Raises: ContractError when a key made with this text could be another one, or none at all."""
+    """Check that a key with this text is usable and is no other key. Raises: ContractError."""
     parts, trouble = text.split("/"), ""
     if not text:
         trouble = "is empty: give it a name, or leave it out where a fresh one will do"
@@ -180,7 +182,7 @@ def _check_parts(text: str, name: str) -> str:
 
 
 def result_key(exp_id: IdValue, input_id: IdValue, session_id: str) -> str:
-    """Key of a rollout's record: ``{exp_id}/{input_id}/{session_id}.json``, nothing escaped, as the published package writes it.
+    """Return the key of a record, ``{exp_id}/{input_id}/{session_id}.json``. Nothing is escaped, as in the published package.
 
     The session id may be any text: deployed agents make up a uuid when called without one.
     Raises: ContractError on an id that leads out of its experiment, and on a key too long for S3.
@@ -194,7 +196,7 @@ def result_key(exp_id: IdValue, input_id: IdValue, session_id: str) -> str:
 
 
 def alive_key(record_key: str) -> str:
-    """Key of the heartbeat object that belongs to a record key."""
+    """Return the key of the heartbeat object that belongs to a record key."""
     return record_key.removesuffix(RECORD_SUFFIX) + ALIVE_SUFFIX
 
 
@@ -261,7 +263,7 @@ class RolloutConfig:
         return cls.from_payload({ROLLOUT_FIELD: block}) or cls()
 
     def to_dict(self) -> dict[str, Any]:
-        """The block as JSON-ready dict: absent fields are left out, `extra` is merged in."""
+        """Return the block as a JSON-ready dict. Absent fields are left out, and `extra` is merged in."""
         known = {k: getattr(self, k) for k in _KNOWN if getattr(self, k) is not None}
         return {**self.extra, **known}
 
@@ -270,7 +272,7 @@ _KNOWN = tuple(field.name for field in fields(RolloutConfig) if field.name != "e
 
 
 def redact(value: Any) -> Any:
-    """A deep copy of JSON-like data with the values of secret-looking keys replaced. Raises: ContractError if it is too deep."""
+    """Copy JSON-like data and replace the values of secret-looking keys. Raises: ContractError if it is too deep."""
     try:
         return _redact(value)
     except RecursionError:
@@ -278,7 +280,7 @@ def redact(value: Any) -> Any:
 
 
 def redact_payload(payload: Any) -> Any:
-    """A payload as it may be stored: `redact`, and no capability of its `_rollout` block. Raises: ContractError."""
+    """Copy a payload as it may be stored: redacted, and without capabilities in its `_rollout` block. Raises: ContractError."""
     clean = redact(payload)
     block = clean.get(ROLLOUT_FIELD) if isinstance(clean, dict) else None
     if isinstance(block, dict):
@@ -289,7 +291,7 @@ def redact_payload(payload: Any) -> Any:
 
 
 def redact_urls(text: str) -> str:
-    """A text without the passwords and keys that URLs in it carry."""
+    """Return a text without the passwords and keys that URLs in it carry."""
     return _IN_URL.sub(REDACTED, text)
 
 
@@ -312,7 +314,7 @@ def _own_block(record: Mapping[str, Any] | None) -> Mapping[str, Any]:
 
 
 def record_outcome(record: Mapping[str, Any]) -> Outcome:
-    """The outcome of a stored record.
+    """Return the outcome of a stored record.
 
     Our records have it in their own block, which an agent's result cannot overwrite, and repeat it under `outcome` unless the
     agent uses that name for itself. In records of the published toolkit `status_code` decides.
@@ -338,13 +340,13 @@ def record_outcome(record: Mapping[str, Any]) -> Outcome:
 
 
 def record_cause(record: Mapping[str, Any], outcome: Outcome) -> Cause | None:
-    """The cause of a stored record with this outcome. Only an `agent_error` leaves a choice: the agent or the policy."""
+    """Return the cause of a stored record with this outcome. Only an `agent_error` leaves a choice: the agent or the policy."""
     named = str(_own_block(record).get("cause"))
     return Cause(named) if outcome is Outcome.AGENT_ERROR and named in set(Cause) else _CAUSE_OF[outcome]
 
 
 def record_failure(record: Mapping[str, Any], outcome: Outcome) -> str | None:
-    """The policy's failure, if the policy is the record's cause: a key of `errors.POLICY_FAILURES`."""
+    """Return the policy's failure, if the policy is the record's cause: a key of `errors.POLICY_FAILURES`."""
     if record_cause(record, outcome) is not Cause.POLICY:
         return None
     named = _own_block(record).get("failure")
@@ -353,7 +355,7 @@ def record_failure(record: Mapping[str, Any], outcome: Outcome) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class SessionFacts:
-    """How a session's last model call ended, by the gateway's record. ``limit``: our limit that refused it (turns or context)."""
+    """The end of a session's last model call, by the gateway's record. ``limit``: our limit that it hit (turns or context)."""
 
     truncated: bool = False
     unparsed: bool = False
@@ -389,7 +391,7 @@ def check_tag(tag: str) -> str:
 
 
 def check_train(rule: str) -> str:
-    """A rule of what trains, unchanged: a word of `TRAIN_RULES`, a tag, or tags with commas between. Raises: ConfigError."""
+    """Check a rule of what trains (a word of `TRAIN_RULES`, or tags with commas between), and return it. Raises: ConfigError."""
     if rule not in TRAIN_RULES:
         for tag in rule.split(","):
             check_tag(tag)
@@ -397,13 +399,13 @@ def check_train(rule: str) -> str:
 
 
 def record_train(record: Mapping[str, Any] | None) -> str | None:
-    """The rule of what trains in a record, set by the client or the agent."""
+    """Return the rule of what trains in a record, set by the client or the agent."""
     rule = _own_block(record).get(TRAIN_FIELD)
     return rule if isinstance(rule, str) else None
 
 
 def cause_of(outcome: Outcome, record: Mapping[str, Any] | None, error: BaseException | None) -> Cause | None:
-    """The cause of an ended rollout's failure; None if it did not fail."""
+    """Return the cause of an ended rollout's failure; None if it did not fail."""
     usual = _CAUSE_OF[outcome]
     if usual is None:
         return None
@@ -432,10 +434,10 @@ def parse_record(body: bytes) -> dict[str, Any]:
 
 
 def extract_reward(record: Mapping[str, Any]) -> float | None:
-    """The scalar reward of a record, or None when it has none.
+    """Return the scalar reward of a record, or None when it has none.
 
     ``rewards`` may be a number, or a list whose last element counts (the published convention); ``reward`` is read when
-    ``rewards`` is absent. A dict form ``{"reward": x, ...}`` carries extra metrics beside the reward.
+    ``rewards`` is absent. A dict form ``{"reward": x, ...}`` carries extra metrics next to the reward.
 
     Raises: ContractError when a reward, of the list or of ``turn_rewards`` too, is present but is not a finite number.
     """

@@ -15,7 +15,7 @@
     ├── RolloutError                        one rollout did not end in `ok` (`cause` says whose failure it is)
     │   ├── AgentError                      the agent raised: its own code, or what the policy did to it
     │   ├── RolloutLostError                the session died without a record, or the infrastructure made its agent raise
-    │   ├── RolloutTimeoutError (TimeoutError)   a stage passed its deadline (`stage` says which)
+    │   ├── RolloutTimeoutError (TimeoutError)   a stage passed its deadline (`stage` is its name)
     │   ├── RolloutThrottledError           the runtime refused for longer than we may wait
     │   ├── RolloutCancelledError (concurrent.futures.CancelledError)
     │   └── InvalidResultError (ValueError) a record that cannot be used: broken, or without a reward
@@ -31,8 +31,8 @@
     ├── ScorerError                         the user's function that scores rollouts failed
     └── WeightsError                        new weights did not arrive at an engine
 
-The class says which boundary was crossed; the message says what to do next; the ids travel as attributes. All of them
-pickle: the message is positional, everything else keyword-only with a default.
+The class shows which boundary was crossed. The message states what to do next. The ids are attributes. All errors can be
+pickled: the message is positional, everything else keyword-only with a default.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ _STOP_REASONS = {
 
 
 def text_of(error: BaseException) -> str:
-    """`str(error)`; empty if the error cannot be written as a text."""
+    """Return `str(error)`, or an empty text if that raises."""
     try:
         return str(error)
-    except BaseException:  # of user code
+    except BaseException:  # user code may raise anything
         return ""
 
 
@@ -120,7 +120,7 @@ class ContractError(AgentCoreRLError, ValueError):
 
 
 class StoreError(AgentCoreRLError):
-    """The object store failed. ``permanent``: another try would fail in the same way."""
+    """The object store failed. ``permanent``: a retry would fail in the same way."""
 
     permanent = False
 
@@ -157,7 +157,7 @@ class PolicyFailure(AgentCoreRLError):  # noqa: N818  (the policy's failure is a
 
     @staticmethod
     def check_stop(stop_reason: str | None) -> None:
-        """Raises: PolicyFailure if this stop reason of a model or framework means that the policy was cut short."""
+        """Raise PolicyFailure if this stop reason of a model or framework means that the policy was cut short."""
         failure = _STOP_REASONS.get(stop_reason or "")
         if failure is not None:
             raise PolicyFailure(failure, f"{POLICY_FAILURES[failure]} (stop reason {stop_reason!r})")
@@ -233,7 +233,7 @@ class GatewayError(AgentCoreRLError):
 
 
 class GatewayLostError(GatewayError):
-    """One of several gateways does not answer.
+    """A gateway of several does not answer.
 
     ``gateway`` is its URL, ``session_ids`` those that it may have, ``found`` what the other gateways gave.
     """

@@ -35,7 +35,7 @@ def log_context(**ids: str | None) -> Iterator[None]:
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per line: ``timestamp`` (UTC, ms), ``level``, ``message``, ``logger``, ids in context, the error if any."""
+    """Formats lines as JSON objects: ``timestamp`` (UTC, ms), ``level``, ``message``, ``logger``, ids in context, the error."""
 
     def format(self, record: logging.LogRecord) -> str:
         at = datetime.fromtimestamp(record.created, UTC)
@@ -80,7 +80,7 @@ def configure_logging(level: int = logging.INFO, *, everything: bool = False, st
     if everything:
         root.addHandler(_json_handler(stream))
         sdk = logging.getLogger("bedrock_agentcore.app")
-        sdk.propagate = not sdk.handlers  # it writes JSON of its own; once is enough
+        sdk.propagate = not sdk.handlers  # it already writes JSON
 
 
 class WarnsOnceAMinute:

@@ -11,11 +11,11 @@ _TEXT_KEYS = ("result", "response", "answer", "output", "text", "content", "mess
 
 
 def answer_text(answer: Any) -> str:
-    """The final text of what an agent returned, as a scorer gets it; empty if it has none.
+    """Return the final text of what an agent returned, as a scorer gets it; empty if it has none.
 
     It reads plain text, dicts with a text under `result` and similar names, messages with content blocks, and lists of streamed
     events: of Strands and Bedrock's ConverseStream, text deltas of the AI SDK, and texts. Of a stream of several messages it is
-    the text of the last one that has any.
+    the text of the last message with text.
 
     Example: ``answer_text([{"event": {"contentBlockDelta": {"delta": {"text": "36"}}}}])`` is ``"36"``.
     """
@@ -39,11 +39,11 @@ def answer_text(answer: Any) -> str:
     return next((text for text in reversed(messages) if text.strip()), "")
 
 
-_BEGIN = "\0begin"  # of a message
+_BEGIN = "\0begin"  # marks the start of a message
 
 
 def _event_of(event: Any) -> str | None:
-    """The text of a streamed event, `_BEGIN` for the first one of a message, None for anything else."""
+    """Return the text of a streamed event, `_BEGIN` for the first one of a message, None for anything else."""
     if not isinstance(event, Mapping):
         return None
     inner = event.get("event")

@@ -105,7 +105,7 @@ def test_an_answer_does_not_choose_what_is_read_here(
     (private / "secret.alive").write_text("{}")
     reply = {"status": "processing", "s3_bucket": f"{scheme}://{private}", "result_key": "secret.json"}
     future = client.submit(script(reply=reply))
-    assert "but it was asked to use" in str(future.exception(60))
+    assert "but the client asked for" in str(future.exception(60))
     assert (future.outcome, future.record) == (Outcome.INVALID, None)
     client.flush()
     assert (private / "secret.alive").exists()

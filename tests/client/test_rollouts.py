@@ -434,7 +434,7 @@ def test_agent_whose_store_refuses_is_lost_at_once_with_the_agents_own_words(
 
 def test_unreachable_runtime_is_lost_after_the_attempts(store_url: str) -> None:
     client = RolloutClient(ARN, store_url, "e", 2, endpoint_url="http://127.0.0.1:9", tps_limit=100)
-    with client, pytest.raises(RolloutLostError, match="could not be reached in 2 tries"):
+    with client, pytest.raises(RolloutLostError, match="could not be reached in 2 attempts"):
         client.invoke(script())
 
 

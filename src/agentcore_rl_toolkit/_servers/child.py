@@ -18,8 +18,9 @@ from ..errors import AgentCoreRLError
 
 
 class Child:
-    """``agentcore-rl WORDS`` in a session of its own, so that Ctrl-C is for this process alone. It ends when this process is
-    gone. What it prints is appended to ``log``; ``ready`` is what it says of itself once it listens.
+    """``agentcore-rl WORDS`` in a new process session, so that Ctrl-C reaches this process only. It ends with this process.
+
+    Its output is appended to ``log``. ``ready`` is the content of its ready file.
     """
 
     ready: Mapping[str, Any]
@@ -48,7 +49,7 @@ class Child:
         return str(self.ready["url"])
 
     def is_ready(self) -> bool:
-        """Raises: ``error`` when it has ended instead."""
+        """Return True once it listens. Raises: ``error`` when it has ended instead."""
         with contextlib.suppress(FileNotFoundError):
             self.ready = json.loads(self._file.read_text())
             return True
@@ -58,7 +59,7 @@ class Child:
         return False
 
     def wait_ready(self, within_s: float, on_wait: Callable[[], object] = lambda: None) -> None:
-        """Raises: ``error`` at once when it ends, or after that time, with the end of its log."""
+        """Wait until it listens. Raises: ``error`` at once when it ends, or after that time, with the end of its log."""
         give_up_s = time.monotonic() + within_s
         while not self.is_ready():
             if time.monotonic() > give_up_s:
@@ -67,13 +68,13 @@ class Child:
             time.sleep(0.02)
 
     def check(self) -> None:
-        """Raises: ``error`` when it has ended."""
+        """Check that it still runs. Raises: ``error`` when it has ended."""
         code = self.process.poll()
         if code is not None:
             raise self._failed(f"was killed by signal {-code}" if code < 0 else f"exited with code {code}")
 
     def end(self, within_s: float = 0.0) -> int:
-        """Its exit code. What runs of it and of its own children after that time is killed."""
+        """Wait for its end and return its exit code. It is killed after that time, with all its children."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(timeout=within_s)
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -93,7 +94,7 @@ _RAISED = re.compile(r"(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*(?:Error|Exception|Exit|I
 
 
 def cause_of(text: str) -> str:
-    """The line of a log or a traceback that says what went wrong: the last exception, else our own error, else the last line."""
+    """Find the line of a log with the cause: the last exception, otherwise our own error, otherwise the last line."""
     lines = [line for line in text.splitlines() if line.strip()]
     raised = [found[1] for line in lines if (found := _RAISED.fullmatch(line))]
     ours = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]

@@ -48,7 +48,7 @@ class HostCheck:
         self._allowed = tuple(_plain(pattern) for pattern in allowed)
 
     def refusal(self, host: bytes | None, origin: bytes | None) -> Refusal | None:
-        """Why a request with these headers is refused; None: it is not. None for a header: it is absent."""
+        """Return the refusal of a request with these headers, or None to accept it. An absent header is None."""
         named = _authority(host) if host is not None else ("", "")
         if named is None or not (host is None or self._is_ours(named[0])):
             return Refusal(421, f"{_shown(host)} is not a name of this server. If it is meant to be, {_how(host)}.")
@@ -59,7 +59,7 @@ class HostCheck:
         return None
 
     def refusal_of(self, headers: Iterable[tuple[bytes, bytes]]) -> Refusal | None:
-        """The same for the headers of a request, their names in lower case."""
+        """Return the same for the headers of a request, their names in lower case."""
         host = origin = None
         for name, value in headers:
             if name == b"host":
@@ -122,7 +122,7 @@ def _is_address(name: str) -> bool:
 
 
 def is_loopback(name: str) -> bool:
-    """Whether a name or address to listen on is reached from this machine only."""
+    """Return True if a name or address to listen on is reachable from this machine only."""
     return name == "localhost" or (_is_address(name) and ipaddress.ip_address(name).is_loopback)
 
 

@@ -3,8 +3,8 @@
 Theory of operation. Every user of a machine reaches every port of its loopback, so changes of a server's state need a secret.
 A server without one makes a key and writes it to a file of mode 0600 in a folder of mode 0700. The file's name is the kind of the
 server and its port, so that clients of the same user find it by the address. The file is removed with the server. A killed
-server leaves the file behind, but the key in it opens nothing: the next server makes another one. No key is sent to another
-machine: clients look it up for addresses of the loopback only.
+server leaves the file behind, but the key in it opens nothing: the next server makes another one. Clients look keys up for
+addresses of the loopback only, so they send none to another machine.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _ANY = ("0.0.0.0", "::", "localhost")
 
 
 def make() -> str:
-    """A random key."""
+    """Make a random key."""
     return secrets.token_urlsafe(24)
 
 
 def is_here(host: str) -> bool:
-    """Whether a server that listens on ``host`` can leave its key: clients find it under the loopback's addresses."""
+    """Return True if a server on ``host`` can leave its key in a file. Clients find it under the loopback's addresses."""
     return host in _ANY or is_loopback(host)
 
 
@@ -49,7 +49,7 @@ def leave(kind: str, url: str, key: str) -> Path:
 
 
 def find(kind: str, url: str) -> str | None:
-    """The key that a live server of this user left at this address; None: there is none."""
+    """Find the key that a live server of this user left at this address; None if there is none."""
     try:
         path = _path(kind, url)
         if path is None:
@@ -66,7 +66,7 @@ def find(kind: str, url: str) -> str | None:
 
 
 def key_for(kind: str, url: str, variable: str) -> str | None:
-    """The key that clients send: that in this variable of the environment, else the one in the server's file."""
+    """Find the key that clients send: in this variable of the environment, otherwise in the server's file."""
     return os.environ.get(variable) or find(kind, url)
 
 
@@ -94,10 +94,10 @@ def _path(kind: str, url: str) -> Path | None:
 
 
 def _folder() -> Path:
-    """The folder of this user's key files. Raises: ConfigError when another user made it."""
+    """Return the folder of this user's key files. Raises: ConfigError when another user made it."""
     folder = Path(tempfile.gettempdir()) / f"agentcore-rl-keys-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     info = folder.lstat()
     if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid() or info.st_mode & 0o077:
-        raise ConfigError(f"{folder} is not this user's alone; set TMPDIR to a folder of your own")
+        raise ConfigError(f"{folder} is not this user's alone; set TMPDIR to your own folder")
     return folder

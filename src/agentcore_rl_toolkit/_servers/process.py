@@ -1,4 +1,4 @@
-"""The life of a server process: it listens, writes its address into a ready file, and ends when its parent is gone."""
+"""The life of a server process: it listens, writes its address into a ready file, and ends with its parent."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PARENT_CHECK_S = 0.5
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A bound socket, not yet listening; port 0 takes a free one. Raises: ConfigError that names the port when it is taken."""
+    """Bind a socket. Port 0 takes a free one. Raises: ConfigError that names the port when it is taken."""
     bound: socket.socket | None = None
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -38,7 +38,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises: ConfigError as `bind`."""
+    """Open a listening socket. Raises: ConfigError as `bind`."""
     listening = bind(host, port)
     try:
         listening.listen(BACKLOG)
@@ -56,7 +56,7 @@ async def stop_listening(server: asyncio.Server) -> None:
     loop = server.get_loop()
     for listening in server.sockets:
         loop.remove_reader(listening.fileno())
-    for _ in range(3):  # the connection is made, its protocol hears of it, the first step of its handler
+    for _ in range(3):  # the connection opens, its protocol starts, its handler takes the first step
         await asyncio.sleep(0)
     server.close()
 
@@ -74,7 +74,7 @@ async def break_off(send: Any) -> None:
 
 
 def url_of(sock: socket.socket) -> str:
-    """The address of a listening socket."""
+    """Return the address of a listening socket."""
     host, port = sock.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -100,7 +100,7 @@ def write_ready(path: Path, content: dict[str, Any]) -> None:
 
 
 async def parent_gone(pid: int) -> None:
-    """Return when the process ``pid`` is gone."""
+    """Return when the process ``pid`` has ended."""
     ours = os.getppid() == pid
     # A zombie parent still answers signal 0, but its children have been given to another process.
     while not (ours and os.getppid() != pid) and _exists(pid):  # noqa: ASYNC110  # of another process there is no event
@@ -108,7 +108,7 @@ async def parent_gone(pid: int) -> None:
 
 
 def stop_event(parent_pid: int | None) -> asyncio.Event:
-    """An event that is set by SIGTERM, SIGINT or the end of the process ``parent_pid``."""
+    """Return an event that is set by SIGTERM, SIGINT or the end of the process ``parent_pid``."""
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)

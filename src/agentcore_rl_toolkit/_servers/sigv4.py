@@ -15,7 +15,7 @@ from botocore.credentials import Credentials
 
 UNSIGNED = "UNSIGNED-PAYLOAD"
 MAX_SKEW_S = 300.0
-_REGION, _SERVICE = "us-west-2", "bedrock-agentcore"  # of our own requests; a runtime takes any
+_REGION, _SERVICE = "us-west-2", "bedrock-agentcore"  # the scope of our requests. A runtime takes any.
 _HASH = "x-amz-content-sha256"
 _AUTHORIZATION = re.compile(
     r"AWS4-HMAC-SHA256\s+Credential=([^,\s]+)/(\d{8})/([^/,\s]+)/([^/,\s]+)/aws4_request,"
@@ -24,7 +24,7 @@ _AUTHORIZATION = re.compile(
 
 
 def sign(credential: tuple[str, str], *, method: str, url: str, body: bytes) -> dict[str, str]:
-    """The headers that sign a request. ``credential``: access key and secret."""
+    """Return the headers that sign a request. ``credential``: access key and secret."""
     request = AWSRequest(method, url, data=body, headers={_HASH: hashlib.sha256(body).hexdigest()})
     SigV4Auth(Credentials(*credential), _SERVICE, _REGION).add_auth(request)
     return dict(request.headers)
@@ -40,7 +40,7 @@ def refusal(
     body: bytes,
     now: float,
 ) -> str | None:
-    """Why a request is not one of ``credentials`` (access key -> secret), in AWS's words; None when it is.
+    """Return AWS's text for a request that is not signed with one of ``credentials`` (access key -> secret); None if it is.
 
     ``path`` and ``query`` are as they were sent. Units: ``now`` in unix seconds.
     """

@@ -35,7 +35,7 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
 
     Args:
         rollouts: True or False turn rollouts on or off. None: the setting ``AGENTCORE_RL_ROLLOUTS``; without it they are off in
-            an app that has an `entrypoint` or a `websocket`, and on in one that has neither.
+            an app that has an `entrypoint` or a `websocket`, and on in an app that has neither.
         foreground: without an `entrypoint`, answer a payload that is no rollout with what the rollout function returns. False:
             answer it at once and run the function in the background, as the published package does.
 
@@ -97,7 +97,7 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
         return func
 
     def model(self, default: Default = None) -> Model:
-        """The model to call. Call this in the function, each time.
+        """Return the model to call. Call this in the function, each time.
 
         It is the first of these that exists: the rollout's model, that of AgentCore's configuration bundle (``base_url``,
         ``model_id``), that of ``AGENTCORE_RL_MODEL_URL`` and ``AGENTCORE_RL_MODEL_ID``, and ``default``: the id of a model of
@@ -177,11 +177,11 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
     def _build_request_context(self, request: Any) -> Any:
         """Begin a call, of the websocket too. A rollout's function gets another one."""
         self._served = True
-        CURRENT.set(CURRENT.get() or Call())  # of a rollout that calls the entrypoint: the rollout's
+        CURRENT.set(CURRENT.get() or Call())  # a rollout that calls the entrypoint keeps its own
         return super()._build_request_context(request)
 
     def _ensure_worker_loop(self) -> asyncio.AbstractEventLoop:
-        """Async production functions share the loop of async rollout functions."""
+        """Run async production functions on the loop of async rollout functions."""
         return self._engine.runner.loop()
 
     async def _invoke_handler(self, handler: Any, request_context: Any, takes_context: bool, payload: Any) -> Any:
@@ -195,7 +195,7 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
         function = self._rollout_function
         try:
             result = await serve(function.call, request_context, function.takes_context, payload)
-            if inspect.isawaitable(result):  # of a partial or lambda around an async function
+            if inspect.isawaitable(result):  # a partial or lambda around an async function
                 result = await serve(_wait_for, request_context, False, result)
         except KeyError as e:
             if e.args == (ROLLOUT_FIELD,):
@@ -246,8 +246,8 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
     def s3_client(self) -> Any:
         """The S3 client that records go through once it is replaced; until then records go through `agentcore_rl_toolkit.store`.
 
-        Reading it makes an ordinary boto3 client on first use. Assign a client of your own to use other credentials or another
-        endpoint for plain bucket names; then no heartbeats are written.
+        Reading it makes an ordinary boto3 client on first use. Assign your own client to use other credentials or another
+        endpoint for plain bucket names. The agent then writes no heartbeats.
         """
         if self._s3_client is None:
             self._s3_client = find_session().client("s3", region_name=find_region())
@@ -287,7 +287,7 @@ async def _wait_for(result: Any) -> Any:
 
 
 def _check_classes(classes: Any) -> tuple[type[BaseException], ...]:
-    """Raises: ConfigError for anything but exception classes."""
+    """Check that a value is a tuple of exception classes. Raises: ConfigError."""
     found = classes if isinstance(classes, tuple) else (classes,)
     if not all(isinstance(cls, type) and issubclass(cls, BaseException) for cls in found):
         raise ConfigError(f"policy_failures must be a tuple of exception classes, got {classes!r}")

@@ -97,7 +97,7 @@ def blame(error: BaseException, policy_failures: tuple[type[BaseException], ...]
 
 
 def elsewhere(error: BaseException, base_url: str | None) -> str | None:
-    """The address of a failed call that did not go to the model's gateway, such as one to a judge; None otherwise."""
+    """Find the address of a failed call that did not go to the model's gateway, such as one to a judge; None otherwise."""
     for one in _chain(error):
         try:
             url = urlsplit(str(one.request.url))  # type: ignore[attr-defined]  # httpx and what is built on it, requests
@@ -115,12 +115,12 @@ def _kind(error: BaseException) -> str | None:
 
 
 def _of_one(error: BaseException, kind: str | None) -> Blame | None:
-    """The cause by this exception only; None if it shows none."""
+    """Find the cause by this exception only; None if it shows none."""
     if isinstance(error, PolicyFailure):
         return _policy(error.reason)
     if kind in ("tokens", "context", "turns", "calls"):
         return _policy(kind)
-    fault = look_up(error)  # of a call to AWS
+    fault = look_up(error)  # an error of a call to AWS
     if kind == "infrastructure" or (fault is not None and fault.fate is not Fate.FINAL):
         return _INFRASTRUCTURE
     if kind in ("answer", "model_answer"):
@@ -130,7 +130,7 @@ def _of_one(error: BaseException, kind: str | None) -> Blame | None:
 
 
 def _of_answer(error: BaseException, model_client: bool) -> Blame | None:
-    """The cause by the HTTP reply that an exception carries."""
+    """Find the cause by the HTTP reply that an exception carries."""
     status, text = _status(error), _text(error)
     if status is not None and (status >= 500 or status in _TRY_LATER):
         return _INFRASTRUCTURE  # an engine that fails over a long prompt has failed
@@ -153,7 +153,7 @@ def _status(error: BaseException) -> int | None:
 
 
 def _text(error: BaseException) -> str:
-    """The reply's text in lower case: the exception's text, its code, and the body if it has been read."""
+    """Return the reply's text in lower case: the exception's text, its code, and the body if it has been read."""
     found: list[object] = [getattr(error, "code", None), getattr(error, "body", None)]
     try:
         found.append(str(error))

@@ -26,8 +26,9 @@ from ..contract import (
     result_key,
 )
 from ..errors import AgentCoreRLError, ContractError, StorePermissionError
+from ..isolation.hints import is_private
 from ..proof import PROOF_KEY_FIELD, REPLY_FIELD, SCHEME
-from ..store import ObjectStore, open_store, url_matches
+from ..store import ObjectStore, open_store, parse_url, url_matches
 from .record import RolloutInfo
 from .rollout import Rollout, RolloutFunction
 from .runner import AgentRunner
@@ -76,8 +77,7 @@ class Engine:
         with self._lock:
             if self._settings is None:
                 self._settings = self._read_settings()
-                if self._settings.reseed:
-                    _reseed()
+                _reseed()
             return self._settings
 
     @property
@@ -123,7 +123,7 @@ class Engine:
             raise ContractError(text, key=key)
         store, own = self.store_for(bucket, config.s3_region)
         asked_s = settings.heartbeat_s if config.heartbeat_s is None else float(config.heartbeat_s)
-        beats = asked_s > 0 and settings.heartbeat_s > 0 and not own  # with 0 the operator turned heartbeats off
+        beats = asked_s > 0 and settings.heartbeat_s > 0 and not own  # 0 is the operator's setting for no heartbeats
         heartbeat_s = max(asked_s, MIN_HEARTBEAT_S) if beats else None
         reply: dict[str, Any] = {"status": "processing", "s3_bucket": bucket, "result_key": key, RUNS_ONCE_FIELD: True}
         if heartbeat_s is not None:
@@ -134,6 +134,8 @@ class Engine:
         if identity in self._accepted:
             logger.info("delivered again: %s", key)
             return reply
+        if bucket.startswith("file:") and is_private(parse_url(bucket).prefix):
+            return _refusal(config, key, StorePermissionError("the sandbox of the session has a private folder there"))
         info = RolloutInfo(
             config=config,
             session_id=session_id,
@@ -150,7 +152,8 @@ class Engine:
             await asyncio.wait({rollout.first_beat}, timeout=settings.store_check_s)
             refusal = rollout.first_beat.result() if rollout.first_beat.done() else None
             if refusal is not None:
-                return self._refuse(rollout, bucket, identity, refusal)
+                self._abandon(rollout, identity)
+                return _refusal(config, key, refusal)
         return reply
 
     async def _accept_job(
@@ -173,7 +176,7 @@ class Engine:
         if done is not None:
             await asyncio.wrap_future(done)
         if identity not in self._accepted:
-            raise AgentCoreRLError(f"the reward of {job.key} could not be reported; the agent's log says why")
+            raise AgentCoreRLError(f"the reward of {job.key} could not be reported; the agent's log has the reason")
         return {"status": "completed"}
 
     def _begin_once(self, identity: Identity, rollout: Rollout, is_stored: Callable[[], bool] = lambda: True) -> None:
@@ -195,23 +198,12 @@ class Engine:
             self._accepted.pop(identity, None)
             raise
 
-    def _refuse(self, rollout: Rollout, bucket: str, identity: Identity, refusal: AgentCoreRLError) -> dict[str, Any]:
-        """End a rollout whose record could not be stored."""
-        text = f"the agent cannot store its record in {bucket}: {refusal}"
-        if isinstance(refusal, StorePermissionError) and bucket.startswith("file:"):
-            text += f". The session cannot write to {bucket} (local runtime: --store {bucket})"
-        elif isinstance(refusal, StorePermissionError):
-            rights = "s3:PutObject, s3:GetObject and s3:DeleteObject"
-            text += f". The agent's role needs {rights} on {rollout.info.config.exp_id}/* there"
-        logger.critical("rollout refused: %s", text)
-        rollout.interrupt(text)
+    def _abandon(self, rollout: Rollout, identity: Identity) -> None:
+        """End a rollout whose record cannot be stored. The next delivery runs it again: access may have been granted."""
+        rollout.interrupt("its record cannot be stored")
         if rollout.agent is not None:
             self.runner.cancel(rollout.agent)
-        # Once it has ended, the same delivery is tried again: access may have been granted.
         rollout.done.add_done_callback(lambda _: self._accepted.pop(identity, None))
-        # Without `s3_bucket` and `result_key` a client of the published package fails on the reply itself.
-        where = {"s3_bucket": bucket, "result_key": identity[1]}
-        return {"status": REFUSED, **where, "error": text, "error_type": type(refusal).__name__}
 
     def open(self) -> None:
         """Accept rollouts again after `close`: a test may start the same app twice."""
@@ -262,7 +254,7 @@ class Engine:
                 logger.critical("record not stored within %.0f s of the shutdown: %s", grace_s, rollout.info.result_key)
 
     def store_for(self, url: str, region: str | None = None) -> tuple[ObjectStore, bool]:
-        """The store of a bucket or URL, and True if the agent's author brought it (then it gets records only)."""
+        """Return the store of a bucket or URL, and True if the agent's author brought it (then it gets records only)."""
         own = self._own_store(url)
         if own is not None:
             return own, True
@@ -272,7 +264,7 @@ class Engine:
             return self._stores[url], False
 
     def proof_key_of(self, key: str) -> str | None:
-        """The secret of the running rollout whose record will be at a key."""
+        """Return the secret of the running rollout whose record will be at a key."""
         return next((r.info.config.proof_key for r in list(self._live) if r.info.result_key == key), None)
 
     def _begin(self, rollout: Rollout) -> None:
@@ -299,8 +291,23 @@ def is_rollout(payload: Any) -> bool:
     )
 
 
+def _refusal(config: RolloutConfig, key: str, error: AgentCoreRLError) -> dict[str, Any]:
+    """Return the reply to a rollout whose record cannot be stored."""
+    bucket = str(config.s3_bucket)
+    text = f"the agent cannot store its record in {bucket}: {error}"
+    if isinstance(error, StorePermissionError) and bucket.startswith("file:"):
+        text += f". The session cannot write to {bucket} (local runtime: --store {bucket})"
+    elif isinstance(error, StorePermissionError):
+        rights = "s3:PutObject, s3:GetObject and s3:DeleteObject"
+        text += f". The agent's role needs {rights} on {config.exp_id}/* there"
+    logger.critical("rollout refused: %s", text)
+    # Without `s3_bucket` and `result_key` a client of the published package fails on the reply itself.
+    where = {"s3_bucket": bucket, "result_key": key}
+    return {"status": REFUSED, **where, "error": text, "error_type": type(error).__name__}
+
+
 def _without_proof_key(payload: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The payload for the agent's code, which could print or pass on the key."""
+    """Return the payload for the agent's code, which could print or pass on the key."""
     block = payload.get(ROLLOUT_FIELD)
     if not isinstance(block, Mapping) or PROOF_KEY_FIELD not in block:
         return payload

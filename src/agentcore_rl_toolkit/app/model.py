@@ -69,11 +69,11 @@ class Model:
         return key or (bearer_token(signed[1] or signed[2], signed[3]) if signed else "none")
 
     def openai_kwargs(self) -> dict[str, Any]:
-        """The address and key, as arguments of `openai.OpenAI`, `openai.AsyncOpenAI` and LangChain's `ChatOpenAI`."""
+        """Return the address and key, as arguments of `openai.OpenAI`, `openai.AsyncOpenAI` and LangChain's `ChatOpenAI`."""
         return {"base_url": self._address, "api_key": self.api_key}
 
     def strands_model(self, **params: Any) -> Any:
-        """A model of Strands, with ``params`` such as `max_tokens`; the rollout's sampling parameters win over them."""
+        """Make a model of Strands, with ``params`` such as `max_tokens`. The rollout's sampling parameters win over them."""
         if self.base_url is None:
             from strands.models.bedrock import BedrockModel
 
@@ -84,7 +84,7 @@ class Model:
         return OpenAIModel(client_args=self.openai_kwargs(), model_id=self.model_id, params={**params, **asked})
 
     def bedrock_client(self, **options: Any) -> Any:
-        """A boto3 client of `bedrock-runtime`, for calls with ``modelId=model.model_id``. In a rollout it calls the gateway.
+        """Make a boto3 client of `bedrock-runtime`, for calls with ``modelId=model.model_id``. In a rollout it calls the gateway.
 
         Raises: ConfigError for another model at an address.
         """
@@ -98,7 +98,7 @@ class Model:
         return _aws().client("bedrock-runtime", **{"region_name": os.environ.get("AWS_REGION"), **options})
 
     def _gateway_client(self, options: dict[str, Any]) -> Any:
-        """A client that sends the rollout's key in place of a signature; botocore itself sends keys over HTTPS only."""
+        """Make a client that sends the rollout's key in place of a signature. botocore itself sends keys over HTTPS only."""
         from botocore import UNSIGNED
         from botocore.config import Config
 
@@ -124,7 +124,7 @@ class Model:
 
 
 def resolve(default: Default, settings: AgentSettings, needs_call: bool) -> Model:
-    """The model of the running call; ``needs_call``: a thread that knows none may be a rollout's. Raises: ConfigError."""
+    """Find the model of the running call; ``needs_call``: a thread that knows none may be a rollout's. Raises: ConfigError."""
     call = CURRENT.get()
     if needs_call if call is None else call.ended():
         raise ConfigError(
@@ -170,7 +170,7 @@ def _aws() -> Any:
 
 
 def bearer_token(service: str, region: str) -> str:
-    """A bearer token for `sagemaker` or `bedrock`, signed here. It lasts 12 hours, or as long as the credentials do.
+    """Sign a bearer token for `sagemaker` or `bedrock`. It lasts 12 hours, or as long as the credentials do.
 
     Source: sagemaker-core, `token_generator`; aws-bedrock-token-generator.
     """

@@ -36,7 +36,7 @@ async def answer(
     settings: AgentSettings,
     store_for: Callable[[str], tuple[ObjectStore, bool]],
 ) -> dict[str, Any]:
-    """The reply to a probe. Raises: ContractError when the payload is not the doctor's, or probes are turned off."""
+    """Answer a probe. Raises: ContractError when the payload is not the doctor's, or probes are turned off."""
     config = _asked_for(payload, settings)
     key = result_key(PROBE_EXPERIMENT, str(config.input_id), session_id)
     store, gateway, jobs = await asyncio.gather(
@@ -96,7 +96,7 @@ async def _store(store: ObjectStore, key: str) -> dict[str, Any]:
 
 
 def _gateway(config: RolloutConfig) -> dict[str, Any]:
-    """Ask the gateway for its models, with the session's key. No model is called."""
+    """Ask the gateway for its models, with the session's key. It calls no model."""
     if config.base_url is None:
         return _found(None, "none given")
     headers = {"authorization": f"Bearer {config.api_key or ''}"}

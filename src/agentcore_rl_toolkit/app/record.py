@@ -59,7 +59,7 @@ class Encoder:
         self._secrets = secrets
 
     def members(self, fields: Mapping[str, Any]) -> str:
-        """``"key": value, "key": value`` for a top-level object, without its braces.
+        """Encode ``"key": value, "key": value`` for a top-level object, without its braces.
 
         Raises: InvalidResultError with the path of the value that cannot be stored.
         """
@@ -80,7 +80,7 @@ class Encoder:
         return found
 
     def _plain(self, value: Any, path: str, depth: int) -> Any:
-        """A value as str, int, float, bool, None, dict and list, all the way down."""
+        """Convert a value to str, int, float, bool, None, dict and list, all the way down."""
         if depth > MAX_DEPTH:  # also where it contains itself
             raise InvalidResultError(f"result[{path}] is nested more than {MAX_DEPTH} levels deep")
         if value is None or isinstance(value, bool):
@@ -145,7 +145,7 @@ class Encoder:
 
 
 def _key(key: Any, where: str) -> str:
-    """The name of a key in JSON."""
+    """Return the name of a key in JSON."""
     if isinstance(key, enum.Enum):
         key = key.value
     if callable(getattr(key, "item", None)):  # numpy scalar
@@ -214,7 +214,7 @@ def find_secrets(config: RolloutConfig, *keep: str) -> tuple[str, ...]:
 
 
 def as_fields(result: Any) -> dict[str, Any]:
-    """An agent's return value as the top level of a record, in a new dict.
+    """Return an agent's return value as the top level of a record, in a new dict.
 
     Raises: InvalidResultError when it is not a dict (or another mapping, a dataclass, a pydantic model).
     """
@@ -230,7 +230,7 @@ def as_fields(result: Any) -> dict[str, Any]:
 
 
 def success_body(info: RolloutInfo, result: Any, *, max_bytes: int) -> tuple[bytes, Outcome]:
-    """The record of an agent that returned, and its outcome.
+    """Return the record of an agent that returned, and its outcome.
 
     Raises: InvalidResultError when the result cannot be stored; the caller writes an error record instead.
     """
@@ -262,7 +262,7 @@ def error_body(
     traceback: str = "",
     policy_reward: PolicyReward = None,
 ) -> bytes:
-    """The record of a rollout that failed. Deployed clients find the error in the fields they know."""
+    """Return the record of a rollout that failed. Deployed clients find the error in the fields they know."""
     head: dict[str, Any] = {
         "status_code": 500,
         "stop_reason": stop_reason or error_type,

@@ -1,4 +1,4 @@
-"""One rollout from its start to its stored record.
+"""A rollout from its start to its stored record.
 
 The supervisor is a task on the server's loop, where no agent code runs, so an agent that blocks delays nothing. It waits for the
 agent's end or an interruption (SIGTERM, server shutdown), and then writes exactly one record, create-only. A second task renews
@@ -59,13 +59,13 @@ class RolloutFunction:
     train: str | None = None
 
     def arguments(self, payload: Any, context: Any) -> tuple[Any, ...]:
-        """The arguments of a call."""
+        """Return the arguments of a call."""
         return (payload, context) if self.takes_context else (payload,)
 
 
 @dataclass(kw_only=True, eq=False)
 class Rollout:
-    """One run of the agent and its record; without `store` nothing is stored.
+    """A run of the agent and its record; without `store` nothing is stored.
 
     ``done`` ends when the record is stored or given up. ``first_beat`` ends with the error of the first heartbeat, or None.
     """
@@ -242,7 +242,7 @@ class Rollout:
         return body, outcome
 
     async def _replace(self, store: ObjectStore, body: bytes, timeout_s: float) -> None:
-        """The key is taken. A record of an earlier attempt or of another writer is replaced; this attempt's first one stays."""
+        """Replace a record of an earlier attempt or of another writer. This attempt's first record stays."""
         key, secret, own_attempt = self.info.result_key, self.info.config.proof_key, self.info.config.attempt
         most = 3 * self.settings.max_record_bytes  # more than any record of ours
         try:

@@ -25,7 +25,7 @@ class AgentRunner:
         self._tasks: dict[concurrent.futures.Future[Any], asyncio.Task[None]] = {}
 
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The running loop of async functions."""
+        """Return the running loop of async functions."""
         with self._lock:
             if self._loop is None:
                 loop = asyncio.new_event_loop()
@@ -60,7 +60,7 @@ class AgentRunner:
         def in_thread() -> None:
             try:
                 result = func(*args)
-                if inspect.isawaitable(result):  # of a partial or lambda around an async function
+                if inspect.isawaitable(result):  # a partial or lambda around an async function
 
                     async def wait() -> Any:
                         return await result

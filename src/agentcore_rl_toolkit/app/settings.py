@@ -32,7 +32,7 @@ class AgentSettings:
     Units: seconds and bytes, as the names say. Empty allow-lists allow everything.
     """
 
-    rollouts: bool | None = None  # None: on, except beside an entrypoint or a websocket
+    rollouts: bool | None = None  # None: on, except in an app with an entrypoint or a websocket
     allowed_buckets: Annotated[tuple[str, ...], BeforeValidator(_split)] = ()
     allowed_base_urls: Annotated[tuple[str, ...], BeforeValidator(_split)] = ()
     # Of an agent that is trained as it is: further hosts of model APIs, and the policy's models; empty: all chat models.
@@ -47,7 +47,6 @@ class AgentSettings:
     put_timeout_s: Seconds = 900.0
     grace_s: Seconds = 20.0  # AgentCore kills about 60 s after SIGTERM, other hosts after 30
     max_record_bytes: int = 100_000_000
-    reseed: bool = True
     probe: bool = True  # answer `agentcore-rl doctor`
     # Of SageMaker's multi-turn RL jobs. Failures of agent and infrastructure: reported as such, or as a reward of 0.
     sagemaker_failures: Failures = "failed"
@@ -67,7 +66,7 @@ class AgentSettings:
             raise ConfigError("; ".join(wrong)) from e
 
     def check_base_url(self, url: Any) -> None:
-        """Raises: ContractError for an address outside `allowed_base_urls`, which cover what is below them."""
+        """Check an address against `allowed_base_urls`, which cover what is below them. Raises: ContractError."""
         place = _place(url) if isinstance(url, str) and "*" not in url else None
         for pattern in self.allowed_base_urls if url is not None else ():
             within = re.escape(_place(pattern) or pattern).replace(r"\*", "[^/.:]*")
@@ -78,7 +77,7 @@ class AgentSettings:
 
 
 def _place(url: str) -> str | None:
-    """An address with its port, without a slash at its end. None when URL parsers might read it differently."""
+    """Return an address with its port, without a slash at its end; None when URL parsers might read it differently."""
     if not _PLAIN_URL.fullmatch(url) or ".." in url:
         return None
     parts = urlsplit(url)

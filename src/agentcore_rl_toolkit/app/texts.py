@@ -20,10 +20,10 @@ READ: ContextVar[dict[str, str] | None] = ContextVar("agentcore_rl_texts_read", 
 
 
 def rollout_text(payload: Mapping[str, Any], name: str, default: str) -> str:
-    """A text of the agent, such as its system prompt, that `agentcore-rl optimize` may change.
+    """Return a text of the agent, such as its system prompt, that `agentcore-rl optimize` may change.
 
-    It is the text that the rollout tries, else that of the agent's file of texts, else ``default``. The file is
-    `rollout_texts.json` beside the file that calls this function, or the one that AGENTCORE_RL_TEXTS names: a JSON object with
+    It is the text that the rollout tries, otherwise that of the agent's file of texts, otherwise ``default``. The file is
+    `rollout_texts.json` next to the caller's file, or the path in AGENTCORE_RL_TEXTS: a JSON object with
     texts by name.
 
     Raises: ConfigError when that file is no object of texts.

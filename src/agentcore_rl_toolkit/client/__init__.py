@@ -1,7 +1,7 @@
 """Rollout client: starts agents on AgentCore Runtime and collects their results."""
 
 from .batch import AsyncBatchResult, BatchItem, BatchProgress, BatchResult
-from .client import RolloutClient
+from .client import RolloutClient, export_prometheus
 from .future import RolloutFuture, as_completed
 from .ledger import FileLedger
 from .records import Replayed
@@ -19,4 +19,5 @@ __all__ = [
     "RolloutFuture",
     "WatchSettings",
     "as_completed",
+    "export_prometheus",
 ]

@@ -24,7 +24,7 @@ from .transport import STORE_REFUSED, is_own_cancellation
 
 logger = logging.getLogger(__name__)
 
-LINE_CHARS = 1_000  # of an error: some agents put a whole page into their exception's text
+LINE_CHARS = 1_000  # length of an error's line, because some agents put a page of text into an exception
 LEAST_WAIT_S = 30.0  # a resumed session whose time is up gets this long: its record may exist
 # If these are the first results of a batch, the ARN, the bucket, the region or the credentials are wrong for every rollout.
 WRONG_SETTINGS = frozenset(
@@ -40,7 +40,7 @@ Resume = bool | Literal["retry_failed"]
 
 @dataclass
 class BatchItem:
-    """One finished rollout of a batch.
+    """A finished rollout of a batch.
 
     ``success`` is True only for the outcome `ok`: a crashed agent is not a success, though ``result`` holds its record.
 
@@ -103,7 +103,7 @@ class BatchProgress:
 
 
 def error_line(error: BaseException) -> str:
-    """An error in one line of at most `LINE_CHARS`, with the class that the agent raised."""
+    """Return an error in one line of at most `LINE_CHARS`, with the class that the agent raised."""
     kind = getattr(error, "error_type", None) if isinstance(error, AgentCoreRLError) else type(error).__name__
     text = text_of(error)
     text = text if kind is None or kind in text else f"{kind}: {text}"
@@ -119,7 +119,7 @@ def _traceback_of(error: BaseException) -> str | None:
 
 
 def item_of(rollout: Rollout) -> BatchItem:
-    """The batch item of a finished rollout."""
+    """Return the batch item of a finished rollout."""
     verdict = rollout._done.result()
     return BatchItem(
         success=verdict.outcome is Outcome.OK,
@@ -144,7 +144,7 @@ class BatchResult:
     """The items of a batch in the order in which they finish. Iterate it once, with `for` or `async for`, or use `next`.
 
     The iteration starts the batch. Leaving it early stops every session that it started: on `break`, on an exception, on Ctrl-C,
-    or on `close()`. At most twice `limit` items are held: those in flight, and finished ones that were not taken yet.
+    or on `close()`. At most twice `limit` items are held: the rollouts in flight, and finished items that wait for the caller.
     """
 
     def __init__(self, run: Run, owner: object) -> None:
@@ -285,7 +285,7 @@ class Run:
             self.cancel()
 
     async def next_item(self) -> BatchItem | BaseException | None:
-        """The next finished item, or the error that ended the batch, for the caller to raise; None at the end."""
+        """Return the next finished item, or the error that ended the batch, for the caller to raise; None at the end."""
         self.start()
         item = await self._finished.get()
         self._room.release()
@@ -300,7 +300,7 @@ class Run:
         self._finished.put_nowait(None)
 
     def _check_settings(self) -> None:
-        """Raises: ConfigError when every rollout would fail like the first ones."""
+        """Stop the batch when every rollout would fail like the first ones. Raises: ConfigError."""
         if self._wrong is not None and not self._records:
             text = f"the batch ends, because every rollout would fail like its first ones: {self._wrong}"
             raise ConfigError(text, code=self._wrong.code) from self._wrong.__cause__ or self._wrong
@@ -321,7 +321,7 @@ class Run:
                 self._report()
             finally:
                 self._finished.put_nowait(item)
-        except BaseException as e:  # on the loop of all rollouts
+        except BaseException as e:  # nothing may end the loop of all rollouts
             self._finished.put_nowait(e)
         finally:
             self._slots.release()
@@ -374,7 +374,7 @@ def open_ledger(
     for attempt in attempts.values():
         row_waits = attempt.outcome is None and attempt is last[attempt.index] and (attempt.index or 0) < total
         if not attempt.stopped and not row_waits:
-            dispatcher.stop(attempt.session_id, ledger)
+            dispatcher.stops.start(attempt.session_id, ledger)
     return last
 
 
@@ -396,7 +396,7 @@ def continue_from(known: Attempt, rollout: Rollout, resume: Resume, *, fixed_inp
         raise ConfigError(f"row {rollout.index} has input id {rollout.input_id!r}, the ledger {known.input_id!r}")
     rollout.input_id = known.input_id
     rollout.config = {**rollout.config, "input_id": known.input_id}
-    # A failure of the policy is a result: another try would be a second draw. An interrupted batch cancels its rollouts.
+    # A failure of the policy is a result, and a retry would be a second draw. An interrupted batch cancels its rollouts.
     failed = known.outcome not in (None, Outcome.OK) and known.cause != Cause.POLICY
     if known.outcome is Outcome.CANCELLED or (resume == "retry_failed" and failed):
         rollout.attempt = known.attempt + 1

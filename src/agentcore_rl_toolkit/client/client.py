@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import difflib
+import inspect
 import os
-import threading
 import uuid
 import weakref
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence, Sized
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any
 
-from .._portal import Portal, result_of
+from .._portal import Portal
 from ..contract import IdValue, check_id, new_session_id
-from ..errors import ConfigError
+from ..errors import ConfigError, MissingExtraError
 from ..store import open_store, parse_url
 from .batch import BatchItem, BatchResult, ProgressHook, Resume, Run, continue_from, open_ledger, print_progress
 from .future import RolloutFuture
@@ -22,20 +23,29 @@ from .ledger import NO_LEDGER, FileLedger
 from .pacing import PaceLimits, shared_pacer
 from .records import Replayed, Reward, replayed
 from .rollout import Dispatcher, Rollout, Subscriber
-from .settings import Deadlines, OnFailure, Prepare, TurnsOf, WatchSettings, check_number, check_payload, for_the_agent
+from .settings import Deadlines, OnFailure, Prepare, TurnsOf, WatchSettings, check_number
 from .transport import Transport, in_thread
 
 ENDPOINT_ENV = ("AWS_ENDPOINT_URL_BEDROCK_AGENTCORE", "AWS_ENDPOINT_URL")
 COLD_START_S = 15.0  # a slow cold start; invokes of that length, at the full pace, are what the pool must hold
 POOL_LIMIT = 512
+_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 PUBLISHED_POOL_CONNECTIONS = 10  # the published default; with it, the pool follows the pace
+# Keywords that code for the published client gives to agents by name. Everything else goes into `rollout_config`.
+PASSED_BY_NAME = frozenset(
+    (
+        *("api_key", "base_url", "exp_id", "model_id", "s3_bucket", "sampling_params"),
+        *("frequency_penalty", "logprobs", "max_completion_tokens", "max_new_tokens", "max_tokens", "min_p", "n"),
+        *("presence_penalty", "repetition_penalty", "seed", "stop", "temperature", "top_k", "top_p"),
+    )
+)
 
 
 class RolloutClient:
     """Starts rollouts of one agent and collects their results. Thread-safe; sync and async calls may be mixed.
 
     Args:
-        agent_runtime_arn: ARN of the agent at AgentCore Runtime (or at a local one).
+        agent_runtime_arn: ARN of the agent on AgentCore Runtime, or on a local runtime.
         s3_bucket: where agents store results: a bucket name or a store URL (``s3://bucket/prefix``, ``file:///dir``).
         exp_id: experiment; first part of every key.
         max_retry_attempts: how often an invoke that did not reach the runtime is sent (the published name). Refusals (429,
@@ -81,10 +91,10 @@ class RolloutClient:
         rollout_config: Mapping[str, Any] | None = None,
         **extra_config: Any,
     ) -> None:
-        given = for_the_agent(rollout_config, extra_config, RolloutClient.__init__)
+        given = _for_the_agent(rollout_config, extra_config, RolloutClient.__init__)
         if on_failure not in ("return", "raise"):
             raise ConfigError(
-                f"on_failure must be 'return' or 'raise', got {on_failure!r}; `retries=` sets further tries"
+                f"on_failure must be 'return' or 'raise', got {on_failure!r}; `retries=` sets further attempts"
             )
         check_number("tps_limit", tps_limit, above=0)
         check_number("sessions_per_minute", sessions_per_minute, above=0, optional=True)
@@ -112,8 +122,7 @@ class RolloutClient:
         if pool == PUBLISHED_POOL_CONNECTIONS:
             pool = int(min(POOL_LIMIT, max(64, tps_limit * COLD_START_S)))
         self._ledgers: dict[str, FileLedger] = {}
-        self._close_lock = threading.RLock()  # a signal handler may close what its own thread is closing
-        self._closed: concurrent.futures.Future[None] | None = None  # set by the first `close`
+        self._closing: asyncio.Future[list[str]] | None = None
         self._dispatcher = Dispatcher(
             portal=Portal("agentcore-rl-client", owner="client"),
             transport=Transport(
@@ -155,7 +164,7 @@ class RolloutClient:
             rollout_config, rollout_overrides: `_rollout` entries of this rollout, as in the client's constructor.
         Raises: ConfigError on unusable arguments.
         """
-        overrides = for_the_agent(rollout_config, rollout_overrides, RolloutClient.invoke)
+        overrides = _for_the_agent(rollout_config, rollout_overrides, RolloutClient.invoke)
         return self._dispatcher.submit(self._rollout(payload, session_id, input_id, overrides))
 
     def invoke(
@@ -217,7 +226,7 @@ class RolloutClient:
             initial_interval, max_interval, backoff_factor: of the published client, which polls each rollout. They have no
                 effect, because one watcher finds all results.
             log_interval: seconds between two log lines; 0: none.
-            input_ids: one per payload; an empty one is made up.
+            input_ids: one per payload. The client invents an id for an empty one.
             overrides: `_rollout` entries per payload.
             progress: True prints a line to stderr; a function is called with a `BatchProgress` (on the client's thread).
             retries: further sessions of rollouts that were lost, timed out or throttled; None: as many as the client's.
@@ -245,7 +254,7 @@ class RolloutClient:
         book = NO_LEDGER if ledger is None else self._ledger(ledger)
         listed = payloads if isinstance(payloads, Sequence) else None
         for payload in listed or ():
-            check_payload(payload)
+            _check_payload(payload)
         for input_id in input_ids or ():
             check_id(input_id or "made up", "input_id")
         dispatcher, rows, end = self._dispatcher, enumerate(payloads), object()
@@ -282,13 +291,13 @@ class RolloutClient:
     def map(
         self, payloads: Iterable[Mapping[str, Any]], max_concurrent_sessions: int | None = None, **options: Any
     ) -> list[BatchItem]:
-        """`run_batch` to the end; items in the order of the payloads."""
+        """Run a batch to the end. Return its items in the order of the payloads."""
         return sorted(self.run_batch(payloads, max_concurrent_sessions, **options), key=lambda item: item.index or 0)
 
     # ---- stored records
 
     def replay_async(self, reward: Reward | None = None, *, input_id: IdValue | None = None) -> AsyncIterator[Replayed]:
-        """The stored records of this experiment, or of one input, sorted by key. Proofs of origin are not checked.
+        """Yield the stored records of this experiment, or of one input, sorted by key. Proofs of origin are not checked.
 
         ``reward(record=..., payload=...)``, sync or async, is computed for those that ended `ok`, from the record and the
         agent's payload. Raises: StoreError when the store cannot be listed.
@@ -319,8 +328,10 @@ class RolloutClient:
         return len(self._dispatcher.flights())
 
     def flights(self) -> list[dict[str, Any]]:
-        """The state of each rollout without an outcome: ``session_id``, ``input_id``, ``attempt``, ``stage``, seconds in the
-        stage (``stage_s``), in total (``total_s``) and until the deadline (``left_s``), ``trouble`` with the store.
+        """Return the state of each rollout without an outcome.
+
+        Each has ``session_id``, ``input_id``, ``attempt``, ``stage``, ``trouble`` with the store, and seconds: in the stage
+        (``stage_s``), in total (``total_s``) and until the deadline (``left_s``).
         """
         return self._dispatcher.flights()
 
@@ -330,7 +341,8 @@ class RolloutClient:
         cause_policy, cause_infrastructure), stopped, stop_failed, store_requests; of the records read: proven,
         unproven, forged.
         """
-        return {**self._dispatcher.counts, "store_requests": self._dispatcher.store_requests}
+        dispatcher = self._dispatcher
+        return {**dispatcher.counts, **dispatcher.stops.counts, "store_requests": dispatcher.store_requests}
 
     @property
     def region(self) -> str:
@@ -356,50 +368,43 @@ class RolloutClient:
         return await self._portal.run(self._dispatcher.close_async()) if self._portal.started else []
 
     def close(self) -> list[str]:
-        """Cancel what runs, stop its sessions, and end the background thread.
+        """Cancel the rollouts in flight, stop their sessions, and end the background thread.
 
-        It waits while sessions are being stopped, and gives up when one could not be stopped and none was for
-        ``deadlines.stop_s``. A second call waits for the first one.
+        It waits while sessions are being stopped. It gives up when a stop failed and none succeeded for ``deadlines.stop_s``.
+        A second call waits for the first one.
 
-        Returns: ids of the sessions that are not known to be gone. They run until their idle timeout. A warning lists them, too.
+        Returns: ids of the sessions that are not known to have ended. They run until their idle timeout, and a warning lists
+            them.
         """
         self._portal.refuse_own_thread()
-        closed = self._begin_close()
+        self._dispatcher.closing = True
         try:
-            result_of(closed)
-        except concurrent.futures.CancelledError:  # another call was interrupted
+            if self._portal.started:
+                self._portal.call(self._shut())
+        except (concurrent.futures.CancelledError, ConfigError):  # another call was interrupted, or finished first
             pass
         finally:
-            self._end_close(closed)
-        return list(self._dispatcher.left)
+            self._leave()
+        return list(self._dispatcher.stops.left)
 
     async def aclose(self) -> list[str]:
         """Async `close`."""
-        closed = self._begin_close()
-        try:
-            await asyncio.wait([asyncio.wrap_future(closed)])
-        finally:
-            self._end_close(closed)
-        return list(self._dispatcher.left)
-
-    def _begin_close(self) -> concurrent.futures.Future[None]:
         self._dispatcher.closing = True
-        with self._close_lock:
-            if self._closed is None:
-                self._closed = concurrent.futures.Future()
-                if self._portal.started:
-                    self._closed = self._portal.submit(self._shut())
-                else:
-                    self._closed.set_result(None)
-            return self._closed
+        try:
+            if self._portal.started:
+                await asyncio.wait([asyncio.wrap_future(self._portal.submit(self._shut()))])
+        finally:
+            self._leave()
+        return list(self._dispatcher.stops.left)
 
     async def _shut(self) -> None:
-        await self._dispatcher.close_async(cancel="all")
+        if self._closing is None:
+            self._closing = asyncio.ensure_future(self._dispatcher.close_async(cancel="all"))
+        await asyncio.wait([self._closing])
         for ledger in self._ledgers.values():
             ledger.close()
 
-    def _end_close(self, closed: concurrent.futures.Future[None]) -> None:
-        closed.cancel()  # if this call was interrupted
+    def _leave(self) -> None:
         self._dropped.detach()
         self._dispatcher.leave()
         self._portal.close()
@@ -438,7 +443,7 @@ class RolloutClient:
         **options: Any,
     ) -> Rollout:
         """Make a rollout; ``options`` are other fields of it."""
-        check_payload(payload)
+        _check_payload(payload)
         if input_id is None or input_id == "":
             input_id = str(uuid.uuid4())
         check_id(input_id, "input_id")
@@ -456,3 +461,70 @@ class RolloutClient:
             raise_failures=self.on_failure == "raise",
             **{"retries": self.retries, **options},
         )
+
+
+def export_prometheus(client: RolloutClient, *, registry: Any = None) -> None:
+    """Count rollouts by outcome, refusals, retries and stops, and time the stages, in a registry (default: the global one).
+
+    Metrics: ``agentcore_rl_rollouts_total{outcome}``, ``agentcore_rl_failures_total{cause}``, ``agentcore_rl_in_flight``,
+    ``agentcore_rl_events_total{event}``, ``agentcore_rl_stage_seconds{stage}``, ``agentcore_rl_records_total{proof}``. Several
+    clients may share a registry.
+
+    Raises: MissingExtraError without `prometheus-client`.
+    """
+    try:
+        import prometheus_client as prometheus
+    except ModuleNotFoundError as e:
+        raise MissingExtraError("this needs prometheus-client:\n    pip install prometheus-client") from e
+    where: Any = prometheus.REGISTRY if registry is None else registry
+    if not hasattr(where, "_agentcore_rl"):
+        to: dict[str, Any] = {"namespace": "agentcore_rl", "registry": where}
+        where._agentcore_rl = (
+            prometheus.Counter("rollouts", "Rollouts that ended", ["outcome"], **to),
+            prometheus.Counter("failures", "Rollouts that failed, by cause", ["cause"], **to),
+            prometheus.Counter("events", "Events of rollouts", ["event"], **to),
+            prometheus.Counter("records", "Records read, by what they prove of their origin", ["proof"], **to),
+            prometheus.Gauge("in_flight", "Sessions between invoke and stop", **to),
+            prometheus.Histogram("stage_seconds", "Time in a stage", ["stage"], buckets=_BUCKETS_S, **to),
+        )
+    rollouts, failures, events, records, in_flight, stages = where._agentcore_rl
+
+    def on_event(event: str, fields: Mapping[str, Any]) -> None:
+        events.labels(event).inc()
+        if fields.get("proof") is not None:
+            records.labels(str(fields["proof"])).inc()
+        if event == "accepted":
+            in_flight.inc()
+        elif event == "stopped":
+            in_flight.dec()
+        elif event == "finished":
+            rollouts.labels(fields["outcome"]).inc()
+            if fields["cause"] is not None:
+                failures.labels(str(fields["cause"])).inc()
+            for stage, seconds in fields["stages"].items():
+                stages.labels(stage).observe(seconds)
+
+    client.subscribe(on_event)
+
+
+def _for_the_agent(
+    rollout_config: Mapping[str, Any] | None, by_name: Mapping[str, Any], call: Callable[..., Any]
+) -> dict[str, Any]:
+    """Collect the `_rollout` entries of a call: those of `rollout_config`, then published names as keywords.
+
+    Raises: ConfigError on any other keyword. It suggests the nearest parameter of the call.
+    """
+    for name in by_name:
+        if name not in PASSED_BY_NAME:
+            near = difflib.get_close_matches(name, [*inspect.signature(call).parameters, *PASSED_BY_NAME], 1)
+            meant = f" (did you mean {near[0]!r}?)" if near else ""
+            raise ConfigError(
+                f"there is no parameter {name!r}{meant}; what the agent receives goes into rollout_config={{{name!r}: ...}}"
+            )
+    return {**(rollout_config or {}), **by_name}
+
+
+def _check_payload(payload: Any) -> None:
+    """Check that a payload is a mapping. Raises: ConfigError."""
+    if not isinstance(payload, Mapping):
+        raise ConfigError(f"a payload must be a mapping, got {type(payload).__name__}")

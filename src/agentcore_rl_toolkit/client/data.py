@@ -12,12 +12,12 @@ from typing import Any
 from ..contract import ROLLOUT_FIELD
 from ..errors import ConfigError, MissingExtraError
 
-MAX_ID = 99  # characters of an id that is used as it is; backends add a few of their own, and a key takes 200
+MAX_ID = 99  # longest id that stays unchanged, in characters. Backends add a few, and a key takes 200.
 _ID = re.compile(rf"[A-Za-z0-9_-]{{1,{MAX_ID}}}")
 
 
 def read_rows(path: str | Path) -> list[dict[str, Any]]:
-    """The payloads of a file, as `numbered_rows` reads them."""
+    """Read the payloads of a file, as `numbered_rows` does."""
     return [payload for _, payload in numbered_rows(Path(path))]
 
 
@@ -50,7 +50,7 @@ def numbered_rows(path: Path) -> list[tuple[int, dict[str, Any]]]:
 
 
 def unwrap(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The payload of a row: the row itself, or the metadata of slime's ``{"prompt", "metadata"}`` form, to which
+    """Return the payload of a row: the row itself, or the metadata of slime's ``{"prompt", "metadata"}`` form, to which
     `prompt` and `label` are added where it has none.
     """
     metadata = row.get("metadata")
@@ -60,7 +60,7 @@ def unwrap(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def payload_id(payload: Mapping[str, Any]) -> str:
-    """An input id for a payload: its ``id`` or ``idx`` where that can stand in a key, else a digest of its content."""
+    """Return an input id for a payload: its ``id`` or ``idx`` if a key can hold it, otherwise a digest of its content."""
     for name in ("id", "idx"):
         value = payload.get(name)
         if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**MAX_ID:
@@ -71,7 +71,7 @@ def payload_id(payload: Mapping[str, Any]) -> str:
 
 
 def encode_payload(payload: Mapping[str, Any]) -> str:
-    """A payload as one canonical line of JSON; equal payloads give equal text. Raises: ConfigError when it is not JSON."""
+    """Encode a payload as one canonical line of JSON. Equal payloads give equal text. Raises: ConfigError when it is not JSON."""
     try:
         return json.dumps(payload, sort_keys=True, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as e:
@@ -99,7 +99,7 @@ def _raw_rows(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def read_text(path: Path) -> str:
-    """A text file; a byte order mark is taken off. Raises: ConfigError when it is not UTF-8."""
+    """Read a text file, without its byte order mark. Raises: ConfigError when it is not UTF-8."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as e:

@@ -22,7 +22,7 @@ from .data import numbered_rows
 
 @dataclass(frozen=True, kw_only=True)
 class EvalRow:
-    """One line of the data set: the payload, and the id its rollouts are grouped by."""
+    """A line of the data set: the payload, and the id that groups its rollouts."""
 
     input_id: str
     payload: dict[str, Any]
@@ -69,7 +69,7 @@ class EvalSummary:
 
     @property
     def failures(self) -> int:
-        """Rollouts that show that something is broken: all but those with a reward and those whose policy failed."""
+        """Count the rollouts that failed, without failures of the policy. Any of these shows that something is broken."""
         return self.rollouts - self.rewarded - self.causes.get(Cause.POLICY, 0)
 
     def __str__(self) -> str:
@@ -128,21 +128,21 @@ def read_rows(path: Path) -> list[EvalRow]:
 
 
 def reward_of(item: BatchItem) -> float | None:
-    """The reward of an item that ended `ok`; None for every other one, and where the agent gave none."""
+    """Return the reward of an item that ended `ok`; None for every other item, and if the agent gave no reward."""
     if not item.success or item.result is None:
         return None
     return extract_reward(item.result)
 
 
 def score_of(item: BatchItem) -> float | None:
-    """An item's value in the headline mean: its reward, 0 where agent or policy failed, None where it is unknown."""
+    """Return an item's value in the headline mean: its reward, 0 if agent or policy failed, None if it is unknown."""
     if item.success:
         return reward_of(item)
     return 0.0 if item.cause in (Cause.AGENT, Cause.POLICY) else None
 
 
 def metrics_of(record: Mapping[str, Any] | None) -> dict[str, float]:
-    """The finite numbers that an agent returned beside the reward: in ``metrics``, or beside ``reward`` in ``rewards``."""
+    """Return the finite numbers that an agent returned with the reward: in ``metrics``, or next to ``reward`` in ``rewards``."""
     record = record or {}
     raw, own = record.get("rewards", record.get("reward")), record.get("metrics")
     found = dict(own) if isinstance(own, Mapping) else {}
@@ -151,7 +151,7 @@ def metrics_of(record: Mapping[str, Any] | None) -> dict[str, float]:
 
 
 def mean_metrics(each: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """The mean of each metric over the rollouts that have it."""
+    """Return the mean of each metric over the rollouts that have it."""
     values: dict[str, list[float]] = {}
     for metrics in each:
         for name, value in metrics.items():
@@ -165,7 +165,7 @@ def metrics_line(metrics: Mapping[str, float]) -> str:
 
 
 def error_type_of(item: BatchItem) -> str | None:
-    """The class of the exception that an item's agent raised; None where none is known."""
+    """Return the class of the exception that an item's agent raised; None where none is known."""
     kind = getattr(item.exception, "error_type", None) or (item.result or {}).get("error_type")
     return None if item.success or kind is None else str(kind)
 
@@ -229,7 +229,7 @@ def pass_rates(scores: Iterable[Sequence[float]]) -> tuple[dict[int, float], dic
 
 
 def mean_over_inputs(values: Iterable[Sequence[float]]) -> float | None:
-    """The mean over inputs of the mean of an input's values; None for none."""
+    """Return the mean over inputs of the mean of an input's values; None for none."""
     means = [statistics.fmean(found) for found in values if found]
     return statistics.fmean(means) if means else None
 
@@ -271,5 +271,5 @@ def _entry(item: BatchItem) -> dict[str, Any]:
 
 
 def as_facts(summary: EvalSummary) -> dict[str, Any]:
-    """A summary as it is written."""
+    """Return a summary as it is written."""
     return {**asdict(summary), "failures": summary.failures}

@@ -16,6 +16,7 @@ from .._portal import Portal, result_of
 from ..contract import Cause, IdValue, Outcome, Stage
 from ..errors import AgentCoreRLError, RolloutCancelledError, RolloutTimeoutError
 from .records import Verdict
+from .settings import Deadlines
 from .watcher import Watcher
 
 logger = logging.getLogger(__name__)
@@ -25,7 +26,7 @@ class RolloutFuture:
     """The result of one rollout, now or later. Thread-safe; sync and async use may be mixed.
 
     ``result()`` returns the record that the agent stored, also when the agent failed (``ok`` is False then), unless the client
-    was made with ``on_failure="raise"``. If there is no record, it raises the reason. The session is stopped in the background.
+    has ``on_failure="raise"``. If there is no record, it raises the reason. The session is stopped in the background.
 
     Attributes:
         session_id: the session of the current attempt.
@@ -37,10 +38,13 @@ class RolloutFuture:
 
     session_id: str
     input_id: IdValue
+    deadlines: Deadlines
     attempt: int = 1
     s3_bucket: str = ""
     result_key: str = ""
     stage: Stage = Stage.QUEUE
+    timeout_s: float | None = None
+    sent_s: float = 0.0  # time of the last invoke
 
     def __init__(self, portal: Portal, *, raise_failures: bool) -> None:
         self._portal = portal
@@ -71,7 +75,7 @@ class RolloutFuture:
 
     @property
     def outcome(self) -> Outcome | None:
-        """How the rollout ended; None while it runs."""
+        """The outcome of the rollout; None while it runs."""
         return None if self._verdict is None else self._verdict.outcome
 
     @property
@@ -95,11 +99,11 @@ class RolloutFuture:
         return self.outcome is Outcome.CANCELLED
 
     def elapsed(self) -> float:
-        """Seconds from the call that made this future to its end, or to now."""
+        """Return seconds from the call that made this future to its end, or to now."""
         return (time.monotonic() if self._ended_s is None else self._ended_s) - self._created_s
 
     def done(self) -> bool:
-        """True once `result` would return at once. No request is made."""
+        """Return True once `result` would return at once. This sends no request."""
         return self._verdict is not None
 
     async def done_async(self) -> bool:
@@ -159,7 +163,7 @@ class RolloutFuture:
         return True
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """The rollout's failure as an exception; None when it ended `ok`.
+        """Return the rollout's failure as an exception; None when it ended `ok`.
 
         Raises: RolloutTimeoutError when it is not over within `timeout` seconds; the rollout continues then.
         """
@@ -207,7 +211,7 @@ class RolloutFuture:
             self._task.cancel()
 
     def _claim(self, verdict: Verdict) -> Verdict:
-        """Set the verdict unless there is one. Returns the one that counts."""
+        """Set the verdict unless there is one. Return the verdict that counts."""
         error = verdict.error
         if isinstance(error, AgentCoreRLError):
             error.session_id = error.session_id or self.session_id
@@ -227,6 +231,43 @@ class RolloutFuture:
         """Hand out the verdict, on the client's thread."""
         self._accept(False)
         self._done.set_result(verdict)
+
+    def _enter(self, stage: Stage) -> None:
+        now_s = time.monotonic()
+        self._spent_s[self.stage] = self._spent_s.get(self.stage, 0.0) + now_s - self._entered_s
+        self.stage, self._entered_s = stage, now_s
+
+    @property
+    def _limit_s(self) -> float | None:
+        limit_s: float | None = getattr(self.deadlines, f"{self.stage.value}_s")
+        return limit_s
+
+    def _timed_out(self) -> RolloutTimeoutError:
+        """Return the error of a deadline that passed in the current stage."""
+        stage, trouble, timeout_s = self.stage.value, self.trouble, self.timeout_s
+        text = f"deadline {stage}_s={self._limit_s} passed"
+        called_s = time.monotonic() - self.sent_s + 0.001  # a timer may be early by its resolution
+        if timeout_s is not None and self.stage is not Stage.QUEUE and called_s >= timeout_s:
+            text = f"Timeout after {timeout_s:g}s"
+        why = "" if trouble is None else f"; the store could not be searched for its record: {trouble}"
+        return RolloutTimeoutError(f"{text} (stage: {stage}, {self.stages[stage]:.1f} s in it){why}", stage=stage)
+
+    def described(self) -> dict[str, Any]:
+        """Describe the state for `RolloutClient.flights`. Units: seconds."""
+        stage_s, limit_s, trouble = time.monotonic() - self._entered_s, self._limit_s, self.trouble
+        left = [] if limit_s is None else [limit_s - stage_s]
+        if self.timeout_s is not None and self.stage in (Stage.START, Stage.RUN):
+            left.append(self.timeout_s - (time.monotonic() - self.sent_s))
+        return {
+            "session_id": self.session_id,
+            "input_id": self.input_id,
+            "attempt": self.attempt,
+            "stage": self.stage.value,
+            "stage_s": stage_s,
+            "total_s": sum(self.stages.values()),
+            "left_s": min(left, default=None),  # until the first deadline
+            "trouble": None if trouble is None else str(trouble),
+        }
 
     def _still_running(self, timeout: float | None, consequence: str = "") -> RolloutTimeoutError:
         return RolloutTimeoutError(

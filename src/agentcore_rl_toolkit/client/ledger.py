@@ -1,7 +1,7 @@
 """The ledger of a run: one line of JSON per event of a session, appended and never rewritten.
 
 A line is written before an invoke is sent (`intent`), when the runtime accepted it, when the rollout has its outcome (`done`),
-and when its session is gone (`stopped`). So a later process knows every session that may exist. The file is locked while it is
+and when its session has ended (`stopped`). So a later process knows every session that may exist. The file is locked while it is
 open: two processes that resume one run would run everything twice.
 """
 
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 def fingerprint(payload: Mapping[str, Any]) -> str:
-    """A short digest of a payload, the same in every process."""
+    """Return a short digest of a payload, the same in every process."""
     return hashlib.sha256(json.dumps(payload, sort_keys=True, default=repr).encode()).hexdigest()[:16]
 
 
@@ -68,7 +68,7 @@ class FileLedger:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self._fd: int | None = None
-        self._pid = 0  # of the process that opened it
+        self._pid = 0  # the process that opened it
 
     def open(self) -> list[dict[str, Any]]:
         """Open the file for appending. Returns its lines. Raises: ConfigError if another process or client has it open."""
@@ -138,7 +138,7 @@ def kept_key(path: Path) -> ProofKey:
 
 
 def parse_lines(content: bytes) -> Iterable[dict[str, Any]]:
-    """The readable lines of a ledger. A torn line is left out: its event has not happened."""
+    """Parse the readable lines of a ledger. A torn line is left out: its event has not happened."""
     for raw in content.splitlines():
         try:
             line = json.loads(raw)

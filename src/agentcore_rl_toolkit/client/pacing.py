@@ -25,18 +25,18 @@ class RateBucket:
 
     def __init__(self, limit: float, burst: float = 1.0) -> None:
         self.limit, self.burst = limit, burst
-        self._share = 1.0  # of the limit, lowered by refusals
+        self._share = 1.0  # share of the limit, lowered by refusals
         self._changed_s = -math.inf
         self._due_s = -math.inf  # theoretical arrival time of the next event
 
     def rate(self, now: float) -> float:
-        """The rate in force: the limit, or less while recovering from refusals."""
+        """Return the rate in force: the limit, or less while recovering from refusals."""
         if self._share >= 1.0:
             return self.limit
         return self.limit * min(1.0, self._share + max(0.0, now - self._changed_s) / RECOVERY_S)
 
     def delay_s(self, now: float) -> float:
-        """Seconds until an event is allowed."""
+        """Return seconds until an event is allowed."""
         return max(0.0, self._due_s - (self.burst - 1.0) / self.rate(now) - now)
 
     def take(self, now: float) -> None:
@@ -132,7 +132,7 @@ _pacers: dict[tuple[str, str], Pacer] = {}  # one per agent and endpoint in this
 
 
 def shared_pacer(agent_runtime_arn: str, endpoint_url: str | None) -> Pacer:
-    """The process's pacer of an agent at an endpoint."""
+    """Return the process's pacer of an agent at an endpoint."""
     return _pacers.setdefault((agent_runtime_arn, endpoint_url or ""), Pacer())
 
 

@@ -47,16 +47,16 @@ Reward = Callable[..., float | Awaitable[float]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """How a rollout ended: an outcome, with the record if there is one, and the error if it did not end `ok`."""
+    """The end of a rollout: an outcome, the record if it exists, and the error if the rollout did not end `ok`."""
 
     outcome: Outcome
     record: dict[str, Any] | None = None
     error: BaseException | None = None
-    proof: Proof | None = None  # of the record, if one was read
+    proof: Proof | None = None  # set if a record was read
 
     @classmethod
     def of(cls, error: BaseException) -> Verdict:
-        """The verdict of a rollout that an error ended.
+        """Make the verdict of a rollout that an error ended.
 
         Settings, credentials and the store make it `invalid`, the gateway and the caller's own code `lost`.
         """
@@ -78,7 +78,7 @@ class Verdict:
 def judge(
     body: bytes, key: str, *, secret: str | None = None, promised: bool = False, required: bool = False
 ) -> Verdict:
-    """The verdict of a stored record. A record that cannot be used is `invalid`; a forged one is not even decoded.
+    """Judge a stored record. A record that cannot be used is `invalid`. A forged one is not decoded.
 
     Args:
         secret: of the session; None when it is unknown here.
@@ -116,7 +116,7 @@ def judge(
 
 
 def record_error(outcome: Outcome, record: Mapping[str, Any], key: str | None) -> RolloutError:
-    """The exception that describes a record with an outcome other than `ok`."""
+    """Return the exception that describes a record with an outcome other than `ok`."""
 
     def text(name: str) -> str | None:
         return None if record.get(name) is None else str(record[name])
@@ -150,13 +150,13 @@ class RecordReader:
     async def read(
         self, key: str, within_s: float, *, secret: str | None = None, promised: bool = False
     ) -> Verdict | None:
-        """The verdict of a record; None when there is no such object. Faults of the store are waited out for `within_s`.
+        """Read and judge a record; None when there is no such object. Faults of the store are waited out for `within_s`.
 
-        Raises: InvalidResultError for a record above the limit; RolloutTimeoutError; StoreError and ConfigError when another try
+        Raises: InvalidResultError for a record above the limit; RolloutTimeoutError; StoreError and ConfigError when a retry
             would not help.
         """
         async with self._gate:
-            # One more try at the end, because the process may have been stopped during the first.
+            # The last attempt is for a process that was stopped during the first one.
             for timeout_s in (within_s, 0.0):
                 self.requests += 1
                 try:
@@ -208,7 +208,7 @@ class Replayed:
 async def replayed(
     store: ObjectStore, exp_id: str, input_id: IdValue | None, max_record_bytes: int, reward: Reward | None
 ) -> AsyncIterator[Replayed]:
-    """The records of an experiment, or of one input, sorted by key. They are read in portions, so that memory stays bounded."""
+    """Yield the records of an experiment, or of one input, sorted by key. Memory stays bounded."""
     prefix = f"{exp_id}/{input_id}/" if input_id is not None else f"{exp_id}/"
     keys = [item.key for item in await store.list_async(prefix) if item.key.endswith(RECORD_SUFFIX)]
     reader = RecordReader(store, max_record_bytes)

@@ -1,19 +1,19 @@
-"""One rollout: wait for a slot, start, watch, read, stop. And what the rollouts of a client share.
+"""The life of a rollout, from its queue to its verdict, and the state that the rollouts of a client share.
 
-A rollout is one task on its client's loop. Each of its stages has a deadline:
+A rollout is one task on its client's loop. Each stage has a deadline:
 
-    queue   waits for a connection and for the pace of the agent; refusals are waited out up to `throttle_s`
+    queue   waits for a connection and for the pace of the agent, and waits out refusals for up to `throttle_s`
     start   from the invoke on the wire until the runtime accepted it
     run     until the record is in the store
     result  until the record is read
     stop    in the background, after the future is resolved
 
-Before a deadline ends a rollout, there is one last look: a reply or a record that came while this process was stopped is in time.
+Before a deadline ends a rollout, the client checks once more. A reply or a record that came while this process was stopped is in
+time.
 
-An invoke is sent again at once only when nothing runs because of it (`Fate.REFUSED`, `Fate.TRANSIENT`). If its fate is
-uncertain, the rollout looks for the session's heartbeat or record for `confirm_s`. If there is neither, it sends the invoke again
-after a 500 or 503 if a second delivery does no harm (`Dispatcher.runs_once`), and otherwise gives the session up. A retry has a
-new session id.
+An invoke is sent again at once only when nothing runs because of it (`Fate.REFUSED`, `Fate.TRANSIENT`). If its fate is uncertain,
+the rollout looks for the session's heartbeat or record for `confirm_s`. If neither appears after a 500 or 503, the invoke is sent
+again if a second delivery does no harm (`Dispatcher.runs_once`). Otherwise the session is given up. A retry has a new session id.
 
 Every rollout ends in exactly one `Verdict`, and every session that may exist is stopped.
 """
@@ -59,10 +59,8 @@ from ..errors import (
     RolloutError,
     RolloutLostError,
     RolloutThrottledError,
-    RolloutTimeoutError,
     text_of,
 )
-from ..logs import WarnsOnceAMinute
 from ..proof import PROOF_KEY_FIELD, REPLY_FIELD, SCHEME, Proof, ProofKey
 from ..store import ObjectStore, open_store
 from ..store.base import check_key
@@ -72,6 +70,7 @@ from .ledger import NO_LEDGER, Attempt, FileLedger, fingerprint
 from .pacing import PaceLimits, Pacer, backoff_s, take_turn
 from .records import RecordReader, Verdict
 from .settings import RETRYABLE, Deadlines, Prepare, TurnsOf, WatchSettings
+from .stops import Stops
 from .transport import CallError, Transport, in_thread, is_own_cancellation, parse_reply, within
 from .watcher import Waiter, Watcher
 
@@ -82,18 +81,20 @@ Subscriber = Callable[[str, Mapping[str, Any]], None]
 COUNTS = {"intent": "submitted", "refused": "refused", "server_error": "server_errors", "retried": "retried"}
 LAST_TURNS_S = 30.0  # model calls in this time before the deadline of the run show that the agent is in a loop
 CONFIRM_ERROR_S = 5.0  # looking for a session after a 500 or 503
-STOPS_AT_ONCE = 64  # at the default pace, stops of two seconds each keep up with it
 ERRORS = {kind.outcome: kind for kind in RolloutError.__subclasses__()}
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Rollout(RolloutFuture):
-    """One rollout of a client, with all its attempts, and the future that its owner has.
+    """A rollout with all its attempts. It is also the future that the caller gets.
 
     Attributes:
-        known: the ledger's entry of a session that an earlier process started. It is waited for, or its record is read.
-        call: the invoke, on the wire or answered; None while no session can exist.
-        errors: of the invokes of this attempt.
+        known: the ledger's entry of a session that an earlier process started. The rollout waits for this session or reads its
+            record.
+        reply: the agent's reply to the invoke.
+        call: the invoke, on the wire or finished. None while no session can exist.
+        errors: the errors of this attempt's invokes.
+        stop: the stop of this attempt's session.
     """
 
     shared: Dispatcher
@@ -111,7 +112,6 @@ class Rollout(RolloutFuture):
     known: Attempt | None = None
 
     reply: dict[str, Any] | None = None
-    sent_s: float = 0.0
     call: asyncio.Future[bytes] | None = None
     errors: list[CallError] = field(default_factory=list)
     stop: asyncio.Task[bool] | None = None
@@ -127,14 +127,13 @@ class Rollout(RolloutFuture):
         def ended(task: asyncio.Task[Verdict]) -> None:
             on_end()
             if self.stop is None and self.known is not None and self.known.outcome is None:
-                self.stop = self.shared.stop(self.session_id, self.ledger)  # cancelled before its first step
+                self.stop = self.shared.stops.start(self.session_id, self.ledger)  # cancelled before its first step
             cancelled = Verdict.of(RolloutCancelledError("the client was closed"))
-            # If its owner ended it, the owner's verdict counts.
-            verdict = self._claim(cancelled if task.cancelled() else task.result())
+            verdict = self._claim(cancelled if task.cancelled() else task.result())  # the first verdict wins
             try:
                 self.shared.ended(self, verdict, "finished")
             finally:
-                self.payload, self.config, self.errors = {}, {}, []  # its owner may keep it for long
+                self.payload, self.config, self.errors = {}, {}, []  # the caller may keep the future for long
                 self._resolve(verdict)
 
         self._task = asyncio.create_task(self._run())
@@ -153,7 +152,7 @@ class Rollout(RolloutFuture):
                 if is_own_cancellation(e):
                     raise
                 verdict = self._failed(e)
-            # The earlier process died before it sent this invoke, or nothing came of it: that attempt does not count.
+            # If an earlier process died before it sent the invoke, the attempt does not count.
             unsent = known is not None and not known.accepted_s and verdict.outcome is Outcome.LOST
             retries_left -= not unsent
             if over is not None or retries_left < 0 or verdict.outcome not in RETRYABLE:
@@ -166,7 +165,7 @@ class Rollout(RolloutFuture):
             self.stage, self._entered_s, self._spent_s = Stage.QUEUE, time.monotonic(), {}
 
     def _failed(self, error: BaseException) -> Verdict:
-        """The verdict of an attempt that an error ended. Other people's errors come from `prepare`, also a SystemExit."""
+        """Make the verdict of an attempt that an error ended. `prepare` is user code and may raise anything."""
         if not isinstance(error, AgentCoreRLError):
             logger.error("rollout failed inside the client", exc_info=error, extra={"session_id": self.session_id})
         if not isinstance(error, Exception):
@@ -175,7 +174,7 @@ class Rollout(RolloutFuture):
         return Verdict.of(error)
 
     async def _attempt(self, known: Attempt | None) -> Verdict:
-        """One session, from its place in the queue to its verdict."""
+        """Run one session, from the queue to its verdict."""
         try:
             body = self._encode(await self._prepared_config())
             if known is None:
@@ -191,8 +190,8 @@ class Rollout(RolloutFuture):
                     return verdict
         finally:
             if self.call is not None or known is not None:
-                self.stop = self.shared.stop(self.session_id, self.ledger, self.call)
-            else:  # no session can exist
+                self.stop = self.shared.stops.start(self.session_id, self.ledger, self.call)
+            else:  # a session cannot exist
                 self.ledger.note(self.session_id, event="stopped")
 
     # ---- before the invoke
@@ -208,7 +207,7 @@ class Rollout(RolloutFuture):
         return config
 
     def _encode(self, config: dict[str, Any]) -> bytes:
-        """Encode the invoke's body, and set where the record is expected."""
+        """Encode the invoke's body, and set the place of the record."""
         bucket = str(config.get("s3_bucket"))
         if "://" not in bucket or bucket.startswith("s3://"):
             config.setdefault("s3_region", self.shared.s3_region)
@@ -259,7 +258,7 @@ class Rollout(RolloutFuture):
                 error = CallError(f"no reply within {patience_s:g} s")
             except ConfigError as e:
                 if e.code != "RuntimeClientError" and not self._may_run():
-                    self.call = None  # refused before there was a session
+                    self.call = None  # refused before a session existed
                 raise
             self.errors.append(error)
             if error.fate is Fate.UNCERTAIN:
@@ -279,7 +278,7 @@ class Rollout(RolloutFuture):
                     text = f"the runtime refused the credentials for {deadlines.start_s:g} s: {error}"
                     raise RolloutLostError(text, code=error.code) from error.__cause__
             elif not self._sends_left():
-                text = f"the runtime could not be reached in {self.shared.max_attempts} tries: {error}"
+                text = f"the runtime could not be reached in {self.shared.max_attempts} attempts: {error}"
                 raise RolloutLostError(text, code=error.code) from error.__cause__
 
     def _handle_reply(self, reply: dict[str, Any]) -> None:
@@ -288,9 +287,10 @@ class Rollout(RolloutFuture):
         asked = self.s3_bucket
         self.s3_bucket, self.result_key = str(reply.get("s3_bucket") or asked), str(reply["result_key"])
         if self.s3_bucket != asked and self.s3_bucket.lower().startswith(("file:", "memory:")):
-            raise InvalidResultError(  # a session does not choose what is read on this machine
-                f"the agent answered that its record is in {self.s3_bucket!r}, on this machine, but it was asked to use {asked!r}"
+            text = (
+                f"the agent stores its record in {self.s3_bucket!r} on this machine, but the client asked for {asked!r}"
             )
+            raise InvalidResultError(text)  # a session must not choose files of this machine
         self.reply = reply
         place = {"key": self.result_key, "bucket": self.s3_bucket}
         self.ledger.note(self.session_id, event="accepted", **place, promised=reply.get(REPLY_FIELD) == SCHEME)
@@ -303,7 +303,7 @@ class Rollout(RolloutFuture):
         self.shared.pacer.start_refused(now_s)
         self.shared.tell("refused", self)
         if sum(e.throttled for e in self.errors) >= self.shared.max_attempts:
-            # If the runtime accepts nothing at all, the queue does not move because of that.
+            # While the runtime accepts no rollout at all, the time in the queue counts, too.
             refused_s = max(refused_s, now_s - max(first_s, self.shared.accepted_s))
         if limit_s is not None and refused_s >= limit_s:
             text = f"the runtime refused for {refused_s:.0f} s ({error})"
@@ -322,7 +322,7 @@ class Rollout(RolloutFuture):
     # ---- run and result
 
     async def _follow(self) -> Verdict | None:
-        """Wait for the record and read it. None: the session does not show itself, and the invoke may be sent again."""
+        """Wait for the record and read it. Return None if the session shows no sign of life and the invoke may be sent again."""
         self._enter(Stage.RUN)
         shared, now_s = self.shared, time.monotonic()
         limits = (now_s, self.deadlines.run_s), (self.sent_s, self.timeout_s)
@@ -350,7 +350,7 @@ class Rollout(RolloutFuture):
                 verdict = await self._read()
                 if verdict is not None:
                     return verdict
-                self._enter(Stage.RUN)  # listed, and yet not there
+                self._enter(Stage.RUN)  # the store listed a record that it does not have
                 waiter = watcher.add(self.result_key, **about)
         finally:
             watcher.remove(waiter)
@@ -358,8 +358,8 @@ class Rollout(RolloutFuture):
     async def _record_exists(self, watcher: Watcher, waiter: Waiter, ends_s: float | None) -> None:
         """Wait until the record exists.
 
-        Raises: RolloutTimeoutError at `ends_s` (monotonic), or AgentError if its agent still calls the model then;
-            RolloutLostError, StoreError.
+        Raises: RolloutTimeoutError at `ends_s` (monotonic); AgentError if its agent still calls the model then;
+            RolloutLostError; StoreError.
         """
         left_s = None if ends_s is None else max(0.0, ends_s - time.monotonic())
         turns = None
@@ -369,17 +369,17 @@ class Rollout(RolloutFuture):
             left_s, turns = last_s, await self._count_turns(waiter)
         await asyncio.wait([waiter.found], timeout=left_s)
         if not waiter.found.done():
-            await watcher.look_now(waiter)  # the record may exist since the last look
+            await watcher.look_now(waiter)  # the record may be newer than the last round
         if not waiter.found.done():
             timeout, now = self._timed_out(), await self._count_turns(waiter)
             if turns is not None and now is not None and now > turns:
-                text = f"the agent still called the model when its time was over, after {now} calls: {timeout}"
+                text = f"the agent still called the model at its deadline, after {now} calls: {timeout}"
                 raise AgentError(text, error_type="TimeoutError") from timeout
             raise timeout
         waiter.found.result()
 
     async def _count_turns(self, waiter: Waiter) -> int | None:
-        """The model calls of the session so far; None if they are unknown."""
+        """Count the model calls of the session so far. Return None if the count is unknown."""
         if waiter.found.done() or self.shared.turns_of is None:
             return None
         try:
@@ -392,7 +392,7 @@ class Rollout(RolloutFuture):
             return None
 
     async def _shows_itself(self, watcher: Watcher, waiter: Waiter, ends_s: float | None) -> bool:
-        """After an invoke of uncertain fate, wait for a heartbeat or a record. Returns False if it may be sent again.
+        """Wait for a heartbeat or a record after an invoke of uncertain fate. Return False if it may be sent again.
 
         Raises: RolloutLostError, or RolloutTimeoutError at `ends_s`.
         """
@@ -405,7 +405,7 @@ class Rollout(RolloutFuture):
             async with asyncio.timeout_at(ends_s), asyncio.timeout(confirm_s):
                 await waiter.seen_life.wait()
         if not waiter.seen_life.is_set():
-            await watcher.look_now(waiter)  # a busy client may not have looked since the session began
+            await watcher.look_now(waiter)  # a busy client may have had no round since the session began
         if waiter.seen_life.is_set():
             self._accept()
             return True
@@ -416,14 +416,14 @@ class Rollout(RolloutFuture):
             if await self._may_send_again():
                 return False
             times = sum(each.server_error for each in self.errors)
-            why = f"the runtime answered the invoke with an error of its own ({error}; {times} times)"
+            why = f"the runtime itself failed at the invoke ({error}; {times} times)"
         text = f"{why}, and no heartbeat or record appeared within {confirm_s:g} s; the session is being stopped"
         raise RolloutLostError(text, code=error and error.code) from (error and error.__cause__)
 
     async def _may_send_again(self) -> bool:
-        """After a 500 or 503 and no sign of the session: return True if the same invoke may be sent again.
+        """Return True if the same invoke may be sent again, after a 500 or 503 and no sign of life.
 
-        It may if the agent runs once per session, or if the runtime has no such session. If it has one, this ends it.
+        It may if the agent runs once per session, or if the runtime has no such session. Otherwise the session is stopped.
         """
         if not self._sends_left():
             return False
@@ -433,90 +433,49 @@ class Rollout(RolloutFuture):
                 if await within(in_thread(self.shared.transport.stop, self.session_id), self.deadlines.stop_s):
                     return False
             except (AgentCoreRLError, TimeoutError) as e:
-                logger.info("the runtime could not be asked for the session: %s", e)
+                logger.info("the runtime did not report whether it has the session: %s", e)
                 return False
         await asyncio.sleep(backoff_s(len(self.errors), base_s=0.5, cap_s=10.0, jitter=random.random()))
         return True
 
     async def _read(self) -> Verdict | None:
-        """The verdict of the record; None if there is none. Its proof is checked with the session's secret."""
+        """Read the record, check its proof, and return the verdict. Return None if the record does not exist."""
         known, own = self.known, self.shared.proof_key(self.ledger)
-        # The secret of an earlier process may come from another key.
+        # An earlier process may have derived the secret from another key.
         secret = own.session_secret(self.session_id) if known is None or known.proof_key == own.id else None
         promised = known.promised if known is not None else (self.reply or {}).get(REPLY_FIELD) == SCHEME
         reader = self.shared.reader(self.s3_bucket)
         return await reader.read(self.result_key, self.deadlines.result_s, secret=secret, promised=promised)
 
     async def _read_known(self, known: Attempt) -> Verdict:
-        """The verdict of a rollout that an earlier process finished: its record, or the ledger's entry."""
+        """Read the record of a rollout that an earlier process finished. Without one, the ledger's entry decides."""
         self.s3_bucket, self.result_key = known.bucket, known.key
         verdict = await self._read()
         if verdict is not None:
             return verdict
         if known.outcome is None or known.outcome is Outcome.OK:
-            raise RolloutLostError("the ledger has the outcome ok, but the record is gone from the store")
+            raise RolloutLostError("the ledger has the outcome ok, but the store no longer has the record")
         error = ERRORS[known.outcome](known.error or known.outcome.value)
         if known.cause is not None:
             error.cause = known.cause
         return Verdict.of(error)
 
-    # ---- stages
-
-    def _enter(self, stage: Stage) -> None:
-        now_s = time.monotonic()
-        self._spent_s[self.stage] = self._spent_s.get(self.stage, 0.0) + now_s - self._entered_s
-        self.stage, self._entered_s = stage, now_s
-
-    def _timed_out(self) -> RolloutTimeoutError:
-        """The error of a deadline that passed in the current stage."""
-        stage, trouble, timeout_s = self.stage.value, self.trouble, self.timeout_s
-        limit_s: float | None = getattr(self.deadlines, f"{stage}_s")
-        text = f"deadline {stage}_s={limit_s} passed"
-        called_s = time.monotonic() - self.sent_s + 0.001  # a timer may be early by its resolution
-        if timeout_s is not None and self.stage is not Stage.QUEUE and called_s >= timeout_s:
-            text = f"Timeout after {timeout_s:g}s"
-        why = "" if trouble is None else f"; its record could not be looked for: {trouble}"
-        return RolloutTimeoutError(f"{text} (stage: {stage}, {self.stages[stage]:.1f} s in it){why}", stage=stage)
-
-    def ids(self) -> dict[str, Any]:
-        """The ids for log lines and events."""
-        ids = {"session_id": self.session_id, "input_id": self.input_id}
-        return {**ids, "exp_id": self.shared.exp_id, "attempt": self.attempt}
-
-    def described(self) -> dict[str, Any]:
-        """The state for `RolloutClient.flights`. Units: seconds; ``left_s`` until the stage's deadline."""
-        stage_s = time.monotonic() - self._entered_s
-        limit_s: float | None = getattr(self.deadlines, f"{self.stage.value}_s")
-        left = [] if limit_s is None else [limit_s - stage_s]
-        if self.timeout_s is not None and self.stage in (Stage.START, Stage.RUN):
-            left.append(self.timeout_s - (time.monotonic() - self.sent_s))
-        trouble = self.trouble
-        return {
-            "session_id": self.session_id,
-            "input_id": self.input_id,
-            "attempt": self.attempt,
-            "stage": self.stage.value,
-            "stage_s": stage_s,
-            "total_s": sum(self.stages.values()),
-            "left_s": min(left, default=None),
-            "trouble": None if trouble is None else str(trouble),
-        }
-
 
 @dataclass(kw_only=True, eq=False)
 class Dispatcher:
-    """What the rollouts of one client share. `submit`, `abandon`, `leave` and `flights` may be called from any thread. The rest
-    lives on the client's loop.
+    """The state that the rollouts of one client share.
+
+    `submit`, `abandon`, `leave` and `flights` may be called from any thread. The other methods run on the client's loop.
 
     Attributes:
-        max_attempts: how often an invoke that the runtime did not accept is sent.
-        calls_at_once: invokes on the wire at a time.
-        turns_of: returns the model calls of a session so far.
+        max_attempts: the most invokes of one attempt that the runtime did not accept.
+        calls_at_once: the most invokes on the wire.
+        turns_of: returns the number of model calls of a session so far.
         runs_once: True if the agent promises to run a session's payload once, however often it is delivered. Then an invoke that
-            was answered with 500 or 503 may be sent again. None: no reply yet. False stays.
-        accepted_s: when the runtime last accepted an invoke (monotonic).
+            got a 500 or 503 may be sent again. None before the first reply. False is final.
+        accepted_s: time of the last invoke that the runtime accepted (monotonic).
         counts: outcomes and events since the start, by name.
-        left: sessions that have to be stopped and are not known to be gone.
+        stops: the stops of ended sessions.
     """
 
     portal: Portal
@@ -535,17 +494,13 @@ class Dispatcher:
     accepted_s: float = 0.0
     counts: Counter[str] = field(default_factory=Counter)
     subscribers: list[Subscriber] = field(default_factory=list)
-    left: dict[str, None] = field(default_factory=dict)
     closing: bool = False
 
     def __post_init__(self) -> None:
         self._admission, self._calls = asyncio.Lock(), asyncio.Semaphore(self.calls_at_once)
-        self._stops_at_once, self._stop_pace = asyncio.Semaphore(STOPS_AT_ONCE), asyncio.Lock()
-        self._stops: set[asyncio.Task[bool]] = set()
-        self._hurry = asyncio.Event()  # stops no longer wait for the invokes of their sessions
-        self._stop_warnings = WarnsOnceAMinute(logger)
+        self.stops = Stops(self.transport, self.pacer, self.deadlines.stop_s, self._stopped)
         self._own_key = ProofKey.new()
-        self._rollouts: dict[str, Rollout] = {}  # by the id of the first session
+        self._rollouts: dict[str, Rollout] = {}  # the key is the id of the first session
         self._watchers: dict[tuple[str, str], Watcher] = {}
         self._readers: dict[str, RecordReader] = {}
         self._last: asyncio.Task[None] | None = None
@@ -555,7 +510,7 @@ class Dispatcher:
     # ---- from any thread
 
     def submit(self, rollout: Rollout) -> RolloutFuture:
-        """Start a rollout. Returns at once. Raises: ConfigError when its session has one in flight."""
+        """Start a rollout, and return at once. Raises: ConfigError when its session has a rollout in flight."""
         check_session_id(rollout.session_id)
         if self.closing:
             raise ConfigError("the client is closed; make a new one")
@@ -566,18 +521,18 @@ class Dispatcher:
         return rollout
 
     def flights(self) -> list[dict[str, Any]]:
-        """The state of each rollout without an outcome."""
+        """Return the state of each rollout without an outcome."""
         return [rollout.described() for rollout in list(self._rollouts.values())]
 
     def abandon(self) -> None:
-        """End after the rollouts in flight, because the client's owner dropped it without `close`."""
+        """End after the rollouts in flight. The caller dropped the client without `close`."""
         if self.portal.started:
             self.portal.post(self._finish_and_leave)
         else:
             self.leave()
 
     def leave(self) -> None:
-        """Free everything that is shared or open."""
+        """Free everything that is shared or open. The loop stays."""
         self.pacer.leave(self.limits)
         open_dispatchers.discard(self)
         self.transport.close()
@@ -585,7 +540,7 @@ class Dispatcher:
     # ---- on the loop
 
     async def close_async(self, *, cancel: Literal["all", "batches"] | None = None) -> list[str]:
-        """End what runs, then wait for the stops. Returns, and logs, the sessions that are not known to be gone."""
+        """End the rollouts in flight, then wait for the stops. Return and log the sessions that are not known to have ended."""
         self.closing = self.closing or cancel is not None
         for rollout in list(self._rollouts.values()):
             if cancel == "all" or (cancel == "batches" and rollout.index is not None):
@@ -594,9 +549,9 @@ class Dispatcher:
         try:
             if ending:
                 await asyncio.wait(ending, timeout=self.deadlines.stop_s)
-            await self._drain()
+            await self.stops.drain()
         finally:
-            left = list(self.left)
+            left = list(self.stops.left)
             _warn("%d sessions are not stopped and run until their idle timeout: %s", left)
         if cancel == "batches":
             running = [r.session_id for r in self._rollouts.values() if r.call is not None]
@@ -608,23 +563,23 @@ class Dispatcher:
 
     def _finish_and_leave(self) -> None:
         async def finish() -> None:
-            while self._rollouts:  # all have begun: `submit` came before this
+            while self._rollouts:  # all have begun, because `submit` came before this
                 await asyncio.wait([r._task for r in self._rollouts.values() if r._task is not None])
                 await asyncio.sleep(0)
-            await self._drain()
+            await self.stops.drain()
             self.leave()
             self.portal.close()
 
         self._last = asyncio.create_task(finish())
 
     async def wait_for_turn(self) -> None:
-        """Wait for a connection and for the pace, first come, first served. The caller sends one invoke at once."""
+        """Wait for a connection and for the pace, first come, first served. The caller then sends one invoke."""
         async with self._admission:
             await self._calls.acquire()
             try:
                 if not self.accepted_s:
-                    with contextlib.suppress(CallError):  # the invoke tries again
-                        await in_thread(lambda: self.transport.client)  # making it takes a second of CPU
+                    with contextlib.suppress(CallError):  # the invoke itself reports this error
+                        await in_thread(lambda: self.transport.client)  # boto3 needs a second of CPU for its client
                 await take_turn(self.pacer.try_start)
             except BaseException:
                 self._calls.release()
@@ -636,73 +591,6 @@ class Dispatcher:
         call.add_done_callback(lambda _: self._calls.release())
         return call
 
-    # ---- stops
-
-    def stop(
-        self, session_id: str, ledger: FileLedger, invoke: asyncio.Future[bytes] | None = None
-    ) -> asyncio.Task[bool]:
-        """Stop a session in the background. If its invoke is still on the wire, that comes to its end first."""
-        self.left[session_id] = None
-        task = asyncio.create_task(self._stop(session_id, ledger, invoke))
-        self._stops.add(task)
-        return task
-
-    async def _stop(self, session_id: str, ledger: FileLedger, invoke: asyncio.Future[bytes] | None) -> bool:
-        gone = False
-        try:
-            if invoke is not None and not invoke.done():  # the session might start after its stop
-                hurry = asyncio.ensure_future(self._hurry.wait())
-                await asyncio.wait((invoke, hurry), return_when=asyncio.FIRST_COMPLETED)
-                hurry.cancel()
-            async with self._stops_at_once:
-                gone = await self._send_stop(session_id) and (invoke is None or invoke.done())
-        finally:
-            self._stops.discard(asyncio.current_task())
-            if gone:
-                self.left.pop(session_id, None)
-                ledger.note(session_id, event="stopped")
-            self.counts["stopped" if gone else "stop_failed"] += 1
-            self.tell("stopped", session_id=session_id, gone=gone)
-        return gone
-
-    async def _send_stop(self, session_id: str) -> bool:
-        """Send stops until one succeeds. Returns False after `stop_s`, the waits for the pace apart."""
-        spent_s, failures, limit_s = 0.0, 0, self.deadlines.stop_s
-        while True:
-            async with self._stop_pace:
-                await take_turn(self.pacer.try_stop)
-            began_s, failures = time.monotonic(), failures + 1
-            pause_s = backoff_s(failures, base_s=0.25, cap_s=5.0, jitter=random.random())
-            try:
-                await within(in_thread(self.transport.stop, session_id), limit_s - spent_s)
-                return True
-            except CallError as e:
-                if e.throttled:
-                    self.pacer.stop_refused(time.monotonic())
-                error: Exception = e
-            except TimeoutError as e:
-                error = e
-            except Exception as e:  # no further stop would succeed
-                error, pause_s = e, limit_s
-            spent_s += time.monotonic() - began_s + pause_s
-            if spent_s > limit_s:
-                ids = {"session_id": session_id}
-                self._stop_warnings.warning("session %s could not be stopped: %s", session_id, error, extra=ids)
-                return False
-            await asyncio.sleep(pause_s)
-
-    async def _drain(self) -> None:
-        """Wait for all stops. Give up when one failed and none succeeded for `stop_s`: the pace may need longer for all."""
-        failed, idle = self.counts["stop_failed"], 0
-        while self._stops:
-            stopped = self.counts["stopped"]
-            await asyncio.wait(self._stops, timeout=self.deadlines.stop_s / 2)
-            idle = idle + 1 if self.counts["stopped"] == stopped else 0
-            if idle:
-                self._hurry.set()
-            if idle >= 2 and self.counts["stop_failed"] > failed:
-                return
-
     # ---- stores and proofs
 
     @property
@@ -713,11 +601,11 @@ class Dispatcher:
 
     @functools.cached_property
     def s3_region(self) -> str | None:
-        """The region of the records' bucket. Agents that get it need no botocore to find it, which costs a session 70 ms."""
+        """The region of the records' bucket. Agents that receive it save the 70 ms that botocore needs to find it."""
         return find_region(self.transport.region)
 
     def reader(self, bucket: str) -> RecordReader:
-        """The reader of a store. Raises: ConfigError."""
+        """Open the reader of a store. Raises: ConfigError."""
         if bucket not in self._readers:
             store = self.stores.get(bucket) or open_store(bucket, default_region=self.transport.region)
             limit, required = self.watch.max_record_bytes, self.watch.require_proof
@@ -725,7 +613,7 @@ class Dispatcher:
         return self._readers[bucket]
 
     def watcher(self, rollout: Rollout) -> Watcher:
-        """The watcher of a rollout's experiment, or of its folder if the agent has a key layout of its own."""
+        """Return the watcher of a rollout's experiment, or of its folder if the agent has its own key layout."""
         experiment = f"{rollout.config['exp_id']}/"
         root = experiment if rollout.result_key.startswith(experiment) else rollout.result_key.rpartition("/")[0] + "/"
         store = self.reader(rollout.s3_bucket).store
@@ -735,7 +623,7 @@ class Dispatcher:
         return self._watchers[store.url, root]
 
     def proof_key(self, ledger: FileLedger) -> ProofKey:
-        """The key of sessions: that of their ledger, so that a later process can check their records, or the client's own."""
+        """Return the key of sessions. The ledger's key lets a later process check their records."""
         return ledger.proof_key or self._own_key
 
     # ---- events
@@ -746,15 +634,15 @@ class Dispatcher:
             self.counts[COUNTS[event]] += 1
         if not self.subscribers:
             return
-        ids = {"exp_id": self.exp_id} if rollout is None else rollout.ids()
+        ids = {"exp_id": self.exp_id} if rollout is None else self._ids(rollout)
         for subscriber in self.subscribers:
             try:
                 subscriber(event, {**ids, **fields})
-            except BaseException:  # a SystemExit would end the loop of all rollouts
+            except BaseException:  # even a SystemExit must not end the loop of all rollouts
                 logger.exception("a subscriber to rollout events failed")
 
     def ended(self, rollout: Rollout, verdict: Verdict, event: Literal["retried", "finished"]) -> None:
-        """Report the end of an attempt after which another one follows ("retried"), or of the rollout ("finished")."""
+        """Report the end of an attempt that is tried again ("retried"), or of the rollout ("finished")."""
         if rollout.known is not None and rollout.known.outcome is not None:  # an earlier process reported it
             return
         outcome, cause, proof = verdict.outcome, verdict.cause, verdict.proof
@@ -762,7 +650,7 @@ class Dispatcher:
         if proof is not None:
             self.counts[proof.value] += 1
         if proof is Proof.FORGED:
-            logger.critical("security: %s", error, extra=rollout.ids())
+            logger.critical("security: %s", error, extra=self._ids(rollout))
         known = {} if cause is None else {"cause": cause.value}
         rollout.ledger.note(rollout.session_id, event="done", outcome=outcome.value, error=error, **known)
         if event == "finished":
@@ -771,18 +659,25 @@ class Dispatcher:
                 self.counts[f"cause_{cause.value}"] += 1
         if outcome is not Outcome.OK:
             text = "rollout ended as %s: %s" if event == "finished" else "attempt ended as %s, trying again: %s"
-            logger.info(text, outcome, error, extra={**rollout.ids(), "stage": rollout.stage.value})
+            logger.info(text, outcome, error, extra={**self._ids(rollout), "stage": rollout.stage.value})
         about = {"outcome": outcome.value, "cause": cause, "failure": verdict.failure, "error": error, "proof": proof}
         self.tell(event, rollout, index=rollout.index, stages=rollout.stages, **about)
 
+    def _stopped(self, session_id: str, succeeded: bool) -> None:
+        self.tell("stopped", session_id=session_id, gone=succeeded)
 
-# Dispatchers that may still have sessions to stop. The references are strong: a dropped client must not take its stops with it.
+    def _ids(self, rollout: Rollout) -> dict[str, Any]:
+        ids = {"session_id": rollout.session_id, "input_id": rollout.input_id}
+        return {**ids, "exp_id": self.exp_id, "attempt": rollout.attempt}
+
+
+# Dispatchers that may still have sessions to stop. The references are strong, because a dropped client must still stop them.
 open_dispatchers: set[Dispatcher] = set()
 
 
 @atexit.register
 def _flush_at_exit() -> None:
-    """Stop what batches started. Other rollouts continue: their records will be in the store."""
+    """Stop the sessions of batches. Other rollouts continue, and their records will be in the store."""
     for dispatcher in list(open_dispatchers):
         if dispatcher.portal.started:
             dispatcher.portal.call(dispatcher.close_async(cancel="batches"))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
-import inspect
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -15,39 +13,13 @@ from ..store import ObjectStore
 
 OnFailure = Literal["return", "raise"]
 Prepare = Callable[[str, int], Any]  # (session_id, attempt) -> Mapping of `_rollout` overrides, or an awaitable of one
-TurnsOf = Callable[[str], int | Awaitable[int | None] | None]  # by session id
+TurnsOf = Callable[[str], int | Awaitable[int | None] | None]  # session_id -> model calls
 
-# Failures of the infrastructure, which another session may not meet. An agent whose code raised would raise again, and a failure
-# of the policy is a result.
+# Failures of the infrastructure may pass. An agent whose code raised would raise again. A failure of the policy is a result.
 RETRYABLE = frozenset({Outcome.LOST, Outcome.TIMEOUT, Outcome.THROTTLED})
 
 AGENTCORE_MAX_LIFETIME_S = 28_800.0  # the service ends a session after 8 h
 MAX_RECORD_BYTES = 256_000_000  # two and a half times the largest record of our agents
-# Keywords that code for the published client gives to agents by name. Everything else goes into `rollout_config`.
-PASSED_BY_NAME = frozenset(
-    (
-        *("api_key", "base_url", "exp_id", "model_id", "s3_bucket", "sampling_params"),
-        *("frequency_penalty", "logprobs", "max_completion_tokens", "max_new_tokens", "max_tokens", "min_p", "n"),
-        *("presence_penalty", "repetition_penalty", "seed", "stop", "temperature", "top_k", "top_p"),
-    )
-)
-
-
-def for_the_agent(
-    rollout_config: Mapping[str, Any] | None, by_name: Mapping[str, Any], call: Callable[..., Any]
-) -> dict[str, Any]:
-    """The `_rollout` entries of a call: those of `rollout_config`, then published names as keywords.
-
-    Raises: ConfigError on any other keyword. It suggests the nearest parameter of the call.
-    """
-    for name in by_name:
-        if name not in PASSED_BY_NAME:
-            near = difflib.get_close_matches(name, [*inspect.signature(call).parameters, *PASSED_BY_NAME], 1)
-            meant = f" (did you mean {near[0]!r}?)" if near else ""
-            raise ConfigError(
-                f"there is no parameter {name!r}{meant}; what the agent receives goes into rollout_config={{{name!r}: ...}}"
-            )
-    return {**(rollout_config or {}), **by_name}
 
 
 def check_number(
@@ -59,7 +31,7 @@ def check_number(
     whole: bool = False,
     optional: bool = False,
 ) -> None:
-    """Raises: ConfigError unless it is a number within the bound, or None if that is allowed."""
+    """Check that a value is a number within its bound, or None if that is allowed. Raises: ConfigError."""
     if value is None and optional:
         return
     number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
@@ -70,15 +42,9 @@ def check_number(
     raise ConfigError(f"{name} must be a {kind}{bound}{' or None' if optional else ''}, got {value!r}")
 
 
-def check_payload(payload: Any) -> None:
-    """Raises: ConfigError unless it is a mapping."""
-    if not isinstance(payload, Mapping):
-        raise ConfigError(f"a payload must be a mapping, got {type(payload).__name__}")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Deadlines:
-    """How long each stage of a rollout may take. Units: seconds; None: no limit.
+    """The longest time that each stage of a rollout may take. Units: seconds. None means no limit.
 
     Attributes:
         queue_s: waiting in this process for a connection and for the pace.
@@ -89,7 +55,7 @@ class Deadlines:
             503 at most 5 s.
         run_s: from the accepted invoke to the record. The default is the service's own limit on a session, plus a little.
         result_s: reading a record that is known to exist.
-        stop_s: stopping a session, retries included. `RolloutClient.close` gives up when no session was stopped for so long.
+        stop_s: stopping a session, retries included. `RolloutClient.close` gives up if it can stop nothing for this long.
     """
 
     queue_s: float | None = None
@@ -111,7 +77,7 @@ class Deadlines:
 
 @dataclass(frozen=True, kw_only=True)
 class WatchSettings:
-    """How results are found, and what they must prove. Units: seconds.
+    """Settings of the search for results, and of their proofs. Units: seconds.
 
     Attributes:
         interval_s: pause between two looks at the store; None: 0.5 s for a remote store, 0.05 s for a local one. It is longer

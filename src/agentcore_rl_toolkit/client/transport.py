@@ -30,7 +30,7 @@ T = TypeVar("T")
 DATA_PLANE = "bedrock-agentcore"
 CONNECT_TIMEOUT_S = 10.0
 ENDINGS_TIMEOUT_S = 5.0
-LAST_LOOK_S = 0.5  # for a reply that came while this process was stopped
+LAST_LOOK_S = 0.5  # a reply that came while this process was stopped is still read
 REFUSED_KEY = (401, 403)  # statuses
 AWS_DOMAINS = (".amazonaws.com", ".amazonaws.com.cn", ".api.aws")
 HOW_TO_HAVE_THEM = (
@@ -62,7 +62,7 @@ class CallError(AgentCoreRLError):
 
     @property
     def server_error(self) -> bool:
-        """The service reported an error of its own (500, 503); the agent may run."""
+        """The service itself failed (500, 503), and the agent may run."""
         return self.fate is Fate.UNCERTAIN and (self.status or 0) >= 500
 
 
@@ -130,7 +130,7 @@ class Transport:
         self._lock = threading.Lock()
         self._client: Any = None
         self._session: Any = None
-        self._local_key: tuple[str, str] | None = None  # of a runtime of this user on this machine
+        self._local_key: tuple[str, str] | None = None  # opens a runtime of this user on this machine
 
     # ---- the boto3 clients
 
@@ -281,7 +281,7 @@ class Transport:
         return credential_of_runtime(client.meta.endpoint_url) not in (None, self._local_key)
 
     def _error(self, error: Exception, client: Any, session_id: str) -> AgentCoreRLError:
-        """The error to raise for an exception of this boto3 client."""
+        """Return the error to raise for an exception of this boto3 client."""
         fault = look_up(error) or Fault(fate=Fate.FINAL, code=type(error).__name__)
         fate, code, renew = fault.fate, fault.code, fault.credentials
         if fault.status in REFUSED_KEY or code == "NoCredentialsError":  # another error may mean that the agent ran

@@ -4,7 +4,7 @@ Every rollout in flight has two keys under ``{exp_id}/{input_id}/``: a record wh
 is rewritten periodically. One watcher serves all rollouts of an experiment. A round lists the experiment, or each input in flight
 if that takes fewer requests, and the pause after a round keeps its requests within a budget.
 
-Our own clock times the changes of a heartbeat, so the clocks of store and client need not agree. Silence counts only for a
+Our own clock times the changes of a heartbeat, so the clocks of store and client may differ. Silence counts only for a
 session whose agent promised a heartbeat, or whose heartbeat was seen. After `silence_s` without a change, the watcher looks for
 the record and the heartbeat directly. A session that shows neither is lost. Silence starts again after a round that failed, or
 that came late because this process was stopped. A local runtime reports which sessions are over.
@@ -40,11 +40,11 @@ from .transport import in_thread
 logger = logging.getLogger(__name__)
 
 REQUESTS_AT_ONCE = 32
-LOOK_TIMEOUT_S = 15.0  # of one request
-UNLISTABLE_S = 60.0  # after a listing that was refused, keys are read for so long
+LOOK_TIMEOUT_S = 15.0  # limit of one request
+UNLISTABLE_S = 60.0  # keys are read for this long after the store refused a listing
 LONGEST_PAUSE_S = 5.0  # between two rounds that failed
 CHECK_S = 0.5  # between two checks for silence
-ENDINGS_S = 0.5  # between two questions to a local runtime; ten times as long after one that failed
+ENDINGS_S = 0.5  # between two questions to a local runtime. A failure makes the pause ten times as long.
 MOST_ASKED = 5_000  # sessions in one question
 LATE_S = 2.0  # a round this late means that the process did not run, and as a rule its agents did not either
 
@@ -73,7 +73,7 @@ LOCAL_COST = LookCost(interval_s=0.05, page=25, list_s=0.002, head_s=0.002)
 
 @dataclass(slots=True, eq=False)
 class Waiter:
-    """One rollout in flight. ``found`` ends with True when the record exists, or with an error.
+    """A rollout in flight. ``found`` ends with True when the record exists, or with an error.
 
     Attributes:
         prefix: the folder of its input, with the final slash.
@@ -119,9 +119,9 @@ class Watcher:
         self._interval_s = self._cost.interval_s if interval_s is None else interval_s
         self._endings, self._ask_at_s = endings, 0.0
         self._waiters: dict[str, Waiter] = {}
-        self._lines = 0  # of the last listing of the whole experiment
+        self._lines = 0  # length of the last listing of the experiment
         self._pages = self._heads = 0  # requests since the last pause
-        self._keys_until_s = -math.inf  # until then keys are read one by one
+        self._keys_until_s = -math.inf  # keys are read one by one before this time
         self._unseen = False  # the last round failed or came late
         self._failures = 0  # rounds that failed in a row
         self._task: asyncio.Task[None] | None = None

@@ -32,7 +32,7 @@ class Cover:
 
     Sessions see ``readable`` and ``writable``. Such a path stays visible if it is hidden itself, or lies in a hidden folder.
     `private_files` finds more to hide in the project and in what is readable, but not in the system and in interpreters.
-    Listings are made below ``root``.
+    Listings lie below ``root``.
     """
 
     def __init__(
@@ -74,7 +74,9 @@ class Cover:
         as_it_is = _in(real, self._writable)
         if not as_it_is and len(self.mounts) + len(entries) > MANY:
             as_it_is = True
-            log.warning("%s has many entries: sessions see its new files, and a hidden one that is replaced", real)
+            log.warning(
+                "%s has many entries: sessions see its new files, and a hidden file after its replacement", real
+            )
         listing = self._folder / str(len(os.listdir(self._folder)))
         listing.mkdir()
         if not as_it_is:
@@ -96,7 +98,7 @@ class Cover:
 
 
 def may_show(paths: Iterable[Path], script: Path, readable: Iterable[Path]) -> bool:
-    """Return True if a cover that was made before may show one of these paths. New folders of runs are not among them."""
+    """Return True if an earlier cover may show one of these paths. New folders of runs are not among them."""
     runs, tops = [folder / "runs" for folder in _always_listed(script)], [project_of(script), *readable]
     return any(_in(str(path), map(str, tops)) and not _in(str(path), map(str, runs)) for path in paths)
 

@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 VARIABLE = "AGENTCORE_RL_SANDBOX"
 UNSET = "The session has no variable "
@@ -18,7 +19,7 @@ _SQLITE = ("unable to open database file", "attempt to write a readonly database
 
 
 def describe(readable: Sequence[str], writable: Sequence[str], *, project: str = "") -> str:
-    """The variable's value."""
+    """Return the value of the variable."""
     return json.dumps({"readable": list(readable), "writable": list(writable), "project": project})
 
 
@@ -28,21 +29,18 @@ def add(**facts: str) -> None:
 
 
 def hint(error: BaseException, environment: Mapping[str, str] = os.environ) -> str | None:
-    """A hint to add to this error; None outside of a sandbox, and where the sandbox is not the reason."""
+    """Return a hint for this error; None outside of a sandbox, and if the sandbox is not the reason."""
     unset = _unset(error, environment)
     if unset is not None:
         return f"{UNSET}{unset}; give it with --session-env {unset}, or --env-file FILE"
-    try:
-        shown = json.loads(environment.get(VARIABLE, ""))
-        readable, writable = list(shown["readable"]), list(shown["writable"])
-    except (ValueError, LookupError, TypeError):
+    shown = _visible(environment)
+    if shown is None:
         return None
+    readable, writable = shown["readable"], shown["writable"]
     writing = f"Sessions write to their own folder, to the store and to: {', '.join(writable) or 'nothing else'}"
     no_view = shown.get("no_view")
     copy = "Give each session a copy with --copy PATH of `runtime serve`, or let all sessions share a folder with --writable DIR."
-    shared = (
-        f"The agent's project is read-only, because the kernel gives sessions no view of their own ({no_view}). {copy}"
-    )
+    shared = f"The agent's project is read-only, because the kernel gives a session no view ({no_view}). {copy}"
     if type(error).__name__ == "OperationalError" and any(text in str(error) for text in _SQLITE):
         advice = shared if no_view else f"{writing}; add one with --writable DIR."
         return f"The sandbox of the session may be the reason. {advice}"
@@ -65,15 +63,30 @@ def hint(error: BaseException, environment: Mapping[str, str] = os.environ) -> s
         )
     read_only = isinstance(error, PermissionError) or error.errno in (30, 75)  # EROFS; EOVERFLOW: another user's file
     if read_only and _below(path, [shown.get("project") or "/none"]):
-        large = "It is one of the large files or folders beside hidden files that all sessions share."
+        large = "It is one of the large files or folders next to hidden files, which all sessions share."
         return f"{path} is read-only in the sandbox of the session. {shared if no_view else f'{large} {copy}'}"
     if read_only:
         return f"{path} is read-only in the sandbox of the session. {writing}; add one with --writable DIR."
     return None
 
 
+def is_private(folder: str, environment: Mapping[str, str] = os.environ) -> bool:
+    """Return True if a session that writes to this folder writes to its sandbox only."""
+    shown = _visible(environment)
+    return shown is not None and not _below(os.path.realpath(folder), [*map(os.path.realpath, shown["writable"])])
+
+
+def _visible(environment: Mapping[str, str]) -> dict[str, Any] | None:
+    """Return the folders of the sandbox; None outside of one."""
+    try:
+        shown: dict[str, Any] = json.loads(environment.get(VARIABLE, ""))
+        return {**shown, "readable": list(shown["readable"]), "writable": list(shown["writable"])}
+    except (ValueError, LookupError, TypeError):
+        return None
+
+
 def _unset(error: BaseException, environment: Mapping[str, str]) -> str | None:
-    """The variable that an error of a session of the local runtime is about, where the session lacks it."""
+    """Return the variable that an error in a session of the local runtime is about, if the session lacks it."""
     if VARIABLE not in environment and environment.get("AWS_ACCESS_KEY_ID") != "local":
         return None
     trace, found = error.__traceback__, _NAMED.search(str(error)) if "environment variable" in str(error) else None

@@ -64,14 +64,14 @@ class Project:
 
     @property
     def dependencies(self) -> Path | None:
-        """The pyproject.toml or requirements.txt that says which packages the agent needs."""
+        """The pyproject.toml or requirements.txt with the packages that the agent needs."""
         return _dependency_file(self.folder)
 
     def digest(self) -> str:
-        """A digest of the project's Python files, prompts and dependency file by size and time. It changes with each edit."""
+        """Return a digest of the project's Python files, prompts and dependency file. It changes with each edit."""
         found = hashlib.sha256()
         for path in self._sources():
-            with contextlib.suppress(OSError):  # a link to nothing, or it is gone meanwhile
+            with contextlib.suppress(OSError):  # a link to nothing, or a file that was deleted meanwhile
                 state = path.stat()
                 found.update(os.fsencode(path) + f" {state.st_size} {state.st_mtime_ns}\0".encode())
         return found.hexdigest()
@@ -105,7 +105,7 @@ def link_files(folders: Iterable[str], directory: str, copied: Iterable[str] = (
 
 
 def _dependency_file(folder: Path) -> Path | None:
-    """A pyproject.toml with a project in it, else requirements.txt."""
+    """Find a pyproject.toml with a project in it, otherwise requirements.txt."""
     project, requirements = folder / "pyproject.toml", folder / "requirements.txt"
     if project.is_file() and "[project]" in project.read_text(errors="replace"):
         return project

@@ -8,7 +8,7 @@ The system's folders, the interpreter, this package, the agent's project and the
 the folders of the sessions and of ``--writable``, and the store, are writable. `Cover` hides answers and keys in all of them.
 Network, processes and users are as outside.
 
-``/proc`` is the real one, whole: only then can a Bubblewrap inside (an agent that runs tools in sandboxes of its own) make a
+``/proc`` is the real one, whole: only then can a Bubblewrap inside (an agent that runs its tools in sandboxes) make a
 sandbox, as root and as an ordinary user. The sandbox is a user namespace, from which the kernel lets no process look into one
 outside; root's has all users of this machine.
 """
@@ -34,7 +34,7 @@ TierName = Literal["process", "none", "container"]
 TIERS: tuple[TierName, ...] = ("process", "none", "container")
 INSTALL = "on Debian and Ubuntu: apt-get install bubblewrap"
 BWRAP_S = 30.0
-TMP_BYTES = 2**30  # of /tmp, which all sessions of a version share; a session's own TMPDIR is on disk
+TMP_BYTES = 2**30  # size of /tmp, which all sessions of a version share. A session's TMPDIR is on disk.
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt", "/nix/store", "/sys")
 # Root could unmount a cover with it. A sandbox inside needs a user namespace then.
 CAPABILITY = "CAP_SYS_ADMIN"
@@ -43,9 +43,9 @@ _ASK = "import json, sys; print(json.dumps([sys.prefix, sys.base_prefix, sys.exe
 
 
 def choose_tier(wanted: str = "auto") -> tuple[TierName, str | None]:
-    """The tier to use, and why it is weaker than the default where it is. ``auto``: process, or none without Bubblewrap. Blocks.
+    """Choose the tier. Return why it is weaker than the default, if so. ``auto``: process, or none without Bubblewrap. Blocks.
 
-    Raises: ConfigError on an unknown tier, or one that was named and is not available.
+    Raises: ConfigError on an unknown tier, and on a named tier that is not available.
     """
     if wanted == "auto":
         why = no_sandbox()
@@ -79,7 +79,7 @@ def no_sandbox() -> str | None:
 def command(
     readable: Sequence[Path] = (), writable: Sequence[Path] = (), covers: Mapping[str, str] = NOTHING
 ) -> list[str]:
-    """The words in front of a command that run it in the sandbox. Paths that do not exist are left out.
+    """Return the start of a command that runs the rest in the sandbox. Paths that do not exist are left out.
 
     ``covers``: the mounts of a `Cover`.
     """
@@ -113,13 +113,13 @@ def command(
 
 
 def _named(paths: Iterable[Path]) -> list[str]:
-    """Each path as it is called and as it really is: links lead to the latter."""
+    """Return each path by its name and by its real path."""
     found = dict.fromkeys(name for path in paths for name in (str(path), os.path.realpath(path)))
     return [name for name in found if os.path.exists(name)]
 
 
 def project_of(script: Path) -> Path:
-    """The visible folder of an agent's project: the top of its git checkout, else the folder of its pyproject.toml, else its own.
+    """Find the visible folder of an agent's project: its git checkout, the folder of its pyproject.toml, or its own folder.
 
     The home folder and what lies around it are no project: of an agent in there the file alone is shown.
     """
@@ -132,7 +132,7 @@ def project_of(script: Path) -> Path:
 
 
 def interpreter_paths(python: Path) -> list[Path]:
-    """The paths of an interpreter and its modules: prefixes, import path, and the links that lead to it. Blocks.
+    """Find the paths of an interpreter and its modules: prefixes, import path, and the links that lead to it. Blocks.
 
     Raises: AgentLoadError when it cannot be run.
     """

@@ -1,7 +1,7 @@
 """Gives a session its own writable view of the agent's project. Standard library only, Python 3.10.
 
 Theory of operation. In the sandbox the project is read-only and the same for all sessions of an agent version. A forked session
-makes a user namespace and a mount namespace, and builds the project again on a tmpfs of its own: an overlay for each folder, and
+makes a user namespace and a mount namespace, and builds the project again on its own tmpfs: an overlay for each folder, and
 a copy of each file that the sandbox mounts by itself. What the session writes stays on that tmpfs, which ends with the session.
 A folder is one overlay where no other mount lies below it. `Cover` mounts the entries of a folder with hidden files one by
 one, so such a folder is built entry by entry.
@@ -18,8 +18,8 @@ import struct
 import tempfile
 from collections.abc import Callable, Collection
 
-MAX_BYTES = 2**30  # of all that a session writes to its view
-MAX_COPIED_BYTES = 2**25  # of all files of a session that are copied; the others stay read-only
+MAX_BYTES = 2**30  # limit of what a session writes to its view
+MAX_COPIED_BYTES = 2**25  # limit of a session's copied files. The other files stay read-only.
 MAX_ENTRIES = 500  # a larger folder that has hidden files in it stays read-only
 _NEW_MOUNTS, _NEW_USERS = 0x00020000, 0x10000000  # CLONE_NEWNS, CLONE_NEWUSER
 _BIND, _RECURSIVE, _NOTHING_SET, _DETACH = 4096, 16384, 0, 2  # MS_BIND, MS_REC, no flag, MNT_DETACH
@@ -129,7 +129,7 @@ class _Builder:
 
 
 def _mount_points(project: str) -> dict[str, bool]:
-    """The mount points at and below a folder, and whether each is writable."""
+    """Return the mount points at and below a folder, and whether each is writable."""
     found = {}
     with open("/proc/self/mountinfo", "rb") as table:
         for line in table:
@@ -170,7 +170,7 @@ def _enter_namespaces() -> None:
 
 
 def _ids_of(name: str) -> str:
-    """A map that keeps the ids of this namespace."""
+    """Return a map that keeps the ids of this namespace."""
     with open(f"/proc/self/{name}") as table:
         ranges = [line.split() for line in table]
     return "".join(f"{first} {first} {count}\n" for first, _, count in ranges)

@@ -1,6 +1,6 @@
 """A local AgentCore Runtime: the AWS wire API, one isolated process per session.
 
-`LocalRuntime` runs one beside a program or a test; `agentcore-rl runtime serve` runs one by hand.
+`LocalRuntime` runs one for a program or a test; `agentcore-rl runtime serve` runs one by hand.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class IsolationConfig:
 class TimeLimits:
     """Limits of time. Units: seconds.
 
-    ``idle_timeout_s`` and ``max_lifetime_s`` are AWS's defaults for an agent that sets no lifecycle of its own.
+    ``idle_timeout_s`` and ``max_lifetime_s`` are AWS's defaults for an agent without a lifecycle setting.
     ``init_timeout_s`` is the platform's limit for the first healthy /ping (30 s on V1, 120 s on V2). ``stop_grace_s`` is the
     time between SIGTERM and SIGKILL of a stopped session; ``shutdown_grace_s`` the same when the whole runtime ends.
     """
@@ -79,8 +79,8 @@ class TimeLimits:
 class RuntimeConfig:
     """All settings of a local runtime.
 
-    ``credentials``: access key -> secret; requests must be signed with one. Empty: with one that the runtime makes at its start,
-    or with none where ``callers`` is any.
+    ``credentials``: access key -> secret; requests must be signed with one of these keys. Empty: the runtime makes a key at its
+    start, or takes unsigned requests if ``callers`` is any.
     ``parallel_starts``: more sessions than this wait before they start; their init timeout counts from then.
     """
 
@@ -88,7 +88,7 @@ class RuntimeConfig:
     account_id: str = "123456789012"
     state_dir: Path | None = None
     session_env: Mapping[str, str] = field(default_factory=dict)
-    start_mode: Literal["auto", "fork", "exec"] = "auto"
+    start_mode: Literal["auto", "exec"] = "auto"
     times: TimeLimits = field(default_factory=TimeLimits)
     quotas: QuotaProfile = PROFILES["unlimited"]
     faults: FaultPlan = field(default_factory=FaultPlan)

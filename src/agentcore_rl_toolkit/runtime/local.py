@@ -16,7 +16,7 @@ STOP_TIMEOUT_S = 30.0
 
 
 class LocalRuntime:
-    """A runtime in a process of its own, for the time of a ``with`` block (or from `start` to `stop`).
+    """A runtime in its own process, for the time of a ``with`` block (or from `start` to `stop`).
 
     ::
 

@@ -62,11 +62,6 @@ class LocalNode:
         if self.tier == "container":
             await self._containers.open()
 
-    @property
-    def writable(self) -> tuple[Path, ...] | None:
-        """The folders of this machine that sessions can write to besides their own; None: all that this user can."""
-        return None if self.tier == "none" else self._config.isolation.writable_folders
-
     # -- agents
     async def prepare(self, agent: Agent) -> None:
         """Load the agent's template, or see to its image. Raises: AgentLoadError with its traceback."""
@@ -76,7 +71,7 @@ class LocalNode:
             await self._template(agent)
 
     def describe(self) -> list[dict[str, Any]]:
-        """The loaded agents: how they start their sessions, and why not by fork."""
+        """Describe the loaded agents: how they start their sessions, and why not by fork."""
         templates = [
             {
                 "runtime_id": runtime_id,
@@ -85,7 +80,7 @@ class LocalNode:
                 "reason": t.reason,
                 "pid": t.pid,
                 "no_view": t.no_view,
-                "sessions": len(t.sessions),
+                "sessions": len(t.forks),
             }
             for (runtime_id, version), t in self._templates.items()
         ]
@@ -95,7 +90,7 @@ class LocalNode:
         """End an agent version's template, or its containers, and with it its sessions. A later session loads it again."""
         if self._in_container(agent):
             await self._containers.forget(agent)
-        async with self._lock(agent):  # one that is being loaded is waited for, not missed
+        async with self._lock(agent):  # wait for a template that is being loaded
             template = self._templates.pop(agent.key, None)
             if template is not None:
                 await template.close()
@@ -107,7 +102,7 @@ class LocalNode:
 
     # -- sessions
     def place(self, agent: Agent, name: str, log: str) -> Place:
-        """The files of a new session."""
+        """Choose the files of a new session."""
         folder = self._state_dir / "sessions" / agent.folder / name
         socket = self._root / "s" / agent.folder / f"{name}.s"
         return Place(name, folder, self._state_dir / "logs" / agent.name / log, str(socket))
@@ -134,7 +129,7 @@ class LocalNode:
         await asyncio.get_running_loop().run_in_executor(self._clean_up, remove)
 
     async def read_log(self, session: Mapping[str, Any], offset: int, size: int) -> bytes:
-        """A piece of the log of a session, live or ended, as the session table describes it."""
+        """Read a piece of the log of a session, live or ended, as the session table describes it."""
         return read_log(session["log"], offset, size)
 
     def _in_container(self, agent: Agent) -> bool:
@@ -206,7 +201,7 @@ class LocalNode:
         return template
 
     def environment(self, agent: Agent) -> dict[str, str]:
-        """Everything an agent's process sees: a few inherited names, what AWS sets, then what the user set."""
+        """Return the variables of an agent's process: a few inherited names, what AWS sets, then what the user set."""
         arn = runtime_arn(self._config.region, self._config.account_id, agent.runtime_id)
         env = {name: os.environ[name] for name in INHERITED if name in os.environ}
         env |= {

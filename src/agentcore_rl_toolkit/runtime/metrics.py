@@ -33,7 +33,7 @@ def render(
     refused: Mapping[str, int],
     faults: Mapping[str, int],
 ) -> bytes:
-    """All metrics as one text."""
+    """Render all metrics as one text."""
     requests = [
         (f'requests_total{{operation="{operation}",status="{status}"}}', count)
         for (operation, status), count in sorted(metrics.requests.items())

@@ -31,8 +31,8 @@ _HOW_TO_SIGN = (
 class RuntimeView:
     """Talks to one runtime. Every method raises LocalRuntimeError when it cannot be reached or refuses.
 
-    ``credential``: access key and secret that requests are signed with; None: what the runtime left for this user, else the
-    environment's. ``timeout_s`` bounds each read.
+    ``credential``: access key and secret that requests are signed with; None: what the runtime left for this user, otherwise
+    the environment's. ``timeout_s`` bounds each read.
     """
 
     def __init__(self, url: str, credential: tuple[str, str] | None = None, *, timeout_s: float = TIMEOUT_S) -> None:
@@ -45,7 +45,7 @@ class RuntimeView:
 
     @classmethod
     def find(cls, url: str | None = None) -> RuntimeView:
-        """The one at ``url``, else the newest running one of this user. Raises: ConfigError when there is none."""
+        """Find the runtime at ``url``, otherwise this user's newest running one. Raises: ConfigError when there is none."""
         if url is not None:
             if urllib.parse.urlsplit(url).scheme not in ("http", "https") or not urllib.parse.urlsplit(url).hostname:
                 raise ConfigError(f"--url must be like http://127.0.0.1:PORT, got {url!r}")
@@ -86,7 +86,7 @@ class RuntimeView:
         return found
 
     def log(self, session: str, *, follow: bool = False) -> Iterator[str]:
-        """A session's output in pieces."""
+        """Yield a session's output in pieces."""
         offset, path = 0, f"/_local/sessions/{urllib.parse.quote(session, safe='')}/log"
         decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
         while True:
@@ -100,7 +100,7 @@ class RuntimeView:
                 time.sleep(0.5)
 
     def stop(self, session: str, grace_s: float | None = None) -> str:
-        """Stop the session of this id, or the only one that begins like this. Returns its id."""
+        """Stop the session with this id, or the only session whose id begins like this. Return its id."""
         query = "" if grace_s is None else f"?grace_s={grace_s}"
         answer = self.call("DELETE", f"/_local/sessions/{urllib.parse.quote(session, safe='')}{query}")
         return str(json.loads(answer)["stopped"])

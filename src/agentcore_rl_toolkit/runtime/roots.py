@@ -26,7 +26,7 @@ _UNLOCKED_S = 60.0  # a root without a lock that is older than this has no owner
 
 
 def remove(folder: Path) -> bool:
-    """Remove a folder and all that is in it, of any depth and whatever its modes are. Blocks. Return True if it is gone."""
+    """Remove a folder and all that is in it, of any depth and whatever its modes are. Blocks. Return True on success."""
     with contextlib.suppress(RecursionError):
         shutil.rmtree(folder, ignore_errors=True)
     if folder.exists():
@@ -39,7 +39,7 @@ def remove(folder: Path) -> bool:
 
 
 def base_dir() -> Path:
-    """The folder of all roots of this user, mode 0700. Raises: ConfigError when another user made it."""
+    """Return the folder of all roots of this user, mode 0700. Raises: ConfigError when another user owns it."""
     parent = Path(tempfile.gettempdir())
     if len(str(parent)) > _LONGEST_BASE:
         parent = Path("/tmp")
@@ -47,7 +47,7 @@ def base_dir() -> Path:
     base.mkdir(mode=0o700, exist_ok=True)
     info = base.lstat()
     if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
-        raise ConfigError(f"{base} belongs to another user; set TMPDIR to a folder of your own")
+        raise ConfigError(f"{base} belongs to another user; set TMPDIR to your own folder")
     return base
 
 
@@ -79,7 +79,7 @@ def lock(path: Path, *, create: bool = True) -> Locked | None:
 
 
 def new_root() -> Locked:
-    """A fresh root for this process; those of runtimes that were killed are removed first. Blocks."""
+    """Create a root for this process. Remove those of runtimes that were killed. Blocks."""
     base = base_dir()
     for root in base.iterdir():
         with contextlib.suppress(OSError):  # no lock yet, or gone meanwhile
@@ -88,7 +88,7 @@ def new_root() -> Locked:
                 gone.discard()
     while True:
         root = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=base))
-        with contextlib.suppress(FileNotFoundError):  # another runtime took it for one that is gone
+        with contextlib.suppress(FileNotFoundError):  # another runtime took it for a leftover
             locked = lock(root)
             if locked is not None and root.exists():
                 return locked

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from .._servers.tasks import Tasks
-from ..contract import AS_IS, ROLLOUT_FIELD
-from ..errors import AgentCoreRLError, ConfigError, LocalRuntimeError
+from ..contract import AS_IS
+from ..errors import ConfigError, LocalRuntimeError
 from ..isolation.cover import may_show
 from ..store import parse_url
 from . import roots
@@ -29,7 +28,7 @@ from .local_node import LocalNode
 from .metrics import Metrics
 from .sessions.session import Session
 from .sessions.table import Launcher, SessionTable
-from .wire import Target, WireError, invalid, not_found
+from .wire import Target, WireError, not_found
 
 log = logging.getLogger(__name__)
 LOCAL_ROLE = "arn:aws:iam::{account}:role/local"
@@ -60,7 +59,7 @@ class Runtime:
         self._started_s = time.monotonic()
         self._closing = False
         self._background = Tasks()
-        self._loading: dict[tuple[str, int], asyncio.Task[None]] = {}  # by version
+        self._loading: dict[tuple[str, int], asyncio.Task[None]] = {}  # the keys are versions
         self._kept_logs = KeptLogs()
 
     async def start(self, agents: Sequence[tuple[str, Path]]) -> dict[str, str]:
@@ -83,7 +82,7 @@ class Runtime:
         if await asyncio.to_thread(environments.fits_here, agent.script):
             agent.python = Path(sys.executable)
         else:
-            log.warning("agent %s gets an environment of its own, for its dependency file", agent.name)
+            log.warning("agent %s gets its own environment, for its dependency file", agent.name)
         await self._load(agent)
 
     def _admit(self, agent: Agent, endpoint: str, live: int) -> None:
@@ -97,7 +96,7 @@ class Runtime:
         self._loading[agent.key] = self._background.start(self._deploy(agent))
 
     def reload(self, name: str) -> Record:
-        """A new version of an agent from its file as it is now, in the same environment. Raises: WireError 404."""
+        """Create a version of an agent from its file as it is now, in the same environment. Raises: WireError 404."""
         record = self.registry.by_name(name)
         if record is None:
             raise not_found(f"Agent {name}")
@@ -162,15 +161,8 @@ class Runtime:
             self._forget_if_unused(agent)
 
     # -- serving
-    def check_store(self, payload: bytes) -> None:
-        """Refuse a rollout whose record its session could not write. Raises: WireError 400 with the option to give."""
-        writable = self.launcher.writable
-        refusal = None if writable is None else refused_store(payload, writable)
-        if refusal is not None:
-            raise invalid(refusal, field="payload")
-
     async def find(self, target: Target) -> Agent:
-        """The agent version a request is for; waits while there is none but one being loaded.
+        """Find the agent version that a request is for. Wait if the only one is being loaded.
 
         Raises: WireError 400, 404, 424.
         """
@@ -187,7 +179,7 @@ class Runtime:
             await asyncio.wait([loading])
 
     def status(self) -> dict[str, Any]:
-        """The answer of `/_local/status`."""
+        """Return the answer of `/_local/status`."""
         return {
             "pid": os.getpid(),
             "state_dir": str(self.state_dir),
@@ -226,25 +218,8 @@ class Runtime:
 
 
 def store_folder(text: str) -> Path | None:
-    """The folder of a ``file://`` store, or a plain path; None for a store elsewhere. Raises: ConfigError on what is neither."""
+    """Return the folder of a ``file://`` store or a plain path, None for a store elsewhere. Raises: ConfigError."""
     if "://" not in text:
         return Path(text).resolve()
     url = parse_url(text)
     return Path(url.prefix) if url.scheme == "file" else None
-
-
-def refused_store(payload: bytes, writable: Iterable[Path]) -> str | None:
-    """Return the reason why a session cannot write the record that a payload asks for; None if it can, or there is no record."""
-    if f'"{ROLLOUT_FIELD}"'.encode() not in payload:
-        return None
-    try:
-        url = parse_url(json.loads(payload)[ROLLOUT_FIELD]["s3_bucket"])
-    except (AgentCoreRLError, ValueError, TypeError, LookupError, RecursionError):
-        return None  # the agent says what is wrong with it
-    real = Path(os.path.realpath(url.prefix))
-    if url.scheme != "file" or any(real.is_relative_to(os.path.realpath(folder)) for folder in writable):
-        return None
-    return (
-        f"The sandbox of this runtime's sessions has no store {url}: start the runtime with --store {url}"
-        f" (or --writable {url.prefix}), or name the store that it was started with."
-    )

@@ -27,7 +27,7 @@ from .runtime import Runtime
 from .sessions.table import Launcher
 
 ACCESS_KEY = "local"  # the name of a key that the runtime makes itself
-AFTER_SESSIONS_S = 2  # for the replies to the calls of sessions that were ended by force
+AFTER_SESSIONS_S = 2  # time for the replies to calls of killed sessions
 
 
 def run(config: RuntimeConfig, agents: Sequence[tuple[str, Path]], **options: Any) -> None:
@@ -48,7 +48,7 @@ async def serve(
     parent_pid: int | None = None,
     allowed_hosts: Sequence[str] = (),
 ) -> None:
-    """Serve until SIGTERM or SIGINT, or until the parent is gone. ``allowed_hosts``: more names of this server, see `HostCheck`.
+    """Serve until SIGTERM or SIGINT, or until the parent ends. ``allowed_hosts``: more names of this server, see `HostCheck`.
 
     Raises: ConfigError, AgentLoadError.
     """
@@ -87,7 +87,7 @@ def _described(runtime: Runtime, url: str, arns: Mapping[str, str], *, has_key: 
     roots.describe_server(runtime.state_dir, record)
     key_file = None
     for access_key, secret in list(runtime.config.credentials.items())[:1]:
-        file = runtime.root / "credentials"  # for AWS's own clients
+        file = runtime.root / "credentials"  # AWS's own clients read it
         write_private(file, f"[default]\naws_access_key_id = {access_key}\naws_secret_access_key = {secret}\n")
         content["credentials_file"] = str(file)
         key_file = keys.leave(keys.RUNTIME, url, f"{access_key}:{secret}") if has_key else None

@@ -59,7 +59,7 @@ class WireError(Exception):
 
 
 def invalid(message: str, *, field: str | None = None, reason: str = "FieldValidationFailed") -> WireError:
-    """A ValidationException; ``field`` fills its field list."""
+    """Make a ValidationException. ``field`` fills its field list."""
     extra: dict[str, Any] = {"reason": reason}
     if field is not None:
         extra["fieldList"] = [{"name": field, "message": message}]
@@ -107,7 +107,7 @@ def parse_target(name: str, query: Mapping[str, str]) -> Target:
 
 
 def session_id_of(headers: Headers) -> str | None:
-    """The session id a request names, or None. Raises: WireError 400 when its length is not 33-256."""
+    """Return the session id in a request, or None. Raises: WireError 400 when its length is not 33-256."""
     value = next((value for name, value in headers if name == SESSION_HEADER), None)
     if value is None:
         return None
@@ -121,17 +121,17 @@ def session_id_of(headers: Headers) -> str | None:
 
 
 def forwarded_headers(headers: Headers, allowlist: frozenset[bytes]) -> Headers:
-    """The request headers an agent gets to see."""
+    """Return the request headers that an agent may see."""
     return [(k, v) for k, v in headers if k in FORWARDED or k.startswith(CUSTOM_HEADER_PREFIX) or k in allowlist]
 
 
 def returned_headers(headers: Headers) -> Headers:
-    """The agent's response headers a caller gets to see."""
+    """Return the agent's response headers that a caller may see."""
     return [(k, v) for k, v in headers if k in RETURNED]
 
 
 def parse_environment(pairs: Sequence[str]) -> dict[str, str]:
-    """``KEY=VALUE`` strings to a dict; ``KEY`` alone has this process's own value, which no command line then shows.
+    """Parse ``KEY=VALUE`` strings. ``KEY`` only takes this process's value, which no command line then shows.
 
     Raises: ConfigError, which never names a value.
     """

@@ -43,7 +43,7 @@ class RetryPolicy:
     bytes_per_s: float = 1e6
 
     def attempt_limit_s(self, body_bytes: int) -> float:
-        """How long one try may take."""
+        """Return the limit of one attempt."""
         return self.attempt_s + body_bytes / self.bytes_per_s
 
     def delay_s(self, failures: int, fraction: float) -> float:
@@ -53,13 +53,13 @@ class RetryPolicy:
 
 
 def jitter() -> float:
-    """A fraction in [0, 1) from the operating system. Sessions restored from one snapshot share the state of `random`."""
+    """Return a fraction in [0, 1) from the operating system. Sessions restored from one snapshot share the state of `random`."""
     return int.from_bytes(os.urandom(4)) / 2**32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ObjectInfo:
-    """One object of a listing.
+    """An object of a listing.
 
     Units: ``size`` in bytes, ``last_modified`` an aware UTC datetime by the store's own clock.
     """
@@ -100,7 +100,7 @@ class ObjectStore(ABC):
     async def _delete(self, key: str) -> None: ...
 
     def _here(self) -> ObjectStore:
-        """The store that implements these in this process."""
+        """Return the store that implements these in this process."""
         return self
 
     def check_writable(self, key: str) -> str:
@@ -165,7 +165,7 @@ class ObjectStore(ABC):
         return await self._until_deadline("head", key, lambda: self._here()._head(key), timeout_s, 0)
 
     async def list_async(self, prefix: str = "", *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> list[ObjectInfo]:
-        """Every object whose key starts with `prefix`, sorted by key.
+        """List every object whose key starts with `prefix`, sorted by key.
 
         A prefix that ends in ``/`` is fast; any other one lists the folder that holds it and filters.
 
@@ -201,7 +201,7 @@ class ObjectStore(ABC):
             spent_s = time.monotonic() - started_s
             if spent_s + delay_s >= limit_s:
                 raise StoreError(
-                    f"{verb} of {key!r} in {self.url} did not succeed within {spent_s:.1f} s ({failures} tries); "
+                    f"{verb} of {key!r} in {self.url} did not succeed within {spent_s:.1f} s ({failures} attempts); "
                     f"last fault: {str(fault) or 'no answer in time'}",
                     key=key,
                 ) from fault
@@ -230,7 +230,7 @@ def check_key(key: str) -> str:
 
 
 def check_size(key: str, url: str, size: int, max_bytes: int | None) -> None:
-    """Raises: ObjectTooLargeError when there is a limit and the size is above it."""
+    """Check the size of an object. Raises: ObjectTooLargeError when there is a limit and the size is above it."""
     if max_bytes is not None and size > max_bytes:
         raise ObjectTooLargeError(f"{key!r} in {url} has {size} bytes, more than the {max_bytes} it may have", key=key)
 

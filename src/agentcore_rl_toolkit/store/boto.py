@@ -1,4 +1,4 @@
-"""S3 over boto3, for processes that were forked after obstore was used, and for agents with a client of their own.
+"""S3 over boto3, for processes that were forked after obstore was used, and for agents with their own client.
 
 boto3 costs ten times the CPU of obstore. A forked child (a worker of a DataLoader, of `multiprocessing`) makes few requests.
 """
@@ -17,7 +17,7 @@ _WRONG_REGION = ("PermanentRedirect", "AuthorizationHeaderMalformed")
 
 
 def error_of(url: str, key: str | None, fault: Fault, text: str) -> StoreError:
-    """The error of a store for a fault of S3. ``text`` is the client library's own."""
+    """Return the error of a store for a fault of S3. ``text`` is the client library's own."""
     where, about = url if key is None else f"{key!r} in {url}", {"key": key, "code": fault.code}
     if fault.code == "NoSuchBucket":
         return StoreError(f"{url} does not exist: create the bucket or correct its name", permanent=True, **about)

@@ -27,19 +27,19 @@ from .base import ObjectInfo, ObjectStore, TransientStoreError, check_key, check
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
-# A full or briefly unreachable disk, an exhausted table: another try may succeed.
+# A full or briefly unreachable disk, an exhausted table: a retry may succeed.
 _TRANSIENT = {
     *(errno.EAGAIN, errno.EBUSY, errno.EDQUOT, errno.EINTR, errno.EIO, errno.EMFILE),
     *(errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.ESTALE, errno.ETIMEDOUT),
 }
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-_NAME_BYTES = 255  # of Linux and macOS
+_NAME_BYTES = 255  # limit on Linux and macOS
 _TEMP = re.compile(r"\.tmp-[0-9a-f]{16}")
 
 
 class LocalStore(ObjectStore):
-    """``file:///directory``. The directory is made on the first put. All file operations run in threads."""
+    """``file:///directory``. The first put creates the directory. All file operations run in threads."""
 
     def __init__(self, url: str, root: str) -> None:
         super().__init__(url)
@@ -137,7 +137,7 @@ def _write(path: str, body: bytes, create_only: bool, durable: bool) -> None:
 
 
 def _walk(root: str, prefix: str) -> list[ObjectInfo]:
-    """The objects whose key starts with `prefix`, sorted by key. No link below `root` is followed.
+    """List the objects whose key starts with `prefix`, sorted by key. No link below `root` is followed.
 
     Other files are left out, and so are folders below the prefix that cannot be read.
     """

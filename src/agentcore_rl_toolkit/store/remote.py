@@ -51,7 +51,7 @@ def find_region(default: str | None = None) -> str | None:
 
 
 def find_endpoint(region: str) -> str | None:
-    """The endpoint of S3 as boto3 finds it; None: AWS's own. Raises: ConfigError."""
+    """Find the endpoint of S3 as boto3 does; None is AWS's own. Raises: ConfigError."""
     named = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     if (named or not _has_configuration("endpoint_url")) and not os.environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS"):
         return named  # without loading boto3
@@ -60,7 +60,7 @@ def find_endpoint(region: str) -> str | None:
 
 
 def find_provider() -> Any:
-    """A provider that asks boto3 for credentials; None if the environment has static keys, which obstore reads by itself.
+    """Make a credential provider that asks boto3; None if the environment has static keys, which obstore reads by itself.
 
     The environment comes first, as with boto3, and without loading boto3: a session of the local runtime saves 70 ms of CPU.
     Raises: StorePermissionError when there are no credentials; TransientStoreError when their source does not answer.
@@ -109,7 +109,7 @@ class RemoteStore(ObjectStore):
         super().__init__(url)
         self._scheme, self._bucket, self._prefix = scheme, bucket, prefix
         self._given_region, self._default_region = region, default_region
-        self._opened: tuple[int, Any] | None = None  # by the process that opened it
+        self._opened: tuple[int, Any] | None = None  # with the process that opened it
 
     @property
     def _region(self) -> str:
@@ -226,7 +226,7 @@ class RemoteStore(ObjectStore):
         try:
             await self._mapped(key, obstore.delete_async(self._store(), self._prefix + key))
         except ObjectNotFoundError:
-            return  # of a store that answers 404 instead of S3's 204
+            return  # some stores answer 404 instead of S3's 204
 
     def _info(self, meta: Any) -> ObjectInfo:
         key, changed = meta["path"][len(self._prefix) :], meta["last_modified"]
@@ -275,5 +275,5 @@ def _settle_at_exit() -> None:
 
 
 def _headline(e: BaseException) -> str:
-    """An obstore error without its dump of Rust structures."""
+    """Return an obstore error without its dump of Rust structures."""
     return str(e).partition("\n\nDebug source:")[0]

@@ -9,7 +9,7 @@ from urllib.parse import quote, unquote
 
 from ..errors import ConfigError
 from .base import ObjectStore
-from .local import LocalStore  # at import, so that forked sessions need not load it one by one
+from .local import LocalStore  # at import, so that forked sessions do not load it one by one
 
 # S3's general rules; capitals, underscores and up to 255 characters are in old buckets of us-east-1 only, but they are there.
 _BUCKET = re.compile(r"(?!\d+(?:\.\d+){3}$)(?!.*\.\.)[a-zA-Z0-9][a-zA-Z0-9._-]{1,253}[a-zA-Z0-9]")

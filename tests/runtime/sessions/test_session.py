@@ -194,7 +194,7 @@ async def test_the_maximum_lifetime_ends_a_session_under_a_call(bench: Bench) ->
         (0, False, None, "crashed", "the session's process ended with status 0"),
         (-9, False, None, "crashed", "the session's process was killed by SIGKILL"),
         (-99, False, None, "crashed", "the session's process was killed by signal 99"),
-        (None, False, None, "crashed", "the session's process is gone"),
+        (None, False, None, "crashed", "the session's process has ended"),
         (137, False, "out of memory", "crashed", "out of memory"),
         (None, True, "node n was lost", "lost", "node n was lost"),
     ],

@@ -7,12 +7,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from botocore.exceptions import ClientError
 
 from agentcore_rl_toolkit.client import RolloutClient
-from agentcore_rl_toolkit.contract import new_session_id
+from agentcore_rl_toolkit.errors import RolloutLostError
 from agentcore_rl_toolkit.isolation.sandbox import no_sandbox
-from agentcore_rl_toolkit.runtime.runtime import refused_store
 
 from ..conftest import Server
 
@@ -91,23 +89,15 @@ def test_an_error_about_a_path_outside_names_the_option(
     assert not (folder / "elsewhere" / "new").exists()
 
 
-def test_another_store_is_refused_at_the_invoke_with_the_option(server: Server, folder: Path) -> None:
-    block = {"exp_id": "e", "input_id": "i", "s3_bucket": f"file://{folder}/elsewhere"}
-    session_id = new_session_id()
-    with pytest.raises(ClientError, match=rf"start the runtime with --store file://{folder}/elsewhere"):
-        server.invoke({"_rollout": block}, session_id)
-    assert server.session(session_id) is None
-
-
-def test_what_is_refused_and_what_is_not(tmp_path: Path) -> None:
-    def asked(bucket: object) -> str | None:
-        payload = json.dumps({"_rollout": {"s3_bucket": bucket}}).encode()
-        return refused_store(payload, [tmp_path / "store"])
-
-    assert asked(f"file://{tmp_path}/other") is not None
-    for bucket in (f"file://{tmp_path}/store", f"file://{tmp_path}/store/inner", "s3://bucket", "bucket", None, "?"):
-        assert asked(bucket) is None
-    assert refused_store(b'{"_rollout": ', []) is None
+@pytest.mark.parametrize("other", ["{folder}/elsewhere", "/tmp/elsewhere"])
+def test_another_store_is_refused_at_the_invoke_with_the_option(server: Server, folder: Path, other: str) -> None:
+    """The sandbox has a /tmp of its own: a record there would never be found."""
+    store = "file://" + other.format(folder=folder)
+    with RolloutClient(server.arn, store, "refused", endpoint_url=server.url) as client:
+        error = client.submit({}).exception(60)
+    assert isinstance(error, RolloutLostError)
+    assert error.code == "StoreRefused"
+    assert f"(local runtime: --store {store})" in str(error)
 
 
 def test_a_module_outside_of_the_project_is_named_when_the_agent_is_loaded(

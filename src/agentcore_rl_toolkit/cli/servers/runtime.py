@@ -35,7 +35,7 @@ class _Rare:
 
     region: str = "us-west-2"
     account_id: str = "123456789012"
-    start_mode: Literal["auto", "fork", "exec"] = "auto"
+    start_mode: Literal["auto", "exec"] = "auto"
     init_timeout: float = 30.0
     idle_timeout: float = 900.0
     invoke_timeout: float = 900.0
@@ -103,8 +103,7 @@ def serve(**options: Any) -> None:
 
     --set takes region, account_id, in seconds init_timeout, invoke_timeout, stream_timeout, idle_timeout, max_lifetime and
     stop_grace (from SIGTERM to SIGKILL), and values that replace those of the quota profile: tps, new_sessions_per_minute,
-    max_sessions. start_mode is fork (sessions are forks of the loaded agent), exec (each loads it anew) or auto (fork where that
-    is safe).
+    max_sessions. With start_mode=exec each session loads the agent itself; with auto sessions are forks if that is safe.
 
     \b
     Example:

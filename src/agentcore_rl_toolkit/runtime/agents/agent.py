@@ -22,7 +22,7 @@ _PATHS = {"MCP": b"/mcp", "A2A": b"/"}  # where the protocols other than HTTP an
 
 @dataclass(kw_only=True, eq=False)
 class Agent:
-    """One version of one agent. ``fields``: AWS's request fields that it was deployed with.
+    """A version of an agent. ``fields``: AWS's request fields that it was deployed with.
 
     ``python``: the interpreter of its environment, None before that is built. ``image``: a container image that is the agent;
     ``script`` and ``python`` are then not used. ``failure``: the reason why it did not load.
@@ -41,7 +41,7 @@ class Agent:
     updated_s: float = field(default_factory=time.time)
     loaded: bool = False
     failure: str | None = None
-    warned: list[str] = field(default_factory=list, repr=False)  # of its /ping
+    warned: list[str] = field(default_factory=list, repr=False)  # warnings about its /ping
 
     @property
     def status(self) -> str:
@@ -67,7 +67,7 @@ class Agent:
 
     @cached_property
     def header_allowlist(self) -> frozenset[bytes]:
-        """The request headers that it gets beside the usual ones, in lower case."""
+        """The request headers that it gets in addition to the usual ones, in lower case."""
         names = self.fields.get("requestHeaderConfiguration", {}).get("requestHeaderAllowlist", [])
         return frozenset(name.lower().encode() for name in names)
 
@@ -89,7 +89,7 @@ class Agent:
 
 
 def make_runtime_id(name: str, salt: str) -> str:
-    """``name-`` and ten characters, the same for the same salt: a restarted runtime keeps its ARNs."""
+    """Return ``name-`` and ten characters. They depend on the salt only, so a restarted runtime keeps its ARNs."""
     number = int.from_bytes(hashlib.sha256(f"{name}\0{salt}".encode()).digest(), "big")
     suffix = ""
     for _ in range(10):
@@ -103,7 +103,7 @@ def runtime_arn(region: str, account_id: str, runtime_id: str) -> str:
 
 
 def parse_agent_option(text: str) -> tuple[str, Path]:
-    """``NAME=PATH`` to its parts. Raises: ConfigError when the name is not allowed or the file is not there."""
+    """Parse ``NAME=PATH``. Raises: ConfigError when the name is not allowed or the file is not there."""
     name, sign, path = text.partition("=")
     if not sign or not NAME.fullmatch(name):
         raise ConfigError(

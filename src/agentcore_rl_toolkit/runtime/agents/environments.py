@@ -1,4 +1,4 @@
-"""Python environments for deployed agents, built with uv from the dependency file beside the agent's file.
+"""Python environments for deployed agents, built with uv from the dependency file next to the agent's file.
 
 An environment is keyed by its dependency files and the interpreter; agents with the same dependencies share one. Each deploy
 lets uv bring it up to date, which takes a fraction of a second where nothing has changed; of two at once the second waits.
@@ -34,7 +34,7 @@ from ...isolation.project import Project
 BUILD_TIMEOUT_S = 900
 # What names files of this machine, or other lists: then an environment is of one folder.
 _LOCAL = re.compile(rb"^\s*-|\.\.?/|file:|\b(?:path|directory|editable|virtual)\s*=", re.MULTILINE)
-# This toolkit as a requirement: what follows its name says which version, or where from.
+# This toolkit as a requirement. The group is its version or source.
 _TOOLKIT = re.compile(
     r"(?<![\w./-])agentcore[-_.]rl[-_.]toolkit(?:\[[^\]]*\])?[ \t]*((?:[=<>!~]=?|@)[^\"'#;\n]*)?", re.IGNORECASE
 )
@@ -94,7 +94,7 @@ def _wants_toolkit(folders: Iterable[Path], file: Path) -> bool:
 
 
 def fits_here(agent: Path) -> bool:
-    """Return True if this environment has what the files beside the agent ask for, or if there are no such files."""
+    """Return True if this environment has the packages that the agent's dependency file lists, or if there is no such file."""
     file = Project.of(agent).dependencies
     if file is None:
         return True
@@ -127,7 +127,7 @@ def _installed(wanted: Any) -> bool:
 
 
 def build(dependencies: Dependencies, root: Path) -> Path:
-    """The environment's interpreter, built below ``root`` or brought up to date. Blocks.
+    """Build an environment below ``root``, or bring it up to date. Return its interpreter. Blocks.
 
     Raises: LocalRuntimeError with uv's output when it cannot be built.
     """
@@ -139,7 +139,7 @@ def build(dependencies: Dependencies, root: Path) -> Path:
     with (root / f"{home.name}.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # its holder ends at uv's own deadline
         if not python.exists():
-            shutil.rmtree(home, ignore_errors=True)  # of a failed attempt
+            shutil.rmtree(home, ignore_errors=True)  # a failed attempt left it
             _run([uv, "venv", "--quiet", "--python", sys.executable, str(home)], dependencies.folder)
         if dependencies.lock is not None:
             options = ("--frozen", "--no-dev", "--no-install-project", "--inexact", "--compile-bytecode")
@@ -161,9 +161,9 @@ def build(dependencies: Dependencies, root: Path) -> Path:
 
 
 def build_beside(script: Path, *, toolkit: bool = False) -> Path:
-    """The interpreter for an agent's file: of an environment with what the files beside it ask for. Blocks.
+    """Build an environment with the packages that an agent's dependency file lists. Return its interpreter. Blocks.
 
-    ``toolkit``: with this toolkit, too.
+    ``toolkit``: the environment also gets this toolkit.
 
     Raises: ConfigError if there is no such file, LocalRuntimeError.
     """
@@ -173,7 +173,7 @@ def build_beside(script: Path, *, toolkit: bool = False) -> Path:
 
 
 def cache_dir() -> Path:
-    """The folder of all environments: in `AGENTCORE_RL_CACHE`, else in the user's cache folder."""
+    """Return the folder of all environments: in `AGENTCORE_RL_CACHE`, otherwise in the user's cache folder."""
     chosen = os.environ.get("AGENTCORE_RL_CACHE")
     if chosen:
         return Path(chosen) / "agent-environments"

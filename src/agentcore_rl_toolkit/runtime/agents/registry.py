@@ -62,19 +62,19 @@ class Registry:
     def __init__(self, *, region: str, account_id: str, idle_timeout_s: float, max_lifetime_s: float) -> None:
         self.region, self.account_id = region, account_id
         self._idle_timeout_s, self._max_lifetime_s = idle_timeout_s, max_lifetime_s
-        self.records: dict[str, Record] = {}  # by id
+        self.records: dict[str, Record] = {}  # the keys are ids
 
     def arn(self, identity: str) -> str:
         return runtime_arn(self.region, self.account_id, identity)
 
     def get(self, identity: str) -> Record:
-        """Raises: WireError 404."""
+        """Return the record of an id. Raises: WireError 404."""
         if identity not in self.records:
             raise not_found(f"Agent runtime {identity}")
         return self.records[identity]
 
     def find(self, target: Target) -> Record:
-        """Raises: WireError 404, of other accounts and regions too."""
+        """Return the record of a target. Raises: WireError 404, also for other accounts and regions."""
         if target.account_id != self.account_id or target.region not in (None, self.region):
             where = f"account {self.account_id}, region {self.region}"
             raise not_found(f"Agent runtime {target.runtime_id} of another account or region (here is {where})")
@@ -86,7 +86,7 @@ class Registry:
     def create(
         self, name: str, fields: dict[str, Any], *, salt: str | None = None, tags: Mapping[str, str] | None = None
     ) -> Record:
-        """A new runtime with version 1 and its DEFAULT endpoint. Raises: WireError 409."""
+        """Create a runtime with version 1 and its DEFAULT endpoint. Raises: WireError 409."""
         if self.by_name(name) is not None:
             raise WireError("ConflictException", f"An agent runtime named {name} already exists")
         identity = make_runtime_id(name, salt if salt is not None else str(time.time_ns()))
@@ -95,7 +95,7 @@ class Registry:
         return record
 
     def update(self, record: Record, fields: Mapping[str, Any]) -> Agent:
-        """A new version; DEFAULT follows it once it is loaded."""
+        """Create a version. DEFAULT follows it once it is loaded."""
         number = max(record.versions, default=0) + 1
         uri: str = fields["agentRuntimeArtifact"]["containerConfiguration"]["containerUri"]
         idle_s, lifetime_s = lifecycle_of(fields, self._idle_timeout_s, self._max_lifetime_s)

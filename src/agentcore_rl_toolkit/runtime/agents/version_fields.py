@@ -1,7 +1,7 @@
 """The fields of an agent version, and tags: what a request may set, and what is not served here.
 
 Source: botocore service model `bedrock-agentcore-control` 2023-06-05; AWS's clients check types by it. Fields that this runtime
-cannot serve are refused: an agent without the authorizer or file system that it asked for is worse than one that does not deploy.
+cannot serve are refused: an agent that does not deploy is better than an agent without its authorizer or file system.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NOT_SERVED = {
     "authorizerConfiguration": "callers would not be asked for a token",
     "filesystemConfigurations": "nothing would be mounted",
     "capacityProviderConfiguration": "sessions run on this machine",
-    "allowedPorts": "sessions have no ports of their own",
+    "allowedPorts": "sessions share the ports of this machine",
     "hooksConfiguration": "no hook would run",
 }
 _OBJECTS = (
@@ -34,7 +34,7 @@ _OTHERS = ("roleArn", "description", "metadataConfiguration", "platformVersion",
 
 
 def check_fields(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a version. Raises: WireError 400 for what cannot be read, and for what is not served here."""
+    """Return the fields of a version. Raises: WireError 400 for unreadable fields and for fields that are not served here."""
     for name, why in _NOT_SERVED.items():
         if body.get(name):
             raise invalid(f"{name} is not served by the local runtime ({why}); leave it out here", field=name)
@@ -66,7 +66,7 @@ def _lifecycle(given: Mapping[str, Any]) -> dict[str, int]:
 
 
 def lifecycle_of(fields: Mapping[str, Any], idle_s: float, lifetime_s: float) -> tuple[float, float]:
-    """Seconds that sessions of a version may idle and live, where the platform's own are ``idle_s`` and ``lifetime_s``.
+    """Return the seconds that sessions of a version may idle and live. ``idle_s`` and ``lifetime_s`` are the platform's own.
 
     A default idle timeout is never above a given lifetime. Source: AWS, "Configure lifecycle settings".
     """
@@ -76,7 +76,7 @@ def lifecycle_of(fields: Mapping[str, Any], idle_s: float, lifetime_s: float) ->
 
 
 def lifecycle_on_the_wire(idle_s: float, lifetime_s: float) -> dict[str, int]:
-    """The same as the API names and types it: whole seconds, rounded up."""
+    """Return both limits as the API names and types them: whole seconds, rounded up."""
     return {_IDLE: math.ceil(idle_s), _LIFETIME: math.ceil(lifetime_s)}
 
 

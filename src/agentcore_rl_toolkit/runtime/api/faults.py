@@ -1,7 +1,7 @@
 """Faults on purpose, so that clients can be tested against everything AWS may do to them.
 
-A plan is a list of rules; each says what goes wrong, where, and how often. Choices are drawn from a seeded generator: the
-same plan and the same order of requests give the same faults.
+A plan is a list of rules. Each rule has a kind of fault, the requests that it affects, and a rate. Choices are drawn from a
+seeded generator: the same plan and the same order of requests give the same faults.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _OPERATIONS = ("InvokeAgentRuntime", "InvokeAgentRuntimeCommand", _STOP)
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """One rule.
+    """A rule.
 
     ``kind``: throttle (429), quota (402), runtime_error (424), server_error (500), conflict (409, retryable), validation
     (400), access_denied (403), not_found (404): the request is answered with it and never reaches an agent. slow_start: a new
@@ -109,7 +109,7 @@ class FaultPlan:
         self._random = random.Random(seed)
 
     def draw(self, operation: str, agent: str, *, starts: bool = True) -> list[Fault]:
-        """The rules that hit this request, in order. Counts it. ``starts``: it will start a session."""
+        """Draw the rules that hit this request, in order, and count it. ``starts``: it will start a session."""
         hits = []
         for index, rule in enumerate(self.rules):
             if rule.operation not in (None, operation) or rule.agent not in (None, agent):

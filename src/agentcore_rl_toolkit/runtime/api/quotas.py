@@ -40,7 +40,7 @@ _BIG_REGIONS = {"us-east-1", "us-west-2"}
 
 
 def profile(name: str, *, region: str = "us-west-2", **own: float | None) -> QuotaProfile:
-    """A named profile, in the size AWS gives the region. ``own``: its values that are replaced. Raises: ConfigError."""
+    """Return a named profile, in the size AWS gives the region. ``own`` values replace its values. Raises: ConfigError."""
     if name not in PROFILES:
         raise ConfigError(f"quota profile must be one of {', '.join(PROFILES)}; got {name!r}")
     changes: dict[str, Any] = {field: value for field, value in own.items() if value is not None}
@@ -76,15 +76,15 @@ class Quotas:
 
     def __init__(self, chosen: QuotaProfile) -> None:
         self.profile = chosen
-        self.refused: Counter[str] = Counter()  # by AWS's error code
+        self.refused: Counter[str] = Counter()  # the keys are AWS's error codes
         self._buckets: dict[tuple[str, ...], TokenBucket] = {}
 
     def request(self, operation: str, runtime_id: str, now: float) -> None:
-        """A data-plane request. Raises: WireError 429."""
+        """Count a data-plane request. Raises: WireError 429."""
         self._take(("tps", runtime_id, operation), self.profile.tps, now)
 
     def new_session(self, runtime_id: str, endpoint: str, live: int, now: float) -> None:
-        """A session is to be started while ``live`` exist. Raises: WireError 402, 429."""
+        """Count a new session, while ``live`` exist. Raises: WireError 402, 429."""
         limit, per_minute = self.profile.max_sessions, self.profile.new_sessions_per_minute
         if limit is not None and live >= limit:
             raise self._refusal("ServiceQuotaExceededException", f"maxVms limit exceeded for account: {limit}")

@@ -31,7 +31,7 @@ class NodeActor:
 
     def __init__(self) -> None:
         self._root = roots.new_root()
-        self._sessions: dict[str, tuple[SessionProcess, Place]] = {}  # by token
+        self._sessions: dict[str, tuple[SessionProcess, Place]] = {}  # the keys are tokens
         self._node: LocalNode
         self._server: asyncio.Server
 
@@ -45,7 +45,7 @@ class NodeActor:
         return {"port": port, "pid": os.getpid(), "tier": self._node.tier, "logs": str(root / "state" / "logs")}
 
     async def live(self) -> None:
-        """Wait without end: the call fails when this actor is gone."""
+        """Wait without end. The call fails when this actor ends."""
         await asyncio.Event().wait()
 
     async def prepare(self, agent: Agent, path: str, bundle: bytes) -> Agent:
@@ -84,7 +84,7 @@ class NodeActor:
         await self._node.forget(agent)
 
     async def read(self, path: str, offset: int, size: int) -> bytes:
-        """A piece of a file of this node; empty when it is not there."""
+        """Read a piece of a file of this node. A missing file is empty."""
         return await asyncio.to_thread(read_log, path, offset, size)
 
     async def close(self) -> None:
@@ -93,7 +93,7 @@ class NodeActor:
         await asyncio.to_thread(self._root.discard)
 
     async def command(self, token: str, text: str, timeout_s: float) -> AsyncIterator[tuple[str, bytes] | CommandEnd]:
-        """Run a command beside a session. Yields its output, and at last its end."""
+        """Run a command in a session. Yield its output, and at last its end."""
         output: asyncio.Queue[tuple[str, bytes] | CommandEnd] = asyncio.Queue()
 
         async def write(name: str, data: bytes) -> None:

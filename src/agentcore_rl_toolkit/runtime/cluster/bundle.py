@@ -13,7 +13,7 @@ from ...errors import ConfigError
 from ...isolation.project import Project
 from ...isolation.sandbox import project_of
 
-MAX_BUNDLE_BYTES = 64 * 2**20  # of files, before compression: code, not data sets
+MAX_BUNDLE_BYTES = 64 * 2**20  # before compression: code, not data sets
 LEFT_OUT = {"__pycache__", "node_modules", "build", "dist"}
 
 
@@ -44,13 +44,13 @@ def pack(folder: Path, hidden: Collection[Path] = ()) -> bytes:
                 if total > MAX_BUNDLE_BYTES:
                     raise ConfigError(
                         f"{folder} holds more than {MAX_BUNDLE_BYTES // 2**20} MiB of files, too much to send to every node; "
-                        "keep the agent's code in a folder of its own and its data in a store"
+                        "keep the agent's code in its own folder and its data in a store"
                     )
                 archive.add(path, path.relative_to(folder), recursive=False)
     return buffer.getvalue()
 
 
 def unpack(data: bytes, folder: Path) -> None:
-    """Make this folder of what was packed. Blocks."""
+    """Unpack an archive into this folder. Blocks."""
     with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as archive:
         archive.extractall(folder, filter="data")

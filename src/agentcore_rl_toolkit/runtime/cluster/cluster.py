@@ -1,9 +1,9 @@
 """The launcher of a cluster: chooses a node for each session, and starts it there.
 
-Theory of operation. Ray's machines are listed every `POLL_S`. Each new one becomes a node, whose life is one task:
-an actor on the machine runs the launcher of a single machine until it is gone. The front has all sessions in its own table; a
-session's process is a `RemoteProcess`, which is reached through the node's port. When an actor or its machine is dead, Ray fails
-every call to it, so its sessions end as lost. A machine that is still there becomes a node again.
+Theory of operation. Ray's machines are listed every `POLL_S`. Each new one becomes a node, whose life is one task: an actor on
+the machine runs the launcher of a single machine until the machine fails. The front has all sessions in its own table. A
+session's process is a `RemoteProcess`, which the front reaches through the node's port. When an actor or its machine is dead, Ray
+fails every call to it, so its sessions end as lost. If the machine still runs, it becomes a node again.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from ..._servers.tasks import Tasks
 from ...errors import AgentLoadError, ConfigError, LocalRuntimeError
 from ..agents.agent import Agent
 from ..config import RuntimeConfig
-from ..launcher.place import CommandEnd, Place, Streams, Write
+from ..launcher.place import CommandEnd, Place, SessionProcess, Streams, Write
 from ..wire import WireError
 from .bundle import pack_project
 from .ray_nodes import Machine, RayNodes, result_of
 
 log = logging.getLogger(__name__)
-RETRY_S = 10.0  # after the end of a node whose machine is still there
+RETRY_S = 10.0  # pause after the end of a node whose machine still runs
 CLOSE_S = 15.0
 POLL_S, JOIN_TIMEOUT_S = 1.0, 120.0
 SESSIONS_PER_CPU = 50
-SESSION_BYTES = 64 * 2**20  # where no limit is set; a forked Strands session needs a fraction of it
+SESSION_BYTES = 64 * 2**20  # without a limit. A forked Strands session needs a fraction of it.
 USABLE_MEMORY = 0.8
 
 
@@ -55,23 +55,18 @@ class Node:
     agents: dict[tuple[str, int], asyncio.Task[Agent]] = field(default_factory=dict)
 
     def describe(self) -> dict[str, Any]:
-        """The node as `/_local/nodes` shows it."""
+        """Return the node as `/_local/nodes` shows it."""
         about = {"node_id": self.machine.node_id, "host": self.machine.host, "pid": self.pid, "isolation": self.tier}
         counts = {"capacity": self.capacity, "sessions": len(self.sessions)}
         return {**about, "state": self.state, **counts, "reason": self.reason}
 
 
-class RemoteProcess:
-    """A session on a node, as `SessionProcess` describes it."""
-
-    lost = False
-    death: str | None = None
-    cpu_s: float | None = None
-    max_rss_bytes: int | None = None
+class RemoteProcess(SessionProcess):
+    """A session on a node."""
 
     def __init__(self, node: Node, started: Mapping[str, Any]) -> None:
         self.ended: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
-        self.pid: int | None = started["pid"]
+        self.pid = started["pid"]
         self._node, self._token = node, started["token"]
 
     async def wait(self) -> None:
@@ -93,7 +88,7 @@ class RemoteProcess:
         return reader, writer
 
     async def command(self, text: str, write: Write, timeout_s: float) -> CommandEnd:
-        """Run a shell command beside the session's server, on its node."""
+        """Run a shell command in the session's environment, on its node."""
         method = self._node.actor.command.options(num_returns="streaming")
         try:
             async for reference in method.remote(self._token, text, timeout_s):
@@ -114,12 +109,12 @@ class RemoteProcess:
 class Cluster:
     """The nodes of a Ray cluster as one launcher. The runtime starts it and closes it."""
 
-    writable = None  # the nodes' own
-
     def __init__(self, config: RuntimeConfig, machines: RayNodes) -> None:
         self._config, self._ray = config, machines
         self._nodes: dict[str, Node] = {}  # the last one of each machine
-        self._agents: dict[tuple[str, int], tuple[Agent, str, bytes]] = {}  # with the path in its bundle
+        self._agents: dict[
+            tuple[str, int], tuple[Agent, str, bytes]
+        ] = {}  # the agent, its path in the bundle, the bundle
         self._joined = asyncio.Event()
         self._tasks = Tasks()
 
@@ -211,7 +206,7 @@ class Cluster:
             )
 
     def nodes(self) -> list[dict[str, Any]]:
-        """The nodes, also failed and lost ones."""
+        """List the nodes, also failed and lost ones."""
         return [node.describe() for node in self._nodes.values()]
 
     # -- agents
@@ -229,7 +224,7 @@ class Cluster:
             log.warning("agent %s did not load on node %s: %s", agent.name, node.machine.node_id, error)
 
     async def _load(self, node: Node, agent: Agent) -> Agent:
-        """The agent as it is on a node, where it is loaded first if it is not. Raises: LocalRuntimeError."""
+        """Load an agent on a node if it is not loaded there. Return the agent as it is there. Raises: LocalRuntimeError."""
         task = node.agents.get(agent.key)
         if task is None or (task.done() and not _succeeded(task)):
             task = node.agents[agent.key] = self._tasks.start(self._prepare(node, agent))
@@ -254,7 +249,7 @@ class Cluster:
                 node.actor.forget.remote(task.result())
 
     def describe(self) -> list[dict[str, Any]]:
-        """The loaded agent versions, on each node."""
+        """Return the loaded agent versions, on each node."""
         return [
             {"runtime_id": key[0], "version": key[1], "start": "ray", "reason": f"node {node.machine.node_id}"}
             for node in self._ready
@@ -298,7 +293,7 @@ class Cluster:
         self._nodes[place.node or ""].sessions.discard(place)
 
     async def read_log(self, session: Mapping[str, Any], offset: int, size: int) -> bytes:
-        """A piece of a session's log; empty if its node is lost."""
+        """Read a piece of a session's log. It is empty if the node is lost."""
         node = self._nodes[session["node"]]
         if node.state != "ready":
             return b""

@@ -79,7 +79,7 @@ class RayNodes:
         ]
 
     async def place(self, machine: Machine) -> Any:
-        """An actor on exactly this machine."""
+        """Start an actor on exactly this machine."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         strategy = NodeAffinitySchedulingStrategy(machine.node_id, soft=False)
@@ -88,7 +88,7 @@ class RayNodes:
         return await asyncio.to_thread(lambda: remote(NodeActor).remote())
 
     async def remove(self, actor: Any, within_s: float) -> None:
-        """End an actor and its sessions; one that is gone already is no error."""
+        """End an actor and its sessions. An actor that has already ended is no error."""
         with contextlib.suppress(Exception):
             await asyncio.wait_for(result_of(actor.close.remote()), within_s)
         with contextlib.suppress(Exception):
@@ -100,7 +100,7 @@ class RayNodes:
 
 
 async def result_of(reference: Any) -> Any:
-    """The result of an actor's method. Raises: AgentCoreRLError that the method raised, else LocalRuntimeError."""
+    """Wait for the result of an actor's method. Raises: AgentCoreRLError of the method, otherwise LocalRuntimeError."""
     try:
         return await asyncio.wrap_future(reference.future())
     except Exception as e:  # Ray's errors have no common base

@@ -56,7 +56,7 @@ class ContainerEngine:
         return f"{self.name} at {self.url}"
 
     async def start(self) -> None:
-        """Find the engine. Raises: ConfigError that says what was tried and what to start."""
+        """Find the engine. Raises: ConfigError with the addresses that were tried and a command that starts an engine."""
         tried = []
         for self.url in _usual_places():
             self._docker = self._connect(self.url)
@@ -78,7 +78,7 @@ class ContainerEngine:
 
     @contextlib.asynccontextmanager
     async def asked(self, timeout_s: float | None = CALL_TIMEOUT_S) -> AsyncIterator[aiodocker.Docker]:
-        """The engine, for one request. Raises: EngineError with its words, or when it did not answer in time."""
+        """Yield the engine for one request. Raises: EngineError with its words, or when it did not answer in time."""
         import aiodocker
         import aiohttp
 
@@ -93,7 +93,7 @@ class ContainerEngine:
             raise EngineError(f"{self} does not answer: {e}") from e
 
     async def find_image(self, name: str) -> str | None:
-        """The id of an image; None when the engine does not have it. Raises: EngineError."""
+        """Return the id of an image; None when the engine does not have it. Raises: EngineError."""
         try:
             async with self.asked() as docker:
                 return str((await docker.images.inspect(name))["Id"])
@@ -103,7 +103,7 @@ class ContainerEngine:
             raise
 
     async def fetch(self, name: str) -> str:
-        """The id of an image, pulled when the engine does not have it. Raises: EngineError with the reason."""
+        """Return the id of an image. Pull it when the engine does not have it. Raises: EngineError with the reason."""
         found = await self.find_image(name)
         if found is None and not name.startswith(_BUILT_HERE):
             try:

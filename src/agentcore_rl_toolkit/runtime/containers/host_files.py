@@ -21,7 +21,7 @@ from ..config import IsolationConfig
 from .client import ContainerEngine
 
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
-AS_IS_STARTER = "agentcore_rl_toolkit.app.deployed"  # of the agent's environment
+AS_IS_STARTER = "agentcore_rl_toolkit.app.deployed"  # a module of the agent's environment
 IMAGE = "localhost/agentcore-rl/host:2"
 PACKAGE = Path(__file__).resolve().parents[2]
 TMP_BYTES = 2**30
@@ -36,7 +36,7 @@ _ETC = (
 
 
 async def prepare(engine: ContainerEngine) -> str:
-    """The id of the empty image. Raises: EngineError."""
+    """Load the empty image and return its id. Raises: EngineError."""
     if await engine.find_image(IMAGE) is None:
         async with engine.asked() as docker:
             await docker.images.import_image(_image(_empty_layer(), IMAGE))
@@ -98,13 +98,13 @@ def _system() -> list[Path]:
 
 
 def _outermost(paths: list[Path]) -> list[Path]:
-    """Each path that exists once, and none that lies below another: the outer mount shows it already."""
+    """Return each existing path once, without the paths that an outer mount already shows."""
     unique = sorted({p for p in paths if p.exists()})
     return [p for p in unique if not any(p != other and p.is_relative_to(other) for other in unique)]
 
 
 def _empty_layer() -> bytes:
-    """A root file system of empty folders, and of the links that this machine has in place of its /bin and /lib."""
+    """Return a root file system of empty folders, and of the links that this machine has in place of its /bin and /lib."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as tar:
         for name in _EMPTY:
@@ -121,7 +121,7 @@ def _empty_layer() -> bytes:
 
 
 def _image(layer: bytes, name: str) -> bytes:
-    """An image of one layer, as an archive that engines load. Source: Docker Image Specification v1.2."""
+    """Return an image of one layer, as an archive that engines load. Source: Docker Image Specification v1.2."""
     config = {
         "architecture": _ARCHITECTURES.get(platform.machine(), platform.machine()),
         "os": "linux",

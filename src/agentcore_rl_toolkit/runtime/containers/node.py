@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import AgentLoadError, ConfigError, LocalRuntimeError, MissingExtraError
+from ...isolation import hints
 from ...isolation.cover import Cover
 from ..agents.agent import Agent
 from ..config import INHERITED, IsolationConfig
@@ -48,7 +49,7 @@ class ContainerNode:
         self._running: dict[ContainerProcess, tuple[str, int]] = {}
 
     async def open(self) -> ContainerEngine:
-        """Find the engine, and remove containers of this user's runtimes that are gone. Raises: ConfigError, EngineError."""
+        """Find the engine, and remove containers of this user's ended runtimes. Raises: ConfigError, EngineError."""
         async with self._opening:
             if self._engine is None:
                 engine = ContainerEngine()
@@ -71,7 +72,7 @@ class ContainerNode:
         for found in ours:
             root = Path(found["Labels"].get(RUNTIME_LABEL, ""))
             if root.parent == self._root.parent and not await asyncio.to_thread(root.exists):
-                log.info("removing container %s of a runtime that is gone", found.id[:12])
+                log.info("removing container %s of a runtime that has ended", found.id[:12])
                 with contextlib.suppress(EngineError):  # another runtime removes it, too
                     async with engine.asked():
                         await found.delete(force=True, v=True)
@@ -99,7 +100,7 @@ class ContainerNode:
         return process
 
     def describe(self) -> list[dict[str, Any]]:
-        """The agents whose images are here, in the form of templates."""
+        """Describe the agents whose images are here, in the form of templates."""
         keys = list(self._running.values())
         return [
             {
@@ -130,10 +131,11 @@ class ContainerNode:
         await asyncio.gather(*(p.ended for p in processes))
 
     def _settings(self, engine: ContainerEngine, agent: Agent, place: Place) -> dict[str, Any]:
-        """The configuration of a session's container, and the session's folder. Blocks."""
+        """Return the configuration of a session's container, and create the session's folder. Blocks."""
         c = self._config
         place.directory.mkdir(mode=0o700, parents=True)
         env = {**self._environment(agent), "DOCKER_CONTAINER": "1"}  # the SDK then listens on all addresses
+        env[hints.VARIABLE] = hints.describe(["/"], [*map(str, c.writable_folders)])
         shown = filter(Path.exists, dict.fromkeys((*c.readable, *c.writable_folders)))
         host: dict[str, Any] = {
             "NetworkMode": "bridge",
@@ -169,7 +171,7 @@ class ContainerNode:
 def _own_limits() -> list[dict[str, Any]]:
     """This process's own limits: Podman's defaults may be above what can be set here without CAP_SYS_RESOURCE."""
     found = []
-    most = int(Path("/proc/sys/kernel/pid_max").read_text())  # to which Podman lowers the number of processes
+    most = int(Path("/proc/sys/kernel/pid_max").read_text())  # Podman lowers the number of processes to this
     for name, which, highest in (
         ("nofile", resource.RLIMIT_NOFILE, sys.maxsize),
         ("nproc", resource.RLIMIT_NPROC, most),
@@ -180,5 +182,5 @@ def _own_limits() -> list[dict[str, Any]]:
 
 
 def _machine() -> str:
-    """Which user of which machine a container belongs to; an engine may serve several."""
+    """Return the user and machine that a container belongs to. An engine may serve several."""
     return f"{platform.node()}:{os.getuid()}"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..._servers.tasks import Tasks
 from ...errors import LocalRuntimeError
-from ..launcher.place import CommandEnd, Streams, Write
+from ..launcher.place import CommandEnd, SessionProcess, Streams, Write
 from .client import CALL_TIMEOUT_S, ContainerEngine, EngineError
 
 if TYPE_CHECKING:
@@ -26,26 +26,20 @@ AGENT_PORT = 8080
 LATE_DEATH_S = 2.0  # an engine knows of a death a little later than a command's output ends
 LOOK_S = 3.0  # between two looks at the state of a container whose output has not ended
 FIRST_LOOK_S, LAST_OUTPUT_S = 0.05, 1.0
-AWAY_S = 10.0  # an engine that does not answer for longer is gone
+AWAY_S = 10.0  # an engine that is silent for longer has ended
 PAUSES_S = (0.2, 0.5, 1.0, 2.0, 4.0)  # between requests that the engine refuses
 _PID_LINE = re.compile(rb"(\d+)\n")
 
 
-class ContainerProcess:
+class ContainerProcess(SessionProcess):
     """A container session, as `SessionProcess` describes it. ``settings`` are the engine's, for the container.
 
     Its life is one task, from the container's creation to its removal. The engine's reply to a look at the container's state
     decides if it has ended. Streams of the engine carry output only: they may break at any time.
     """
 
-    lost = False
-    pid: int | None = None
-    cpu_s: float | None = None
-    max_rss_bytes: int | None = None
-
     def __init__(self, engine: ContainerEngine, settings: Mapping[str, Any], name: str, log_path: Path) -> None:
         self.ended: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
-        self.death: str | None = None
         self._engine, self._settings, self._name, self._log_path = engine, settings, name, log_path
         self._created = self._stopping = False
         self._port = 0
@@ -164,7 +158,7 @@ class ContainerProcess:
 
     @contextlib.asynccontextmanager
     async def _asked(self, timeout_s: float | None = CALL_TIMEOUT_S) -> AsyncIterator[DockerContainer]:
-        """The container, for requests to the engine. Raises: EngineError."""
+        """Yield the container, for requests to the engine. Raises: EngineError."""
         async with self._engine.asked(timeout_s) as docker:
             yield docker.containers.container(self._name)
 
@@ -201,7 +195,7 @@ class ContainerProcess:
 
     async def _command(self, text: str, write: Write, timeout_s: float) -> CommandEnd:
         """Run a command. After the timeout it is killed, with what it started in its process group."""
-        # The shell leads a process group of its own (the engines see to that) and prints its id first, by which it can be killed.
+        # The engines give the shell its own process group. The shell prints its id first, and by that id it can be killed.
         words = ["/bin/sh", "-c", 'echo $$; exec /bin/sh -c "$1"', "sh", text]
         head, inner_pid = b"", ""
         try:

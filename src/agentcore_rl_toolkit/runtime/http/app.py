@@ -22,7 +22,7 @@ from . import control, local_api
 from .data_plane import OPERATIONS, SessionOperation
 from .responses import AWS_REQUEST_ID, as_wire_error
 
-BROKEN_OFF = 499  # the status that metrics count where the caller was gone, or got no whole response
+BROKEN_OFF = 499  # the status in metrics when the caller disconnected or got a part of the response
 
 
 class RuntimeApp:
@@ -75,13 +75,13 @@ class RuntimeApp:
         await self._router(scope, receive, send)
 
     def _check_host(self, scope: Scope) -> None:
-        """Raises: WireError 403, 421."""
+        """Check Host and Origin. Raises: WireError 403, 421."""
         refusal = self._hosts.refusal_of(scope["headers"]) if self._hosts is not None else None
         if refusal is not None:
             raise WireError("AccessDeniedException", refusal.message, status=refusal.status)
 
     def _check_signature(self, scope: Scope, body: bytes) -> None:
-        """Raises: WireError 403."""
+        """Check the signature. Raises: WireError 403."""
         credentials = self.runtime.config.credentials
         if not credentials or sigv4.has_password(credentials, header(scope["headers"], b"authorization")):
             return
@@ -117,7 +117,7 @@ async def _no_such_operation(scope: Scope, receive: Receive, send: Send) -> None
 
 
 async def read_body(scope: Scope, receive: Receive) -> bytes:
-    """The request's body. Raises: WireError 400 above 100 MB, ConnectionResetError."""
+    """Read the request's body. Raises: WireError 400 above 100 MB, ConnectionResetError."""
     declared = header(scope["headers"], b"content-length") or b"0"
     size = int(declared) if declared.isdigit() else 0
     pieces: list[bytes] = []

@@ -19,7 +19,7 @@ from .responses import as_wire_error
 Emit = Callable[[Any], Awaitable[None]]
 MAX_COMMAND_CHARS = 65_536
 MAX_TIMEOUT_S, DEFAULT_TIMEOUT_S = 3_600, 300
-PLATFORM_ERROR = -1  # AWS's exit code where the command is not to blame
+PLATFORM_ERROR = -1  # AWS's exit code for a failure of the platform
 SESSION_END_S = 0.2
 
 
@@ -40,7 +40,7 @@ def parse_command(body: bytes) -> tuple[str, int]:
 
 
 async def run_command(session: Session, command: str, timeout_s: float, send: Send) -> None:
-    """Run the command beside the session's server, in the same confinement; it ends with the session.
+    """Run the command in the environment of a session. It ends with the session.
 
     A caller that goes away does not end it. An error after the beginning of the response ends it as an exception event.
     """

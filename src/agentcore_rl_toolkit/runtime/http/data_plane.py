@@ -1,4 +1,4 @@
-"""The data plane: invoke a session, run a command beside it, stop it."""
+"""The data plane: invoke a session, run a command in it, stop it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class SessionOperation:
         self.runtime, self.operation = runtime, operation
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises: WireError, ConnectionResetError, UpstreamLostError."""
+        """Carry out the operation. Raises: WireError, ConnectionResetError, UpstreamLostError."""
         request, runtime, operation = Request(scope), self.runtime, self.operation
         target = parse_target(request.path_params["runtime"], request.query_params)
         session_id = session_id_of(scope["headers"])
@@ -68,8 +68,6 @@ class SessionOperation:
     async def _use_session(self, agent: Agent, key: Key, drawn: list[faults.Fault], scope: Scope, send: Send) -> None:
         body: bytes = scope["runtime.body"]
         command = parse_command(body) if self.operation == COMMAND else None
-        if command is None:
-            self.runtime.check_store(body)
         delay_s = sum(fault.delay_s for fault in drawn if fault.kind == "slow_start")
         async with self.runtime.table.in_use(agent, key, start_delay_s=delay_s) as session:
             assert session.process is not None

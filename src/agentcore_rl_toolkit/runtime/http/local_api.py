@@ -77,7 +77,7 @@ class LocalApi:
         return JSONResponse({"ended": self.runtime.table.endings(target.runtime_id, target.endpoint, names)})
 
     async def log(self, request: Request) -> Response:
-        """A session's log from an offset on (negative: from its end), live or ended."""
+        """Return a session's log from an offset on (negative: from its end), live or ended."""
         try:
             offset = int(request.query_params.get("offset", "0"))
         except ValueError:
@@ -126,7 +126,7 @@ class LocalApi:
 
 
 def _seconds(query: Mapping[str, str], name: str) -> float | None:
-    """Seconds from 0 up, None where there are none. Raises: WireError 400."""
+    """Return seconds from 0 up, or None if the query has none. Raises: WireError 400."""
     if name not in query:
         return None
     try:
@@ -139,7 +139,7 @@ def _seconds(query: Mapping[str, str], name: str) -> float | None:
 
 
 def _complete(request: Request, known: Iterable[str]) -> str:
-    """The id that the path has, or the only one that begins with it. Raises: WireError 404, 400 when it could be several."""
+    """Return the session id in the path, or the only id that begins like it. Raises: WireError 404, and 400 for several ids."""
     name = request.path_params["session"]
     found = {session_id for session_id in known if session_id.startswith(name)}
     if name in found:

@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 def json_of(request: Request) -> Any:
-    """The request's JSON; None for an empty body. Raises: WireError 400."""
+    """Decode the request's JSON. An empty body is None. Raises: WireError 400."""
     body: bytes = request.scope["runtime.body"]
     try:
         return parse_json(body) if body else None
@@ -25,7 +25,7 @@ def json_of(request: Request) -> Any:
 
 
 def object_of(request: Request) -> dict[str, Any]:
-    """The request's JSON object; empty for an empty body. Raises: WireError 400."""
+    """Decode the request's JSON object. An empty body is an empty object. Raises: WireError 400."""
     body = json_of(request)
     if not isinstance(body, dict | None):
         raise invalid("The body must be a JSON object", reason="CannotParse")
@@ -33,7 +33,7 @@ def object_of(request: Request) -> dict[str, Any]:
 
 
 def as_wire_error(error: BaseException) -> WireError:
-    """The error as AWS words it. Anything unforeseen is its InternalServerException, and goes to the log."""
+    """Return the error in AWS's words. An unforeseen error becomes InternalServerException and goes to the log."""
     if isinstance(error, WireError):
         return error
     if isinstance(error, asyncio.CancelledError):

@@ -18,7 +18,7 @@ ALIAS = "_agentcore_rl_runtime"  # the package, without running its `__init__`
 
 
 def load(name: str) -> Any:
-    """The module ``name`` (as in ``runtime.template.process``) of this copy of the package."""
+    """Import the module ``name`` (as in ``runtime.template.process``) of this copy of the package."""
     if ALIAS not in sys.modules:
         package = sys.modules[ALIAS] = types.ModuleType(ALIAS)
         package.__path__ = [os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))]

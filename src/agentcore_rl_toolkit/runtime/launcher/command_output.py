@@ -1,4 +1,4 @@
-"""The output of a command beside a forked session: one unix connection for each stream, named by its first byte, `o` or `e`."""
+"""The output of a command in a forked session: one unix connection for each stream, named by its first byte, `o` or `e`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 from .place import CHUNK_BYTES, Write
 
-AFTER_EXIT_S = 0.5  # for the rest of the output if a background process holds it open
+AFTER_EXIT_S = 0.5  # wait for the rest of the output if a background process holds it open
 _NAMES = {b"o": "stdout", b"e": "stderr"}
 
 

@@ -12,7 +12,7 @@ import h11
 from ..wire import Headers
 from .place import Streams
 
-HEAD_BYTES = 64 * 1024  # of a reply's headers, or as much more as one read brings
+HEAD_BYTES = 64 * 1024  # limit of a reply's headers. One read may exceed it.
 READ_BYTES = 64 * 1024
 BROKEN = "the agent closed the connection before its reply was complete"
 
@@ -37,12 +37,12 @@ class Reply:
         self.status, self.headers = event.status_code, list(event.headers)
 
     async def read(self) -> bytes:
-        """More of the body; nothing at its end."""
+        """Read more of the body. At its end the result is empty."""
         event = await self._event()
         return bytes(event.data) if isinstance(event, h11.Data) else b""
 
     async def whole(self, most_bytes: int) -> bytes:
-        """The rest of the body. Raises: UpstreamLostError if it is larger, too."""
+        """Read the rest of the body. Raises: UpstreamLostError if it is larger, too."""
         found = b""
         while data := await self.read():
             found += data

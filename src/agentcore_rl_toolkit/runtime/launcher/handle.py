@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from ...errors import AgentLoadError, LocalRuntimeError
 from ...isolation.project import Project
 from . import linux
 from .command_output import written
-from .place import CommandEnd, Place, Streams, Write
+from .place import CommandEnd, Place, SessionProcess, Streams, Write
 from .session_log import log_tail
 
 BOOT = str(Path(__file__).resolve().parent / "boot.py")
@@ -33,7 +33,7 @@ _command_numbers = itertools.count(1)
 class TemplateSpec:
     """The script to run, the interpreter of its environment, and its environment variables.
 
-    ``mode`` is ``auto`` (fork where that is safe, else libraries, else exec), ``fork`` or ``exec``. ``sandbox`` are the words in
+    ``mode`` is ``auto`` (fork if that is safe, otherwise libraries, otherwise exec) or ``exec``. ``sandbox`` are the words in
     front of the command that make it run in a sandbox. ``memory_bytes`` bounds each process of a session. ``load_timeout_s``
     bounds the script's way to its server. ``project``: the folder of which each session gets a view of its own, None for no view;
     ``copied``: files and folders in it that a session gets a copy of where it gets no view.
@@ -51,54 +51,54 @@ class TemplateSpec:
     copied: Sequence[str] = ()
 
 
-class ForkedProcess:
-    """A session that a template started, as `SessionProcess` describes it. ``started`` resolves when it runs."""
+class ForkedProcess(SessionProcess):
+    """A fork of a template: a session, or a command in the environment of a session.
 
-    lost = False
-    death: str | None = None  # its exit status is the whole cause
+    ``started`` resolves when the process runs. ``failure`` is the reason why it never ran.
+    """
 
-    def __init__(self, template: TemplateProcess, place: Place) -> None:
+    def __init__(self, template: TemplateProcess, name: str, socket_path: str) -> None:
         loop = asyncio.get_running_loop()
         self.started: asyncio.Future[None] = loop.create_future()
         self.ended: asyncio.Future[int | None] = loop.create_future()
-        self.pid: int | None = None
-        self.cpu_s: float | None = None
-        self.max_rss_bytes: int | None = None
-        self._template, self._place = template, place
+        self.failure: str | None = None
+        self._template, self._name, self._socket_path = template, name, socket_path
 
     async def dial(self) -> Streams:
         """Connect to the session's server. Raises: OSError."""
-        return await asyncio.open_unix_connection(self._place.socket_path)
+        return await asyncio.open_unix_connection(self._socket_path)
 
     async def command(self, text: str, write: Write, timeout_s: float) -> CommandEnd:
         """Run a shell command in the session's environment to its end. ``write`` gets its output."""
-        number = str(next(_command_numbers))
-        path = f"{self._place.socket_path}{number}"
-        ended: asyncio.Future[CommandEnd] = asyncio.get_running_loop().create_future()
+        number = next(_command_numbers)
+        path = f"{self._socket_path}{number}"
         async with written(path, write):
-            self._template.commands[number] = ended
-            self._template.send(op="command", id=number, session=self._place.name, command=text, socket=path)
-            await asyncio.wait([ended], timeout=timeout_s)
-            if ended.done():
-                return ended.result()
-            self._template.send(op="kill_command", id=number)
-            return replace(await ended, timed_out=True)
+            name = f"{self._name}/{number}"
+            command = self._template.fork(name, path, op="command", session=self._name, command=text, socket=path)
+            await asyncio.wait([command.ended], timeout=timeout_s)
+            timed_out = not command.ended.done()
+            if timed_out:
+                command.stop(0.0)
+            status = await command.ended
+            return CommandEnd(-1 if status is None else status, timed_out, command.failure)
 
     def stop(self, grace_s: float) -> None:
-        """SIGTERM now and SIGKILL of all that it started after the grace; at once when the grace is 0."""
-        self._template.send(op="stop", id=self._place.name, grace_s=grace_s)
+        """Send SIGTERM now, and SIGKILL to all that it started after the grace. With a grace of 0 only SIGKILL is sent."""
+        self._template.send(op="stop", id=self._name, grace_s=grace_s)
 
-    def set_ended(self, status: int | None, why: str) -> None:
-        """Resolve the futures. ``why`` is the error of a process that never started."""
+    def set_ended(self, status: int | None, failure: str | None = None) -> None:
+        """Resolve the futures. ``failure`` is the error of a process that never ran."""
+        self.failure = failure
         if not self.started.done():
-            self.started.set_exception(LocalRuntimeError(why))
-            self.started.exception()  # retrieved: a caller that gave up waiting is no reason for a warning
+            text = failure or f"the session's process ended with status {status}"
+            self.started.set_exception(LocalRuntimeError(text))
+            self.started.exception()  # a caller that gave up waiting needs no warning
         if not self.ended.done():
             self.ended.set_result(status)
 
 
 class TemplateProcess:
-    """One template process. Started by `start`; when it dies, all of its sessions end."""
+    """A template process. When it dies, all of its sessions end."""
 
     def __init__(self, spec: TemplateSpec) -> None:
         self.spec = spec
@@ -108,8 +108,7 @@ class TemplateProcess:
         self.no_view: str | None = None  # the reason, where sessions should get a view and do not
         self.pid: int | None = None
         self.closed = False
-        self.sessions: dict[str, ForkedProcess] = {}  # by the names of their places
-        self.commands: dict[str, asyncio.Future[CommandEnd]] = {}
+        self.forks: dict[str, ForkedProcess] = {}  # sessions by the names of their places, and commands
         self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -181,17 +180,26 @@ class TemplateProcess:
     async def spawn(self, place: Place) -> ForkedProcess:
         """Start a session process. Raises: LocalRuntimeError."""
         if not self.alive:
-            raise LocalRuntimeError("the agent's template process is gone")
-        process = self.sessions[place.name] = ForkedProcess(self, place)
+            raise LocalRuntimeError("the agent's template process has ended")
         paths = {"socket": place.socket_path, "dir": str(place.directory), "log": str(place.log_path)}
         project = str(self.spec.project) if self.spec.project is not None and self.no_view is None else None
-        copied = list(self.spec.copied)
-        self.send(op="spawn", id=place.name, project=project, copied=copied, links=self._shown, **paths)
+        files = {"project": project, "copied": list(self.spec.copied), "links": self._shown}
+        process = self.fork(place.name, place.socket_path, op="spawn", **paths, **files)
         try:
             await process.started
         except asyncio.CancelledError:
             process.stop(0.0)
             raise
+        return process
+
+    def fork(self, name: str, socket_path: str, **order: Any) -> ForkedProcess:
+        """Order a process. It is known by its name until it has ended."""
+        process = ForkedProcess(self, name, socket_path)
+        if self.closed:
+            process.set_ended(-signal.SIGKILL)
+        else:
+            self.forks[name] = process
+            self.send(id=name, **order)
         return process
 
     def send(self, **order: Any) -> None:
@@ -203,29 +211,20 @@ class TemplateProcess:
             while line := await reader.readline():
                 self._on_event(json.loads(line))
         self.closed = True
-        for process in self.sessions.values():
-            process.set_ended(None, "the agent's template process died")
-        self.sessions.clear()
-        for command in self.commands.values():
-            _set_command_end(command, CommandEnd(-signal.SIGKILL))
-        self.commands.clear()
+        for process in self.forks.values():
+            process.set_ended(-signal.SIGKILL)
+        self.forks.clear()
 
     def _on_event(self, event: dict[str, Any]) -> None:
-        kind, name = event["ev"], event["id"]
-        if kind == "command_exit":
-            if (command := self.commands.pop(name, None)) is not None:
-                _set_command_end(command, CommandEnd(event["status"], error=event.get("error")))
-        elif (process := self.sessions.get(name)) is None:
-            return
-        elif kind == "spawned":
+        process = self.forks[event["id"]]
+        if event["ev"] == "spawned":
             process.pid = event["pid"]
             if not process.started.done():
                 process.started.set_result(None)
         else:
-            del self.sessions[name]
+            del self.forks[event["id"]]
             process.cpu_s, process.max_rss_bytes = event.get("cpu_s"), event.get("max_rss")
-            status = event.get("status")
-            process.set_ended(status, event.get("error") or f"the session's process ended with status {status}")
+            process.set_ended(event.get("status"), event.get("error"))
 
     def _kill(self) -> None:
         """Kill the template and all below it."""
@@ -249,8 +248,3 @@ class TemplateProcess:
         if self._reading is not None:
             await self._reading
             self._reading = None
-
-
-def _set_command_end(command: asyncio.Future[CommandEnd], end: CommandEnd) -> None:
-    if not command.done():  # a caller that was cancelled cancelled the future too
-        command.set_result(end)

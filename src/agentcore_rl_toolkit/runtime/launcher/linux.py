@@ -18,7 +18,7 @@ def set_memory_limit(memory_bytes: int | None) -> None:
     """Bound this process and its children; None bounds nothing. Core dumps are switched off either way.
 
     The bound is RLIMIT_DATA, private writable memory: RLIMIT_AS would count address space that numerical libraries, Node and a
-    JVM reserve and never touch. macOS does not count what is mapped.
+    JVM reserve and never touch. macOS does not count mapped memory.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if memory_bytes is not None:

@@ -39,22 +39,24 @@ class CommandEnd:
 class SessionProcess(Protocol):
     """A running session: a process, a container, or one of them on another machine.
 
-    ``ended`` resolves to the exit status (negative: the signal that killed it, None: unknown). ``death`` is the cause, where
-    the status does not tell it. ``lost``: its machine is gone.
+    Attributes:
+        ended: resolves to the exit status. A negative status is the signal that killed the process. None means unknown.
+        death: the cause of the end if the status does not show it.
+        lost: True when the machine of the session failed.
     """
 
     ended: asyncio.Future[int | None]
-    pid: int | None
-    cpu_s: float | None
-    max_rss_bytes: int | None
-    death: str | None
-    lost: bool
+    pid: int | None = None
+    cpu_s: float | None = None
+    max_rss_bytes: int | None = None
+    death: str | None = None
+    lost: bool = False
 
     async def dial(self) -> Streams:
         """Connect to the session's server. Raises: OSError."""
 
     async def command(self, text: str, write: Write, timeout_s: float) -> CommandEnd:
-        """Run a shell command beside the server, in the same environment. ``write`` gets its output."""
+        """Run a shell command in the session's environment. ``write`` gets its output."""
 
     def stop(self, grace_s: float) -> None:
         """Send SIGTERM now, and SIGKILL to all that it started after the grace."""

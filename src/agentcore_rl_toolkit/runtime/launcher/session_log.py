@@ -10,7 +10,7 @@ KEPT_LOGS = 2_000
 
 
 def read_log(path: str | os.PathLike[str], offset: int, size: int) -> bytes:
-    """A piece of a log from an offset on (negative: from its end); empty when there is none."""
+    """Read a piece of a log from an offset on (negative: from its end). A missing log is empty."""
     try:
         with open(path, "rb") as f:
             end = f.seek(0, os.SEEK_END)
@@ -21,7 +21,7 @@ def read_log(path: str | os.PathLike[str], offset: int, size: int) -> bytes:
 
 
 def log_tail(path: str | os.PathLike[str], size: int = 2_000) -> str:
-    """The end of a log; empty when there is none."""
+    """Read the end of a log. A missing log is empty."""
     return read_log(path, -size, size).decode(errors="replace").strip()
 
 
@@ -33,7 +33,7 @@ class KeptLogs:
         self._logs: dict[Path, None] = {}
 
     def keep(self, path: Path) -> None:
-        self._logs.pop(path, None)  # of an earlier session with the same id
+        self._logs.pop(path, None)  # an earlier session had the same id
         self._logs[path] = None
         while len(self._logs) > self._most:
             oldest = next(iter(self._logs))

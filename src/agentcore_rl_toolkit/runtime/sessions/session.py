@@ -1,4 +1,4 @@
-"""One session: an environment from its first call to the removal of its files.
+"""A session: an environment from its first call to the removal of its files.
 
 Theory of operation. A session is ``starting`` (calls wait for its first healthy ping), ``ready``, or over, and then its state is
 the reason. `Session.run` is its whole life, in one task. `Session.end` may be called at any time. It takes effect at once for
@@ -33,8 +33,8 @@ from ..wire import Headers, WireError
 log = logging.getLogger(__name__)
 
 Key = tuple[str, str, str]  # runtime id, endpoint, session id
-SHOWN_CHARS = 600  # of a cause, in a message
-PING_BYTES = 64 * 1024  # of a response to /ping, which has two short fields
+SHOWN_CHARS = 600  # length of a cause in a message
+PING_BYTES = 64 * 1024  # limit of a response to /ping, which has two short fields
 PING_TIMEOUT_S = 5.0
 PING_MIN_S, PING_MAX_S = 2.0, 15.0  # 2 s is the platform's own pace; an idle limit is kept by AWS to within 15 s
 LATE_DEATH_S = 2.0  # the end of a process is known a little later than its connections break
@@ -45,7 +45,7 @@ _PLAIN_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 
 
 class Session:
-    """One environment. ``on_end`` is called when it is over. ``times`` are the runtime's."""
+    """An environment. ``on_end`` is called when it is over. ``times`` are the runtime's."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Session:
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.process: SessionProcess | None = None
         self.invocations = self.inflight = 0
-        self.busy = False  # by its last ping
+        self.busy = False  # the last ping reported HealthyBusy
         self.start_s: float | None = None
         self.error: str | None = None  # while it starts: the result of the last ping
         self.closed = asyncio.Event()  # set when it is over
@@ -92,7 +92,7 @@ class Session:
     def request(
         self, method: bytes, path: bytes, headers: Headers, body: bytes = b""
     ) -> contextlib.AbstractAsyncContextManager[Reply]:
-        """A request to the session's server, on a connection of its own; the block reads the reply. Raises: UpstreamLostError."""
+        """Send a request to the session's server on a new connection. The block reads the reply. Raises: UpstreamLostError."""
         assert self.process is not None
         return request(self.process.dial, method, path, headers, body)
 
@@ -139,7 +139,7 @@ class Session:
             self._fail(INIT_LATE.format(limit), f"no healthy answer to /ping within {limit:g} s{last}")
         except (LocalRuntimeError, OSError) as e:
             self._fail(INIT_FAILED, str(e))
-        except Exception as e:  # callers wait for this start, without a deadline of their own
+        except Exception as e:  # callers wait for this start and have no deadline
             log.exception("session %s could not be started", self.id)
             self._fail(INIT_FAILED, f"{type(e).__name__}: {e}")
         else:
@@ -168,7 +168,7 @@ class Session:
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def _due_s(self, now: float) -> float:
-        """The time at which the session is to be looked at again."""
+        """Return the time of the next check of the session."""
         lifetime_end_s = self._born_s + self.agent.max_lifetime_s
         if self.inflight:
             return lifetime_end_s
@@ -219,7 +219,7 @@ class Session:
             self._last_active_s = time.monotonic()
 
     async def ask(self) -> tuple[int, bytes]:
-        """Status and body of the response to a ping."""
+        """Ping the session. Return status and body of the response."""
         async with self.request(b"GET", b"/ping", []) as reply:
             return reply.status, await reply.whole(PING_BYTES)
 
@@ -286,7 +286,7 @@ class Session:
         }.get(self.state, self.error or _exit(self._exit_status()))
 
     def describe(self, now: float) -> dict[str, Any]:
-        """The session as `/_local/sessions` shows it."""
+        """Return the session as `/_local/sessions` shows it."""
         active = self.inflight > 0 or self.busy
         state = self.state if self.state != "ready" else ("active" if active else "idle")
         return {
@@ -313,7 +313,7 @@ class Session:
 
 def _exit(status: int | None) -> str:
     if status is None:
-        return "the session's process is gone"
+        return "the session's process has ended"
     if status >= 0:
         return f"the session's process ended with status {status}"
     try:
@@ -323,13 +323,13 @@ def _exit(status: int | None) -> str:
 
 
 def _ended_while_starting(reason: str) -> WireError:
-    if reason == "stopped":  # by another request; the same call starts a new session
+    if reason == "stopped":  # another request stopped it. The same call starts a new session.
         return WireError("RetryableConflictException", "Session operation in progress, please retry")
     return WireError("RuntimeClientError", f"The session ended while starting: {reason}.")
 
 
 def log_name(session_id: str, *, endpoint: str) -> str:
-    """The name of a session's log: its id if that is a plain name, else a hash, because callers' ids may hold anything."""
+    """Return the name of a session's log: the session id if it is a plain name, otherwise a hash."""
     name = session_id
     if not _PLAIN_ID.fullmatch(session_id):
         name = f"id.{hashlib.sha256(session_id.encode(errors='surrogatepass')).hexdigest()[:40]}"
@@ -337,7 +337,7 @@ def log_name(session_id: str, *, endpoint: str) -> str:
 
 
 def ping_status(body: bytes) -> tuple[str, Any]:
-    """The status in a 200's body, and the time since when it holds. Any body will do: then it is just healthy."""
+    """Return the status in a 200's body, and the time since when it holds. Any other body means healthy."""
     try:
         answer = parse_json(body)
     except ValueError:

@@ -8,7 +8,6 @@ import itertools
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
-from pathlib import Path
 from typing import Any, Protocol
 
 from ..._servers.tasks import Tasks
@@ -19,7 +18,7 @@ from ..metrics import Metrics
 from .session import Key, Session, log_name
 
 REMEMBERED_ENDINGS = 4_000
-LATE_S = 5.0  # from the kill of a session to the removal of its files
+LATE_S = 5.0  # limit from the kill of a session to the removal of its files
 
 
 class Launcher(Protocol):
@@ -28,10 +27,6 @@ class Launcher(Protocol):
     @property
     def tier(self) -> str:
         """The isolation of sessions."""
-
-    @property
-    def writable(self) -> tuple[Path, ...] | None:
-        """The folders that sessions can write to besides their own; None: not known, or all."""
 
     async def start(self) -> None:
         """Get ready for agents. Raises: ConfigError."""
@@ -43,10 +38,10 @@ class Launcher(Protocol):
         """End an agent version with its sessions."""
 
     def describe(self) -> list[dict[str, Any]]:
-        """The loaded agent versions."""
+        """Return the loaded agent versions."""
 
     async def read_log(self, session: Mapping[str, Any], offset: int, size: int) -> bytes:
-        """A piece of the log of a session, as the session table describes it."""
+        """Read a piece of the log of a session, as the session table describes it."""
 
     async def close(self) -> None:
         """End everything."""
@@ -83,13 +78,13 @@ class SessionTable:
         self._launcher, self._config, self._metrics = launcher, config, metrics
         self._admit, self._on_gone = admit, on_gone
         self._numbers = itertools.count(1)
-        self._all: set[Session] = set()  # with those that are ending
+        self._all: set[Session] = set()  # includes ending sessions
         self._tasks = Tasks()
         self._starting = asyncio.Semaphore(config.parallel_starts)
 
     @contextlib.asynccontextmanager
     async def in_use(self, agent: Agent, key: Key, *, start_delay_s: float = 0.0) -> AsyncIterator[Session]:
-        """The session of this id, started if there is none (``start_delay_s`` late); it is active for as long as the block runs.
+        """Yield the session of this id. It is started if there is none, ``start_delay_s`` late, and is active during the block.
 
         Raises: WireError 402/429 from admission, 424 when it did not start.
         """
@@ -136,11 +131,11 @@ class SessionTable:
         return session
 
     def sessions_of(self, agent: Agent) -> list[Session]:
-        """The sessions of an agent version, also those that are ending."""
+        """Return the sessions of an agent version, also those that are ending."""
         return [session for session in self._all if session.agent.key == agent.key]
 
     async def close(self) -> None:
-        """End every session within the shutdown grace. One that does not end is left to the launcher's end."""
+        """End every session within the shutdown grace. The launcher ends the rest."""
         times = self._config.times
         for session in list(self._all):
             session.end("shutdown", min(times.shutdown_grace_s, times.stop_grace_s))
@@ -148,7 +143,7 @@ class SessionTable:
             await asyncio.wait(self._tasks, timeout=times.shutdown_grace_s + LATE_S)
 
     def describe(self) -> list[dict[str, Any]]:
-        """The live sessions as `/_local/sessions` shows them."""
+        """Return the live sessions as `/_local/sessions` shows them."""
         now = time.monotonic()
         return [s.describe(now) for s in self.sessions.values()]
 
@@ -156,7 +151,7 @@ class SessionTable:
         """Describe those of these sessions that are over. Sessions that live or are forgotten are left out."""
         wanted = {name for name in session_ids if (runtime_id, endpoint, name) not in self.sessions}
         found = {}
-        for ending in self.ended if wanted else ():  # of several with one id the last one counts
+        for ending in self.ended if wanted else ():  # the last one with an id counts
             name = ending["session_id"]
             if name in wanted and (ending["runtime_id"], ending["endpoint"]) == (runtime_id, endpoint):
                 found[name] = {"cause": ending["cause"], "gone": ending["gone"], "log": ending["log"]}

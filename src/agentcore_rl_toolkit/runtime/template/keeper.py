@@ -1,4 +1,4 @@
-"""Every process below a template: sessions and the commands that run beside them, from fork to reaped.
+"""Every process below a template: sessions and their commands, from fork to reaped.
 
 A session leads a process group and adopts its own orphans (Linux), so all its processes are found below it while it lives,
 detached ones too. Processes that outlive it become children of the template and are killed at once. Orphans of a command belong
@@ -31,13 +31,16 @@ GC_THRESHOLDS = (5_000, 20, 20)
 
 
 class Child:
-    """A process of a session: its server, a command, or an orphan of a command. ``order`` is what the runtime sent for it."""
+    """A process of a session: its server, a command, or an orphan of a command.
+
+    ``order`` is the runtime's order for it. It is empty for an orphan.
+    """
 
     def __init__(self, order: dict[str, Any], session: Child | None = None) -> None:
         self.order = order
         self.session = session or self
         self.pid = 0
-        self.kill_at_s: float | None = None  # of a server that is being stopped
+        self.kill_at_s: float | None = None  # set when it is being stopped
 
 
 class Keeper:
@@ -48,8 +51,8 @@ class Keeper:
     ) -> None:
         self._control, self._memory_bytes, self._serve = control, memory_bytes, serve
         self._pending = b""
-        self._sessions: dict[str, Child] = {}  # their servers, by session
-        self._children: dict[int, Child] = {}  # all that are known, by process id
+        self._ordered: dict[str, Child] = {}  # sessions and commands, by the id in their orders
+        self._children: dict[int, Child] = {}  # these and orphans, by process id
         self._pid = os.getpid()
         self._helpers = set(linux.children())  # that the agent's module code has started
         self._selector = selectors.DefaultSelector()
@@ -58,7 +61,7 @@ class Keeper:
 
     def loop(self) -> None:
         """Carry out orders until the runtime goes away. Forked sessions never come back from it."""
-        linux.die_with_parent(0)  # from here on a closed control socket says it, and leaves time to end the sessions
+        linux.die_with_parent(0)  # the closed control socket shows the same, and leaves time to end the sessions
         self._previous_handler = signal.signal(signal.SIGCHLD, lambda number, frame: None)
         self._wake = os.pipe()
         for fd in self._wake:
@@ -67,7 +70,7 @@ class Keeper:
         self._selector.register(self._control, selectors.EVENT_READ)
         self._selector.register(self._wake[0], selectors.EVENT_READ)
         while True:
-            deadlines = [s.kill_at_s for s in self._sessions.values() if s.kill_at_s is not None]
+            deadlines = [child.kill_at_s for child in self._ordered.values() if child.kill_at_s is not None]
             for key, _ in self._selector.select(max(0.0, min(deadlines) - time.monotonic()) if deadlines else None):
                 if key.fd == self._wake[0]:
                     with contextlib.suppress(BlockingIOError):
@@ -75,10 +78,10 @@ class Keeper:
                 else:
                     self._read_orders()
             self._reap()
-            for session in self._sessions.values():
-                if session.kill_at_s is not None and session.kill_at_s <= time.monotonic():
-                    session.kill_at_s = None
-                    _kill(session.pid)
+            for child in self._ordered.values():
+                if child.kill_at_s is not None and child.kill_at_s <= time.monotonic():
+                    child.kill_at_s = None
+                    _kill(child.pid)
 
     def _read_orders(self) -> None:
         data = b""
@@ -88,16 +91,13 @@ class Keeper:
             self._end_everything()
         *lines, self._pending = (self._pending + data).split(b"\n")
         for order in map(json.loads, lines):
-            if order["op"] == "spawn":
-                self._spawn(order)
-            elif order["op"] == "stop":
+            if order["op"] == "stop":
                 self._stop(order["id"], float(order["grace_s"]))
-            elif order["op"] == "command":
-                self._run_command(order)
-            else:
-                for pid, child in self._children.items():
-                    if child.order["op"] == "command" and child.order["id"] == order["id"]:
-                        _kill(pid)
+                continue
+            try:
+                self._spawn(order) if order["op"] == "spawn" else self._run_command(order)
+            except Exception as e:  # the runtime reports any failure of this order
+                self._report(ev="failed", id=order["id"], error=f"{type(e).__name__}: {e}")
 
     def _report(self, **event: Any) -> None:
         report(self._control, **event)
@@ -105,41 +105,33 @@ class Keeper:
     # -- starting
     def _spawn(self, order: dict[str, Any]) -> None:
         session = Child(order)
-        try:
-            os.mkdir(order["dir"], 0o700)
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-                listener.bind(order["socket"])
-                listener.listen(128)
-                self._fork(session, lambda: self._become_session(session, listener))
-        except Exception as e:  # whatever it is, it is this session's failure and the runtime's to report
-            self._report(ev="failed", id=order["id"], error=f"{type(e).__name__}: {e}")
-            return
-        self._sessions[order["id"]] = session
-        self._report(ev="spawned", id=order["id"], pid=session.pid)
+        os.mkdir(order["dir"], 0o700)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.bind(order["socket"])
+            listener.listen(128)
+            self._fork(session, lambda: self._become_session(session, listener))
 
     def _run_command(self, order: dict[str, Any]) -> None:
-        session = self._sessions.get(order["session"])
-        if session is None:
-            self._report(ev="command_exit", id=order["id"], status=-signal.SIGKILL)
+        session = self._ordered.get(order["session"])
+        if session is None:  # it has just ended
+            self._report(ev="exit", id=order["id"], status=-signal.SIGKILL)
             return
         command = Child(order, session)
-        try:
-            with contextlib.ExitStack() as outputs:
-                fds = []
-                for name in (b"o", b"e"):
-                    output = outputs.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-                    output.connect(order["socket"])
-                    output.sendall(name)
-                    fds.append(output.fileno())
-                self._fork(command, lambda: self._become_command(command, fds))
-        except Exception as e:
-            self._report(ev="command_exit", id=order["id"], status=-1, error=f"{type(e).__name__}: {e}")
+        with contextlib.ExitStack() as outputs:
+            fds = []
+            for name in (b"o", b"e"):
+                output = outputs.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+                output.connect(order["socket"])
+                output.sendall(name)
+                fds.append(output.fileno())
+            self._fork(command, lambda: self._become_command(command, fds))
 
     def _fork(self, child: Child, work: Callable[[], None]) -> None:
         """Start a child that does the work and never returns."""
         child.pid = os.fork()
         if child.pid:
-            self._children[child.pid] = child
+            self._children[child.pid] = self._ordered[child.order["id"]] = child
+            self._report(ev="spawned", id=child.order["id"], pid=child.pid)
             return
         try:
             signal.set_wakeup_fd(-1)
@@ -194,15 +186,15 @@ class Keeper:
         os.execve("/bin/sh", ["/bin/sh", "-c", command.order["command"]], dict(os.environ))
 
     # -- ending
-    def _stop(self, session_id: str, grace_s: float) -> None:
-        session = self._sessions.get(session_id)
-        if session is None:
+    def _stop(self, name: str, grace_s: float) -> None:
+        child = self._ordered.get(name)
+        if child is None:
             return
         if grace_s > 0:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(session.pid, signal.SIGTERM)
+                os.kill(child.pid, signal.SIGTERM)
         kill_at_s = time.monotonic() + max(0.0, grace_s)
-        session.kill_at_s = min(kill_at_s, session.kill_at_s or kill_at_s)
+        child.kill_at_s = min(kill_at_s, child.kill_at_s or kill_at_s)
 
     def _reap(self) -> None:
         """Collect every process that ended, and kill what is left of ended sessions."""
@@ -220,20 +212,18 @@ class Keeper:
     def _ended(self, child: Child, status: int, usage: Any) -> None:
         session = child.session
         if child is session:
-            del self._sessions[child.order["id"]]
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(child.pid, signal.SIGKILL)
             for pid in [pid for pid, other in self._children.items() if other.session is session]:
                 _kill(pid)
+        elif session.order["id"] in self._ordered:
+            for pid in self._strays():  # orphans of the command
+                self._children[pid] = Child({}, session)
+        if child.order:
+            del self._ordered[child.order["id"]]
             max_rss = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
             cpu_s = round(usage.ru_utime + usage.ru_stime, 6)
             self._report(ev="exit", id=child.order["id"], status=status, cpu_s=cpu_s, max_rss=max_rss)
-            return
-        if session.order["id"] in self._sessions:
-            for pid in self._strays():  # orphans of the command
-                self._children[pid] = Child({"op": "orphan"}, session)
-        if child.order["op"] == "command":
-            self._report(ev="command_exit", id=child.order["id"], status=status)
 
     def _strays(self) -> list[int]:
         """Children that belong to no session that lives."""
@@ -257,7 +247,7 @@ class Keeper:
 
 
 def report(control: socket.socket, **event: Any) -> None:
-    """Send an event to the runtime. When it is gone, the loop learns it from the same socket."""
+    """Send an event to the runtime. If the runtime has ended, the loop finds out from the same socket."""
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         control.sendall(json.dumps(event).encode() + b"\n")
 

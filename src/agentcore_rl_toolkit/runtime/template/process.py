@@ -7,12 +7,11 @@ A script with threads, a running event loop, or an open connection cannot be for
 imports the libraries that were loaded, and each of its forks runs the script from its start (libraries mode). If the libraries
 cannot be forked either, it starts once more, and nothing is imported before the fork (exec mode).
 
-Orders: ``spawn`` {id, socket, dir, log, links, copied, project}, ``stop`` {id, grace_s},
-``command`` {id, session, socket, command}, ``kill_command`` {id}. Events: ``ready`` {mode, reason, pid, no_view},
-``error`` {traceback}, ``spawned`` {id, pid}, ``failed`` {id, error}, ``exit`` {id, status, cpu_s, max_rss},
-``command_exit`` {id, status}.
+Orders: ``spawn`` {id, socket, dir, log, links, copied, project}, ``command`` {id, session, socket, command} and
+``stop`` {id, grace_s}. Events: ``ready`` {mode, reason, pid, no_view}, ``error`` {traceback}, ``spawned`` {id, pid},
+``failed`` {id, error} and ``exit`` {id, status, cpu_s, max_rss}.
 
-Nothing outlives its parent: when the control socket closes (the runtime is gone, by whatever signal), every process is killed.
+Nothing outlives its parent: when the control socket closes because the runtime has ended, every process is killed.
 When the template itself is killed, the kernel kills the sessions (Linux).
 """
 
@@ -87,15 +86,13 @@ def main(control: str, given: str) -> None:
         Keeper(runtime, options["memory_bytes"], serve).loop()
 
     def take_over(app: Any, uvicorn_options: dict[str, Any]) -> None:
-        reason = why_not_forkable(control_fd)
-        if reason is not None and options["mode"] != "fork":
+        if (reason := why_not_forkable(control_fd)) is not None:
             raise CannotForkError(reason)
         config = make_config(app, uvicorn_options)
         import_late_parts()
         gc.collect()
         gc.freeze()
-        how = {"mode": "fork", "reason": reason and f"forced, although {reason}"}
-        loop(how, lambda listener: leave(serve(config, listener)))
+        loop({"mode": "fork", "reason": None}, lambda listener: leave(serve(config, listener)))
 
     def run_cold(listener: socket.socket) -> None:
         prepare_as_is()
@@ -151,7 +148,7 @@ def loaded_libraries(script: Path) -> list[str]:
 
 
 def next_options(options: dict[str, Any], reason: str) -> dict[str, Any]:
-    """The options to start again with: first with the libraries that are loaded here, then with nothing."""
+    """Return the options of the next start: first with the libraries that are loaded here, then with nothing."""
     if options["mode"] == "libraries":
         return {**options, "mode": "exec"}
     modules = loaded_libraries(Path(options["script"]))
@@ -181,7 +178,7 @@ def import_late_parts() -> None:
 
 
 def _agents_traceback(error: BaseException) -> str:
-    """An exception without the launcher's own frames."""
+    """Format an exception without the launcher's own frames."""
     here, trace = os.path.dirname(os.path.abspath(__file__)), error.__traceback__
     while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename.startswith(here):
         trace = trace.tb_next

@@ -13,7 +13,7 @@ from typing import Any
 
 from ...isolation.project import Project
 
-AGENT_PORTS = (8080, 8000, 9000)  # of the HTTP, MCP and A2A contracts
+AGENT_PORTS = (8080, 8000, 9000)  # in the HTTP, MCP and A2A contracts
 TakeOver = Callable[[Any, dict[str, Any]], None]
 
 
@@ -32,7 +32,7 @@ def run_script(path: str, take_over: TakeOver, serve_here: Callable[[], socket.s
     Raises: ScriptEndedError when the file starts no server; whatever the file raises.
     """
     project = Project.of(Path(path))
-    sys.path[:0] = project.import_paths  # first of all: the server may lie beside the script
+    sys.path[:0] = project.import_paths  # before the import of the server, which may lie next to the script
     try:
         import uvicorn
     except ModuleNotFoundError as e:
@@ -52,7 +52,7 @@ def run_script(path: str, take_over: TakeOver, serve_here: Callable[[], socket.s
         bind(self, address)
 
     def run(app: Any, **options: Any) -> None:
-        socket.socket.bind = bind  # type: ignore[method-assign]  # any other port beside its server
+        socket.socket.bind = bind  # type: ignore[method-assign]  # other ports are allowed, too
         take_over(app, options)
 
     async def start(self: Any, sockets: Any = None) -> None:
@@ -96,7 +96,7 @@ def run_script(path: str, take_over: TakeOver, serve_here: Callable[[], socket.s
 
 
 def _run_app(main: types.ModuleType) -> None:
-    """Run the ASGI app that a script made and did not run: the one called `app`, else the only one."""
+    """Run the ASGI app that a script did not run. This is the app named `app`, otherwise the only one."""
     apps = {
         id(value): value
         for value in main.__dict__.values()

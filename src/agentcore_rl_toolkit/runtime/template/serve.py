@@ -19,7 +19,7 @@ KEEP_ALIVE_S = 10**7  # the runtime owns the connections and closes them; a race
 
 
 def make_config(app: Any, options: dict[str, Any]) -> Any:
-    """The uvicorn config an agent asked for, without its address. Imports what serving needs, so a fork inherits it."""
+    """Make the uvicorn config that an agent asked for, without its address. Import what serving needs, so a fork inherits it."""
     import uvicorn
 
     kept = {k: v for k, v in options.items() if k not in ("host", "port", "uds", "fd", "reload", "workers", "app_dir")}
