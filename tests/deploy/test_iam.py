@@ -19,7 +19,7 @@ from botocore import xform_name
 from botocore.exceptions import ClientError
 
 from agentcore_rl_toolkit.cli.doctor import aws
-from agentcore_rl_toolkit.deploy import agent, deployment, iam
+from agentcore_rl_toolkit.deploy import agent, deployment, iam, resources
 from serving import moto_server
 
 PLACE = iam.Place(
@@ -110,6 +110,7 @@ def test_a_trainer_reads_and_lists_the_records_of_its_prefix(as_user: Any) -> No
 
 # What S3 calls the right of an operation; no right at all is asked of who wants to know who he is.
 RIGHTS = {"s3:HeadBucket": "s3:ListBucket", "s3:HeadObject": "s3:GetObject", "s3:ListObjectsV2": "s3:ListBucket"}
+RIGHTS["s3:ListMultipartUploads"] = "s3:ListBucketMultipartUploads"
 ASKS_FOR_NONE = "sts:GetCallerIdentity"
 
 
@@ -150,7 +151,7 @@ def calls_of(module: ModuleType) -> set[str]:
 
 def test_who_deploys_may_make_every_call_that_a_deployment_makes() -> None:
     """moto knows resources of S3 only, so this is held against the source: each call's action is granted by name."""
-    made = calls_of(deployment) | calls_of(agent)
+    made = calls_of(deployment) | calls_of(agent) | calls_of(resources)
     assert len(made) > 25
     # the rollout that proves it, and what the control plane does in the caller's name
     more = {"bedrock-agentcore:InvokeAgentRuntime", "bedrock-agentcore:StopRuntimeSession"}

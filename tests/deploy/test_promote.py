@@ -1,43 +1,80 @@
-"""`agentcore-rl promote`: S3 and IAM of moto, SageMaker's hosting on loopback, and a real model behind the endpoint."""
+"""`agentcore-rl promote`: S3 and IAM of moto, hosting, imports and bundles on loopback, and a real engine behind the endpoint."""
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import boto3
 import pytest
 from click.testing import CliRunner, Result
 
 from agentcore_rl_toolkit.cli.main import cli
-from agentcore_rl_toolkit.deploy import hosting
-from agentcore_rl_toolkit.deploy.model import INSTANCES, ModelFacts, instance_for, read_model, refusals_of_import
+from agentcore_rl_toolkit.cli.production import compare
+from agentcore_rl_toolkit.deploy import resources
+from agentcore_rl_toolkit.deploy.calls import Calls
+from agentcore_rl_toolkit.deploy.models import ModelFacts, bedrock, read_model, sagemaker
+from agentcore_rl_toolkit.deploy.models.facts import INSTANCES, instance_for, refusals_of_import
 from agentcore_rl_toolkit.errors import ConfigError
 from agentcore_rl_toolkit.gateway.testing import ScriptedModel
 from agentcore_rl_toolkit.policy import WEIGHTS_DIR, load_policy, save_policy
-from serving import hosted
+from agentcore_rl_toolkit.runs import Rollout, RunWriter, TokenSequence, write_config
+from agentcore_rl_toolkit.weights.engines import EngineAddress
+from serving import hosted, serving
 
-from .hosted_models import HostedModels
+from .loopback_aws import LoopbackAWS
 
 BUCKET = "models-of-a-test"
+IDS = list(range(20, 60))
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_policy(load_policy()[0], tmp_path_factory.mktemp("run") / "refund")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with serving(tmp_path_factory.mktemp("engine"), "policy", "serve") as info:
+        yield info["url"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, engine: str) -> Path:
+    """A run with the built-in policy, and the logprobs of one rollout."""
+    folder = tmp_path_factory.mktemp("runs") / "refund"
+    folder.mkdir()
+    save_policy(load_policy()[0], folder / "policy")
+    write_config(folder, {"kind": "train"})
+    record(folder, [None, *EngineAddress(url=engine).connect().logprobs(IDS)])
+    return folder
+
+
+def record(folder: Path, logprobs: list[float | None]) -> None:
+    trained = TokenSequence(ids=IDS, mask=[0] * 20 + [1] * 20, logprobs=logprobs, prompt_length=20)
+    with RunWriter(folder) as writer:
+        writer.rollout(
+            lambda: Rollout(session_id="s", phase="train", step=3, group="g", outcome="ok", sequences=[trained])
+        )
 
 
 @pytest.fixture
-def sagemaker(account: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[HostedModels]:
-    monkeypatch.setattr(hosting, "PAUSE_S", 0.01)
+def aws_of_models(account: dict[str, str], engine: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackAWS]:
+    for module in (sagemaker, bedrock):
+        monkeypatch.setattr(module, "PAUSE_S", 0.01)
+    monkeypatch.setattr(resources, "ROLE_PAUSE_S", 0.01)
     with ScriptedModel(lambda messages, _: "It is 7.") as answering:
-        service = HostedModels(answering.url)
+        service = LoopbackAWS(answering.url, engine, account["AWS_ENDPOINT_URL_BEDROCK_AGENTCORE_CONTROL"])
         with hosted(service.app) as url:
-            monkeypatch.setenv("AWS_ENDPOINT_URL_SAGEMAKER", url)
-            monkeypatch.setenv("AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME", url)
-            monkeypatch.setenv("AWS_ENDPOINT_URL_PRICING", url)
+            services = (
+                "SAGEMAKER",
+                "SAGEMAKER_RUNTIME",
+                "PRICING",
+                "BEDROCK",
+                "BEDROCK_RUNTIME",
+                "BEDROCK_AGENTCORE_CONTROL",
+            )
+            for name in services:
+                monkeypatch.setenv(f"AWS_ENDPOINT_URL_{name}", url)
             yield service
         assert service.wrong == []
 
@@ -47,100 +84,341 @@ def promote(*words: str) -> Result:
 
 
 def keys() -> list[str]:
-    found = boto3.client("s3").list_objects_v2(Bucket=BUCKET)
-    return [item["Key"] for item in found.get("Contents", [])]
+    s3 = boto3.client("s3")
+    if BUCKET not in [bucket["Name"] for bucket in s3.list_buckets()["Buckets"]]:
+        return []
+    return [item["Key"] for item in s3.list_objects_v2(Bucket=BUCKET).get("Contents", [])]
 
 
 def roles() -> list[str]:
     return [role["RoleName"] for role in boto3.client("iam").list_roles()["Roles"]]
 
 
-def test_a_model_is_put_on_an_endpoint_updated_and_removed(model: Path, sagemaker: HostedModels) -> None:
-    words = (str(model), "--bucket", BUCKET)
+def nothing_is_left(service: LoopbackAWS) -> bool:
+    return service.has_nothing() and keys() == [] and "agentcore-rl-model-refund" not in roles()
+
+
+def read_prices(folder: Path, config: dict[str, Any]) -> dict[str, float | None]:
+    """The prices of an evaluation with these settings, in which ten rollouts took 18 s each, one after the other."""
+    folder.mkdir()
+    write_config(folder, {"kind": "eval", **config})
+    with RunWriter(folder) as writer:
+        for n in range(10):
+            times: dict[str, Any] = {"elapsed_s": 18.0, "ended_s": 1000.0 + 18.0 * n}
+            rollout = Rollout(session_id=f"s{n}", phase="eval", group=f"g{n}", outcome="ok", **times)
+            writer.rollout(lambda rollout=rollout: rollout)
+    found = compare._dollars(folder, compare.read_results(folder))
+    return {name: value and round(value, 2) for name, value in found.items()}
+
+
+def test_a_model_is_put_on_an_endpoint_updated_and_removed(
+    run: Path, aws_of_models: LoopbackAWS, tmp_path: Path
+) -> None:
+    words = (str(run), "--bucket", BUCKET)
     first = promote(*words)
     assert first.exit_code == 0, first.output
     assert 'the model answered: "It is 7."' in first.output
     assert "on ml.g6.xlarge: $1.13 per hour" in first.output
-    (created,) = sagemaker.models.values()
+    assert "logprobs of 20 tokens in 1 sequences differ by" in first.output
+    (created,) = aws_of_models.models.values()
     container = created["PrimaryContainer"]
     assert container["Environment"]["SM_VLLM_TOOL_CALL_PARSER"] == "hermes"
     prefix = container["ModelDataSource"]["S3DataSource"]["S3Uri"].removeprefix(f"s3://{BUCKET}/")
     assert {key.removeprefix(prefix) for key in keys()} >= {"config.json", "model.safetensors", "chat_template.jinja"}
-    assert sagemaker.endpoints["refund"]["EndpointStatus"] == "InService"
+    assert aws_of_models.endpoints["refund"]["EndpointStatus"] == "InService"
 
-    changes = sagemaker.changes
+    changes = aws_of_models.changes
     again = promote(*words)
     assert "endpoint refund: is up to date" in again.output
-    assert sagemaker.changes == changes
+    assert aws_of_models.changes == changes
+
+    prices = [
+        read_prices(tmp_path / name, {"agent": agent, "base_url": f"{url}/endpoints/refund/openai/v1"})
+        for name, agent, url in (
+            ("there", "arn:of:an:agent", os.environ["AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME"]),
+            ("elsewhere", "agent.py", "https://host"),
+        )
+    ]
+    assert prices[0]["model_dollars"] == 5.63  # 1.1267 an hour, 180 s, 10 rollouts
+    assert prices[0]["agent_dollars"] is not None
+    assert prices[1] == {"agent_dollars": None, "model_dollars": None}
 
     larger = promote(*words, "--instance", "ml.g6e.2xlarge")
     assert "endpoint refund: is updated" in larger.output
     assert "price per hour unknown" in larger.output
-    assert len(sagemaker.configs) == 2
+    assert len(aws_of_models.configs) == 2
 
+    part = boto3.client("s3").create_multipart_upload(Bucket=BUCKET, Key=f"{prefix}model.safetensors")
+    assert part["UploadId"]
     removed = promote(*words, "--remove")
     assert removed.exit_code == 0, removed.output
-    assert (sagemaker.endpoints, sagemaker.configs, sagemaker.models, keys()) == ({}, {}, {}, [])
-    assert "agentcore-rl-model-refund" not in roles()
+    assert nothing_is_left(aws_of_models)
+    assert "Uploads" not in boto3.client("s3").list_multipart_uploads(Bucket=BUCKET)
 
 
-def test_what_was_begun_is_continued_and_removed_after_each_step(model: Path, sagemaker: HostedModels) -> None:
-    words = (str(model), "--bucket", BUCKET)
-    for step in (1, 2, 3):  # model, configuration, endpoint
-        sagemaker.refuse, sagemaker.changes = step, 0
-        stopped = promote(*words)
-        assert "not allowed" in str(stopped.exception)
-        sagemaker.refuse = None
-        if step == 2:
-            assert promote(*words).exit_code == 0
-        assert promote(*words, "--remove").exit_code == 0
-        assert (sagemaker.endpoints, sagemaker.configs, sagemaker.models, keys()) == ({}, {}, {}, [])
+def test_logprobs_of_other_weights_stop_the_promotion(run: Path, aws_of_models: LoopbackAWS, tmp_path: Path) -> None:
+    other = tmp_path / "refund"
+    save_policy(load_policy()[0], other / "policy")
+    write_config(other, {"kind": "train"})
+    record(other, [None] + [-9.0] * (len(IDS) - 1))
+    done = promote(str(other), "--bucket", BUCKET, "--name", "refund")
+    assert "other weights than the run's" in str(done.exception)
+    aws_of_models.engine_url = "http://127.0.0.1:1"
+    unknown = promote(str(other / "policy"), "--bucket", BUCKET, "--name", "refund")
+    assert (unknown.exit_code, "logprobs: none came back" in unknown.output) == (0, True), unknown.output
+    assert promote(str(run), "--bucket", BUCKET, "--remove").exit_code == 0
 
 
-def test_an_endpoint_of_others_is_left_alone(model: Path, sagemaker: HostedModels) -> None:
-    sagemaker.endpoints["refund"] = {"EndpointStatus": "InService", "EndpointConfigName": "theirs"}
-    refused = promote(str(model), "--bucket", BUCKET)
-    assert "was not made by" in str(refused.exception)
-    assert "was not made by" in str(promote(str(model), "--bucket", BUCKET, "--remove").exception)
-    assert sagemaker.endpoints["refund"]["EndpointConfigName"] == "theirs"
+class KilledError(BaseException):
+    pass
 
 
-def test_a_dry_run_changes_nothing(model: Path, sagemaker: HostedModels) -> None:
-    done = promote(str(model), "--bucket", BUCKET, "--dry-run", "--name", "dry")
-    assert done.exit_code == 0, done.output
-    for call in ("s3://", "iam:CreateRole", "sagemaker:CreateModel", "sagemaker:CreateEndpoint"):
-        assert call in done.output
-    assert (sagemaker.changes, "agentcore-rl-model-dry" in roles()) == (0, False)
+class Mortal(Calls):
+    """Ends the process, as far as the command can tell, when this many calls that change something were answered."""
+
+    left = 0
+
+    def __call__(self, service: str, operation: str, **parameters: Any) -> Any:
+        reply = super().__call__(service, operation, **parameters)
+        if not operation.startswith(("Get", "List", "Describe", "Head", "Invoke")):
+            self.count(operation)
+        return reply
+
+    def upload(self, file: Path, bucket: str, key: str) -> None:
+        super().upload(file, bucket, key)
+        self.count(file.name)
+
+    def count(self, operation: str) -> None:
+        Mortal.left -= 1
+        if Mortal.left == 0:
+            raise KilledError(operation)
 
 
-def test_a_deployed_agent_is_led_to_the_model_and_back(
-    model: Path, sagemaker: HostedModels, account: dict[str, str]
+def killed(after: int, *words: str) -> str | None:
+    """The change at which the command was killed. None: it had fewer changes to make, and came to its end."""
+    Mortal.left = after
+    try:
+        done = promote(*words)
+    except KilledError as e:
+        return str(e)
+    assert done.exit_code == 0, (done.output, done.exception)
+    return None
+
+
+@pytest.mark.parametrize(
+    ("to", "changes"),
+    [("sagemaker", ["CreateModel", "CreateEndpointConfig", "CreateEndpoint"]), ("bedrock", ["CreateModelImportJob"])],
+)
+def test_a_promotion_is_continued_and_removed_wherever_it_was_killed(
+    run: Path,
+    aws_of_models: LoopbackAWS,
+    account: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    to: str,
+    changes: list[str],
 ) -> None:
-    control = boto3.client("bedrock-agentcore-control")
-    boto3.client("iam").create_role(RoleName="agent-role", AssumeRolePolicyDocument="{}")
+    monkeypatch.setattr("agentcore_rl_toolkit.deploy.calls.Calls", Mortal)
+    arn, _, role = agent_of(account)
+    words = (str(run), "--bucket", BUCKET, "--to", to, "--force", "--agent", arn, "--bundle", "ours")
+    steps = []
+    while (step := killed(1, *words)) is not None:
+        steps.append(step)
+    last = ["PutRolePolicy", "CreateConfigurationBundle", "PutRolePolicy"]
+    assert steps[-len(changes) - 5 :] == ["CreateRole", "PutRolePolicy", *changes, *last]
+    assert len(steps) == len(set(steps)) + 2  # no step but that of policies is repeated
+    while (step := killed(1, *words, "--remove")) is not None:
+        steps.append(step)
+    assert nothing_is_left(aws_of_models)
+    assert boto3.client("iam").list_role_policies(RoleName=role)["PolicyNames"] == []
+    files = sum(step in ("model.safetensors", *os.listdir(run / "policy")) for step in steps)
+    for after in range(files, files + 4 + len(changes)):  # then it is given up
+        assert killed(after, *words) is not None
+        assert killed(0, *words, "--remove") is None
+        assert nothing_is_left(aws_of_models)
+
+
+def test_a_model_is_imported_into_bedrock_warmed_up_and_removed(run: Path, aws_of_models: LoopbackAWS) -> None:
+    words = (str(run), "--to", "bedrock", "--bucket", BUCKET)
+    refused = promote(*words)
+    assert "tool calls of imported models for gpt-oss only" in str(refused.exception)
+    assert (aws_of_models.changes, keys()) == (0, [])
+    aws_of_models.not_ready = 6
+    first = promote(*words, "--force")
+    assert first.exit_code == 0, first.output
+    assert "the model is being loaded: waiting" in first.output
+    assert 'the model answered: "It is 7."' in first.output
+    assert "price per hour unknown" in first.output
+    (job,) = aws_of_models.jobs.values()
+    trust = boto3.client("iam").get_role(RoleName="agentcore-rl-model-refund")["Role"]["AssumeRolePolicyDocument"]
+    assert job["roleArn"].endswith(":role/agentcore-rl-model-refund")
+    assert trust["Statement"][0]["Condition"]["ArnEquals"]["aws:SourceArn"].endswith(":123456789012:model-import-job/*")
+    assert {key.rpartition("/")[2] for key in keys()} >= {"config.json", "model.safetensors", "tokenizer_config.json"}
+
+    again = promote(*words, "--force")
+    assert "is up to date" in again.output
+    other = promote(*words, "--force", "--dtype", "float16")
+    assert other.exit_code == 0, other.output
+    assert len(aws_of_models.imported) == 2  # the earlier one stays for roll-backs
+    theirs = {"modelArn": bedrock_arn(7), "modelName": "refund-of-theirs", "creationTime": 0}
+    aws_of_models.imported[theirs["modelArn"]] = theirs
+    aws_of_models.tags[theirs["modelArn"]] = []
+    removed = promote(*words, "--remove")
+    assert removed.exit_code == 0, removed.output
+    assert list(aws_of_models.imported.values()) == [theirs]
+    aws_of_models.imported.clear()
+    assert nothing_is_left(aws_of_models)
+
+
+def bedrock_arn(number: int) -> str:
+    return f"arn:aws:bedrock:us-west-2:123456789012:imported-model/{number:012d}"
+
+
+def test_a_failed_import_says_why_and_is_started_again(run: Path, aws_of_models: LoopbackAWS) -> None:
+    words = (str(run), "--to", "bedrock", "--bucket", BUCKET, "--force")
+    aws_of_models.failure = "the tokenizer is not known"
+    failed = promote(*words)
+    assert "the tokenizer is not known" in str(failed.exception)
+    assert promote(*words).exit_code == 0
+    assert [job["jobName"].rpartition("-")[2] for job in aws_of_models.jobs.values()] == ["1", "2"]
+    assert promote(*words, "--remove").exit_code == 0
+
+
+def test_an_endpoint_of_others_is_left_alone(run: Path, aws_of_models: LoopbackAWS) -> None:
+    aws_of_models.endpoints["refund"] = {"EndpointStatus": "InService", "EndpointConfigName": "theirs"}
+    words = (str(run), "--bucket", BUCKET)
+    assert "was not made by" in str(promote(*words).exception)
+    assert "was not made by" in str(promote(*words, "--remove").exception)
+    assert aws_of_models.endpoints.pop("refund")["EndpointConfigName"] == "theirs"
+    aws_of_models.models["refund-theirs"] = {"ModelName": "refund-theirs"}
+    assert promote(*words, "--remove").exit_code == 0
+    assert list(aws_of_models.models) == ["refund-theirs"]
+
+
+@pytest.mark.parametrize("to", ["sagemaker", "bedrock"])
+def test_a_dry_run_changes_nothing(run: Path, aws_of_models: LoopbackAWS, to: str, account: dict[str, str]) -> None:
+    arn, _, role = agent_of(account)
+    words = ("--bucket", BUCKET, "--dry-run", "--name", "dry", "--to", to, "--force", "--agent", arn)
+    done = promote(str(run), *words)
+    assert done.exit_code == 0, done.output
+    calls = {
+        "sagemaker": ("sagemaker:CreateModel", "sagemaker:CreateEndpoint"),
+        "bedrock": ("bedrock:CreateModelImportJob",),
+    }
+    for call in ("s3://", "iam:CreateRole", *calls[to], "bedrock-agentcore-control:UpdateAgentRuntime"):
+        assert call in done.output
+    assert promote(str(run), *words, "--bundle", "ours").exit_code == 0
+    assert (aws_of_models.changes, "agentcore-rl-model-dry" in roles()) == (0, False)
+    assert boto3.client("iam").list_role_policies(RoleName=role)["PolicyNames"] == []
+
+
+def test_without_an_account_a_dry_run_shows_what_would_be_done_in_a_new_one(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nowhere")
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
+    arn = "arn:aws:bedrock-agentcore:us-west-2:123456789012:runtime/shop-5RAgoLKvAy"
+    for to in ("sagemaker", "bedrock"):
+        done = promote(str(run), "--bucket", BUCKET, "--dry-run", "--to", to, "--force", "--agent", arn)
+        assert done.exit_code == 0, (done.output, done.exception)
+        assert "UpdateAgentRuntime" in done.output
+
+
+def agent_of(account: dict[str, str]) -> tuple[str, str, str]:
+    """ARN, id and role of the deployed agent."""
+    control = boto3.client("bedrock-agentcore-control", endpoint_url=account["AWS_ENDPOINT_URL_BEDROCK_AGENTCORE"])
     (agent,) = [a for a in control.list_agent_runtimes()["agentRuntimes"] if a["agentRuntimeName"] == "other"]
     arn, runtime = agent["agentRuntimeArn"], agent["agentRuntimeId"]
     role = control.get_agent_runtime(agentRuntimeId=runtime)["roleArn"].rsplit("/", 1)[1]
     if role not in roles():
         boto3.client("iam").create_role(RoleName=role, AssumeRolePolicyDocument="{}")
-    done = promote(str(model), "--bucket", BUCKET, "--agent", arn, "--json")
+    return arn, runtime, role
+
+
+@pytest.mark.parametrize("to", ["sagemaker", "bedrock"])
+def test_a_deployed_agent_is_led_to_the_model_and_back(
+    run: Path, aws_of_models: LoopbackAWS, account: dict[str, str], to: str
+) -> None:
+    arn, runtime, role = agent_of(account)
+    iam, control = boto3.client("iam"), boto3.client("bedrock-agentcore-control")
+
+    def variables() -> dict[str, str]:
+        found = control.get_agent_runtime(agentRuntimeId=runtime).get("environmentVariables", {})
+        return {name: value for name, value in found.items() if "MODEL" in name}
+
+    words = (str(run), "--to", to, "--bucket", BUCKET, "--agent", arn, "--force")
+    done = promote(*words, "--json")
     assert done.exit_code == 0, done.output
     facts = json.loads(done.stdout)
-    now = control.get_agent_runtime(agentRuntimeId=runtime)
-    assert now["environmentVariables"]["AGENTCORE_RL_MODEL_URL"] == facts["url"]
-    assert facts["url"].endswith("/endpoints/refund/openai/v1")
-    policy = boto3.client("iam").get_role_policy(RoleName=role, PolicyName="agentcore-rl-model")["PolicyDocument"]
-    assert policy["Statement"][0]["Resource"].endswith(":endpoint/refund")
-    back = promote(str(model), "--agent", arn, "--roll-back", facts["version_before"])
-    assert back.exit_code == 0, back.output
-    assert "AGENTCORE_RL_MODEL_URL" not in control.get_agent_runtime(agentRuntimeId=runtime).get(
-        "environmentVariables", {}
-    )
-    assert promote(str(model), "--bucket", BUCKET, "--remove").exit_code == 0
+    policy = iam.get_role_policy(RoleName=role, PolicyName="agentcore-rl-model-refund")["PolicyDocument"]
+    resource = policy["Statement"][0]["Resource"]
+    if to == "sagemaker":
+        assert variables() == {"AGENTCORE_RL_MODEL_URL": facts["base_url"]}
+        assert facts["base_url"].endswith("/endpoints/refund/openai/v1")
+        assert resource.endswith(":endpoint/refund")
+    else:
+        assert variables() == {"AGENTCORE_RL_MODEL_ID": facts["model_id"]}
+        assert resource == facts["model_id"] in aws_of_models.imported
+    again = json.loads(promote(*words, "--json").stdout)  # an interrupted run may have changed the agent
+    assert (again["version"], again["version_before"]) == (facts["version"], facts["version_before"])
+
+    assert promote(str(run), "--agent", arn, "--roll-back", facts["version_before"]).exit_code == 0
+    assert variables() == {}
+    assert promote(*words).exit_code == 0
+    assert variables() != {}
+    other = promote(str(run), "--bucket", BUCKET, "--agent", arn, "--name", "another", "--remove")
+    assert other.exit_code == 0, other.output
+    assert variables() != {}
+    removed = promote(*words, "--remove")
+    assert removed.exit_code == 0, removed.output
+    assert (variables(), iam.list_role_policies(RoleName=role)["PolicyNames"]) == ({}, [])
+    assert nothing_is_left(aws_of_models)
 
 
-def test_a_folder_comes_with_the_command_that_serves_it(model: Path, tmp_path: Path) -> None:
-    done = promote(str(model), "--to", "folder", "--out", str(tmp_path / "out"))
+def test_a_bundle_gets_a_version_with_the_models_address(
+    run: Path, aws_of_models: LoopbackAWS, account: dict[str, str], tmp_path: Path
+) -> None:
+    arn, runtime, role = agent_of(account)
+    control = boto3.client("bedrock-agentcore-control")
+    theirs = {arn: {"configuration": {"system_prompt": "Be kind.", "model_id": "hosted"}}}
+    made = control.create_configuration_bundle(bundleName="ours", components=theirs, tags={})
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "hello"}\n')
+    words = (str(run), "--bucket", BUCKET, "--agent", arn, "--bundle", "ours")
+    before = control.get_agent_runtime(agentRuntimeId=runtime)["agentRuntimeVersion"]
+    done = promote(*words, "--json")
+    assert done.exit_code == 0, done.output
+    facts = json.loads(done.stdout)
+    assert (facts["bundle"], facts["version_before"]) == (made["bundleArn"], made["versionId"])
+    (baggage,) = [line.rpartition(" ")[2] for line in facts["steps"] if "baggage" in line]
+    values = dict(each.split("=") for each in unquote(baggage).split(","))
+    assert values["aws.agentcore.configbundle_version"] == facts["version"]
+    found = control.get_configuration_bundle_version(bundleId=made["bundleId"], versionId=facts["version"])
+    wanted = {"system_prompt": "Be kind.", "base_url": facts["base_url"]}
+    assert found["components"][arn]["configuration"] == wanted
+    assert control.get_agent_runtime(agentRuntimeId=runtime)["agentRuntimeVersion"] == before
+    names = {"agentcore-rl-model-refund", "agentcore-rl-model-bundle-ours"}
+    assert set(boto3.client("iam").list_role_policies(RoleName=role)["PolicyNames"]) == names
+    assert json.loads(promote(*words, "--json").stdout)["version"] == facts["version"]
+
+    assert "did not make it" in promote(*words, "--remove").output
+    assert boto3.client("iam").list_role_policies(RoleName=role)["PolicyNames"] == []
+    aws_of_models.bundles.clear()
+    assert promote(*words).exit_code == 0
+    assert promote(*words, "--remove").exit_code == 0
+    assert nothing_is_left(aws_of_models)
+
+
+@pytest.mark.parametrize("option", ["--bundle", "--roll-back"])
+def test_options_of_an_agent_need_one(run: Path, option: str, aws_of_models: LoopbackAWS) -> None:
+    assert "need --agent" in str(promote(str(run), "--bucket", BUCKET, option, "x").exception)
+    assert aws_of_models.changes == 0
+
+
+def test_a_folder_comes_with_the_command_that_serves_it(run: Path, tmp_path: Path) -> None:
+    done = promote(str(run), "--to", "folder", "--out", str(tmp_path / "out"))
     assert done.exit_code == 0, done.output
     assert f"vllm serve {tmp_path / 'out'} --enable-auto-tool-choice --tool-call-parser hermes" in done.output
     assert read_model(tmp_path / "out").dtype == "bfloat16"

@@ -11,11 +11,12 @@ from typing import Any
 
 from ..contract import AS_IS
 from ..errors import ConfigError
-from .calls import Calls, RefusedError
+from .calls import Calls
+from .resources import Resources
 from .settings import TAG, Settings
 
 CONTROL = "bedrock-agentcore-control"
-READY_S, GONE_S, ROLE_S = 900.0, 600.0, 90.0
+READY_S, GONE_S = 900.0, 600.0
 PAUSE_S = 0.5  # between two looks
 GONE = ("ResourceNotFoundException",)
 
@@ -39,6 +40,7 @@ class AgentRuntime:
     def __init__(self, settings: Settings, calls: Calls, say: Callable[[str], None]) -> None:
         self.settings, self._call, self._say = settings, calls, say
         self._control = partial(calls, CONTROL)
+        self._resources = Resources(settings.name, calls, say)
 
     # -- up
 
@@ -55,9 +57,11 @@ class AgentRuntime:
             self._remove(found["agentRuntimeId"])
             found = None
         if found is None:
-            self._say(f"agent {s.name}: is made")
+            self._say(f"agent {s.name}: is created")
             new = {"agentRuntimeName": s.name, "tags": s.tags, **wanted}
-            made = self._until_role_is_known(lambda: self._control("CreateAgentRuntime", **new))
+            made = self._resources.until_role_is_known(
+                lambda: self._control("CreateAgentRuntime", **new), own_role=s.role is None
+            )
             if made is None:
                 return Deployed(arn=None, version=None, changed=True)
             return Deployed(arn=made["agentRuntimeArn"], version=made["agentRuntimeVersion"], changed=True)
@@ -74,7 +78,9 @@ class AgentRuntime:
         takes = self._call.parameters_of(CONTROL, "UpdateAgentRuntime")
         theirs = {name: value for name, value in now.items() if name in takes - set(wanted) and value}
         theirs["agentRuntimeId"] = runtime
-        made = self._until_role_is_known(lambda: self._control("UpdateAgentRuntime", **theirs, **wanted))
+        made = self._resources.until_role_is_known(
+            lambda: self._control("UpdateAgentRuntime", **theirs, **wanted), own_role=s.role is None
+        )
         return Deployed(arn=arn, version=None if made is None else str(made["agentRuntimeVersion"]), changed=True)
 
     def _wanted(self, artifact: Mapping[str, Any], role: str) -> dict[str, Any]:
@@ -94,19 +100,6 @@ class AgentRuntime:
             },
         }
 
-    def _until_role_is_known(self, make: Callable[[], Any]) -> Any:
-        """A role that was just made is known to AgentCore after some seconds."""
-        deadline = time.monotonic() + ROLE_S
-        while True:
-            try:
-                return make()
-            except RefusedError as e:
-                about_role = "role" in str(e).lower() and e.code in ("ValidationException", "AccessDeniedException")
-                if self.settings.role is not None or not about_role or time.monotonic() > deadline:
-                    raise
-                self._say("the role is not known everywhere yet: waiting")
-                time.sleep(5)
-
     def must_be_ready(self, arn: str) -> None:
         """Wait. Raises: ConfigError with AgentCore's reason when it cannot be made."""
         if self._settled(arn) != "READY" and not self._call.rehearse:
@@ -123,7 +116,7 @@ class AgentRuntime:
         to: dict[str, Any] = {"agentRuntimeVersion": version}
         found = self._control("GetAgentRuntimeEndpoint", **which, absent=GONE)
         if found is None:
-            self._say(f"endpoint {name}: is made for version {version}")
+            self._say(f"endpoint {name}: is created for version {version}")
             tags = self.settings.tags
             self._control("CreateAgentRuntimeEndpoint", agentRuntimeId=_id(arn), name=name, tags=tags, **to)
         elif str(found.get("targetVersion") or found.get("liveVersion")) != version:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,14 @@ SOME_ACCOUNT, SOME_REGION = "123456789012", "us-west-2"
 _NOTHING_THERE: dict[str, Any] = {
     "GetCallerIdentity": {"Account": SOME_ACCOUNT, "Arn": f"arn:aws:iam::{SOME_ACCOUNT}:user/rehearsal"},
     "ListAgentRuntimes": {"agentRuntimes": []},
+    "GetAgentRuntime": {
+        "status": "READY",
+        "roleArn": f"arn:aws:iam::{SOME_ACCOUNT}:role/agent",
+        "agentRuntimeVersion": "1",
+        "agentRuntimeArtifact": {"containerConfiguration": {"containerUri": "the-image"}},
+        "networkConfiguration": {"networkMode": "PUBLIC"},
+    },
+    "GetAgentRuntimeEndpoint": {"liveVersion": "1"},
 }
 
 
@@ -56,6 +65,19 @@ class Calls:
                 "no credentials: export AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or give the machine a role"
             )
 
+    @cached_property
+    def _identity(self) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self("sts", "GetCallerIdentity")
+        return found
+
+    @property
+    def account(self) -> str:
+        return str(self._identity["Account"])
+
+    @property
+    def partition(self) -> str:
+        return str(self._identity["Arn"]).split(":")[1]
+
     def __call__(self, service: str, operation: str, *, absent: tuple[str, ...] = (), **parameters: Any) -> Any:
         """Call ``operation`` (`CreateRole`) of ``service`` (`iam`). Gives the reply.
 
@@ -91,6 +113,10 @@ class Calls:
             raise RefusedError(f"{service}:{operation}: {code}: {error.get('Message', '')}", code=code) from e
         except BotoCoreError as e:
             raise RefusedError(f"{service}:{operation}: {e}") from e
+
+    def price_list(self) -> Callable[..., Any]:
+        """Calls of AWS's price list, which is in one region for all."""
+        return partial(Calls(region="us-east-1", rehearse=self.rehearse, say=lambda line: None), "pricing")
 
     def upload(self, file: Path, bucket: str, key: str) -> None:
         """Upload a file of any size to S3. Raises: RefusedError."""

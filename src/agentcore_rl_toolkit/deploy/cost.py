@@ -1,8 +1,13 @@
-"""The cost of rollouts on AgentCore Runtime. Arithmetic only."""
+"""The cost of rollouts on AgentCore Runtime, and of a model's instance."""
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Callable
+from typing import Any
+
+from ..errors import ConfigError
 
 # us-east-1 and us-west-2. Sources: the pricing pages of Bedrock AgentCore and S3, November 2026. AgentCore charges CPU that was
 # used, and memory at its highest use so far, by the second.
@@ -31,3 +36,19 @@ def line(rollouts: int) -> str:
         f"{rollouts:,} rollouts of 5 min, 12 s of CPU and 0.5 GB cost about ${dollars(rollouts):,.2f} on AgentCore Runtime "
         f"(prices of {PRICES_OF}; without the model)"
     )
+
+
+def dollars_per_hour(instance: str, region: str, pricing: Callable[..., Any]) -> float | None:
+    """Return the price of a SageMaker instance by AWS's price list. None if the list is not open to this user, or lacks it.
+
+    ``pricing`` calls an operation of the price list's service.
+    """
+    wanted = {"instanceName": instance, "component": "Hosting", "regionCode": region}
+    filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in wanted.items()]
+    try:
+        listed = (pricing("GetProducts", ServiceCode="AmazonSageMaker", Filters=filters) or {})["PriceList"]
+        (terms,) = json.loads(listed[0])["terms"]["OnDemand"].values()
+        (dimension,) = terms["priceDimensions"].values()
+        return float(dimension["pricePerUnit"]["USD"])
+    except (ConfigError, LookupError, ValueError):
+        return None

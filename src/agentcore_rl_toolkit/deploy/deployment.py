@@ -9,9 +9,9 @@ import base64
 import contextlib
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +31,11 @@ from .artifact import (
     stage,
 )
 from .calls import Calls
+from .resources import Resources
 from .score_ready import READY_FILE, derive, derived_tag, start_file
-from .settings import TAG, Settings
+from .settings import Settings
 
-POLICY = "agentcore-rl"
-NO_ENTITY, NO_REPOSITORY = ("NoSuchEntity",), ("RepositoryNotFoundException",)
-NOT_IN_S3 = ("404", "NoSuchKey", "NotFound", "NoSuchBucket")
+NO_REPOSITORY = ("RepositoryNotFoundException",)
 
 
 class Deployment:
@@ -48,7 +47,8 @@ class Deployment:
     def __init__(self, settings: Settings, calls: Calls, say: Callable[[str], None]) -> None:
         self.settings, self._call, self._say = settings, calls, say
         self._agent = AgentRuntime(settings, calls, say)
-        self._s3, self._ecr, self._iam = (partial(calls, service) for service in ("s3", "ecr", "iam"))
+        self._resources = Resources(settings.name, calls, say)
+        self._s3, self._ecr = partial(calls, "s3"), partial(calls, "ecr")
 
     # -- up
 
@@ -56,7 +56,8 @@ class Deployment:
         """Make, or bring up to date, everything the settings name."""
         s = self.settings
         s.check()
-        self._bucket()
+        if s.bucket is not None:
+            self._resources.bucket(s.bucket)
         artifact = self._artifact()
         role = self._role()
         agent = self._agent.bring(artifact, role)
@@ -71,40 +72,21 @@ class Deployment:
 
     def place(self) -> iam.Place:
         """The names of this deployment in its policies."""
-        account, partition = self._who
         s = self.settings
         repository = s.repository
         if s.image is not None and ".dkr.ecr." in s.image:
             repository = s.image.split("/", 1)[1].split("@")[0].rsplit(":", 1)[0]
         assert self._call.region is not None
         return iam.Place(
-            account=account,
+            account=self._call.account,
             region=self._call.region,
-            partition=partition,
+            partition=self._call.partition,
             name=s.name,
             repository=repository,
             bucket=s.bucket,
             prefix=s.prefix,
             jobs=any(name.startswith("AGENTCORE_RL_SAGEMAKER_") for name in s.environment),
         )
-
-    @cached_property
-    def _who(self) -> tuple[str, str]:
-        """Account and partition."""
-        who = self._call("sts", "GetCallerIdentity")
-        return str(who["Account"]), str(who["Arn"]).split(":")[1]
-
-    def _bucket(self) -> None:
-        bucket = self.settings.bucket
-        if bucket is None:
-            return
-        if self._s3("HeadBucket", Bucket=bucket, absent=NOT_IN_S3) is not None:
-            return
-        self._say(f"bucket {bucket}: is made")
-        region = self._call.region
-        where = None if region == "us-east-1" else {"LocationConstraint": region}
-        there = ("BucketAlreadyOwnedByYou",)  # and closed to the public, by S3's own default
-        self._s3("CreateBucket", Bucket=bucket, CreateBucketConfiguration=where, absent=there)
 
     def _artifact(self) -> dict[str, Any]:
         s = self.settings
@@ -117,9 +99,9 @@ class Deployment:
         assert s.repository is not None
         found = self._ecr("DescribeRepositories", repositoryNames=[s.repository], absent=NO_REPOSITORY)
         if found is None:
-            self._say(f"repository {s.repository}: is made")
+            self._say(f"repository {s.repository}: is created")
             there = ("RepositoryAlreadyExistsException",)
-            found = self._ecr("CreateRepository", repositoryName=s.repository, tags=self._tags, absent=there)
+            found = self._ecr("CreateRepository", repositoryName=s.repository, tags=[self._resources.tag], absent=there)
             uri = found["repository"]["repositoryUri"] if found else f"{self._registry()}/{s.repository}"
         else:
             uri = found["repositories"][0]["repositoryUri"]
@@ -137,7 +119,7 @@ class Deployment:
         tag = derived_tag(base) if s.score_ready else tag
         image = f"{uri}:{tag}"
         if self._pushed(tag):
-            self._say(f"image {tag}: is there")
+            self._say(f"image {tag}: exists")
         elif self._call.rehearse:
             self._say(f"would build {s.image or s.folder} for {s.platform} and push {image}")
         else:
@@ -177,8 +159,8 @@ class Deployment:
         return self._ecr("DescribeImages", **which, absent=("ImageNotFoundException", *NO_REPOSITORY)) is not None
 
     def _registry(self) -> str:
-        account, partition = self._who
-        return f"{account}.dkr.ecr.{self._call.region}.amazonaws.com{'.cn' if partition == 'aws-cn' else ''}"
+        china = ".cn" if self._call.partition == "aws-cn" else ""
+        return f"{self._call.account}.dkr.ecr.{self._call.region}.amazonaws.com{china}"
 
     def _archive(self) -> dict[str, Any]:
         s = self.settings
@@ -189,12 +171,12 @@ class Deployment:
                 (staged / READY_FILE).write_text(start_file(s.entry))
             requirements_of(staged)  # without packages the real run would end here
             key = f"{iam.ARCHIVES}/{s.name}/{digest_of(staged, s.platform, s.python, wheel_digest())}.zip"
-            if self._s3("HeadObject", Bucket=s.bucket, Key=key, absent=NOT_IN_S3):
-                self._say(f"archive {Path(key).stem}: is there")
+            if self._resources.has_object(s.bucket, key):
+                self._say(f"archive {Path(key).stem}: exists")
             elif self._call.rehearse:
                 self._say(f"would make an archive of {s.folder} for {s.platform} and put it to s3://{s.bucket}/{key}")
             else:
-                self._say(f"archive {Path(key).stem}: is made for {s.platform}, Python {s.python}")
+                self._say(f"archive {Path(key).stem}: is created for {s.platform}, Python {s.python}")
                 with tempfile.TemporaryDirectory() as work:
                     made = make_archive(staged, target=s.platform, python=s.python, into=Path(work))
                     self._s3("PutObject", Bucket=s.bucket, Key=key, Body=made.read_bytes())
@@ -211,26 +193,8 @@ class Deployment:
         if s.role is not None:
             return s.role
         place = self.place()
-        trust, policy = iam.text(iam.execution_trust(place)), iam.text(iam.execution(place))
-        arn = place.arn("iam", f"role/{s.role_name}", region="")
-        role: dict[str, Any] = {"RoleName": s.role_name}
-        found = self._iam("GetRole", **role, absent=NO_ENTITY)
-        if found is None:
-            self._say(f"role {s.role_name}: is made")
-            about = {"Description": f"Sessions of the agent {s.name}", "Tags": self._tags}
-            self._iam("CreateRole", **role, AssumeRolePolicyDocument=trust, **about, absent=("EntityAlreadyExists",))
-        else:
-            if not self._is_ours(found["Role"].get("Tags", [])):
-                raise ConfigError(
-                    f"the role {s.role_name} is there and was not made by `agentcore-rl deploy` (it lacks the tag {TAG}). "
-                    f"Use it as it is with --role {arn}, or deploy under another --name"
-                )
-            if found["Role"]["AssumeRolePolicyDocument"] != json.loads(trust):
-                self._iam("UpdateAssumeRolePolicy", **role, PolicyDocument=trust)
-        now = self._iam("GetRolePolicy", **role, PolicyName=POLICY, absent=NO_ENTITY)
-        if now is None or now["PolicyDocument"] != json.loads(policy):
-            self._iam("PutRolePolicy", **role, PolicyName=POLICY, PolicyDocument=policy)
-        return arn
+        trust, rights = iam.execution_trust(place), iam.execution(place)
+        return self._resources.role(s.role_name, f"Sessions of the agent {s.name}", trust, rights)
 
     def _smoke(self, arn: str | None) -> str | None:
         """Run one rollout. Gives its outcome. Raises: ConfigError when its session left no record."""
@@ -265,10 +229,11 @@ class Deployment:
         s = self.settings
         left: list[str] = []
         self._agent.remove()
-        self._remove_role(left)
+        if not self._resources.remove_role(s.role_name):
+            left.append(f"the role {s.role_name}, which this command did not make")
         self._remove_repository(left)
         if s.bucket is not None:
-            self._remove_archives(s.bucket)
+            self._resources.remove_objects(s.bucket, f"{iam.ARCHIVES}/{s.name}/")
             left.append(f"the bucket {s.bucket}, with its records")
         else:
             left.append("the bucket of the records; archives of --code in it, too: --bucket NAME removes them")
@@ -276,45 +241,14 @@ class Deployment:
         left.append(f"the log groups /aws/bedrock-agentcore/runtimes/{s.name}-*")
         return left
 
-    def _remove_role(self, left: list[str]) -> None:
-        name = self.settings.role_name
-        role: dict[str, Any] = {"RoleName": name}
-        found = self._iam("GetRole", **role, absent=NO_ENTITY)
-        if found is None:
-            return
-        if not self._is_ours(found["Role"].get("Tags", [])):
-            left.append(f"the role {name}, which this command did not make")
-            return
-        self._say(f"role {name}: is removed")
-        if self._iam("GetRolePolicy", **role, PolicyName=POLICY, absent=NO_ENTITY) is not None:
-            self._iam("DeleteRolePolicy", **role, PolicyName=POLICY, absent=NO_ENTITY)
-        self._iam("DeleteRole", **role, absent=NO_ENTITY)
-
     def _remove_repository(self, left: list[str]) -> None:
         name = f"agentcore-rl/{self.settings.name.lower()}"
         found = self._ecr("DescribeRepositories", repositoryNames=[name], absent=NO_REPOSITORY)
         if found is None:
             return
         arn = found["repositories"][0]["repositoryArn"]
-        if not self._is_ours(self._ecr("ListTagsForResource", resourceArn=arn).get("tags", [])):
+        if self._resources.tag not in self._ecr("ListTagsForResource", resourceArn=arn).get("tags", []):
             left.append(f"the repository {name}, which this command did not make")
             return
         self._say(f"repository {name}: is removed with its images")
         self._ecr("DeleteRepository", repositoryName=name, force=True, absent=NO_REPOSITORY)
-
-    def _remove_archives(self, bucket: str) -> None:
-        prefix = f"{iam.ARCHIVES}/{self.settings.name}/"
-        found = self._s3("ListObjectsV2", Bucket=bucket, Prefix=prefix, absent=("NoSuchBucket",))
-        for item in (found or {}).get("Contents", []):
-            self._say(f"archive {Path(item['Key']).stem}: is removed")
-            self._s3("DeleteObject", Bucket=bucket, Key=item["Key"])
-
-    # -- tags
-
-    @property
-    def _tags(self) -> list[dict[str, str]]:
-        """As IAM and ECR take them."""
-        return [{"Key": key, "Value": value} for key, value in self.settings.tags.items()]
-
-    def _is_ours(self, tags: Sequence[Mapping[str, str]]) -> bool:
-        return {"Key": TAG, "Value": self.settings.name} in tags

@@ -70,8 +70,7 @@ def execution_trust(place: Place) -> Policy:
         "StringEquals": {"aws:SourceAccount": place.account},
         "ArnLike": {"aws:SourceArn": place.arn("bedrock-agentcore", "*")},
     }
-    statement = {"Sid": "AgentCoreRunsTheAgent", "Effect": "Allow", "Principal": {"Service": SERVICE}}
-    return _document({**statement, "Action": "sts:AssumeRole", "Condition": condition})
+    return _document(_trust("AgentCoreRunsTheAgent", SERVICE, condition))
 
 
 def execution(place: Place) -> Policy:
@@ -149,46 +148,67 @@ def deployer(place: Place, *, role: str) -> Policy:
         statements.append(_allow("LogInToRegistry", "ecr", "GetAuthorizationToken", "*"))
     if place.bucket is not None:
         # AgentCore reads an archive with the rights of the user who makes the agent.
-        bucket, objects = f"arn:{place.partition}:s3:::{place.bucket}", "DeleteObject GetObject PutObject"
+        bucket = f"arn:{place.partition}:s3:::{place.bucket}"
+        objects = "AbortMultipartUpload DeleteObject GetObject PutObject"
         statements += [
             _allow("Records", "s3", objects, place.objects),
             _allow("Archives", "s3", objects, f"{bucket}/{ARCHIVES}/{place.name}/*"),
-            _allow("Bucket", "s3", "CreateBucket ListBucket", bucket),
+            _allow("Bucket", "s3", "CreateBucket ListBucket ListBucketMultipartUploads", bucket),
         ]
     return _document(*statements)
 
 
 def hosting_trust(account: str) -> Policy:
     """Trust of a model's execution role: SageMaker may assume it, for this account."""
-    statement = {
-        "Sid": "SageMakerHostsTheModel",
-        "Effect": "Allow",
-        "Principal": {"Service": "sagemaker.amazonaws.com"},
-    }
     condition = {"StringEquals": {"aws:SourceAccount": account}}
-    return _document({**statement, "Action": "sts:AssumeRole", "Condition": condition})
+    return _document(_trust("SageMakerHostsTheModel", "sagemaker.amazonaws.com", condition))
 
 
 def hosting(partition: str, bucket: str, prefix: str) -> Policy:
     """Rights of a model's endpoint: read the weights, pull the image, log."""
-    below = {"StringLike": {"s3:prefix": f"{prefix}*"}}
     image = "BatchCheckLayerAvailability BatchGetImage GetAuthorizationToken GetDownloadUrlForLayer"
     logs = f"arn:{partition}:logs:*:*:log-group:/aws/sagemaker/Endpoints/*"
     return _document(
-        _allow("ReadWeights", "s3", "GetObject", f"arn:{partition}:s3:::{bucket}/{prefix}*"),
-        _allow("ListWeights", "s3", "ListBucket", f"arn:{partition}:s3:::{bucket}", below),
+        *_weights(partition, bucket, prefix),
         _allow("PullImage", "ecr", image, "*"),
         _allow("Logs", "logs", "CreateLogGroup CreateLogStream DescribeLogStreams PutLogEvents", logs),
         _allow("Metrics", "cloudwatch", "PutMetricData", "*"),
     )
 
 
-def model_user(endpoint_arn: str) -> Policy:
+def import_trust(partition: str, region: str, account: str) -> Policy:
+    """Trust of an import's role: Bedrock may assume it, for import jobs of this account and region.
+
+    Source: User guide of Amazon Bedrock, "Create a service role for model import".
+    """
+    condition = {
+        "StringEquals": {"aws:SourceAccount": account},
+        "ArnEquals": {"aws:SourceArn": f"arn:{partition}:bedrock:{region}:{account}:model-import-job/*"},
+    }
+    return _document(_trust("BedrockImportsTheModel", "bedrock.amazonaws.com", condition))
+
+
+def imports(partition: str, bucket: str, prefix: str) -> Policy:
+    """Rights of an import: read the weights."""
+    return _document(*_weights(partition, bucket, prefix))
+
+
+def endpoint_user(endpoint_arn: str) -> Policy:
     """Rights that an agent's role needs to call a model's endpoint with a bearer token."""
     return _document(
         _allow("CallTheModel", "sagemaker", "InvokeEndpoint InvokeEndpointWithResponseStream", endpoint_arn),
         _allow("SignBearerTokens", "sagemaker", "CallWithBearerToken", "*"),
     )
+
+
+def imported_model_user(model_arn: str) -> Policy:
+    """Rights that an agent's role needs to call an imported model."""
+    return _document(_allow("CallTheModel", "bedrock", "InvokeModel InvokeModelWithResponseStream", model_arn))
+
+
+def bundle_user(bundle_arn: str) -> Policy:
+    """Rights that an agent's role needs to read a configuration bundle."""
+    return _document(_allow("ReadTheBundle", "bedrock-agentcore", "GetConfigurationBundleVersion", bundle_arn))
 
 
 def text(policy: Policy) -> str:
@@ -198,6 +218,20 @@ def text(policy: Policy) -> str:
 
 def _document(*statements: Policy) -> Policy:
     return {"Version": "2012-10-17", "Statement": list(statements)}
+
+
+def _trust(sid: str, service: str, condition: Policy) -> Policy:
+    statement = {"Sid": sid, "Effect": "Allow", "Principal": {"Service": service}, "Action": "sts:AssumeRole"}
+    return {**statement, "Condition": condition}
+
+
+def _weights(partition: str, bucket: str, prefix: str) -> list[Policy]:
+    """Statements of a role that reads a model's weights."""
+    below = {"StringLike": {"s3:prefix": f"{prefix}*"}}
+    return [
+        _allow("ReadWeights", "s3", "GetObject", f"arn:{partition}:s3:::{bucket}/{prefix}*"),
+        _allow("ListWeights", "s3", "ListBucket", f"arn:{partition}:s3:::{bucket}", below),
+    ]
 
 
 def _allow(sid: str, service: str, actions: str, resources: str | list[str], condition: Policy | None = None) -> Policy:

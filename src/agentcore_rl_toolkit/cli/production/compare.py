@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -47,6 +48,7 @@ class Results:
         failed: rollouts that did not end ok, by their outcome.
         seconds: duration of each rollout.
         tokens: sampled tokens of each rollout. Empty if no gateway recorded them.
+        wall_s: time from the first rollout's start to the last one's end.
     """
 
     scores: Mapping[str, float]
@@ -54,6 +56,7 @@ class Results:
     failed: Mapping[str, int]
     seconds: Sequence[float]
     tokens: Sequence[int]
+    wall_s: float
 
     def facts(self) -> dict[str, Any]:
         """Return the numbers as they are written to compare.json."""
@@ -146,7 +149,7 @@ def command(a: str, b: str, **options: Any) -> None:
         raise ConfigError("A and B have no input in common that both have a reward for")
     facts = {
         "sides": [
-            {"name": side.name, "folder": str(side.folder), **result.facts()}
+            {"name": side.name, "folder": str(side.folder), **result.facts(), **_dollars(side.folder, result)}
             for side, result in zip(sides, results, strict=True)
         ],
         "difference": change.as_facts(),
@@ -234,6 +237,8 @@ def read_results(folder: Path, inputs: Iterable[str] | None = None) -> Results:
     with RunReader(folder) as reader:
         rows = reader.rollouts(Query(), limit=reader.count())
     rows = [row for row in rows if wanted is None or row["grp"] in wanted]
+    ends = [row["ended_s"] for row in rows if row["ended_s"] is not None]
+    starts = [row["ended_s"] - (row["elapsed_s"] or 0.0) for row in rows if row["ended_s"] is not None]
     scores: dict[str, list[float]] = {}
     for row in rows:
         if row["score"] is not None:
@@ -244,7 +249,27 @@ def read_results(folder: Path, inputs: Iterable[str] | None = None) -> Results:
         failed=Counter(row["outcome"] for row in rows if row["outcome"] != "ok"),
         seconds=[row["elapsed_s"] for row in rows if row["elapsed_s"] is not None],
         tokens=[row["sampled_tokens"] for row in rows if row["sampled_tokens"]],
+        wall_s=max(ends) - min(starts) if ends else 0.0,
     )
+
+
+def _dollars(folder: Path, results: Results) -> dict[str, float | None]:
+    """Return the price of 1,000 rollouts: of an agent's sessions on AgentCore, and of a model's endpoint on SageMaker.
+
+    The endpoint counts for the time that the side took. None: unknown, as for what runs on this machine.
+    """
+    from ...deploy import cost
+    from ...deploy.models.sagemaker import RUNTIME_URL, dollars_per_hour_of
+    from ...runs import read_config
+
+    config = read_config(folder)
+    agent, url = str(config.get("agent")), str(config.get("base_url"))
+    hosts = rf"(?:{re.escape(os.environ.get(RUNTIME_URL) or '-')}|https://runtime\.sagemaker\.([a-z0-9-]+)\.[^/]+)"
+    endpoint = re.match(rf"{hosts}/endpoints/([^/]+)/", url)
+    per_hour = None if endpoint is None else dollars_per_hour_of(endpoint[2], endpoint[1])
+    sessions = cost.dollars(1000, minutes=statistics.fmean(results.seconds) / 60) if results.seconds else None
+    model = None if per_hour is None else per_hour * results.wall_s / 3600 / results.rollouts * 1000
+    return {"agent_dollars": sessions if agent.startswith("arn:") else None, "model_dollars": model}
 
 
 def _changed(a: Mapping[str, float], b: Mapping[str, float]) -> list[dict[str, Any]]:
@@ -271,6 +296,9 @@ def _lines(facts: Mapping[str, Any]) -> list[str]:
         ("seconds, 90 %", *(_number(side["seconds_p90"]) for side in (a, b))),
         ("sampled tokens", *(_number(side["sampled_tokens_mean"]) for side in (a, b))),
     ]
+    for heading, key in (("agent, $ for 1,000", "agent_dollars"), ("model, $ for 1,000", "model_dollars")):
+        if any(side[key] is not None for side in (a, b)):
+            table.append((heading, *(_number(side[key]) for side in (a, b))))
     if any(side["failed"] for side in (a, b)):
         table.append(("failed", *(", ".join(f"{n} {o}" for o, n in side["failed"].items()) or "0" for side in (a, b))))
     widths = [max(len(row[place]) for row in table) for place in range(3)]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError
+from ...errors import ConfigError
 
 GB = 10**9
 # Number of GPUs, and their memory in GB. Source: EC2's pages of the instance families.
@@ -58,6 +58,7 @@ class ModelFacts:
         context: largest number of positions. None if config.json has none.
         takes_tools: whether the chat template writes tools.
         digest: of all files; the same weights have the same.
+        tool_parser: vLLM's parser of its tool calls; None: it calls no tools.
     """
 
     folder: Path
@@ -67,6 +68,12 @@ class ModelFacts:
     context: int | None
     takes_tools: bool
     digest: str
+    tool_parser: str | None = None
+
+    @property
+    def size(self) -> str:
+        """Architecture and size, for people."""
+        return f"{self.architecture}, {self.bytes / GB:.2f} GB in {self.dtype}"
 
     @property
     def files(self) -> list[Path]:
@@ -118,28 +125,20 @@ def instance_for(facts: ModelFacts, wanted: str | None) -> tuple[str, int]:
 
 def refusals_of_import(facts: ModelFacts, region: str, *, force: bool = False) -> list[str]:
     """Return the reasons why Bedrock would not import a model, or why an agent could not use it there."""
-    found = []
-    if facts.architecture not in IMPORTED:
-        found.append(f"Bedrock does not import the architecture {facts.architecture}")
-    if region not in IMPORT_REGIONS:
-        found.append(f"Bedrock imports models in {', '.join(IMPORT_REGIONS)} only, not in {region}")
-    elif facts.architecture == "GptOssForCausalLM" and region != "us-east-1":
-        found.append("Bedrock imports gpt-oss in us-east-1 only")
-    if facts.bytes >= _IMPORT_BYTES:
-        found.append(
-            f"the weights have {facts.bytes / GB:.0f} GB, and Bedrock imports less than {_IMPORT_BYTES // GB} GB"
-        )
-    if facts.context is not None and facts.context >= _IMPORT_CONTEXT:
-        found.append(
-            f"config.json allows {facts.context} positions, and Bedrock imports less than {_IMPORT_CONTEXT}: lower "
-            "max_position_embeddings"
-        )
-    if facts.takes_tools and facts.architecture != "GptOssForCausalLM" and not force:
-        found.append(
-            "Bedrock documents tool calls of imported models for gpt-oss only: an agent with tools needs --to sagemaker "
-            "(--force if yours uses none)"
-        )
-    return found
+    oss = facts.architecture == "GptOssForCausalLM"
+    checks = {
+        f"Bedrock does not import the architecture {facts.architecture}": facts.architecture in IMPORTED,
+        f"Bedrock imports models in {', '.join(IMPORT_REGIONS)} only, not in {region}": region in IMPORT_REGIONS,
+        "Bedrock imports gpt-oss in us-east-1 only": not oss or region == "us-east-1",
+        f"the weights have {facts.bytes / GB:.0f} GB, and Bedrock imports less than {_IMPORT_BYTES // GB} GB": (
+            facts.bytes < _IMPORT_BYTES
+        ),
+        f"config.json allows {facts.context} positions, and Bedrock imports less than {_IMPORT_CONTEXT}: lower "
+        "max_position_embeddings": facts.context is None or facts.context < _IMPORT_CONTEXT,
+        "Bedrock documents tool calls of imported models for gpt-oss only: an agent with tools needs --to sagemaker (--force "
+        "if yours uses none)": not facts.takes_tools or oss or force,
+    }
+    return [reason for reason, holds in checks.items() if not holds]
 
 
 def _files(folder: Path) -> list[Path]:

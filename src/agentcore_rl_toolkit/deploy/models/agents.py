@@ -1,0 +1,212 @@
+"""Lets a deployed agent call another model, and lets it call the earlier one again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from ...errors import ConfigError
+from .. import iam
+from ..agent import CONTROL, GONE, PAUSE_S, READY_S
+from ..calls import Calls
+from ..resources import NO_ENTITY, Resources
+
+# An address of a model in a bundle and in the environment, as `app.model()` reads it.
+VARIABLES = {"base_url": "AGENTCORE_RL_MODEL_URL", "model_id": "AGENTCORE_RL_MODEL_ID"}
+POLICY = "agentcore-rl-model-"
+
+
+class AgentSwitch:
+    """The agent with this ARN, and its endpoint ``endpoint``. `DEFAULT` always leads to the newest version.
+
+    Raises (all its methods): ConfigError, RefusedError.
+    """
+
+    def __init__(self, arn: str, endpoint: str, calls: Calls, say: Callable[[str], None]) -> None:
+        if ":runtime/" not in arn:
+            raise ConfigError(f"{arn} is not the ARN of an agent runtime")
+        self._id = arn.rsplit("/", 1)[1]
+        self._endpoint, self._call, self._say = endpoint, calls, say
+        self._control, self._iam = partial(calls, CONTROL), partial(calls, "iam")
+
+    def allow(self, name: str, rights: iam.Policy) -> None:
+        """Give the agent's role these rights, under this name: each model and bundle has its own, so roll-backs keep theirs."""
+        role = self._role()
+        if Resources("", self._call, self._say).put_role_policy(role, POLICY + name, rights):
+            self._say(f"role {role}: gets the rights {POLICY}{name}")
+
+    def use(self, address: Mapping[str, str]) -> tuple[str | None, str]:
+        """Let the agent call the model at this address; empty: that of its code.
+
+        Returns the version before, which calls another model (None: there is none), and the new one.
+        """
+        variables = {VARIABLES[name]: value for name, value in address.items()}
+        now = self._ready()
+        before = self._version()
+        if self._variables(now) == variables:
+            version = str(now["agentRuntimeVersion"])
+            self._say(f"agent {self._id}: version {version} has the model's address")
+        else:
+            self._say(f"agent {self._id}: gets the model's address" if variables else f"agent {self._id}: loses it")
+            others = {k: v for k, v in now.get("environmentVariables", {}).items() if k not in VARIABLES.values()}
+            version = self._update(now, {**others, **variables})
+        self._point(version)
+        return self._earlier(before, variables), version
+
+    def _earlier(self, version: str, variables: Mapping[str, str]) -> str | None:
+        """Return this version, or the last one before it, that calls another model. An interrupted run may have switched."""
+        for number in range(int(version), 0, -1):
+            found = self._control(
+                "GetAgentRuntime", agentRuntimeId=self._id, agentRuntimeVersion=str(number), absent=GONE
+            )
+            if found is not None and self._variables(found) != variables:
+                return str(number)
+        return None
+
+    def roll_back(self, version: str) -> str:
+        """Let the endpoint lead to an earlier version. Returns the version that it leads to.
+
+        For `DEFAULT`, the earlier version is made the newest again.
+        """
+        if self._endpoint != "DEFAULT":
+            self._point(version)
+            return version
+        self._ready()
+        earlier = self._control("GetAgentRuntime", agentRuntimeId=self._id, agentRuntimeVersion=version)
+        self._say(f"agent {self._id}: version {version} is made the newest again")
+        return self._update(earlier, earlier.get("environmentVariables", {}))
+
+    def remove(self, name: str, addresses: Collection[str] = ()) -> None:
+        """Take a model from the agent: its newest version loses these addresses, and its role the rights of this name."""
+        if not set(addresses).isdisjoint(self._variables(self._ready()).values()):
+            self.use({})
+        role = self._role()
+        listed = self._iam("ListRolePolicies", RoleName=role, absent=NO_ENTITY) or {}
+        if POLICY + name in listed.get("PolicyNames", []):
+            self._say(f"role {role}: loses the rights {POLICY}{name}")
+            self._iam("DeleteRolePolicy", RoleName=role, PolicyName=POLICY + name, absent=NO_ENTITY)
+
+    def _variables(self, version: Mapping[str, Any]) -> dict[str, str]:
+        """Return the variables of a version that name a model."""
+        return {k: v for k, v in version.get("environmentVariables", {}).items() if k in VARIABLES.values()}
+
+    def _role(self) -> str:
+        return str(self._control("GetAgentRuntime", agentRuntimeId=self._id)["roleArn"]).rsplit("/", 1)[1]
+
+    def _update(self, source: Mapping[str, Any], environment: Mapping[str, str]) -> str:
+        """Make a version with the settings of ``source`` and this environment, and wait until it is ready."""
+        # An update replaces every field, so each one is sent as it is.
+        takes = self._call.parameters_of(CONTROL, "UpdateAgentRuntime")
+        fields = {name: value for name, value in source.items() if name in takes and value}
+        fields |= {"agentRuntimeId": self._id, "environmentVariables": dict(environment)}
+        made = self._control("UpdateAgentRuntime", **fields)
+        if made is None:  # a rehearsal
+            return "the new version"
+        self._ready()
+        return str(made["agentRuntimeVersion"])
+
+    def _ready(self) -> Mapping[str, Any]:
+        """Wait until the agent is ready. Returns its newest version."""
+        deadline = time.monotonic() + READY_S
+        while (now := self._control("GetAgentRuntime", agentRuntimeId=self._id))["status"] != "READY":
+            if now["status"] not in ("CREATING", "UPDATING") or time.monotonic() > deadline:
+                raise ConfigError(f"agent {self._id}: {now['status']}: {now.get('failureReason', 'no reason given')}")
+            time.sleep(PAUSE_S)
+        found: Mapping[str, Any] = now
+        return found
+
+    def _version(self) -> str:
+        """Return the version to which the endpoint leads."""
+        found = self._control("GetAgentRuntimeEndpoint", agentRuntimeId=self._id, endpointName=self._endpoint)
+        return str(found.get("targetVersion") or found.get("liveVersion"))
+
+    def _point(self, version: str) -> None:
+        if self._endpoint == "DEFAULT":
+            return
+        self._say(f"endpoint {self._endpoint}: leads to version {version}")
+        which: dict[str, Any] = {"agentRuntimeId": self._id, "endpointName": self._endpoint}
+        self._control("UpdateAgentRuntimeEndpoint", **which, agentRuntimeVersion=version)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BundleVersion:
+    """A version of a configuration bundle. ``before`` is the version that it follows. None: it is the first one."""
+
+    arn: str
+    version: str
+    before: str | None
+
+    @property
+    def baggage(self) -> str:
+        """The header `baggage` of a call that uses it."""
+        return f"aws.agentcore.configbundle_arn={self.arn},aws.agentcore.configbundle_version={self.version}"
+
+    @property
+    def rights(self) -> iam.Policy:
+        """What the role of an agent needs that reads it."""
+        return iam.bundle_user(self.arn)
+
+
+class ConfigurationBundle:
+    """The configuration bundle with this name. Calls that name a version of it let an agent read its model from there.
+
+    Raises (all its methods): ConfigError, RefusedError.
+    """
+
+    def __init__(self, name: str, calls: Calls, say: Callable[[str], None]) -> None:
+        self.name, self._say = name, say
+        self._control, self._tag = partial(calls, CONTROL), Resources(f"bundle-{name}", calls, say).tag
+
+    @property
+    def policy(self) -> str:
+        """The name of the rights to read it."""
+        return f"bundle-{self.name}"
+
+    def put(self, agent: str, address: Mapping[str, str]) -> BundleVersion:
+        """Make a version in which the agent with this ARN calls the model at the address. Other entries stay."""
+        found = self._find()
+        now = None if found is None else self._control("GetConfigurationBundle", bundleId=found["bundleId"])
+        components = {} if now is None else dict(now["components"])
+        entries = components.get(agent, {}).get("configuration", {})
+        wanted = {name: value for name, value in entries.items() if name not in (*VARIABLES, "api_key")} | dict(address)
+        if now is not None and entries == wanted:
+            self._say(f"bundle {self.name}: version {now['versionId']} is up to date")
+            parents = now.get("lineageMetadata", {}).get("parentVersionIds", [])
+            return BundleVersion(arn=now["bundleArn"], version=now["versionId"], before=next(iter(parents), None))
+        new: dict[str, Any] = {"components": {**components, agent: {"configuration": wanted}}}
+        new["commitMessage"] = f"Model: {next(iter(address.values()))}"
+        if now is None:
+            self._say(f"bundle {self.name}: is created")
+            tags = {self._tag["Key"]: self._tag["Value"]}
+            made = self._control("CreateConfigurationBundle", bundleName=self.name, tags=tags, **new)
+        else:
+            self._say(f"bundle {self.name}: gets a new version")
+            parent = {"bundleId": now["bundleId"], "parentVersionIds": [now["versionId"]]}
+            made = self._control("UpdateConfigurationBundle", **parent, **new)
+        made = made or {"bundleArn": "the-bundle", "versionId": "the-new-version"}  # in a rehearsal
+        before = None if now is None else now["versionId"]
+        return BundleVersion(arn=made["bundleArn"], version=made["versionId"], before=before)
+
+    def remove(self) -> None:
+        """Remove the bundle if this command made it."""
+        found = self._find()
+        if found is None:
+            return
+        tags = (self._control("ListTagsForResource", resourceArn=found["bundleArn"]) or {}).get("tags", {})
+        if tags.get(self._tag["Key"]) != self._tag["Value"]:
+            self._say(f"bundle {self.name}: stays, because this command did not make it")
+            return
+        self._say(f"bundle {self.name}: is removed")
+        self._control("DeleteConfigurationBundle", bundleId=found["bundleId"], absent=GONE)
+
+    def _find(self) -> Mapping[str, Any] | None:
+        page: dict[str, Any] = {"nextToken": None}
+        while "nextToken" in page:
+            page = self._control("ListConfigurationBundles", nextToken=page["nextToken"]) or {}
+            for bundle in page.get("bundles", []):
+                if bundle["bundleName"] == self.name:
+                    return dict(bundle)
+        return None

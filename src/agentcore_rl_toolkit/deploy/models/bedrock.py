@@ -1,0 +1,187 @@
+"""Imports a model into Amazon Bedrock, step by step. Each step looks at the present state first, so that an interrupted run
+continues.
+
+An imported model never changes. Each promoted model is a new one, whose name ends with the digest of its files. Earlier ones stay
+for roll-backs.
+
+Sources: User guide of Amazon Bedrock, "Import a pre-trained model" and "Invoke your imported model", October 2026; API reference.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from ...errors import ConfigError
+from .. import iam
+from ..calls import Calls, RefusedError
+from ..resources import Resources
+from .facts import ModelFacts, refusals_of_import
+from .settings import ModelSettings
+
+IMPORT_S, WARM_S = 7200.0, 1800.0  # 65 GB were not ready after botocore's own retries of 68 s
+PAUSE_S = 10.0
+NOT_FOUND = ("ResourceNotFoundException",)
+
+
+class ImportedModel:
+    """The imported model of ``settings``. ``arn`` is known after `up`. ``say`` takes one line for each step.
+
+    Raises (all its methods): ConfigError, RefusedError.
+    """
+
+    def __init__(self, settings: ModelSettings, calls: Calls, say: Callable[[str], None]) -> None:
+        self.settings, self._call, self._say = settings, calls, say
+        self._resources = Resources(settings.tag, calls, say)
+        self._bedrock = partial(calls, "bedrock")
+        self._tags = [{"key": self._resources.tag["Key"], "value": self._resources.tag["Value"]}]
+        self.arn = f"arn:{calls.partition}:bedrock:{calls.region}:{calls.account}:imported-model/the-new-one"
+
+    @property
+    def address(self) -> dict[str, str]:
+        """The model's name, as `app.model()` takes it."""
+        return {"model_id": self.arn}
+
+    def addresses(self) -> list[str]:
+        """All addresses that agents may have of the model: those of earlier imports, too."""
+        return [str(model["modelArn"]) for model in self._models()]
+
+    @property
+    def rights(self) -> iam.Policy:
+        """What the role of an agent needs that calls the model."""
+        return iam.imported_model_user(self.arn)
+
+    # -- up
+
+    def check(self, facts: ModelFacts, *, force: bool = False) -> str:
+        """Return what is known of the price, for people. Raises: ConfigError if Bedrock does not import the model."""
+        refusals = refusals_of_import(facts, str(self._call.region), force=force)
+        if refusals:
+            raise ConfigError("; ".join(refusals))
+        return "price per hour unknown: Bedrock charges custom model units while the model is awake, and its storage"
+
+    def up(self, facts: ModelFacts) -> None:
+        """Import this model unless it is there, and wait until the import ends."""
+        s = self.settings
+        name = f"{s.name}-{facts.digest}"
+        found = next((each["modelArn"] for each in self._models() if each["modelName"] == name), None)
+        if found is not None:
+            self._say(f"imported model {name}: is up to date")
+            self.arn = found
+            return
+        uri = self._resources.upload(facts.files, s.bucket, f"{s.prefix}{facts.digest}/")
+        job = self._running(name) or self._start(name, uri, s.role or self._role())
+        if job is None or self._call.rehearse:
+            return
+        ended = self._ended(job)
+        if ended["status"] != "Completed":
+            raise ConfigError(
+                f"Bedrock did not import {name}: {ended.get('failureMessage') or 'it gave no reason'}. Correct the cause and "
+                "repeat the command"
+            )
+        self.arn = ended["importedModelArn"]
+        units = self._bedrock("GetImportedModel", modelIdentifier=self.arn).get("customModelUnits", {})
+        count = units.get("customModelUnitsPerModelCopy", "an unknown number of")
+        self._say(f"imported model {name}: a copy has {count} custom model units")
+
+    def _role(self) -> str:
+        s, calls = self.settings, self._call
+        trust = iam.import_trust(calls.partition, str(calls.region), calls.account)
+        rights = iam.imports(calls.partition, s.bucket, s.prefix)
+        return self._resources.role(s.role_name, f"Import of the model {s.name}", trust, rights)
+
+    def _start(self, name: str, uri: str, role: str) -> str | None:
+        """Start a job, and return its ARN."""
+        job = f"{name}-{len(self._jobs(name)) + 1}"  # names of failed jobs stay taken
+        wanted: dict[str, Any] = {
+            "jobName": job,
+            "importedModelName": name,
+            "roleArn": role,
+            "modelDataSource": {"s3DataSource": {"s3Uri": uri}},
+            "jobTags": self._tags,
+            "importedModelTags": self._tags,
+            "clientRequestToken": job,
+        }
+        self._say(f"import job {job}: is started")
+        started = self._resources.until_role_is_known(
+            lambda: self._bedrock("CreateModelImportJob", **wanted), own_role=self.settings.role is None
+        )
+        return None if started is None else str(started["jobArn"])
+
+    def _running(self, name: str) -> str | None:
+        """Return the ARN of the running job that makes this model."""
+        return next((job["jobArn"] for job in self._jobs(name) if job["status"] == "InProgress"), None)
+
+    def _jobs(self, name: str) -> list[Mapping[str, Any]]:
+        """Return the jobs of a model, or of all models of the settings' name."""
+        listed = self._pages("ListModelImportJobs", "modelImportJobSummaries", name)
+        made = [(str(job.get("importedModelName", "")), job) for job in listed]
+        return [job for model, job in made if name in (model, model.rpartition("-")[0])]
+
+    def _models(self) -> list[Mapping[str, Any]]:
+        """Return all models that were imported under the name of the settings."""
+        listed = self._pages("ListImportedModels", "modelSummaries", self.settings.name)
+        return [model for model in listed if model["modelName"].rpartition("-")[0] == self.settings.name]
+
+    def _pages(self, operation: str, entries: str, name: str) -> list[Mapping[str, Any]]:
+        found: list[Mapping[str, Any]] = []
+        page: dict[str, Any] = {"nextToken": None}
+        while "nextToken" in page:
+            page = self._bedrock(operation, nameContains=name, nextToken=page["nextToken"]) or {}
+            found += page.get(entries, [])
+        return found
+
+    def _ended(self, job: str) -> Mapping[str, Any]:
+        """Wait until a job has ended. Returns its description."""
+        deadline = time.monotonic() + IMPORT_S
+        self._say(f"import job {job.rsplit('/', 1)[1]}: InProgress")
+        while True:
+            now: Mapping[str, Any] = self._bedrock("GetModelImportJob", jobIdentifier=job)
+            if now["status"] != "InProgress" or self._call.rehearse:
+                return now
+            if time.monotonic() > deadline:
+                raise ConfigError(
+                    f"the import job {job} has not ended after {IMPORT_S:.0f} s: repeat the command to wait on"
+                )
+            time.sleep(PAUSE_S)
+
+    # -- proof
+
+    def chat(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Send a request in the form of OpenAI's chat completions. Waits while Bedrock loads the model. Returns the reply."""
+        deadline, waited = time.monotonic() + WARM_S, False
+        which: dict[str, Any] = {
+            "modelId": self.arn,
+            "contentType": "application/json",
+            "body": json.dumps(body).encode(),
+        }
+        while True:
+            try:
+                reply = self._call("bedrock-runtime", "InvokeModel", **which)
+                return dict(json.loads(reply["body"].read()))
+            except RefusedError as e:
+                if e.code != "ModelNotReadyException" or time.monotonic() > deadline:
+                    raise
+            if not waited:
+                self._say("the model is being loaded: waiting")
+                waited = True
+            time.sleep(PAUSE_S)
+
+    # -- down
+
+    def remove(self) -> None:
+        """Remove the imported models of this name, the role and the uploaded weights, as far as this command made them."""
+        s = self.settings
+        for job in self._jobs(s.name):
+            if job["status"] == "InProgress":  # Bedrock cannot stop it
+                self._ended(job["jobArn"])
+        for model in self._models():
+            tags = (self._bedrock("ListTagsForResource", resourceARN=model["modelArn"]) or {}).get("tags", [])
+            if self._tags[0] in tags:
+                self._say(f"imported model {model['modelName']}: is removed")
+                self._bedrock("DeleteImportedModel", modelIdentifier=model["modelArn"], absent=NOT_FOUND)
+        self._resources.remove_role(s.role_name)
+        self._resources.remove_objects(s.bucket, s.prefix)

@@ -1,0 +1,239 @@
+"""Puts a model on a SageMaker endpoint, step by step. Each step looks at the present state first, so that an interrupted run
+continues.
+
+The endpoint keeps its name when the model changes. SageMaker starts the new model beside the old one, and then moves the traffic.
+
+Sources: AWS Deep Learning Containers, "vLLM: Amazon SageMaker AI Deployment" (image, `/opt/ml/model`, `SM_VLLM_*`); API reference
+of SageMaker.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from ...errors import ConfigError
+from .. import cost, iam
+from ..calls import Calls
+from ..resources import Resources
+from .facts import ModelFacts, instance_for
+from .settings import ModelSettings
+
+IMAGES = "763104351884"  # the account of AWS's Deep Learning Containers, in most commercial regions
+IMAGE, AMI = "vllm:server-sagemaker-cuda-v1", "al2-ami-sagemaker-inference-gpu-3-1"
+READY_S, GONE_S = 3600.0, 900.0  # a large model is downloaded, loaded and compiled first
+PAUSE_S = 5.0
+RUNTIME_URL = "AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME"
+ABSENT = ("ValidationException", "ResourceNotFound")  # SageMaker's Describe calls say so of what is not there
+_CHANGING = ("Creating", "Updating", "SystemUpdating", "RollingBack", "Deleting")
+
+
+def dollars_per_hour_of(name: str, region: str | None) -> float | None:
+    """Return the price of an endpoint's instance. None if AWS does not tell this user."""
+    try:
+        calls = Calls(region=region, rehearse=False, say=lambda line: None)
+        found = calls("sagemaker", "DescribeEndpoint", EndpointName=name)
+        config = calls("sagemaker", "DescribeEndpointConfig", EndpointConfigName=found["EndpointConfigName"])
+        instance = config["ProductionVariants"][0]["InstanceType"]
+    except (ConfigError, LookupError):
+        return None
+    return cost.dollars_per_hour(instance, str(calls.region), calls.price_list())
+
+
+class SageMakerEndpoint:
+    """The endpoint of ``settings``. ``say`` takes one line for each step.
+
+    Raises (all its methods): ConfigError, RefusedError.
+    """
+
+    def __init__(self, settings: ModelSettings, calls: Calls, say: Callable[[str], None]) -> None:
+        self.settings, self._call, self._say = settings, calls, say
+        self._resources = Resources(settings.tag, calls, say)
+        self._sagemaker = partial(calls, "sagemaker")
+
+    @property
+    def arn(self) -> str:
+        where = f"{self._call.region}:{self._call.account}"
+        return f"arn:{self._call.partition}:sagemaker:{where}:endpoint/{self.settings.name.lower()}"
+
+    @property
+    def address(self) -> dict[str, str]:
+        """The model's address, as `app.model()` takes it."""
+        base = os.environ.get(RUNTIME_URL) or f"https://runtime.sagemaker.{self._call.region}.amazonaws.com"
+        return {"base_url": f"{base.rstrip('/')}/endpoints/{self.settings.name}/openai/v1"}
+
+    def addresses(self) -> list[str]:
+        """All addresses that agents may have of the model."""
+        return list(self.address.values())
+
+    @property
+    def rights(self) -> iam.Policy:
+        """What the role of an agent needs that calls the endpoint."""
+        return iam.endpoint_user(self.arn)
+
+    # -- up
+
+    def check(self, facts: ModelFacts, *, force: bool = False) -> str:
+        """Return the instance and its price, for people. Raises: ConfigError if the model does not fit."""
+        instance, _ = instance_for(facts, self.settings.instance)
+        price = cost.dollars_per_hour(instance, str(self._call.region), self._call.price_list())
+        return f"on {instance}: " + ("price per hour unknown" if price is None else f"${price:.2f} per hour")
+
+    def up(self, facts: ModelFacts) -> None:
+        """Bring the endpoint to this model, and wait until it serves."""
+        s, tags = self.settings, [self._resources.tag]
+        instance, gpus = instance_for(facts, s.instance)
+        uri = self._resources.upload(facts.files, s.bucket, f"{s.prefix}{facts.digest}/")
+        container = self._container(uri, gpus, facts.tool_parser)
+        role = s.role or self._role()
+        version = hashlib.sha256(json.dumps([container, instance, role]).encode()).hexdigest()[:12]
+        name = f"{s.name}-{version}"
+        if self._sagemaker("DescribeModel", ModelName=name, absent=ABSENT) is None:
+            self._say(f"model {name}: is created")
+            model: dict[str, Any] = {
+                "ModelName": name,
+                "PrimaryContainer": container,
+                "ExecutionRoleArn": role,
+                "Tags": tags,
+            }
+            self._resources.until_role_is_known(
+                lambda: self._sagemaker("CreateModel", **model), own_role=s.role is None
+            )
+        if self._sagemaker("DescribeEndpointConfig", EndpointConfigName=name, absent=ABSENT) is None:
+            variant = {
+                "VariantName": "model",
+                "ModelName": name,
+                "InstanceType": instance,
+                "InitialInstanceCount": 1,
+                "InitialVariantWeight": 1.0,
+                "InferenceAmiVersion": AMI,
+            }
+            self._sagemaker("CreateEndpointConfig", EndpointConfigName=name, ProductionVariants=[variant], Tags=tags)
+        self._endpoint(name)
+
+    def _container(self, uri: str, gpus: int, tool_parser: str | None) -> dict[str, Any]:
+        source = {"S3Uri": uri, "S3DataType": "S3Prefix", "CompressionType": "None"}
+        environment = {"SM_VLLM_TENSOR_PARALLEL_SIZE": str(gpus)}
+        if tool_parser is not None:
+            environment |= {"SM_VLLM_ENABLE_AUTO_TOOL_CHOICE": "true", "SM_VLLM_TOOL_CALL_PARSER": tool_parser}
+        return {
+            "Image": self.settings.image or f"{IMAGES}.dkr.ecr.{self._call.region}.amazonaws.com/{IMAGE}",
+            "ModelDataSource": {"S3DataSource": source},
+            "Environment": environment,
+        }
+
+    def _role(self) -> str:
+        s, account = self.settings, self._call.account
+        trust, rights = iam.hosting_trust(account), iam.hosting(self._call.partition, s.bucket, s.prefix)
+        return self._resources.role(s.role_name, f"The model endpoint {s.name}", trust, rights)
+
+    def _endpoint(self, config: str) -> None:
+        name = self.settings.name
+        found = self._settled()
+        if found is not None and found["EndpointStatus"] == "Failed":
+            self._must_be_ours()
+            self._say(f"endpoint {name}: failed before, so it is deleted first")
+            self._delete_endpoint()
+            found = None
+        which: dict[str, Any] = {"EndpointName": name, "EndpointConfigName": config}
+        if found is None:
+            self._say(f"endpoint {name}: is created")
+            self._sagemaker("CreateEndpoint", **which, Tags=[self._resources.tag])
+        elif found["EndpointConfigName"] != config:
+            self._must_be_ours()
+            self._say(f"endpoint {name}: is updated")
+            self._sagemaker("UpdateEndpoint", **which)
+        else:
+            self._say(f"endpoint {name}: is up to date")
+        if self._call.rehearse:
+            return
+        now = self._settled()
+        if now is None or now["EndpointStatus"] != "InService" or now["EndpointConfigName"] != config:
+            reason = "it was deleted" if now is None else now.get("FailureReason") or f"status {now['EndpointStatus']}"
+            raise ConfigError(f"endpoint {name} does not serve the model: {reason}")
+
+    def _settled(self) -> Mapping[str, Any] | None:
+        """Wait while the endpoint changes. Returns its description. Raises: ConfigError when that does not end in time."""
+        deadline, said = time.monotonic() + READY_S, ""
+        while True:
+            now: Mapping[str, Any] | None
+            now = self._sagemaker("DescribeEndpoint", EndpointName=self.settings.name, absent=ABSENT)
+            status = "" if now is None else str(now["EndpointStatus"])
+            if status not in _CHANGING or self._call.rehearse:
+                return now
+            if status != said:
+                self._say(f"endpoint {self.settings.name}: {status}")
+                said = status
+            if time.monotonic() > deadline:
+                raise ConfigError(f"endpoint {self.settings.name} is still {status} after {READY_S:.0f} s")
+            time.sleep(PAUSE_S)
+
+    # -- proof
+
+    def logprobs(self, ids: list[int]) -> list[float]:
+        """Ask vLLM for the logprob of each token but the first, at temperature 1. Shapes: (T,) -> (T - 1,).
+
+        Source: vLLM, `entrypoints/sagemaker/api_router.py`: invocations take what `/v1/completions` takes.
+        """
+        body = {"prompt": ids, "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
+        which: dict[str, Any] = {
+            "EndpointName": self.settings.name,
+            "ContentType": "application/json",
+            "Body": json.dumps(body).encode(),
+        }
+        text = self._call("sagemaker-runtime", "InvokeEndpoint", **which)["Body"].read()
+        try:
+            given = json.loads(text)["choices"][0]["prompt_logprobs"]
+            return [float(each[str(token)]["logprob"]) for token, each in zip(ids[1:], given[1:], strict=True)]
+        except (KeyError, TypeError, ValueError, IndexError) as e:
+            raise ConfigError(f"the endpoint gave no logprobs: {text[:200]!r}") from e
+
+    # -- down
+
+    def remove(self) -> None:
+        """Remove the endpoint, its configurations, models, role, and uploaded weights, as far as this command made them."""
+        s = self.settings
+        if self._settled() is not None:
+            self._must_be_ours()
+            self._say(f"endpoint {s.name}: is removed")
+            self._delete_endpoint()
+        for kind in ("EndpointConfig", "Model"):
+            for name, arn in self._listed(kind):
+                if self._is_ours(arn):
+                    self._say(f"{kind} {name}: is removed")
+                    self._sagemaker(f"Delete{kind}", **{f"{kind}Name": name}, absent=ABSENT)
+        self._resources.remove_role(s.role_name)
+        self._resources.remove_objects(s.bucket, s.prefix)
+
+    def _listed(self, kind: str) -> list[tuple[str, str]]:
+        """Return name and ARN of all models or configurations that begin with the endpoint's name."""
+        found: list[tuple[str, str]] = []
+        page: dict[str, Any] = {"NextToken": None}
+        while "NextToken" in page:
+            after = page["NextToken"]
+            page = self._sagemaker(f"List{kind}s", NameContains=self.settings.name, NextToken=after) or {}
+            found += [(entry[f"{kind}Name"], entry[f"{kind}Arn"]) for entry in page.get(f"{kind}s", [])]
+        return [each for each in found if each[0].startswith(f"{self.settings.name}-")]
+
+    def _is_ours(self, arn: str) -> bool:
+        return self._resources.tag in (self._sagemaker("ListTags", ResourceArn=arn) or {}).get("Tags", [])
+
+    def _must_be_ours(self) -> None:
+        if not self._is_ours(self.arn):
+            raise ConfigError(
+                f"the endpoint {self.settings.name} was not made by `agentcore-rl promote` (it lacks the tag "
+                f"{self._resources.tag['Key']}): choose another --name"
+            )
+
+    def _delete_endpoint(self) -> None:
+        self._sagemaker("DeleteEndpoint", EndpointName=self.settings.name, absent=ABSENT)
+        deadline = time.monotonic() + GONE_S
+        while not self._call.rehearse and self._settled() is not None:
+            if time.monotonic() > deadline:
+                raise ConfigError(f"endpoint {self.settings.name} is still there after {GONE_S:.0f} s")
+            time.sleep(PAUSE_S)

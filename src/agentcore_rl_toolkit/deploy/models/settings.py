@@ -1,0 +1,38 @@
+"""The settings of a model in production."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings:
+    """A model in production.
+
+    Attributes:
+        name: name of the model: letters, digits and single hyphens, at most 40.
+        bucket: where the weights go.
+        role: ARN of a role that exists and reads them; None: one is made.
+        instance: type of an endpoint's instance; None: the smallest that fits.
+        image: URI of an endpoint's container; None: AWS's own with vLLM.
+    """
+
+    name: str
+    bucket: str
+    role: str | None = None
+    instance: str | None = None
+    image: str | None = None
+
+    @property
+    def role_name(self) -> str:
+        return f"agentcore-rl-model-{self.name}"
+
+    @property
+    def prefix(self) -> str:
+        """The keys of the weights begin with it."""
+        return f"agentcore-rl-models/{self.name}/"
+
+    @property
+    def tag(self) -> str:
+        """The tag of everything that is made."""
+        return f"model-{self.name}"

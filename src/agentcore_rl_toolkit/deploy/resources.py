@@ -1,0 +1,130 @@
+"""The bucket, role and objects of a deployment. Each step looks at the present state first, and only tagged roles are changed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigError
+from . import iam
+from .calls import Calls, RefusedError
+from .settings import TAG
+
+ROLE_S, ROLE_PAUSE_S = 90.0, 5.0
+ROLE_POLICY = "agentcore-rl"
+NO_ENTITY = ("NoSuchEntity",)
+NOT_IN_S3 = ("404", "NoSuchKey", "NotFound", "NoSuchBucket")
+
+
+class Resources:
+    """What deployments of one tag need besides their own service.
+
+    Raises (all its methods): ConfigError, RefusedError.
+    """
+
+    def __init__(self, tag: str, calls: Calls, say: Callable[[str], None]) -> None:
+        self.tag = {"Key": TAG, "Value": tag}
+        self._call, self._say = calls, say
+        self._s3, self._iam = partial(calls, "s3"), partial(calls, "iam")
+
+    def bucket(self, name: str) -> None:
+        """Create the bucket if it is absent."""
+        if self._s3("HeadBucket", Bucket=name, absent=NOT_IN_S3) is not None:
+            return
+        self._say(f"bucket {name}: is created")
+        region = self._call.region
+        where = None if region == "us-east-1" else {"LocationConstraint": region}
+        there = ("BucketAlreadyOwnedByYou",)  # and closed to the public, by S3's own default
+        self._s3("CreateBucket", Bucket=name, CreateBucketConfiguration=where, absent=there)
+
+    def has_object(self, bucket: str, key: str, size: int | None = None) -> bool:
+        """Return True if the bucket has an object with this key, and of this size in bytes if one is given."""
+        found = self._s3("HeadObject", Bucket=bucket, Key=key, absent=NOT_IN_S3)
+        return found is not None and size in (None, found["ContentLength"])
+
+    def upload(self, files: Iterable[Path], bucket: str, prefix: str) -> str:
+        """Upload the files that the bucket does not have yet. Returns the address of their folder."""
+        self.bucket(bucket)
+        for file in files:
+            size = file.stat().st_size
+            if not self.has_object(bucket, prefix + file.name, size):
+                self._say(f"{file.name} ({size / 10**6:.1f} MB): is uploaded to s3://{bucket}/{prefix}")
+                self._call.upload(file, bucket, prefix + file.name)
+        return f"s3://{bucket}/{prefix}"
+
+    def remove_objects(self, bucket: str, prefix: str) -> None:
+        """Remove all objects below the prefix, and the parts of uploads that were interrupted."""
+        parts = self._s3("ListMultipartUploads", Bucket=bucket, Prefix=prefix, absent=("NoSuchBucket",)) or {}
+        for part in parts.get("Uploads", []):
+            self._s3("AbortMultipartUpload", Bucket=bucket, Key=part["Key"], UploadId=part["UploadId"])
+        page: dict[str, Any] = {}
+        while True:
+            after = page.get("NextContinuationToken")
+            page = (
+                self._s3(
+                    "ListObjectsV2", Bucket=bucket, Prefix=prefix, ContinuationToken=after, absent=("NoSuchBucket",)
+                )
+                or {}
+            )
+            for item in page.get("Contents", []):
+                self._say(f"s3://{bucket}/{item['Key']}: is removed")
+                self._s3("DeleteObject", Bucket=bucket, Key=item["Key"])
+            if not page.get("IsTruncated"):
+                return
+
+    def role(self, name: str, description: str, trust: iam.Policy, rights: iam.Policy) -> str:
+        """Create the role, or bring it up to date. Returns its ARN."""
+        role: dict[str, Any] = {"RoleName": name}
+        arn = f"arn:{self._call.partition}:iam::{self._call.account}:role/{name}"
+        found = self._iam("GetRole", **role, absent=NO_ENTITY)
+        if found is None:
+            self._say(f"role {name}: is created")
+            about = {"Description": description, "Tags": [self.tag]}
+            document = {"AssumeRolePolicyDocument": iam.text(trust)}
+            self._iam("CreateRole", **role, **document, **about, absent=("EntityAlreadyExists",))
+        elif self.tag not in found["Role"].get("Tags", []):
+            raise ConfigError(
+                f"the role {name} exists and was not made by this command (it lacks the tag {TAG}): use it as it is with "
+                f"--role {arn}, or choose another --name"
+            )
+        elif found["Role"]["AssumeRolePolicyDocument"] != trust:
+            self._iam("UpdateAssumeRolePolicy", **role, PolicyDocument=iam.text(trust))
+        self.put_role_policy(name, ROLE_POLICY, rights)
+        return arn
+
+    def put_role_policy(self, role: str, name: str, rights: iam.Policy) -> bool:
+        """Give a role these rights. Returns False if it has them."""
+        now = self._iam("GetRolePolicy", RoleName=role, PolicyName=name, absent=NO_ENTITY)
+        if now is not None and now["PolicyDocument"] == rights:
+            return False
+        self._iam("PutRolePolicy", RoleName=role, PolicyName=name, PolicyDocument=iam.text(rights))
+        return True
+
+    def until_role_is_known(self, create: Callable[[], Any], *, own_role: bool) -> Any:
+        """Call ``create`` until its service knows the role, which takes some seconds for a new one. Returns its reply."""
+        deadline = time.monotonic() + ROLE_S
+        while True:
+            try:
+                return create()
+            except RefusedError as e:
+                about_role = "role" in str(e).lower() and e.code in ("ValidationException", "AccessDeniedException")
+                if not own_role or not about_role or time.monotonic() > deadline:
+                    raise
+                self._say("the role is not known everywhere yet: waiting")
+                time.sleep(ROLE_PAUSE_S)
+
+    def remove_role(self, name: str) -> bool:
+        """Remove a role. Returns False for one without the tag, which stays."""
+        found = self._iam("GetRole", RoleName=name, absent=NO_ENTITY)
+        if found is None:
+            return True
+        if self.tag not in found["Role"].get("Tags", []):
+            return False
+        self._say(f"role {name}: is removed")
+        if self._iam("GetRolePolicy", RoleName=name, PolicyName=ROLE_POLICY, absent=NO_ENTITY) is not None:
+            self._iam("DeleteRolePolicy", RoleName=name, PolicyName=ROLE_POLICY, absent=NO_ENTITY)
+        self._iam("DeleteRole", RoleName=name, absent=NO_ENTITY)
+        return True
