@@ -463,6 +463,7 @@ QUERIES = [
     {"gradient": "0"},
     {"gradient": "1"},
     {"cut": "1"},
+    {"failed": "1"},
     {"unparsed": "0", "phase": "before"},
     {"stop": "agent_error"},
     {"error": f"ValueError: {HOSTILE}"},

@@ -22,7 +22,8 @@ from .in_flight import in_flight, read_in_flight
 from .reader import Query, RunReader
 from .record import Rollout, TokenSequence
 from .spans import SpanSender
-from .writer import RunWriter, TokenTexts
+from .tables import TokenTexts
+from .writer import RunWriter
 
 __all__ = [
     "FAILED",

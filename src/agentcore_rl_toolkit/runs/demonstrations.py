@@ -112,11 +112,9 @@ def _write_parquet(rows: Iterable[Mapping[str, Any]], target: Path) -> int:
     try:
         while part := list(itertools.islice(left, _PARQUET_ROWS)):
             if writer is None:
-                found, sql = (
-                    pa.Table.from_pylist(part).schema,
-                    {"TEXT": pa.string(), "INTEGER": pa.int64(), "REAL": pa.float64()},
-                )
-                known = [(f.name, sql[COLUMNS[f.name].split()[0]] if f.name in COLUMNS else f.type) for f in found]
+                found = pa.Table.from_pylist(part).schema
+                types = {"TEXT": pa.string(), "INTEGER": pa.int64(), "REAL": pa.float64()}
+                known = [(f.name, types.get(COLUMNS.get(f.name, "").split(" ")[0], f.type)) for f in found]
                 writer = pq.ParquetWriter(target, pa.schema(known))
             writer.write_table(pa.Table.from_pylist(part, schema=writer.schema))
             count += len(part)

@@ -27,6 +27,28 @@ WAITING = 0.8  # share of the time
 ROSE = 0.1  # a rise of the reward in training that an evaluation should show a quarter of
 
 
+ADVICE = {
+    "agent": "Read its traceback in one of these rollouts, repair the agent, and run `agentcore-rl invoke` once.",
+    "infrastructure": "`agentcore-rl doctor` tests the services. `runs show --in-flight` says what rollouts wait for.",
+    "policy": "Raise the limit that the policy reaches, or give these rollouts a reward that it can improve.",
+    "not_usable": "A usable rollout ended ok or failed by the policy, has a reward, and was sampled through the gateway.",
+    "unparsed": "`agentcore-rl doctor` checks the chat template. If it is right, teach the format first: `agentcore-rl sft`.",
+    "cut": "Raise `max_tokens` in `sampling_params` or the engine's context, or reward shorter replies.",
+    "all_fail": "Give part of the reward for part of the work, take easier inputs or a better start (`agentcore-rl sft`), or raise "
+    "`rollouts`.",
+    "all_pass": "Take harder inputs: `runs export --rows DATA --pass-rate 0.1:0.9` keeps those that are solved at times.",
+    "no_spread": "Rollouts of an input are compared with each other: make the reward finer, or raise `rollouts` or the temperature.",
+    "opposed": "The policy gains nothing while one pays for the other. Change their weights, or make one a condition.",
+    "entropy": "Raise `clip_high` or the temperature, lower the learning rate, or start again from an earlier checkpoint.",
+    "updates": "Lower the learning rate, or take fewer minibatches per step or fresher rollouts (`staleness`).",
+    "gap": "Sampler and trainer are no longer the same model: check that new weights arrive, and the dtype of both.",
+    "stale": "Lower `staleness`, or take shorter rollouts or more of them at a time.",
+    "waiting": "Add inference servers or raise `max_concurrent`. Over the longest rollouts read where their time went.",
+    "held_out": "The policy learns its inputs, or how to please the reward: add inputs, stop earlier, and read rollouts with a "
+    "high reward.",
+}
+
+
 @dataclass(frozen=True)
 class Finding:
     """A cause. ``query`` selects the rollouts that ``text`` counts, if it counts rollouts."""
@@ -41,7 +63,7 @@ def diagnose(run: RunReader, steps: Sequence[Mapping[str, Any]] | None = None) -
     """Return the causes that hold in the last `RECENT` training steps (else in the last evaluation), the nearest to the rollouts
     first: an earlier cause often explains a later one. ``steps`` are `RunReader.steps`, if the caller has them.
     """
-    steps = run.steps(last=RECENT) if steps is None else steps
+    steps = run.steps() if steps is None else steps
     trained = [step for step in steps if step["phase"] == "train" and step["step"] is not None]
     recent = trained[-RECENT:] or list(steps[-1:])
     if not recent:
@@ -51,14 +73,18 @@ def diagnose(run: RunReader, steps: Sequence[Mapping[str, Any]] | None = None) -
     logged = {event.get("step"): event for event in events if event["event"] == "step"}
     numbers = [{**by_step.get(n, {}), **logged.get(n, {})} for n in sorted({*by_step, *logged} - {None})]
     window = _Window(run, recent)
-    return [
-        *_failures(window),
-        *_calls(window),
-        *(_groups(window) if trained else ()),
-        *_opposed_numbers(window),
-        *_updates(numbers),
-        *_held_out(numbers, [event for event in events if event["event"] == "evaluated"]),
-    ]
+    found = itertools.chain(
+        _failures(window),
+        _calls(window),
+        _groups(window) if trained else (),
+        _opposed_numbers(window),
+        _updates(numbers),
+        _held_out(numbers, [event for event in events if event["event"] == "evaluated"]),
+    )
+    return [Finding(name, text, ADVICE[advice], query) for name, text, advice, query in found]
+
+
+Found = Iterator[tuple[str, str, str, Mapping[str, Any]]]  # name, text, name of the advice, query
 
 
 class _Window:
@@ -76,106 +102,62 @@ class _Window:
         return sum(step[name] or 0 for step in self.steps)
 
 
-def _failures(window: _Window) -> Iterator[Finding]:
+def _failures(window: _Window) -> Found:
     total, usable = window.sum("rollouts"), window.sum("usable")
     errors = window.run.failures(Query(**window.query))
     failed = sum(error["rollouts"] for error in errors)
     if errors and failed >= FAILED * total:
         first = errors[0]
-        which = (
-            {**window.query, "error": first["error"]}
-            if first["error"]
-            else {**window.query, "outcome": first["outcome"]}
-        )
-        advice = {
-            "agent": "Read its traceback in one of these rollouts, repair the agent, and run `agentcore-rl invoke` once.",
-            "infrastructure": "`agentcore-rl doctor` tests the services. `runs show --in-flight` says what rollouts wait for.",
-        }.get(
-            first["cause"],
-            "Raise the limit that the policy reaches, or give these rollouts a reward that it can improve.",
-        )
         text = f"{failed} of {total} rollouts of {window.name} failed"
+        advice = first["cause"] if first["cause"] in ("agent", "infrastructure") else "policy"
         if first["rollouts"] >= failed / 2:
-            yield Finding(
-                "one_error",
-                f"{text}, {first['rollouts']} of them with {first['error'] or first['outcome']!r}.",
-                advice,
-                which,
-            )
+            text += f", {first['rollouts']} of them with {first['error'] or first['outcome']!r}."
+            which = {"error": first["error"]} if first["error"] else {"outcome": first["outcome"]}
+            yield "one_error", text, advice, {**window.query, **which}
         else:
-            yield Finding("failures", f"{text}, for {len(errors)} different reasons.", advice, which)
+            yield "failures", f"{text}, for {len(errors)} different reasons.", advice, {**window.query, "failed": True}
     if window.query["phase"] == "train" and total and not usable:
-        yield Finding(
-            "not_usable",
-            f"None of the {total} rollouts of {window.name} could be trained.",
-            "A usable rollout ended ok or failed by the policy, has a reward, and was sampled through the gateway.",
-            {**window.query, "usable": False},
-        )
+        text = f"None of the {total} rollouts of {window.name} could be trained."
+        yield "not_usable", text, "not_usable", {**window.query, "usable": False}
 
 
-def _calls(window: _Window) -> Iterator[Finding]:
+def _calls(window: _Window) -> Found:
     total, unparsed, cut = (window.sum(name) for name in ("rollouts", "unparsed", "cut"))
-    if unparsed >= UNPARSED * total and unparsed:
-        yield Finding(
-            "unparsed",
-            f"{unparsed} of {total} rollouts of {window.name} contain a tool call that does not parse.",
-            "`agentcore-rl doctor` checks the chat template. If it is right, teach the format first: `agentcore-rl sft`.",
-            {**window.query, "unparsed": True},
-        )
-    if cut >= CUT * total and cut:
-        yield Finding(
-            "cut",
-            f"{cut} of {total} rollouts of {window.name} contain a reply that was cut off by its limit of tokens.",
-            "Raise `max_tokens` in `sampling_params` or the engine's context, or reward shorter replies.",
-            {**window.query, "cut": True},
-        )
+    if unparsed and unparsed >= UNPARSED * total:
+        text = f"{unparsed} of {total} rollouts of {window.name} contain a tool call that does not parse."
+        yield "unparsed", text, "unparsed", {**window.query, "unparsed": True}
+    if cut and cut >= CUT * total:
+        text = f"{cut} of {total} rollouts of {window.name} contain a reply that was cut off by its limit of tokens."
+        yield "cut", text, "cut", {**window.query, "cut": True}
 
 
-def _groups(window: _Window) -> Iterator[Finding]:
+def _groups(window: _Window) -> Found:
     groups, differ, failed, solved = (window.sum(f"groups{n}") for n in ("", "_differ", "_failed", "_solved"))
-    gradient = window.sum("gradient_tokens")
-    if not groups or groups - differ < SAME * groups or (gradient and not differ):
+    if not groups or groups - differ < SAME * groups or (window.sum("gradient_tokens") and not differ):
         return  # advantages of a teacher need no rewards that differ
-    same = f"{groups - differ} of {groups} groups of {window.name}"
+    of, taught = f"{groups} groups of {window.name}", "so these groups teach nothing."
     if failed > groups / 2:
-        yield Finding(
-            "all_fail",
-            f"In {failed} of {groups} groups of {window.name} every rollout failed with a reward of 0 or less, "
-            "so these groups teach nothing.",
-            "Give part of the reward for part of the work, take easier inputs or a better start (`agentcore-rl sft`), "
-            "or raise `rollouts`.",
-            {**window.query, "reward_to": 0},
-        )
+        text = f"In {failed} of {of} every rollout failed with a reward of 0 or less, {taught}"
+        yield "all_fail", text, "all_fail", {**window.query, "reward_to": 0}
     elif solved > groups / 2:
-        yield Finding(
-            "all_pass",
-            f"In {solved} of {groups} groups of {window.name} every rollout has the full reward, so these groups teach nothing.",
-            "Take harder inputs: `runs export --rows DATA --pass-rate 0.1:0.9` keeps those that are solved at times.",
-            {**window.query, "reward_from": 1},
-        )
+        text = f"In {solved} of {of} every rollout has the full reward, {taught}"
+        yield "all_pass", text, "all_pass", {**window.query, "reward_from": 1}
     else:
-        yield Finding(
-            "no_spread",
-            f"The rewards in {same} do not differ ({failed} all fail, {solved} all pass), so these groups teach nothing.",
-            "Rollouts of an input are compared with each other: make the reward finer, or raise `rollouts` or the temperature.",
-            {**window.query, "gradient": False},
+        text = (
+            f"The rewards in {groups - differ} of {of} do not differ ({failed} all fail, {solved} all pass), {taught}"
         )
+        yield "no_spread", text, "no_spread", {**window.query, "gradient": False}
 
 
-def _opposed_numbers(window: _Window) -> Iterator[Finding]:
+def _opposed_numbers(window: _Window) -> Found:
     columns = window.run.numbers(Query(**window.query))
     reward = columns.pop("reward", {})
     helpful = {name: values for name, values in columns.items() if (_correlation(values, reward) or -1.0) >= 0}
     for one, other in itertools.combinations(sorted(helpful), 2):
         found = _correlation(helpful[one], helpful[other])
         if found is not None and found <= OPPOSED:
-            yield Finding(
-                "opposed",
-                f"The numbers {one} and {other} oppose each other: over the rollouts of {window.name} their correlation is "
-                f"{found:.2f}.",
-                "The policy gains nothing while one pays for the other. Change their weights, or make one a condition.",
-                window.query,
-            )
+            text = f"The numbers {one} and {other} oppose each other: over the rollouts of {window.name} their correlation is "
+            yield "opposed", f"{text}{found:.2f}.", "opposed", window.query
 
 
 def _correlation(one: Mapping[int, float], other: Mapping[int, float]) -> float | None:
@@ -186,7 +168,7 @@ def _correlation(one: Mapping[int, float], other: Mapping[int, float]) -> float 
     return statistics.correlation(a, b)
 
 
-def _updates(numbers: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+def _updates(numbers: Sequence[Mapping[str, Any]]) -> Found:
     """Find what is wrong with the updates: their size, the gap, the age of rollouts, the time."""
 
     def known(name: str) -> list[float]:
@@ -199,42 +181,26 @@ def _updates(numbers: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
     if len(entropy) >= TREND:
         first, last = statistics.fmean(entropy[:3]), statistics.fmean(entropy[-3:])
         if last < min(LOW_NATS, COLLAPSED * first):
-            yield Finding(
-                "entropy",
-                f"The entropy fell from {first:.2g} to {last:.2g} nats: the policy repeats itself and explores no more.",
-                "Raise `clip_high` or the temperature, lower the learning rate, or start again from an earlier checkpoint.",
+            text = (
+                f"The entropy fell from {first:.2g} to {last:.2g} nats: the policy repeats itself and explores no more."
             )
+            yield "entropy", text, "entropy", {}
     kl, clipped, ratio = lately("kl_sampler"), lately("clip_fraction"), max(known("ratio_max")[-RECENT:], default=0.0)
     if kl > KL or clipped > CLIPPED or ratio > RATIO:
-        yield Finding(
-            "updates",
-            f"The updates are too large: lately a KL of {kl:.2g}, {clipped:.0%} of the tokens clipped, and a ratio of up to "
-            f"{ratio:.3g}.",
-            "Lower the learning rate, or take fewer minibatches per step or fresher rollouts (`staleness`).",
-        )
+        text = f"The updates are too large: lately a KL of {kl:.2g}, {clipped:.0%} of the tokens clipped, and a ratio of up to "
+        yield "updates", f"{text}{ratio:.3g}.", "updates", {}
     gaps = known("logprob_gap") or known("gap_max")
     if gaps and gaps[-1] > max(GAP, GAP_GREW * (before := statistics.median(gaps[:3]))):
-        yield Finding(
-            "gap",
-            f"The logprobs of sampler and trainer differ by {gaps[-1]:.2g} nats, after {before:.2g} at first.",
-            "Sampler and trainer are no longer the same model: check that new weights arrive, and the dtype of both.",
-        )
+        text = f"The logprobs of sampler and trainer differ by {gaps[-1]:.2g} nats, after {before:.2g} at first."
+        yield "gap", text, "gap", {}
     age, waiting = lately("staleness_mean") or lately("staleness"), lately("waiting")
     if age > STALE:
-        yield Finding(
-            "stale",
-            f"The rollouts are {age:.1f} weight versions old when they are trained.",
-            "Lower `staleness`, or take shorter rollouts or more of them at a time.",
-        )
+        yield "stale", f"The rollouts are {age:.1f} weight versions old when they are trained.", "stale", {}
     if waiting > WAITING:
-        yield Finding(
-            "waiting",
-            f"The trainer waits for rollouts {waiting:.0%} of the time.",
-            "Add inference servers or raise `max_concurrent`. Over the longest rollouts read where their time went.",
-        )
+        yield "waiting", f"The trainer waits for rollouts {waiting:.0%} of the time.", "waiting", {}
 
 
-def _held_out(numbers: Sequence[Mapping[str, Any]], evaluated: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+def _held_out(numbers: Sequence[Mapping[str, Any]], evaluated: Sequence[Mapping[str, Any]]) -> Found:
     rewards = [step["reward"] for step in numbers if step.get("reward") is not None]
     held = [event["reward"] for event in evaluated if event.get("reward") is not None]
     if len(rewards) < TREND or len(held) < 2:
@@ -242,10 +208,5 @@ def _held_out(numbers: Sequence[Mapping[str, Any]], evaluated: Sequence[Mapping[
     third = max(2, len(rewards) // 3)
     first, last = statistics.fmean(rewards[:third]), statistics.fmean(rewards[-third:])
     if last - first > ROSE and held[-1] - held[0] < (last - first) / 4:
-        yield Finding(
-            "held_out",
-            f"The reward in training rose from {first:.2f} to {last:.2f}, but on held-out inputs it went from {held[0]:.2f} to "
-            f"{held[-1]:.2f}.",
-            "The policy learns its inputs, or how to please the reward: add inputs, stop earlier, and read rollouts with a high "
-            "reward.",
-        )
+        text = f"The reward in training rose from {first:.2f} to {last:.2f}, but on held-out inputs it went from "
+        yield "held_out", f"{text}{held[0]:.2f} to {held[-1]:.2f}.", "held_out", {}

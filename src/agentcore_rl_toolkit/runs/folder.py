@@ -130,13 +130,21 @@ def _written_s(folder: Path) -> float:
     return max((f.stat().st_mtime for f in files if f.exists() and f.stat().st_size), default=0.0)
 
 
-def read_object(file: Path) -> dict[str, Any]:
-    """A JSON object out of a run's folder; empty where there is none, or a file that is only half there."""
+def _object(text: str | bytes) -> dict[str, Any]:
+    """Parse a JSON object. What is none, such as a line that is only half written, is an empty one."""
     try:
-        value = json.loads(file.read_text())
-    except (OSError, ValueError):
+        value = json.loads(text)
+    except ValueError:
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """Read a JSON object of a run's folder. If there is none, it is empty."""
+    try:
+        return _object(file.read_bytes())
+    except OSError:
+        return {}
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -158,25 +166,14 @@ def _last_event(folder: Path) -> dict[str, Any]:
     """The last complete line of `metrics.jsonl`, without reading the others."""
     with contextlib.suppress(OSError), (folder / METRICS).open("rb") as file:
         file.seek(-min(TAIL_BYTES, file.seek(0, os.SEEK_END)), os.SEEK_END)
-        for line in reversed(file.read().splitlines()):
-            with contextlib.suppress(ValueError):
-                value = json.loads(line)
-                return value if isinstance(value, dict) else {}
+        return next(filter(None, map(_object, reversed(file.read().splitlines()))), {})
     return {}
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The events of `metrics.jsonl`; a last line that is not complete is left out."""
+    """Read the events of `metrics.jsonl`. A last line that is not complete is left out."""
     try:
-        lines = (folder / METRICS).read_text().splitlines()
+        lines = (folder / METRICS).read_bytes().splitlines()
     except OSError:
         return []
-    found = []
-    for line in lines:
-        try:
-            value = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(value, dict):
-            found.append(value)
-    return found
+    return [event for line in lines if (event := _object(line))]

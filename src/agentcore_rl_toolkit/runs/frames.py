@@ -18,9 +18,8 @@ def rollout_rows(run: RunReader, query: Query | None = None) -> Iterator[dict[st
     """Yield a row for each rollout that fits: its columns, its place in the run, and the numbers that came with its reward."""
     ids = run.ids(query or Query())
     for start in range(0, len(ids), _PART):
-        numbers = run.numbers_by(ids[start : start + _PART])
         for row in run.rows(ids[start : start + _PART]):
-            yield {**{name: row[name] for name in ("at", *LISTED)}, "numbers": numbers.get(row["id"], {})}
+            yield {name: row[name] for name in ("at", *LISTED, "numbers")}
 
 
 def message_rows(run: RunReader, query: Query | None = None) -> Iterator[dict[str, Any]]:

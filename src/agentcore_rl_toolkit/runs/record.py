@@ -20,8 +20,10 @@ from typing import Any
 
 from ..contract import TRUNCATED_REASONS, redact
 from .schema import COLUMNS
+from .spans import seconds_of_tools
 
 DIALOGUE, TOKENS, DETAIL = "dialogue", "tokens", "detail"
+INPUT_CHARACTERS, ERROR_CHARACTERS = 300, 500  # of the columns
 
 
 @dataclass(kw_only=True)
@@ -132,12 +134,29 @@ class Rollout:
             **{name: value for name, value in vars(self).items() if name in COLUMNS},
             **{name: _finite(getattr(self, name)) for name in ("reward", "score", "advantage")},
             **{name: report.get(name) for name in _REPORTED},
-            "error": None if self.error is None else _text(self.error)[:500],
+            "input": self.input(),
+            "error": None if self.error is None else _text(self.error)[:ERROR_CHARACTERS],
             "stop": self.stop(),
             "cut_calls": self._calls_with("finish_reason", *TRUNCATED_REASONS),
             "unparsed_calls": self._calls_with("parse_status", "unparsed"),
             **numbers_of(self.sequences),
+            "numbers": json.dumps(numbers) if (numbers := self.numbers()) else None,
+            **self._tools(),
         }
+
+    def _tools(self) -> dict[str, Any]:
+        calls, errors, seconds = tools_of(self.dialogue), tool_errors(self.dialogue), seconds_of_tools(vars(self))
+        facts = {n: {"calls": calls[n], "errors": errors[n], "seconds": seconds.get(n, 0.0)} for n in calls}
+        total = None if self.dialogue is None else sum(calls.values())
+        return {"tool_calls": total, "tools": json.dumps(facts) if facts else None}
+
+    def input(self) -> str | None:
+        """Return the beginning of the payload's prompt, else of the whole payload."""
+        if not isinstance(self.payload, Mapping) or not self.payload:
+            return None
+        prompt = self.payload.get("prompt")
+        text = prompt if isinstance(prompt, str) else json.dumps(redact(self.payload), ensure_ascii=False, default=str)
+        return _text(text)[:INPUT_CHARACTERS]
 
     def stop(self) -> str | None:
         """Return why the rollout ended: the policy's failure, an outcome other than ok, or how its last model call ended."""
@@ -208,22 +227,19 @@ def tools_of(dialogue: Iterable[Mapping[str, Any]] | None) -> dict[str, int]:
     return dict(Counter(name for name in names if isinstance(name, str)))
 
 
-def tool_errors(dialogue: Iterable[Mapping[str, Any]] | None) -> dict[str, int]:
+def tool_errors(dialogue: Iterable[Mapping[str, Any]] | None) -> Counter[str]:
     """Results that report an error, by the name of the tool. A result is that of the oldest call that has none, or of its id."""
     waiting: list[tuple[Any, str]] = []
     found: Counter[str] = Counter()
     for message in dialogue or ():
         calls = [c for c in message.get("tool_calls") or () if isinstance(c, Mapping)]
         waiting += [(c.get("id"), str((c.get("function") or {}).get("name"))) for c in calls]
-        if message.get("role") != "tool" or not waiting:
-            continue
-        of = next(
-            (call for call in waiting if call[0] is not None and call[0] == message.get("tool_call_id")), waiting[0]
-        )
-        waiting.remove(of)
-        if message.get("is_error") or text_of(message).lstrip().lower().startswith(_ERRORS):
-            found[of[1]] += 1
-    return dict(found)
+        if message.get("role") == "tool" and waiting:
+            named = (call for call in waiting if call[0] is not None and call[0] == message.get("tool_call_id"))
+            call = next(named, waiting[0])
+            waiting.remove(call)
+            found[call[1]] += bool(message.get("is_error") or text_of(message).lstrip().lower().startswith(_ERRORS))
+    return found
 
 
 def text_of(message: Mapping[str, Any]) -> str:

@@ -10,25 +10,22 @@ from ..errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-VERSION = 2
+VERSION = 3
 _ROLLOUT = """session_id TEXT NOT NULL UNIQUE, phase TEXT NOT NULL, step INTEGER, grp TEXT NOT NULL, input_key TEXT,
-    place INTEGER NOT NULL, attempt INTEGER, outcome TEXT NOT NULL, cause TEXT, failure TEXT, mask_reason TEXT, stage TEXT,
-    reward REAL, score REAL, advantage REAL, staleness INTEGER, weight_min INTEGER, weight_max INTEGER, turns INTEGER,
+    input TEXT, place INTEGER NOT NULL, attempt INTEGER, outcome TEXT NOT NULL, cause TEXT, failure TEXT, mask_reason TEXT,
+    stage TEXT, reward REAL, score REAL, advantage REAL, staleness INTEGER, weight_min INTEGER, weight_max INTEGER, turns INTEGER,
     sampled_tokens INTEGER, trained_tokens INTEGER, gradient_tokens INTEGER, sequence_tokens INTEGER, branches INTEGER,
     elapsed_s REAL, ended_s REAL, error TEXT, stop TEXT, cut_calls INTEGER, unparsed_calls INTEGER, logprob_min REAL,
-    logprob_mean REAL, gap_max REAL, gap_mean REAL, entropy_mean REAL, tool_calls INTEGER, bytes INTEGER NOT NULL DEFAULT 0,
-    dropped TEXT"""
+    logprob_mean REAL, gap_max REAL, gap_mean REAL, entropy_mean REAL, tool_calls INTEGER, tools JSON, numbers JSON,
+    bytes INTEGER NOT NULL DEFAULT 0, dropped TEXT"""
 COLUMNS: dict[str, str] = dict(column.split(maxsplit=1) for column in _ROLLOUT.split(","))
 _TABLES = f"""
 CREATE TABLE IF NOT EXISTS run (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS rollouts (id INTEGER PRIMARY KEY, {_ROLLOUT});
 CREATE INDEX IF NOT EXISTS by_step ON rollouts (phase, step, grp, place);
-CREATE INDEX IF NOT EXISTS by_input ON rollouts (input_key, phase, step);
-CREATE TABLE IF NOT EXISTS tools (rollout INTEGER NOT NULL, name TEXT NOT NULL, calls INTEGER NOT NULL, errors INTEGER,
-    seconds REAL, PRIMARY KEY (name, rollout)) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS tools_of ON tools (rollout);
-CREATE TABLE IF NOT EXISTS numbers (rollout INTEGER NOT NULL, name TEXT NOT NULL, value REAL NOT NULL,
-    PRIMARY KEY (rollout, name)) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS by_input ON rollouts (input_key, phase, step, score);
+CREATE TABLE IF NOT EXISTS steps (phase TEXT NOT NULL, step INTEGER, summary TEXT NOT NULL);
+CREATE INDEX IF NOT EXISTS steps_of ON steps (phase, step);
 CREATE TABLE IF NOT EXISTS searched (document INTEGER PRIMARY KEY AUTOINCREMENT, rollout INTEGER NOT NULL);
 CREATE INDEX IF NOT EXISTS searched_of ON searched (rollout);
 CREATE TABLE IF NOT EXISTS parts (id INTEGER PRIMARY KEY, rollout INTEGER NOT NULL, name TEXT NOT NULL, data BLOB NOT NULL);
@@ -72,17 +69,15 @@ def open_to_write(path: Path) -> sqlite3.Connection:
 
 
 def _check(path: Path, found: int) -> None:
-    if found > VERSION:
-        raise ConfigError(f"{path} has format {found}, this version has {VERSION}: update the toolkit")
-    if found < VERSION:
-        raise ConfigError(f"{path} has format {found} of an earlier version, this version has {VERSION}: run it again")
+    if found != VERSION:
+        what = "update the toolkit" if found > VERSION else "it is of an earlier version, run it again"
+        raise ConfigError(f"{path} has format {found}, this version has {VERSION}: {what}")
 
 
 def _run(database: sqlite3.Connection, statements: str) -> None:
     """Execute statements in the open transaction, which `executescript` would commit."""
     for statement in statements.split(";"):
-        if statement.strip():
-            database.execute(statement)
+        database.execute(statement)
 
 
 def searchable(database: sqlite3.Connection) -> bool:
@@ -94,23 +89,18 @@ def open_to_read(path: Path) -> sqlite3.Connection:
     """Works beside a writer, and on folders that cannot be written. Raises: ConfigError."""
     if not path.is_file():
         raise ConfigError(f"{path.parent} has no {path.name}: it is no run, or one of an older version")
-    error: sqlite3.Error | None = None
-    for options in ("mode=ro", "mode=ro&immutable=1"):
+    for options in ("mode=ro", "mode=ro&immutable=1"):  # the second for folders in which SQLite cannot make its log
         database = sqlite3.connect(
             f"{path.absolute().as_uri()}?{options}", uri=True, timeout=5.0, check_same_thread=False
         )
         database.row_factory = sqlite3.Row
         try:
-            found = database.execute("PRAGMA user_version").fetchone()[0]
+            _check(path, database.execute("PRAGMA user_version").fetchone()[0])
             database.execute("SELECT 1 FROM rollouts LIMIT 1").fetchone()
-        except sqlite3.Error as e:
+            return database
+        except (sqlite3.Error, ConfigError) as e:
             database.close()
+            if isinstance(e, ConfigError):
+                raise
             error = e
-            continue
-        try:
-            _check(path, found)
-        except ConfigError:
-            database.close()
-            raise
-        return database
     raise ConfigError(f"{path} cannot be read: {error}") from error

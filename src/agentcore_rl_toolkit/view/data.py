@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-import json
-import threading
+import contextlib
+import itertools
 import time
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import msgspec
 
 from ..client.evaluation import pass_rates
 from ..errors import ConfigError
-from ..runs import Query, RunReader, diagnose, find_runs, read_config, read_in_flight, stamp, status
+from ..runs import Query, RunReader, TokenSequence, diagnose, find_runs, read_config, read_in_flight, stamp, status
 from ..runs.spans import spans_of
 from ..stats.differences import change_of
-from ..stats.intervals import interval
 from .listing import head
 
 PAGE = 1000  # rows of one answer at most
-INPUT_CHARACTERS = 300
 BINS = 12  # of a histogram
-OPEN = 16  # runs whose files stay open
 FOLDERS_S = 1.0  # for how long the list of folders is not read again
 LOG_BYTES = 4000
+MOST_TOOLS = 200
+
+Steps = Sequence[Mapping[str, Any]]
 
 
 class Runs:
@@ -34,43 +33,25 @@ class Runs:
 
     def __init__(self, given: list[Path], folder: Path | None) -> None:
         self._given, self._folder = given, folder
-        self._open: OrderedDict[Path, RunReader] = OrderedDict()
-        self._lock = threading.Lock()
         self._folders: tuple[float, dict[str, Path]] = (-FOLDERS_S, {})
-        self._kept: dict[
-            tuple[str, Path], tuple[Any, Any]
-        ] = {}  # what was computed of a run, with the run's stamp then
+        self._kept: dict[tuple[str, Path], tuple[Any, Any]] = {}  # of a run, its stamp and what was computed then
 
     def folders(self, *, anew: bool = False) -> dict[str, Path]:
         """Name -> folder; a number tells runs of the same name apart. Reads the folders if that was long ago, or ``anew``."""
-        if not anew and time.monotonic() - self._folders[0] < FOLDERS_S:
-            return self._folders[1]
-        found: dict[str, Path] = {}
-        for path in [*self._given, *(find_runs(self._folder) if self._folder is not None else ())]:
-            name, number = path.resolve().name, 2
-            while name in found:
-                name, number = f"{path.resolve().name}~{number}", number + 1
-            found[name] = path
-        self._folders = (time.monotonic(), found)
-        return found
+        if anew or time.monotonic() - self._folders[0] >= FOLDERS_S:
+            found: dict[str, Path] = {}
+            for path in [*self._given, *(find_runs(self._folder) if self._folder is not None else ())]:
+                name = path.resolve().name
+                names = itertools.chain([name], (f"{name}~{number}" for number in itertools.count(2)))
+                found[next(name for name in names if name not in found)] = path
+            self._folders = (time.monotonic(), found)
+        return self._folders[1]
 
     def folder(self, name: str) -> Path:
         """Raises: ConfigError for a run that is not shown."""
-        found = self.folders()
-        if name not in found:  # it may have begun since the folders were read
-            found = self.folders(anew=True)
-        if name not in found:
+        found = self.folders().get(name) or self.folders(anew=True).get(name)  # it may have begun since they were read
+        if found is None:
             raise ConfigError(f"there is no run {name!r} here")
-        return found[name]
-
-    def reader(self, name: str) -> RunReader:
-        """Raises: ConfigError for a run that is not shown, or cannot be read."""
-        path = self.folder(name)
-        with self._lock:  # each request has a thread
-            found = self._open.pop(path, None) or RunReader(path)
-            self._open[path] = found
-            if len(self._open) > OPEN:
-                self._open.popitem(last=False)  # closed when nobody reads it any more
         return found
 
     def kept(self, kind: str, path: Path, make: Callable[[Path], Any]) -> Any:
@@ -89,11 +70,20 @@ class Runs:
     def overview(self, name: str) -> dict[str, Any]:
         """A run as a whole, with the settings of the run before it."""
         path, names = self.folder(name), list(self.folders())
-        before = names[names.index(name) + 1 :][:1]
-        found = self.kept("overview", path, lambda _: overview(self.reader(name)))
-        if before:
-            found = {**found, "before": {"name": before[0], "config": read_config(self.folder(before[0]))}}
-        return {**found, "in_flight": read_in_flight(path)}
+        found = {**self.kept("overview", path, overview), "in_flight": read_in_flight(path)}
+        for before in names[names.index(name) + 1 :][:1]:
+            found["before"] = {"name": before, "config": read_config(self.folder(before))}
+        return found
+
+    def compare(self, first: str, second: str) -> dict[str, Any]:
+        """Compare rollouts of a phase or a step, by RUN@PHASE or RUN@PHASE:STEP. Raises: ConfigError."""
+        with contextlib.ExitStack() as exits:
+            sides = []
+            for run, _, place in (name.rpartition("@") for name in (first, second)):
+                phase, _, step = place.partition(":")
+                reader = exits.enter_context(RunReader(self.folder(run)))
+                sides.append((reader, query_of({"phase": phase, "step": step})))
+            return compare(*sides)
 
     def version(self, name: str) -> Any:
         """The status, and what changes when a run grows or ends, or with no name when any of them does."""
@@ -101,37 +91,62 @@ class Runs:
             return *stamp(self.folder(name)), (read_in_flight(self.folder(name)) or {}).get("at_s")
         return "", [(name, stamp(path)) for name, path in self.folders().items()]
 
-    def close(self) -> None:
-        for reader in self._open.values():
-            reader.close()
 
-
-def overview(run: RunReader) -> dict[str, Any]:
+def overview(folder: Path) -> dict[str, Any]:
     """A run as a whole."""
-    steps = run.steps()
-    trained = [step for step in steps if step["phase"] == "train"]
-    tokens = {n: [s[f"{n}_tokens"] for s in trained] for n in ("sampled", "usable", "gradient")}
-    return {
-        "name": run.name,
-        "status": status(run.folder),
-        "config": run.config(),
-        "summary": run.summary(),
-        "steps": steps,
-        "metrics": run.metrics(),
-        "diagnosis": [vars(finding) for finding in diagnose(run, steps)],
-        "tokens": {
-            n: sum(v or 0 for v in each) if any(v is not None for v in each) else None for n, each in tokens.items()
-        },
-        "failures": run.failures(),
-        "tools": run.tools(),
-        "inputs": run.solved(),
-        "facets": run.facets(),
-        "not_kept": run.counters(),
-        "counted_from": run.counted_from(),
-        "log": log_tail(run.folder),
-        "before": None,
-        "in_flight": None,
-    }
+    with RunReader(folder) as run:
+        steps = run.steps()
+        trained = [step for step in steps if step["phase"] == "train"]
+        return {
+            "name": run.name,
+            "status": status(folder),
+            "config": run.config(),
+            "summary": run.summary(),
+            "steps": steps,
+            "metrics": run.metrics(),
+            "diagnosis": [vars(finding) for finding in diagnose(run, steps)],
+            "tokens": {n: _sum(step[f"{n}_tokens"] for step in trained) for n in ("sampled", "usable", "gradient")},
+            "failures": run.failures(),
+            "tools": tools(steps),
+            "inputs": run.solved(),
+            "facets": facets(steps),
+            "not_kept": run.counters(),
+            "counted_from": run.counted_from(),
+            "log": log_tail(folder),
+            "before": None,
+            "in_flight": None,
+        }
+
+
+def facets(steps: Steps) -> dict[str, dict[str, int]]:
+    """Count the rollouts of each value to filter by, the most frequent first."""
+    found: dict[str, Counter[str]] = {name: Counter() for name in ("phase", "outcome", "cause", "stop", "tool")}
+    for step in steps:
+        found["phase"][step["phase"]] += step["rollouts"]
+        found["tool"].update({tool: facts["rollouts"] for tool, facts in step["tools"].items()})
+        for name in ("outcome", "cause", "stop"):
+            found[name].update(step[f"{name}s"])
+    return {name: dict(counts.most_common(MOST_TOOLS)) for name, counts in found.items()}
+
+
+def tools(steps: Steps) -> list[dict[str, Any]]:
+    """Sum up each tool, the most used first, with the mean reward of rollouts that called it and of those that did not."""
+    found = []
+    for tool in {tool for step in steps for tool in step["tools"]}:
+        of = [step["tools"][tool] for step in steps if tool in step["tools"]]
+        facts = {name: _sum(each[name] for each in of) for name in of[0]}
+        total, scored = facts.pop("score"), facts.pop("scored")
+        others = sum(step["scored"] for step in steps) - scored
+        rest = sum(step["score"] or 0.0 for step in steps) - (total or 0.0)
+        means = {"reward_with": total / scored if scored else None, "reward_without": rest / others if others else None}
+        found.append({"name": tool, **facts, **means})
+    return sorted(found, key=lambda each: (-each["calls"], each["name"]))[:MOST_TOOLS]
+
+
+def _sum(values: Iterable[Any]) -> Any:
+    """The sum of the known values, None if there is none."""
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
 
 
 def log_tail(folder: Path) -> dict[str, str] | None:
@@ -146,29 +161,20 @@ def log_tail(folder: Path) -> dict[str, str] | None:
 
 def inputs(run: RunReader, query: Query) -> list[dict[str, Any]]:
     """The inputs of rollouts with how often they were solved, the least first."""
-    every = [{"input_key": key, **entry} for key, entry in run.inputs(query).items()]
-    found = sorted(every, key=lambda entry: (not entry["scores"], entry["rate"], entry["reward"]))[:PAGE]
-    payloads = run.payloads([entry["first"] for entry in found])
-    return [{**entry, "text": input_text(payloads.get(entry["first"]))} for entry in found]
+    found = [{"input_key": key, **entry} for key, entry in run.inputs(query).items()]
+    return sorted(found, key=lambda entry: (not entry["scores"], entry["rate"], entry["reward"]))[:PAGE]
 
 
-def place_of(given: Mapping[str, str]) -> tuple[str, int | None]:
-    """Phase and number of an evaluation, out of the words of an address. Raises: ConfigError."""
-    query = query_of({name: value for name, value in given.items() if name in ("phase", "number")})
-    return query.phase or "eval", query.number
-
-
-def evaluation(run: RunReader, phase: str, number: int | None) -> dict[str, Any]:
+def evaluation(run: RunReader, query: Query) -> dict[str, Any]:
     """One evaluation: its reward with the interval over inputs, pass@k, the histogram of rewards, failures and inputs."""
-    query = Query(phase=phase, number=number)
-    step = next((s for s in run.steps() if (s["phase"], s["number"]) == (phase, number)), None)
+    step = next((s for s in run.steps() if (s["phase"], s["number"]) == (query.phase, query.number)), None)
     if step is None:
-        raise ConfigError(f"{run.name} has no evaluation {phase} {number or ''}".rstrip())
+        raise ConfigError(f"{run.name} has no evaluation {query.phase} {query.number or ''}".rstrip())
     scores = [entry["scores"] for entry in run.inputs(query).values() if entry["scores"]]
     pass_at, pass_all = pass_rates(scores)
+    kept = ("phase", "number", "at", "rollouts", "scored", "reward", "reward_ok", "interval")
     return {
-        **{name: step[name] for name in ("phase", "number", "at", "rollouts", "scored", "reward", "reward_ok")},
-        "interval": interval([fmean(each) for each in scores]) if scores else None,
+        **{name: step[name] for name in kept},
         "pass_at": pass_at,
         "pass_all": pass_all,
         "histogram": histogram([score for each in scores for score in each]),
@@ -205,92 +211,40 @@ def rows(run: RunReader, given: Mapping[str, str]) -> dict[str, Any]:
         offset, limit = int(given.get("offset", 0)), int(given.get("limit", 200))
     except ValueError:
         raise ConfigError("offset and limit are numbers") from None
-    found: dict[str, Any] = {"total": run.total(query), "offset": max(0, offset)}
-    found["rows"] = with_inputs(run, run.rollouts(query, offset=max(0, offset), limit=max(0, min(limit, PAGE))))
-    return found
-
-
-def with_inputs(run: RunReader, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows with what stands for their input."""
-    payloads = run.payloads([row["id"] for row in rows])
-    return [{**row, "input": input_text(payloads.get(row["id"]))} for row in rows]
+    found = run.rollouts(query, offset=max(0, offset), limit=max(0, min(limit, PAGE)))
+    return {"total": run.total(query), "offset": max(0, offset), "rows": found}
 
 
 def rollout(run: RunReader, number: int) -> dict[str, Any]:
-    """Everything of one rollout. Raises: ConfigError when there is none."""
+    """Everything of one rollout, with the texts of its tokens. Raises: ConfigError when there is none."""
     found = run.rollout(number)
     if found is None:
         raise ConfigError(f"there is no rollout {number}")
-    return {**found, "group": run.rows(run.group(number)), "spans": [vars(span) for span in spans_of(found)]}
-
-
-def token_texts(run: RunReader, ids: list[int]) -> dict[str, str]:
-    return {str(token): text for token, text in run.texts(ids).items()}
+    texts = run.texts(token for s in found["sequences"] or () for token in TokenSequence.decoded(s).ids)
+    facts = {"group": run.rows(run.group(number)), "spans": [vars(span) for span in spans_of(found)]}
+    return {**found, **facts, "texts": {str(token): text for token, text in texts.items()}}
 
 
 def group(run: RunReader, number: int) -> dict[str, Any]:
-    """All rollouts that are compared with one, with their dialogues."""
-    found = [run.rollout(each) for each in run.group(number)]
-    if not found:
+    """All rollouts that are compared with one, without their tokens, and the history of their input."""
+    members = [{**(run.rollout(each) or {}), "sequences": None} for each in run.group(number)]
+    if not members:
         raise ConfigError(f"there is no rollout {number}")
-    kept = (
-        "id",
-        "place",
-        "outcome",
-        "cause",
-        "mask_reason",
-        "reward",
-        "score",
-        "advantage",
-        "turns",
-        "sampled_tokens",
-        "stop",
-    )
-    members = [
-        {
-            **{k: r[k] for k in kept},
-            "error": r["error"],
-            "dialogue": r["dialogue"],
-            "parts": (r["detail"] or {}).get("reward_parts"),
-            "numbers": (r["detail"] or {}).get("metrics") or {},
-        }
-        for r in found
-        if r is not None
-    ]
-    first = next(r for r in found if r is not None)
-    payload = (first["detail"] or {}).get("payload")
-    place = {name: first[name] for name in ("phase", "step", "number", "grp", "at", "input_key")}
-    return {**place, "payload": payload, "members": members, "history": run.history(first["input_key"])}
+    return {"members": members, "history": run.history(members[0]["input_key"])}
 
 
-def input_text(payload: Any) -> str | None:
-    """An input as a list shows it: its prompt, else the whole payload."""
-    if not isinstance(payload, Mapping) or not payload:
-        return None
-    prompt = payload.get("prompt")
-    return (prompt if isinstance(prompt, str) else json.dumps(payload, default=str))[:INPUT_CHARACTERS]
+Side = tuple[RunReader, Query]
 
 
-Side = tuple[str, int | None]
-
-
-def compare(first: RunReader, second: RunReader, one: Side, other: Side) -> dict[str, Any]:
-    """Inputs that both sides (phase and step of a run) have, the ones that changed most first."""
-    a, b = (run.inputs(Query(phase=phase, step=step)) for run, (phase, step) in ((first, one), (second, other)))
+def compare(one: Side, other: Side) -> dict[str, Any]:
+    """Inputs that both sides have, the ones that changed most first."""
+    a, b = (run.inputs(query) for run, query in (one, other))
     found: list[dict[str, Any]] = []
     for key in a.keys() & b.keys():
         before, after = a[key]["reward"], b[key]["reward"]
         change = None if before is None or after is None else after - before
-        found.append({"input_key": key, "change": change, "first": a[key], "second": b[key]})
+        found.append({"input_key": key, "text": a[key]["text"], "change": change, "first": a[key], "second": b[key]})
     found.sort(key=lambda row: (-abs(row["change"] or 0.0), row["input_key"]))
-    payloads = first.payloads([row["first"]["first"] for row in found[:PAGE]])
-    for row in found[:PAGE]:
-        row["text"] = input_text(payloads.get(row["first"]["first"]))
     pairs = [(r["first"]["reward"], r["second"]["reward"]) for r in found if r["change"] is not None]
-    return {
-        "rows": found[:PAGE],
-        "change": change_of(pairs),
-        "inputs": len(found),
-        "only_first": len(a) - len(found),
-        "only_second": len(b) - len(found),
-    }
+    only = {"only_first": len(a) - len(found), "only_second": len(b) - len(found)}
+    return {"rows": found[:PAGE], "change": change_of(pairs), "inputs": len(found), **only}

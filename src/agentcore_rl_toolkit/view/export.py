@@ -9,25 +9,13 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ..runs import Query, RunReader, TokenSequence
+from ..runs import Query, RunReader
 from ..runs.record import searched_text
 from . import data
 
 STATIC = Path(__file__).parent / "static"
-MODULES = [
-    "dom",
-    "source",
-    "charts",
-    "runs",
-    "run",
-    "rollouts",
-    "tokens",
-    "rollout",
-    "group",
-    "evaluation",
-    "compare",
-    "app",
-]
+# In the order of their imports.
+MODULES = ["dom", "source", "charts", "runs", "run", "rollouts", "tokens", "rollout", "group", "evaluation", "compare"]
 COMPARED = 12  # evaluations whose changes are computed for each pair
 MOST_ROLLOUTS = 500  # of trainings; those of evaluations are all in
 _IMPORT = re.compile(r"^import [^;]*;\n", re.MULTILINE)
@@ -36,7 +24,9 @@ _EXPORT = re.compile(r"^export ", re.MULTILINE)
 
 def script() -> str:
     """All modules as one: they import from each other only, by names that differ."""
-    return "\n".join(_EXPORT.sub("", _IMPORT.sub("", (STATIC / f"{name}.js").read_text())) for name in MODULES)
+    return "\n".join(
+        _EXPORT.sub("", _IMPORT.sub("", (STATIC / f"{name}.js").read_text())) for name in (*MODULES, "app")
+    )
 
 
 def sample(run: RunReader, limit: int) -> tuple[list[int], str]:
@@ -45,15 +35,15 @@ def sample(run: RunReader, limit: int) -> tuple[list[int], str]:
     """
     steps: dict[int | None, dict[str, list[int]]] = {}  # of the training: the rollouts of each group
     chosen = []
-    every = run.places()
-    for rollout, phase, step, group in every:
-        if phase == "train":
-            steps.setdefault(step, {}).setdefault(group, []).append(rollout)
+    every = run.ids(Query())
+    for row in run.rows(every):
+        if row["phase"] == "train":
+            steps.setdefault(row["step"], {}).setdefault(row["grp"], []).append(row["id"])
         else:
-            chosen.append(rollout)
+            chosen.append(row["id"])
     evaluated, trained = len(chosen), len(every) - len(chosen)
     if trained <= limit:
-        return [row[0] for row in every], f"This file holds all {len(every)} rollouts of the run."
+        return every, f"This file holds all {len(every)} rollouts of the run."
     for groups in steps.values():
         each = list(groups.values())
         wanted = min(len(each), max(1, round(limit / trained * len(each))))
@@ -70,37 +60,39 @@ def sample(run: RunReader, limit: int) -> tuple[list[int], str]:
 def export(run: RunReader, target: Path, *, limit: int = MOST_ROLLOUTS) -> str:
     """Write a `sample` of a run with all its parts. Returns the sentence that says what the file holds."""
     ids, left_out = sample(run, limit)
-    rows = data.with_inputs(run, run.rows(ids))
+    rows = run.rows(ids)
     texts: dict[str, str] = {}
-    details: dict[str, Any] = {}
-    groups: dict[str, Any] = {}
+    details: dict[int, Any] = {}
+    histories: dict[str, Any] = {}
     for row in rows:
-        found = data.rollout(run, row["id"])
-        details[str(row["id"])] = found
-        first = str(found["group"][0]["id"])
-        if first not in groups:
-            groups[first] = data.group(run, row["id"])
-        known = {token for s in found["sequences"] or () for token in TokenSequence.decoded(s).ids}
-        texts |= data.token_texts(run, [token for token in known if str(token) not in texts])
+        found = details[row["id"]] = data.rollout(run, row["id"])
+        texts |= found.pop("texts")
         row["searched"] = searched_text(found["dialogue"], found["detail"] or {}, row["error"]).lower()
+        if row["input_key"] not in histories:
+            histories[row["input_key"]] = run.history(row["input_key"])
     evaluated = [step for step in run.steps() if step["phase"] != "train"]
-    named = {
-        f"{s['phase']}:{s['step']}" if s["step"] is not None else s["phase"]: (s["phase"], s["step"]) for s in evaluated
-    }
-    sides = list((named | {s["phase"]: (s["phase"], None) for s in evaluated}).items())[-COMPARED:]
+    places = [(s["phase"], s["step"]) for s in evaluated] + [(s["phase"], None) for s in evaluated]
+    sides = {phase if step is None else f"{phase}:{step}": Query(phase=phase, step=step) for phase, step in places}
+    compared = list(sides)[-COMPARED:]
+
+    def change(one: Query, other: Query) -> Any:
+        return data.compare((run, one), (run, other))["change"]
+
     held = {
         "name": run.name,
-        "overview": {**data.overview(run), "log": None},  # a log may say more than the run
-        "inputs": {phase: data.inputs(run, Query(phase=phase)) for phase in run.facets()["phase"]},
+        "overview": {**data.overview(run.folder), "log": None},  # a log may say more than the run
+        "inputs": {phase: data.inputs(run, Query(phase=phase)) for phase in {step["phase"] for step in run.steps()}},
         "evaluations": {
-            f"{s['phase']}:{'' if s['number'] is None else s['number']}": data.evaluation(run, s["phase"], s["number"])
+            f"{s['phase']}:{'' if s['number'] is None else s['number']}": data.evaluation(
+                run, Query(phase=s["phase"], number=s["number"])
+            )
             for s in evaluated
         },
-        "changes": {f"{a} {b}": data.compare(run, run, one, two)["change"] for a, one in sides for b, two in sides},
+        "changes": {f"{a} {b}": change(sides[a], sides[b]) for a in compared for b in compared},
         "rows": rows,
         "left_out": left_out,
         "rollouts": details,
-        "groups": groups,
+        "histories": histories,
         "texts": texts,
     }
     # `<` would let a text end the element that holds it.

@@ -24,12 +24,13 @@ from starlette.staticfiles import StaticFiles
 from .._servers.host_check import HostCheck
 from .._servers.process import listen, parent_gone, url_of
 from ..errors import ConfigError
+from ..runs import RunReader
 from . import data
-from .data import Runs
+from .data import Runs, query_of
 from .export import STATIC
 
 LOOK_S, LIST_LOOKS = 0.5, 10
-MAX_TOKENS = 20_000  # ids of one question for texts
+SIDES = ("first", "second")  # of a comparison
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -49,29 +50,12 @@ def app(runs: Runs, hosts: HostCheck, key: str, *, ending: Callable[[], bool]) -
 
         return handle
 
-    def reader(request: Request) -> Any:
-        return runs.reader(request.path_params["run"])
+    def of_run(make: Callable[[RunReader, Request], Any]) -> Callable[[Request], Any]:
+        def read(request: Request) -> Any:
+            with RunReader(runs.folder(request.path_params["run"])) as run:
+                return make(run, request)
 
-    def number(request: Request) -> int:
-        return int(request.path_params["number"])
-
-    def compared(request: Request) -> Any:
-        readers, sides = [], []
-        for name in (request.query_params.get(side, "") for side in ("first", "second")):
-            run, _, rest = name.rpartition("@")
-            phase, _, step = rest.partition(":")
-            if step and not step.isdecimal():
-                raise ConfigError(f"{name!r} is not RUN@PHASE or RUN@PHASE:STEP")
-            readers.append(runs.reader(run))
-            sides.append((phase, int(step) if step else None))
-        return data.compare(readers[0], readers[1], sides[0], sides[1])
-
-    async def texts(request: Request) -> Response:
-        try:
-            ids = [int(token) for token in json.loads(await request.body())][:MAX_TOKENS]
-        except (ValueError, TypeError) as e:
-            raise ConfigError(f"not a list of tokens: {e}") from e
-        return JSONResponse(await asyncio.to_thread(lambda: data.token_texts(reader(request), ids)))
+        return answer(read)
 
     async def events(request: Request) -> Response:
         async def changes() -> AsyncIterator[str]:
@@ -112,17 +96,18 @@ def app(runs: Runs, hosts: HostCheck, key: str, *, ending: Callable[[], bool]) -
             Mount("/static", StaticFiles(directory=STATIC)),
             Route("/api/runs", answer(lambda r: runs.heads())),
             Route("/api/runs/{run}", answer(lambda r: runs.overview(r.path_params["run"]))),
-            Route("/api/runs/{run}/inputs", answer(lambda r: data.inputs(reader(r), data.query_of(r.query_params)))),
+            Route("/api/runs/{run}/inputs", of_run(lambda run, r: data.inputs(run, query_of(r.query_params)))),
+            Route("/api/runs/{run}/evaluation", of_run(lambda run, r: data.evaluation(run, query_of(r.query_params)))),
+            Route("/api/runs/{run}/facets", of_run(lambda run, r: data.facets(run.steps()))),
+            Route("/api/runs/{run}/rollouts", of_run(lambda run, r: data.rows(run, r.query_params))),
             Route(
-                "/api/runs/{run}/evaluation",
-                answer(lambda r: data.evaluation(reader(r), *data.place_of(r.query_params))),
+                "/api/runs/{run}/rollouts/{number:int}",
+                of_run(lambda run, r: data.rollout(run, r.path_params["number"])),
             ),
-            Route("/api/runs/{run}/facets", answer(lambda r: reader(r).facets())),
-            Route("/api/runs/{run}/rollouts", answer(lambda r: data.rows(reader(r), dict(r.query_params)))),
-            Route("/api/runs/{run}/rollouts/{number:int}", answer(lambda r: data.rollout(reader(r), number(r)))),
-            Route("/api/runs/{run}/groups/{number:int}", answer(lambda r: data.group(reader(r), number(r)))),
-            Route("/api/runs/{run}/texts", texts, methods=["POST"]),
-            Route("/api/compare", answer(compared)),
+            Route(
+                "/api/runs/{run}/groups/{number:int}", of_run(lambda run, r: data.group(run, r.path_params["number"]))
+            ),
+            Route("/api/compare", answer(lambda r: runs.compare(*(r.query_params.get(n, "") for n in SIDES)))),
             Route("/api/events", events),
         ],
         exception_handlers={ConfigError: refused},
@@ -164,4 +149,3 @@ async def serve(
         server.should_exit = True
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
-        runs.close()

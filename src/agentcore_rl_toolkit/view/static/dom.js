@@ -73,7 +73,7 @@ export function outcomeText(row) {
 
 // The filters of a list, by their names in an address.
 export const FILTERS = ["phase", "number", "number_from", "outcome", "stop", "error", "tool", "group", "input", "reward_from", "reward_to",
-  "tokens_from", "tokens_to", "usable", "gradient", "cut", "unparsed", "text"];
+  "tokens_from", "tokens_to", "usable", "gradient", "failed", "cut", "unparsed", "text"];
 export const filtersOf = (query) => Object.fromEntries(FILTERS.filter((f) => query[f] !== undefined && (query[f] !== "" || f === "tool")).map((f) => [f, query[f]]));
 
 // The address of a page: #/run/NAME/page?filters

@@ -31,8 +31,8 @@ function differences(own, other) {
 }
 
 export async function groupPage(name, id, query, go) {
-  const group = await groupOf(name, id);
-  const members = [...group.members].sort((a, b) => (b.reward ?? -Infinity) - (a.reward ?? -Infinity) || a.place - b.place);
+  const found = await groupOf(name, id), group = found.members[0];
+  const members = [...found.members].sort((a, b) => (b.reward ?? -Infinity) - (a.reward ?? -Infinity) || a.place - b.place);
   const shared = sharedMessages(members.filter((m) => m.dialogue?.length).map((m) => m.dialogue));
   const withDialogue = members.filter((m) => m.dialogue?.length);
   const chosen = (key, fallback) => members.find((m) => String(m.id) === query[key]) ?? fallback;
@@ -42,8 +42,8 @@ export async function groupPage(name, id, query, go) {
   const parts = [...new Set(members.flatMap((m) => Object.keys(m.numbers)))].sort();
   const rows = members.map((m) => [el("a", { href: link(name, `rollout/${m.id}`), class: "member", "data-id": m.id }, `#${m.id}`), el("b", {}, number(m.reward)), el("span", { class: m.advantage > 0 ? "good" : m.advantage < 0 ? "bad" : null }, number(m.advantage)), ...parts.map((p) => number(m.numbers[p])), number(m.turns), number(m.sampled_tokens), m.stop ?? "–", el("span", { class: outcomeClass(m) }, outcomeText(m)), el("span", { class: "long" }, m.error ?? "")]);
   const side = (m, against) => el("section", { class: "card", "data-id": m.id }, el("div", {}, el("a", { href: link(name, `rollout/${m.id}`) }, `Rollout ${m.id}`), "  reward ", el("b", {}, number(m.reward)), el("span", { class: "soft" }, `   ${many(m.turns, "turn")}, ${many(m.sampled_tokens, "token")}, stopped by ${m.stop ?? "–"}`)),
-    m.error ? el("div", { class: "bad" }, m.error) : null, judgeOf(m.parts), dialogueOf(m.dialogue, { mark: m !== against && m.dialogue && against.dialogue ? differences(m.dialogue, against.dialogue) : null, from: m.dialogue?.length ? shared : 0 }));
-  const expected = expectedOf(group.payload), history = group.history ?? [];
+    m.error ? el("div", { class: "bad" }, m.error) : null, judgeOf(m.detail?.reward_parts), dialogueOf(m.dialogue, { mark: m !== against && m.dialogue && against.dialogue ? differences(m.dialogue, against.dialogue) : null, from: m.dialogue?.length ? shared : 0 }));
+  const expected = expectedOf(group.detail?.payload), history = found.history;
   const held = history.filter((h) => h.number !== null || h.phase !== "train");
   const past = held.length > 1 ? [el("h2", {}, "This input over the run"), lineChart("Reward of this input", ["train", ...new Set(held.map((h) => h.phase).filter((p) => p !== "train"))].map((phase) => ({ name: phase, kind: phase === "train" ? undefined : "held", points: held.filter((h) => h.phase === phase).map((h) => ({ x: h.number ?? (phase === "before" ? 0 : Math.max(1, ...held.map((o) => o.number ?? 0))), y: h.reward, low: h.low, high: h.high, href: link(name, `group/${h.first}`) })) })), { from: 0, to: 1, join: true, note: "Mean of each step. The band is from the lowest to the highest rollout. A click opens that group." })] : null;
   return {
@@ -54,7 +54,7 @@ export async function groupPage(name, id, query, go) {
       shared ? [el("h2", {}, `The beginning of all: ${many(shared, "message")}`), el("details", { class: "card", id: "shared", open: shared <= 2 }, el("summary", {}, messageText(members.find((m) => m.dialogue?.length).dialogue[shared - 1]).slice(0, 120)), dialogueOf(members.find((m) => m.dialogue?.length).dialogue.slice(0, shared)))] : null,
       el("h2", {}, "Side by side"), el("form", { class: "filters", onsubmit: (event) => event.preventDefault() }, pick("one", one), pick("other", other), el("span", { class: "soft" }, "What differs is marked.")),
       el("div", { class: "sides" }, side(one, other), one === other ? null : side(other, one)), past,
-      el("details", { class: "card" }, el("summary", {}, "input"), el("pre", {}, JSON.stringify(group.payload, null, 2)))],
+      el("details", { class: "card" }, el("summary", {}, "input"), el("pre", {}, JSON.stringify(group.detail?.payload, null, 2)))],
     keys: (key) => (key === "Enter" ? (go(link(name, `rollout/${id}`)), true) : false),
   };
 }

@@ -60,7 +60,7 @@ export async function rolloutPage(name, id, query, go) {
   const other = (by) => (at >= 0 && list.rows[at + by] ? link(name, `rollout/${list.rows[at + by].id}`, list.of(at + by)) : null);
   const here = (changed) => link(name, `rollout/${row.id}`, { ...query, least: "", ...changed });
   /** @type {any} */
-  const middle = view === "tokens" ? await tokenView(name, row, query, go) : [el("div", { class: "card", id: "dialogue" }, dialogueOf(row.dialogue, { find: query.find, turn: (n) => here({ turn: n }) }))];
+  const middle = view === "tokens" ? tokenView(name, row, query, go) : [el("div", { class: "card", id: "dialogue" }, dialogueOf(row.dialogue, { find: query.find, turn: (n) => here({ turn: n }) }))];
   const find = el("input", { type: "search", name: "find", placeholder: "find", "aria-label": "find in this rollout", value: query.find ?? "" });
   let waiting = 0;
   const address = location.hash;
@@ -79,7 +79,7 @@ export async function rolloutPage(name, id, query, go) {
         judgeOf(detail.reward_parts), detail.traceback ? el("details", { class: "card", open: true }, el("summary", {}, "Traceback"), el("pre", {}, detail.traceback)) : null,
         el("div", { class: "tools" }, tabs, least, find, hits), middle, waterfall(row, detail),
         detail.log ? el("details", { class: "card" }, el("summary", {}, "Log of the session"), el("pre", {}, detail.log)) : null,
-        el("h2", {}, "Raw"), [["input", detail.payload], ["record of the agent", detail.record], ["everything but tokens", { ...row, group: undefined, sequences: undefined, spans: undefined }]].map(([what, value]) => el("details", { class: "card" }, el("summary", {}, what), el("pre", {}, JSON.stringify(value, null, 2))))),
+        el("h2", {}, "Raw"), [["input", detail.payload], ["record of the agent", detail.record], ["everything but tokens", { ...row, group: undefined, sequences: undefined, spans: undefined, texts: undefined }]].map(([what, value]) => el("details", { class: "card" }, el("summary", {}, what), el("pre", {}, JSON.stringify(value, null, 2))))),
       el("aside", { class: "card side facts-of" }, factsOf(row, detail))),
   ];
   const shown = () => {

@@ -9,7 +9,7 @@ const WORDY = new Set(["id", "step", "grp", "outcome", "tool_calls"]);
 // Filters that only links set, in words.
 const LINKED = {
   number_from: (v) => `from step ${v} on`, group: (v) => `group ${v}`, input: (v) => `input ${v}`, error: (v) => `error: ${v}`, usable: (v) => (v === "0" ? "not usable" : "usable"),
-  gradient: (v) => (v === "0" ? "without gradient" : "with gradient"), cut: (v) => (v === "0" ? "no reply cut off" : "a reply cut off"), unparsed: (v) => (v === "0" ? "all calls parse" : "a call does not parse"), tokens_to: (v) => `at most ${v} tokens`,
+  gradient: (v) => (v === "0" ? "without gradient" : "with gradient"), failed: (v) => (v === "0" ? "not failed" : "failed"), cut: (v) => (v === "0" ? "no reply cut off" : "a reply cut off"), unparsed: (v) => (v === "0" ? "all calls parse" : "a call does not parse"), tokens_to: (v) => `at most ${v} tokens`,
 };
 
 export async function rolloutsPage(name, query, go) {
@@ -102,7 +102,7 @@ class VirtualRows {
     this.space.append(fresh);
   }
   row(row, place) {
-    const tools = row.tools ? Object.entries(row.tools).map(([t, n]) => `${t} ${n}`).join(", ") : row.tool_calls === 0 ? "none" : "–";
+    const tools = Object.entries(row.tools).map(([t, n]) => `${t} ${n}`).join(", ") || (row.tool_calls === 0 ? "none" : "–");
     const cells = [`${row.id}`, row.at, el("span", { title: `group ${row.grp}` }, row.input ?? row.grp), el("span", { class: outcomeClass(row) }, outcomeText(row)), number(row.reward), number(row.advantage), number(row.turns), number(row.sampled_tokens), number(row.logprob_min), small(row.gap_max), row.error ?? tools];
     const made = el("a", { class: `row${place === this.at ? " at" : ""}`, href: link(this.name, `rollout/${row.id}`, { ...this.query, place }), role: "row", tabindex: -1, "data-id": row.id }, cells.map((c, i) => (c instanceof Node ? c : el("span", { class: WORDY.has(COLUMNS[i][0]) ? "" : "num" }, c))));
     made.style.top = `${place * HIGH}px`;

@@ -66,6 +66,7 @@ const KEPT = {
   tokens_to: (row, v) => row.sampled_tokens !== null && row.sampled_tokens <= Number(v),
   usable: (row, v) => (row.mask_reason === null) === yes(v),
   gradient: (row, v) => (row.mask_reason === null && (row.gradient_tokens ?? 0) > 0) === yes(v),
+  failed: (row, v) => (row.outcome !== "ok") === yes(v),
   cut: (row, v) => (row.cut_calls ?? 0) > 0 === yes(v),
   unparsed: (row, v) => (row.unparsed_calls ?? 0) > 0 === yes(v),
   text: (row, v) => row.searched.includes(v.toLowerCase()),
@@ -74,7 +75,7 @@ const KEPT = {
 // The same conditions as `runs.Query`.
 function fits(row, query) {
   if (query.tool === "" && row.tool_calls !== 0) return false;
-  if (query.tool && !(row.tools && query.tool in row.tools)) return false;
+  if (query.tool && !(query.tool in row.tools)) return false;
   if (query.text && query.text.length < 2) throw new Error(`a text to look for has at least 2 characters, got '${query.text}'`);
   return Object.entries(KEPT).every(([name, keeps]) => query[name] === undefined || query[name] === "" || keeps(row, query[name]));
 }
@@ -82,25 +83,13 @@ function fits(row, query) {
 export async function rolloutOf(run, id) {
   if (!file) return get(at(run, `/rollouts/${id}`));
   if (!file.rollouts[id]) throw new Error(`rollout ${id} is not in this file`);
-  return file.rollouts[id];
+  return { ...file.rollouts[id], texts: file.texts };
 }
 
 export async function groupOf(run, id) {
   if (!file) return get(at(run, `/groups/${id}`));
-  const first = file.rollouts[id]?.group[0].id;
-  if (!file.groups[first]) throw new Error(`the group of rollout ${id} is not in this file`);
-  return file.groups[first];
-}
-
-export async function textsOf(run, ids) {
-  const wanted = [...new Set(ids)];
-  if (file) return file.texts;
-  const found = {};
-  for (let from = 0; from < wanted.length; from += 10000) {
-    const answer = await fetch(at(run, "/texts"), { method: "POST", body: JSON.stringify(wanted.slice(from, from + 10000)) });
-    if (answer.ok) Object.assign(found, await answer.json());
-  }
-  return found;
+  const row = await rolloutOf(run, id);
+  return { members: row.group.map((r) => file.rollouts[r.id]), history: file.histories[row.input_key] };
 }
 
 export async function compareOf(first, second) {

@@ -1,16 +1,16 @@
 // @ts-check
 // The tokens of a rollout, as the trainer sees them: coloured by a number, found by text, reached by keys and by address.
 import { el, link, many, number, readdress, small, svg, tip } from "./dom.js";
-import { decoded, textsOf } from "./source.js";
+import { decoded } from "./source.js";
 
 const LIMITS = { logprob: [0.105, 0.69, 2.3, 4.6, 6.9], gap: [0.001, 0.01, 0.05, 0.2, 1], entropy: [0.1, 0.5, 1, 2, 3], ratio: [0.01, 0.05, 0.2, 0.5, 1], advantage: [0.01, 0.5, 1] };
 const WORDS = { advantage: "what the training makes likelier (green) or less likely (red)", ratio: "how much likelier the trainer finds it, or less", logprob: "how unlikely the sampler found it", entropy: "how open the choice was", gap: "sampler and trainer apart", mask: "trained or not" };
 const MOST = 6000; // tokens shown at once; more on request
 
-export async function tokenView(name, row, query, go) {
+export function tokenView(name, row, query, go) {
   if (!row.sequences) return [el("p", { class: "soft" }, row.detail?.calls?.length ? "No tokens: they were not kept." : "No tokens: the rollout made no model call through the gateway.")];
   const sequences = row.sequences.map(decoded);
-  const texts = await textsOf(name, sequences.flatMap((s) => [...s.ids]));
+  const { texts } = row;
   const colour = query.colour ?? "logprob", here = (changed) => link(name, `rollout/${row.id}`, { ...query, view: "tokens", ...changed });
   const value = (s, i) => valueOf(s, i, colour, row);
   const buttons = Object.keys(WORDS).map((c) => el("button", { type: "button", "data-colour": c, "aria-pressed": c === colour ? "true" : "false", title: WORDS[c], onclick: () => go(here({ colour: c }), true) }, c));

@@ -1,0 +1,210 @@
+"""What is written to `rollouts.sqlite`: rollouts with their parts, what a trainer adds to them, and the summaries of steps."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import logging
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .record import DETAIL, DIALOGUE, TOKENS, Rollout, TokenSequence, numbers_of, pack, searched_text, unpack
+from .schema import open_to_write, searchable
+from .steps import summarize
+
+log = logging.getLogger(__name__)
+
+_PARTS = (TOKENS, DIALOGUE, DETAIL)  # in this order they are given up
+Step = tuple[str, int | None]  # phase and step
+
+
+class TokenTexts:
+    """Texts by a tokenizer's folder (or its `tokenizer.json`), loaded at the first use.
+
+    Where there is none, or the library `tokenizers` is not installed, tokens have no text.
+    """
+
+    def __init__(self, folder: Path | str) -> None:
+        self._path = Path(folder)
+
+    def of(self, ids: Iterable[int]) -> dict[int, str]:
+        """Token id -> its text. Bytes that are no text of their own are U+FFFD, as every decoder shows them."""
+        found: dict[int, str] = {}
+        for token in ids if self._tokenizer is not None else ():
+            text = self._tokenizer.decode([token], skip_special_tokens=False)
+            piece = self._tokenizer.id_to_token(token)
+            # Decoders of the SentencePiece kind drop the blank that begins a word.
+            if piece is not None and piece.startswith("\u2581") and not text.startswith(" "):
+                text = " " + text
+            found[token] = text if text or piece is None else piece
+        return found
+
+    def probe(self, count: int) -> dict[int, str]:
+        """`of` the special tokens and of about ``count`` others from all over the vocabulary."""
+        if self._tokenizer is None:
+            return {}
+        size = self._tokenizer.get_vocab_size()
+        return self.of(sorted({*self._tokenizer.get_added_tokens_decoder(), *range(0, size, max(1, size // count))}))
+
+    @functools.cached_property
+    def _tokenizer(self) -> Any:
+        path = self._path / "tokenizer.json" if self._path.is_dir() else self._path
+        try:
+            from tokenizers import Tokenizer
+
+            return Tokenizer.from_file(str(path)) if path.is_file() else None
+        except ModuleNotFoundError:
+            return None
+        except Exception as e:  # the library raises plain exceptions; a run without texts is still a run
+            log.warning("tokens of this run have no text: %s cannot be read: %s", path, e)
+            return None
+
+
+class Tables:
+    """The tables of a run, open for writing. One thread uses it, in transactions.
+
+    Raises: ConfigError when another version wrote them; sqlite3.Error, OSError.
+    """
+
+    def __init__(self, path: Path, texts: TokenTexts | None, max_bytes: float) -> None:
+        self.database = open_to_write(path)
+        self.execute = self.database.execute
+        self._texts, self._max_bytes = texts, max_bytes
+        self._bytes = int(self.execute("SELECT COALESCE(SUM(bytes), 0) FROM rollouts").fetchone()[0])
+        self._searchable = searchable(self.database)
+        self._known = {row[0] for row in self.execute("SELECT id FROM token_texts")}  # tokens whose text is written
+        self._changed: set[Step] = set()  # steps that this transaction changes
+        self._open: set[Step] = set(
+            self.execute("SELECT phase, step FROM rollouts EXCEPT SELECT phase, step FROM steps")
+        )
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Commit the changes of the block, with the summaries of steps, or none of them."""
+        self.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._shrink()
+            self._summarize()
+            self.execute("COMMIT")
+            self._open = self._changed
+        except BaseException:
+            with contextlib.suppress(sqlite3.Error):
+                self.execute("ROLLBACK")
+            raise
+        finally:
+            self._changed = set()
+
+    @contextlib.contextmanager
+    def savepoint(self) -> Iterator[None]:
+        """Take back the changes of the block if it fails, and no others of the transaction."""
+        self.execute("SAVEPOINT one")
+        try:
+            yield
+        except BaseException:
+            self.execute("ROLLBACK TO one")
+            raise
+        finally:
+            self.execute("RELEASE one")
+
+    def count(self, name: str, value: int) -> None:
+        """Keep one of the writer's counters."""
+        self.execute("INSERT OR REPLACE INTO run VALUES (?, ?)", (name, value))
+
+    def close(self) -> None:
+        """Close the file. An ended run is one file, unless others have it open."""
+        with contextlib.suppress(sqlite3.Error):
+            self.execute("PRAGMA busy_timeout=0")
+            self.execute("PRAGMA journal_mode=DELETE")
+        with contextlib.suppress(sqlite3.Error):
+            self.database.close()
+
+    def insert(self, rollout: Rollout) -> None:
+        """Add a rollout, or put it in the place of the one of the same session."""
+        before = self.execute("SELECT id FROM rollouts WHERE session_id = ?", (rollout.session_id,)).fetchone()
+        if before is not None:  # it keeps its number, which addresses name
+            self.remove("id = ?", before)
+        self._changed.add((rollout.phase, rollout.step))
+        detail = rollout.detail()
+        parts = {DETAIL: pack(detail)}
+        if rollout.dialogue is not None:
+            parts[DIALOGUE] = pack(list(rollout.dialogue))
+        if rollout.sequences is not None:
+            parts[TOKENS] = pack([sequence.encoded() for sequence in rollout.sequences])
+        columns = ({} if before is None else {"id": before[0]}) | rollout.columns()
+        columns["bytes"] = sum(map(len, parts.values()))
+        names, places = ", ".join(columns), ", ".join("?" * len(columns))
+        row = self.execute(f"INSERT INTO rollouts ({names}) VALUES ({places})", tuple(columns.values())).lastrowid
+        for name, data in parts.items():
+            self.execute("INSERT INTO parts (rollout, name, data) VALUES (?, ?, ?)", (row, name, data))
+        if self._searchable:
+            document = self.execute("INSERT INTO searched (rollout) VALUES (?)", (row,)).lastrowid
+            text = searched_text(rollout.dialogue, detail, columns["error"])
+            self.execute("INSERT INTO search (rowid, text) VALUES (?, ?)", (document, text))
+        self._bytes += int(columns["bytes"])
+        if self._texts is not None:
+            new = {token for sequence in rollout.sequences or () for token in sequence.ids} - self._known
+            found = self._texts.of(new)
+            self.database.executemany("INSERT OR IGNORE INTO token_texts VALUES (?, ?)", found.items())
+            self._known |= new
+
+    def annotate(self, session_id: str, columns: dict[str, Any], added: Mapping[int, Mapping[str, Any]]) -> None:
+        """Set columns of a rollout, and fields of its sequences by their index. Without such a rollout do nothing."""
+        found = "SELECT id, bytes, phase, step FROM rollouts WHERE session_id = ?"
+        for row, size, phase, step in self.execute(found, (session_id,)).fetchall():
+            self._changed |= {(phase, step), (phase, columns.get("step", step))}
+            part = self.execute("SELECT data FROM parts WHERE rollout = ? AND name = ?", (row, TOKENS)).fetchone()
+            if added and part is not None:
+                sequences = [TokenSequence.decoded(value) for value in unpack(part[0])]
+                for index, facts in added.items():
+                    length = len(sequences[index].ids)  # what comes from a padded batch may be longer
+                    for name, value in facts.items():
+                        setattr(sequences[index], name, value[:length] if isinstance(value, Sequence) else value)
+                data = pack([sequence.encoded() for sequence in sequences])
+                self.execute("UPDATE parts SET data = ? WHERE rollout = ? AND name = ?", (data, row, TOKENS))
+                numbers = numbers_of(sequences)
+                columns |= {n: numbers[n] for n in ("gap_max", "gap_mean", "entropy_mean") if numbers[n] is not None}
+                columns["bytes"] = size + len(data) - len(part[0])
+                self._bytes += len(data) - len(part[0])
+            sets = [f"{name} = ?" for name in columns]
+            if "advantage" in columns and "gradient_tokens" not in columns:
+                sets.append(f"gradient_tokens = trained_tokens * {int(columns['advantage'] != 0)}")
+            if sets:
+                self.execute(f"UPDATE rollouts SET {', '.join(sets)} WHERE id = ?", (*columns.values(), row))
+
+    def remove(self, which: str, values: Sequence[Any]) -> None:
+        """Remove the rollouts that a condition selects."""
+        rows = self.execute(f"SELECT id, bytes, phase, step FROM rollouts WHERE {which}", values).fetchall()
+        for row, size, phase, step in rows:
+            self._bytes -= size
+            self._changed.add((phase, step))
+            for table in ("parts", "searched"):
+                self.execute(f"DELETE FROM {table} WHERE rollout = ?", (row,))
+            self.execute("DELETE FROM rollouts WHERE id = ?", (row,))
+
+    def _shrink(self) -> None:
+        """Beyond the limit, give up parts of the oldest rollouts. Their room is used again by those that come."""
+        if self._bytes <= self._max_bytes:
+            return
+        for name in _PARTS:
+            sql = "SELECT id, rollout, LENGTH(data) FROM parts WHERE name = ? ORDER BY rollout"
+            for part, row, size in self.execute(sql, (name,)).fetchall():
+                if self._bytes <= 0.9 * self._max_bytes:
+                    return
+                self.execute("DELETE FROM parts WHERE id = ?", (part,))
+                given_up = (
+                    "UPDATE rollouts SET bytes = bytes - ?, dropped = COALESCE(dropped || ' ', '') || ? WHERE id = ?"
+                )
+                self.execute(given_up, (size, name, row))
+                self._bytes -= size
+
+    def _summarize(self) -> None:
+        """Keep the summaries of steps that were changed before this transaction, and remove those of steps that it changes."""
+        for step in self._open | self._changed:
+            self.execute("DELETE FROM steps WHERE phase = ? AND step IS ?", step)
+        for step in self._open - self._changed:
+            if summary := summarize(self.execute, *step):
+                self.execute("INSERT INTO steps VALUES (?, ?, ?)", (*step, json.dumps(summary)))
