@@ -12,6 +12,7 @@ from agentcore_rl_toolkit.runs import Rollout, RunWriter, TokenSequence, TokenTe
 
 WEIGHTS = Path(__file__).parents[1] / "src" / "agentcore_rl_toolkit" / "policy" / "weights"
 STEPS, GROUPS, SIZE = 12, 8, 8
+HELD_OUT = {"all_fail": 0.0, "all_pass": 1.0, "no_spread": 0.4}  # rewards that stay as they are
 # The name of each run is that of the finding that it should show first.
 SENTENCES = {
     "all_fail": "In 64 of 64 groups of the last 8 steps every rollout failed with a reward of 0 or less",
@@ -39,12 +40,17 @@ def write(folder: Path, kind: str, *, steps: int = STEPS, texts: TokenTexts | No
     with RunWriter(folder, texts=texts) as run:
         write_config(folder, config)
         for when, step in (("before", 0), ("after", steps)):
-            rate = 0.4 if when == "before" or kind == "held_out" else 0.7
+            rate = HELD_OUT.get(kind, 0.4 if when == "before" or kind == "held_out" else 0.7)
             for n in range(48):
                 solved = float(rng.random() < rate)
                 run.rollout(_rollout(rng, kind, when, None, n, 0, solved, usable=True))
-            reward = 0.4 if when == "before" else 0.41 if kind == "held_out" else 0.7
-            facts = {"when": when, "version": step, "reward": reward, "reward_interval": [reward - 0.1, reward + 0.1]}
+            reward = HELD_OUT.get(kind, 0.4 if when == "before" else 0.41 if kind == "held_out" else 0.7)
+            facts = {
+                "when": when,
+                "version": step,
+                "reward": reward,
+                "reward_interval": [max(0, reward - 0.1), min(1, reward + 0.1)],
+            }
             run.event("evaluated", facts | {"scored": 48, "metrics": {}})
             if when == "before":
                 for number in range(steps):

@@ -1,6 +1,6 @@
 // @ts-check
-import { el, link, tip } from "./dom.js";
-import { exported, listen, runList } from "./source.js";
+import { el, link, notice, tip, to } from "./dom.js";
+import { exported, leftOut, listen, runList } from "./source.js";
 import { mount } from "./charts.js";
 import { runsPage } from "./runs.js";
 import { inputsPage, runPage } from "./run.js";
@@ -53,13 +53,14 @@ async function draw(keep = false) {
   const caret = focused && active.selectionStart;
   if (page.dataset.shown !== at.address) { page.setAttribute("aria-busy", "true"); current = null; }
   let made;
-  try { made = await pageOf(at); } catch (error) { made = [el("h1", {}, "This cannot be shown"), el("p", { class: "notice" }, error.message)]; }
+  try { made = await pageOf(at); } catch (error) { made = [el("h1", {}, "This cannot be shown"), notice(error.message)]; }
   if (mine !== drawn) return; // another address was asked for meanwhile
   tip(null);
   const named = (d) => d.id || d.querySelector("summary")?.textContent, opened = keep ? new Set([...page.querySelectorAll("details[open]")].map(named)) : null;
   current = Array.isArray(made) ? { nodes: made } : made;
   drawBar(at);
-  page.replaceChildren(...current.nodes.flat(3).filter(Boolean));
+  const [head, ...nodes] = current.nodes.flat(3).filter(Boolean);
+  page.replaceChildren(head, ...(leftOut ? [notice(leftOut)] : []), ...nodes);
   page.dataset.shown = at.address;
   document.title = at.run ? `${at.run}: ${at.name || "run"}` : "Runs";
   mount(page);

@@ -3,8 +3,8 @@
 import { el, number, small, svg } from "./dom.js";
 
 const HEIGHT = 170, LABELLED = 60;
-export const COLOURS = { main: "--main", held: "--good", other: "--warn", ok: "--good", policy: "--warn", agent: "--bad", infrastructure: "--soft", fail: "--bad", mixed: "--main", pass: "--good", same: "--warn" };
-const RING = ["--main", "--warn", "--good", "--bad", "--violet", "--cyan", "--soft"];
+const COLOURS = { main: "--main", held: "--good", other: "--warn" };
+export const RING = ["--main", "--warn", "--good", "--bad", "--violet", "--cyan", "--soft"];
 const waiting = new WeakMap();
 
 // The colour of a custom property, as a canvas takes it.
@@ -25,6 +25,8 @@ function stepsOf(curves) {
 
 const valueAt = (x, points, key) => { const p = points.get(x); return p === undefined || p[key] === undefined ? null : p[key]; };
 
+/** @returns {any} */
+const abscissa = (options) => ({ label: options.x ?? "step", value: (_, v) => (v === null ? "" : small(v)) });
 const bandOf = (p) => (p === undefined || p.low === undefined || p.low === null ? "" : ` (${small(p.low)} to ${small(p.high)})`);
 const tick = (v) => (v === null ? "" : v !== 0 && Math.abs(v) < 0.001 ? v.toExponential(0) : String(Number(v.toPrecision(4))));
 
@@ -32,13 +34,13 @@ const tick = (v) => (v === null ? "" : v !== 0 && Math.abs(v) < 0.001 ? v.toExpo
 export function lineChart(title, curves, options = {}) {
   const shown = curves.map((c) => ({ ...c, points: c.points.filter((p) => p.y !== null && p.y !== undefined) })).filter((c) => c.points.length);
   if (!shown.length) return null;
-  const xs = stepsOf(shown), data = [xs], series = [{ label: options.x ?? "step" }], bands = [], hrefs = [];
+  const xs = stepsOf(shown), data = [xs], series = [abscissa(options)], bands = [], hrefs = [];
   for (const [n, curve] of shown.entries()) {
-    const points = new Map(curve.points.map((p) => [p.x, p])), name = curve.kind ? COLOURS[curve.kind] : RING[n % RING.length];
+    const points = new Map(curve.points.map((p) => [p.x, p])), name = curve.colour ?? COLOURS[curve.kind] ?? RING[n % RING.length];
     hrefs.push(points);
     data.push(xs.map((x) => valueAt(x, points, "y")));
     series.push({ label: curve.name, stroke: () => colour(name), width: 2, dash: curve.kind === "held" ? [4, 3] : undefined, spanGaps: curve.kind === "held" || options.join === true,
-      points: { show: xs.length <= LABELLED || curve.kind === "held", size: 6 }, value: (_, v, __, i) => small(v) + bandOf(points.get(xs[i])) });
+      points: { show: xs.length <= LABELLED || curve.kind === "held", size: 6 }, value: (_, v, __, i) => (i === null ? "" : small(v) + bandOf(points.get(xs[i]))) });
     if (curve.points.some((p) => p.low !== undefined && p.low !== null)) {
       for (const key of ["high", "low"]) {
         data.push(xs.map((x) => valueAt(x, points, key)));
@@ -54,13 +56,13 @@ export function lineChart(title, curves, options = {}) {
 export function stackedChart(title, xs, parts, options = {}) {
   const known = parts.filter((p) => p.values.some((v) => v));
   if (!known.length) return null;
-  const sums = xs.map(() => 0), data = [xs], series = [{ label: options.x ?? "step" }];
+  const sums = xs.map(() => 0), data = [xs], series = [abscissa(options)];
   // The tallest first: each lower part is drawn over it.
   const stack = known.map((part) => part.values.map((v, i) => (sums[i] += v ?? 0)));
   for (let n = known.length - 1; n >= 0; n--) {
     const name = known[n].colour ?? RING[n % RING.length];
     data.push(stack[n]);
-    series.push({ label: known[n].name, stroke: () => colour(name), fill: () => colour(name), width: 0, points: { show: false }, paths: uPlot.paths.bars({ size: [0.8, 60], gap: 0 }), value: (_, __, ___, i) => (i === null ? "–" : number(known[n].values[i] ?? 0)) });
+    series.push({ label: known[n].name, stroke: () => colour(name), fill: () => colour(name), width: 0, points: { show: false }, paths: uPlot.paths.bars({ size: [0.8, 60], gap: 0 }), value: (_, __, ___, i) => (i === null ? "" : number(known[n].values[i] ?? 0)) });
   }
   return plotted(title, data, { series, bands: [] }, { from: 0, bars: true, ...options }, options.hrefs ? [new Map(xs.map((x, i) => [x, { href: options.hrefs[i] }]))] : []);
 }
@@ -72,6 +74,7 @@ function plotted(title, data, { series, bands }, options, hrefs) {
   const range = (_, low, high) => {
     if (low === null) return [0, 1];
     let [from, to] = [Math.min(low, options.from ?? low), Math.max(high, options.to ?? high)];
+    if (from === to && from === options.from) to = from + 1;
     if (from === to) [from, to] = [from - (Math.abs(from) || 1) / 2, to + (Math.abs(to) || 1) / 2]; // a constant is in the middle
     const room = (to - from) * 0.06;
     return [options.from !== undefined && from === options.from ? from : from - room, to + room];

@@ -30,6 +30,35 @@ export function number(value, digits = 3) {
   return Number.isInteger(value) && Math.abs(value) < 1e15 ? String(value) : Number(value).toFixed(digits);
 }
 
+export const to = (href, ...children) => el("a", { href }, ...children);
+export const soft = (...children) => el("span", { class: "soft" }, ...children);
+export const notice = (...children) => el("p", { class: "notice" }, ...children);
+export const fold = (title, ...children) => el("details", { class: "card" }, el("summary", {}, title), ...children);
+export const filters = (...children) => el("form", { class: "filters", onsubmit: (event) => event.preventDefault() }, ...children);
+
+// Act when nothing was typed for a moment, unless another address is shown then.
+export function onTyped(field, act) {
+  const address = location.hash;
+  let waiting = 0;
+  field.addEventListener("input", () => { clearTimeout(waiting); waiting = setTimeout(() => location.hash === address && act(), 250); });
+}
+
+// All numbers in an object, by their path.
+export const numbersIn = (given, prefix = "") => Object.entries(given).flatMap(([key, value]) => (typeof value === "number" ? [[prefix + key, value]] : value && typeof value === "object" && !Array.isArray(value) ? numbersIn(value, `${prefix}${key}/`) : []));
+
+// The beginning of an input, as a link if there is an address.
+export const inputOf = ({ text, input_key: key }, href) => el(href ? "a" : "span", { class: "input", href, title: text ?? key }, text ?? key);
+
+// A choice with a label, of values with their texts.
+export function choice(name, label, value, options, chosen) {
+  const made = el("select", { name, onchange: chosen && ((event) => chosen(event.target.value)) }, options.map(([v, text]) => el("option", { value: v }, text)));
+  made.value = String(value ?? "");
+  return el("label", {}, label, made);
+}
+
+// Boxes with a label, a value and what is added in small letters: [label, value, address, small, title].
+export const facts = (rows) => el("div", { class: "facts" }, rows.map(([label, value, href, small, title]) => el(href ? "a" : "div", { class: "card fact", href, title }, el("span", {}, label), el("b", {}, value), small ? el("small", {}, small) : null)));
+
 export function many(count, one, several = `${one}s`) {
   return `${number(count)} ${count === 1 ? one : several}`;
 }
@@ -53,7 +82,8 @@ export function section(title, note, ...children) {
 }
 
 export function percent(share) {
-  return share === null || share === undefined ? "–" : `${(100 * share).toFixed(share > 0 && share < 0.01 ? 1 : 0)} %`;
+  if (share === null || share === undefined) return "–";
+  return `${(100 * share).toFixed(share > 0 && share < 0.01 ? 1 : 0)} %`;
 }
 
 export function seconds(s) {
@@ -92,8 +122,11 @@ export function messageText(message) {
   return content === null || content === undefined ? "" : JSON.stringify(content);
 }
 
+export const toolCalls = (message) => (Array.isArray(message.tool_calls) ? message.tool_calls : []);
+
 export function messageCalls(message) {
-  return (Array.isArray(message.tool_calls) ? message.tool_calls : []).map((c) => `${c?.function?.name ?? "?"}(${typeof c?.function?.arguments === "string" ? c.function.arguments : JSON.stringify(c?.function?.arguments ?? "")})`);
+  const words = (given) => (typeof given === "string" ? given : JSON.stringify(given ?? ""));
+  return toolCalls(message).map((c) => `${c?.function?.name ?? "?"}(${words(c?.function?.arguments)})`);
 }
 
 export function tip(text, event) {

@@ -1,7 +1,7 @@
 // @ts-check
 // One rollout: the list that it is in, its dialogue or its tokens, and its facts.
-import { el, filtersOf, link, messageCalls, messageText, many, number, outcomeClass, outcomeText, seconds, small, svg, tip } from "./dom.js";
-import { leftOut, rolloutOf, rowsOf } from "./source.js";
+import { el, filtersOf, fold, link, messageCalls, messageText, many, notice, number, onTyped, outcomeClass, outcomeText, seconds, small, soft, svg, tip, to, toolCalls } from "./dom.js";
+import { rolloutOf, rowsOf } from "./source.js";
 import { tokenView } from "./tokens.js";
 
 const STAGES = { queue: "waiting for a place and for the pace of requests", start: "the invoke, with a cold start", run: "from the accepted invoke to the record", result: "reading the record", stop: "ending the session" };
@@ -22,11 +22,13 @@ function marked(text, word) {
 // mark: of a message's place, [characters from which, and to which it differs, the other's calls]; turn: the address of a turn.
 /**
  * @param {any[] | null | undefined} dialogue
- * @param {{ mark?: Record<number, [number, number, string[]]> | null, find?: string, turn?: (turn: number) => string, from?: number }} options
+ * @param {{ mark?: Record<number, [number, number, string[]]> | null, find?: string, from?: number,
+ *   turn?: (turn: number) => string }} options
  */
 export function dialogueOf(dialogue, { mark, find, turn, from = 0 } = {}) {
   if (dialogue === null || dialogue === undefined) return [el("p", { class: "soft" }, "No dialogue: the rollout had no gateway, or it was not kept.")];
   if (!dialogue.length) return [el("p", { class: "soft" }, "The agent made no model call.")];
+  const called = new Map(dialogue.flatMap((m) => toolCalls(m).map((c) => [c?.id, c?.function?.name])));
   let turns = 0;
   return dialogue.map((message, i) => {
     const role = String(message.role ?? message.type ?? "?"), text = messageText(message), [at, end, known_calls = []] = mark?.[i] ?? [];
@@ -37,7 +39,7 @@ export function dialogueOf(dialogue, { mark, find, turn, from = 0 } = {}) {
     const thought = typeof message.reasoning_content === "string" ? el("details", { open: Boolean(find) && message.reasoning_content.toLowerCase().includes(find.toLowerCase()) }, el("summary", { class: "soft" }, "reasoning"), el("div", { class: "text soft" }, marked(message.reasoning_content, find))) : null;
     const mine = role === "assistant" && turn ? el("a", { class: "soft", href: turn(turns) }, ` turn ${turns}`) : null;
     const copy = turn ? el("button", { type: "button", class: "plain", title: "copy this message", "aria-label": "copy this message", onclick: () => navigator.clipboard.writeText(text) }, "copy") : null;
-    return el("div", { class: `message ${known}`, "data-turn": mine ? turns : null }, el("div", { class: "role" }, role + (message.name ? ` ${message.name}` : ""), mine, copy), thought, text !== "" ? el("div", { class: "text" }, body) : null, messageCalls(message).map((call, n) => el("div", {}, el("span", { class: "call" }, at === undefined || call === known_calls[n] ? marked(call, find) : el("mark", {}, call)))));
+    return el("div", { class: `message ${known}`, "data-turn": mine ? turns : null }, el("div", { class: "role" }, [role, message.name ?? called.get(message.tool_call_id)].filter(Boolean).join(" "), mine, copy), thought, text !== "" ? el("div", { class: "text" }, body) : null, messageCalls(message).map((call, n) => el("div", {}, el("span", { class: "call" }, at === undefined || call === known_calls[n] ? marked(call, find) : el("mark", {}, call)))));
   }).filter(Boolean);
 }
 
@@ -62,24 +64,23 @@ export async function rolloutPage(name, id, query, go) {
   /** @type {any} */
   const middle = view === "tokens" ? tokenView(name, row, query, go) : [el("div", { class: "card", id: "dialogue" }, dialogueOf(row.dialogue, { find: query.find, turn: (n) => here({ turn: n }) }))];
   const find = el("input", { type: "search", name: "find", placeholder: "find", "aria-label": "find in this rollout", value: query.find ?? "" });
-  let waiting = 0;
-  const address = location.hash;
-  find.addEventListener("input", () => { clearTimeout(waiting); waiting = setTimeout(() => location.hash === address && go(here({ find: find.value, token: "" }), true), 250); });
+  onTyped(find, () => go(here({ find: find.value, token: "" }), true));
   const hits = el("span", { class: "soft", id: "hits" });
   const tabs = ["dialogue", "tokens"].map((v) => el("a", { class: "tab", href: here({ view: v, turn: "", token: "" }), "aria-current": v === view ? "page" : null, id: `view-${v}` }, v));
   const least = view === "dialogue" && row.logprob_min !== null ? el("a", { class: "tab", id: "least", href: here({ view: "tokens", least: "1" }) }, "least likely token") : null;
   const nodes = [
-    el("h1", {}, `Rollout ${row.id}`), leftOut ? el("p", { class: "notice" }, leftOut) : null,
-    el("p", { class: "spaced" }, el("a", { href: link(name, "rollouts", { phase: row.phase, number: row.number, sort: "reward" }) }, row.at), el("span", {}, "group ", el("a", { id: "group", href: link(name, `group/${row.id}`) }, row.grp)), el("span", { class: "soft" }, row.session_id), other(-1) ? el("a", { id: "previous", href: other(-1) }, "‹ previous") : null, other(1) ? el("a", { id: "next", href: other(1) }, "next ›") : null),
+    el("h1", {}, `Rollout ${row.id}`),
+    el("p", { class: "spaced" }, el("span", { class: outcomeClass(row) }, outcomeText(row)), el("span", {}, "reward ", el("b", {}, number(row.reward))), to(link(name, "rollouts", { phase: row.phase, number: row.number, sort: "reward" }), row.at), el("span", {}, "group ", el("a", { id: "group", href: link(name, `group/${row.id}`) }, row.grp)), soft(row.session_id), other(-1) ? el("a", { id: "previous", href: other(-1) }, "‹ previous") : null, other(1) ? el("a", { id: "next", href: other(1) }, "next ›") : null),
     el("div", { class: "three" },
-      el("nav", { class: "card side", "aria-label": list.title }, el("b", {}, list.title), el("span", { class: "soft" }, ` ${at >= 0 ? `${list.first + at + 1} of ` : ""}${list.total}`), list.rows.map((r, n) => el("a", { class: "item", href: link(name, `rollout/${r.id}`, list.of(n)), "aria-current": r.id === row.id ? "page" : null }, el("span", {}, `#${r.id}`), el("span", { class: outcomeClass(r) }, r.outcome === "ok" ? number(r.reward) : r.outcome)))),
+      el("nav", { class: "card side", "aria-label": list.title }, el("b", {}, list.title), soft(` ${at >= 0 ? `${list.first + at + 1} of ` : ""}${list.total}`), list.rows.map((r, n) => el("a", { class: "item", href: link(name, `rollout/${r.id}`, list.of(n)), "aria-current": r.id === row.id ? "page" : null }, el("span", {}, `#${r.id}`), el("span", { class: outcomeClass(r) }, r.outcome === "ok" ? number(r.reward) : r.outcome)))),
       el("div", { class: "main" },
-        row.dropped ? el("p", { class: "notice" }, `To keep the run within its size, these parts were given up: ${row.dropped}.`) : null,
-        row.error ? el("p", { class: "notice" }, `${row.stage ? `in stage ${row.stage}: ` : ""}${row.error}${row.failure ? ` (policy failed at: ${row.failure})` : ""}`) : null,
+        row.dropped ? notice(`To keep the run within its size, these parts were given up: ${row.dropped}.`) : null,
+        row.error ? notice(row.stage ? `in stage ${row.stage}: ` : null, row.error, row.failure ? ` (policy failed at: ${row.failure})` : null) : null,
         judgeOf(detail.reward_parts), detail.traceback ? el("details", { class: "card", open: true }, el("summary", {}, "Traceback"), el("pre", {}, detail.traceback)) : null,
-        el("div", { class: "tools" }, tabs, least, find, hits), middle, waterfall(row, detail),
-        detail.log ? el("details", { class: "card" }, el("summary", {}, "Log of the session"), el("pre", {}, detail.log)) : null,
-        el("h2", {}, "Raw"), [["input", detail.payload], ["record of the agent", detail.record], ["everything but tokens", { ...row, group: undefined, sequences: undefined, spans: undefined, texts: undefined }]].map(([what, value]) => el("details", { class: "card" }, el("summary", {}, what), el("pre", {}, JSON.stringify(value, null, 2))))),
+        el("div", { class: "tools" }, tabs, least, find, hits), middle),
+      el("div", { class: "main late" }, waterfall(row, detail),
+        detail.log ? fold("Log of the session", el("pre", {}, detail.log)) : null,
+        el("h2", {}, "Raw"), [["input", detail.payload], ["record of the agent", detail.record], ["everything but tokens", { ...row, group: undefined, sequences: undefined, spans: undefined, texts: undefined }]].map(([what, value]) => fold(what, el("pre", {}, JSON.stringify(value, null, 2))))),
       el("aside", { class: "card side facts-of" }, factsOf(row, detail))),
   ];
   const shown = () => {
@@ -128,7 +129,8 @@ function waterfall(row, detail) {
   if (run && calls.length && calls[0].start_s > run.start_s) bars.push(["agent-bar", "agent begins", run.start_s, calls[0].start_s, "before its first model call"]);
   calls.forEach((call, i) => {
     const a = call.attributes, first = a["gen_ai.server.time_to_first_token"], facts = (detail.calls ?? []).find((c) => c.turn_id === a["agentcore_rl.turn_id"]);
-    bars.push(["model", `model call ${i + 1}`, call.start_s, call.end_s, `${first ? `first token after ${number(first, 3)} s\n` : ""}${a["gen_ai.usage.input_tokens"] ?? "–"} tokens in, ${a["gen_ai.usage.output_tokens"] ?? "–"} sampled\nends with ${a["gen_ai.response.finish_reasons"]?.[0] ?? "–"}${facts?.untrainable ? `\nnot trained: ${facts.untrainable}` : ""}`]);
+    const said = [first && `first token after ${number(first, 3)} s`, `${a["gen_ai.usage.input_tokens"] ?? "–"} tokens in, ${a["gen_ai.usage.output_tokens"] ?? "–"} sampled`, `ends with ${a["gen_ai.response.finish_reasons"]?.[0] ?? "–"}`, facts?.untrainable && `not trained: ${facts.untrainable}`];
+    bars.push(["model", `model call ${i + 1}`, call.start_s, call.end_s, said.filter(Boolean).join("\n")]);
     const next = calls[i + 1], own = next ? tools.filter((t) => t.start_s >= call.end_s && t.start_s < next.start_s + 1e-9 && t.end_s <= next.start_s + 1e-9) : [];
     for (const t of own) bars.push(["tool-bar", `tool ${t.attributes["gen_ai.tool.name"]}`, t.start_s, t.end_s, own.length > 1 ? `one of ${own.length} calls between two model calls` : "between two model calls"]);
     if (next && !own.length && next.start_s > call.end_s) bars.push(["agent-bar", "agent", call.end_s, next.start_s, "between two model calls"]);

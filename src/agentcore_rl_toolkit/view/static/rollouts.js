@@ -1,7 +1,7 @@
 // @ts-check
 // The list of rollouts: filters, orders, and only the rows in sight.
-import { FILTERS, el, filtersOf, link, many, number, outcomeClass, outcomeText, small } from "./dom.js";
-import { facetsOf, leftOut, rowsOf } from "./source.js";
+import { FILTERS, choice, el, filters, filtersOf, link, many, number, onTyped, outcomeClass, outcomeText, small, to } from "./dom.js";
+import { facetsOf, rowsOf } from "./source.js";
 
 const HIGH = 30, CHUNK = 100, AROUND = 12, AT_ONCE = 2;
 const COLUMNS = [["id", "#"], ["step", "step"], ["grp", "input"], ["outcome", "outcome"], ["reward", "reward"], ["advantage", "advantage"], ["turns", "turns"], ["sampled_tokens", "tokens"], ["logprob_min", "min logprob"], ["gap_max", "gap"], ["tool_calls", "tools or error"]];
@@ -15,12 +15,11 @@ const LINKED = {
 export async function rolloutsPage(name, query, go) {
   const list = new VirtualRows(name, query);
   const [facets] = await Promise.all([facetsOf(name), list.load(0)]);
-  const options = (values, empty) => [el("option", { value: "" }, empty), ...values.map(([value, text]) => el("option", { value }, text))];
-  const choice = (key, label, values) => { const made = el("select", { name: key }, options(values, "any")); made.value = query[key] ?? ""; return el("label", {}, label, made); };
+  const any = (key, label, values) => choice(key, label, query[key], [["", "any"], ...values]);
   const input = (key, label, type = "number", more = {}) => el("label", {}, label, el("input", { name: key, type, step: "any", value: query[key] ?? "", ...more }));
   const counted = (values, prefix = "") => Object.entries(values).map(([v, n]) => [prefix + v, `${prefix.replace(":", ": ")}${v} (${n})`]);
-  const form = el("form", { class: "filters", onsubmit: (event) => event.preventDefault() },
-    choice("phase", "phase", counted(facets.phase)), input("number", "step", "number", { step: 1 }), choice("outcome", "outcome", [...counted(facets.outcome), ...counted(facets.cause, "cause:")]), choice("stop", "stopped by", counted(facets.stop)), choice("tool", "tool", counted(facets.tool)),
+  const form = filters(
+    any("phase", "phase", counted(facets.phase)), input("number", "step", "number", { step: 1 }), any("outcome", "outcome", [...counted(facets.outcome), ...counted(facets.cause, "cause:")]), any("stop", "stopped by", counted(facets.stop)), any("tool", "tool", counted(facets.tool)),
     input("reward_from", "reward from"), input("reward_to", "reward to"), input("tokens_from", "tokens from", "number", { step: 1 }), input("text", "text", "search", { minlength: 2 }), el("span", { id: "count", class: "soft", "aria-live": "polite" }));
   const linked = Object.keys(LINKED).filter((key) => query[key] !== undefined && query[key] !== "");
   if (query.tool === "") linked.push("tool");
@@ -28,10 +27,8 @@ export async function rolloutsPage(name, query, go) {
   const without = (key) => Object.fromEntries(Object.entries(filtersOf(query)).filter(([k]) => k !== key));
   const chips = linked.length ? el("p", { class: "chips" }, linked.map((key) => el("a", { class: "chip", href: link(name, "rollouts", { ...without(key), ...order }), title: "remove this filter" }, `${key === "tool" ? "no tool" : LINKED[key](query[key])} ×`))) : null;
   const current = () => ({ ...Object.fromEntries(linked.map((key) => [key, query[key]])), ...Object.fromEntries(FILTERS.filter((key) => form.elements[key]?.value).map((key) => [key, form.elements[key].value])) });
-  let waiting = 0;
-  const address = location.hash;
   // What a field does not take, such as a step of 1.5, stays in it with the browser's message, and filters nothing.
-  form.addEventListener("input", () => { clearTimeout(waiting); waiting = setTimeout(() => location.hash === address && form.reportValidity() && go(link(name, "rollouts", { ...current(), ...order }), true), 250); });
+  onTyped(form, () => form.reportValidity() && go(link(name, "rollouts", { ...current(), ...order }), true));
   const sorted = query.sort ?? "id";
   const head = el("div", { class: "head", role: "row" }, COLUMNS.map(([key, text]) => el("button", { type: "button", role: "columnheader", class: WORDY.has(key) ? "" : "right", "data-sort": key, "aria-sort": key === sorted ? (query.descending ? "descending" : "ascending") : "none",
     onclick: () => go(link(name, "rollouts", { ...current(), sort: key, descending: key === sorted && !query.descending ? "1" : "" })) }, text + (key === sorted ? (query.descending ? " ↓" : " ↑") : ""))));
@@ -39,10 +36,10 @@ export async function rolloutsPage(name, query, go) {
   const box = el("div", { class: "rows", tabindex: 0, role: "table", "aria-label": "rollouts" }, head, space);
   list.put(box, space);
   const say = () => { form.querySelector("#count").textContent = many(list.total, "rollout"); none.hidden = list.total > 0; };
-  const none = el("p", { class: "none soft", hidden: true }, Object.keys(current()).length ? ["No rollout fits these filters. ", el("a", { href: link(name, "rollouts") }, "Show all")] : "No rollout has ended yet.");
+  const none = el("p", { class: "none soft", hidden: true }, Object.keys(current()).length ? ["No rollout fits these filters. ", to(link(name, "rollouts"), "Show all")] : "No rollout has ended yet.");
   box.append(none);
   say();
-  return { nodes: [el("h1", {}, `${name}: rollouts`), leftOut ? el("p", { class: "notice", id: "left-out" }, leftOut) : null, form, chips, box, el("p", { class: "soft" }, el("kbd", {}, "j"), " ", el("kbd", {}, "k"), " next, previous   ", el("kbd", {}, "Enter"), " open   ", el("kbd", {}, "/"), " search   ", el("kbd", {}, "?"), " all keys")],
+  return { nodes: [el("h1", {}, `${name}: rollouts`), form, chips, box, el("p", { class: "soft" }, el("kbd", {}, "j"), " ", el("kbd", {}, "k"), " next, previous   ", el("kbd", {}, "Enter"), " open   ", el("kbd", {}, "/"), " search   ", el("kbd", {}, "?"), " all keys")],
     shown: () => list.draw(), keys: (key) => list.key(key, form), changed: () => list.renew().then(say) };
 }
 

@@ -1,11 +1,10 @@
 // @ts-check
 // One run: is it learning, and if not, why?
-import { el, link, many, number, percent, seconds, section, small, table } from "./dom.js";
+import { el, facts, fold, inputOf, link, many, notice, number, numbersIn, percent, seconds, section, small, table, to } from "./dom.js";
 import { lineChart, sparkline, stackedChart } from "./charts.js";
 import { inputsOf, overview } from "./source.js";
 import { statusOf } from "./runs.js";
 
-const numbersIn = (facts, prefix = "") => Object.entries(facts).flatMap(([key, value]) => (typeof value === "number" ? [[prefix + key, value]] : value && typeof value === "object" && !Array.isArray(value) ? numbersIn(value, `${prefix}${key}/`) : []));
 const STOPS = { stop: "--good", tool_calls: "--cyan", length: "--warn", turns: "--violet", context: "--bad" };
 
 // All numbers of the steps by their names in metrics.jsonl. The charts are drawn when the section is opened.
@@ -31,11 +30,11 @@ function everyNumber(run, mount) {
 
 function findings(run) {
   const total = run.steps.reduce((n, s) => n + s.rollouts, 0);
-  const rows = run.diagnosis.map((f) => el("div", { class: "finding", "data-name": f.name }, el("b", {}, f.text), " ", f.advice.split("`").map((part, i) => (i % 2 ? el("code", {}, part) : part)), " ", Object.keys(f.query).length ? el("a", { href: link(run.name, "rollouts", shownQuery(f.query)) }, "These rollouts →") : null));
+  const rows = run.diagnosis.map((f) => el("div", { class: "finding", "data-name": f.name }, el("b", {}, f.text), " ", f.advice.split("`").map((part, i) => (i % 2 ? el("code", {}, part) : part)), " ", Object.keys(f.query).length ? to(link(run.name, "rollouts", shownQuery(f.query)), "These rollouts →") : null));
   if (rows.length || !total) return rows;
   const scored = run.trained.filter((s) => s.reward !== null);
-  const moved = scored.length > 1 ? ` The reward went from ${number(scored[0].reward)} to ${number(scored.at(-1).reward)} in ${many(scored.length, "step")}.` : "";
-  return [el("p", { class: "fine" }, `Nothing in the last steps keeps this run from learning: groups differ, calls parse, few rollouts fail.${moved}`)];
+  const [first, last] = [scored[0], scored.at(-1)].map((s) => number(s?.reward));
+  return [el("p", { class: "fine" }, "Nothing in the last steps keeps this run from learning: groups differ, calls parse, few rollouts fail.", scored.length > 1 ? ` The reward went from ${first} to ${last} in ${many(scored.length, "step")}.` : null)];
 }
 
 // A query as it stands in an address.
@@ -59,66 +58,83 @@ export function heldOut(run) {
 }
 
 function charts(run) {
-  const { trained } = run, name = run.name;
-  const point = (key, of = (s) => s[key]) => trained.map((s) => ({ x: s.number, y: of(s), href: run.listOf(s) }));
-  const logged = (of) => trained.map((s) => { const e = run.events.get(s.step); return { x: s.number, y: e ? of(e) ?? null : null, href: run.listOf(s) }; });
-  const hrefs = trained.map((s) => run.listOf(s)), xs = trained.map((s) => s.number);
-  const waits = (e) => (e.rollout_s !== undefined && e.train_s !== undefined && e.rollout_s + e.train_s > 0 ? e.rollout_s / (e.rollout_s + e.train_s) : null);
-  const reward = trained.map((s) => ({ x: s.number, y: s.reward, low: s.quantiles?.[0] ?? null, high: s.quantiles?.[2] ?? null, href: run.listOf(s) }));
+  const { trained } = run, hrefs = trained.map((s) => run.listOf(s)), xs = trained.map((s) => s.number);
+  // Points of the steps: of what the run's rollouts give, and of what the trainer logged.
+  const point = (key, of = (s) => s[key]) => trained.map((s, i) => ({ x: s.number, y: of(s), href: hrefs[i] }));
+  const logged = (of) => point(null, (s) => { const e = run.events.get(s.step); return e ? of(e) ?? null : null; });
+  const line = (title, note, options, ...curves) => lineChart(title, curves.map(([name, points, kind]) => ({ name, points, kind })), { note, ...options });
+  const stack = (title, note, parts) => stackedChart(title, xs, parts.map(([name, colour, of]) => ({ name, colour, values: trained.map(of) })), { hrefs, note });
+  const kinds = (key) => [...new Set(trained.flatMap((s) => Object.keys(s[key])))].sort((a, b) => (a === "stop" ? -1 : b === "stop" ? 1 : a < b ? -1 : 1));
+  const sum = (counts) => Object.values(counts).reduce((a, b) => a + b, 0), share = { from: 0, to: 1 }, zero = { from: 0 };
+  const reward = trained.map((s, i) => ({ x: s.number, y: s.reward, low: s.quantiles?.[0] ?? null, high: s.quantiles?.[2] ?? null, href: hrefs[i] }));
   const own = [...new Set(run.metrics.filter((e) => e.event === "step").flatMap((e) => Object.keys(e.metrics ?? {})))].sort();
-  const same = (s) => (s.groups ?? 0) - (s.groups_differ ?? 0) - (s.groups_failed ?? 0) - (s.groups_solved ?? 0);
-  const stops = [...new Set(trained.flatMap((s) => Object.keys(s.stops)))].sort((a, b) => (a === "stop" ? -1 : b === "stop" ? 1 : a < b ? -1 : 1));
-  const causes = [...new Set(trained.flatMap((s) => Object.keys(s.causes)))].sort();
-  const kl = ["sampler", "start", "old", "reference", "teacher"];
   return [
-    lineChart("Reward", [{ name: "mean", points: reward }, { name: "median", kind: "other", points: point("p50", (s) => s.quantiles?.[1] ?? null) }, { name: "held out", kind: "held", points: trained.length ? heldOut(run) : [] }], { from: 0, to: 1, note: "Means over inputs. Bands: 10 % to 90 % of rollouts; the 95 % interval of held-out inputs." }),
-    stackedChart("Groups", xs, [{ name: "all fail", colour: "--bad", values: trained.map((s) => s.groups_failed) }, { name: "mixed", colour: "--main", values: trained.map((s) => s.groups_differ) }, { name: "same reward between", colour: "--warn", values: trained.map(same) }, { name: "all pass", colour: "--good", values: trained.map((s) => s.groups_solved) }], { hrefs, note: "Only mixed groups, whose rewards differ, teach." }),
-    own.length ? lineChart("Numbers with the reward", own.map((key) => ({ name: key, points: logged((e) => e.metrics?.[key]) })), { note: "Means of what the agent returned: parts of the reward, or its own counts." }) : null,
-    lineChart("KL divergence", kl.map((from) => ({ name: `from the ${from}`, points: logged((e) => e[`kl_${from}`]) })), { from: 0, note: "Of the policy in training, in nats per token. Above 0.1 from the sampler: updates too large, or rollouts too old." }),
-    lineChart("Clip fraction", [{ name: "tokens held by the clip", points: logged((e) => e.clip_fraction) }], { from: 0, note: "Above 0.3: updates are too large." }),
-    lineChart("Gradient norm", [{ name: "before clipping", points: logged((e) => e.grad_norm) }], { from: 0, note: "Spikes: lower the learning rate. 0: nothing was learned." }),
-    lineChart("Entropy", [{ name: "mean, nats", points: point("entropy") }], { from: 0, note: "At trained tokens. A fast fall: the policy stops exploring." }),
-    lineChart("Logprob gap", [{ name: "largest", points: point("gap_max") }, { name: "mean", points: point("gap_mean") }], { from: 0, note: "Between sampler and trainer, in nats. It should stay at the rounding of the dtype." }),
-    stackedChart("Why rollouts stopped", xs, stops.map((stop) => ({ name: stop, colour: STOPS[stop], values: trained.map((s) => s.stops[stop] ?? 0) })), { hrefs, note: "length: cut by its limit of tokens; errors by their outcome." }),
-    stackedChart("Failures by cause", xs, [{ name: "ok", colour: "--good", values: trained.map((s) => s.rollouts - Object.values(s.causes).reduce((a, b) => a + b, 0)) }, ...causes.map((c) => ({ name: c, colour: { policy: "--warn", agent: "--bad" }[c] ?? "--soft", values: trained.map((s) => s.causes[c] ?? 0) }))], { hrefs, note: "Whose failure it is: the policy's, the agent's code, or the infrastructure's." }),
-    lineChart("Tokens sampled by a rollout", [{ name: "mean", points: point("tokens_mean") }, { name: "longest", points: point("tokens_max") }], { from: 0 }),
-    lineChart("Turns and tool calls of a rollout", [{ name: "turns", points: point("turns") }, { name: "tool calls", points: point("tool_calls") }], { from: 0 }),
-    lineChart("Weight versions behind", [{ name: "mean", points: point("staleness") }, { name: "most", points: point("staleness_max") }], { from: 0, to: 1 }),
-    lineChart("Share of the time the trainer waits", [{ name: "for rollouts", points: logged(waits) }], { from: 0, to: 1 }),
-    lineChart("Seconds of a rollout", [{ name: "mean", points: point("elapsed_s") }, { name: "longest", points: point("elapsed_max_s") }], { from: 0 }),
-    lineChart("Loss", [{ name: "loss", points: logged((e) => e.loss) }], { note: "Its size says little: advantages sum to about 0." }),
+    line("Reward", "Means over inputs. Bands: 10 % to 90 % of rollouts; the 95 % interval of held-out inputs.", share,
+      ["median", point("p50", (s) => s.quantiles?.[1] ?? null), "other"], ["mean", reward, "main"], ["held out", trained.length ? heldOut(run) : [], "held"]),
+    stack("Groups", "Only mixed groups, whose rewards differ, teach.",
+      [["all fail", "--bad", (s) => s.groups_failed], ["mixed", "--main", (s) => s.groups_differ],
+        ["same reward between", "--warn", (s) => s.groups - s.groups_differ - s.groups_failed - s.groups_solved],
+        ["all pass", "--good", (s) => s.groups_solved]]),
+    line("Numbers with the reward", "Means of what the agent returned: parts of the reward, or its own counts.", {},
+      ...own.map((key) => [key, logged((e) => e.metrics?.[key])])),
+    line("KL divergence", "In nats per token. Above 0.1 from the sampler: updates are too large, or rollouts too old.", zero,
+      ...["sampler", "start", "old", "reference", "teacher"].map((from) => [`from the ${from}`, logged((e) => e[`kl_${from}`])])),
+    line("Clip fraction", "Above 0.3: updates are too large.", zero, ["tokens held by the clip", logged((e) => e.clip_fraction)]),
+    line("Gradient norm", "Spikes: lower the learning rate. 0: nothing was learned.", zero, ["before clipping", logged((e) => e.grad_norm)]),
+    line("Entropy", "At trained tokens. A fast fall: the policy stops exploring.", zero, ["mean, nats", point("entropy")]),
+    line("Logprob gap", "Between sampler and trainer, in nats. It should stay at the rounding of the dtype.", zero,
+      ["largest", point("gap_max")], ["mean", point("gap_mean")]),
+    stack("Why rollouts stopped", "length: cut by its limit of tokens; errors by their outcome.", kinds("stops").map((stop) => [stop, STOPS[stop], (s) => s.stops[stop] ?? 0])),
+    stack("Failures by cause", "Whose failure it is: the policy's, the agent's code, or the infrastructure's.",
+      [["ok", "--good", (s) => s.rollouts - sum(s.causes)], ...kinds("causes").map((cause) => [cause, { policy: "--warn", agent: "--bad" }[cause] ?? "--soft", (s) => s.causes[cause] ?? 0])]),
+    line("Tokens sampled by a rollout", null, zero, ["mean", point("tokens_mean")], ["longest", point("tokens_max")]),
+    line("Turns and tool calls of a rollout", null, zero, ["turns", point("turns")], ["tool calls", point("tool_calls")]),
+    line("Weight versions behind", null, share, ["mean", point("staleness")], ["most", point("staleness_max")]),
+    line("Share of the time the trainer waits", null, share, ["for rollouts", logged((e) => (e.rollout_s + e.train_s > 0 ? e.rollout_s / (e.rollout_s + e.train_s) : null))]),
+    line("Seconds of a rollout", null, zero, ["mean", point("elapsed_s")], ["longest", point("elapsed_max_s")]),
+    line("Loss", "Its size says little: advantages sum to about 0.", {}, ["loss", logged((e) => e.loss)]),
   ].filter(Boolean);
 }
 
-function facts(run) {
+function countsOf(run) {
   const { trained, tokens } = run, last = trained.at(-1) ?? run.steps.at(-1), name = run.name;
   const planned = run.config.steps, left = planned && run.status === "running" ? planned - trained.length : 0;
   const took = [...run.events.values()].slice(-5).map((e) => (e.rollout_s ?? 0) + (e.train_s ?? 0));
-  const of = (n) => (n === null ? "–" : [n.toLocaleString("en"), tokens.sampled ? el("small", {}, ` ${percent(n / tokens.sampled)}`) : null]);
+  const count = (n) => (n === null ? "–" : n.toLocaleString("en")), share = (n) => (n !== null && tokens.sampled ? percent(n / tokens.sampled) : null);
+  const rest = left > 0 && took.length ? `about ${seconds((left * took.reduce((a, b) => a + b, 0)) / took.length)} left` : null;
   return [
-    ["steps", planned ? `${trained.length} of ${planned}` : number(trained.length), null],
+    ["steps", planned ? `${trained.length} of ${planned}` : number(trained.length), null, rest],
     ["rollouts", number(run.steps.reduce((n, s) => n + s.rollouts, 0)), link(name, "rollouts")],
-    ["reward, last step", number(last?.reward), last && run.listOf(last)],
-    ["usable, last step", last ? `${last.usable} of ${last.rollouts}` : "–", last && run.listOf(last, { usable: "1" })],
-    ["groups that differ, last step", last?.groups ? `${last.groups_differ} of ${last.groups}` : "–", last && run.listOf(last)],
-    ["tokens sampled", tokens.sampled === null ? "–" : tokens.sampled.toLocaleString("en"), link(name, "rollouts", { phase: "train", sort: "sampled_tokens", descending: "1" }), "in all rollouts of the training"],
-    ["of these usable", of(tokens.usable), link(name, "rollouts", { phase: "train", usable: "1" }), "in usable rollouts, where the session's rule trains them"],
-    ["with gradient", of(tokens.gradient), link(name, "rollouts", { phase: "train", gradient: "1" }), "usable, with an advantage other than 0: all that the run learned from"],
-    left > 0 && took.length ? ["time left, about", seconds((left * took.reduce((a, b) => a + b, 0)) / took.length), null] : null,
-  ].filter(Boolean).map(([n, v, href, why]) => el(href ? "a" : "div", { class: "card fact", href, title: why }, el("span", {}, n), el("b", {}, v)));
+    ["reward", number(last?.reward), last && run.listOf(last), "last step"],
+    ["usable rollouts", last ? `${last.usable} of ${last.rollouts}` : "–", last && run.listOf(last, { usable: "1" }), "last step"],
+    ["groups that differ", last?.groups ? `${last.groups_differ} of ${last.groups}` : "–", last && run.listOf(last), "last step"],
+    ["tokens sampled", count(tokens.sampled), link(name, "rollouts", { phase: "train", sort: "sampled_tokens", descending: "1" }), null, "in all rollouts of the training"],
+    ["of these usable", count(tokens.usable), link(name, "rollouts", { phase: "train", usable: "1" }), share(tokens.usable), "in usable rollouts, where the session's rule trains them"],
+    ["with gradient", count(tokens.gradient), link(name, "rollouts", { phase: "train", gradient: "1" }), share(tokens.gradient), "usable, with an advantage other than 0: all that the run learned from"],
+  ];
+}
+
+// Failures by message, with the steps in which they came if there is a first step.
+export function failuresOf(name, failures, query = {}, from = null) {
+  const steps = ({ first, last }) => (first === null ? "–" : first === last ? first + from : `${first + from} to ${last + from}`);
+  const rows = failures.slice(0, 12).map((f) => {
+    const which = { ...query, ...(f.error ? { error: f.error } : { outcome: f.outcome }) };
+    return [to(link(name, "rollouts", which), f.rollouts), el("span", { class: "long" }, f.error ?? "–"), f.outcome + (f.cause ? ` (${f.cause})` : ""), ...(from === null ? [] : [steps(f)]), to(link(name, `rollout/${f.example}`, which), `#${f.example}`)];
+  });
+  return section("Failures by message", null, rows.length ? table(["#rollouts", "error", "outcome", ...(from === null ? [] : ["steps"]), "example"], rows) : null);
 }
 
 function tables(run) {
   const { name } = run, rollouts = (query) => link(name, "rollouts", query);
-  const shown = (step, phase) => (step === null ? "–" : step + (phase === "train" ? run.counted_from : 0));
-  const failed = run.failures.length ? table(["#rollouts", "error", "outcome", "steps", "example"], run.failures.slice(0, 12).map((f) => [
-    el("a", { href: rollouts(f.error ? { error: f.error } : { outcome: f.outcome }) }, f.rollouts), el("span", { class: "long" }, f.error ?? "–"), f.outcome + (f.cause ? ` (${f.cause})` : ""), f.first === f.last ? shown(f.first, "train") : `${shown(f.first, "train")} to ${shown(f.last, "train")}`, el("a", { href: link(name, `rollout/${f.example}`, f.error ? { error: f.error } : { outcome: f.outcome }) }, `#${f.example}`)])) : null;
-  const tools = run.tools.length ? table(["tool", "#calls", "#errors", "#seconds a call", "#reward with", "#reward without"], run.tools.map((t) => [el("a", { href: rollouts({ tool: t.name }) }, t.name), number(t.calls), t.errors === null ? "–" : number(t.errors), t.seconds === null ? "–" : number(t.seconds / t.calls), number(t.reward_with), number(t.reward_without)])) : null;
+  const tools = run.tools.length ? table(["tool", "#calls", "#errors", "#seconds a call", "#reward with", "#reward without"], run.tools.map((t) => [to(rollouts({ tool: t.name }), t.name), number(t.calls), t.errors === null ? "–" : number(t.errors), t.seconds === null ? "–" : number(t.seconds / t.calls), number(t.reward_with), number(t.reward_without)])) : null;
   const { never, sometimes, always } = run.inputs, solved = [["never", never], ["sometimes", sometimes], ["always", always]];
-  const inputs = never + sometimes + always ? el("p", { class: "card spaced", id: "solved" }, solved.map(([word, n]) => el("a", { href: link(name, "inputs", { solved: word }) }, el("b", {}, n), ` ${word}`))) : null;
-  const f = run.in_flight && flightOf(run.in_flight), flight = f ? el("p", { class: "card", id: "in-flight" }, el("b", {}, `${f.count} in flight`), `: ${Object.entries(f.stages).map(([s, n]) => `${n} in stage ${s}`).join(", ")}.`, f.longest ? ` The longest is ${f.longest.session_id}, ${seconds(f.longest.stage_s)} in stage ${f.longest.stage}. ` : " ", el("code", {}, "agentcore-rl runs show --in-flight"), " says what each waits for.") : null;
+  const inputs = never + sometimes + always ? el("p", { class: "card spaced", id: "solved" }, solved.map(([word, n]) => to(link(name, "inputs", { solved: word }), el("b", {}, n), ` ${word}`))) : null;
+  const flights = run.in_flight?.rollouts ?? [], stages = {};
+  for (const r of flights) stages[r.stage] = (stages[r.stage] ?? 0) + 1;
+  const longest = flights.reduce((a, b) => (a && a.stage_s >= b.stage_s ? a : b), null);
+  const flight = run.in_flight ? el("p", { class: "card", id: "in-flight" }, el("b", {}, `${run.in_flight.count} in flight`), `: ${Object.entries(stages).map(([s, n]) => `${n} in stage ${s}`).join(", ")}. `, longest ? `The longest is ${longest.session_id}, ${seconds(longest.stage_s)} in stage ${longest.stage}. ` : null, el("code", {}, "agentcore-rl runs show --in-flight"), " says what each waits for.") : null;
   return [
-    section("Failures by message", null, failed), section("Tools", "Rewards are means over rollouts that called the tool, and over those that did not.", tools),
+    failuresOf(name, run.failures, {}, run.counted_from), section("Tools", "Rewards are means over rollouts that called the tool, and over those that did not.", tools),
     section("Inputs of the training, by how often a rollout solved them", "Solved: a reward of 1 or more. Inputs that are never or always solved teach nothing.", inputs), section("In flight", null, flight),
   ];
 }
@@ -129,34 +145,28 @@ export function settingsTable(names, configs) {
   return keys.length ? table(["setting", ...names], keys.map((k) => [k, ...configs.map((c) => el("code", {}, JSON.stringify(c[k]) ?? "–"))]), { id: "changed" }) : el("p", { class: "soft" }, "None.");
 }
 
-// How many rollouts are in each stage, and the one that is there longest.
-function flightOf({ count, rollouts }) {
-  const stages = {};
-  for (const r of rollouts) stages[r.stage] = (stages[r.stage] ?? 0) + 1;
-  return { count, stages, longest: rollouts.reduce((a, b) => (a && a.stage_s >= b.stage_s ? a : b), null) };
-}
-
 export async function runPage(name, _query, _go, mount) {
   const run = await readRun(name), { trained, others } = run;
   const total = run.steps.reduce((n, s) => n + s.rollouts, 0);
-  const lost = Object.entries(run.not_kept).map(([why, n]) => el("p", { class: "notice" }, `${many(n, "rollout")} not in this run: ${why === "not_kept_full" ? "they came faster than they could be written" : "they could not be written"}.`));
+  const reasons = { not_kept_full: "they came faster than they could be written", not_kept_error: "they could not be written" };
+  const lost = Object.entries(run.not_kept).map(([why, n]) => notice(`${many(n, "rollout")} not in this run: ${reasons[why]}.`));
   const short = (path) => (typeof path === "string" && path ? path.split("/").at(-1) : null);
   const head = [el("h1", {}, name, " ", statusOf(run.status)), el("p", { class: "soft spaced" }, [["model", short(run.config.model)], ["data", short(run.config.data)], ["agent", short(run.config.agent)]].filter(([, v]) => v).map(([k, v]) => el("span", {}, `${k} ${v}`)), run.status.startsWith("failed") ? el("span", { class: "bad" }, run.status) : null), lost];
   const settings = [
     run.before ? section(`Settings that differ from ${run.before.name}`, null, settingsTable(["here", "before"], [run.config, run.before.config])) : null,
-    run.log ? [el("h2", {}, `End of ${run.log.name}`), el("details", { class: "card" }, el("summary", {}, run.log.text.trimEnd().split("\n").at(-1)), el("pre", {}, run.log.text))] : null,
-    el("h2", {}, "Configuration"), el("details", { class: "card" }, el("summary", {}, "config.json"), el("pre", {}, JSON.stringify(run.config, null, 2))),
+    run.log ? [el("h2", {}, `End of ${run.log.name}`), fold(run.log.text.trimEnd().split("\n").at(-1), el("pre", {}, run.log.text))] : null,
+    el("h2", {}, "Configuration"), fold("config.json", el("pre", {}, JSON.stringify(run.config, null, 2))),
   ];
   const jobs = [...new Map(run.metrics.filter((e) => e.event === "job").map((e) => [e.job, e])).values()].map((e) => [e.job, e.status, JSON.stringify({ ...e.ProgressInfo, ...e.RolloutInfo, ...e.BillableTokenUsage, ...e.EvaluationMetrics })]);
-  if (!total && jobs.length) return [head, el("p", { class: "notice" }, "SageMaker's jobs, as they were last seen. Their rollouts are in MLflow."), table(["job", "status", "numbers"], jobs), settings];
-  if (!total) return [head, el("p", { class: "notice" }, "No rollout has ended yet. Each one shows up here when it has. Where they wait: ", el("code", {}, "agentcore-rl runs show --in-flight")), tables(run), settings];
-  const change = run.summary.held_out_change ? el("p", { class: "notice" }, `Verdict: ${run.summary.held_out_change.text}`) : null;
+  if (!total && jobs.length) return [head, notice("SageMaker's jobs, as they were last seen. Their rollouts are in MLflow."), table(["job", "status", "numbers"], jobs), settings];
+  if (!total) return [head, notice("No rollout has ended yet. Each one shows up here when it has. Where they wait: ", el("code", {}, "agentcore-rl runs show --in-flight")), tables(run), settings];
+  const change = run.summary.held_out_change ? notice(`Verdict: ${run.summary.held_out_change.text}`) : null;
   const own = [...new Set(run.metrics.flatMap((e) => Object.keys(e.metrics ?? {})))].sort();
   const eventOf = (s) => (s.phase === "train" && s.step !== null ? run.events.get(s.step) : run.evaluated(s));
-  const place = (s) => [el("a", { href: run.listOf(s) }, s.at), s.phase === "train" ? null : [" ", el("a", { href: link(name, "evaluation", { phase: s.phase, number: s.number }) }, "evaluation")]];
+  const place = (s) => [to(run.listOf(s), s.at), s.phase === "train" ? null : [" ", to(link(name, "evaluation", { phase: s.phase, number: s.number }), "evaluation")]];
   const steps = table(["step", "#rollouts", "#reward", "#of ok", "#usable", "#groups that differ", "#tokens a rollout", "#largest gap", ...own.map((key) => `#${key}`), "outcomes"],
     run.steps.map((s) => [place(s), number(s.rollouts), number(s.reward), number(s.reward_ok), number(s.usable), s.rollouts > s.groups ? `${number(s.groups_differ)} of ${number(s.groups)}` : "–", number(s.tokens_mean, 0), small(s.gap_max), ...own.map((key) => number(eventOf(s)?.metrics?.[key])), Object.entries(s.outcomes).map(([o, n]) => `${n} ${o}`).join(", ")]), { id: "steps" });
-  return [head, el("div", { id: "diagnosis" }, findings(run)), change, el("div", { class: "facts" }, facts(run)), el("div", { class: "grid", id: "charts" }, charts(run)), tables(run),
+  return [head, el("div", { id: "diagnosis" }, findings(run)), change, facts(countsOf(run)), el("div", { class: "grid", id: "charts" }, charts(run)), tables(run),
     everyNumber(run, mount), el("h2", {}, trained.length && others.length ? "Steps and evaluations" : trained.length ? "Steps" : "Evaluations"), steps, settings];
 }
 
@@ -165,8 +175,8 @@ export async function inputsPage(name, query) {
   const phase = query.phase ?? "train", inputs = await inputsOf(name, phase);
   const kinds = { never: (r) => r === 0, sometimes: (r) => r > 0 && r < 1, always: (r) => r === 1 };
   const shown = inputs.filter((i) => !query.solved || (i.rate !== null && kinds[query.solved]?.(i.rate)));
-  const rows = shown.map((i) => [el("a", { class: "input", href: link(name, "rollouts", { phase, input: i.input_key }), title: i.text ?? i.input_key }, i.text ?? i.input_key), number(i.rollouts), percent(i.rate), number(i.reward), sparkline(i.rewards, "mean reward by step"), el("a", { href: link(name, `group/${i.first}`) }, "first group")]);
+  const rows = shown.map((i) => [inputOf(i, link(name, "rollouts", { phase, input: i.input_key })), number(i.rollouts), percent(i.rate), number(i.reward), sparkline(i.rewards, "mean reward by step"), to(link(name, `group/${i.first}`), "first group")]);
   const choice = ["", ...Object.keys(kinds)].map((word) => el("a", { href: link(name, "inputs", { ...query, solved: word }), "aria-current": (query.solved ?? "") === word ? "page" : null }, word || "all"));
   return [el("h1", {}, `${name}: inputs of ${phase}`), el("p", { class: "spaced" }, "solved", choice, el("span", { class: "soft", id: "count" }, many(shown.length, "input"))),
-    inputs.length >= 1000 ? el("p", { class: "notice" }, "The 1,000 inputs that are solved least are shown.") : null, table(["input", "#rollouts", "#solved", "#mean reward", "reward by step", ""], rows, { id: "inputs" })];
+    inputs.length >= 1000 ? notice("The 1,000 inputs that are solved least are shown.") : null, table(["input", "#rollouts", "#solved", "#mean reward", "reward by step", ""], rows, { id: "inputs" })];
 }

@@ -98,27 +98,16 @@ export async function compareOf(first, second) {
 
 // A file compares the rollouts that it holds: all of evaluations.
 function compareHeld(first, second) {
-  const mean = (values) => (values.length ? values.reduce((a, b) => a + b, 0) / values.length : null);
-  const place = (name) => name.slice(name.lastIndexOf("@") + 1);
-  const side = (name) => {
-    const [phase, step] = place(name).split(":"), found = new Map();
-    for (const row of file.rows.filter((r) => r.phase === phase && (step === undefined || r.step === Number(step)) && r.input_key)) {
-      const entry = found.get(row.input_key) ?? { scores: [], tokens: [], first: row.id, rollouts: 0, text: row.input };
-      if (row.score !== null) entry.scores.push(row.score);
-      if (row.sampled_tokens !== null) entry.tokens.push(row.sampled_tokens);
-      entry.first = Math.min(entry.first, row.id);
-      entry.rollouts++;
-      found.set(row.input_key, entry);
-    }
-    return new Map([...found].map(([key, e]) => [key, { ...e, reward: mean(e.scores), tokens: mean(e.tokens) }]));
-  };
-  const a = side(first), b = side(second), rows = [];
-  for (const [key, one] of a) {
-    const other = b.get(key);
-    if (other) rows.push({ input_key: key, text: one.text, change: one.reward === null || other.reward === null ? null : other.reward - one.reward, first: one, second: other });
-  }
+  const mean = (rows, key, known = rows.map((r) => r[key]).filter((v) => v !== null)) => (known.length ? known.reduce((a, b) => a + b, 0) / known.length : null);
+  const [one, other] = [first, second].map((name) => name.slice(name.lastIndexOf("@") + 1));
+  const [a, b] = [one, other].map((place) => {
+    const [phase, step] = place.split(":"), found = new Map();
+    for (const row of file.rows) if (row.phase === phase && (step === undefined || row.step === Number(step)) && row.input_key) found.set(row.input_key, [...(found.get(row.input_key) ?? []), row]);
+    return new Map([...found].map(([key, rows]) => [key, { first: rows[0].id, rollouts: rows.length, text: rows[0].input, reward: mean(rows, "score"), tokens: mean(rows, "sampled_tokens") }]));
+  });
+  const rows = [...a].filter(([key]) => b.has(key)).map(([key, side]) => { const against = b.get(key); return { input_key: key, text: side.text, first: side, second: against, change: side.reward === null || against.reward === null ? null : against.reward - side.reward }; });
   rows.sort((x, y) => Math.abs(y.change ?? 0) - Math.abs(x.change ?? 0) || (x.input_key < y.input_key ? -1 : 1));
-  return { rows, inputs: rows.length, only_first: a.size - rows.length, only_second: b.size - rows.length, change: file.changes[`${place(first)} ${place(second)}`] ?? null };
+  return { rows, inputs: rows.length, only_first: a.size - rows.length, only_second: b.size - rows.length, change: file.changes[`${one} ${other}`] ?? null };
 }
 
 // Call `changed` when the run (or, without a name, any run) is written, and `say` with its status. Returns what ends it.

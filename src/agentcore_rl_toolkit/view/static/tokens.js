@@ -1,6 +1,6 @@
 // @ts-check
 // The tokens of a rollout, as the trainer sees them: coloured by a number, found by text, reached by keys and by address.
-import { el, link, many, number, readdress, small, svg, tip } from "./dom.js";
+import { el, link, many, number, readdress, small, soft, svg, tip } from "./dom.js";
 import { decoded } from "./source.js";
 
 const LIMITS = { logprob: [0.105, 0.69, 2.3, 4.6, 6.9], gap: [0.001, 0.01, 0.05, 0.2, 1], entropy: [0.1, 0.5, 1, 2, 3], ratio: [0.01, 0.05, 0.2, 0.5, 1], advantage: [0.01, 0.5, 1] };
@@ -59,7 +59,10 @@ export function tokenView(name, row, query, go) {
     box.addEventListener("mousemove", (event) => { const place = event.target.dataset?.i; tip(place === undefined ? null : numbersOf(s, Number(place), texts, row), event); });
     box.addEventListener("mouseleave", () => tip(null));
     box.addEventListener("click", (event) => { if (event.target.dataset?.i) pick(n, Number(event.target.dataset.i), "nearest"); });
-    return [el("p", {}, el("b", {}, sequences.length > 1 ? `Sequence ${n + 1} of ${sequences.length}` : "One sequence"), el("span", { class: "soft" }, `  ${s.ids.length} tokens, ${trained} trained, ${many(s.turn_ids.length, "turn")}${shared}${s.updates ? `; the trainer's numbers come after ${many(s.updates, "update")} of this step` : ""}  `), why ? el("span", { class: "warn" }, `branch: ${why}  `) : null, s.side_call ? el("span", { class: "warn" }, `side call, not trained: ${s.side_call}`) : null), box];
+    const title = sequences.length > 1 ? `Sequence ${n + 1} of ${sequences.length}` : "One sequence";
+    const updates = s.updates ? `; the trainer's numbers come after ${many(s.updates, "update")} of this step` : "";
+    const counts = `  ${s.ids.length} tokens, ${trained} trained, ${many(s.turn_ids.length, "turn")}${shared}${updates}  `;
+    return [el("p", {}, el("b", {}, title), soft(counts), why ? el("span", { class: "warn" }, `branch: ${why}  `) : null, s.side_call ? el("span", { class: "warn" }, `side call, not trained: ${s.side_call}`) : null), box];
   });
   /** @type {any} */
   const nodes = [branchTree(sequences, row.detail?.calls), el("div", { class: "tools" }, buttons, scale, least, copy, said), shown];
@@ -122,7 +125,10 @@ function branchTree(sequences, calls) {
   sequences.forEach((s, n) => {
     const own = s.turn_ids, from = s.context_turn_ids.at(-1), why = s.side_call ? "side call" : n === 0 ? "the first" : s.branch_reason ?? "separate";
     if (!own.length) return;
-    if (from !== undefined && at.has(from)) picture.append(svg("path", { class: "twig", d: `M ${X(from)} ${Y(at.get(from))} C ${X(from) + 20} ${Y(n)}, ${X(own[0]) - 20} ${Y(n)}, ${X(own[0])} ${Y(n)}` }));
+    if (from !== undefined && at.has(from)) {
+      const [x, end, y] = [X(from), X(own[0]), Y(n)];
+      picture.append(svg("path", { class: "twig", d: `M ${x} ${Y(at.get(from))} C ${x + 20} ${y}, ${end - 20} ${y}, ${end} ${y}` }));
+    }
     picture.append(svg("line", { class: "twig", x1: X(own[0]), x2: X(own.at(-1)), y1: Y(n), y2: Y(n) }));
     for (const t of own) {
       const dot = svg("circle", { class: "dot", cx: X(t), cy: Y(n), r: 6 });
@@ -131,7 +137,9 @@ function branchTree(sequences, calls) {
       dot.addEventListener("click", () => document.querySelector(`[data-sequence="${n}"]`)?.scrollIntoView({ block: "start" }));
       picture.append(dot);
     }
-    picture.append(svg("text", { x: X(own.at(-1)) + 16, y: Y(n) + 4 }, `${n + 1}  ${own.length} ${own.length === 1 ? "turn" : "turns"}, ${s.mask.reduce((a, b) => a + b, 0)} tokens trained, ${why.replaceAll("_", " ")}`));
+    const trained = s.mask.reduce((a, b) => a + b, 0);
+    const said = `${n + 1}  ${many(own.length, "turn")}, ${trained} tokens trained, ${why.replaceAll("_", " ")}`;
+    picture.append(svg("text", { x: X(own.at(-1)) + 16, y: Y(n) + 4 }, said));
   });
   return el("div", { id: "branches" }, el("h2", {}, "Branches"), el("div", { class: "card wide" }, picture));
 }
