@@ -34,10 +34,11 @@ ADVICE = {
     "not_usable": "A usable rollout ended ok or failed by the policy, has a reward, and was sampled through the gateway.",
     "unparsed": "`agentcore-rl doctor` checks the chat template. If it is right, teach the format first: `agentcore-rl sft`.",
     "cut": "Raise `max_tokens` in `sampling_params` or the engine's context, or reward shorter replies.",
-    "all_fail": "Give part of the reward for part of the work, take easier inputs or a better start (`agentcore-rl sft`), or raise "
-    "`rollouts`.",
+    "all_fail": "Give part of the reward for part of the work, take easier inputs or a better start (`agentcore-rl sft`), or "
+    "raise `rollouts`.",
     "all_pass": "Take harder inputs: `runs export --rows DATA --pass-rate 0.1:0.9` keeps those that are solved at times.",
-    "no_spread": "Rollouts of an input are compared with each other: make the reward finer, or raise `rollouts` or the temperature.",
+    "no_spread": "Rollouts of an input are compared with each other: make the reward finer, or raise `rollouts` or the "
+    "temperature.",
     "opposed": "The policy gains nothing while one pays for the other. Change their weights, or make one a condition.",
     "entropy": "Raise `clip_high` or the temperature, lower the learning rate, or start again from an earlier checkpoint.",
     "updates": "Lower the learning rate, or take fewer minibatches per step or fresher rollouts (`staleness`).",
