@@ -4,7 +4,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # On CI, which runs everything once, what is imported is compiled then.
 COMPILE := $(if $(CI),,--compile-bytecode)
-UV := $(BIN)/uv pip install -q --python $(BIN)/python $(COMPILE) -c constraints.txt
+# constraints-dev.txt has the version of every package with which the tests passed.
+CONSTRAINTS ?= constraints.txt
+UV := $(BIN)/uv pip install -q --python $(BIN)/python $(COMPILE) -c $(CONSTRAINTS)
 
 # Shared machines stall: on CI a failed test is tried up to twice more, and the summary says so.
 RERUNS := $(if $(CI),--reruns 2 -rR)
@@ -16,7 +18,7 @@ TOGETHER := -n 4 --dist loadfile --no-loadscope-reorder
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart wheel packages test test-system nightly check fix docs docs-serve bench policy smollm2 pretrained pretrained-tools examples agents verl slime vllm vllm-env clean setup
+.PHONY: help quickstart wheel packages test test-system nightly check fix docs docs-serve pictures constraints bench policy smollm2 pretrained pretrained-tools examples agents verl slime vllm vllm-env clean setup
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | awk -F':.*?## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -111,12 +113,23 @@ docs: $(VENV)/.dev ## Build the site into build/site, check links and commands
 docs-serve: $(VENV)/.dev ## Show the documentation at http://127.0.0.1:8000 while you write it
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
+pictures: $(VENV)/.dev ## Make the pictures of the docs (two runs of the quickstart)
+	$(UV) pyte
+	$(BIN)/python scripts/pictures/terminal.py docs/images/quickstart.svg -- make quickstart
+	rm -rf runs/pictures
+	$(BIN)/agentcore-rl quickstart --out runs/pictures --set eval_every=3
+	$(BIN)/python scripts/pictures/held_out.py runs/pictures docs/images/held-out.svg
+	$(BIN)/python scripts/pictures/how_it_works.py docs/images/how-it-works.svg
+
+constraints: $(VENV)/.dev ## Write the versions of all installed packages to constraints-dev.txt
+	$(BIN)/uv pip freeze -q --python $(BIN)/python --exclude-editable | grep -v ' @ ' | sed 's/+cpu$$//' > constraints-dev.txt
+
 verl: $(VENV)/.dev ## Run the tests that need verl itself, in .venvs/verl (2 GB, built at the first call)
 	@BASE=$(BIN)/python sh tests/backends/environment.sh verl
 	$(BIN)/python -m pytest -q tests/backends/verl
 
-slime: $(VENV)/.dev ## Run the tests that need slime itself; SLIME_DIR and MEGATRON_DIR name checkouts (docs/backends/slime.md)
-	@test -d "$(SLIME_DIR)" && test -d "$(MEGATRON_DIR)" || { echo "SLIME_DIR and MEGATRON_DIR must name checkouts: docs/backends/slime.md"; exit 1; }
+slime: $(VENV)/.dev ## Run the tests that need slime itself; SLIME_DIR and MEGATRON_DIR name checkouts (docs/status.md)
+	@test -d "$(SLIME_DIR)" && test -d "$(MEGATRON_DIR)" || { echo "SLIME_DIR and MEGATRON_DIR must name checkouts: docs/status.md"; exit 1; }
 	@BASE=$(BIN)/python sh tests/backends/environment.sh slime
 	$(BIN)/python -m pytest -q tests/backends/slime
 

@@ -3,8 +3,8 @@
 Nothing is downloaded: models with random weights in these shapes are made here. For each, the built-in engine samples beside
 transformers' `generate` (64 sequences of 256 prompt tokens and 64 new ones; 8 and 16 on a CPU). Then `train` takes five steps
 (two on a CPU) of 36 rollouts, 125 tokens of prompt and at most 25 sampled ones, with publishing and its proof, on an agent
-whose reward is the length of its answer. The end is one table in Markdown: memory stands beside what README's table says. It
-needs the extra `local`, and a PyTorch for the GPU.
+whose reward is the length of its answer. The end is one table in Markdown: next to each measured memory stands the one that
+docs/hardware.md computes. It needs the extra `local`, and a PyTorch for the GPU.
 """
 
 from __future__ import annotations

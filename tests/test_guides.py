@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -98,7 +96,7 @@ def test_the_readme_leads_from_a_clone_to_a_trained_agent(tmp_path: Path, starte
     """The page's lines in an empty folder. Of `make quickstart` the first step, then Ctrl-C."""
     reader = Reader("README.md", tmp_path)
     reader.as_a_stranger()
-    clone, quickstart, _ = reader.block("git clone").splitlines()
+    clone, quickstart = reader.block("git clone").splitlines()
     reader.run(clone.replace("ADDRESS_OF_THIS_REPOSITORY", shlex.quote(str(ROOT))))
     reader.folder = tmp_path / "agentcore-rl"
     running = started.enter_context(
@@ -121,10 +119,13 @@ def test_the_readme_leads_from_a_clone_to_a_trained_agent(tmp_path: Path, starte
     assert running.wait(60) != 0
     [go_on] = [line.strip() for line in lines if "--resume" in line] or ["".join(lines)]
     assert go_on.startswith(".venv/bin/agentcore-rl quickstart --resume --out runs/quickstart-"), go_on
-    activate, make, train = reader.block("agentcore-rl init").splitlines()
+    activate = reader.block(". .venv/bin/activate").splitlines()[0]
+    make, invoke, train, *_ = reader.block("agentcore-rl init").splitlines()
     reader.run(f"{activate}\n{make}")
     keep_rows(reader.folder / "shop" / "eval.jsonl", 4)
+    assert reader.run(f"{activate}\n{invoke}").startswith("outcome ok")
     assert "Finished in" in reader.run(f"{activate}\n{train}")
+    assert (reader.folder / "runs" / "shop" / "policy").is_dir()
 
 
 @pytest.mark.nightly  # installs everything anew
@@ -146,25 +147,9 @@ def test_the_readme_installs_into_an_environment_of_ones_own(tmp_path: Path) -> 
 def test_the_readme_names_targets_and_extras_that_there_are() -> None:
     page = (ROOT / "README.md").read_text()
     targets = set(re.findall(r"\bmake ([a-z-]+)", page))
-    assert {"quickstart", "test", "wheel"} <= targets
+    assert {"quickstart", "wheel"} <= targets
     for target in targets:
         tried = ["make", "-n", target]
         assert subprocess.run(tried, cwd=ROOT, capture_output=True, timeout=300).returncode == 0, target
     there = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert set(re.findall(r"\.(?:whl)?\[([a-z]+)\]'", page)) <= set(there)
-
-
-@pytest.mark.system
-def test_the_agent_of_the_readme_runs_a_rollout(tmp_path: Path) -> None:
-    """The page shows what changes; the imports and names that an agent has anyway are put in front."""
-    reader = Reader("README.md", tmp_path)
-    has_anyway = (
-        "from math_tools import SYSTEM_PROMPT, AnswerReward, calculator\nfrom strands import Agent\n"
-        "from strands.models.openai import OpenAIModel\nreward = AnswerReward()\n"
-        "import os\nassert os.environ['STOCK'] == 'lamps'\n"
-    )
-    shutil.copy(ROOT / "examples" / "strands_math_agent" / "math_tools.py", tmp_path)
-    (tmp_path / "agent.py").write_text(f"{has_anyway}{reader.block('rollout_entrypoint')}")
-    payload = json.dumps({"prompt": "What is 2 + 3?", "answer": "5"})
-    invoke = f"agentcore-rl invoke --agent agent.py --session-env STOCK=lamps {shlex.quote(payload)}"
-    assert reader.run(invoke).startswith("outcome ok")

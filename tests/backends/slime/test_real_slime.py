@@ -1,7 +1,7 @@
 """slime itself on a CPU: its parser, RolloutManager, router and rollout functions over real sessions of the math agent.
 
 Needs SLIME_DIR and MEGATRON_DIR (checkouts) and an environment with slime's imports, `.venvs/slime` or SLIME_PYTHON:
-docs/backends/slime.md says how they are made.
+docs/status.md says how they are made.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ POLICY = ROOT / "src/agentcore_rl_toolkit/policy/weights"
 pytestmark = [
     pytest.mark.skipif(
         not (SLIME_DIR and MEGATRON_DIR and Path(SLIME_PYTHON).exists()),
-        reason="slime itself needs SLIME_DIR, MEGATRON_DIR and .venvs/slime (docs/backends/slime.md)",
+        reason="slime itself needs SLIME_DIR, MEGATRON_DIR and .venvs/slime (docs/status.md)",
     ),
     pytest.mark.nightly,
     pytest.mark.slow,
