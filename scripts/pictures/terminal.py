@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import itertools
 import os
 import pty
 import struct
@@ -46,19 +47,15 @@ Row = tuple[Run, ...]
 
 def row_of(screen: pyte.Screen, y: int) -> Row:
     """Return a line of the screen as runs of one style, without the blanks at its ends."""
-    runs: list[list[object]] = []
-    for x in range(screen.columns):
-        char = screen.buffer[y][x]
-        color = COLORS.get(char.fg, f"#{char.fg}")
-        if runs and runs[-1][2:] == [color, char.bold]:
-            runs[-1][1] = f"{runs[-1][1]}{char.data}"
-        else:
-            runs.append([x, char.data, color, char.bold])
     row = []
-    for x, text, color, bold in runs:
-        stripped = str(text).strip()
-        if stripped:
-            row.append((int(str(x)) + len(str(text)) - len(str(text).lstrip()), stripped, str(color), bool(bold)))
+    for (color, bold), cells in itertools.groupby(
+        ((x, screen.buffer[y][x]) for x in range(screen.columns)), key=lambda cell: (cell[1].fg, cell[1].bold)
+    ):
+        chars = list(cells)
+        text = "".join(char.data for _, char in chars)
+        if text.strip():
+            first = chars[0][0] + len(text) - len(text.lstrip())
+            row.append((first, text.strip(), COLORS.get(color, f"#{color}"), bold))
     return tuple(row)
 
 
