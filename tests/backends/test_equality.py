@@ -58,7 +58,7 @@ SHAPE = (EXPERT_LAYERS, EXPERT_TOP_K)
 RULES: Any = {
     "credit": "turn",
     "discount": 0.5,
-    "normalise": "group",
+    "normalize": "group",
     "teacher_url": "http://teacher",
     "reward_weight": 2.0,
 }

@@ -160,7 +160,7 @@ async def test_it_tells_a_hanging_tool_from_a_hanging_engine_and_a_stopped_runti
 def test_a_run_without_rollouts_in_flight_says_so(tmp_path: Path) -> None:
     with RunWriter(tmp_path) as run:
         run.event("step", {"step": 0})
-    assert "no rollout is in flight" in asked(tmp_path)["note"]
+    assert "nothing is in flight" in asked(tmp_path)["note"]
 
 
 def test_a_trainer_that_does_not_write_any_more_is_the_one_that_hangs(tmp_path: Path) -> None:
@@ -168,4 +168,4 @@ def test_a_trainer_that_does_not_write_any_more_is_the_one_that_hangs(tmp_path: 
         run.event("step", {"step": 0})
     old = {"at_s": time.time() - 60, "pid": 2**22 + 5, "count": 0, "rollouts": [], "gateway": None}
     (tmp_path / IN_FLIGHT).write_text(json.dumps(old))
-    assert "is gone, or does not write: its file is 60 s old" in asked(tmp_path)["note"]
+    assert "has ended, or does not write: its file is 60 s old" in asked(tmp_path)["note"]

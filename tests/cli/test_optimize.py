@@ -126,7 +126,7 @@ def test_a_run_that_ended_early_goes_on_and_repeats_nothing_that_is_known(optimi
     stopped = optimize(fails_later)
     assert stopped.returncode == 1
     assert "the reflection model scripted at http" in stopped.stderr
-    assert "--resume goes on" in stopped.stderr
+    assert "--resume continues" in stopped.stderr
     known = read_metrics(tmp_path / "run")
     again = optimize(copies_the_rule)
     assert again.returncode == 2
@@ -148,7 +148,7 @@ def test_a_text_that_hardly_a_rollout_ends_with_stops_the_search(optimize: Optim
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     done = optimize(copies_the_rule)
     assert done.returncode == 1
-    assert re.search("no score for most of 3 rollouts; --resume goes on.*the model's endpoint hung up", done.stderr)
+    assert re.search("no score for most of 3 rollouts; --resume continues.*the model's endpoint hung up", done.stderr)
     assert not (tmp_path / "run" / "rollout_texts.json").exists()
 
 

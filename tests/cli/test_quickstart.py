@@ -270,4 +270,4 @@ def test_a_killed_service_ends_what_waits_for_it(tmp_path: Path) -> None:
 def test_resume_without_a_run_says_what_to_do(tmp_path: Path, command_line: CommandLine) -> None:
     done = command_line("quickstart", "--out", str(tmp_path / "nothing"), "--resume")
     assert done.returncode == 2
-    assert "no run to go on with" in done.stderr
+    assert "no run to continue" in done.stderr

@@ -369,7 +369,7 @@ def test_a_tracker_that_is_not_installed_names_the_command(tmp_path: Path, monke
         (["--agent", "agent.py", "--data", "rows.jsonl", "--set", "discount=0"], "discount"),
         (["--backend", "verl", "--credit", "turn"], "all its settings from --config"),
         (["--backend", "slime"], "all its settings from --config"),
-        (["--resume", "--out", "nothing"], "no run to go on with"),
+        (["--resume", "--out", "nothing"], "no run to continue"),
         (
             ["--backend", "trl", "--agent", "agent.py", "--data", "rows.jsonl"],
             "backend trl takes an agent that is deployed",

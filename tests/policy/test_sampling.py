@@ -31,7 +31,7 @@ def test_at_temperature_one_tokens_follow_the_distribution_and_their_logprobs_ar
         assert logprob == pytest.approx(LOGITS[token].item(), abs=1e-6)
 
 
-def test_top_k_and_top_p_cut_and_renormalise() -> None:
+def test_top_k_and_top_p_cut_and_renormalize() -> None:
     assert shares(draw(SamplingParams(top_k=2))) == pytest.approx([0.625, 0.375, 0, 0, 0], abs=0.03)
     assert shares(draw(SamplingParams(top_p=0.79))) == pytest.approx([0.625, 0.375, 0, 0, 0], abs=0.03)
     assert set(draw(SamplingParams(top_p=0.01), 100).ids_N) == {0}

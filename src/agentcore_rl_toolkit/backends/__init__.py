@@ -1,6 +1,6 @@
 """Trainers on one shared core: `GroupStream` and `collect` run groups of rollouts, `to_samples` turns them into training data.
 
-Each trainer has a folder of its own (`trl`, `slime`, `verl`, `rllm`, `tinker`, `sagemaker`), imported only when asked for.
+Each trainer has its own folder (`trl`, `slime`, `verl`, `rllm`, `tinker`, `sagemaker`), imported only when asked for.
 Names load on first use.
 """
 

@@ -17,14 +17,14 @@ log = logging.getLogger(__name__)
 
 START_S = 120.0
 STOP_S = 20.0
-RESTARTS = 10  # in all, each a second later than the one before; then something is wrong for good
+RESTARTS = 10  # each a second later than the last; a process that ends more often has a permanent fault
 
 
 class GatewayProcess:
     """``agentcore-rl gateway serve`` with these words and variables; `url` is where it listens. It ends with this process.
 
-    One that ends by itself (killed for memory, say) is started again with the same port and store, in which everything it
-    had recorded still is; `restarted` is called then, on a thread.
+    A process that ends by itself (killed for memory, for example) is started again with the same
+    port and store, which has all of its records. `restarted` is called then, on a thread.
     Raises: GatewayError when it does not start in time; the message holds the end of its log.
     """
 

@@ -13,7 +13,7 @@ from .._portal import Portal
 
 T = TypeVar("T")
 
-CLEAN_UP_S = 60.0  # stopping live sessions and deleting them at the gateway, each with a limit of its own
+CLEAN_UP_S = 60.0  # stopping live sessions and deleting them at the gateway, each with its own limit
 
 _portal = Portal("agentcore-rl-backends")
 

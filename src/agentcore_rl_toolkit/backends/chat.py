@@ -15,7 +15,7 @@ from ..errors import GatewayError, UpstreamError
 T = TypeVar("T")
 TRIES, FIRST_PAUSE_S = 4, 2.0  # up to 14 s in all: endpoints limit requests
 TOKENS = ("prompt_tokens", "completion_tokens")
-_PASSING = (None, 408, 409, 425, 429)  # and 500 and above: another try may help
+_PASSING = (None, 408, 409, 425, 429)  # and 500 and above: a further attempt may help
 
 
 async def ask(
@@ -27,7 +27,7 @@ async def ask(
     usage: dict[str, float],
     read: Callable[[str], T],
 ) -> T:
-    """What ``read`` makes of the answer to a request; it raises UpstreamError for an answer that should be asked for again.
+    """Send a request and return what ``read`` makes of the response. ``read`` raises UpstreamError to have it sent again.
 
     ``url`` is as https://host/v1. ``usage`` counts ``calls``, ``prompt_tokens`` and ``completion_tokens`` as the endpoint reports
     them.
@@ -42,7 +42,7 @@ async def ask(
 
 
 async def tried(call: Callable[[], Awaitable[bytes]], read: Callable[[bytes], T]) -> T:
-    """What ``read`` makes of a reply, which is asked for again where that may help. Raises: UpstreamError after the last try."""
+    """Return what ``read`` makes of a reply, after repeated requests if necessary. Raises: UpstreamError."""
     for attempt in count(1):
         try:
             return read(await call())
@@ -54,7 +54,7 @@ async def tried(call: Callable[[], Awaitable[bytes]], read: Callable[[bytes], T]
 
 
 async def reply(url: str, body: Mapping[str, Any] | None, *, key: str | None, timeout_s: float) -> bytes:
-    """One reply; a body is sent as JSON. Raises: UpstreamError, also on a status that is not 200."""
+    """Return one reply. A body is sent as JSON. Raises: UpstreamError, also on a status other than 200."""
     from ..gateway.http.client import error_message, request
 
     try:

@@ -1,6 +1,6 @@
 """A model as judge: it reads the rollouts of a group side by side and scores them by a rubric. No reward code, no right answer.
 
-The scores are relative: which of several attempts is better is easier to say than how good one of them is. Judges favour places
+The scores are relative: which of several attempts is better is easier to say than how good one of them is. Judges favor places
 in a list, so they get each group in two orders, the second reversed; a score is the mean of both. A judge that fails gives no
 score, never 0.
 Source: relative scores of a whole group, RULER of ART (github.com/OpenPipe/ART); two orders against the bias, arXiv:2305.17926.
@@ -30,10 +30,10 @@ from .chat import TOKENS, ask
 from .settings import NotNegative, Positive, check
 
 KEY = "AGENTCORE_RL_JUDGE_KEY"
-MOST_CHARACTERS = 200_000  # of a group in one call: about 50,000 tokens
+MOST_CHARACTERS = 200_000  # limit for a group in one call: about 50,000 tokens
 # Of a record: what the agent thinks of itself.
 _OF_AGENT = (*("rewards", "reward", "metrics", "feedback"), *("status_code", "stop_reason", "outcome"))
-_KEYS = ("payload", "input_id", "s3_bucket", "result_key")  # beside the result
+_KEYS = ("payload", "input_id", "s3_bucket", "result_key")  # these keys are not part of the result
 
 INSTRUCTIONS = """\
 You compare attempts of an AI agent at one task. Give each attempt a score from 0 to 1 by the rubric below.
@@ -72,7 +72,7 @@ class JudgeSettings:
             return
         if missing:
             raise ConfigError(f"{', '.join(missing)} missing: a judge needs {', '.join(named)}")
-        if getattr(self, "credit", None) == "turn":  # of settings that have both
+        if getattr(self, "credit", None) == "turn":  # settings that have both
             raise ConfigError("a judge gives one reward to a whole rollout: credit `turn` cannot come from it")
         url = urlsplit(str(self.judge_url))
         if url.scheme not in ("http", "https") or not url.hostname or url.username or url.query:
@@ -119,7 +119,7 @@ class JudgeScore(NamedTuple):
 def dialogue_of(
     dialogue: Sequence[Mapping[str, Any]] | None, record: Mapping[str, Any] | None
 ) -> list[Mapping[str, Any]]:
-    """What a judge reads of a rollout: its dialogue, else what the agent returned, without the agent's own reward."""
+    """Return what a judge reads: the dialogue of a rollout, or else the agent's result, without the agent's own reward."""
     if dialogue:
         return list(dialogue)
     shown = {k: v for k, v in (record or {}).items() if k not in _OF_AGENT + _KEYS and not k.startswith("_")}

@@ -29,7 +29,7 @@ class LimitSettings(SettingsGroup):
 
 
 class SelectionSettings(SettingsGroup):
-    """Which tokens are trained, and how agents sample. `CollectConfig` describes them; ``train_on`` is its ``train``."""
+    """Selection of trained tokens, and sampling. `CollectConfig` describes the fields; ``train_on`` is its ``train``."""
 
     policy_failures: PolicyFailures = "score"
     train_on: str | None = None

@@ -26,7 +26,7 @@ from ..errors import ConfigError, ScorerError, text_of
 SCORE_TIMEOUT_S = 120.0
 BLOCKED_S = 1.0  # a loop on which nothing begins for so long is left to the scorer that blocks it
 _portals = [Portal("scorer")]  # the last one is used
-_folders: set[str] = set()  # of scorers that are files
+_folders: set[str] = set()  # folders of scorers that are files
 # Of a record: what is not the agent's answer.
 _NO_ANSWER = (
     *("rewards", "reward", "turn_rewards", "metrics", "status_code", "stop_reason", "outcome"),
@@ -35,7 +35,7 @@ _NO_ANSWER = (
 
 
 def answer_of(record: Mapping[str, Any]) -> Any:
-    """What the agent returned. Of an agent with a rollout function, the entries that are no rewards or metrics."""
+    """Return the agent's result. An agent with a rollout function returns rewards and metrics too; they are left out."""
     if ANSWER_FIELD in record:
         return record[ANSWER_FIELD]
     return {name: v for name, v in record.items() if name not in _NO_ANSWER and not name.startswith(("_", INFO_FIELD))}
@@ -109,7 +109,7 @@ class Scorer:
         try:
             values = dict(found) if isinstance(found, Mapping) else {"reward": found}
             numbers = {str(name): _number(value) for name, value in values.items()}
-        except Exception as e:  # of the user's classes
+        except Exception as e:  # any class of the user's code
             raise ScorerError(f"what the scorer {self.name} returned cannot be read: {text_of(e)}") from e
         reward = numbers.pop("reward", None)
         if reward is None or not is_finite(reward):
@@ -162,7 +162,7 @@ def scorer_files(spec: str | None) -> list[Path]:
         with _from_here():
             try:
                 found = importlib.util.find_spec(place)
-            except Exception:  # `scorer_at` says what is wrong
+            except Exception:  # `scorer_at` reports the error
                 found = None
         if found is None or not found.has_location or found.origin is None:
             return []
@@ -173,7 +173,7 @@ def scorer_files(spec: str | None) -> list[Path]:
 
 @contextlib.contextmanager
 def _from_here() -> Iterator[None]:
-    """Modules are found in the working directory. No bytecode is written, which sessions could read; prints go to stderr."""
+    """Modules are found in the working directory. Bytecode, which sessions could read, is not written; prints go to stderr."""
     before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))

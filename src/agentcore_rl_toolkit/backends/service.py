@@ -185,7 +185,7 @@ class RolloutService:
         group: Hashable = None,
         n: int = 1,
     ) -> CollectedRollout:
-        """One rollout of one payload. A payload that no agent could be sent ends as `invalid`, like any failed rollout.
+        """Run one rollout of one payload. A payload that cannot be sent ends as `invalid`, like any failed rollout.
 
         With ``group`` it is one of that group's ``n`` rollouts, which its first call starts: a judge reads whole groups.
         """
@@ -284,7 +284,7 @@ def own_address() -> str:
     """The address this machine would use towards others; nothing is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.1", 9))  # TEST-NET-1 (RFC 5737): never routed to anybody
+            probe.connect(("192.0.2.1", 9))  # TEST-NET-1 (RFC 5737): never routed
             return str(probe.getsockname()[0])
         except OSError:
             return socket.gethostbyname(socket.gethostname())

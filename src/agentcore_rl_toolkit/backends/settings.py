@@ -35,7 +35,7 @@ Least0 = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Port = Annotated[int, Field(ge=0, le=65535)]
-GroupSize = Annotated[int, Field(ge=2)]  # with one there is nothing to compare
+GroupSize = Annotated[int, Field(ge=2)]  # a group of one has nothing to compare
 # Text that means itself without quotes. What begins like a number, or is a word of the grammar, does not.
 _PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*")
 _WORDS = frozenset({"true", "false", "null", "nan", "inf"})
@@ -377,7 +377,7 @@ def _yaml(text: str) -> Any:
 
 
 def _wrapped(command: Sequence[str]) -> str:
-    """One option per line, continued with backslashes."""
+    """Return the options, one per line, continued with backslashes."""
     lines: list[str] = []
     for word in command:
         quoted = shlex.quote(word)

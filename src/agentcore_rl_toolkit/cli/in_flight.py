@@ -17,7 +17,7 @@ from ..runs import RunReader, read_in_flight
 ASK_S = 3.0  # what a server may take to answer
 OLD_S = 10.0  # a file that is rewritten every two seconds should not be older
 LOG_LINES, LOGS, SHOWN = 5, 3, 20
-NONE = "no rollout is in flight: the run has ended, is starting, or its trainer computes between two batches"
+NONE = "nothing is in flight: the run has ended, is starting, or its trainer computes between two batches"
 
 
 def facts(reader: RunReader) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def facts(reader: RunReader) -> dict[str, Any]:
         log = runtime.log(rollout["session_id"]) if len(rollouts) < LOGS else None
         rollouts.append({**rollout, "where": where, "why": why, "log": log})
     places: dict[str, dict[str, Any]] = {}
-    for rollout in rollouts:  # the first of a place is the one that waits longest
+    for rollout in rollouts:  # the first of a place has waited longest
         first = {"where": rollout["where"], "rollouts": 0, "longest_s": rollout["stage_s"], "why": rollout["why"]}
         places.setdefault(rollout["where"], first)["rollouts"] += 1
     waiting = sorted(places.values(), key=lambda p: (-p["rollouts"], -p["longest_s"]))
@@ -45,7 +45,7 @@ def facts(reader: RunReader) -> dict[str, Any]:
 
 
 class _Runtime:
-    """The local runtime of the run; ``sessions`` is None for AWS's, ``problem`` says why it does not answer."""
+    """The local runtime of the run; ``sessions`` is None for AWS's, ``problem`` is the reason why it does not respond."""
 
     def __init__(self, url: str | None) -> None:
         from ..runtime.remote import RuntimeView
@@ -117,7 +117,7 @@ def _state(pid: int) -> str:
     try:
         stopped = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
     except OSError:
-        return "is gone, or does not write"
+        return "has ended, or does not write"
     return "is stopped (SIGSTOP)" if stopped else "does not write"
 
 

@@ -93,7 +93,7 @@ def _stack(
     score: str | None,
     scratch: Path,
 ) -> Iterator[Stack]:
-    """The running stack with this agent and model, else one for this call."""
+    """Return the running stack with this agent and model, or a new one for this call."""
     from ..runtime.remote import RuntimeView
     from .training.stack import Stack, agent_file, check_agent, own
 

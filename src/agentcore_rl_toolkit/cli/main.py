@@ -24,7 +24,7 @@ _COMMANDS: dict[str, tuple[str, str, str]] = {
     "serve": (".servers.endpoint", "Serve a trained model to your own clients.", "local"),
     "gateway": (".servers.gateway", "Model gateway: record the exact tokens of every session.", "gateway"),
     "policy": (".servers.policy", "The small built-in policy: token ids in, token ids out.", "policy"),
-    "eval": (".eval", "Run an agent over a data set and summarise its rewards.", "local"),
+    "eval": (".eval", "Run an agent over a data set and summarize its rewards.", "local"),
     "compare": (".production.compare", "Compare two models, or two evaluations, on the same inputs.", "local"),
     "train": (".train", "Train an agent: here, or with another trainer.", "local"),
     "sft": (".training.sft", "Imitate good rollouts of earlier runs.", "local"),
@@ -89,7 +89,7 @@ def version() -> None:
 def main() -> None:
     """Run the command line; errors of the toolkit print as one message, without a traceback.
 
-    Exit code: 2 for what the caller can mend in the command (an option, a setting, a missing extra), else 1.
+    The exit code is 2 for a fault of the command (an option, a setting, a missing extra), and 1 for all others.
     """
     try:
         cli(standalone_mode=True, prog_name="agentcore-rl", complete_var="_AGENTCORE_RL_COMPLETE")
@@ -100,7 +100,8 @@ def main() -> None:
         if getattr(e, "errno", None) not in (errno.ENOSPC, errno.EDQUOT) and "disk is full" not in str(e):
             raise
         click.echo(
-            visible(f"error: the disk is full ({e}): free space, then go on with --resume where there is one"), err=True
+            visible(f"error: the disk is full ({e}): free space, then continue with --resume if the command has it"),
+            err=True,
         )
         sys.exit(1)
     except ModuleNotFoundError as e:

@@ -1,4 +1,4 @@
-"""How a model is named on the command line: a folder, a run, a name on the Hugging Face hub, or a GGUF file."""
+"""Names of models on the command line: a folder, a run, a name on the Hugging Face hub, or a GGUF file."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def model_option(**changes: Any) -> Callable[[Any], Any]:
 
 
 def model_folder(name: str | Path, *, weights: bool = True) -> Path:
-    """The folder of a model; of a run, the model that it trained. Raises: ConfigError that says what was wrong with the name."""
+    """Return the folder of a model, or of the model that a run trained. Raises: ConfigError with what is wrong with the name."""
     path = Path(name)
     if path.is_file():
         if path.suffix != ".gguf":

@@ -50,7 +50,7 @@ def command(words: tuple[str, ...], **options: Any) -> None:
     """Search for better texts of an agent whose model is not trained.
 
     The agent reads its texts with `rollout_text`. A reflection model sees rollouts with their rewards and proposes texts; GEPA
-    keeps those that do better on other rows. The best go to OUT/rollout_texts.json, which a deployed agent reads beside its
+    keeps those that do better on other rows. The best go to OUT/rollout_texts.json, which a deployed agent reads next to its
     code. The reward on --eval-data is printed before and after, with 95 % intervals; OUT/summary.json has it, too.
 
     Settings of --set: batch, perfect, concurrency, retries, timeout_s, sampling_params, seed, max_usd, usd_per_rollout,
@@ -101,7 +101,7 @@ def command(words: tuple[str, ...], **options: Any) -> None:
 
 
 class _Optimisation:
-    """One run: before, the search, after. What an earlier part of it did stands in its folder and is not done again."""
+    """Carry out a run: before, the search, after. The results of an earlier part are in its folder and are not repeated."""
 
     def __init__(self, opened: Opened, out: Path, settings: SearchSettings, options: dict[str, Any]) -> None:
         self._opened, self._out, self._settings, self._options = opened, out, settings, options
@@ -210,7 +210,7 @@ class _Optimisation:
         dialogues = [getattr(rollout.capture, "dialogue", None) for rollout in rollouts]
         results = [_scored(row, i, dialogue) for row, i, dialogue in zip(rows, items, dialogues, strict=True)]
         if 2 * sum(r.score is None for r in results) > len(results):
-            raise RolloutError(f"no score for most of {len(rows)} rollouts; --resume goes on. {most_frequent(items)}")
+            raise RolloutError(f"no score for most of {len(rows)} rollouts; --resume continues. {most_frequent(items)}")
         return results
 
 
@@ -237,4 +237,4 @@ def _report(facts: Mapping[str, Any]) -> str:
         f"reward {s['mean']:.4f} (95 % interval {s['low']:.4f} to {s['high']:.4f}) {when}"
         for when, s in (("before", facts["before"]), ("after", facts["after"]))
     ]
-    return "\n".join([*means, f"Verdict: {gain['text']}", counts, f"put {FILE} beside the agent's code"])
+    return "\n".join([*means, f"Verdict: {gain['text']}", counts, f"put {FILE} next to the agent's code"])

@@ -47,7 +47,7 @@ _SERVES = (
 )
 
 
-ENV_FILE = "env_file"  # of click's context: the path of --env-file, and its variables as K=V
+ENV_FILE = "env_file"  # key in click's context: the path of --env-file, and its variables as K=V
 
 
 def read_dotenv(path: Path) -> dict[str, str]:
@@ -134,7 +134,7 @@ def adding(options: Iterable[Callable[[F], F]]) -> Callable[[F], F]:
     return lambda command: functools.reduce(lambda made, option: option(made), options, command)
 
 
-with_process = adding(_LISTENS)  # of a command that listens, for the process that waits for it
+with_process = adding(_LISTENS)  # options of a command that listens, for the process that waits for it
 with_server = adding(_SERVES)
 with_sessions = adding(_SESSIONS)
 with_judge = adding(_JUDGE)

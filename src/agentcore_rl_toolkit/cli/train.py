@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 BACKENDS = ("loop", "trl", "slime", "verl", "rllm", "tinker", "sagemaker")
-SERVICES = ("tinker", "sagemaker")  # of training
+SERVICES = ("tinker", "sagemaker")  # training services
 
 
 # Options of an agent that trains here, the last of them first; `distill` has them, too.
@@ -89,7 +89,7 @@ SECTIONS = {
 @click.option(
     "--rehearse",
     is_flag=True,
-    help="Train the built-in policy instead of the one at sagemaker; takes --agent.",
+    help="Train the built-in policy in the place of SageMaker's; takes --agent.",
 )
 @click.option("--stop-session", metavar="NAME", help="Stop a training session of SageMaker that was left running.")
 @click.option("--method", type=click.Choice(["grpo", "distill", "sft"]), default="grpo", hidden=True)
@@ -122,7 +122,7 @@ def command(
     max_staleness, hold_calls, eval_every, forced_tools, lora_rank, policy_failures, seed, tracker, ...) go into --set or
     --config.
 
-    With --credit turn, the agent returns one reward for each model call. The settings are discount and normalise.
+    With --credit turn, the agent returns one reward for each model call. The settings are discount and normalize.
 
     With --config of slime, verl, rLLM, Tinker, SageMaker or TRL, the file is checked and that trainer is launched. Arguments
     after -- are the trainer's own: `train --backend verl --config f.yaml -- trainer.n_gpus_per_node=8`.
@@ -165,7 +165,7 @@ def command(
         return
     _take_dotenv(config_path)
     slime_steps = (flags.pop("steps") or 1) if backend == "slime" else 1
-    resume = resume and backend not in SERVICES  # these go on by themselves with what is in their folder
+    resume = resume and backend not in SERVICES  # these resume by themselves if their folder has a run
     agent: Path | None = flags.pop("agent") if rehearse else None
     arn = deployed_arn(str(flags.get("agent")), Path.cwd())
     if arn is not None:
@@ -188,7 +188,7 @@ def command(
         )
     if trainer_args:
         if not hasattr(config, "with_args"):
-            raise ConfigError(f"backend {backend} takes no arguments of its own after --")
+            raise ConfigError(f"backend {backend} takes no arguments after --")
         config = config.with_args(trainer_args)
     plan = config.plan(slime_steps) if backend == "slime" else config.plan(**({"rehearse": True} if rehearse else {}))
     if dry_run:
@@ -281,7 +281,7 @@ def train_here(
             raise ConfigError(
                 "distillation needs --teacher-url URL: vLLM or `policy serve` with the model to learn from"
             )
-        settings.rows()  # before a folder is made
+        settings.rows()  # before a folder exists
         run_dir = new_run(settings, out)
     stack = _running(settings, console)
     where = f"  on the services of `agentcore-rl up` ({stack.runtime_url})" if stack is not None else ""
@@ -295,7 +295,7 @@ def train_here(
 
 
 def _running(settings: LocalRun, console: Console) -> Stack | None:
-    """The running stack of this folder, if it has this agent and model, and the run brings no variables of its own."""
+    """The running stack of this folder, if it has this agent and model, and the run has no variables for it."""
     from .training.stack import Stack
 
     if Stack.running() is None:

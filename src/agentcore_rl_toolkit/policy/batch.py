@@ -4,7 +4,7 @@ Theory of operation. Running sequences hold rows 0..n-1 of the decoder's cache. 
 from the prefix cache and marks it as new; the next `step` reads the prompts of all new sequences together, which gives each its
 first token; each later step decodes one token of every sequence. A sequence that ends gives its row to the last running one, so
 rows stay contiguous and no step ever gathers. Weights change only between steps; a sequence in flight keeps its cache, as in vLLM
-and SGLang, and says which weight versions its first and last token came from.
+and SGLang, and reports the weight versions of its first and last token.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .decoder import Decoder
 from .sampling import Sampler, SamplingParams, seeded_generator
 from .transformers_decoder import TransformersDecoder
 
-_TOKENS_OF_PART, _LEAST_PART = 4096, 64  # of new prompts together, and of each
+_TOKENS_OF_PART, _LEAST_PART = 4096, 64  # limits of new prompts together, and of each
 _LOGITS_AT_ONCE = 512  # tokens: of a large vocabulary these fill memory first
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 BLOCK = 16  # tokens
@@ -115,7 +115,7 @@ class PrefixCache:
 
 @dataclass(eq=False)
 class Generation:
-    """One completion in the making. Written by the computing thread; others read.
+    """A completion in progress. The computing thread writes it; others read.
 
     ``token_ids`` hold every sampled token, also the one that ended it; ``stop_reason`` is the stop string or stop token that did.
     ``weight_version_first`` and ``_last`` are None until the first token.
@@ -127,7 +127,7 @@ class Generation:
     notify_every: int = 0  # tokens between calls of the listener; 0: only at the end
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    prompt_logprobs: list[float] = field(default_factory=list)  # of all tokens but the first, where they are asked for
+    prompt_logprobs: list[float] = field(default_factory=list)  # for all tokens but the first, if requested
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     weight_version_first: int | None = None
@@ -162,13 +162,13 @@ class Batch:
             self._generator.seed()
         else:
             self._generator.manual_seed(seed)
-        self._new = 0  # of the running ones, how many at the end have not read their prompt
+        self._new = 0  # number of sequences at the end of the running ones that have not read their prompt
         self._sampler: Sampler | None = None
         self._lengths_N = self._numbers([])  # tokens in the cache
         self._next_N = self._numbers([])  # sampled, not yet in the cache
 
     def has_room(self, generation: Generation) -> bool:
-        """Whether a sequence can join: a row is free, and memory for all of them at their longest. One alone always can."""
+        """Return True if a sequence can join: a row is free, and memory for all at their longest. The first always can."""
         rows = len(self.running) + 1
         if rows == 1 or self.decoder.cache_tokens is None:
             return rows <= self.decoder.rows
@@ -197,7 +197,7 @@ class Batch:
 
     @torch.inference_mode()
     def step(self) -> list[Generation]:
-        """One more token for everybody; returns the sequences that ended. Cancelled ones end here too."""
+        """Add a token to each sequence. Returns the sequences that ended. Cancelled sequences end here too."""
         for generation in self.running:
             if generation.cancelled:
                 generation.finish_reason = "cancelled"
@@ -215,7 +215,7 @@ class Batch:
 
     @torch.inference_mode()
     def fail_all(self, error: str) -> list[Generation]:
-        """End everything after a failed step, and forget what was cached; returns what was running."""
+        """End everything after a failed step, and clear the cache. Returns the sequences that were running."""
         gone = self.running
         for g in gone:
             g.error = error
@@ -256,7 +256,7 @@ class Batch:
         self._take(logits_NV, first)
 
     def _logprobs(self, ids: Sequence[int], row: int) -> list[float]:
-        """Those of all tokens but the first. Shapes: (T,) -> (T - 1,)."""
+        """Return the logprobs of all tokens but the first. Shapes: (T,) -> (T - 1,)."""
         found: list[float] = []
         part = _LOGITS_AT_ONCE if self.decoder.keys else len(ids)
         for at in range(0, len(ids) - 1, part):

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812  (the name everybody gives it)
+import torch.nn.functional as F  # noqa: N812  (its usual name)
 
 from ..errors import ConfigError, PolicyError
 from .linear import products
@@ -44,10 +44,10 @@ class DecoderShape:
     qkv_bias: bool
     out_bias: bool
     mlp_bias: bool
-    frequencies: tuple[float, ...]  # of the rotation, head_size / 2 of them
-    rope_scale: float  # of its cosine and sine
+    frequencies: tuple[float, ...]  # head_size / 2 frequencies of the rotation
+    rope_scale: float  # factor of its cosine and sine
     rotated: tuple[bool, ...]  # which layers rotate queries and keys
-    end_ids: frozenset[int]  # of the tokens that end a completion
+    end_ids: frozenset[int]  # the tokens that end a completion
 
     @classmethod
     def from_config(cls, config: Any) -> DecoderShape:

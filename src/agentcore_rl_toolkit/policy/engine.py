@@ -54,7 +54,7 @@ class Engine:
         self.context = decoder.shape.context
         self.vocabulary = decoder.shape.vocabulary
         self.dtype = str(decoder.dtype).removeprefix("torch.")
-        self.checksums: dict[str, int] = {}  # of some tensors of the weights that were loaded last
+        self.checksums: dict[str, int] = {}  # checksums of some tensors of the newest weights
         self._decoder = decoder
         self.dispatch: Dispatcher = dispatch or call_listeners
         self._batch = Batch(decoder, tokenizer, version=version, seed=seed)
@@ -107,7 +107,7 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing runs or waits."""
+        """Return True if nothing runs or waits."""
         return not self._batch.running and not self._waiting
 
     def submit(self, generations: Sequence[Generation]) -> None:
@@ -176,7 +176,7 @@ class Engine:
             while self._next():
                 pass
         except Exception:
-            logger.exception("the engine's thread has failed; /health says so")
+            logger.exception("the engine's thread has failed; /health reports this")
         finally:
             self._end_everything()
 
@@ -200,7 +200,7 @@ class Engine:
         try:
             self._batch.load(state, new)
             self.checksums = {n: checksum(t, self.dtype) for n, t in self._decoder.plain_tensors().items()}
-        except Exception as e:  # of the caller's tensors
+        except Exception as e:  # the caller's tensors may be of any kind
             future.set_exception(e)
         else:
             future.set_result(new)

@@ -17,7 +17,7 @@ _SMALLEST = 256  # columns; below, oneDNN's 10 microseconds a call are more than
 
 
 def suits(columns: int, device: str, dtype: torch.dtype) -> bool:
-    """Whether oneDNN multiplies weights of this kind, and they are large enough for it."""
+    """Return True if oneDNN multiplies weights of this kind, and they are large enough for it."""
     if device != "cpu" or columns < _SMALLEST or not torch.backends.cpu.get_cpu_capability().startswith("AVX"):
         return False
     return dtype == torch.float32 or (dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()))
@@ -29,7 +29,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def products(columns: int, device: str, dtype: torch.dtype) -> tuple[Callable[[Tensor], Tensor], Callable[..., Tensor]]:
-    """For inference with such weights: a function that brings a weight into order, once, and one that multiplies by it."""
+    """Return two functions for inference: the first reorders a weight once, the second multiplies by it."""
     if suits(columns, device, dtype):
         return torch.ops.mkldnn._reorder_linear_weight, linear
     return lambda weight: weight, nn.functional.linear
@@ -62,7 +62,7 @@ class OneDnnLinear(nn.Linear):
 
 
 def use_onednn(model: nn.Module) -> None:
-    """Let a model's linear layers multiply by oneDNN where `suits` says so."""
+    """Let a model's linear layers multiply with oneDNN if `suits` is true for them."""
     for layer in model.modules():
         if type(layer) is nn.Linear and suits(layer.in_features, layer.weight.device.type, layer.weight.dtype):
             layer.__class__ = OneDnnLinear

@@ -1,4 +1,4 @@
-"""A model's folder as a decoder: the fast one where it knows the model, else transformers.
+"""A model's folder as a decoder: the fast decoder if it knows the model, otherwise transformers.
 
 The memory that it needs is computed before anything is read.
 """
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 _FLOAT = 4  # bytes of a number in float32, in which a trainer keeps weights, gradients and moments
 _SMALL = 10_000_000  # parameters below which a step is overhead, whatever the type of its numbers
-_CACHE_SHARE = 4  # of the memory that is left, a quarter holds the running sequences: a trainer may want the rest
+_CACHE_SHARE = 4  # a quarter of the free memory holds the running sequences; a trainer may want the rest
 
 
 def converted(file: Path) -> Path:
@@ -54,7 +54,7 @@ def converted(file: Path) -> Path:
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     except (ValueError, KeyError, OSError, RuntimeError) as e:
         raise ConfigError(f"{file}: transformers cannot read this GGUF file: {str(e).splitlines()[0]}") from e
-    if hasattr(model.config, "quantization_config"):  # of the file; the weights are plain numbers now
+    if hasattr(model.config, "quantization_config"):  # the file is quantized, and the weights are plain numbers now
         del model.config.quantization_config
     model.hf_quantizer = None
     model.save_pretrained(partial)
@@ -68,7 +68,7 @@ def converted(file: Path) -> Path:
 
 
 def placement(parameters: int) -> tuple[str, torch.dtype]:
-    """Device and type of numbers for a model of this size: a GPU in bfloat16 where there is one, else the CPU in float32.
+    """Device and type of numbers for a model of this size: a GPU in bfloat16 if there is one, otherwise the CPU in float32.
 
     On a CPU float32 proves weights to 1e-3; bfloat16, 1.6 times as fast on some, rounds too much for that. Small models
     stay on the CPU.
@@ -80,7 +80,7 @@ def placement(parameters: int) -> tuple[str, torch.dtype]:
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """The memory that a model needs. Units: bytes but for ``parameters``. ``engine`` counts new weights beside the old ones."""
+    """The memory that a model needs. Units: bytes, except ``parameters``. ``engine`` counts old and new weights."""
 
     family: str
     fast: bool
@@ -89,11 +89,11 @@ class Sizes:
     @property
     def engine(self) -> int:
         device, dtype = placement(self.parameters)
-        arriving = _FLOAT if device == "cpu" else 0  # beside a GPU they arrive in the CPU's memory
+        arriving = _FLOAT if device == "cpu" else 0  # with a GPU, they arrive in the CPU's memory
         return (dtype.itemsize + arriving) * self.parameters
 
     def training(self, lora: bool) -> int:
-        """Trainer and engine together, without activations. AdamW keeps two moments beside weights and gradients."""
+        """Trainer and engine together, without activations. AdamW keeps weights, gradients and two moments."""
         return self.engine + (2 if lora else 4) * _FLOAT * self.parameters
 
 
@@ -119,9 +119,9 @@ def check_memory(needed: int, what: str) -> None:
 
 
 def free_memory() -> int | None:
-    """Bytes that a process can still have: of the GPU where there is one, else by the machine and its control group.
+    """Bytes that a process can still have: on the GPU if there is one, otherwise by the machine and its control group.
 
-    None where nothing says so.
+    None if the limit is unknown.
     """
     if torch.cuda.is_available():
         return torch.cuda.mem_get_info()[0]

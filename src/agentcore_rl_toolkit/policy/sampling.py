@@ -15,12 +15,12 @@ import torch
 from msgspec import Meta
 
 History = tuple[Sequence[int], Sequence[int]]
-_LARGEST = 1e30  # of adjusted logits; still finite in fp32 when divided by the lowest temperature
+_LARGEST = 1e30  # limit of adjusted logits; still finite in fp32 when divided by the lowest temperature
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """How to sample one completion. Names, meanings and bounds are vLLM's; a request's JSON is checked against these types.
+    """Sampling parameters of one completion. Names, meanings and bounds are vLLM's. Requests are checked against these types.
 
     ``temperature`` 0 takes the likeliest token. ``top_k`` 0 or -1 and ``top_p`` 1 switch these cuts off. ``seed`` makes a
     completion repeatable whatever else is in the batch.
@@ -28,7 +28,7 @@ class SamplingParams:
     ``min_p`` cuts tokens that are less likely than this share of the likeliest. ``repetition_penalty`` divides positive
     logits, and multiplies negative ones, of every token in the prompt or the completion so far; ``frequency_penalty`` is
     subtracted once for each time a token stands in the completion, ``presence_penalty`` once if it does. ``logit_bias`` maps
-    token ids to what is added. ``prompt_logprobs`` 0 asks for the logprobs of the prompt's own tokens.
+    token ids to added logits. ``prompt_logprobs`` 0 asks for the logprobs of the prompt's own tokens.
     """
 
     temperature: Annotated[float, Meta(ge=0)] = 1.0
@@ -48,14 +48,14 @@ class SamplingParams:
 
     @property
     def adjusts_logits(self) -> bool:
-        """Whether a bias or a penalty is asked for: what changes also which token is the likeliest."""
+        """Return True for a bias or a penalty, either of which can change the likeliest token."""
         penalties = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty)
         return bool(self.logit_bias) or penalties != (0.0, 0.0, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampled:
-    """One token per row. Shapes: N rows.
+    """Sample one token per row. Shapes: N rows.
 
     Logprobs are those of the distribution that the token was sampled from: after bias, penalties, temperature and cuts (vLLM's
     ``processed_logprobs``). At temperature 0 they are those of temperature 1, as vLLM's.
@@ -77,7 +77,7 @@ class _Adjustments:
         self._presence_R1 = torch.tensor([params[row].presence_penalty for row in asking])[:, None]
         self._bias_RV = torch.zeros(len(asking), vocabulary)
         self._prompt_RV = torch.zeros(len(asking), vocabulary, dtype=torch.bool)
-        self._counts_RV = torch.zeros(len(asking), vocabulary)  # in the completion
+        self._counts_RV = torch.zeros(len(asking), vocabulary)  # counts of tokens in the completion
         for r, row in enumerate(asking):
             bias, (prompt, completion) = params[row].logit_bias, histories[row] if histories else ((), ())
             self._bias_RV[r, list(bias)] = torch.tensor(list(bias.values()), dtype=torch.float)
@@ -101,7 +101,7 @@ class _Adjustments:
 
 
 class Sampler:
-    """The settings of the rows of a batch as tensors, made anew only when the rows change.
+    """The settings of the rows of a batch as tensors, built again only when the rows change.
 
     ``histories`` are the prompt and the completion so far of each row, which penalties need; the sampler counts on from there.
     """

@@ -1,7 +1,7 @@
 """Arithmetic word problems, any number of them: the task that the built-in policy is trained on.
 
 A problem needs one or two operations. Its wording comes from one of the templates below, its names, things and numbers from
-a seeded generator. Whether a problem belongs to the train or to the held-out split is decided by its numbers alone
+a seeded generator. Whether a problem belongs to the train or to the held-out split depends on its numbers only
 (`split_of`), so no held-out problem, in any wording, is ever seen in training.
 """
 
@@ -66,7 +66,7 @@ _REFERENCE = re.compile(r"[a-eR]")
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """One word problem.
+    """A word problem.
 
     ``answer`` is the gold integer as text. ``steps`` are the calculator calls of a correct solution, in order, for example
     ``("12 * 7", "84 + 5")``; ``template`` is the index of its wording.
@@ -137,7 +137,7 @@ def calculate(expression: str) -> str:
 
 
 def reward(text: str, answer: str) -> float:
-    """1.0 when the last integer in the text equals the gold answer, else 0.0. Thousands separators are read."""
+    """Return 1.0 if the last integer in the text equals the gold answer, and 0.0 otherwise. Thousands separators are read."""
     found = _INTEGER.findall(re.sub(r"(?<=\d),(?=\d{3})", "", text))
     # Text is compared with text: int() of what a policy wrote may have any number of digits.
     return float(bool(found) and _canonical(found[-1]) == _canonical(answer))

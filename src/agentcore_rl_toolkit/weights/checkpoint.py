@@ -59,7 +59,7 @@ def plain_parameters(model: Any) -> Iterator[tuple[str, Any]]:
     for given, parameter in model.named_parameters():
         name = plain_name(given)
         layer_name, base, part = name.partition(".base_layer.")
-        # peft keeps the frozen original beside each fully trained module; only the trained one is the policy.
+        # peft keeps the frozen original of each fully trained module; only the trained one is the policy.
         if "lora_" in name or ".original_module." in name:
             continue
         if base and layer_name in adapted:

@@ -25,7 +25,7 @@ ASK_S = 300.0  # vLLM's first answer took 104 s on busy cores
 
 @dataclass(frozen=True, kw_only=True)
 class EngineAddress:
-    """Where weights go. ``model`` is the name under which the engine serves them, ``key`` the engine's API key."""
+    """The destination of weights. ``model`` is the name under which the engine serves them, ``key`` the engine's API key."""
 
     url: str
     engine: Kind = "policy"
@@ -48,7 +48,7 @@ class Sampled(NamedTuple):
 
 
 class Engine:
-    """One engine. All methods raise WeightsError, with what the engine said."""
+    """An engine. All methods raise WeightsError with the engine's message."""
 
     _about = ""  # the path that tells the version of its weights
     scaled_by = ""  # the setting that makes it report the logprobs of the temperature that it samples at
@@ -97,10 +97,10 @@ class Engine:
             raise WeightsError(f"{self._at.engine} at {self._at.url} gave no token ids and logprobs: {answer}") from e
 
     def pause(self, in_flight: InFlight) -> None:
-        """No token is sampled from here on. ``in_flight``: what becomes of running requests."""
+        """Stop sampling. ``in_flight`` is what happens to running requests."""
 
     def load(self, folder: Path, version: int) -> Mapping[str, int] | None:
-        """Take the weights over; what was cached of the old ones is dropped.
+        """Load the weights, and drop the cache of the old ones.
 
         Returns the checksums of some tensors as the engine has them now; None if it reports none.
         """
@@ -110,7 +110,7 @@ class Engine:
         """Sample again."""
 
     def version(self) -> int | None:
-        """Which weights it says it has."""
+        """Return the version that the engine reports."""
         try:
             return int(self._ask(self._about, get=True).get("weight_version"))
         except (TypeError, ValueError):
@@ -203,7 +203,7 @@ class VLLMServer(Engine):
     def load(self, folder: Path, version: int) -> None:
         body = {"method": "agentcore_load_weights", "args": [str(folder)]}
         self._ask("/collective_rpc", body, timeout_s=LOAD_S)
-        # Blocks of requests that a pause froze are held on purpose; what is reused by others must go.
+        # Blocks of paused requests are held on purpose; blocks that others reuse must be freed.
         self._ask("/reset_prefix_cache")
         self._ask("/update_weight_version", {"new_version": str(version)})
 
@@ -220,7 +220,7 @@ class SGLangServer(Engine):
     scaled_by = "start SGLang without SGLANG_RETURN_ORIGINAL_LOGPROB"
 
     def pause(self, in_flight: InFlight) -> None:
-        # "retract" puts running requests back into the queue: they go on with the new weights, their cache is made anew.
+        # "retract" puts running requests back into the queue. They continue with the new weights and a new cache.
         if in_flight == "wait":
             return  # the update itself waits until nothing runs
         self._ask("/pause_generation", {"mode": "retract" if in_flight == "keep" else "abort"}, timeout_s=LOAD_S)

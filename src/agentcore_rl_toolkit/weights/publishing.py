@@ -22,8 +22,8 @@ from .movement import UpdateProof
 from .sharded import is_sharded
 
 MAX_GAP = 1e-3  # float32 on both sides differs by 1e-5; weights of one optimizer step ago by 1e-2 and more
-MAX_GAP_OF_BFLOAT16 = 1.0  # of a thousand tokens of SmolLM2 the largest was 0.3 by rounding alone, the mean 0.02
-MEAN_GROWTH = 3.0  # of the mean gap, against that of the first publish: rounding does not grow with training
+MAX_GAP_OF_BFLOAT16 = 1.0  # rounding: of a thousand tokens of SmolLM2, the largest gap was 0.3 and the mean 0.02
+MEAN_GROWTH = 3.0  # limit of the mean gap as a multiple of the first publish's: rounding does not grow with training
 LEAST_MEAN = {"float32": 1e-4, "bfloat16": 0.02}  # a mean gap that is never too large
 PROBE_PROMPT_TOKENS = 64
 PROBE_ANSWERS = 4
@@ -33,11 +33,11 @@ PAGE = "docs/engines.md#the-weights-did-not-arrive"
 
 
 def publish(folder: Path, version: int, engines: Sequence[EngineAddress], *, in_flight: InFlight = "wait") -> int:
-    """Let all engines sample from the checkpoint in this folder from now on, under this version. Returns what they say it is.
+    """Let all engines sample from the checkpoint in this folder from now on, as this version. Returns the version they report.
 
-    ``in_flight`` is what becomes of requests that run: "wait" lets them end first, "keep" lets them go on with the new weights,
-    "abort" ends them. Raises: WeightsError, also if an engine reports another checksum than the folder's; the engines go on then,
-    with whatever they have.
+    ``in_flight`` is what happens to running requests: "wait" lets them end first, "keep" continues them with the new weights,
+    "abort" ends them. Raises: WeightsError, also if an engine reports another checksum than the folder's. The engines then resume
+    with the weights that they have.
     """
     folder = folder.resolve()
     servers = [address.connect() for address in engines]
@@ -149,10 +149,10 @@ def probe_prompt(vocabulary: int) -> list[int]:
 
 
 class Publisher:
-    """Puts a trainer's weights in place at the engines of a run, each version in a folder of its own below ``folder``.
+    """Publishes a trainer's weights to the engines of a run, each version in its own folder below ``folder``.
 
     ``announce`` is called with each version that has arrived (a gateway's `set_weight_version`). ``temperature`` is that of
-    the run. ``proved`` is the newest version that all engines were shown to have; None while no change was large enough.
+    the run. ``proved`` is the newest version that all engines are proved to have, or None before a change large enough to prove.
     """
 
     def __init__(

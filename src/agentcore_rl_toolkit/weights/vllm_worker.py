@@ -1,7 +1,7 @@
 """The part that runs inside vLLM's workers: ``--worker-extension-cls agentcore_rl_toolkit.weights.vllm_worker.WorkerExtension``.
 
 vLLM 0.32's own ``reload_weights`` leaves one copy behind on CPUs: a matrix that is both embedding and output head (tied weights)
-is packed a second time for the head, and that copy is not made anew. The engine goes on with the old head and says nothing.
+is packed a second time for the head, and that copy is not updated. The engine continues with the old head and reports nothing.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class WorkerExtension:
         return str(self.model_config.dtype).removeprefix("torch.")
 
     def agentcore_load_weights(self, folder: str) -> dict[str, int]:
-        """Load the checkpoint in this folder in place, and pack again what was packed from the old one.
+        """Load the checkpoint in this folder in place, and pack again every weight that was packed from the old one.
 
-        Raises: FileNotFoundError. vLLM gives the old weights up before it looks for new ones, and could not go on.
+        Raises: FileNotFoundError. vLLM gives the old weights up before it looks for new ones, and could not continue.
         """
         if not any(Path(folder).glob("*.safetensors")):
             raise FileNotFoundError(f"there are no weights in {folder}: can the engine's machine see it?")
@@ -31,7 +31,7 @@ class WorkerExtension:
         packed = 0
         for module in self.model_runner.get_model().modules():
             method = getattr(module, "quant_method", None)
-            # Linear layers are packed again by vLLM itself: their unpacked weights are gone (an empty tensor).
+            # Linear layers are packed again by vLLM itself: their unpacked weights are an empty tensor.
             if method is not None and hasattr(module, "cpu_linear") and hasattr(method, "embedding"):
                 method.process_weights_after_loading(module)
                 packed += 1

@@ -37,7 +37,7 @@ def signal(rollout: str, *returns: float, reward: float) -> Signal:
 
 def test_returns_are_compared_over_the_whole_group_or_at_each_position() -> None:
     signals = [signal("a", 4.0, 1.0, reward=1.0), signal("b", 2.0, reward=0.0)]
-    over_group = token_advantages(signals, Credit(credit="turn", normalise="group"), estimator="dr_grpo")
+    over_group = token_advantages(signals, Credit(credit="turn", normalize="group"), estimator="dr_grpo")
     mean = 7 / 3
     assert over_group[0] == pytest.approx([4 - mean, 4 - mean, 0, 1 - mean, 1 - mean, 0])
     assert over_group[1] == pytest.approx([2 - mean, 2 - mean, 0])

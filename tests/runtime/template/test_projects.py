@@ -104,7 +104,7 @@ def test_commands_load_a_changed_agent_anew_and_say_so_once(
     assert newer.renewed() is newer
     assert json.loads((tmp_path / stack.FOLDER / "up.json").read_text())["digest"] == newer.digest
     assert loaded == ["agent"] * 3
-    said = "src/shop/agent.py or what it imports has changed: `agentcore-rl up` loads it anew\n"
+    said = "src/shop/agent.py or what it imports has changed: `agentcore-rl up` loads it again\n"
     assert capsys.readouterr().err == said * 3
 
 

@@ -1,6 +1,6 @@
 """Collect groups of rollouts: the one engine under every trainer.
 
-The sessions of a batch are made at the gateway in bulk. Each rollout is one coroutine, `_Collection._rollout`: a slot, the agent,
+The gateway makes the sessions of a batch in bulk. Each rollout is one coroutine, `_Collection._rollout`: a slot, the agent,
 the tokens, the judgement. Each group is one coroutine, `_Collection._group`: its rollouts, and the judge's scores. Waiting for a
 slot or for the client's pace says nothing about a rollout, so it is limited by standstill only; every other stage has a deadline.
 The tokens of rollouts that have ended are fetched in bulk (`Sessions.take`), and their sessions are closed, so that no late turn

@@ -27,15 +27,15 @@ from .advantages import Estimator, advantages
 if TYPE_CHECKING:
     from ...trajectory import Trajectory
 
-OFTEN = 1 / 3  # of the turns: badly made rewards of turns cost up to 14 points (arXiv:2604.02869)
+OFTEN = 1 / 3  # share of the turns: poorly designed rewards of turns cost up to 14 points (arXiv:2604.02869)
 _signs = WarnsOnceAMinute(logging.getLogger(__name__))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Credit:
-    """How the advantage of a token comes about.
+    """Rules for the advantage of a token.
 
-    ``credit`` "turn" compares the returns of turns, ``discount`` per turn, at each position in a group or (``normalise`` "group")
+    ``credit`` "turn" compares the returns of turns, ``discount`` per turn, at each position in a group or (``normalize`` "group")
     over all its turns: where early turns have more ahead of them, that pushes late ones down. "episode" compares the rewards of
     whole rollouts. ``teacher_url`` is a vLLM or built-in policy server with the student's vocabulary; the rewards' part then
     counts ``reward_weight``.
@@ -43,18 +43,18 @@ class Credit:
 
     credit: Literal["episode", "turn"] = "episode"
     discount: Annotated[float, Field(gt=0, le=1)] = 1.0
-    normalise: Literal["turn", "group"] = "turn"
+    normalize: Literal["turn", "group"] = "turn"
     teacher_url: str | None = None
     reward_weight: NotNegative = 0.0
 
     @property
     def per_token(self) -> bool:
-        """Whether the tokens of a rollout may have different advantages."""
+        """Return True if the tokens of a rollout may have different advantages."""
         return self.credit == "turn" or self.teacher_url is not None
 
     @property
     def uses_rewards(self) -> bool:
-        """Whether advantages depend on the agent's rewards."""
+        """Return True if advantages depend on the agent's rewards."""
         return self.teacher_url is None or self.reward_weight > 0
 
     def check_temperature(self, temperature: object, name: str) -> None:
@@ -72,7 +72,7 @@ def refuse(values: Mapping[str, Any], trainer: str, why: str, settings: type[Any
 
 @dataclass(frozen=True, kw_only=True)
 class Signal:
-    """What is known of a training sequence before its group is compared.
+    """The facts about a training sequence before its group is compared.
 
     Shapes: ``mask`` and ``gaps`` (teacher's minus student's logprob) (R,), of the response. ``turns`` are (position in the
     session, begin, end, return), of the response's tokens.
@@ -87,7 +87,7 @@ class Signal:
 
 @dataclass
 class CreditReport:
-    """How the turns of a step compare with their episodes, and how far the student is from its teacher."""
+    """The agreement of a step's turns with their episodes, and the distance of the student from its teacher."""
 
     turns: int = 0
     against: int = 0  # turns whose advantage has the other sign than the episode's
@@ -95,7 +95,7 @@ class CreditReport:
     gap_sum: float = 0.0
 
     def numbers(self) -> dict[str, float]:
-        """Of a step, for its metrics; warns where turns often disagree with their episodes. A share of nothing is absent."""
+        """Return the counts of a step for its metrics. Warn if turns often disagree. A share of nothing is absent."""
         found = {"kl_teacher": -self.gap_sum / self.tokens} if self.tokens else {}
         if self.turns:
             share = found["turns_against_episode"] = self.against / self.turns
@@ -135,7 +135,7 @@ def token_advantages(
     pools: dict[int, list[tuple[int, int, int, float]]] = {}
     for row, signal in enumerate(signals):
         for position, begin, end, value in signal.turns:
-            pools.setdefault(position if credit.normalise == "turn" else 0, []).append((row, begin, end, value))
+            pools.setdefault(position if credit.normalize == "turn" else 0, []).append((row, begin, end, value))
     for pool in pools.values():
         known = advantages([value for *_, value in pool], estimator=estimator)
         for (row, begin, end, _), A in zip(pool, known, strict=True):

@@ -1,7 +1,7 @@
 """The input and output of a collection: group requests, collected rollouts, groups, counts.
 
 The one rule every backend relies on: a rollout is `usable` only when it ended `ok` or the policy failed, it has a
-reward (of a failure of the policy: the one that its agent declares), its trajectory has at least one token to train on,
+reward (after a failure of the policy, the reward that its agent declares), its trajectory has at least one token to train on,
 and it is fresh enough. Everything else is masked, with a reason, and never becomes reward 0.
 """
 
@@ -62,7 +62,7 @@ class Reward:
     """The reward in a record.
 
     `value` is the scalar that enters the group statistics; `per_turn` is set when the agent returned a list (its last
-    element is `value`), `by_call` when it returned `turn_rewards`; `metrics` are the numbers beside the reward in the dict
+    element is `value`), `by_call` when it returned `turn_rewards`; `metrics` are the other numbers in the dict
     form, for logging only.
     """
 
@@ -75,7 +75,7 @@ class Reward:
 def read_reward(record: Mapping[str, Any]) -> Reward | None:
     """Read `rewards` (or `reward`) of a record: a number, a per-turn list, or `{"reward": ..., <metric>: ...}`.
 
-    `turn_rewards` is read beside it. None when the record has no reward, which is never the same as reward 0.
+    `turn_rewards` is read as well. None when the record has no reward, which is never the same as reward 0.
     Raises: ContractError when something is there that is not a finite number.
     """
     value = extract_reward(record)
@@ -92,7 +92,7 @@ def read_reward(record: Mapping[str, Any]) -> Reward | None:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupRequest:
-    """One input to roll out `n` times.
+    """An input to roll out `n` times.
 
     `payload` is what the agent receives (without `_rollout`); `overrides` go into its `_rollout` block. `group` names what its
     rollouts are compared with, where trainers ask for the rollouts of one input one by one; None: with each other.
@@ -117,25 +117,25 @@ MAX_TURNS = 2_000  # an agent in an endless loop makes a hundred calls per secon
 
 @dataclass(frozen=True, kw_only=True)
 class CollectConfig(Credit):
-    """How a batch of groups is collected.
+    """Settings for the collection of a batch of groups.
 
     Units: seconds; every stage has a limit. `max_concurrent` bounds sessions alive at once (the client paces the calls
     themselves). `extra_rollouts` are started on top of `n` in every group; as soon as `n` usable ones are in, the
     rest of that group is cancelled. Over-sampling makes groups full in spite of failures and stragglers, at the price
-    of favouring short episodes: leave it at 0 unless stragglers hurt. `max_staleness` is the number of weight versions a
+    of favoring short episodes: leave it at 0 unless stragglers hurt. `max_staleness` is the number of weight versions a
     rollout's oldest token may lie behind; None accepts any age. `submit_timeout_s` counts from the moment a rollout's turn
     has come at the client's pace; waiting for the pace or for a place ends when nothing at all moves for long.
     `policy_failures` "mask" leaves rollouts whose policy failed (ran out of tokens, turns or context, or made calls that do
     not parse) out of their group, as DAPO's overlong filtering does; "score" trains them with the reward that their agent
     declares. A gateway that cannot be reached is waited for up to `gateway_patience_s`. With `require_reward` off a rollout
     without a reward is usable. `train` is the rule of what trains
-    of a session (`trajectory.selection`); None: what the client or the agent says, else "task". `sampling_params` win over the
+    of a session (`trajectory.selection`); None: the client's or the agent's rule, or "task". `sampling_params` win over the
     agent's own; in training it samples from the whole distribution at temperature 1 where they have no other. A trainer computes
     at their temperature, with no cuts (top_p, top_k, min_p) and no penalties. Calls at another temperature or with penalties are
     not trained; tokens of a cut distribution are. Both are counted, and with `refuse_other_sampling` their rollout is masked.
     `max_turns` ends a session after so many model calls, which is the policy's failure; above `warn_turns` a session is logged.
     With `evaluation` nothing is trained: the agent samples as it is deployed, but for `sampling_params`. `judged_by` is a judge
-    whose scores become rewards; with all of the weight on it, agents need not return one. ``score`` is FILE:FUNCTION or
+    whose scores become rewards; with all of the weight on it, agents do not have to return one. ``score`` is FILE:FUNCTION or
     MODULE:FUNCTION of a function whose scores are the rewards (`backends.scorer`); the agent's own become metrics.
     Of `Credit` a collection needs to
     know whether rewards of turns are wanted, and the teacher.
@@ -176,7 +176,7 @@ class CollectConfig(Credit):
 
 @dataclass(frozen=True, kw_only=True)
 class CollectedRollout:
-    """One rollout as it ended, kept whatever happened to it.
+    """A rollout after its end, kept whatever happened to it.
 
     `reward` is None when there is none; `trajectory` is None without a gateway or when its turns could not be put
     together; `error` is the exception behind any outcome but `ok` (of an agent that raised it carries the traceback);
@@ -293,11 +293,11 @@ class UsableSteps:
 class CollectStats:
     """Counts over a collection, for logs and progress.
 
-    `reward_mean` is over the usable rollouts, what is trained on. The two means of an evaluation are `score_mean`, over the
+    `reward_mean` is over the usable rollouts, which are trained on. The two means of an evaluation are `score_mean`, over the
     `scored` ones, where failures of agent and policy count as 0 and those of the infrastructure do not count, and `ok_mean`,
     over the `rewarded` ones, which ended `ok`; both are means over groups. Means of nothing are None. `causes` counts failures
     by whose they are, `policy_failures` the policy's by what it failed at. `metrics` are the means, over the usable rollouts
-    that have them, of the numbers which agents returned beside the reward. `side_call_tokens` were sampled and, by the
+    that have them, of the numbers that agents returned along with the reward. `side_call_tokens` were sampled and, by the
     sessions' rules, not meant to be trained; `other_sampling` are tokens that were sampled otherwise than the trainer
     reproduces, by how (`FidelityReport`). `judge` is the sum of the groups' `judge_usage`.
     """

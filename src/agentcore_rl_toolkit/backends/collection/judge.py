@@ -193,7 +193,7 @@ def _judged(
 
 
 def advice_of(record: Mapping[str, Any] | None) -> str:
-    """What to change for an agent that ran as it is and of which no model call arrived; empty for all others."""
+    """Return what to change if an agent ran as it is and no model call of it arrived; otherwise an empty text."""
     calls = (record or {}).get(CALLS_FIELD)
     return advise_on_calls(calls["gateway"], calls["elsewhere"]) if isinstance(calls, Mapping) else ""
 
@@ -205,7 +205,7 @@ def _still_calling(end: CollectedRollout, capture: Any) -> bool:
 
 
 def facts_of(capture: Any) -> SessionFacts:
-    """How the session's last model call ended. A call that one of our limits refused came after the last turn."""
+    """Return how the session's last model call ended. A call that one of our limits refused came after the last turn."""
     if capture is None:
         return SessionFacts()
     last = capture.turns[-1] if capture.turns else None

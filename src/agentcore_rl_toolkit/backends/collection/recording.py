@@ -46,7 +46,7 @@ class _Flights:
 
 @dataclass(frozen=True, kw_only=True)
 class Recording:
-    """Where in a run the rollouts of a collection belong. ``session_log`` gives what a session printed; it is asked for failed
+    """The part of a run that rollouts belong to. ``session_log`` returns what a session printed; it is called for failed
     rollouts, on the writer's thread.
     """
 
@@ -67,7 +67,7 @@ class Recording:
         ``timeout_s`` is the collection's own limit of a running rollout.
         """
         if not hasattr(client, "flights"):
-            return contextlib.nullcontext()  # a client of one's own
+            return contextlib.nullcontext()  # a client that the caller wrote
         sessions = functools.partial(gateway.sessions, running=True) if hasattr(gateway, "sessions") else None
         url = getattr(client, "endpoint_url", None)
         return in_flight(self.run.folder, _Flights(client, timeout_s), sessions, runtime_url=url)
@@ -87,7 +87,7 @@ class Recording:
                 try:
                     made.log = self.session_log(rollout.session_id)[-LOG_CHARACTERS:] or None
                 except (AgentCoreRLError, OSError):
-                    made.log = None  # a runtime that keeps none, or is gone
+                    made.log = None  # a runtime that keeps none, or that has ended
             return made
 
         self.run.rollout(make)
@@ -145,7 +145,7 @@ def open_recording(
     tokenizer: Path | str | None = None,
     session_log: Callable[[str], str] | None = None,
 ) -> Recording:
-    """A recording into a folder, which is made where it is not there. Close its ``run`` at the end.
+    """Return a recording into a folder, which is created if necessary. Close its ``run`` at the end.
 
     ``config`` is kept in `config.json` unless one is there; ``tokenizer`` is a folder with `tokenizer.json`, for the texts of
     tokens. Where the environment names an OpenTelemetry collector, each rollout is sent there as spans.
@@ -260,7 +260,7 @@ def of_sampled(values_R: Sequence[float], mask_R: Sequence[int], prompt_tokens: 
 
 
 def gaps_of(own_R: Sequence[float], recorded_R: Sequence[float | None], mask_R: Sequence[int]) -> list[float]:
-    """By how much a trainer's own logprob and the recorded one differ, for each sampled token. Shapes: all (R,)."""
+    """Return the differences between a trainer's logprobs and the recorded ones, for each sampled token. Shapes: all (R,)."""
     each = zip(own_R, recorded_R, mask_R, strict=True)
     return [abs(own - recorded) for own, recorded, mine in each if mine and recorded is not None]
 

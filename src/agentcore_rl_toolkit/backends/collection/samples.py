@@ -20,7 +20,7 @@ EPISODE = Credit()
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One training sequence of a usable rollout.
+    """A training sequence of a usable rollout.
 
     Shapes: `prompt_ids` (P,), the other lists (R,); P + R tokens in all. `response_mask` is 1 where the policy
     sampled the token and it is trained here; `response_logprobs` and `weight_versions` are None where it is 0.

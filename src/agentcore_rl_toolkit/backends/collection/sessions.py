@@ -83,7 +83,7 @@ class _Joined(Generic[T]):
 
 
 class Sessions:
-    """The sessions that the collections of an event loop have at ``gateway``. `of` is the one that they share."""
+    """The sessions that the collections of an event loop have at ``gateway``. `of` returns the object that they share."""
 
     _shared: ClassVar[dict[Any, Sessions]] = {}
 
@@ -91,14 +91,14 @@ class Sessions:
         self._gateway = gateway
         self._config = config
         found = tuple(getattr(gateway, "urls", ()))
-        self.urls: tuple[str, ...] = found if len(found) > 1 else ()  # of the gateways, where there are several
+        self.urls: tuple[str, ...] = found if len(found) > 1 else ()  # the gateways, if there are several
         self._warnings = WarnsOnceAMinute(log)
         # When each gateway that does not answer was last asked with success.
         self._silent_since_s: dict[str | None, float] = {}
         self._looked_s = 0.0
         self._collections = 0
-        self._makes: dict[str, _Joined[Any]] = {}  # by sampling parameters
-        self._takes: dict[str | None, _Joined[tuple[Any, BaseException | None]]] = {}  # by gateway
+        self._makes: dict[str, _Joined[Any]] = {}  # keys are sampling parameters
+        self._takes: dict[str | None, _Joined[tuple[Any, BaseException | None]]] = {}  # keys are gateways
         self._unread: set[str] = set()  # sessions that stay at the gateway
         self._ended: dict[str, None] = {}  # sessions of ended collections, to be deleted
 
@@ -122,7 +122,7 @@ class Sessions:
 
     @property
     def away(self) -> Mapping[str, float]:
-        """Those of several gateways that did not answer when they were last asked, and for how many seconds."""
+        """Return the gateways that did not respond to the last request, and for how many seconds they have not."""
         return self._gateway.silent if self.urls else {}
 
     @property
@@ -169,7 +169,7 @@ class Sessions:
         return await self._makes[name](session_ids)
 
     async def take(self, session_id: str, url: str | None) -> tuple[Any, BaseException | None]:
-        """Close a session and get what was recorded of it, or why that could not be had.
+        """Close a session and return its record, or the error that prevented this.
 
         A gateway that does not answer holds up only its own sessions.
         """
@@ -186,7 +186,7 @@ class Sessions:
     async def fetch(
         self, session_ids: Sequence[str], url: str | None = None
     ) -> tuple[dict[str, Any], dict[str, BaseException]]:
-        """Close sessions and get what was recorded of them, and for those that could not be had, why.
+        """Close sessions and return their records, and an error for each record that is missing.
 
         Those stay at the gateway when the batch is deleted; not with one of several gateways
         that is lost: should it come back, they are deleted. ``url`` is the gateway that has them, of several.
@@ -225,7 +225,7 @@ class Sessions:
         self._ended |= dict.fromkeys(session_ids)
 
     async def _delete(self) -> None:
-        """Delete ended sessions if they fill a call, or no collection is left. A failure is logged, and they stay."""
+        """Delete ended sessions if they fill a call, or if the last collection has ended. A failure is logged, and they stay."""
         making = frozenset[str]().union(*(joined.under_way for joined in self._makes.values()))
         while len(self._ended) >= SESSIONS_PER_CALL or (self._ended and not self._collections):
             part = [name for name in self._ended if name not in making][:SESSIONS_PER_CALL]

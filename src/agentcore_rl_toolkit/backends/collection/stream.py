@@ -1,6 +1,6 @@
 """A stream of finished groups: rollouts run while the trainer trains, within a limit on their age.
 
-How a stream runs. Each group is a collection of its own (`collect_async`), all share the same places. A further group is started
+How a stream runs. Each group is one collection (`collect_async`), and all share the same places. A further group is started
 when a place is free and the trainer will be able to train it in time; a group is handed out when all its rollouts have ended.
 
 How old a rollout may be. Batch t is trained from weight version t. With `max_staleness` S a group whose first rollout started at
@@ -9,13 +9,13 @@ version v has to be in batch v + S or an earlier one. Two rules keep that withou
 - *Starts are held back.* At most (S + 1) batches of groups are started and not yet trained, so there is a place in a batch for
   each of them. With S = 0 nothing starts before the last batch is trained: the synchronous loop.
 - *The oldest go first.* A batch takes the finished groups that are due soonest. It is handed out only if the later batches have
-  room for all groups that are due then; else the trainer waits for the slow ones, which is the price of the limit.
+  room for all groups that are due then. Otherwise, the trainer waits for the slow ones, which is the price of the limit.
 
 Groups without spread. With ``replace_up_to`` = F above 1, a finished group whose usable rewards are all equal is replaced by the
 next one of the data, at most (F - 1) batches of them for each batch that is handed out. Its rollouts are masked as "no_spread".
 Source: dynamic sampling, DAPO, arXiv:2503.14476.
 
-Every group is one position in the data. `state` holds the positions that are started and not trained: a stream that is made
+Every group is one position in the data. `state` holds the positions that are started and not trained: a stream that starts
 from it starts these first, so neither a kill nor a slow input costs a prompt.
 """
 
@@ -114,7 +114,7 @@ class GroupStream:
     async def take_async(self) -> list[Group]:
         """The next batch, in the order of the data: `batch_groups` groups, fewer at the end of the data, then none.
 
-        Raises: GatewayError and the like when a group's collection cannot go on; what `requests` raises.
+        Raises: GatewayError and the like when a group's collection cannot continue; what `requests` raises.
         """
         while True:
             self._moved.clear()
@@ -126,13 +126,13 @@ class GroupStream:
             await self._moved.wait()
 
     def published(self, weight_version: int) -> None:
-        """The groups handed out are trained, and sampling goes on with this version of the weights."""
+        """The groups handed out are trained, and sampling continues with this version of the weights."""
         self.weight_version = weight_version
         self._handed.clear()
         self._move()
 
     def state(self) -> dict[str, Any]:
-        """The state from which a later stream goes on after the last trained batch, as JSON values."""
+        """The state from which a later stream continues after the last trained batch, as JSON values."""
         in_flight = sorted([*self._open, *self._handed, *self._again])
         return {"next": self._next, "in_flight": in_flight, "replaced": self.replaced}
 

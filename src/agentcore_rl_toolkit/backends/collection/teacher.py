@@ -82,7 +82,7 @@ class Teacher:
         except UpstreamError as e:
             raise ConfigError(f"the teacher {self.url} cannot teach this student: {e}") from e
         for (token, own), (_, text) in zip(texts.items(), read, strict=True):
-            # Decoders differ in the blanks around words, and in bytes that are no text of their own.
+            # Decoders differ in the blanks around words, and in bytes that are not text by themselves.
             mine, its = "".join(own.split()), "".join(text.split())
             if mine and its and "\ufffd" not in mine + its and mine != its:
                 raise ConfigError(

@@ -15,7 +15,7 @@ DEADLINE_S = 600.0  # a reasoning model writes for minutes
 class Reflection:
     """Asks the model; GEPA calls it with a prompt. ``spent`` is called with what each answer cost.
 
-    ``error`` is the first failure after all tries. From then on every call fails at once: GEPA itself would go on and spend
+    ``error`` is the first failure after the last attempt. Later calls fail at once: GEPA itself would continue and spend
     rollouts.
     """
 

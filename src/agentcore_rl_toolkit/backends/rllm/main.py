@@ -3,7 +3,7 @@
 Takes rLLM's own hydra overrides. The data set is the one named by RLLM_DATASET in rLLM's registry
 (`examples/strands_math_agent/prepare.py` puts GSM8K there). RLLM_RECORD_DIR names the folder that keeps the rollouts for
 `agentcore-rl view`. RLLM_MAX_MEAN_LOGPROB_GAP is the largest mean difference, in nats, between the logprobs of engine and trainer
-with which the run goes on; "none" is no limit.
+with which the run continues; "none" is no limit.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def main() -> None:
         from rllm.trainer import AgentTrainer
 
         recorder = recorder_of(config, backend)
-        # rLLM hands what it does not know on to its trainer, which for verl is a process of its own.
+        # rLLM passes unknown settings on to its trainer, which is a separate process for verl.
         datasets = {"train_dataset": splits["train"], "val_dataset": splits["test"]}
         AgentTrainer(backend=backend, config=config, **datasets, agentcore_recorder=recorder).train()
 

@@ -141,7 +141,7 @@ class Recorder:
             self._recording = None
 
     def _opened(self, step: int, validation: bool) -> Recording:
-        """A training that begins again, or goes on from a checkpoint, writes these steps anew."""
+        """Prepare to write these steps again, because training restarts or continues from a checkpoint."""
         if self._recording is None:
             self._recording = open_recording(Path(self.folder), self.config, tokenizer=self.tokenizer)
             first = step + 1 if validation and step else step
@@ -231,12 +231,12 @@ class _Noting:
 def _safely(call: Callable[..., None], *given: Any, **more: Any) -> None:
     try:
         call(*given, **more)
-    except Exception:  # a training goes on without its record
+    except Exception:  # training continues without its record
         log.exception("a rollout or a step of rLLM was not kept")
 
 
 def _end(future: Any, episode: Any, session_id: str, input_id: str) -> CollectedRollout:
-    """How the rollout ended, by our client; where the invoke itself failed, by rLLM."""
+    """Return how the rollout ended, according to this client, or to rLLM if the invoke itself failed."""
     ids = {"session_id": session_id, "input_id": input_id}
     reported = (episode.metadata or {}).get("error") or {}
     lost = RolloutLostError(str(reported.get("error_message") or "it ended without a record"), **ids)

@@ -30,7 +30,7 @@ from ..training.settings import Observer
 from . import session
 from .settings import SageMakerConfig
 
-CHUNK_DATA = 1024  # of one operation, as AWS's SDK cuts
+CHUNK_DATA = 1024  # limit of one operation, as in AWS's SDK
 CHUNK_TOKENS = 160_000  # its other bound is 10 MB; a token and its four numbers take 60 bytes
 
 
@@ -109,7 +109,7 @@ class SageMakerTraining:
         return [Sampled(ids=ids[:max_tokens], logprobs=logprobs[:max_tokens]) for ids, logprobs in found]
 
     async def compute_logprobs(self, sequences: Sequence[list[int]]) -> list[list[float]]:
-        """Those of the newest model package, not of the weights in training: SageMaker promises no logprobs of `forward`.
+        """Return logprobs of the newest model package, not of the weights in training, because `forward` may return none.
 
         So the proof shows that the sampler has the package, and not that the package has the last step.
         """
@@ -144,7 +144,7 @@ class SageMakerTraining:
 
 
 def datum(datum: Datum) -> dict[str, Any]:
-    """A datum of the service: one value for each token. Every loss here needs ``weights`` beside the advantages."""
+    """Return a datum of the service, with one value per token. Each loss needs ``weights`` as well as advantages."""
     inputs: dict[str, tuple[str, Sequence[float]]] = {
         "target_tokens": ("int64", datum.target_tokens),
         "weights": ("float32", datum.mask),

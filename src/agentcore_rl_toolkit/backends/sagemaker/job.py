@@ -1,6 +1,6 @@
 """A multi-turn RL job from the trainer's side: SageMaker runs the loop. This makes the job, follows it, and stops it.
 
-A job of the configured name that exists already is followed and not made again, so the same command goes on after an end of
+An existing job of the configured name is followed and not created again, so the same command continues after an end of
 this process. Source: the SDK `sagemaker-train` (`multi_turn_rl_trainer`, `multi_turn_rl_evaluator`) for the job's document.
 """
 
@@ -62,7 +62,7 @@ class JobConfig(Settings):
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any], *, where: str) -> JobConfig:
-        """Raises: ConfigError on what is not known, or what jobs cannot honour."""
+        """Raises: ConfigError on an unknown setting, or on a setting that jobs cannot honor."""
         job = "a multi-turn RL job"
         refuse(values, job, "SageMaker computes its advantages; `form: session` takes them from here")
         refuse(values, job, "SageMaker takes the agent's reward; `form: session` has a judge", JudgeSettings)

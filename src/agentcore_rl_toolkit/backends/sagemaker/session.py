@@ -33,7 +33,7 @@ _STEP_S = 10.0
 
 
 async def start(control: Caller, config: SageMakerConfig) -> str:
-    """The name of a new session that runs. One that an earlier run left is stopped first. Raises: TrainingServiceError."""
+    """Return the name of a new session that runs. Stop the session of an earlier run first. Raises: TrainingServiceError."""
     await stop_left(control, config.output_dir)
     name = f"{re.sub('[^A-Za-z0-9]+', '-', config.exp_id)[:50].strip('-') or 'run'}-{secrets.token_hex(4)}"
     _keep(config.output_dir, name, None)
@@ -127,7 +127,7 @@ async def _stopped(control: Caller, name: str) -> Mapping[str, Any]:
             except TrainingServiceError as e:
                 if e.code == UNKNOWN:
                     return {}
-                if e.code != INVALID:  # one that starts cannot be stopped in every state
+                if e.code != INVALID:  # a starting session cannot be stopped in every state
                     raise
             await asyncio.sleep(delay_s)
             delay_s = min(_STEP_S, 2 * delay_s)

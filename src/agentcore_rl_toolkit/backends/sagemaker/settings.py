@@ -18,7 +18,7 @@ MOST_LEARNING_RATE = 0.01
 
 
 class SessionSettings(SettingsGroup):
-    """The session at SageMaker. ``role_arn`` is its role.
+    """The session on SageMaker. ``role_arn`` is its role.
 
     It writes below ``output_s3`` and makes model packages in ``model_package_group_arn``, or in the service's own group.
     ``accept_eula`` accepts the license of the model. ``rank`` and ``alpha`` are those of the LoRA adapters. ``poll_s`` is the
@@ -49,7 +49,7 @@ class SageMakerConfig(ServiceTrainingConfig):
         if not re.match("arn:[^:]+:sagemaker:[^:]+:", self.data.base_model):
             raise ConfigError(f"base_model {self.data.base_model!r} is not the ARN of a model of SageMaker's hub")
         if self.optimizer.learning_rate > MOST_LEARNING_RATE:
-            raise ConfigError(f"learning_rate is at most {MOST_LEARNING_RATE} at SageMaker")
+            raise ConfigError(f"learning_rate is at most {MOST_LEARNING_RATE} on SageMaker")
 
     @property
     def region(self) -> str:
@@ -66,7 +66,7 @@ class SageMakerConfig(ServiceTrainingConfig):
 
 
 def needs_of_botocore() -> list[str]:
-    """What the installed botocore lacks."""
+    """Return the operations that the installed botocore lacks."""
     import botocore.session
 
     known = RUNTIME in botocore.session.get_session().get_available_services()

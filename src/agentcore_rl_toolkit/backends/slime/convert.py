@@ -60,7 +60,7 @@ class Fork(list[Any]):
 
 
 def to_slime(rollout: CollectedRollout, base: Any, *, args: Any = None, filler_id: int = 0) -> list[Any]:
-    """One slime sample per training sequence of the rollout, made from `base`, the sample slime asked to fill.
+    """Return one slime sample per training sequence of the rollout, based on `base`, the sample that slime asked to fill.
 
     A masked rollout gives one filler sample: two tokens, loss mask 0, `remove_sample` set, status FAILED, and reward
     0.0 because slime would call its reward model for None. That number never reaches the group's statistics:
@@ -104,7 +104,7 @@ def flat(samples: Any) -> Iterator[Any]:
 
 
 def joined(samples: list[Any]) -> Any:
-    """One rollout for slime: its sample, or a `Fork` of several."""
+    """Return a rollout as slime's sample, or as a `Fork` of several."""
     return samples[0] if len(samples) == 1 else Fork(samples)
 
 

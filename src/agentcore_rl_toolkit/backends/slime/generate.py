@@ -36,7 +36,7 @@ _opened: RolloutService | None = None
 
 
 def rollouts(args: Any) -> RolloutService:
-    """This process's rollouts. slime loads `generate` by name and gives it no place for state, hence the module's own."""
+    """This process's rollouts. slime loads `generate` by name and gives it no place for state, so the module keeps it."""
     global _opened
     with _lock:
         if _opened is None:
@@ -81,7 +81,7 @@ def router_url(args: Any) -> str:
 async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], evaluation: bool = False) -> Any:
     """slime's entry: fill `sample`, or return several for a forked episode.
 
-    Never raises for a failed rollout: it returns a removed sample that says why in its metadata. When slime aborts
+    Never raises for a failed rollout: it returns a removed sample with the reason in its metadata. When slime aborts
     the step, the rollout is stopped and its sample comes back ABORTED and empty, to be run again.
     """
     payload = payload_of(sample)
@@ -117,7 +117,7 @@ async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], eval
 
 
 def cut_off(rollout: CollectedRollout) -> bool:
-    """Whether SGLang aborted one of the rollout's calls, as it does when slime updates weights under running rollouts."""
+    """Return True if SGLang aborted one of the rollout's calls, as it does when slime updates weights under running rollouts."""
     return rollout.capture is not None and any(turn.finish_reason == "abort" for turn in rollout.capture.turns)
 
 
@@ -144,7 +144,7 @@ async def _abort(task: asyncio.Future[Any], sample: Any) -> Any:
 
 
 def _aborted(args: Any) -> bool:
-    """Whether slime is aborting the current step; slime keeps that in a singleton which is made once per process."""
+    """Return True while slime aborts the current step. slime keeps this in a singleton of each process."""
     module = sys.modules.get("slime.rollout.sglang_rollout")
     return bool(module is not None and module.GenerateState(args).aborted)
 

@@ -18,11 +18,11 @@ _CENTRED = ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline")
 
 
 def normalize_rewards(args: Any, samples: list[Any]) -> tuple[list[float], list[float]]:
-    """Raw and normalised rewards of a flat list of samples, group by group.
+    """Return raw and normalized rewards of a flat list of samples, group by group.
 
     Each rollout counts once in its group however many samples it forked into; removed samples (masked rollouts) count
-    not at all. Their own entries: the normalised reward is 0.0, the raw one the mean of their group (0.0 where
-    nothing is usable), so that slime's logged mean is that of the usable rollouts. Normalisation follows slime's
+    not at all. Their own entries: the normalized reward is 0.0, the raw one the mean of their group (0.0 where
+    nothing is usable), so that slime's logged mean is that of the usable rollouts. Normalization follows slime's
     switches: none unless `rewards_normalization` and a group-relative estimator are on, divided by the spread only
     with `grpo_std_normalization`.
     Shapes: (N,) -> (N,), (N,).
@@ -38,7 +38,7 @@ def normalize_rewards(args: Any, samples: list[Any]) -> tuple[list[float], list[
     spread = getattr(args, "grpo_std_normalization", True) and estimated_by != _CENTRED[3]
     estimator: Estimator = "grpo" if spread else "dr_grpo"
     raw = [0.0] * len(samples)
-    normalised = [0.0] * len(samples)
+    normalized = [0.0] * len(samples)
     for members in _by_group(samples).values():
         rewards: dict[Any, float | None] = {}
         for i in members:
@@ -52,8 +52,8 @@ def normalize_rewards(args: Any, samples: list[Any]) -> tuple[list[float], list[
         for i in members:
             own, advantage = rewards[samples[i].rollout_id], advantage_of[samples[i].rollout_id]
             raw[i] = mean if own is None else own
-            normalised[i] = 0.0 if advantage is None else advantage
-    return raw, normalised
+            normalized[i] = 0.0 if advantage is None else advantage
+    return raw, normalized
 
 
 def _of_tokens(args: Any, credit: Credit, members: list[Any]) -> None:
@@ -77,7 +77,7 @@ def keep_informative_group(args: Any, samples: Any, **_: Any) -> Any:
     """slime's dynamic filter: keep a group when its usable rewards differ.
 
     Masked rollouts are not looked at: three successes and one lost session teach nothing, though slime's stock filter
-    would see rewards 1, 1, 1, 0. Returns slime's DynamicFilterOutput where slime is importable, else a bool of the
+    would see rewards 1, 1, 1, 0. Returns slime's DynamicFilterOutput if slime is importable, otherwise a bool of the
     same meaning.
     """
     rewards = {_reward(s) for s in flat(samples) if not s.remove_sample}

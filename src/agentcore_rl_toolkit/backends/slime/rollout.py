@@ -49,7 +49,7 @@ def generate_rollout_fully_async(args: Any, rollout_id: int, data_source: Any, e
 
 
 def _share_places(args: Any) -> None:
-    """slime 0.3.1 keeps one semaphore per process; fully asynchronous rollouts and an evaluation beside them run on
+    """slime 0.3.1 keeps one semaphore per process; fully asynchronous rollouts and a concurrent evaluation run on
     different event loops, and the second to wait for it would fail.
     """
     from slime.rollout.sglang_rollout import GenerateState
@@ -61,7 +61,7 @@ def _share_places(args: Any) -> None:
 
 
 def _finished(output: Any, args: Any, step: int, took_s: float) -> Any:
-    """Flatten training groups and mask what is too old, leave what is masked out of evaluations, and count outcomes: slime logs
+    """Flatten training groups and mask what is too old, leave masked rollouts out of evaluations, and count outcomes: slime logs
     them as metrics of the step or evaluation, and the run's folder, where there is one, keeps all of them.
     """
     recording = recording_of_process()

@@ -56,7 +56,7 @@ _SETTING_OF = {
     **{"--load": "model_dir", "--hf-checkpoint": "model_dir", "--save": "save_dir", "--save-interval": "save_interval"},
     **{"--tensor-model-parallel-size": "tp_size", "--actor-num-gpus-per-node": "num_gpus", "--eps-clip": "eps_clip"},
 }
-ADDRESS = "http://127.0.0.1:8265"  # of a local cluster's dashboard
+ADDRESS = "http://127.0.0.1:8265"  # the dashboard of a local cluster
 JOB_STOP_S = 60.0
 CLIENT_STOP_S = 10.0
 
@@ -67,7 +67,7 @@ class SlimeError(AgentCoreRLError):
 
 def run_job(command: Sequence[str], environment: Mapping[str, str], *, job_id: str, address: str) -> int:
     """Submit a job, show its log and wait for its end. Returns the exit code. An interruption of the wait stops the job too."""
-    # In a session of its own: Ctrl-C ends the wait, and the client is still there to stop the job.
+    # A separate process group: Ctrl-C ends the wait, and the client is still there to stop the job.
     client = subprocess.Popen(command, env={**os.environ, **environment}, start_new_session=True)
     try:
         return client.wait()
@@ -281,7 +281,7 @@ class SlimeRunner(SlimeSettings):
 
     @property
     def keeps_trainer_numbers(self) -> bool:
-        """Whether the run's folder gets what slime's trainer computes. It goes through files that both processes see, which are
+        """Return True if the run's folder gets the results of slime's trainer. The results go through shared files, which are
         large with expert routing in them.
         """
         if self.reports.trainer_numbers is None:

@@ -14,7 +14,7 @@ from ..service import ServiceSettings
 from ..settings import Count, Least0, Positive, SettingsGroup, with_environment
 
 ADMIN_KEY = "AGENTCORE_RL_GATEWAY_ADMIN_KEY"
-# Variables that the job gets from here, where they are set: a cluster that runs already has an environment of its own.
+# Variables that the job gets from here, where they are set: a running cluster has its own environment.
 JOB_ENV = (
     *("WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_ENTITY", "HF_TOKEN", "HF_ENDPOINT", ADMIN_KEY, JUDGE_KEY),
     *("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL_BEDROCK_AGENTCORE", "AWS_ENDPOINT_URL_S3"),

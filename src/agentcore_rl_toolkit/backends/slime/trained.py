@@ -1,7 +1,7 @@
 """Writes the numbers of slime's trainer into the run's folder: logprobs and entropy of our samples.
 
 With ``--save-debug-train-data`` slime gathers them from its ranks after every step and writes one file (format 2, slime 0.3.1).
-`expect` writes beside it which rollouts the step's samples are; `take` joins both and removes them. slime numbers the
+`expect` writes next to it which rollouts the step's samples are; `take` joins both and removes them. slime numbers the
 samples of a step as the rollout function returned them, forks flattened.
 """
 
@@ -44,11 +44,11 @@ def expect(args: Any, recording: Recording, samples: Sequence[Any], step: int) -
     try:
         listed.parent.mkdir(parents=True, exist_ok=True)
         listed.write_text(json.dumps({"trusts_sampler": trusted, "samples": rows}))
-    except OSError as e:  # a training goes on without its record
+    except OSError as e:  # training continues without its record
         log.warning("what slime computes for step %s will not be kept: %s", step, e)
     (run / FOLDER / f"{step}.pt").unlink(
         missing_ok=True
-    )  # of a run that this one resumes: slime trains the step after this
+    )  # left by the run that this run resumes: slime trains the step after this
 
 
 def take(recording: Recording, max_mean_gap: float | None = None) -> int:

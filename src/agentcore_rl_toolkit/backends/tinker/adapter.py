@@ -81,7 +81,7 @@ class TinkerTraining:
         return _logprobs(await self._training.forward(data, "cross_entropy")) or []
 
     async def close(self, status: str) -> None:
-        # Awaited in a thread: the SDK's future belongs to a loop of its own and this one may be going down.
+        # Awaited in a thread: the SDK's future belongs to another event loop, and this one may be closing.
         await asyncio.to_thread(lambda: self._service.close(status).result())
 
     def datum(self, datum: Datum) -> Any:
@@ -104,7 +104,7 @@ def _numbers(metrics: Mapping[str, Any] | None) -> dict[str, float]:
 
 
 def _logprobs(output: Any) -> list[list[float]] | None:
-    """Those of every datum's targets, where the loss returns them."""
+    """Return the logprobs of every datum's targets, if the loss returns them."""
     if any("logprobs" not in each for each in output.loss_fn_outputs):
         return None
     return [list(each["logprobs"].data) for each in output.loss_fn_outputs]

@@ -123,7 +123,7 @@ def _mean(values: Iterable[float]) -> float | None:
 
 
 def used_a_tool(rollout: CollectedRollout) -> bool | None:
-    """By the agent's own metrics, otherwise by its dialogue; None where its model calls offered no tools."""
+    """Count with the agent's own metrics, otherwise with its dialogue. Return None if its model calls offered no tools."""
     metrics = (rollout.record or {}).get("metrics") or {}
     if "tool_calls" in metrics:
         return bool(metrics["tool_calls"] > 0)

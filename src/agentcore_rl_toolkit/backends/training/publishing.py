@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from ...weights.engines import Sampled
 from ...weights.publishing import PROBE_ANSWER_TOKENS, PROBE_ANSWERS, PROBE_PROMPT_TOKENS, check_gap
 
-MAX_GAP = 0.05  # services compute in bfloat16; weights of one step ago differ by more in what was trained on
+MAX_GAP = 0.05  # services compute in bfloat16; weights of one step ago differ by more on trained tokens
 
 
 class Sampler(Protocol):

@@ -129,7 +129,7 @@ class TorchClient:
 
     @property
     def proved(self) -> int | None:
-        """The newest version that the engine was shown to have; None while no change was large enough to tell."""
+        """The newest version that the engine is proved to have; None before the first change that is large enough to prove it."""
         return self._publisher.proved if self._publisher is not None else None
 
     async def save(self, steps: int) -> str:
@@ -149,7 +149,7 @@ class TorchClient:
         return asyncio.wrap_future(self._worker.submit(work))
 
     def compute(self, data: Sequence[Datum], loss: Loss, tokens: float, *, backward: bool = True) -> Passed:
-        """Do the work of `forward_backward` on this thread. Without ``backward`` no gradient is added."""
+        """Do the work of `forward_backward` on this thread. Without ``backward``, gradients do not change."""
         device, total, divergence = next(self.model.parameters()).device, 0.0, 0.0
         logprobs: list[list[float]] = [[] for _ in data]
         entropies: list[list[float]] = [[] for _ in data]
@@ -213,7 +213,7 @@ class TorchClient:
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Right-padded sequences. Position t holds what is needed to predict the token after it. Shapes: (B, T)."""
+    """Right-padded sequences. Position t holds the inputs that predict the token after it. Shapes: (B, T)."""
 
     token_ids_BT: torch.Tensor
     targets_BT: torch.Tensor

@@ -61,13 +61,15 @@ class AgentCoreRollouts:
         recording: Recording | None = None,
     ) -> None:
         self.recording = recording
-        self.rows: list[tuple[Any, Any]] = []  # of each row of the last batch: its session, and which sequence it is
-        self.advantages: dict[tuple[Any, Any], list[float]] = {}  # of their tokens, where they differ
+        self.rows: list[
+            tuple[Any, Any]
+        ] = []  # one entry per row of the last batch: its session, and the index of its sequence
+        self.advantages: dict[tuple[Any, Any], list[float]] = {}  # per token, if they differ
         self.config, self.client, self.gateway = config, client, gateway
         self.on_batch = on_batch
         self.groups: list[Group] = []
         self.stats: ConvertStats | None = None
-        self.version: int | None = None  # of the weights that the engine has
+        self.version: int | None = None  # the version of the engine's weights
         self._batches = 0
         self._usable_steps = UsableSteps(limit=config.max_empty_batches)
 
@@ -115,7 +117,7 @@ class AgentCoreRollouts:
         return report.numbers()
 
     def _recording(self, trainer: Any) -> Recording | None:
-        """Where this batch belongs: TRL takes several optimizer steps on one, which is one step of a run."""
+        """Return this batch's part of the run. Several optimizer steps on one batch are one step of a run."""
         if self.recording is None:
             return None
         step = int(trainer.state.global_step) // _parts(trainer.args)
@@ -219,7 +221,7 @@ class AgentCoreGRPOTrainer(GRPOTrainer):
     def _compared(self, output: Any, sampled_BT: Any, recomputed_BT: Any | None) -> Any | None:
         """Compare recorded with the trainer's own logprobs, which no optimizer step has changed since the weights went out.
 
-        TRL has logprobs of its own when a batch is for several steps. Else they are worked out where nothing else has proved the
+        TRL has its own logprobs when a batch is for several steps. Otherwise they are computed if nothing else has proved the
         weights.
         Returns: the trainer's logprobs. Raises: WeightsError, in every process of the run.
         """

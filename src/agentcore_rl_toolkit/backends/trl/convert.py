@@ -18,7 +18,7 @@ from ..collection.groups import CollectedRollout, Group
 from ..collection.samples import Sample, rollout_samples
 from .settings import ForkPolicy
 
-# Names of the per-rollout lists beside TRL's own keys; reward functions receive them as keyword arguments.
+# Names of the per-rollout lists in addition to TRL's own keys; reward functions receive them as keyword arguments.
 REWARD_KEY = "agent_reward"
 OUTCOME_KEY = "agent_outcome"
 CAUSE_KEY = "agent_cause"
@@ -53,7 +53,7 @@ class ConvertStats:
 @dataclass(frozen=True, kw_only=True)
 class _Row:
     rollout: CollectedRollout | None = None
-    sample: Sample | None = None  # what is trained
+    sample: Sample | None = None  # the trained sequence
     samples: Sequence[Sample] = ()  # all that the rollout has
     too_long: bool = False
 

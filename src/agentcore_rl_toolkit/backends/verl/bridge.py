@@ -3,7 +3,7 @@
 Agents speak HTTP, verl's servers speak Ray. The bridge is a small HTTP server in the trainer's process with the wire
 format of SGLang's ``/generate``; every call goes to ``llm_client.generate``. With that, rollouts get what verl's client
 does for its own agent loops: load balancing over servers that come and go, the weight version of every reply, expert
-routing, and in the asynchronous modes generations that an update of the weights interrupted and that go on afterwards.
+routing, and in the asynchronous modes generations that continue after an update of the weights interrupted them.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Bridge:
     async def generate(
         self, prompt_ids: list[int], sampling: Mapping[str, Any], *, session: str
     ) -> list[dict[str, Any]]:
-        """One generation as SGLang's events: the last holds all tokens; one before it tells the version of the first
+        """Yield a generation as SGLang's events. The last holds all tokens. An event before it has the version of the first
         token where that differs. verl's client keeps the calls of one ``session`` on one server.
         """
         limit = sampling.get("max_new_tokens")

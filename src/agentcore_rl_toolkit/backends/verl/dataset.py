@@ -1,4 +1,4 @@
-"""verl's dataset whose rows are payloads: every field of a row reaches the agent, nothing is tokenised here."""
+"""verl's dataset whose rows are payloads: every field of a row reaches the agent, nothing is tokenized here."""
 
 from __future__ import annotations
 

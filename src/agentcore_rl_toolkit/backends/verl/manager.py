@@ -180,7 +180,7 @@ class AgentCoreManager:
         return len(keys)
 
     def _advantages(self, group: Group) -> dict[tuple[str, int], list[float]]:
-        """Those of each token, where verl is not to give each rollout one."""
+        """Return the advantages of each token, if verl does not compute one per rollout."""
         agentcore = AgentCoreConfig.of(self.config)
         if not agentcore.signals.per_token:
             return {}

@@ -2,7 +2,7 @@
 
 It keeps advantages, logprobs and entropies of rows, and verl's log of a step.
 
-V1 keeps the values of a row in TransferQueue beside it. It writes its own logprobs and entropy there before the first update of
+V1 keeps the values of a row in TransferQueue. It writes its own logprobs and entropy there before the first update of
 a step, and removes all of a row when its step is over. Both happen in the trainer's process, which is the manager's as well.
 verl has no hook for either, so TransferQueue's `kv_batch_put` and `kv_clear` and verl's `Tracking.log` are wrapped.
 
@@ -39,7 +39,7 @@ GAP = "agentcore/logprob_gap_mean"  # TRL's runs have the same name
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Which training sequence a row holds, and what was sampled of its response.
+    """The training sequence of a row, and the sampled part of its response.
 
     ``version`` is that of the weights which sampled its oldest token, None where the engine does not say.
     Shapes: (T,) of the response, for ``mask`` and ``logprobs``; a token that was not sampled has logprob 0.
@@ -66,7 +66,7 @@ class TrainerNumbers:
     ) -> None:
         self._recording = recording
         self._max_mean_gap = max_mean_gap
-        self._gap_sum, self._tokens = 0.0, 0  # of the step that runs
+        self._gap_sum, self._tokens = 0.0, 0  # sums over the current step
         self._rows: dict[str, Row] = {}
         if own_logprobs:
             before(tq, "kv_batch_put", self.put)
@@ -97,7 +97,7 @@ class TrainerNumbers:
             self.computed(keys, {name: fields[name] for name in (LOGPROBS, ENTROPY) if name in names})
 
     def computed(self, keys: Sequence[str], fields: Mapping[str, Any]) -> None:
-        """The trainer writes its own logprobs and entropies of these rows. No update was made from them yet.
+        """The trainer writes its own logprobs and entropies of these rows. They have not been used in an update yet.
 
         Raises: WeightsError, which ends the run, where its logprobs and the recorded ones are of different weights.
         """
@@ -140,7 +140,7 @@ class TrainerNumbers:
                 advantages = {value for value, kept in each if kept}
                 if len(advantages) == 1:  # else each token has its own, and the rollout none
                     self._recording.run.annotate(row.session_id, advantage=advantages.pop())
-        except Exception:  # a training goes on without its record
+        except Exception:  # training continues without its record
             log.warning("what verl computed of %d rows was not kept", len(rows), exc_info=True)
 
     def logged(self, tracking: Any, data: Mapping[str, Any], step: Any, *rest: Any, **more: Any) -> None:

@@ -37,7 +37,7 @@ PUBLISHED_PREFIX = "actor_rollout_ref.rollout.agentcore."
 OUR_PREFIX = "agentcore."
 
 TEMPERATURE_KEY = "actor_rollout_ref.rollout.temperature"  # verl samples and computes at it
-ESTIMATOR_KEY, ESTIMATOR = "algorithm.adv_estimator", "agentcore"  # of advantages that are worked out here, one a token
+ESTIMATOR_KEY, ESTIMATOR = "algorithm.adv_estimator", "agentcore"  # advantages computed by this project, one per token
 ADMIN_KEY = "AGENTCORE_RL_GATEWAY_ADMIN_KEY"
 
 # Overrides without which rollouts would not reach us or their data would be wrong; (key, value, why).
@@ -160,7 +160,7 @@ def translate(arguments: Sequence[str], environ: Mapping[str, str] = os.environ)
     """Command-line arguments of our `main` -> our settings, and the arguments of verl's own main.
 
     Keys under ``actor_rollout_ref.rollout.agentcore.`` (as the published guide writes them) or ``agentcore.`` are
-    ours; they go on under a top-level ``agentcore`` section, because verl turns its rollout section into a dataclass
+    ours; they are in a top-level ``agentcore`` section, because verl turns its rollout section into a dataclass
     that refuses unknown keys.
     Raises: ConfigError on an unknown key of ours, a missing one, or an override that contradicts what the backend
     needs.
@@ -218,13 +218,13 @@ def plan(arguments: Sequence[str]) -> Plan:
     if "data.train_files" not in given:
         needs.append("data.train_files=FILE.jsonl or .parquet")
     command = [sys.executable, "-m", "verl.trainer.main_ppo", *theirs]
-    # Never on the command line, where everybody on the machine can read it.
+    # Never on the command line, where every user of the machine can read it.
     environment = {ADMIN_KEY: config.gateway_admin_key} if config.gateway_admin_key else {}
     return Plan(backend="verl", facts=facts, command=command, environment=environment, needs=needs)
 
 
 def _value(text: str) -> Any:
-    """A hydra value of a setting of ours: nothing, a list of texts, or a text, of which the setting's type makes what it is."""
+    """A hydra value of a setting of ours: nothing, a list of texts, or a text that the setting's type converts."""
     if text.lower() in ("null", "none", ""):
         return None
     if text[0] == "[" and text[-1] == "]":

@@ -34,7 +34,7 @@ RELAYED = (
     "start it with --model DIR (token mode): relay mode splits one conversation into 4 to 5 sequences if the client writes "
     "compact JSON, as Mastra and Strands for TypeScript do"
 )
-ANSWERED: dict[int | None, str] = {  # by status: what a session got at the gateway's address
+ANSWERED: dict[int | None, str] = {  # a session's finding at the gateway's address, for each status
     **dict.fromkeys((401, 403), "the session's key is refused: does the address lead to this gateway?"),
     404: "another server answers at this address, or another gateway",
     421: "start the gateway with --allowed-host and the name in the address",
@@ -95,7 +95,7 @@ class Account:
         return ok("credentials", f"{who['Arn']}, {self.region}")
 
     def store(self) -> Finding:
-        """Put, create-only put, get, list and delete, on a key of our own."""
+        """Check put, create-only put, get, list and delete on a new key."""
         if self.bucket is None:
             return note("bucket", "none given", "--bucket NAME, or export AGENTCORE_S3_BUCKET")
         store = open_store(self.bucket, default_region=self.region)
@@ -140,7 +140,7 @@ class Account:
         return isinstance(self._described, dict) and self._described["status"] == "READY"
 
     def runtime(self) -> Finding:
-        """Whether the agent is there and ready."""
+        """Check that the agent exists and is ready."""
         if self.agent_arn is None:
             return note("agent", "none given", "--agent ARN, or export AGENTCORE_AGENT_ARN")
         if not self.agent_arn.startswith("arn:") or ":runtime/" not in self.agent_arn:
@@ -167,7 +167,7 @@ class Account:
         return ok("quotas", quotas.line(found))
 
     def training(self) -> list[Finding]:
-        """Sessions and jobs at SageMaker that run. None where this user may not list them: then it made none."""
+        """Return the running sessions and jobs on SageMaker, or None if this user may not list them and so created none."""
         from botocore.exceptions import BotoCoreError, ClientError
 
         from ...backends.sagemaker.session import LIVE, REGIONS
@@ -177,9 +177,9 @@ class Account:
         jobs = [("list_jobs", {"JobCategory": each, "StatusEquals": "InProgress"}) for each in categories]
         advice = {
             "list_training_sessions": "agentcore-rl train --stop-session NAME, unless its run is alive",
-            "list_jobs": "the command that made it follows it, and stops it at Ctrl-C; else `aws sagemaker stop-job`",
+            "list_jobs": "the command that created it follows it and stops it at Ctrl-C. Otherwise: `aws sagemaker stop-job`",
         }
-        found: dict[str, Finding] = {}  # by ARN
+        found: dict[str, Finding] = {}  # keys are ARNs
         for region in dict.fromkeys([*REGIONS, self.region]):
             client = self.client("sagemaker", region=region)
             if not hasattr(client, "list_training_sessions"):  # botocore before 1.43.112
@@ -223,7 +223,7 @@ class Account:
                 client.delete([made.session_id])
 
     def inside(self) -> list[Finding]:
-        """Check from a session of the agent: its bucket, and the gateway with a key of its own."""
+        """Check from a session of the agent: its bucket, and the gateway with its own key."""
         from ...gateway import GatewayClient
 
         if self.agent_arn is None or self.bucket is None or not self._ready:
@@ -240,7 +240,7 @@ class Account:
             if self.gateway_url is not None:
                 key, public = self.gateway_admin_key, self.session_gateway_url
                 gateway = stack.enter_context(GatewayClient(self.gateway_url, admin_key=key, public_url=public))
-                with contextlib.suppress(GatewayError, ContractError):  # the check of the gateway says why
+                with contextlib.suppress(GatewayError, ContractError):  # the check of the gateway reports the reason
                     [made] = gateway.create_sessions([session_id], max_turns=1)
                     stack.callback(gateway.delete, [session_id])
                     block |= {"base_url": made.base_url, "api_key": made.api_key}
@@ -271,7 +271,7 @@ def _refused(name: str, error: Exception, advice: str) -> Finding:
 
 
 def _model(session: Any) -> Finding:
-    """Whether the first model that is served answers."""
+    """Check that the first served model responds."""
     from ...gateway.http.client import error_message, request
 
     def ask(path: str, body: dict[str, Any] | None = None) -> Any:

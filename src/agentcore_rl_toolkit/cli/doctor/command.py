@@ -40,7 +40,7 @@ def command(
     session_gateway_url: str | None,
     as_json: bool,
 ) -> None:
-    """Check what training needs; each line that is not ok says what to do.
+    """Check what training needs; each line that is not ok states what to do.
 
     Without options: this machine and this installation. With --model: what the model is, what runs it here, the memory that it
     takes, its chat template and tool calls, and how fast it samples. With --aws: credentials, bucket, the agent, quotas, gateway

@@ -13,7 +13,7 @@ Level = Literal["ok", "note", "fail"]
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One line of the doctor. ``note``: works, but slower or less than it could. ``advice`` says what to do."""
+    """A line of the doctor. A ``note`` means that something works, but slowly or in part. ``advice`` is what to do."""
 
     level: Level
     name: str

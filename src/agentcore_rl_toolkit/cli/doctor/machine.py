@@ -14,7 +14,7 @@ from ..._installation import install_command
 from .finding import Finding, fail, note, ok
 
 LEAST_DISK = 2 * 2**30
-# What each extra is recognised by, and what cannot be done without it. The first four are what this machine needs to train.
+# The module that shows that an extra is installed, and what needs the extra. This machine needs the first four to train.
 EXTRAS = {
     "gateway": (("httptools", "msgspec", "tokenizers", "transformers"), "the model gateway"),
     "runtime": (("h11", "httptools", "uvicorn"), "the local runtime"),
@@ -37,7 +37,7 @@ def installation() -> Finding:
 
 
 def extras() -> list[Finding]:
-    """One line for each: those that this machine needs to train, and the others that are not here as notes."""
+    """Return a line for each extra that training here needs, and a note for each other extra that is missing."""
     found = []
     for extra, (modules, use) in EXTRAS.items():
         missing = [name for name in modules if importlib.util.find_spec(name) is None]
@@ -50,7 +50,7 @@ def extras() -> list[Finding]:
 
 
 def torch_build() -> Finding:
-    """In a process of its own: importing torch takes seconds, and 200 MB."""
+    """Ask in a separate process, because importing torch takes seconds and 200 MB."""
     if importlib.util.find_spec("torch") is None:
         return fail("torch", "not installed", install_command("policy"))
     code = (
@@ -83,7 +83,7 @@ def isolation() -> Finding:
     why = no_sandbox()
     if why is None:
         return ok("isolation", "agents run in a Bubblewrap sandbox")
-    return note("isolation", f"agents run without a sandbox ({why})", "docs/runtime.md says what each tier needs")
+    return note("isolation", f"agents run without a sandbox ({why})", "docs/runtime.md lists what each tier needs")
 
 
 def disk() -> Finding:

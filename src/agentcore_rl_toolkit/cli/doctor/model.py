@@ -1,4 +1,4 @@
-"""Checks of one model: what it is, what runs it, the memory it takes, its chat template, and how fast it samples here."""
+"""Checks of one model: its kind, the engine that runs it, its memory, its chat template, and its sampling speed here."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .finding import Finding, fail, note, ok
 if TYPE_CHECKING:
     from ...policy.batch import Generation
 
-SPEED_S = 5.0  # of sampling
+SPEED_S = 5.0  # time that sampling is measured for
 SEQUENCES = 8  # at once
 PROMPT_TOKENS = 32
 
 
 def checks(folder: Path) -> list[tuple[str, Callable[[], Finding | list[Finding]]]]:
-    """Those of a folder without weights are of its tokenizer and template alone."""
+    """Check a model. A folder without weights has checks of its tokenizer and template only."""
     whole = (("model", _kind), ("memory", _memory), ("template", _template), ("speed", _speed))
     chosen = whole if any(folder.glob("*.safetensors")) else whole[2:3]
     return [(name, functools.partial(check, folder)) for name, check in chosen]

@@ -1,4 +1,4 @@
-"""`agentcore-rl eval --check`: does the reward tell a policy that does nothing from one that knows the answer?
+"""`agentcore-rl eval --check`: does the reward distinguish a policy that does nothing from a policy that knows the answer?
 
 A scripted model stands in for the policy. It replies with an empty text, and in a second pass with the known answer of the row.
 A row that the empty text solves rewards doing nothing. A row that its own answer does not solve cannot be learned, unless the
@@ -23,7 +23,7 @@ from ..output.terminal import visible
 if TYPE_CHECKING:
     from ...backends.scorer import Scorer
 
-NOTHING, ANSWER = "nothing", "answer"  # of the names of the scripted models: nothing-0, answer-0, nothing-1, ...
+NOTHING, ANSWER = "nothing", "answer"  # parts of the scripted models' names: nothing-0, answer-0, nothing-1, ...
 LISTED = 5
 
 
@@ -83,7 +83,7 @@ def check_rewards(
     if not known:
         click.echo(f"the known answer: no row has the field {field!r}; name another with --answer FIELD")
     elif not asked & texts.keys():
-        click.echo("the known answer: it could not be given, because the agent asks for a model name of its own")
+        click.echo("the known answer: it could not be given, because the agent asks for a fixed model name")
     else:
         why = "their answer is wrong, or the agent needs more than a text to succeed"
         _print(f"the known answer ({field})", "not solved", failed, answered, why)

@@ -29,7 +29,7 @@ _TOOLS: list[dict[str, Any]] = [
 NO_TOOLS = (
     "this model's chat template drops tools: an agent's calls never parse; use a model with tools, or an agent without"
 )
-ADVICE = "docs/rendering.md says what each check means"
+ADVICE = "docs/rendering.md explains each check"
 _ARGUMENTS = '{"query": "naïve \\"q\\" 5 < 7 \\u2713\\nline two", "limit": 3, "deep": true}'
 _TEXT = "Grüße 🙂\n\tdef f(x): return x ** 2  # 漢字 1234567 \u200b end"
 

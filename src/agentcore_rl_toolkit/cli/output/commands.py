@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def program(name: str = "agentcore-rl") -> str:
-    """A program of this environment as the caller's shell finds it: by its name where PATH leads there, else by its path."""
+    """Return how the caller's shell finds a program of this environment: its name if PATH leads there, otherwise its path."""
     own = Path(sys.executable).parent / name
     found = shutil.which(name)
     if not own.exists() or (found is not None and os.path.samefile(Path(found).parent, own.parent)):

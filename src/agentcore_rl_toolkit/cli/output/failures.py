@@ -1,4 +1,4 @@
-"""Why rollouts failed, in two lines: the most frequent error, and the line of the agent's code that it came from."""
+"""The reasons of failed rollouts in two lines: the most frequent error, and the line of the agent's code that it came from."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NOT_THEIRS = (sysconfig.get_path("stdlib"), "/site-packages/", "/dist-packages/
 
 @dataclass(frozen=True)
 class Failure:
-    """One failed rollout: its outcome with the error, and where in the agent's code it came from, if that is known."""
+    """Return a failed rollout as text: its outcome, its error, and the line of the agent's code if it is known."""
 
     reason: str
     place: str = ""
@@ -35,7 +35,7 @@ class Failure:
 
 
 def explain(failures: list[Failure], total: int) -> str:
-    """How many of so many rollouts failed, the most frequent of their errors, and where it came from."""
+    """Return how many of so many rollouts failed, their most frequent error, and where it came from."""
     [(where, times)] = Counter(failure.place or failure.reason for failure in failures).most_common(1)
     first = next(failure for failure in failures if where in (failure.place, failure.reason))
     text = f"{len(failures)} of {total} rollouts failed; {times} of them: {first.reason}"

@@ -1,7 +1,7 @@
-"""What commands print: texts of agents, sessions and callers made safe for a terminal, dialogues, and that work goes on.
+"""The output of commands: texts of agents, sessions and callers made safe for a terminal, dialogues, and signs of progress.
 
-An agent may print anything that a model wrote. Escape sequences can change the title, the colours and the clipboard of the
-reader's terminal, and hide what was printed before.
+An agent may print anything that a model wrote. Escape sequences can change the title, the colors and the clipboard of the
+reader's terminal, and hide earlier output.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FIRST_S, THEN_S = 3.0, 15.0
 
 
 def stdout_for_json(wanted: bool) -> contextlib.AbstractContextManager[object]:
-    """What scorers and libraries print meanwhile goes to stderr, so that stdout has the JSON alone."""
+    """Send the output of scorers and libraries to stderr, so that stdout has only the JSON."""
     return contextlib.redirect_stdout(sys.stderr) if wanted else contextlib.nullcontext()
 
 

@@ -27,14 +27,14 @@ def group() -> None:
     type=click.Choice(["float32", "bfloat16"]),
     help="Type of the model's numbers. [default: bfloat16 on a GPU, float32 on a CPU]",
 )
-@click.option("--seed", type=int, hidden=True)  # of requests without one
+@click.option("--seed", type=int, hidden=True)  # for requests without a seed
 def serve(model: Path | None, dtype: str | None, **settings: Any) -> None:
     """Serve the policy: token ids in, token ids and logprobs out, weights in. Stop it with Ctrl-C or SIGTERM.
 
     It is the engine of a gateway (`agentcore-rl gateway serve --engine policy --upstream URL`) and takes no chat messages. For a
     chat endpoint, use `agentcore-rl serve`.
 
-    New weights need an admin key: AGENTCORE_RL_POLICY_ADMIN_KEY, else one is made and its file named.
+    New weights need an admin key: AGENTCORE_RL_POLICY_ADMIN_KEY, or a new key whose file the command prints.
     """
     # Waiting threads of OpenMP spin by default, which steals the cores of everything else on the machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")

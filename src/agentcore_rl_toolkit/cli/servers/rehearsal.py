@@ -1,4 +1,4 @@
-"""Rehearsals of runs at SageMaker: the built-in policy in the service's place, and the agent's file on this machine."""
+"""Rehearsals of runs on SageMaker: the built-in policy in the service's place, and the agent's file on this machine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NO_AGENT = {
 
 
 def rehearsed(config: T) -> T:
-    """The same run with the built-in policy for its model, in a folder of its own: the service's run does not go on from it."""
+    """Return the same run with the built-in policy as its model, in another folder, which the service's run cannot resume."""
     from ...policy import WEIGHTS_DIR
 
     folder = config.output_dir / "rehearsal"

@@ -158,7 +158,7 @@ def serve(**options: Any) -> None:
     names = [name for name, _ in agents]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ConfigError(f"--agent {twice[0]}=... is given more than once; every agent needs a name of its own")
+        raise ConfigError(f"--agent {twice[0]}=... is given more than once; each agent needs a different name")
     run(
         config,
         agents,
@@ -195,9 +195,9 @@ def deploy(
     url: str | None,
     as_json: bool,
 ) -> None:
-    """Give an agent to a running runtime: a file, in an environment of its own, or a container image.
+    """Give an agent to a running runtime: a file, in its own environment, or a container image.
 
-    The environment of a file is built with uv from the pyproject.toml (and uv.lock) or requirements.txt beside it.
+    The environment of a file is built with uv from the pyproject.toml (and uv.lock) or requirements.txt next to it.
     Deploying a name again makes a new version.
     """
     from ...runtime.remote import RuntimeView

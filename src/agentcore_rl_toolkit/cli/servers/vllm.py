@@ -1,4 +1,4 @@
-"""vLLM as a service of a run: found in an environment of its own, started with what training needs, stopped with the run.
+"""vLLM as a service of a run: found in its own environment, started with what training needs, stopped with the run.
 
 vLLM's environment needs nothing of ours installed: a folder on its PYTHONPATH holds this package alone.
 """
@@ -33,7 +33,7 @@ _ON_CPUS = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"
 
 
 def find_python() -> Path:
-    """The Python of vLLM's environment. Raises: ConfigError that says how to get one."""
+    """Return the Python of vLLM's environment. Raises: ConfigError with how to get one."""
     root = Path(__file__).resolve().parents[4]
     named = Path(os.environ[ENGINE_PYTHON_ENV]) if os.environ.get(ENGINE_PYTHON_ENV) else None
     places = [named] if named is not None else [Path.cwd() / HERE, root / HERE]
@@ -48,7 +48,7 @@ def find_python() -> Path:
 
 
 def command_line(python: Path, model: Path, *, port: int, cpu: bool, more: list[str]) -> list[str]:
-    """How vLLM is started for training."""
+    """Settings of a vLLM server for training."""
     line = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
     line += ["--served-model-name", MODEL_ID, "--host", "127.0.0.1", "--port", str(port), "--enable-scale-out"]
     line += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--worker-extension-cls", EXTENSION]
@@ -114,7 +114,7 @@ async def _run(
             f"{python} has no vLLM: {probe.stderr.strip()[-300:] or 'neither vllm nor vllm-cpu is installed'}"
         )
     cpu = "vllm-cpu" in probe.stdout
-    held = bind("127.0.0.1", port)  # kept until the end: no other process gets the port, and vLLM may bind beside it
+    held = bind("127.0.0.1", port)  # kept until the end: no other process gets the port, and vLLM may bind it too
     port = held.getsockname()[1]
     line = command_line(python, model, port=port, cpu=cpu, more=more)
     process = await asyncio.create_subprocess_exec(*line, env=environment(scratch, cpu=cpu), cwd=scratch)

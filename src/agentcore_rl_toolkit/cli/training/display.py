@@ -24,7 +24,7 @@ from ..output.failures import Failure, explain
 from ..output.terminal import visible
 
 SHOWN_STEPS = 16
-SHOWN_REWARDS = 64  # of the rollouts that ended last
+SHOWN_REWARDS = 64  # number of the latest rollouts
 SHOWN_FINDINGS = 2
 HEADER_EVERY = 20  # rows of the table in a file or pipe
 LOOK_S = 10.0  # what the last look at the run may take at the end
@@ -53,7 +53,7 @@ def share(value: float | None) -> str:
 
 
 def failures(causes: Mapping[str, int]) -> str:
-    """How many rollouts failed, by whose failure it was. What failed nobody is left out."""
+    """Return how many rollouts failed for each cause, without causes that have none."""
     names = {Cause.INFRASTRUCTURE: "lost", Cause.AGENT: "agent", Cause.POLICY: "policy"}
     return ", ".join(f"{causes[cause]} {name}" for cause, name in names.items() if causes.get(cause))
 
@@ -120,7 +120,7 @@ class Display:
         self._bar.reset(self._task, description=phase, total=total)
 
     def rollout(self, cause: str | None, score: float | None, tokens: int, failure: Failure | None = None) -> None:
-        """One has ended. ``failure``: why agent or infrastructure failed it."""
+        """Count a rollout that has ended. ``failure`` is the reason if the agent or the infrastructure failed."""
         self._ended.append(failure)
         self._done += 1
         self._tokens += tokens

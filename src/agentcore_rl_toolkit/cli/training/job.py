@@ -42,7 +42,7 @@ class Job:
 
 
 def example(name: str) -> Path:
-    """A file of the examples: beside the sources in a clone, inside the package when installed from a wheel."""
+    """Return a file of the examples, which are next to the sources in a clone and inside the package in a wheel."""
     package = Path(__file__).resolve().parents[2]
     for root in (package.parents[1] / "examples", package / "_examples"):
         if (root / name).exists():

@@ -43,7 +43,7 @@ def judge_items(
 ) -> tuple[list[BatchItem], Mapping[str, float]]:
     """Judge the rollouts of each input and write them again. Returns the items with these rewards in their records, and costs.
 
-    The judge's words are in the records, too. Where it fails, a record has no reward, and the item's ``error`` says why.
+    The records have the judge's reasons too. If the judge fails, a record has no reward, and the item's ``error`` is the reason.
     """
     named = {item.index or 0: item for item in items}
     groups = {
@@ -85,7 +85,7 @@ def scored_item(item: BatchItem, payload: Mapping[str, Any], fetch: Fetch | None
 
     try:
         capture = fetch(item.session_id) if fetch is not None and item.session_id is not None else None
-    except (AgentCoreRLError, OSError) as e:  # a gateway that is gone
+    except (AgentCoreRLError, OSError) as e:  # the gateway has ended
         return without(e, Cause.INFRASTRUCTURE)
     dialogue: Sequence[Mapping[str, Any]] = getattr(capture, "dialogue", None) or ()
     try:
@@ -99,7 +99,7 @@ def scored_item(item: BatchItem, payload: Mapping[str, Any], fetch: Fetch | None
 
 
 def missing_calls(items: Sequence[BatchItem]) -> str:
-    """What to change where agents ran as they are and none of their model calls arrived; empty otherwise."""
+    """Return what to change if agents ran as they are and no model call arrived; otherwise an empty text."""
     found = [item.result[CALLS_FIELD] for item in items if item.result is not None and CALLS_FIELD in item.result]
     elsewhere: Counter[str] = sum((Counter(calls["elsewhere"]) for calls in found), Counter())
     return advise_on_calls(sum(calls["gateway"] for calls in found), elsewhere) if found else ""
@@ -123,7 +123,7 @@ def collected(item: BatchItem, fetch: Fetch | None) -> CollectedRollout:
             rule = capture.train or record_train(item.result) or DEFAULT_TRAIN
             trajectory = build_trajectory(capture.session_id, capture.turns, train=rule, temperature=None)
     except (AgentCoreRLError, OSError):
-        trajectory = None  # a gateway that is gone; of turns that do not fit the dialogue is still worth reading
+        trajectory = None  # the gateway has ended; the dialogue of turns that do not fit is still worth reading
     detail = read_reward(item.result) if item.success and item.result is not None else None
     return CollectedRollout(
         session_id=item.session_id or f"index-{item.index}",

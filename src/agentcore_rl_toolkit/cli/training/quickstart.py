@@ -24,7 +24,7 @@ SMOKE_STEPS, SMOKE_HELD_OUT = 8, 64  # a run of a few steps is a smoke test; mos
 @click.command()
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Run directory. [default: runs/<exp_id>]")
 @click.option("--steps", type=click.IntRange(1), help="GRPO steps. [default: 14]")
-@click.option("--resume", is_flag=True, help="Go on with the newest unfinished run, or with the one in --out.")
+@click.option("--resume", is_flag=True, help="Continue the newest unfinished run, or the run in --out.")
 @click.option(
     "--agent",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -60,7 +60,7 @@ def _new(out: Path | None, given: dict[str, Any]) -> tuple[Path, LocalRun]:
     run_dir = new_folder(out, "quickstart")
     values = {"agent": example("strands_math_agent/arithmetic_app.py"), **SHAPE, **given}
     if "model" in given and "learning_rate" not in given:
-        del values["learning_rate"]  # of the built-in policy
+        del values["learning_rate"]  # it suits the built-in policy only
     held_out = int(values.pop("held_out", SMOKE_HELD_OUT if values["steps"] < SMOKE_STEPS else HELD_OUT))
     seed = values.get("seed", 0)
     parts: Any = (("data", "train", values["steps"] * values["groups"]), ("eval_data", "held_out", held_out))

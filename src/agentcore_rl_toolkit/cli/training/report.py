@@ -28,7 +28,7 @@ HELD_OUT = (
 
 
 class Report:
-    """Appends as things happen, and reads back from the files: a resumed run goes on with them."""
+    """Appends as things happen, and reads back from the files: a resumed run continues with them."""
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
@@ -114,7 +114,7 @@ class Report:
         return [sides for sides in both if None not in (sides[0]["score"], sides[1]["score"])]
 
     def example(self, seed: int) -> list[tuple[str, dict[str, Any]]]:
-        """The rollouts before and after of a held-out row, drawn from those whose score changed; empty if none did."""
+        """Return the rollouts before and after of a random held-out row whose score changed; empty if none did."""
         changed = [sides for sides in self._held_out() if sides[0]["score"] != sides[1]["score"]]
         if not changed:
             return []
@@ -130,7 +130,7 @@ class Report:
             return diagnose(run)
 
     def failures(self) -> str | None:
-        """Why agent or infrastructure failed rollouts: the most frequent error and its line; None where none failed."""
+        """Return the most frequent error of agent or infrastructure, with its line; None if there was none."""
         if not (self.run_dir / ROLLOUTS).exists():
             return None
         with RunReader(self.run_dir) as run:

@@ -1,4 +1,4 @@
-"""One training run: starts the services, trains, shows and stores the progress, and stops at the first fault."""
+"""A training run: starts the services, trains, shows and stores the progress, and stops at the first fault."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def carry_out(job: Job, console: Console, *, go_on: str, stack: Stack | None = N
             summary = train(job, console, stack=stack)
     except KeyboardInterrupt:
         console.print("\n[yellow]Stopped.[/]", end=" ")
-        left = f"Everything up to now is in {nearby(job.run_dir)}. Go on with:\n    {go_on}"
+        left = f"Everything up to now is in {nearby(job.run_dir)}. Continue with:\n    {go_on}"
         console.print(left, highlight=False, markup=False, soft_wrap=True)
         sys.exit(130)
     except AgentCoreRLError as e:
         Report(job.run_dir).add(FAILED, {"reason": str(e).partition("\n")[0]})
         click.echo(visible(f"error: {explain(e)}"), err=True)
-        click.echo(f"Everything up to now is in {nearby(job.run_dir)}; go on with:\n    {go_on}", err=True)
+        click.echo(f"Everything up to now is in {nearby(job.run_dir)}. Continue with:\n    {go_on}", err=True)
         sys.exit(1)
     print_end(console, job, Report(job.run_dir), summary)
     if as_json:
@@ -59,7 +59,7 @@ def carry_out(job: Job, console: Console, *, go_on: str, stack: Stack | None = N
 
 
 def train(job: Job, console: Console, *, stack: Stack | None = None) -> dict[str, Any]:
-    """Train on this stack, else on one that is started for it and gone afterwards. Returns the summary.
+    """Train on this stack, or on a new stack that ends afterwards. Returns the summary.
 
     Call it on the main thread. Raises: AgentCoreRLError; KeyboardInterrupt on Ctrl-C and SIGTERM.
     """
@@ -178,7 +178,7 @@ def quiet_libraries() -> None:
 
 
 def print_end(console: Console, job: Job, report: Report, summary: dict[str, Any]) -> None:
-    """One input before and after, the held-out rewards with a verdict, and the outcomes of all rollouts."""
+    """Print one input before and after, the held-out rewards with a verdict, and the outcomes of all rollouts."""
     from rich.markup import escape
     from rich.table import Table
 

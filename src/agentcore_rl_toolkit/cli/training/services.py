@@ -32,7 +32,7 @@ class Services:
 
     def __init__(self, log_dir: Path, env: Mapping[str, str] | None = None) -> None:
         self._log_dir, self._env = log_dir, env or {}
-        self._services: dict[Child, str] = {}  # with what each does before it listens; shown to the user
+        self._services: dict[Child, str] = {}  # values are what each does before it listens, shown to the user
         log_dir.mkdir(parents=True, exist_ok=True)
 
     def __enter__(self) -> Services:
@@ -44,11 +44,11 @@ class Services:
     def launch(
         self, name: str, arguments: Sequence[str], *, doing: str = "", env: Mapping[str, str] | None = None
     ) -> Child:
-        """Start `agentcore-rl ARGUMENTS` without waiting for it, with variables ``env`` of its own. ``doing`` says what takes its
+        """Start `agentcore-rl ARGUMENTS` without waiting for it, with extra variables ``env``. ``doing`` describes what takes its
         time before it listens.
         """
         log = self._log_dir / f"{name}.log"
-        log.unlink(missing_ok=True)  # of a run that is gone on with
+        log.unlink(missing_ok=True)  # left by the earlier part of a resumed run
         service = Child(name, [*arguments, "--port", "0"], log, {**self._env, **(env or {})}, ServiceError)
         self._services[service] = f"the {name}{doing and f', {doing}'}"
         return service
@@ -58,7 +58,7 @@ class Services:
         waiting = Waiting(f"starting: {self._services[service]}")
 
         def wait() -> None:
-            for started in self._services:  # one that another waits behind may be the one that cannot start
+            for started in self._services:  # the first service that fails may make another wait
                 started.is_ready()
             waiting()
 

@@ -63,7 +63,9 @@ class LearnerSettings(SettingsGroup):
 
 def fitted(given: dict[str, Any]) -> dict[str, Any]:
     """Add the settings that follow from the model's size. Raises: ConfigError."""
-    model = None if given.get("model") is None else model_folder(given["model"])  # of a run, the model that it trained
+    model = (
+        None if given.get("model") is None else model_folder(given["model"])
+    )  # a run stands for the model that it trained
     rank = given.get("lora_rank")
     found = by_size(model, None if rank is None else fit(rank, Least0, "`lora_rank`"))
     return {**given, **{name: value for name, value in found.items() if given.get(name) is None}, "model": model}
@@ -257,13 +259,13 @@ def new_folder(out: Path | None, name: str) -> Path:
         return make_folder(Path("runs").resolve(), f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
     run_dir = out.resolve()
     if (run_dir / "config.json").exists():
-        raise ConfigError(f"{run_dir} already holds a run; go on with --resume, or choose another --out")
+        raise ConfigError(f"{run_dir} already holds a run; continue it with --resume, or choose another --out")
     run_dir.mkdir(parents=True, exist_ok=True)
     return run_dir
 
 
 def old_run(out: Path | None, flags: Mapping[str, Any]) -> tuple[Path, LocalRun]:
-    """Return the run in ``out``, or the newest unfinished one that no process works on, and its settings.
+    """Return the run in ``out``, or the newest unfinished run without a process, and its settings.
 
     A run keeps its settings. Only ``steps`` may become more, also after the run has ended. Raises: ConfigError.
     """
@@ -283,7 +285,7 @@ def old_run(out: Path | None, flags: Mapping[str, Any]) -> tuple[Path, LocalRun]
             )
     run_dir = out.resolve()
     if not (run_dir / "config.json").exists():
-        raise ConfigError(f"{run_dir} holds no run to go on with (no config.json)")
+        raise ConfigError(f"{run_dir} holds no run to continue (no config.json)")
     where = str(run_dir / "config.json")
     stored = LocalRun.plain(json.loads((run_dir / "config.json").read_text()))
     stored.setdefault("lora_alpha", 8)  # an older run has peft's default

@@ -1,7 +1,7 @@
 """Runtime, gateway and policy as one stack: they start and end together, and other commands in the same folder find them.
 
 A process that starts a stack with `publish` writes `.agentcore-rl/up.json` into the folder, readable by this user only, and
-locks the file beside it for as long as it runs. `Stack.running` believes the file only while that lock is held.
+locks the file next to it for as long as it runs. `Stack.running` believes the file only while that lock is held.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _CREDENTIALS = {"AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "local"}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stack:
-    """Where the parts of a running stack are."""
+    """The addresses of the parts of a running stack."""
 
     pid: int
     agent: str  # its file
@@ -57,12 +57,12 @@ class Stack:
     store: str
     model: str | None  # the model's folder; None: the built-in policy
     runtime_url: str
-    gateway_url: str  # of several: with commas between
+    gateway_url: str  # several addresses have commas between them
     gateway_admin_key: str = dataclasses.field(repr=False)
     policy_url: str
     engine: str = "policy"  # what runs at policy_url
-    credentials_file: str | None = None  # of the runtime, as other AWS clients read it
-    digest: str = ""  # of the agent's files when they were loaded
+    credentials_file: str | None = None  # the runtime's, for other AWS clients
+    digest: str = ""  # digest of the agent's files as loaded
     forced_tools: str = FORCED_TOOLS[0]  # the gateway's settings
     history: str = "sampled"
     score: str | None = None  # the scorer of its rollouts
@@ -83,7 +83,7 @@ class Stack:
 
     @classmethod
     def running(cls, folder: Path | None = None) -> Stack | None:
-        """The one that `agentcore-rl up` runs in this folder, None when there is none."""
+        """Return the stack that `agentcore-rl up` runs in this folder, or None."""
         place = (folder or Path.cwd()) / FOLDER
         try:
             lock = os.open(place / "up.lock", os.O_RDWR | os.O_CLOEXEC)
@@ -108,7 +108,7 @@ class Stack:
         history: str = "sampled",
     ) -> Stack | None:
         """The running one of this folder where it has this agent's file, this model (None: the built-in policy), this engine
-        this treatment of forced tools (None: any) and of histories. An agent whose files have changed since is loaded anew.
+        this treatment of forced tools (None: any) and of histories. An agent whose files have changed since is loaded again.
 
         This process can sign requests to it afterwards, also where the environment has no credentials.
         """
@@ -123,7 +123,7 @@ class Stack:
         return None
 
     def renewed(self) -> Stack:
-        """The same stack, with its agent loaded anew where its files have changed. Raises: LocalRuntimeError."""
+        """Return the same stack, with its agent loaded again if its files have changed. Raises: LocalRuntimeError."""
         agent = Path(self.agent)
         now = dataclasses.replace(self, digest=Project.of(agent).digest())
         if now == self:
@@ -132,7 +132,7 @@ class Stack:
         from ...runtime.remote import RuntimeView
 
         click.echo(
-            visible(f"{nearby(agent)} or what it imports has changed: `agentcore-rl up` loads it anew"), err=True
+            visible(f"{nearby(agent)} or what it imports has changed: `agentcore-rl up` loads it again"), err=True
         )
         waiting = Waiting(f"loading {agent.name}")
         if environments.fits_here(agent):
@@ -225,7 +225,7 @@ def start(
     """Start policy, runtime and gateway, and give the agent to the runtime. Blocks.
 
     ``services`` must have been made with ``QUIET`` and the gateway's admin key in its environment. The agent runs in this
-    environment when that has what the files beside it ask for, else (and with ``own_environment`` always) in one of its own.
+    environment if that has the requirements of the agent's folder, otherwise (with ``own_environment``: always) in a new one.
     Records, turns and sessions' logs go below ``folder``. ``engine`` serves the model: "policy", in ``dtype`` (None: its own
     choice), or "vllm"; an ``upstream`` takes its place, and ``without_model`` there is neither engine nor gateway.
     ``forced_tools`` and ``history`` are `GatewayConfig`'s. ``score`` is the scorer of its rollouts. ``session_env`` are the
@@ -276,7 +276,7 @@ def start(
         arn = str(runtime.ready["agents"][AGENT_NAME])
     else:
         file = Project.of(agent).dependencies
-        report(ENVIRONMENT, f"the agent gets one of its own with what {file} asks for")
+        report(ENVIRONMENT, f"the agent gets its own, with the requirements of {file}")
         waiting = Waiting(f"building the environment of {file}, or loading {agent.name} in it")
         arn = RuntimeView(runtime.url).deploy(agent, AGENT_NAME, {AS_IS: "1"}, on_wait=waiting)
     digest = Project.of(agent).digest()
@@ -320,7 +320,7 @@ def launch_engine(services: Services, model: Path | None, engine: str, dtype: st
 
 
 def gateway_words(upstream: Upstream, turns: Path, model: Path | None) -> list[str]:
-    """The command of a gateway before this server. It does the tokenising: each turn goes on from the last one's tokens."""
+    """Return the command of a gateway for this server. The gateway tokenizes: each turn continues the tokens of the last turn."""
     from ...policy.model import WEIGHTS_DIR
 
     words = ["gateway", "serve", "--upstream", upstream.url, "--engine", upstream.engine, "--store", str(turns)]
@@ -345,23 +345,23 @@ def own(agent: Path, *, folder: Path, **wanted: Any) -> Iterator[Stack]:
 
 
 def _slow_start(runtime: Any) -> str | None:
-    """A note for agents that cannot be forked, so that each session loads the agent anew; else None."""
+    """Return a note for agents that cannot be forked, so that each session loads the agent again; otherwise None."""
     for loaded in runtime.get("/_local/status")["templates"]:
         if loaded.get("reason") and loaded.get("start") in ("exec", "libraries"):
-            how = "loads the agent anew, which is slow" if loaded["start"] == "exec" else "runs the agent's file anew"
+            how = "loads the agent again, which is slow" if loaded["start"] == "exec" else "runs the agent's file again"
             return f"each {how}: {loaded['reason']}"
     return None
 
 
 def check_agent(agent: str | None, *, own_sessions: bool) -> None:
-    """Raises: ConfigError where no agent is named and none is served here, or not with the sessions that are asked for."""
+    """Raises: ConfigError without an agent, named or served here, or if the served agent lacks the requested sessions."""
     if agent is not None:
         return
     if Stack.running() is None:
         raise ConfigError("--agent is missing, and no `agentcore-rl up` runs in this folder")
     if own_sessions:
         raise ConfigError(
-            "--agent FILE is missing: with --session-env, --readable or --writable this command starts services of its own, "
+            "--agent FILE is missing: with --session-env, --readable or --writable this command starts its own services, "
             "beside those of `agentcore-rl up`; to use those, give the options to `up`"
         )
 
@@ -387,7 +387,7 @@ def find_agent(path: str) -> Path:
     places = (Path(top) / f"{inside}{end}" for top in (".", "src") for end in (".py", "/__main__.py"))
     found = next((place for place in places if place.is_file()), Path(path))
     if app not in ("", "app") and found.is_file() and re.search(r"^app\b.*=", found.read_text(), re.MULTILINE):
-        raise ConfigError(f"--agent {path}: {found} serves its `app`; move {app} into a file of its own")
+        raise ConfigError(f"--agent {path}: {found} serves its `app`; move {app} into a separate file")
     if not found.is_file() and path.isidentifier() and (runtime := find_runtime(path, Path.cwd())) is not None:
         return runtime
     return found.resolve()

@@ -1,7 +1,7 @@
-"""Experiment trackers beside `metrics.jsonl`: TensorBoard, Weights & Biases, MLflow. Only the chosen tracker's library is loaded.
+"""Experiment trackers: TensorBoard, Weights & Biases, MLflow. Only the chosen tracker's library is loaded.
 
-All get the same numbers under the same names, whatever trains: `train/...` for a step, `eval/...` for an evaluation. A resumed
-run goes on with the same tracked run, which notes whether the run's block ended well.
+All get the numbers of `metrics.jsonl` under the same names for every trainer: `train/...` for a step, `eval/...` for an
+evaluation. A resumed run continues the same tracked run, which records whether the run ended well.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..._installation import missing_extra
 from ...errors import ConfigError
 
 PROJECT = "agentcore-rl"
-Log = Callable[[Mapping[str, float], int], object]  # of numbers, after so many steps of training
+Log = Callable[[Mapping[str, float], int], object]  # numbers, and the steps of training so far
 
 
 @contextlib.contextmanager
@@ -64,13 +64,13 @@ def _wandb(run_dir: Path, settings: Mapping[str, Any]) -> Iterator[Log]:
 
 @contextlib.contextmanager
 def _mlflow(run_dir: Path, settings: Mapping[str, Any]) -> Iterator[Log]:
-    """A run of MLflow: at MLFLOW_TRACKING_URI where that is set, else in files under ``mlflow/`` of the run's folder."""
+    """A run of MLflow: at MLFLOW_TRACKING_URI if that is set, otherwise in files under ``mlflow/`` of the run's folder."""
     import mlflow
 
     if "MLFLOW_TRACKING_URI" not in os.environ:
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # MLflow 3 asks for it before it writes to files
         mlflow.set_tracking_uri((run_dir / "mlflow").as_uri())
-    kept = run_dir / "mlflow_run_id"  # the run goes on with it when it is resumed
+    kept = run_dir / "mlflow_run_id"  # a resumed run continues with it
     mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT))
     known = kept.read_text().strip() if kept.exists() else None
     with mlflow.start_run(run_id=known, run_name=run_dir.name) as run:

@@ -63,7 +63,7 @@ def command(
     if score is not None:
         score = ":".join(split_spec(score))
         scorer_at(score)
-    (Path.cwd() / FOLDER).mkdir(mode=0o700, exist_ok=True)  # from the start: a sandbox hides what is there
+    (Path.cwd() / FOLDER).mkdir(mode=0o700, exist_ok=True)  # it exists before the sandbox, which hides its contents
     try:
         with (
             terminated_as_interrupted(),

@@ -50,7 +50,7 @@ class Generate:
 
 
 class Weights(msgspec.Struct):
-    """A body of ``/update_weights``: a safetensors file on the server's machine, and what it is called from then on."""
+    """A body of ``/update_weights``: a safetensors file on the server's machine, and the name of its weights."""
 
     path: str
     version: int | None = None
@@ -138,7 +138,7 @@ def _sample(engine: Engine, ids: tuple[int, ...], asked: Completions, *, stream:
     loop, news = asyncio.get_running_loop(), asyncio.Event()
 
     def dispatch(generations: list[Generation]) -> None:
-        # One wake-up of the loop per step, not per request. At shutdown the loop may be gone.
+        # One wake-up of the loop per step, not per request. At shutdown the loop may have ended.
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(call_listeners, generations)
 
@@ -146,7 +146,7 @@ def _sample(engine: Engine, ids: tuple[int, ...], asked: Completions, *, stream:
     generations = [
         Generation(
             prompt_ids=list(ids),
-            # With a seed, each completion gets one of its own.
+            # With a seed, each completion gets a different one.
             params=asked if asked.seed is None or k == 0 else replace(asked, seed=asked.seed + k),
             listener=lambda _: news.set(),
             notify_every=STREAM_INTERVAL if stream else 0,
@@ -206,7 +206,7 @@ class _Sampling(Response):
         """The part of each completion that has not been sent."""
         chunks = []
         for k, g in enumerate(self._generations):
-            ended = g.finish_reason is not None  # read first: after it no token is added
+            ended = g.finish_reason is not None  # read first: the last token comes before it
             if ended and self._sent[k] < 0:
                 continue
             if g.finish_reason in ("error", "cancelled"):

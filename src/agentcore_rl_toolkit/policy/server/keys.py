@@ -8,7 +8,8 @@ ADMIN_KEY_ENV = "AGENTCORE_RL_POLICY_ADMIN_KEY"
 
 
 def admin_key(url: str) -> str | None:
-    """The key to send to a policy server as ``Authorization: Bearer``: of the environment, else what one on this machine left for
-    its user. None: none is known.
+    """Return the key to send to a policy server as ``Authorization: Bearer``, or None if it is unknown.
+
+    The key comes from the environment, otherwise from the file that a server on this machine left for its user.
     """
     return key_for("policy", url, ADMIN_KEY_ENV)

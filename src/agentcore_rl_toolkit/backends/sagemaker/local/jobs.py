@@ -1,7 +1,7 @@
 """Multi-turn RL jobs: the training loop of this package, with rollouts as AWS's jobs make them.
 
 A rollout is an invocation of the agent with the payload of AWS's jobs. It is over when CompleteRollout and UpdateReward have
-come, whatever the agent returns. A fault that was seen to end whole jobs at AWS ends this job too. Hyperparameters have the names
+come, whatever the agent returns. A fault that ended whole jobs on AWS ends this job too. Hyperparameters have the names
 that the API was seen to accept, and the ranges of the developer guide.
 """
 
@@ -45,7 +45,7 @@ from . import wire
 from .sessions import save_package
 from .wire import RefusedError
 
-REWARD_S = 60.0  # from CompleteRollout to UpdateReward; AWS's own limit is not known
+REWARD_S = 60.0  # limit between CompleteRollout and UpdateReward; AWS's own limit is unknown
 REPLY_S = 600.0
 MOST_ROLLOUTS = 96  # that a job runs at once
 BASE = "base"  # the path of the weights that the model began with

@@ -28,7 +28,7 @@ from .wire import RefusedError
 
 log = logging.getLogger(__name__)
 ACCESS_KEY = "local"
-ENDPOINTS = ("SAGEMAKER", "SAGEMAKERTRAININGSESSIONRUNTIME", "SAGEMAKERJOBRUNTIME")  # of AWS_ENDPOINT_URL_...
+ENDPOINTS = ("SAGEMAKER", "SAGEMAKERTRAININGSESSIONRUNTIME", "SAGEMAKERJOBRUNTIME")  # suffixes of AWS_ENDPOINT_URL_
 OPERATIONS = frozenset(
     f"{verb}{what}" for what in ("TrainingSession", "Job") for verb in ("Create", "Describe", "Stop")
 )
@@ -173,7 +173,7 @@ class SageMakerApp:
 
 
 async def _reply(pieces: AsyncIterator[bytes], *, stream: bool) -> Response:
-    first = await anext(pieces)  # an error comes before it, with a status of its own
+    first = await anext(pieces)  # an error comes first, with its own status
     if not stream:
         return Response(first + b"".join([piece async for piece in pieces]), media_type="application/json")
 

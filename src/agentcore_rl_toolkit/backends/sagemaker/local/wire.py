@@ -15,7 +15,7 @@ from botocore.validate import ParamValidator
 from ....errors import PolicyError
 
 T = TypeVar("T")
-REGION, ACCOUNT = "us-west-2", "123456789012"  # of all names that the service gives
+REGION, ACCOUNT = "us-west-2", "123456789012"  # part of all names that the service gives
 STATUS = {
     "AccessDeniedException": 403,
     "ResourceNotFoundException": 404,

@@ -1,4 +1,4 @@
-"""An agent on Anthropic's Messages API, with a loop of its own. The gateway speaks that API in front of any engine."""
+"""An agent on Anthropic's Messages API, with its own loop. The gateway offers that API for any engine."""
 
 from anthropic import AsyncAnthropic, AsyncAnthropicBedrock
 from reward import AnswerReward

@@ -6,7 +6,7 @@ from agentcore_rl_toolkit import RewardFunction
 
 
 class AnswerReward(RewardFunction):
-    """1.0 when the last whole number of the reply is the expected answer, else 0.0."""
+    """Return 1.0 if the last whole number of the reply is the expected answer, and 0.0 otherwise."""
 
     def __call__(self, *, response_text: str, answer: str) -> float:
         numbers = re.findall(r"-?\d+", re.sub(r"(?<=\d),(?=\d{3})", "", response_text))

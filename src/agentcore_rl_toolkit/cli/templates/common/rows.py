@@ -31,7 +31,7 @@ WORDINGS = (
 
 
 def rows(wanted: int, *, held_out: bool, seed: int = 0) -> list[dict[str, str]]:
-    """Different rows. What is held out has other numbers than what is trained on, in any wording."""
+    """Return different rows. Held-out rows have other numbers than training rows, in any wording."""
     rng = random.Random(f"{held_out}/{seed}")
     found: dict[str, dict[str, str]] = {}
     while len(found) < wanted:

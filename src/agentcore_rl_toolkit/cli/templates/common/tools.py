@@ -23,7 +23,7 @@ def calculator(expression: str) -> str:
                 return _OPERATORS[type(op)](value(left), value(right))
         raise ValueError("only whole numbers, + - * and parentheses are allowed")
 
-    # What a model wrote may be anything: it gets an answer, and the agent goes on.
+    # A model can write anything: it gets an answer, and the agent continues.
     if len(expression) > 80:
         return "error: the expression is too long"
     try:

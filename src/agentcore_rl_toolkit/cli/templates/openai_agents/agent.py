@@ -7,7 +7,7 @@ from tools import SYSTEM_PROMPT, calculator
 
 from agentcore_rl_toolkit import AgentCoreRLApp
 
-HOSTED = "openai.gpt-oss-120b-1:0"  # on Bedrock; answers in production until a trained model does
+HOSTED = "openai.gpt-oss-120b-1:0"  # a model on Bedrock, which serves production until a trained model does
 set_tracing_disabled(True)  # its traces would go to OpenAI
 app = AgentCoreRLApp()
 reward = AnswerReward()

@@ -8,7 +8,7 @@ from tools import SYSTEM_PROMPT, call_tool
 
 from agentcore_rl_toolkit import AgentCoreRLApp, PolicyFailure
 
-HOSTED = "openai.gpt-oss-120b-1:0"  # on Bedrock; answers in production until a trained model does
+HOSTED = "openai.gpt-oss-120b-1:0"  # a model on Bedrock, which serves production until a trained model does
 TURNS = 6
 EXPRESSION = {"type": "string", "description": "Such as 2 + 15"}
 PARAMETERS = {"type": "object", "properties": {"expression": EXPRESSION}, "required": ["expression"]}

@@ -6,7 +6,7 @@ from tools import SYSTEM_PROMPT, calculator
 
 from agentcore_rl_toolkit import AgentCoreRLApp
 
-HOSTED = "us.anthropic.claude-sonnet-4-20250514-v1:0"  # on Bedrock; answers in production until a trained model does
+HOSTED = "us.anthropic.claude-sonnet-4-20250514-v1:0"  # a model on Bedrock, which serves production until a trained model does
 app = AgentCoreRLApp()
 reward = AnswerReward()
 
