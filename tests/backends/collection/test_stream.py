@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import random
 from collections import Counter, deque
@@ -193,6 +194,25 @@ async def test_every_started_group_is_trained_once_or_in_flight_at_the_checkpoin
                 await stream.take_async()  # and the process is gone before it is trained
         assert not world.replay.open_sessions
         assert world.replay.running == 0
+
+
+async def test_a_stream_that_is_closed_at_any_moment_leaves_no_session_and_no_unread_error() -> None:
+    loop, unread = asyncio.get_running_loop(), list[Any]()
+    loop.set_exception_handler(lambda loop, context: unread.append(context))
+    for moment in range(80):  # turns of the event loop
+        world = World(fails=lambda position, k: position % 2 == 0)
+        async with world.stream(batch=1, places=2) as stream:
+            taking = asyncio.create_task(stream.take_async())
+            for _ in range(moment):
+                await asyncio.sleep(0)
+            if taking.done():
+                world.publish(stream)
+        taking.cancel()
+        assert not world.replay.open_sessions, moment
+        assert world.replay.running == 0, moment
+        del world, stream
+        gc.collect()
+        assert unread == [], moment
 
 
 async def test_groups_without_spread_are_replaced_up_to_a_factor_and_counted() -> None:

@@ -170,9 +170,11 @@ class _Collection:
                 tasks.append(asyncio.create_task(self._watch_gateways(self.sessions, rollouts)))
             return list(await asyncio.gather(*collecting))
         finally:
-            await _cancelled(tasks)
-            if self.sessions is not None:
-                self.sessions.end(self.session_ids)
+            try:
+                await _cancelled(tasks)
+            finally:  # also when this is cancelled meanwhile
+                if self.sessions is not None:
+                    self.sessions.end(self.session_ids)
 
     async def _make_sessions(self, rollouts: Sequence[_Rollout]) -> None:
         if self.sessions is None:
@@ -421,6 +423,9 @@ class _Collection:
 
 async def _cancelled(tasks: Sequence[asyncio.Future[Any]]) -> None:
     """Cancel the tasks that run, and wait for their end."""
+    for task in tasks:
+        if task.done() and not task.cancelled():
+            task.exception()  # its end came too late to be used; unread, asyncio would log it
     running = [task for task in tasks if not task.done()]
     for task in running:
         task.cancel()

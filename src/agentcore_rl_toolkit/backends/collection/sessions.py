@@ -116,9 +116,12 @@ class Sessions:
             shared._collections -= 1
             if not shared._collections:
                 del cls._shared[key]
-                for joined in (*shared._makes.values(), *shared._takes.values()):
-                    await joined.close()
-            await shared._delete()
+            leaving = asyncio.ensure_future(shared._leave())
+            try:
+                await asyncio.shield(leaving)
+            except asyncio.CancelledError:  # the sessions of others depend on it
+                await leaving
+                raise
 
     @property
     def away(self) -> Mapping[str, float]:
@@ -223,6 +226,13 @@ class Sessions:
     def end(self, session_ids: Iterable[str]) -> None:
         """The sessions of a collection that has ended: they are deleted with those of others."""
         self._ended |= dict.fromkeys(session_ids)
+
+    async def _leave(self) -> None:
+        """End a collection. With the last one, all sessions are deleted."""
+        if not self._collections:
+            for joined in (*self._makes.values(), *self._takes.values()):
+                await joined.close()
+        await self._delete()
 
     async def _delete(self) -> None:
         """Delete ended sessions if they fill a call, or if the last collection has ended. A failure is logged, and they stay."""
