@@ -15,7 +15,10 @@ TESTS = {
         "isolation/test_view.py::test_two_sessions_write_the_same_files_and_each_reads_its_own",
         "runtime/sessions/test_hidden.py::test_a_session_finds_no_answer_and_has_its_own_data",
     ],
-    4: ["runtime/sessions/test_views.py::test_sessions_of_one_agent_can_read_each_others_folders"],
+    4: [
+        "cli/test_agents_as_they_are.py::test_an_agent_sees_neither_reference_nor_scorer_nor_key_nor_what_another_session_did",
+        "runtime/sessions/test_views.py::test_a_session_finds_no_folder_log_or_socket_of_another_session",
+    ],
     5: [
         "runtime/test_credentials.py::test_a_variable_may_be_named_without_its_value",
         "runtime/sessions/test_table.py::test_sessions_share_no_files_environment_or_random_numbers",

@@ -61,16 +61,17 @@ class RecordingModel(LocalModel):
 @contextlib.contextmanager
 def agents(folder: Path) -> Iterator[dict[str, Any]]:
     """The math agent on a local runtime, whose very first rollout fails; the settings of a run of one step with it."""
-    records = folder / "records"
-    records.mkdir()
+    records, marks = folder / "records", folder / "marks"
+    marks.mkdir()
     rows = [
-        {"idx": i, "prompt": p.prompt, "answer": p.answer, "fail_marker": str(records / f"{i}.failed")}
+        {"idx": i, "prompt": p.prompt, "answer": p.answer, "fail_marker": str(marks / f"{i}.failed")}
         for i, p in enumerate(problems("train", 8, seed=5))
     ]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for row in rows[1:]:
         Path(str(row["fail_marker"])).touch()  # only the first problem's first rollout fails
-    with serving(folder, "runtime", "serve", "--agent", math_agent(folder), "--store", str(records)) as runtime:
+    words = ("--agent", math_agent(folder), "--store", str(records), "--writable", str(marks))
+    with serving(folder, "runtime", "serve", *words) as runtime:
         yield {
             "exp_id": "run",
             "agent_runtime_arn": runtime["agents"]["math"],

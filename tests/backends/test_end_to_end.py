@@ -51,14 +51,14 @@ class Place:
         return {
             "prompt": problem.prompt,
             "answer": problem.answer,
-            "fail_marker": str(self.folder / "records" / f"{marker}.failed"),
+            "fail_marker": str(self.folder / "marks" / f"{marker}.failed"),
         }
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("e2e")
-    (folder / "records").mkdir()
+    (folder / "marks").mkdir()
     with contextlib.ExitStack() as stack:
         environment = stack.enter_context(pytest.MonkeyPatch.context())
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
@@ -66,7 +66,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         policy = stack.enter_context(serving(folder, "policy", "serve"))
         upstream = ("--upstream", policy["url"], "--engine", "policy", "--store", str(folder / "turns"))
         gateway = stack.enter_context(serving(folder, "gateway", "serve", *upstream))
-        served = ("--agent", math_agent(folder), "--store", str(folder / "records"))
+        served = (
+            "--agent",
+            math_agent(folder),
+            "--store",
+            str(folder / "records"),
+            "--writable",
+            str(folder / "marks"),
+        )
         runtime = stack.enter_context(serving(folder, "runtime", "serve", *served))
         client = stack.enter_context(
             RolloutClient(

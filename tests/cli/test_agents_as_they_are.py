@@ -18,7 +18,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "deployed_agent"
 COMMAND = [sys.executable, "-W", "ignore", "-m", "agentcore_rl_toolkit.cli"]
 pytestmark = pytest.mark.slow
 
-# It answers with all that it can see: payload, headers, variables, files of the project and of its session, and git's history.
+# It answers with all that it can see: payload, headers, variables, files of the project and of sessions, and git's history.
 SPY = """
 import os, subprocess
 from pathlib import Path
@@ -36,8 +36,9 @@ def invoke(payload, context):
     reply = CLIENT.post("https://api.openai.com/v1/chat/completions", json={
         "model": "gpt-9", "max_tokens": 64, "messages": [{"role": "user", "content": payload["prompt"]}]})
     reply.raise_for_status()
+    Path("draft.txt").write_text(payload["prompt"])
     files = []
-    for top in {HERE, Path.cwd()}:
+    for top in {HERE, Path.cwd().parent}:
         for path in sorted(top.rglob("*"), key=str):
             try:
                 files.append(f"{path}: {path.read_text(errors='replace')}" if path.is_file() else str(path))
@@ -68,7 +69,7 @@ def project(tmp_path: Path) -> Path:
     folder.mkdir()
     (folder / "app.py").write_text(SPY)
     (folder / "score.py").write_text(SCORE)
-    rows = [{"prompt": "The shop has 4 lamps and sells 1.", "_reference": f"answer-key-4{n}"} for n in range(2)]
+    rows = [{"prompt": f"The shop in Lamp Street {n} sells 1.", "_reference": f"answer-key-4{n}"} for n in range(2)]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     git = ("git", "-c", "user.name=x", "-c", "user.email=x@example.com", "-C", str(folder))
     for words in (("init", "-q"), ("add", "-A"), ("commit", "-qm", "answer-key in a message")):
@@ -79,23 +80,31 @@ def project(tmp_path: Path) -> Path:
 
 
 @pytest.mark.skipif(choose_tier("auto")[0] != "process", reason="nothing is hidden without Bubblewrap")
-def test_an_agent_sees_neither_reference_nor_scorer_nor_key(project: Path) -> None:
+def test_an_agent_sees_neither_reference_nor_scorer_nor_key_nor_what_another_session_did(project: Path) -> None:
     words = ("--agent", "app.py", "--data", "rows.jsonl", "--score", "score.py:score", "--out", "out")
-    done = run(project, "eval", *words)
+    done = run(
+        project, "eval", *words, "--concurrency", "1"
+    )  # the first session has ended when the second looks around
     assert done.returncode == 0, done.stderr
     assert "reward 0.5000" in done.stdout
     assert "metrics, mean of those that ended ok: calls 1" in done.stdout
+    prompts = [f"The shop in Lamp Street {n} sells 1." for n in range(2)]
     for line in (project / "out" / "results.jsonl").read_text().splitlines():
         record = json.loads(line)["record"]
         assert record["_calls"] == {"gateway": 1, "elsewhere": {}}
         answer = record["_answer"]
-        assert answer["payload"] == {"prompt": "The shop has 4 lamps and sells 1."}
+        prompt = answer["payload"].pop("prompt")
+        assert answer["payload"] == {}
         assert any(file.endswith(f"app.py: {SPY}") for file in answer["files"])
+        assert any(file.endswith(f"draft.txt: {prompt}") for file in answer["files"])
         seen = json.dumps(answer)
-        for secret in ("answer-key", "scorers-own-words", "proof_key"):
+        others = [other for other in prompts if other != prompt]
+        for secret in ("answer-key", "scorers-own-words", "proof_key", '_rollout\\"', *others):
             assert secret not in seen, seen[max(0, seen.find(secret) - 500) : seen.find(secret) + 200]
-        assert not re.search(r'_rollout\\*"', seen)  # the entry, not a name of a function in a traceback
         assert not re.search(r"sk-[0-9a-f]{48}", seen)  # as keys of the gateway's sessions are
+    stored = list((project / "out" / "store").rglob("*.json"))
+    assert len(stored) == len(prompts)
+    assert all(len(path.relative_to(project / "out" / "store").parts) == 3 for path in stored)
 
 
 def test_a_run_of_which_no_call_arrives_ends_with_the_argument_to_change(project: Path) -> None:

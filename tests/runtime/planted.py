@@ -19,6 +19,7 @@ ALONE = (
     "part/id_rsa",
     "runs/old/ledger.jsonl",
     "kept/old/rollouts.sqlite",
+    "runs/now/store/exp/i0/an-earlier-session.json",
 )
 # What it is told: data, and the file that scores.
 TOLD = ("train.jsonl", "data/eval.jsonl", "rubric.md")

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 
 from agentcore_rl_toolkit.errors import StoreError, StorePermissionError
 from agentcore_rl_toolkit.store import open_store
+from agentcore_rl_toolkit.store.local import SessionFolder
 
 
 def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -97,3 +99,46 @@ def test_a_directory_that_takes_no_files_is_a_matter_of_permission() -> None:
         pytest.skip("there is no /sys here")
     with pytest.raises(StorePermissionError, match=r"no access to 'e/i/s\.json' in file:///sys/kernel"):
         open_store("file:///sys/kernel/records").put("e/i/s.json", b"{}")
+
+
+def test_objects_in_a_sessions_folder_belong_to_the_store_and_are_moved_there(tmp_path: Path) -> None:
+    folder, store = SessionFolder(tmp_path, "1"), open_store(f"file://{tmp_path}")
+    folder.make()
+    own = open_store(f"file://{folder.path}")  # as the session sees it
+    own.put("e/i/s.json", b"of the session", create_only=True)
+    own.put("e/i/s.alive", b"beat")
+    own.put("e/i/first.json", b"forged")
+    store.put("e/i/first.json", b"first")
+    assert [info.key for info in store.list("e/")] == ["e/i/first.json", "e/i/s.alive", "e/i/s.json"]
+    assert [info.key for info in own.list("")] == ["e/i/first.json", "e/i/s.alive", "e/i/s.json"]
+    assert [info.key for info in store.list("")] == [info.key for info in own.list("")]
+    assert (store.get("e/i/s.json"), store.get("e/i/first.json")) == (b"of the session", b"first")
+    before = store.head("e/i/s.json")
+    store.delete("e/i/s.alive")
+    (folder.path / "e" / "i" / "link.json").symlink_to("/etc/passwd")
+    folder.merge()
+    assert store.head("e/i/s.json") == before
+    assert store.get("e/i/first.json") == b"first"
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["e", "first.json", "i", "s.json"]
+
+
+def test_an_object_is_found_at_every_moment_while_it_is_moved(tmp_path: Path) -> None:
+    store, ended = open_store(f"file://{tmp_path}"), threading.Event()
+
+    def end_sessions() -> None:
+        for n in range(100):
+            folder = SessionFolder(tmp_path, str(n))
+            folder.make()
+            open_store(f"file://{folder.path}").put(f"e/i/{n}.json", b"record", durable=False)
+            written.append(f"e/i/{n}.json")
+            folder.merge()
+        ended.set()
+
+    written: list[str] = []
+    thread = threading.Thread(target=end_sessions)
+    thread.start()
+    while not ended.is_set():
+        known = list(written)
+        assert {info.key for info in store.list("e/i/")} >= set(known)
+        assert [store.get(key) for key in known[-1:]] == [b"record"] * len(known[-1:])
+    thread.join()

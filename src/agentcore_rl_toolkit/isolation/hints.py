@@ -18,9 +18,9 @@ _NAMED = re.compile(r"\b[A-Z][A-Z0-9]*_[A-Z0-9_]+\b")
 _SQLITE = ("unable to open database file", "attempt to write a readonly database")
 
 
-def describe(readable: Sequence[str], writable: Sequence[str], *, project: str = "") -> str:
-    """Return the value of the variable."""
-    return json.dumps({"readable": list(readable), "writable": list(writable), "project": project})
+def describe(readable: Sequence[str], writable: Sequence[str], *, project: str = "", store: str = "") -> str:
+    """Return the value of the variable. ``store`` is a writable folder that looks different in each session."""
+    return json.dumps({"readable": list(readable), "writable": list(writable), "project": project, "store": store})
 
 
 def add(**facts: str) -> None:
@@ -73,7 +73,11 @@ def hint(error: BaseException, environment: Mapping[str, str] = os.environ) -> s
 def is_private(folder: str, environment: Mapping[str, str] = os.environ) -> bool:
     """Return True if a session that writes to this folder writes to its sandbox only."""
     shown = _visible(environment)
-    return shown is not None and not _below(os.path.realpath(folder), [*map(os.path.realpath, shown["writable"])])
+    if shown is None:
+        return False
+    real, store = os.path.realpath(folder), os.path.realpath(shown.get("store") or "/none")
+    writable = [*map(os.path.realpath, shown["writable"])]
+    return not _below(real, writable) or (real != store and _below(real, [store]))
 
 
 def _visible(environment: Mapping[str, str]) -> dict[str, Any] | None:

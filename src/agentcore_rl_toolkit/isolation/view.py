@@ -3,6 +3,7 @@
 Theory of operation. In the sandbox the project is read-only and the same for all sessions of an agent version. A forked session
 makes a user namespace and a mount namespace, and builds the project again on its own tmpfs: an overlay for each folder, and
 a copy of each file that the sandbox mounts by itself. What the session writes stays on that tmpfs, which ends with the session.
+Of the folders that all sessions share, those of sessions, logs and sockets, and the store, it sees only its own part.
 A folder is one overlay where no other mount lies below it. `Cover` mounts the entries of a folder with hidden files one by
 one, so such a folder is built entry by entry.
 """
@@ -20,6 +21,7 @@ from collections.abc import Callable, Collection
 
 MAX_BYTES = 2**30  # limit of what a session writes to its view
 MAX_COPIED_BYTES = 2**25  # limit of a session's copied files. The other files stay read-only.
+EMPTIED_BYTES = 2**16  # of a folder that is empty but for mount points
 MAX_ENTRIES = 500  # a larger folder that has hidden files in it stays read-only
 _NEW_MOUNTS, _NEW_USERS = 0x00020000, 0x10000000  # CLONE_NEWNS, CLONE_NEWUSER
 _BIND, _RECURSIVE, _NOTHING_SET, _DETACH = 4096, 16384, 0, 2  # MS_BIND, MS_REC, no flag, MNT_DETACH
@@ -28,10 +30,17 @@ _CAPABILITY_VERSION = 0x20080522  # _LINUX_CAPABILITY_VERSION_3
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def make(project: str, copied: Collection[str] = ()) -> None:
+def make(
+    project: str,
+    copied: Collection[str] = (),
+    *,
+    emptied: Collection[str] = (),
+    own: Collection[tuple[str, str]] = (),
+) -> None:
     """Replace the project with a view of this process, which must have one thread. Raises: OSError.
 
-    ``copied``: files that are copied whatever their size.
+    ``copied``: files that are copied whatever their size. ``emptied``: folders of all sessions, which are empty in the view.
+    ``own``: paths, also in these, and the folders that the view has there.
     """
     folder = os.getcwd()
     _enter_namespaces()
@@ -41,6 +50,13 @@ def make(project: str, copied: Collection[str] = ()) -> None:
     _mount(os.path.join(scratch, "view"), project, None, _BIND | _RECURSIVE)
     _call(_libc.umount2, os.fsencode(scratch), _DETACH)
     os.rmdir(scratch)
+    sources = [(path, os.open(source, os.O_PATH | os.O_CLOEXEC)) for path, source in own]
+    for path in emptied:
+        _mount("emptied", path, "tmpfs", _NOTHING_SET, f"size={EMPTIED_BYTES},mode=700")
+    for path, source in sources:
+        os.makedirs(path, exist_ok=True)
+        _mount(f"/proc/self/fd/{source}", path, None, _BIND)
+        os.close(source)
     os.chdir(folder)  # a folder in the project is another one now
     _give_up_mounting()
 

@@ -17,6 +17,7 @@ from ..isolation import hints, sandbox
 from ..isolation.cover import Cover
 from ..isolation.project import Project
 from ..isolation.sandbox import choose_tier
+from ..store.local import SessionFolder
 from . import roots
 from .agents.agent import Agent, runtime_arn
 from .config import INHERITED, RuntimeConfig
@@ -105,7 +106,9 @@ class LocalNode:
         """Choose the files of a new session."""
         folder = self._state_dir / "sessions" / agent.folder / name
         socket = self._root / "s" / agent.folder / f"{name}.s"
-        return Place(name, folder, self._state_dir / "logs" / agent.name / log, str(socket))
+        root = self._config.isolation.store
+        store = SessionFolder(root, f"{self._root.name}-{agent.folder}-{name}") if root is not None else None
+        return Place(name, folder, self._state_dir / "logs" / agent.name / log, str(socket), store)
 
     async def spawn(self, agent: Agent, place: Place) -> SessionProcess:
         """Fork a session, or start a container. Raises: AgentLoadError, LocalRuntimeError."""
@@ -119,6 +122,8 @@ class LocalNode:
         """Remove the session's folder and socket, and its log when it is empty."""
 
         def remove() -> None:
+            if place.store is not None and place.store.path.exists():
+                place.store.merge()
             roots.remove(place.directory)
             with contextlib.suppress(OSError):
                 Path(place.socket_path).unlink(missing_ok=True)
@@ -168,7 +173,10 @@ class LocalNode:
             cover = await asyncio.to_thread(Cover, agent.script, shown, writable, isolation.hidden, root=self._root)
             prefix = sandbox.command(readable, writable, cover.mounts)
             env[hints.VARIABLE] = hints.describe(
-                [*sandbox.SYSTEM, *map(str, readable)], [*map(str, isolation.writable_folders)], project=str(top)
+                [*sandbox.SYSTEM, *map(str, readable)],
+                [*map(str, isolation.writable_folders)],
+                project=str(top),
+                store=str(isolation.store or ""),
             )
         template = TemplateProcess(
             TemplateSpec(

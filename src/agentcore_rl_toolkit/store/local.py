@@ -6,6 +6,9 @@ of CPU (obstore's some 20 ms), and the names of unfinished files differ from tho
 A key is the path of its file. A put writes ``.tmp-<random>`` in the same folder, then renames it (or, for create-only, hard-links
 it, which the file system refuses when the name is taken). No listing shows temporary files. Only regular files are objects: links
 and pipes are neither listed nor opened.
+
+A local runtime gives each session a folder of its own in place of the store's (`SessionFolder`), so that no session reads the
+records of others. Its objects belong to the store for every reader outside, and are moved there when the session has ended.
 """
 
 from __future__ import annotations
@@ -17,8 +20,10 @@ import logging
 import os
 import re
 import secrets
+import shutil
 import stat
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 from ..errors import ConfigError, ObjectExistsError, ObjectNotFoundError, StoreError, StorePermissionError
@@ -36,6 +41,7 @@ _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _NAME_BYTES = 255  # limit on Linux and macOS
 _TEMP = re.compile(r"\.tmp-[0-9a-f]{16}")
+_SESSION = ".session-"  # begins the names of sessions' folders
 
 
 class LocalStore(ObjectStore):
@@ -63,28 +69,48 @@ class LocalStore(ObjectStore):
         await self._in_thread(key, write)
 
     async def _get(self, key: str, max_bytes: int | None) -> bytes:
-        def read() -> bytes:
-            with open(os.open(self._path(key), _OPEN), "rb") as file:  # a pipe without a writer must not block
+        def read(path: str) -> bytes:
+            with open(os.open(path, _OPEN), "rb") as file:  # a pipe without a writer must not block
                 check_size(key, self.url, _regular(os.fstat(file.fileno()), key).st_size, max_bytes)
                 return file.read()
 
-        return await self._in_thread(key, read)
+        return await self._in_thread(key, lambda: self._find(key, read))
 
     async def _head(self, key: str) -> ObjectInfo:
-        return await self._in_thread(key, lambda: _info(key, _regular(os.lstat(self._path(key)), key)))
+        return await self._in_thread(
+            key, lambda: self._find(key, lambda path: _info(key, _regular(os.lstat(path), key)))
+        )
 
     async def _list(self, prefix: str) -> list[ObjectInfo]:
-        return await self._in_thread(prefix, lambda: _walk(self._root, prefix))
+        def walk() -> list[ObjectInfo]:
+            # An object that is moved meanwhile is found twice rather than not at all.
+            folders = [*_session_folders(self._root), self._root]
+            found = {
+                info.key: info for folder in folders for info in _walk(folder, prefix, strict=folder == self._root)
+            }
+            return [found[key] for key in sorted(found)]
+
+        return await self._in_thread(prefix, walk)
 
     async def _delete(self, key: str) -> None:
         def unlink() -> None:
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                os.unlink(self._path(key))
+            for folder in (*_session_folders(self._root), self._root):
+                with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                    os.unlink(f"{folder}/{key}")
 
         await self._in_thread(key, unlink)
 
     def _path(self, key: str) -> str:
         return f"{self._root}/{key}"
+
+    def _find(self, key: str, read: Callable[[str], T]) -> T:
+        """Read an object in the store, else in a session's folder."""
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            return read(self._path(key))
+        for folder in _session_folders(self._root):
+            with contextlib.suppress(OSError):  # the session may have made anything of it
+                return read(f"{folder}/{key}")
+        return read(self._path(key))  # it may have been moved meanwhile
 
     async def _in_thread(self, key: str, work: Callable[[], T]) -> T:
         try:
@@ -108,6 +134,44 @@ class LocalStore(ObjectStore):
         elif e.errno == errno.ENAMETOOLONG:
             text = f"a file name has at most {_NAME_BYTES} bytes; shorten its id"
         return StoreError(f"{where}: {text}", permanent=True, key=key)
+
+
+class SessionFolder:
+    """The folder that one session has in place of the store in ``root``. ``names`` are the paths of the store."""
+
+    def __init__(self, root: Path, name: str) -> None:
+        self.root, self.path = root, root / f"{_SESSION}{name}"
+        self.names = sorted({str(root), os.path.realpath(root)})
+
+    def make(self) -> None:
+        """Make it, for the users that may write to the store. Blocks."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        known = self.root.stat()
+        with contextlib.suppress(PermissionError):
+            os.chown(self.path, known.st_uid, known.st_gid)
+        self.path.chmod(stat.S_IMODE(known.st_mode))
+
+    def merge(self) -> None:
+        """Move its objects into the store, where an object of the same key stays, and remove it. Blocks.
+
+        What another user has made and this one cannot move stays, and is read there.
+        """
+        for info in _walk(str(self.path), "", strict=False):
+            target = self.root / info.key
+            with contextlib.suppress(OSError):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with contextlib.suppress(FileExistsError):
+                    os.link(self.path / info.key, target, follow_symlinks=False)
+                os.unlink(self.path / info.key)
+        if not _walk(str(self.path), "", strict=False):
+            shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _session_folders(root: str) -> list[str]:
+    try:
+        return [f"{root}/{name}" for name in os.listdir(root) if name.startswith(_SESSION)]
+    except OSError:
+        return []
 
 
 def _write(path: str, body: bytes, create_only: bool, durable: bool) -> None:
@@ -136,10 +200,10 @@ def _write(path: str, body: bytes, create_only: bool, durable: bool) -> None:
         raise
 
 
-def _walk(root: str, prefix: str) -> list[ObjectInfo]:
-    """List the objects whose key starts with `prefix`, sorted by key. No link below `root` is followed.
+def _walk(root: str, prefix: str, *, strict: bool) -> list[ObjectInfo]:
+    """List the objects in a folder whose key starts with `prefix`. No link below `root` is followed.
 
-    Other files are left out, and so are folders below the prefix that cannot be read.
+    Other files are left out, and so are folders below the prefix that cannot be read. ``strict``: the first one must be readable.
     """
     top = prefix.rpartition("/")[0]
     if top and not _is_key(top):
@@ -154,16 +218,18 @@ def _walk(root: str, prefix: str) -> list[ObjectInfo]:
                 for entry in entries:
                     key = folder + entry.name
                     if entry.is_dir(follow_symlinks=False):
+                        if not folder and entry.name.startswith(_SESSION):
+                            continue
                         if f"{key}/".startswith(prefix) or prefix.startswith(f"{key}/"):
                             folders.append(f"{key}/")
                     elif key.startswith(prefix) and _is_object(entry, key):
                         with contextlib.suppress(FileNotFoundError):  # it was deleted since
                             found.append(_info(key, entry.stat(follow_symlinks=False)))
         except OSError as e:
-            if e.errno in _TRANSIENT or (folder == start and isinstance(e, PermissionError)):
+            if e.errno in _TRANSIENT or (strict and folder == start and isinstance(e, PermissionError)):
                 raise
             logger.debug("%s/%s is left out of a listing: %s", root, folder, e)
-    return sorted(found, key=lambda info: info.key)
+    return found
 
 
 def _is_object(entry: os.DirEntry[str], key: str) -> bool:

@@ -77,12 +77,13 @@ def test_our_overrides_arrive_where_rllm_and_its_trainer_read_them(rllm_python: 
 def rolled(rllm_python: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """One group of the real math agent through rLLM's engine; one of its rollouts raises."""
     folder = tmp_path_factory.mktemp("rllm")
-    records = folder / "records"
-    records.mkdir()
+    records, marks = folder / "records", folder / "marks"
+    marks.mkdir()
+    words = ("--agent", math_agent(folder), "--store", str(records), "--writable", str(marks))
     (problem,) = problems("train", 1, seed=3)
     with (
         serving(folder, "policy", "serve") as policy,
-        serving(folder, "runtime", "serve", "--agent", math_agent(folder), "--store", str(records)) as runtime,
+        serving(folder, "runtime", "serve", *words) as runtime,
     ):
         at = {
             "policy": policy["url"],
@@ -94,7 +95,7 @@ def rolled(rllm_python: str, tmp_path_factory: pytest.TempPathFactory) -> dict[s
             "payload": {
                 "prompt": problem.prompt,
                 "answer": problem.answer,
-                "fail_marker": str(records / "one.failed"),
+                "fail_marker": str(marks / "one.failed"),
             },
         }
         found = driven(rllm_python, "drive_engine.py", "EPISODES", json.dumps(at), endpoint=runtime["url"])

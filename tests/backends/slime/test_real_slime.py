@@ -61,7 +61,7 @@ def rows(folder: Path, name: str, n: int, split: Split, failing: int) -> Path:
     """Problems for `fails_once.py`: one session of each of the first `failing` problems raises."""
     path = folder / f"{name}.jsonl"
     found = problems(split, n, seed=5)
-    marker = [folder / "records" / f"{name}-{i}.failed" for i in range(n)]
+    marker = [folder / "marks" / f"{name}-{i}.failed" for i in range(n)]
     for done in marker[failing:]:
         done.touch()
     path.write_text(
@@ -76,14 +76,14 @@ def rows(folder: Path, name: str, n: int, split: Split, failing: int) -> Path:
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("slime")
-    (folder / "records").mkdir()
+    (folder / "marks").mkdir()
     journal = folder / "engine.jsonl"
     with contextlib.ExitStack() as stack:
         # Slow enough a token that calls are cut off in the middle, and not only before their first one.
         pace = ("--journal", str(journal), "--delay", "0.05", "--pace", "0.004")
         program = (sys.executable, str(HERE / "sglang_server.py"))
         engine = stack.enter_context(serving(folder, *pace, program=program))
-        local = ("--agent", math_agent(folder), "--store", str(folder / "records"))
+        local = ("--agent", math_agent(folder), "--store", str(folder / "records"), "--writable", str(folder / "marks"))
         runtime = stack.enter_context(serving(folder, "runtime", "serve", *local))
         place = {
             "engine": engine["url"],

@@ -88,16 +88,16 @@ def build() -> str:
 @contextmanager
 def math_agent(folder: Path) -> Iterator[dict[str, Any]]:
     """The math agent on a local runtime, one rollout of each prompt fails once. Gives what real_rollouts.py has to know."""
-    (folder / "records").mkdir()
+    (folder / "marks").mkdir()
     rows = folder / "rows.jsonl"
     rows.write_text(
         "".join(
-            json.dumps({"prompt": p.prompt, "answer": p.answer, "fail_marker": str(folder / "records" / f"{i}.failed")})
+            json.dumps({"prompt": p.prompt, "answer": p.answer, "fail_marker": str(folder / "marks" / f"{i}.failed")})
             + "\n"
             for i, p in enumerate(problems("train", 2, seed=5))
         )
     )
-    words = ("--agent", agent_in(folder), "--store", str(folder / "records"))
+    words = ("--agent", agent_in(folder), "--store", str(folder / "records"), "--writable", str(folder / "marks"))
     with serving(folder, "runtime", "serve", *words) as served:
         yield {
             "policy": str(ROOT / "src/agentcore_rl_toolkit/policy/weights"),

@@ -55,7 +55,7 @@ def test_a_rollout_in_a_container_sees_its_project_and_writes_its_record(
     assert list(found["seen"].values()) == [False, True, False]
     assert {"agent.py", "tmp"} <= set(found["files"])
     assert found["home"] == found["cwd"]
-    [record] = (tmp_path / "store" / "exp").rglob("*.json")
+    [record] = (tmp_path / "store").rglob("*.json")  # in the folder of its session while that ends
     assert json.loads(record.read_text())["status_code"] == 200
 
 

@@ -11,6 +11,7 @@ import pytest
 from agentcore_rl_toolkit.client import RolloutClient
 from agentcore_rl_toolkit.errors import RolloutLostError
 from agentcore_rl_toolkit.isolation.sandbox import no_sandbox
+from agentcore_rl_toolkit.store import open_store
 
 from ..conftest import Server
 
@@ -65,8 +66,9 @@ def test_sessions_read_and_write_what_is_named_and_their_records_are_in_the_stor
     with RolloutClient(server.arn, f"file://{folder}/store", "exp", endpoint_url=server.url) as client:
         assert client.invoke(payload).result(60)["read"] == ["project", "shown", "own"]
     assert (folder / "own" / "note").read_text() == "mine"
-    [record] = (folder / "store" / "exp").rglob("*.json")
-    assert json.loads(record.read_text())["status_code"] == 200
+    store = open_store(f"file://{folder}/store")  # which reads the folders of sessions that have not quite ended
+    [record] = store.list("exp/")
+    assert json.loads(store.get(record.key))["status_code"] == 200
 
 
 @pytest.mark.parametrize(
@@ -83,15 +85,17 @@ def test_an_error_about_a_path_outside_names_the_option(
     with RolloutClient(server.arn, f"file://{folder}/store", "outside", endpoint_url=server.url) as client:
         future = client.invoke(given)
         assert future.exception(60) is not None
-    [record] = (folder / "store" / "outside").rglob(f"{future.session_id}.json")
-    assert "in the sandbox of the session" in json.loads(record.read_text())["traceback"]
-    assert hint in json.loads(record.read_text())["traceback"]
+    store = open_store(f"file://{folder}/store")
+    [key] = [info.key for info in store.list("outside/") if info.key.endswith(f"/{future.session_id}.json")]
+    trace = json.loads(store.get(key))["traceback"]
+    assert "in the sandbox of the session" in trace
+    assert hint in trace
     assert not (folder / "elsewhere" / "new").exists()
 
 
-@pytest.mark.parametrize("other", ["{folder}/elsewhere", "/tmp/elsewhere"])
+@pytest.mark.parametrize("other", ["{folder}/elsewhere", "/tmp/elsewhere", "{folder}/store/inner"])
 def test_another_store_is_refused_at_the_invoke_with_the_option(server: Server, folder: Path, other: str) -> None:
-    """The sandbox has a /tmp of its own: a record there would never be found."""
+    """The sandbox has a /tmp of its own, and its own part of the store: a record there would never be found."""
     store = "file://" + other.format(folder=folder)
     with RolloutClient(server.arn, store, "refused", endpoint_url=server.url) as client:
         error = client.submit({}).exception(60)

@@ -75,8 +75,20 @@ def test_without_a_view_each_rollout_gets_a_copy_of_what_the_option_names(
     assert visits_of(tmp_path) == []
 
 
-def test_sessions_of_one_agent_can_read_each_others_folders(server: Server) -> None:
-    """The sandbox is one per agent version: the security page says so."""
+@needs_sandbox
+def test_a_session_finds_no_folder_log_or_socket_of_another_session(server: Server) -> None:
+    if server.view.get("/_local/status")["templates"][0]["no_view"] is not None:
+        pytest.skip("the kernel allows no view")
     first, second = new_session_id(), new_session_id()
-    folder = server.invoke({"do": "where"}, first)["cwd"]
-    assert server.invoke({"do": "read", "path": f"{folder}/note"}, second) == {"read": "mine"}
+    folder = Path(server.invoke({"do": "where"}, first)["cwd"])
+    own = Path(server.invoke({"do": "where"}, second)["cwd"])
+    session = server.session(first)
+    assert session is not None
+    logs, sockets = Path(session["log"]).parent, folder.parents[3] / "s" / folder.parent.name
+    for shared, seen in ((folder.parent, own.name), (logs, ""), (sockets, "")):
+        assert len(list(shared.iterdir())) >= 2  # outside
+        reply = server.default_client.invoke_agent_runtime_command(
+            agentRuntimeArn=server.arn, runtimeSessionId=second, body={"command": f"ls {shared}"}
+        )
+        chunks = [e["chunk"]["contentDelta"].get("stdout", "") for e in reply["stream"] if "contentDelta" in e["chunk"]]
+        assert "".join(chunks).split() == seen.split(), shared

@@ -267,7 +267,7 @@ class Cluster:
             detail = f"{len(self._ready)} nodes with room for {capacity} sessions"
             raise WireError("ServiceQuotaExceededException", message, localDetail=detail)
         node = min(free, key=lambda node: (len(node.sessions) / node.capacity, len(node.sessions)))
-        place = Place(name, Path(agent.folder), Path(node.logs, agent.name, log), "", node.machine.node_id)
+        place = Place(name, Path(agent.folder), Path(node.logs, agent.name, log), "", node=node.machine.node_id)
         node.sessions.add(place)
         return place
 

@@ -135,14 +135,20 @@ class ContainerNode:
         c = self._config
         place.directory.mkdir(mode=0o700, parents=True)
         env = {**self._environment(agent), "DOCKER_CONTAINER": "1"}  # the SDK then listens on all addresses
-        env[hints.VARIABLE] = hints.describe(["/"], [*map(str, c.writable_folders)])
+        env[hints.VARIABLE] = hints.describe(["/"], [*map(str, c.writable_folders)], store=str(c.store or ""))
         shown = filter(Path.exists, dict.fromkeys((*c.readable, *c.writable_folders)))
+        sources: dict[Path, str] = {}
+        if place.store is not None:
+            place.store.make()
+            sources[place.store.root] = str(place.store.path)
         host: dict[str, Any] = {
             "NetworkMode": "bridge",
             "PortBindings": {f"{AGENT_PORT}/tcp": [{"HostIp": "127.0.0.1", "HostPort": ""}]},
             "SecurityOpt": ["no-new-privileges"],
             "RestartPolicy": {"Name": "no"},
-            "Mounts": [host_files.mount(p, read_only=p not in c.writable_folders) for p in shown],
+            "Mounts": [
+                host_files.mount(p, source=sources.get(p), read_only=p not in c.writable_folders) for p in shown
+            ],
         }
         if c.memory_bytes is not None:
             host |= {"Memory": c.memory_bytes, "MemorySwap": c.memory_bytes}

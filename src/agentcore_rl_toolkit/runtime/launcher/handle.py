@@ -179,12 +179,19 @@ class TemplateProcess:
 
     async def spawn(self, place: Place) -> ForkedProcess:
         """Start a session process. Raises: LocalRuntimeError."""
+        paths = {"socket": place.socket_path, "dir": str(place.directory), "log": str(place.log_path)}
+        order: dict[str, Any] = {"project": None, "copied": list(self.spec.copied), "links": self._shown}
+        if self.spec.project is not None and self.no_view is None:
+            # Of what all sessions of the template share, each sees its own part.
+            own = [(paths["dir"], paths["dir"])]
+            if place.store is not None:
+                await asyncio.to_thread(place.store.make)
+                own += [(name, str(place.store.path)) for name in place.store.names]
+            emptied = sorted({os.path.dirname(path) for path in paths.values()})
+            order |= {"project": str(self.spec.project), "emptied": emptied, "own": own}
         if not self.alive:
             raise LocalRuntimeError("the agent's template process has ended")
-        paths = {"socket": place.socket_path, "dir": str(place.directory), "log": str(place.log_path)}
-        project = str(self.spec.project) if self.spec.project is not None and self.no_view is None else None
-        files = {"project": project, "copied": list(self.spec.copied), "links": self._shown}
-        process = self.fork(place.name, place.socket_path, op="spawn", **paths, **files)
+        process = self.fork(place.name, place.socket_path, op="spawn", **paths, **order)
         try:
             await process.started
         except asyncio.CancelledError:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from ...store.local import SessionFolder
+
 CHUNK_BYTES = 64_000  # AWS: 64 KB a chunk
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Write = Callable[[str, bytes], Awaitable[None]]  # "stdout" or "stderr", and its output; no bytes at the end
@@ -17,13 +19,15 @@ Write = Callable[[str, bytes], Awaitable[None]]  # "stdout" or "stderr", and its
 class Place:
     """The folder, log and socket of a session. ``name`` is unique among the sessions of an agent version.
 
-    ``node`` is the node of the cluster that has these files, None for this machine.
+    ``store`` is its folder in the store, None where the runtime has no store in a folder. ``node`` is the node of the cluster
+    that has these files, None for this machine.
     """
 
     name: str
     directory: Path
     log_path: Path
     socket_path: str
+    store: SessionFolder | None = None
     node: str | None = None
 
 

@@ -161,7 +161,7 @@ class Keeper:
         os.close(log)
         os.mkdir(os.path.join(order["dir"], "tmp"), 0o700)
         if order["project"] is not None:
-            view.make(order["project"], order["copied"])
+            view.make(order["project"], order["copied"], emptied=order["emptied"], own=order["own"])
             linux.die_with_parent(signal.SIGKILL)  # a process that changes its user namespace may lose this
         _enter(order["dir"])
         link_files(order["links"], order["dir"], order["copied"] if order["project"] is None else ())

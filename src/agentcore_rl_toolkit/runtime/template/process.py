@@ -7,7 +7,7 @@ A script with threads, a running event loop, or an open connection cannot be for
 imports the libraries that were loaded, and each of its forks runs the script from its start (libraries mode). If the libraries
 cannot be forked either, it starts once more, and nothing is imported before the fork (exec mode).
 
-Orders: ``spawn`` {id, socket, dir, log, links, copied, project}, ``command`` {id, session, socket, command} and
+Orders: ``spawn`` {id, socket, dir, log, links, copied, project, emptied, own}, ``command`` {id, session, socket, command} and
 ``stop`` {id, grace_s}. Events: ``ready`` {mode, reason, pid, no_view}, ``error`` {traceback}, ``spawned`` {id, pid},
 ``failed`` {id, error} and ``exit`` {id, status, cpu_s, max_rss}.
 
