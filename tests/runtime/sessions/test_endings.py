@@ -77,7 +77,7 @@ def test_a_killed_template_ends_its_sessions_and_the_next_call_loads_another(
     server.invoke({}, session_id)
     session, template = server.session(session_id)["pid"], server.template_pid()
     os.kill(template, signal.SIGKILL)
-    wait_for(lambda: not alive(session))
+    wait_for(lambda: not alive(session) and server.session(session_id) is None)
     assert server.invoke({}, session_id)["calls"] == 1
     assert server.template_pid() != template
 
