@@ -48,6 +48,7 @@ REFUSALS: dict[str | None, tuple[int, str, str]] = {
     "500": (500, "InternalServerException", "internal error"),
     "503": (503, "ServiceUnavailableException", "service unavailable"),
     "424": (424, "RuntimeClientError", "Received error (500) from runtime. Please check your CloudWatch logs."),
+    "off": (424, "RuntimeClientError", "Received error (403) from runtime. Please check your CloudWatch logs."),
     "403": (403, "AccessDeniedException", "User is not authorized"),
     "404": (404, "ResourceNotFoundException", "No endpoint or agent found"),
     "expired": (403, "ExpiredTokenException", "The security token included in the request is expired"),

@@ -76,6 +76,9 @@ def test_a_wrong_signature_is_the_clocks_if_the_clock_is_off() -> None:
         fault = look_up(answered(403, "InvalidSignatureException", date=email.utils.format_datetime(theirs)))
         assert fault is not None
         assert (fault.fate, fault.credentials) == (fate, hours != 0)
+    fault = look_up(answered(403, "InvalidSignatureException", date="Mon, 20 Nov 1995 19:12:08 -0000"))
+    assert fault is not None
+    assert fault.fate is Fate.FINAL  # a date without a time zone
 
 
 @pytest.mark.parametrize(

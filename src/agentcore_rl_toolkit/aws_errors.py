@@ -141,9 +141,9 @@ def _skew_s(headers: Mapping[str, str]) -> float:
     """Return seconds between this machine's clock and that of the service."""
     try:
         theirs = email.utils.parsedate_to_datetime(headers["date"])
-    except (KeyError, TypeError, ValueError):
+        return abs((datetime.datetime.now(datetime.UTC) - theirs).total_seconds())
+    except (KeyError, TypeError, ValueError):  # TypeError: a date without a time zone
         return 0.0
-    return abs((datetime.datetime.now(datetime.UTC) - theirs).total_seconds())
 
 
 def _in_handshake(error: BaseException) -> bool:

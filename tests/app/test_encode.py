@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentcore_rl_toolkit.app.record import Encoder
+from agentcore_rl_toolkit.app.record import MAX_TRACEBACK_CHARS, Encoder, describe
 from agentcore_rl_toolkit.contract import REDACTED
 from agentcore_rl_toolkit.errors import InvalidResultError
 
@@ -189,3 +189,9 @@ def test_plain_data_is_as_json_dumps_writes_it(fields: dict[str, Any]) -> None:
     encoder = Encoder()
     assert "{" + encoder.members(fields) + "}" == json.dumps(fields)
     assert encoder.conversions == {}
+
+
+def test_a_text_is_cut_in_its_middle_above_the_limit() -> None:
+    at_limit = "x" * MAX_TRACEBACK_CHARS
+    assert describe(ValueError(at_limit)) == (at_limit, "ValueError")
+    assert "\n... 2 characters left out ...\n" in describe(ValueError(at_limit + "yy"))[0]

@@ -111,3 +111,26 @@ def test_a_batch_loses_none_of_its_rollouts_to_passing_errors(
     assert all(session.runs == 1 for session in runtime.sessions.values())
     client.flush()
     assert runtime.live == []
+
+
+@pytest.mark.parametrize(
+    ("faults", "outcome", "stops"),
+    [
+        (["403"], Outcome.INVALID, 0),  # a session does not exist
+        (["off"], Outcome.INVALID, 1),  # the agent refused, so its session runs
+        (["500", "403"], Outcome.INVALID, 1),  # the first invoke may have started the session
+        (["424"], Outcome.LOST, 1),
+    ],
+)
+def test_a_session_is_stopped_unless_it_cannot_exist(
+    make_client: MakeClient, runtime: ScriptedRuntime, faults: list[str], outcome: Outcome, stops: int
+) -> None:
+    client = make_client(deadlines=Deadlines(confirm_s=0.1))
+    client.invoke(script()).result(60)  # the client learns that sessions run once
+    client.flush()
+    runtime.faults.extend(faults)
+    future = client.submit(script())
+    assert future.exception(60) is not None
+    assert future.outcome is outcome
+    client.close()
+    assert runtime.requests["stop"] == 1 + stops

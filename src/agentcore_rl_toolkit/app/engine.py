@@ -65,9 +65,7 @@ class Engine:
         self._lock = threading.RLock()  # a signal handler may interrupt its own holder
         self.runner = AgentRunner()
         self._stores: dict[str, ObjectStore] = {}
-        self._accepted: OrderedDict[Identity, concurrent.futures.Future[None] | None] = (
-            OrderedDict()
-        )  # None: it has ended
+        self._accepted: OrderedDict[Identity, concurrent.futures.Future[None]] = OrderedDict()
         self._live: set[Rollout] = set()
         self._closing = ""
 
@@ -172,9 +170,7 @@ class Engine:
             self._begin_once(identity, rollout, is_stored=lambda: rewards.reported)
         if self.settings.sagemaker_background:
             return {"status": "in_progress"}
-        done = self._accepted[identity]
-        if done is not None:
-            await asyncio.wrap_future(done)
+        await asyncio.wrap_future(self._accepted[identity])
         if identity not in self._accepted:
             raise AgentCoreRLError(f"the reward of {job.key} could not be reported; the agent's log has the reason")
         return {"status": "completed"}
@@ -182,14 +178,8 @@ class Engine:
     def _begin_once(self, identity: Identity, rollout: Rollout, is_stored: Callable[[], bool] = lambda: True) -> None:
         """Begin a rollout, and recognize it if it is delivered again. If nothing is stored, the next delivery runs it again."""
 
-        def ended(_: Any) -> None:
-            if not is_stored():
-                self._accepted.pop(identity, None)
-            elif identity in self._accepted:
-                self._accepted[identity] = None
-
         self._accepted[identity] = rollout.done
-        rollout.done.add_done_callback(ended)
+        rollout.done.add_done_callback(lambda _: is_stored() or self._accepted.pop(identity, None))
         while len(self._accepted) > REMEMBERED:
             self._accepted.popitem(last=False)
         try:

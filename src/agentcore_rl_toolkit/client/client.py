@@ -393,6 +393,8 @@ class RolloutClient:
         try:
             if self._portal.started:
                 await asyncio.wait([asyncio.wrap_future(self._portal.submit(self._shut()))])
+        except ConfigError:  # another call finished first
+            pass
         finally:
             self._leave()
         return list(self._dispatcher.stops.left)

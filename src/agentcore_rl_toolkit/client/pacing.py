@@ -31,8 +31,6 @@ class RateBucket:
 
     def rate(self, now: float) -> float:
         """Return the rate in force: the limit, or less while recovering from refusals."""
-        if self._share >= 1.0:
-            return self.limit
         return self.limit * min(1.0, self._share + max(0.0, now - self._changed_s) / RECOVERY_S)
 
     def delay_s(self, now: float) -> float:

@@ -81,7 +81,7 @@ class LocalNode:
                 "reason": t.reason,
                 "pid": t.pid,
                 "no_view": t.no_view,
-                "sessions": len(t.forks),
+                "sessions": sum("/" not in name for name in t.forks),  # without their commands
             }
             for (runtime_id, version), t in self._templates.items()
         ]

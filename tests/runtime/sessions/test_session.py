@@ -78,8 +78,8 @@ class Bench:
     async def discard(self, place: Place) -> None:
         self.discarded.append(place)
 
-    def use(self, **limits: float) -> Any:
-        agent = Agent(runtime_id="a-0123456789", version=1, name="a", script=Path("a.py"), **limits)
+    def use(self, **options: Any) -> Any:
+        agent = Agent(runtime_id="a-0123456789", version=1, name="a", script=Path("a.py"), **options)
         return self.table.in_use(agent, (agent.runtime_id, "DEFAULT", ID))
 
     async def ending(self) -> dict[str, Any]:
@@ -106,6 +106,12 @@ async def test_a_session_is_busy_from_its_first_ping_on(bench: Bench) -> None:
         assert session.busy
     await asyncio.sleep(0)
     assert bench.table.describe()[0]["state"] == "active"
+
+
+async def test_an_agent_without_a_ping_is_ready_and_not_busy_whatever_it_answers(bench: Bench) -> None:
+    bench.answer = lambda: (404, busy(True)[1])
+    async with bench.use(fields={"protocolConfiguration": {"serverProtocol": "MCP"}}) as session:
+        assert (session.state, session.busy) == ("ready", False)
 
 
 async def test_an_idle_session_ends_at_its_limit_after_one_more_ping(bench: Bench) -> None:
