@@ -125,6 +125,17 @@ def test_a_foreign_origin_is_refused_whatever_is_asked(served: Served) -> None:
     assert "--allowed-host" not in body
 
 
+# -- bounds
+
+
+def test_a_head_above_its_bound_is_refused(served: Served) -> None:
+    """The head has no end, so only its size can end the connection."""
+    with socket.create_connection(served.address, timeout=WITHIN_S) as sock:
+        with contextlib.suppress(ConnectionError):
+            sock.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX-Large: " + b"x" * 2**20)
+        assert _response(sock)[0] in (0, 400)  # 0: the connection was reset before the response was read
+
+
 # -- keys
 
 

@@ -132,7 +132,8 @@ class Engine:
         if identity in self._accepted:
             logger.info("delivered again: %s", key)
             return reply
-        if bucket.startswith("file:") and is_private(parse_url(bucket).prefix):
+        url = parse_url(bucket)
+        if url.scheme == "file" and is_private(url.prefix):
             return _refusal(config, key, StorePermissionError("the sandbox of the session has a private folder there"))
         info = RolloutInfo(
             config=config,

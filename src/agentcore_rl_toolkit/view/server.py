@@ -21,6 +21,7 @@ from starlette.responses import FileResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from .._servers.bounded_heads import BoundedHeads
 from .._servers.host_check import HostCheck
 from .._servers.process import listen, parent_gone, url_of
 from ..errors import ConfigError
@@ -133,7 +134,14 @@ async def serve(
     hosts = HostCheck((host, listener.getsockname()[0]), allowed_hosts)
     page = app(runs, hosts, key, ending=lambda: server.should_exit)
     server = uvicorn.Server(
-        uvicorn.Config(page, lifespan="off", log_level="warning", access_log=False, timeout_graceful_shutdown=2)
+        uvicorn.Config(
+            page,
+            http=BoundedHeads,
+            lifespan="off",
+            log_level="warning",
+            access_log=False,
+            timeout_graceful_shutdown=2,
+        )
     )
 
     async def watch() -> None:
