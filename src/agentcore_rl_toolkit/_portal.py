@@ -45,7 +45,7 @@ def result_of(future: concurrent.futures.Future[T], timeout_s: float | None = No
 
 
 class Portal:
-    """Runs coroutines on a background loop. Starts on first use; thread-safe.
+    """Runs coroutines on a background loop. Starts on first use. Thread-safe.
 
     A portal with an `owner` (a name for errors) is closed with its owner, and refuses to work in a forked child, where the
     owner's state is a copy. One without an owner serves the whole process, and a forked child gets a fresh loop.
@@ -104,7 +104,7 @@ class Portal:
             )
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Start a coroutine on the loop; cancelling the returned future cancels the task."""
+        """Start a coroutine on the loop. Cancelling the returned future cancels the task."""
         try:
             loop = self.loop
         except BaseException:

@@ -32,7 +32,7 @@ RUNS_ONCE_FIELD = "runs_once"
 TURNS_USED = (
     "model calls, all are used"  # the gateway's refusal of a call beyond `max_turns` has this text in every dialect
 )
-REFERENCE_FIELD = "_reference"  # a row's field for scorers only; clients do not send it
+REFERENCE_FIELD = "_reference"  # a row's field for scorers only. Clients do not send it
 ANSWER_FIELD = "_answer"  # the return value of an entrypoint, in the record of an agent that ran as it is
 CALLS_FIELD = "_calls"  # model calls at the gateway and elsewhere, in such a record
 AS_IS = "AGENTCORE_RL_AS_IS"  # variable of sessions: agents without a rollout function run as they are
@@ -52,7 +52,7 @@ ALIVE_SUFFIX = ".alive"
 SESSION_ID_PATTERN = re.compile(r"[!-~][ -~]{31,254}[!-~]")
 MAX_KEY_BYTES = 1024  # S3's own limit on a key
 
-IdValue = str | int | float  # an experiment or input id as a caller writes it; in a key it stands as `str` writes it
+IdValue = str | int | float  # an experiment or input id as a caller writes it. In a key it stands as `str` writes it
 
 TRAIN_FIELD = "train"  # the rule of what trains, in the `_rollout` block and in a record's own block
 # Texts by name. The `_rollout` block has texts to try, and a record's own block the texts that the agent read.
@@ -204,7 +204,7 @@ def alive_key(record_key: str) -> str:
 class RolloutConfig:
     """The `_rollout` block of a payload, as the agent sees it.
 
-    ``exp_id``, ``input_id`` and ``s3_bucket`` (a bucket name or a store URL) come together or not at all; without them the agent
+    ``exp_id``, ``input_id`` and ``s3_bucket`` (a bucket name or a store URL) come together or not at all. Without them the agent
     runs but stores nothing. An empty ``input_id`` asks for a fresh one. Unknown keys are kept in ``extra`` and reach the agent.
     """
 
@@ -223,7 +223,7 @@ class RolloutConfig:
 
     @classmethod
     def from_payload(cls, payload: Mapping[str, Any]) -> RolloutConfig | None:
-        """Read ``payload["_rollout"]``; None when there is none.
+        """Read ``payload["_rollout"]``, or None when there is none.
 
         Raises: ContractError when the block is not an object, a needed field is missing, or an id is unusable.
         """
@@ -296,7 +296,7 @@ def redact_urls(text: str) -> str:
 
 
 def _redact(value: Any) -> Any:
-    if type(value) in _LEAVES:  # most of a payload; the checks below cost more than they look
+    if type(value) in _LEAVES:  # most of a payload. The checks below cost more than they look
         return value
     if isinstance(value, Mapping):
         return {
@@ -364,7 +364,7 @@ class SessionFacts:
 
     @property
     def failure(self) -> str | None:
-        """The policy's failure: a key of `errors.POLICY_FAILURES`; None if nothing shows that it failed."""
+        """The policy's failure: a key of `errors.POLICY_FAILURES`, or None if nothing shows that it failed."""
         failed = {"answer": self.unanswered, "tokens": self.truncated, "calls": self.unparsed}
         return self.limit or next((name for name, holds in failed.items() if holds), None)
 
@@ -405,7 +405,7 @@ def record_train(record: Mapping[str, Any] | None) -> str | None:
 
 
 def cause_of(outcome: Outcome, record: Mapping[str, Any] | None, error: BaseException | None) -> Cause | None:
-    """Return the cause of an ended rollout's failure; None if it did not fail."""
+    """Return the cause of an ended rollout's failure, or None if it did not fail."""
     usual = _CAUSE_OF[outcome]
     if usual is None:
         return None
@@ -473,7 +473,7 @@ def short(value: object) -> str:
 
 
 def advise_on_calls(taken: int, elsewhere: Mapping[str, int]) -> str:
-    """Return what to change for an agent of which no model call arrived at the gateway; empty if one did.
+    """Return what to change for an agent of which no model call arrived at the gateway, or empty if one did.
 
     ``elsewhere`` counts the requests that kept their own address, by address and reason.
     """

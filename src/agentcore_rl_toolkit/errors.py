@@ -112,7 +112,7 @@ class ConfigError(AgentCoreRLError, ValueError):
 
 
 class MissingExtraError(AgentCoreRLError, ImportError):
-    """An optional part of the toolkit is not installed; the message holds the exact install command."""
+    """An optional part of the toolkit is not installed. The message holds the exact install command."""
 
 
 class ContractError(AgentCoreRLError, ValueError):
@@ -168,7 +168,7 @@ class RolloutError(AgentCoreRLError):
 
     Attributes:
         outcome: the value of `contract.Outcome`.
-        cause: that of `contract.Cause`; None if it did not fail.
+        cause: that of `contract.Cause`, or None if it did not fail.
     """
 
     outcome = "lost"
@@ -189,7 +189,7 @@ class AgentError(RolloutError):
 
 
 class RolloutLostError(RolloutError):
-    """The session ended, or stopped giving signs of life, without a record; or the infrastructure made its agent raise.
+    """The session ended, or stopped giving signs of life, without a record, or the infrastructure made its agent raise.
 
     ``error_type`` and ``agent_traceback`` come from the agent's record, if it left one.
     """
@@ -220,7 +220,7 @@ class RolloutCancelledError(RolloutError, concurrent.futures.CancelledError):
 
 
 class InvalidResultError(RolloutError, ValueError):
-    """The record is not valid JSON, not an object, or has no reward where one is required; or something else wrote it."""
+    """The record is not valid JSON, not an object, or has no reward where one is required, or something else wrote it."""
 
     outcome = "invalid"
     cause = "agent"
@@ -256,7 +256,7 @@ class LocalRuntimeError(AgentCoreRLError):
 
 
 class AgentLoadError(LocalRuntimeError):
-    """An agent file did not import; the message carries its traceback."""
+    """An agent file did not import. The message carries its traceback."""
 
 
 class PolicyError(AgentCoreRLError):

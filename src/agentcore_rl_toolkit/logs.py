@@ -66,7 +66,7 @@ def configure_logging(level: int = logging.INFO, *, everything: bool = False, st
     changes the level and nothing else.
 
     Args:
-        everything: give the lines of all other loggers, such as the agent's own, the same form and ids; their levels stay. For
+        everything: give the lines of all other loggers, such as the agent's own, the same form and ids. Their levels stay. For
             servers, once the program's own set-up is over.
     """
     logger = logging.getLogger("agentcore_rl_toolkit")
@@ -103,7 +103,7 @@ class WarnsOnceAMinute:
         self._warned_s, self._since = now_s, 0
 
     def end(self, message: str) -> None:
-        """Log how often it happened since the last warning, in ``message`` with one %d; nothing if it did not."""
+        """Log how often it happened since the last warning, in ``message`` with one %d. Nothing if it did not."""
         if self._since:
             self._logger.warning(message, self._since)
         self._warned_s, self._since = None, 0

@@ -11,7 +11,7 @@ _TEXT_KEYS = ("result", "response", "answer", "output", "text", "content", "mess
 
 
 def answer_text(answer: Any) -> str:
-    """Return the final text of what an agent returned, as a scorer gets it; empty if it has none.
+    """Return the final text of what an agent returned, as a scorer gets it, or empty if it has none.
 
     It reads plain text, dicts with a text under `result` and similar names, messages with content blocks, and lists of streamed
     events: of Strands and Bedrock's ConverseStream, text deltas of the AI SDK, and texts. Of a stream of several messages it is
@@ -61,7 +61,7 @@ def _event_of(event: Any) -> str | None:
 class RewardFunction(ABC):
     """Scores one finished rollout.
 
-    Subclass it and implement `__call__`; what it returns goes under ``rewards`` in the agent's result. Arguments are keyword-only
+    Subclass it and implement `__call__`. What it returns goes under ``rewards`` in the agent's result. Arguments are keyword-only
     so that each task can name what it scores.
 
     Example:

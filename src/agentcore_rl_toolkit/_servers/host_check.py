@@ -37,7 +37,7 @@ class HostCheck:
     """Decides by ``Host`` and ``Origin`` for a server that listens on ``bound``.
 
     ``allowed`` are further names, with ``*`` for any part of one: of load balancers, of services in a cluster. Web pages there
-    may use the server, too; NAME:PORT allows the pages of one port.
+    may use the server, too. NAME:PORT allows the pages of one port.
     """
 
     def __init__(self, bound: Iterable[str] = ("127.0.0.1",), allowed: Iterable[str] = ()) -> None:

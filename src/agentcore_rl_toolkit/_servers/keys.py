@@ -49,7 +49,7 @@ def leave(kind: str, url: str, key: str) -> Path:
 
 
 def find(kind: str, url: str) -> str | None:
-    """Find the key that a live server of this user left at this address; None if there is none."""
+    """Find the key that a live server of this user left at this address, or None if there is none."""
     try:
         path = _path(kind, url)
         if path is None:
@@ -71,13 +71,13 @@ def key_for(kind: str, url: str, variable: str) -> str | None:
 
 
 def credential_of_runtime(url: str) -> tuple[str, str] | None:
-    """Access key and secret for requests to the local runtime at this address; None where this user has none there."""
+    """Access key and secret for requests to the local runtime at this address, or None where this user has none there."""
     access_key, sign, secret = (find(RUNTIME, url) or "").partition(":")
     return (access_key, secret) if sign else None
 
 
 def forget(path: Path | None) -> None:
-    """Remove a key file that this process left; another server's, which took the port since, stays."""
+    """Remove a key file that this process left. Another server's, which took the port since, stays."""
     if path is not None:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
             if json.loads(path.read_text())["pid"] == os.getpid():

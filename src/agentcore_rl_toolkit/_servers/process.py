@@ -80,7 +80,7 @@ def url_of(sock: socket.socket) -> str:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Replace a file in one step; it has mode 0600 from its beginning. Raises: OSError."""
+    """Replace a file in one step. It has mode 0600 from its beginning. Raises: OSError."""
     partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:

@@ -40,7 +40,7 @@ def refusal(
     body: bytes,
     now: float,
 ) -> str | None:
-    """Return AWS's text for a request that is not signed with one of ``credentials`` (access key -> secret); None if it is.
+    """Return AWS's text for a request that is not signed with one of ``credentials`` (access key -> secret), or None if it is.
 
     ``path`` and ``query`` are as they were sent. Units: ``now`` in unix seconds.
     """

@@ -34,7 +34,7 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
     snapshotted or forked afterwards. Settings come from the environment at the first rollout, or from `settings`.
 
     Args:
-        rollouts: True or False turn rollouts on or off. None: the setting ``AGENTCORE_RL_ROLLOUTS``; without it they are off in
+        rollouts: True or False turn rollouts on or off. None: the setting ``AGENTCORE_RL_ROLLOUTS``. Without it they are off in
             an app that has an `entrypoint` or a `websocket`, and on in an app that has neither.
         foreground: without an `entrypoint`, answer a payload that is no rollout with what the rollout function returns. False:
             answer it at once and run the function in the background, as the published package does.
@@ -132,7 +132,7 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
         """Register the rollout function: sync or async, ``(payload)`` or ``(payload, context)``.
 
         With ``exp_id``, ``input_id`` and ``s3_bucket`` in ``payload["_rollout"]`` the dict it returns is stored under
-        ``{exp_id}/{input_id}/{session_id}.json``; without them nothing is stored. The call is answered at once, and `/ping` is
+        ``{exp_id}/{input_id}/{session_id}.json``. Without them nothing is stored. The call is answered at once, and `/ping` is
         ``HealthyBusy`` until the record is stored. An invocation by a multi-turn RL job of Amazon SageMaker runs the same
         function and is answered after its reward is reported to the job.
 
@@ -244,7 +244,7 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
 
     @property
     def s3_client(self) -> Any:
-        """The S3 client that records go through once it is replaced; until then records go through `agentcore_rl_toolkit.store`.
+        """The S3 client that records go through once it is replaced. Until then records go through `agentcore_rl_toolkit.store`.
 
         Reading it makes an ordinary boto3 client on first use. Assign your own client to use other credentials or another
         endpoint for plain bucket names. The agent then writes no heartbeats.

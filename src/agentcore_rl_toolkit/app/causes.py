@@ -97,11 +97,11 @@ def blame(error: BaseException, policy_failures: tuple[type[BaseException], ...]
 
 
 def elsewhere(error: BaseException, base_url: str | None) -> str | None:
-    """Find the address of a failed call that did not go to the model's gateway, such as one to a judge; None otherwise."""
+    """Find the address of a failed call that did not go to the model's gateway, such as one to a judge, or None otherwise."""
     for one in _chain(error):
         try:
             url = urlsplit(str(one.request.url))  # type: ignore[attr-defined]  # httpx and what is built on it, requests
-        except Exception:  # most exceptions have none; httpx raises if it was never set
+        except Exception:  # most exceptions have none, and httpx raises if it was never set
             continue
         if url.hostname is None or (base_url is not None and url.netloc == urlsplit(base_url).netloc):
             return None
@@ -115,7 +115,7 @@ def _kind(error: BaseException) -> str | None:
 
 
 def _of_one(error: BaseException, kind: str | None) -> Blame | None:
-    """Find the cause by this exception only; None if it shows none."""
+    """Find the cause by this exception only, or None if it shows none."""
     if isinstance(error, PolicyFailure):
         return _policy(error.reason)
     if kind in ("tokens", "context", "turns", "calls"):

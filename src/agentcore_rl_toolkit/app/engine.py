@@ -276,7 +276,7 @@ class Engine:
 
 
 def is_rollout(payload: Any) -> bool:
-    """Return True for rollouts, rollouts of SageMaker's jobs, and the doctor's probes; all other payloads are production's."""
+    """Return True for rollouts, rollouts of SageMaker's jobs, and the doctor's probes. All other payloads are production's."""
     return isinstance(payload, Mapping) and (
         PROBE_FIELD in payload or payload.get(ROLLOUT_FIELD) is not None or job_rollout(payload) is not None
     )

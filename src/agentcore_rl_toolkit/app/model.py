@@ -45,7 +45,7 @@ class Model:
     """A model to call.
 
     Attributes:
-        base_url: an address of OpenAI's API; None: ``model_id`` is a model of Amazon Bedrock.
+        base_url: an address of OpenAI's API. None: ``model_id`` is a model of Amazon Bedrock.
         sampling_params: those of the rollout.
         source: of the address: rollout, bundle, environment or default.
     """

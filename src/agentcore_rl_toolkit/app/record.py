@@ -162,10 +162,10 @@ class RolloutInfo:
     """The facts of a rollout that are stored with its result. Units: unix seconds.
 
     Attributes:
-        result_key: the key of the record; of a rollout without a record, its name in logs.
-        payload: already redacted; None leaves the field out.
+        result_key: the key of the record. Of a rollout without a record, its name in logs.
+        payload: already redacted. None leaves the field out.
         train: the rule of what trains, of the client or the agent.
-        texts: read with `rollout_text`; filled while the agent runs.
+        texts: read with `rollout_text`. Filled while the agent runs.
     """
 
     config: RolloutConfig
@@ -313,7 +313,7 @@ def _shortened(text: str) -> str:
 
 
 def describe(e: BaseException) -> tuple[str, str]:
-    """(stop_reason, error_type) of an exception; neither is ever empty."""
+    """(stop_reason, error_type) of an exception. Neither is ever empty."""
     if isinstance(e, AgentError) and e.error_type:
         return e.message or e.error_type, e.error_type
     error_type = type(e).__name__

@@ -38,7 +38,7 @@ from .texts import READ
 
 logger = logging.getLogger(__name__)
 
-INTERRUPTED = "Interrupted"  # error_type of such a record; its outcome is `lost`, so that clients may try again
+INTERRUPTED = "Interrupted"  # error_type of such a record. Its outcome is `lost`, so that clients may try again
 _LAST_BEAT_S = 2.0  # how long a heartbeat already under way may delay the end
 
 
@@ -65,7 +65,7 @@ class RolloutFunction:
 
 @dataclass(kw_only=True, eq=False)
 class Rollout:
-    """A run of the agent and its record; without `store` nothing is stored.
+    """A run of the agent and its record. Without `store` nothing is stored.
 
     ``done`` ends when the record is stored or given up. ``first_beat`` ends with the error of the first heartbeat, or None.
     """

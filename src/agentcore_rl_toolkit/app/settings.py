@@ -35,10 +35,10 @@ class AgentSettings:
     rollouts: bool | None = None  # None: on, except in an app with an entrypoint or a websocket
     allowed_buckets: Annotated[tuple[str, ...], BeforeValidator(_split)] = ()
     allowed_base_urls: Annotated[tuple[str, ...], BeforeValidator(_split)] = ()
-    # Of an agent that is trained as it is: further hosts of model APIs, and the policy's models; empty: all chat models.
+    # Of an agent that is trained as it is: further hosts of model APIs, and the policy's models. Empty: all chat models.
     model_hosts: Annotated[tuple[str, ...], BeforeValidator(_split)] = ()
     policy_models: Annotated[tuple[str, ...], BeforeValidator(_split)] = ()
-    # The model of production calls; no address: a model of Amazon Bedrock.
+    # The model of production calls. No address: a model of Amazon Bedrock.
     model_url: str = ""
     model_id: str = ""
     model_api_key: str = Field(default="", repr=False)
@@ -55,7 +55,7 @@ class AgentSettings:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> AgentSettings:
-        """Read the environment; an empty variable is not set. Raises: ConfigError on a value that cannot be read."""
+        """Read the environment. An empty variable is not set. Raises: ConfigError on a value that cannot be read."""
         env = os.environ if env is None else env
         given = {name: env.get(PREFIX + name.upper(), "").strip() for name in cls.__dataclass_fields__}
         values: dict[str, Any] = {name: text for name, text in given.items() if text}
@@ -77,7 +77,7 @@ class AgentSettings:
 
 
 def _place(url: str) -> str | None:
-    """Return an address with its port, without a slash at its end; None when URL parsers might read it differently."""
+    """Return an address with its port, without a slash at its end, or None when URL parsers might read it differently."""
     if not _PLAIN_URL.fullmatch(url) or ".." in url:
         return None
     parts = urlsplit(url)

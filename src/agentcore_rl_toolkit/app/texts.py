@@ -15,7 +15,7 @@ from ..errors import ConfigError
 
 FILE = "rollout_texts.json"
 
-# The texts that the running rollout has read, by name; its record lists them. None outside a rollout.
+# The texts that the running rollout has read, by name. Its record lists them. None outside a rollout.
 READ: ContextVar[dict[str, str] | None] = ContextVar("agentcore_rl_texts_read", default=None)
 
 

@@ -177,7 +177,7 @@ class BatchResult:
             raise
 
     def close(self) -> None:
-        """Stop what this batch started and has not finished. Returns at once; sessions are stopped in the background."""
+        """Stop what this batch started and has not finished. Returns at once. Sessions are stopped in the background."""
         self._over = True
         self._portal.post(self._run.cancel)
 
@@ -285,7 +285,7 @@ class Run:
             self.cancel()
 
     async def next_item(self) -> BatchItem | BaseException | None:
-        """Return the next finished item, or the error that ended the batch, for the caller to raise; None at the end."""
+        """Return the next finished item, or the error that ended the batch, for the caller to raise, or None at the end."""
         self.start()
         item = await self._finished.get()
         self._room.release()

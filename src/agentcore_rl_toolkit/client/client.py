@@ -27,10 +27,10 @@ from .settings import Deadlines, OnFailure, Prepare, TurnsOf, WatchSettings, che
 from .transport import Transport, in_thread
 
 ENDPOINT_ENV = ("AWS_ENDPOINT_URL_BEDROCK_AGENTCORE", "AWS_ENDPOINT_URL")
-COLD_START_S = 15.0  # a slow cold start; invokes of that length, at the full pace, are what the pool must hold
+COLD_START_S = 15.0  # a slow cold start. Invokes of that length, at the full pace, are what the pool must hold
 POOL_LIMIT = 512
 _BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
-PUBLISHED_POOL_CONNECTIONS = 10  # the published default; with it, the pool follows the pace
+PUBLISHED_POOL_CONNECTIONS = 10  # the published default. With it, the pool follows the pace
 # Keywords that code for the published client gives to agents by name. Everything else goes into `rollout_config`.
 PASSED_BY_NAME = frozenset(
     (
@@ -42,12 +42,12 @@ PASSED_BY_NAME = frozenset(
 
 
 class RolloutClient:
-    """Starts rollouts of one agent and collects their results. Thread-safe; sync and async calls may be mixed.
+    """Starts rollouts of one agent and collects their results. Thread-safe. Sync and async calls may be mixed.
 
     Args:
         agent_runtime_arn: ARN of the agent on AgentCore Runtime, or on a local runtime.
         s3_bucket: where agents store results: a bucket name or a store URL (``s3://bucket/prefix``, ``file:///dir``).
-        exp_id: experiment; first part of every key.
+        exp_id: the experiment, which is the first part of every key.
         max_retry_attempts: how often an invoke that did not reach the runtime is sent (the published name). Refusals (429,
             402) are waited out instead.
         tps_limit: requests per second (invokes, and as many stops).
@@ -218,24 +218,24 @@ class RolloutClient:
         resume: Resume = False,
         ledger: str | os.PathLike[str] | FileLedger | None = None,
     ) -> BatchResult:
-        """Run many rollouts; iterate the result for `BatchItem`s in the order they finish.
+        """Run many rollouts. Iterate the result for `BatchItem`s in the order they finish.
 
         Args:
-            max_concurrent_sessions: rollouts in flight at a time; None: all.
+            max_concurrent_sessions: rollouts in flight at a time. None: all.
             timeout: seconds each rollout may take from its invoke to its record.
             initial_interval, max_interval, backoff_factor: of the published client, which polls each rollout. They have no
                 effect, because one watcher finds all results.
             log_interval: seconds between two log lines; 0: none.
             input_ids: one per payload. The client invents an id for an empty one.
             overrides: `_rollout` entries per payload.
-            progress: True prints a line to stderr; a function is called with a `BatchProgress` (on the client's thread).
-            retries: further sessions of rollouts that were lost, timed out or throttled; None: as many as the client's.
+            progress: True prints a line to stderr. A function is called with a `BatchProgress` (on the client's thread).
+            retries: further sessions of rollouts that were lost, timed out or throttled. None: as many as the client's.
             prepare: ``prepare(session_id, attempt)`` returns the `_rollout` overrides of each attempt (a dict, or an awaitable of
                 one, run on the client's loop), for sessions that each need an address and a key.
             resume: continue a run that a crash or Ctrl-C ended: recorded outcomes are collected, running sessions are waited for,
                 and only the rest is sent. "retry_failed" also runs again what did not end `ok`. Without a ledger on disk it
                 starts the run, so a script may always set ``resume=True``.
-            ledger: a file, or a `FileLedger`; default with `resume`: ``runs/{exp_id}/ledger.jsonl``.
+            ledger: a file, or a `FileLedger`. Default with `resume`: ``runs/{exp_id}/ledger.jsonl``.
         """
         total = len(payloads) if isinstance(payloads, Sized) else None
         for name, values in (("input_ids", input_ids), ("overrides", overrides)):
@@ -315,7 +315,7 @@ class RolloutClient:
     # ---- state and end
 
     def subscribe(self, subscriber: Subscriber) -> None:
-        """Call ``subscriber(event, fields)`` for each event of a rollout, on the client's thread; it must not block.
+        """Call ``subscriber(event, fields)`` for each event of a rollout, on the client's thread. It must not block.
 
         Events: intent, accepted, refused, server_error, retried, finished, stopped. Fields always hold
         ``session_id`` and ``exp_id``.
@@ -338,7 +338,7 @@ class RolloutClient:
     @property
     def stats(self) -> dict[str, int]:
         """Counts since the start: submitted, refused, server_errors, retried, each outcome, failures by cause (cause_agent,
-        cause_policy, cause_infrastructure), stopped, stop_failed, store_requests; of the records read: proven,
+        cause_policy, cause_infrastructure), stopped, stop_failed, store_requests. Of the records read: proven,
         unproven, forged.
         """
         dispatcher = self._dispatcher

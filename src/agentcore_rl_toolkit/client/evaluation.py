@@ -128,7 +128,7 @@ def read_rows(path: Path) -> list[EvalRow]:
 
 
 def reward_of(item: BatchItem) -> float | None:
-    """Return the reward of an item that ended `ok`; None for every other item, and if the agent gave no reward."""
+    """Return the reward of an item that ended `ok`, or None for every other item, and if the agent gave no reward."""
     if not item.success or item.result is None:
         return None
     return extract_reward(item.result)
@@ -160,12 +160,12 @@ def mean_metrics(each: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 def metrics_line(metrics: Mapping[str, float]) -> str:
-    """Metrics for people; empty without any."""
+    """Metrics for people, or empty without any."""
     return ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
 
 
 def error_type_of(item: BatchItem) -> str | None:
-    """Return the class of the exception that an item's agent raised; None where none is known."""
+    """Return the class of the exception that an item's agent raised, or None where none is known."""
     kind = getattr(item.exception, "error_type", None) or (item.result or {}).get("error_type")
     return None if item.success or kind is None else str(kind)
 
@@ -229,7 +229,7 @@ def pass_rates(scores: Iterable[Sequence[float]]) -> tuple[dict[int, float], dic
 
 
 def mean_over_inputs(values: Iterable[Sequence[float]]) -> float | None:
-    """Return the mean over inputs of the mean of an input's values; None for none."""
+    """Return the mean over inputs of the mean of an input's values, or None for none."""
     means = [statistics.fmean(found) for found in values if found]
     return statistics.fmean(means) if means else None
 

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class RolloutFuture:
-    """The result of one rollout, now or later. Thread-safe; sync and async use may be mixed.
+    """The result of one rollout, now or later. Thread-safe. Sync and async use may be mixed.
 
     ``result()`` returns the record that the agent stored, also when the agent failed (``ok`` is False then), unless the client
     has ``on_failure="raise"``. If there is no record, it raises the reason. The session is stopped in the background.
@@ -75,7 +75,7 @@ class RolloutFuture:
 
     @property
     def outcome(self) -> Outcome | None:
-        """The outcome of the rollout; None while it runs."""
+        """The outcome of the rollout, or None while it runs."""
         return None if self._verdict is None else self._verdict.outcome
 
     @property
@@ -85,12 +85,12 @@ class RolloutFuture:
 
     @property
     def cause(self) -> Cause | None:
-        """The cause of the rollout's failure; None while it runs, and if it did not fail."""
+        """The cause of the rollout's failure, or None while it runs, and if it did not fail."""
         return None if self._verdict is None else self._verdict.cause
 
     @property
     def record(self) -> dict[str, Any] | None:
-        """The stored record, of a failed agent too; None while the rollout runs, or if there is none."""
+        """The stored record, of a failed agent too, or None while the rollout runs, or if there is none."""
         return None if self._verdict is None else self._verdict.record
 
     @property
@@ -115,7 +115,7 @@ class RolloutFuture:
         return True
 
     def time_until_next_poll(self) -> float:
-        """Always 0.0; see `ready_to_poll`."""
+        """Always 0.0. See `ready_to_poll`."""
         return 0.0
 
     # ---- results
@@ -124,7 +124,7 @@ class RolloutFuture:
         """Wait for the record and return it.
 
         Args:
-            timeout: seconds; None waits to the end (each stage has its own deadline), 0 only checks. When a positive timeout
+            timeout: seconds. None waits to the end (each stage has its deadline), 0 only checks. When a positive timeout
                 passes, the rollout ends with the outcome `timeout`, and its session is stopped. `wait` does not end it.
         Raises: RolloutTimeoutError (a TimeoutError), RolloutLostError, RolloutThrottledError, RolloutCancelledError,
             InvalidResultError; AgentError with ``on_failure="raise"``.
@@ -151,7 +151,7 @@ class RolloutFuture:
         return self.result_async().__await__()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for the end of the rollout. Returns False when `timeout` seconds pass first; the rollout continues then."""
+        """Wait for the end of the rollout. Returns False when `timeout` seconds pass first. The rollout continues then."""
         if self._verdict is not None:
             return True
         self._portal.refuse_own_thread()
@@ -163,7 +163,7 @@ class RolloutFuture:
         return True
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Return the rollout's failure as an exception; None when it ended `ok`.
+        """Return the rollout's failure as an exception, or None when it ended `ok`.
 
         Raises: RolloutTimeoutError when it is not over within `timeout` seconds; the rollout continues then.
         """
@@ -192,7 +192,7 @@ class RolloutFuture:
         return self._end(Verdict.of(RolloutCancelledError("the rollout was cancelled")))
 
     async def cancel_async(self) -> bool:
-        """Async `cancel`; returns when the rollout is over."""
+        """Async `cancel`. Returns when the rollout is over."""
         cancelled = self.cancel()
         await asyncio.wait([asyncio.wrap_future(self._done)])
         return cancelled

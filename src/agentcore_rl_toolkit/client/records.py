@@ -66,7 +66,7 @@ class Verdict:
 
     @property
     def cause(self) -> Cause | None:
-        """The cause of the failure; None if there is none."""
+        """The cause of the failure, or None if there is none."""
         return cause_of(self.outcome, self.record, self.error)
 
     @property
@@ -81,7 +81,7 @@ def judge(
     """Judge a stored record. A record that cannot be used is `invalid`. A forged one is not decoded.
 
     Args:
-        secret: of the session; None when it is unknown here.
+        secret: of the session, or None when it is unknown here.
         promised: the agent promised to prove its records, so a record without a proof is a forgery too.
         required: a record without a proof is refused.
     """
@@ -150,7 +150,7 @@ class RecordReader:
     async def read(
         self, key: str, within_s: float, *, secret: str | None = None, promised: bool = False
     ) -> Verdict | None:
-        """Read and judge a record; None when there is no such object. Faults of the store are waited out for `within_s`.
+        """Read and judge a record, or None when there is no such object. Faults of the store are waited out for `within_s`.
 
         Raises: InvalidResultError for a record above the limit; RolloutTimeoutError; StoreError and ConfigError when a retry
             would not help.

@@ -76,7 +76,7 @@ from .watcher import Waiter, Watcher
 
 logger = logging.getLogger("agentcore_rl_toolkit.client")
 
-# (event, fields); events: intent, accepted, refused, server_error, retried, finished, stopped
+# (event, fields). Events: intent, accepted, refused, server_error, retried, finished, stopped
 Subscriber = Callable[[str, Mapping[str, Any]], None]
 COUNTS = {"intent": "submitted", "refused": "refused", "server_error": "server_errors", "retried": "retried"}
 LAST_TURNS_S = 30.0  # model calls in this time before the deadline of the run show that the agent is in a loop

@@ -51,7 +51,7 @@ class Deadlines:
         throttle_s: how long refusals (429, 402) of one rollout are waited out: the refused invokes and the pauses after them. The
             queue counts only while the runtime accepts no rollout of this client.
         start_s: one invoke request, cold start included.
-        confirm_s: after an invoke whose reply was lost, how long to look for signs that the agent runs; after a reply of 500 or
+        confirm_s: after an invoke whose reply was lost, how long to look for signs that the agent runs. After a reply of 500 or
             503 at most 5 s.
         run_s: from the accepted invoke to the record. The default is the service's own limit on a session, plus a little.
         result_s: reading a record that is known to exist.
@@ -80,12 +80,12 @@ class WatchSettings:
     """Settings of the search for results, and of their proofs. Units: seconds.
 
     Attributes:
-        interval_s: pause between two looks at the store; None: 0.5 s for a remote store, 0.05 s for a local one. It is longer
+        interval_s: pause between two looks at the store. None: 0.5 s for a remote store, 0.05 s for a local one. It is longer
             while a look takes many requests.
         heartbeat_s: how often the agent is asked to renew its sign of life.
         lost_after_s: a session without a new sign of life for this long, and without a record, is lost. None: three heartbeats of
             the period that the agent promised, and five seconds.
-        max_record_bytes: a larger record is not read; its rollout ends as `invalid`.
+        max_record_bytes: a larger record is not read. Its rollout ends as `invalid`.
         store: the opened store to read results from, if not that of the client's `s3_bucket`.
         require_proof: refuse records that do not prove that they come from their session.
     """

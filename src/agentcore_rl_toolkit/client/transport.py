@@ -48,7 +48,7 @@ class CallError(AgentCoreRLError):
 
     Attributes:
         status: the HTTP status of the reply, if one came.
-        credentials: fresh credentials may help; the next call uses them.
+        credentials: fresh credentials may help. The next call uses them.
     """
 
     fate = Fate.UNCERTAIN
@@ -161,7 +161,7 @@ class Transport:
             read_timeout=self.read_timeout_s,
             tcp_keepalive=True,
             user_agent_extra="agentcore-rl-toolkit",
-            parameter_validation=False,  # ids are checked by us; this saves a fifth of the CPU of a call
+            parameter_validation=False,  # ids are checked by us. This saves a fifth of the CPU of a call
         )
         self._session = self._session or find_session()
         made = {"region_name": region, "endpoint_url": endpoint_url, "config": config}
@@ -241,7 +241,7 @@ class Transport:
         return True
 
     def endings(self, session_ids: Sequence[str]) -> Mapping[str, str] | None:
-        """Ask a local runtime which of these sessions have ended, and why. Returns None for any other; AWS gets no request.
+        """Ask a local runtime which of these sessions have ended, and why. Returns None for any other. AWS gets no request.
 
         Raises: CallError when it cannot be asked at present. After a refusal, the next question has the runtime's present key.
         """

@@ -101,8 +101,8 @@ class Watcher:
     """Watches the rollouts of one experiment in one store. Lives on the client's loop.
 
     Args:
-        interval_s: the shortest pause between two rounds; None: that of the store's kind.
-        endings: returns the cause for each of these sessions that has ended; None if nothing here knows.
+        interval_s: the shortest pause between two rounds. None: that of the store's kind.
+        endings: returns the cause for each of these sessions that has ended, or None if nothing here knows.
     """
 
     def __init__(

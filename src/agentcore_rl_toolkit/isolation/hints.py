@@ -29,7 +29,7 @@ def add(**facts: str) -> None:
 
 
 def hint(error: BaseException, environment: Mapping[str, str] = os.environ) -> str | None:
-    """Return a hint for this error; None outside of a sandbox, and if the sandbox is not the reason."""
+    """Return a hint for this error, or None outside of a sandbox, and if the sandbox is not the reason."""
     unset = _unset(error, environment)
     if unset is not None:
         return f"{UNSET}{unset}; give it with --session-env {unset}, or --env-file FILE"
@@ -81,7 +81,7 @@ def is_private(folder: str, environment: Mapping[str, str] = os.environ) -> bool
 
 
 def _visible(environment: Mapping[str, str]) -> dict[str, Any] | None:
-    """Return the folders of the sandbox; None outside of one."""
+    """Return the folders of the sandbox, or None outside of one."""
     try:
         shown: dict[str, Any] = json.loads(environment.get(VARIABLE, ""))
         return {**shown, "readable": list(shown["readable"]), "writable": list(shown["writable"])}

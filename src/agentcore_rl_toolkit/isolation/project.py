@@ -113,7 +113,7 @@ def _dependency_file(folder: Path) -> Path | None:
 
 
 def _reach_of_imports(script: Path) -> int:
-    """Count the folders that the relative imports of a file go up; 0 if it has none, or is not Python."""
+    """Count the folders that the relative imports of a file go up. 0 if it has none, or is not Python."""
     try:
         tree = ast.parse(script.read_bytes())
     except (OSError, SyntaxError, ValueError):

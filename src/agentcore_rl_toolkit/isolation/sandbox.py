@@ -1,6 +1,6 @@
 """The isolation tiers of the local runtime, and the Bubblewrap sandbox of the first one.
 
-``process``: one sandbox per agent version; its sessions are forks of the template inside it. ``none``: no sandbox.
+``process``: one sandbox per agent version. Its sessions are forks of the template inside it. ``none``: no sandbox.
 ``container``: a container per session, in Docker or Podman. The first one protects this user's files from a policy's mistakes;
 code that is not trusted belongs into the last one, or on AgentCore.
 
@@ -10,7 +10,7 @@ Network, processes and users are as outside.
 
 ``/proc`` is the real one, whole: only then can a Bubblewrap inside (an agent that runs its tools in sandboxes) make a
 sandbox, as root and as an ordinary user. The sandbox is a user namespace, from which the kernel lets no process look into one
-outside; root's has all users of this machine.
+outside. Root's namespace has all users of this machine.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def choose_tier(wanted: str = "auto") -> tuple[TierName, str | None]:
 
 @functools.cache
 def no_sandbox() -> str | None:
-    """Return the reason why Bubblewrap makes no sandbox here, found by a try; None if it makes one."""
+    """Return the reason why Bubblewrap makes no sandbox here, or None if it makes one."""
     if not sys.platform.startswith("linux"):
         return "Bubblewrap exists on Linux only"
     if shutil.which("bwrap") is None:

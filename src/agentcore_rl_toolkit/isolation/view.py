@@ -71,7 +71,7 @@ def join(pid: int) -> None:
 
 
 def why_none(project: str) -> str | None:
-    """Return why the kernel allows no view of this project, found out in a child; None if it allows one."""
+    """Return why the kernel allows no view of this project, found out in a child, or None if it allows one."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:

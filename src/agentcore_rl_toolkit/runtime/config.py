@@ -27,7 +27,7 @@ class IsolationConfig:
     write their records to. ``copied``: paths in the agent's project that each session gets a copy of where it has no view of the
     project. ``memory_bytes``: the limit of each process of a session, in a container that of the session;
     None: no limit.
-    ``container_runtime``: Docker's runtime for containers, such as runsc; None: its default.
+    ``container_runtime``: Docker's runtime for containers, such as runsc. None: its default.
     """
 
     tier: str = "auto"
@@ -79,9 +79,9 @@ class TimeLimits:
 class RuntimeConfig:
     """All settings of a local runtime.
 
-    ``credentials``: access key -> secret; requests must be signed with one of these keys. Empty: the runtime makes a key at its
+    ``credentials``: access key -> secret. Requests must be signed with one of these keys. Empty: the runtime makes a key at its
     start, or takes unsigned requests if ``callers`` is any.
-    ``parallel_starts``: more sessions than this wait before they start; their init timeout counts from then.
+    ``parallel_starts``: more sessions than this wait before they start. Their init timeout counts from then.
     """
 
     region: str = "us-west-2"

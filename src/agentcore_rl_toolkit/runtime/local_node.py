@@ -28,7 +28,7 @@ from .launcher.session_log import read_log
 
 log = logging.getLogger(__name__)
 
-# OpenBLAS, and so numpy, starts its threads when it is imported; a process that has threads cannot be forked.
+# OpenBLAS, and so numpy, starts its threads when it is imported. A process that has threads cannot be forked.
 UNTHREADED = {"OPENBLAS_NUM_THREADS": "1"}
 PACKAGE = Path(__file__).resolve().parents[1]
 CLEAN_UP_THREADS = 4

@@ -31,7 +31,7 @@ _HOW_TO_SIGN = (
 class RuntimeView:
     """Talks to one runtime. Every method raises LocalRuntimeError when it cannot be reached or refuses.
 
-    ``credential``: access key and secret that requests are signed with; None: what the runtime left for this user, otherwise
+    ``credential``: access key and secret that requests are signed with. None: what the runtime left for this user, otherwise
     the environment's. ``timeout_s`` bounds each read.
     """
 

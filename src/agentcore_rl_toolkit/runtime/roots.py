@@ -1,6 +1,6 @@
 """Folders of runtimes. Each runtime has a root below the system's temporary folder, with a path short enough for unix sockets.
 
-A runtime holds a lock in its root and in its state folder. A free lock means that the runtime was killed; the next runtime that
+A runtime holds a lock in its root and in its state folder. A free lock means that the runtime was killed. The next runtime that
 starts removes its files.
 """
 

@@ -26,7 +26,7 @@ SESSION_ID_MIN, SESSION_ID_MAX = 33, 256
 
 RETURNED = frozenset({b"x-amzn-trace-id", b"traceparent", b"tracestate", b"baggage"})
 RETURNED |= {b"content-type", b"mcp-session-id", b"mcp-protocol-version"}
-# Handed to the agent as they came; anything else only when the runtime's requestHeaderAllowlist names it.
+# Handed to the agent as they came. Anything else only when the runtime's requestHeaderAllowlist names it.
 FORWARDED = RETURNED | {b"accept", b"mcp-method", b"mcp-name", b"workloadaccesstoken", b"oauth2callbackurl"}
 FORWARDED |= {b"x-amz-bedrock-agentcore-identity-wat", USER_ID_HEADER}
 
@@ -88,7 +88,7 @@ class Target:
 
 
 def parse_target(name: str, query: Mapping[str, str]) -> Target:
-    """Parse an ARN, or a bare id, which needs the ``accountId`` parameter; the endpoint may be in the ``qualifier``.
+    """Parse an ARN, or a bare id, which needs the ``accountId`` parameter. The endpoint may be in the ``qualifier``.
 
     Raises: WireError 400.
     """

@@ -18,7 +18,7 @@ from ..errors import ConfigError, ObjectExistsError, ObjectTooLargeError, StoreE
 T = TypeVar("T")
 
 DEFAULT_TIMEOUT_S = 60.0
-MAX_KEY_BYTES = 1024  # S3's limit; the other stores have it too, so that a run can move between them
+MAX_KEY_BYTES = 1024  # S3's limit. The other stores have it too, so that a run can move between them
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 _portal = Portal("agentcore-rl-store")  # one loop per process, under every store's sync methods
@@ -71,7 +71,7 @@ class ObjectInfo:
 
 
 class ObjectStore(ABC):
-    """Objects under keys. Open one with `open_store`; safe to use from any thread and any event loop.
+    """Objects under keys. Open one with `open_store`. Safe to use from any thread and any event loop.
 
     Every operation ends within ``timeout_s`` (default 60 s, ``None`` means no limit, ``0`` means one try) and repeats transient
     faults until then. Nothing is opened before the first operation.
@@ -118,7 +118,7 @@ class ObjectStore(ABC):
         durable: bool = True,
         timeout_s: float | None = DEFAULT_TIMEOUT_S,
     ) -> None:
-        """Write an object; a reader never sees a part of it.
+        """Write an object. A reader never sees a part of it.
 
         Args:
             create_only: refuse to replace an object. A try whose reply was lost and that did succeed counts as success.
@@ -167,14 +167,14 @@ class ObjectStore(ABC):
     async def list_async(self, prefix: str = "", *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> list[ObjectInfo]:
         """List every object whose key starts with `prefix`, sorted by key.
 
-        A prefix that ends in ``/`` is fast; any other one lists the folder that holds it and filters.
+        A prefix that ends in ``/`` is fast. Any other one lists the folder that holds it and filters.
 
         Raises: ConfigError if an object has a key that no store of ours writes.
         """
         return await self._until_deadline("list", prefix, lambda: self._here()._list(prefix), timeout_s, 10_000_000)
 
     async def delete_async(self, key: str, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> None:
-        """Remove an object; a missing one is no error."""
+        """Remove an object. A missing one is no error."""
         check_key(key)
         await self._until_deadline("delete", key, lambda: self._here()._delete(key), timeout_s, 0)
 

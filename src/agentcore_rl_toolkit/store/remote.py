@@ -29,7 +29,7 @@ _CODE = re.compile(r"<Code>(\w+)</Code>")
 _TYPES = {".json": "application/json", ".alive": "application/json", ".jsonl": "application/x-ndjson"}
 # botocore renews temporary credentials 10 to 15 minutes before they expire, so every 5 minutes is often enough to ask it.
 TTL = timedelta(minutes=5)
-_used_in: set[int] = set()  # process ids; a forked child finds that of its parent
+_used_in: set[int] = set()  # process ids. A forked child finds that of its parent
 _FILES = {"AWS_CONFIG_FILE": "~/.aws/config", "AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials"}
 
 
@@ -51,7 +51,7 @@ def find_region(default: str | None = None) -> str | None:
 
 
 def find_endpoint(region: str) -> str | None:
-    """Find the endpoint of S3 as boto3 does; None is AWS's own. Raises: ConfigError."""
+    """Find the endpoint of S3 as boto3 does. None means AWS's own endpoint. Raises: ConfigError."""
     named = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     if (named or not _has_configuration("endpoint_url")) and not os.environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS"):
         return named  # without loading boto3
@@ -60,7 +60,7 @@ def find_endpoint(region: str) -> str | None:
 
 
 def find_provider() -> Any:
-    """Make a credential provider that asks boto3; None if the environment has static keys, which obstore reads by itself.
+    """Make a credential provider that asks boto3, or None if the environment has static keys, which obstore reads by itself.
 
     The environment comes first, as with boto3, and without loading boto3: a session of the local runtime saves 70 ms of CPU.
     Raises: StorePermissionError when there are no credentials; TransientStoreError when their source does not answer.

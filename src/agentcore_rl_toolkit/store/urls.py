@@ -11,14 +11,14 @@ from ..errors import ConfigError
 from .base import ObjectStore
 from .local import LocalStore  # at import, so that forked sessions do not load it one by one
 
-# S3's general rules; capitals, underscores and up to 255 characters are in old buckets of us-east-1 only, but they are there.
+# S3's general rules. Capitals, underscores and up to 255 characters are in old buckets of us-east-1 only, but they are there.
 _BUCKET = re.compile(r"(?!\d+(?:\.\d+){3}$)(?!.*\.\.)[a-zA-Z0-9][a-zA-Z0-9._-]{1,253}[a-zA-Z0-9]")
 _REMOTE = ("s3", "gs", "az")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoreURL:
-    """The parts of a store URL. ``prefix`` is empty or ends in ``/``; for files it is the directory, and ``bucket`` is empty."""
+    """The parts of a store URL. ``prefix`` is empty or ends in ``/``. For files it is the directory, and ``bucket`` is empty."""
 
     scheme: str
     bucket: str
@@ -62,7 +62,7 @@ def parse_url(url_or_bucket: str) -> StoreURL:
 
 
 def open_store(url_or_bucket: str, *, region: str | None = None, default_region: str | None = None) -> ObjectStore:
-    """Open the store of a URL or plain bucket name; nothing is contacted before its first operation.
+    """Open the store of a URL or plain bucket name. Nothing is contacted before its first operation.
 
     Args:
         region: of an S3 bucket, if it is known.

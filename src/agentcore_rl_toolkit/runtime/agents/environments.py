@@ -1,7 +1,7 @@
 """Python environments for deployed agents, built with uv from the dependency file next to the agent's file.
 
-An environment is keyed by its dependency files and the interpreter; agents with the same dependencies share one. Each deploy
-lets uv bring it up to date, which takes a fraction of a second where nothing has changed; of two at once the second waits.
+An environment is keyed by its dependency files and the interpreter. Agents with the same dependencies share one. Each deploy
+lets uv bring it up to date, which takes a fraction of a second where nothing has changed. Of two at once the second waits.
 Modules are compiled to bytecode, which halves the start of an agent.
 
 An agent that imports this toolkit gets the version that runs here, from a wheel written for it: under its name the package index

@@ -1,7 +1,7 @@
 """The control plane's records: agent runtimes, their versions and endpoints, for as long as the runtime lives.
 
 A runtime's fields are stored as AWS's API names them, so that reading one back gives what was written. The caller loads the
-agents; this module has the records and their rules.
+agents. This module has the records and their rules.
 """
 
 from __future__ import annotations

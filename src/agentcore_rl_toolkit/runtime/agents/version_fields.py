@@ -1,6 +1,6 @@
 """The fields of an agent version, and tags: what a request may set, and what is not served here.
 
-Source: botocore service model `bedrock-agentcore-control` 2023-06-05; AWS's clients check types by it. Fields that this runtime
+Source: botocore service model `bedrock-agentcore-control` 2023-06-05. AWS's clients check types by it. Fields that this runtime
 cannot serve are refused: an agent that does not deploy is better than an agent without its authorizer or file system.
 """
 

@@ -62,7 +62,7 @@ class TokenBucket:
         self._at = now
 
     def take(self, now: float) -> bool:
-        """Use one token; False when there is none."""
+        """Use one token. False when there is none."""
         self._tokens = min(self._burst, self._tokens + (now - self._at) * self.rate_per_s)
         self._at = now
         if self._tokens < 1.0:

@@ -27,7 +27,7 @@ READ_BYTES = 64 * 1024
 
 
 class NodeActor:
-    """A launcher on a node. The methods are called by the front; their arguments and results travel through Ray."""
+    """A launcher on a node. The methods are called by the front. Their arguments and results travel through Ray."""
 
     def __init__(self) -> None:
         self._root = roots.new_root()

@@ -26,7 +26,7 @@ START_ONE = (
 CALL_TIMEOUT_S = 120.0
 PULL_TIMEOUT_S = 1_800.0
 _NO_REPLY = 900  # aiodocker's status of an engine that was not reached
-_BUILT_HERE = "localhost/"  # what Podman calls images that were never pushed; there is no registry to ask
+_BUILT_HERE = "localhost/"  # what Podman calls images that were never pushed. There is no registry to ask
 
 
 class EngineError(LocalRuntimeError):
@@ -93,7 +93,7 @@ class ContainerEngine:
             raise EngineError(f"{self} does not answer: {e}") from e
 
     async def find_image(self, name: str) -> str | None:
-        """Return the id of an image; None when the engine does not have it. Raises: EngineError."""
+        """Return the id of an image, or None when the engine does not have it. Raises: EngineError."""
         try:
             async with self.asked() as docker:
                 return str((await docker.images.inspect(name))["Id"])

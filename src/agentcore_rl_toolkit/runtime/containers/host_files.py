@@ -27,7 +27,7 @@ PACKAGE = Path(__file__).resolve().parents[2]
 TMP_BYTES = 2**30
 _SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _EMPTY = ("dev", "etc", "home", "mnt", "opt", "proc", "root", "run", "sys", "tmp", "usr", "var")
-# Of /etc only what programs need to run; the engine brings hosts, hostname and resolv.conf.
+# Of /etc only what programs need to run. The engine brings hosts, hostname and resolv.conf.
 _ETC = (
     *("alternatives", "ca-certificates", "ca-certificates.conf", "group", "ld.so.cache", "ld.so.conf", "ld.so.conf.d"),
     *("localtime", "mime.types", "nsswitch.conf", "os-release", "passwd", "pki", "protocols", "services", "ssl"),

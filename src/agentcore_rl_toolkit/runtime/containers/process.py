@@ -163,7 +163,7 @@ class ContainerProcess(SessionProcess):
             yield docker.containers.container(self._name)
 
     def stop(self, grace_s: float) -> None:
-        """SIGTERM now and SIGKILL after the grace; at once when the grace is 0."""
+        """Send SIGTERM now, and SIGKILL after the grace. With a grace of 0 only SIGKILL is sent."""
         self._stopping = True
         if self._created:  # otherwise it will not be started
             self._tasks.start(self._stop(grace_s))

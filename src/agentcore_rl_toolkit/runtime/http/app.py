@@ -26,7 +26,7 @@ BROKEN_OFF = 499  # the status in metrics when the caller disconnected or got a 
 
 
 class RuntimeApp:
-    """ASGI application over a `Runtime`. ``hosts``: the check of Host and Origin; None: none.
+    """ASGI application over a `Runtime`. ``hosts``: the check of Host and Origin. None: none.
 
     ``scope`` has the request's ``runtime.body``, ``runtime.request_id``, and for the metrics ``runtime.operation``.
     """

@@ -1,6 +1,6 @@
 """The control plane: agent runtimes and their endpoints by AWS's API.
 
-Source: botocore service model `bedrock-agentcore-control` 2023-06-05. All paths end with a slash; lists are POST.
+Source: botocore service model `bedrock-agentcore-control` 2023-06-05. All paths end with a slash. Lists are POST.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Runs a module of this package in any interpreter: ``python boot.py MODULE ARGUMENT...``.
 
 The interpreter may be the *agent's*, whose environment may hold another version of this package, or none. So this copy of the
-package is imported under an alias; the agent's own ``import agentcore_rl_toolkit`` finds the package of its environment.
+package is imported under an alias. The agent's own ``import agentcore_rl_toolkit`` finds the package of its environment.
 Everything reachable from here is standard library only and runs on Python 3.10.
 """
 

@@ -68,7 +68,7 @@ class Reply:
 async def request(
     dial: Callable[[], Awaitable[Streams]], method: bytes, path: bytes, headers: Headers, body: bytes = b""
 ) -> AsyncIterator[Reply]:
-    """Connect, send a request, and wait for the head of the reply; the block reads the rest. Raises: UpstreamLostError."""
+    """Connect, send a request, and wait for the head of the reply. The block reads the rest. Raises: UpstreamLostError."""
     try:
         reader, writer = await dial()
     except OSError as e:

@@ -15,7 +15,7 @@ _libc: ctypes.CDLL | None = None
 
 
 def set_memory_limit(memory_bytes: int | None) -> None:
-    """Bound this process and its children; None bounds nothing. Core dumps are switched off either way.
+    """Bound this process and its children. None means no bound. Core dumps are switched off either way.
 
     The bound is RLIMIT_DATA, private writable memory: RLIMIT_AS would count address space that numerical libraries, Node and a
     JVM reserve and never touch. macOS does not count mapped memory.

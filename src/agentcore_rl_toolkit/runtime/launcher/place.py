@@ -12,7 +12,7 @@ from ...store.local import SessionFolder
 
 CHUNK_BYTES = 64_000  # AWS: 64 KB a chunk
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-Write = Callable[[str, bytes], Awaitable[None]]  # "stdout" or "stderr", and its output; no bytes at the end
+Write = Callable[[str, bytes], Awaitable[None]]  # "stdout" or "stderr", and its output. No bytes at the end
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ def log_tail(path: str | os.PathLike[str], size: int = 2_000) -> str:
 
 
 class KeptLogs:
-    """The logs of ended sessions, oldest first; beyond ``most`` of them the oldest go."""
+    """The logs of ended sessions, oldest first. Beyond ``most`` of them the oldest go."""
 
     def __init__(self, most: int = KEPT_LOGS) -> None:
         self._most = most

@@ -4,7 +4,7 @@ Theory of operation. A session is ``starting`` (calls wait for its first healthy
 the reason. `Session.run` is its whole life, in one task. `Session.end` may be called at any time. It takes effect at once for
 callers, while the process is still within its grace.
 
-AWS counts a session as active while an invocation or a command runs, and while its /ping answers HealthyBusy; otherwise it is
+AWS counts a session as active while an invocation or a command runs, and while its /ping answers HealthyBusy. Otherwise it is
 idle. AWS pings about every two seconds. Here a session is pinged once a while after its last call, then as often as needed while
 it is busy, and right before it would end as idle.
 """
@@ -36,7 +36,7 @@ Key = tuple[str, str, str]  # runtime id, endpoint, session id
 SHOWN_CHARS = 600  # length of a cause in a message
 PING_BYTES = 64 * 1024  # limit of a response to /ping, which has two short fields
 PING_TIMEOUT_S = 5.0
-PING_MIN_S, PING_MAX_S = 2.0, 15.0  # 2 s is the platform's own pace; an idle limit is kept by AWS to within 15 s
+PING_MIN_S, PING_MAX_S = 2.0, 15.0  # 2 s is the platform's own pace. An idle limit is kept by AWS to within 15 s
 LATE_DEATH_S = 2.0  # the end of a process is known a little later than its connections break
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 0.5  # between the pings of a start
 INIT_FAILED = "Runtime initialization failed."
@@ -65,7 +65,7 @@ class Session:
         self.start_s: float | None = None
         self.error: str | None = None  # while it starts: the result of the last ping
         self.closed = asyncio.Event()  # set when it is over
-        self.ending: dict[str, Any] = {}  # its description when it is over; the usage of its process is added later
+        self.ending: dict[str, Any] = {}  # its description when it is over. The usage of its process is added later
         self._born_s = self._last_active_s = time.monotonic()
         self._pinged = False  # since its last activity
         self._last_answer: tuple[str, Any] | None = None
@@ -97,7 +97,7 @@ class Session:
         return request(self.process.dial, method, path, headers, body)
 
     async def death(self) -> str | None:
-        """Return why its process ended, after a connection to it broke; None if it is not known to have ended."""
+        """Return why its process ended, after a connection to it broke, or None if it is not known to have ended."""
         assert self.process is not None
         await asyncio.wait([self.process.ended], timeout=LATE_DEATH_S)
         return (self.process.death or _exit(self._exit_status())) if self.process.ended.done() else None

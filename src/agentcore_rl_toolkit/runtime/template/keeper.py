@@ -166,7 +166,7 @@ class Keeper:
         _enter(order["dir"])
         link_files(order["links"], order["dir"], order["copied"] if order["project"] is None else ())
         tempfile.tempdir = None
-        # CPython gives `random` a new seed in a forked child; numpy's global generator keeps the template's.
+        # CPython gives `random` a new seed in a forked child, but numpy's global generator keeps the template's.
         numpy_random = sys.modules.get("numpy.random")
         if numpy_random is not None:
             numpy_random.seed()

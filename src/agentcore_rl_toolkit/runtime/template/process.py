@@ -1,7 +1,7 @@
 """The template process: runs an agent script up to ``app.run()`` once, then forks it per session.
 
 Theory of operation. The runtime starts one template per agent and version and talks to it over a socket, one JSON object per
-line. In fork mode the script is executed here; at the point where it would start its server, the loop of `keeper` runs instead
+line. In fork mode the script is executed here. At the point where it would start its server, the loop of `keeper` runs instead
 and every session is a fork that carries on from that point: imports and module state are shared copy-on-write.
 A script with threads, a running event loop, or an open connection cannot be forked safely. Then this process starts again and
 imports the libraries that were loaded, and each of its forks runs the script from its start (libraries mode). If the libraries
@@ -188,7 +188,7 @@ def _agents_traceback(error: BaseException) -> str:
 
 
 def why_not_forkable(control: int) -> str | None:
-    """Return why this process must not be forked now, and how the agent can change that; None when it may.
+    """Return why this process must not be forked now, and how the agent can change that, or None when it may.
 
     A lock of a native library needs no check: only another thread can hold one here.
     """

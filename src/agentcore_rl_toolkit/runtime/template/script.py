@@ -24,7 +24,7 @@ class ScriptEndedError(Exception):
 def run_script(path: str, take_over: TakeOver, serve_here: Callable[[], socket.socket] | None = None) -> None:
     """Execute the file as ``__main__``; ``uvicorn.run(app, **options)`` becomes ``take_over(app, options)``.
 
-    A script that makes a ``uvicorn.Server`` of its own cannot be stopped at that point; with ``serve_here`` it gets the listening
+    A script that makes a ``uvicorn.Server`` of its own cannot be stopped at that point. With ``serve_here`` it gets the listening
     socket that function returns instead of its port, without it such a server is refused.
 
     The file is a module of its package, as with `python -m`. Where it makes an app and does not run it, that app is run.

@@ -14,8 +14,8 @@ import socket
 import sys
 from typing import Any
 
-IDLE_TICK_S = 60.0  # uvicorn's `Date` header and its callbacks are refreshed this often; no client sees them
-KEEP_ALIVE_S = 10**7  # the runtime owns the connections and closes them; a race between both ends would lose a request
+IDLE_TICK_S = 60.0  # uvicorn's `Date` header and its callbacks are refreshed this often. No client sees them
+KEEP_ALIVE_S = 10**7  # the runtime owns the connections and closes them. A race between both ends would lose a request
 
 
 def make_config(app: Any, options: dict[str, Any]) -> Any:
@@ -49,7 +49,7 @@ def serve(config: Any, listener: socket.socket) -> int:
             if wake is not None:
                 self._loop.call_soon_threadsafe(wake.set)
 
-    # uvicorn raises the signal again once it has drained. A handler of the agent's own then runs, as on AWS; the default
+    # uvicorn raises the signal again once it has drained. A handler of the agent's own then runs, as on AWS. The default
     # action would end the process before its exit functions ran.
     for number in (signal.SIGTERM, signal.SIGINT):
         if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
