@@ -8,16 +8,20 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+import prometheus_client
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from agentcore_rl_toolkit.client import BatchItem, RolloutClient
+from agentcore_rl_toolkit.client import BatchItem, Deadlines, RolloutClient, export_prometheus
 from agentcore_rl_toolkit.client.evaluation import pass_rates, read_rows, summarise, write_results
 from agentcore_rl_toolkit.contract import Cause, Outcome, cause_of
 from agentcore_rl_toolkit.errors import AgentError, ConfigError
 from agentcore_rl_toolkit.stats.differences import change_of
 from agentcore_rl_toolkit.stats.intervals import interval
+from scripted_runtime import ScriptedRuntime
+
+from .conftest import MakeClient
 
 
 def item(
@@ -206,3 +210,18 @@ def test_subscriber_hears_the_life_of_a_rollout(client: RolloutClient) -> None:
     assert [event for event, _ in received] == ["intent", "accepted", "finished", "stopped"]
     assert {fields["session_id"] for _, fields in received} == {session_id}
     assert received[2][1]["outcome"] == "ok"
+
+
+def test_the_gauge_of_sessions_counts_those_that_were_accepted(
+    make_client: MakeClient, runtime: ScriptedRuntime
+) -> None:
+    registry = prometheus_client.CollectorRegistry()
+    client = make_client(deadlines=Deadlines(confirm_s=0.1))
+    export_prometheus(client, registry=registry)
+    future = client.invoke({"script": {"hang": True}})
+    assert registry.get_sample_value("agentcore_rl_in_flight") == 1
+    runtime.faults.append("drop")  # nothing runs, and the session is stopped to be sure
+    assert client.submit({"script": {}}).exception(60) is not None
+    future.cancel()
+    client.flush()
+    assert registry.get_sample_value("agentcore_rl_in_flight") == 0

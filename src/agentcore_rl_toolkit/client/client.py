@@ -490,14 +490,17 @@ def export_prometheus(client: RolloutClient, *, registry: Any = None) -> None:
             prometheus.Histogram("stage_seconds", "Time in a stage", ["stage"], buckets=_BUCKETS_S, **to),
         )
     rollouts, failures, events, records, in_flight, stages = where._agentcore_rl
+    accepted: set[str] = set()  # sessions that the gauge counts; a session whose invoke failed is stopped, too
 
     def on_event(event: str, fields: Mapping[str, Any]) -> None:
         events.labels(event).inc()
         if fields.get("proof") is not None:
             records.labels(str(fields["proof"])).inc()
         if event == "accepted":
+            accepted.add(fields["session_id"])
             in_flight.inc()
-        elif event == "stopped":
+        elif event == "stopped" and fields["session_id"] in accepted:
+            accepted.remove(fields["session_id"])
             in_flight.dec()
         elif event == "finished":
             rollouts.labels(fields["outcome"]).inc()
