@@ -129,6 +129,16 @@ async def test_an_idle_session_ends_at_its_limit_after_one_more_ping(bench: Benc
     assert (bench.metrics.starts_s[-1], bench.metrics.session_cpu_s) == (1, 0.5)
 
 
+async def test_the_first_ping_after_a_call_comes_after_an_interval(bench: Bench) -> None:
+    async with bench.use(idle_timeout_s=12.0):  # a sixtieth of it is the interval
+        before = len(bench.pings)
+    ended_s = time.monotonic()
+    async with asyncio.timeout(20):
+        while len(bench.pings) == before:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+    assert bench.pings[-1] - ended_s >= 0.19
+
+
 async def test_calls_and_busy_pings_keep_a_session(bench: Bench) -> None:
     async with bench.use(idle_timeout_s=0.3):
         await asyncio.sleep(0.6)
