@@ -138,7 +138,8 @@ def test_a_session_adopted_from_the_ledger_must_keep_its_promise(
     ledger, store = tmp_path / "ledger.jsonl", open_store(store_url)
     started = _start_and_forget(runtime, store_url, ledger)
     store.put(started["key"], json.dumps(FORGED).encode())
-    (item,) = make_client().map([WAITING], ledger=ledger, resume=True)
+    # `prepare` is for invokes, and nothing is sent here.
+    (item,) = make_client().map([WAITING], ledger=ledger, resume=True, prepare=lambda session_id, attempt: 1 / 0)
     assert (item.session_id, item.outcome, item.proof) == (started["session_id"], Outcome.INVALID, Proof.FORGED)
 
 

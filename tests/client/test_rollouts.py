@@ -20,7 +20,7 @@ from botocore.exceptions import ClientError
 
 from agentcore_rl_toolkit import RolloutClient
 from agentcore_rl_toolkit._servers import keys
-from agentcore_rl_toolkit.client import Deadlines, RolloutFuture, WatchSettings, as_completed
+from agentcore_rl_toolkit.client import Deadlines, RolloutFuture, WatchSettings, as_completed, rollout
 from agentcore_rl_toolkit.contract import Outcome, new_session_id
 from agentcore_rl_toolkit.errors import (
     AgentError,
@@ -180,6 +180,18 @@ def test_a_deadline_during_model_calls_is_the_agents_failure_and_not_tried_again
     else:
         assert isinstance(error, RolloutTimeoutError)
         assert (future.cause, future.attempt, runtime.runs) == ("infrastructure", 2, 2)
+
+
+def test_a_count_of_turns_that_never_comes_delays_no_deadline(
+    make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def turns_of(session_id: str) -> int:
+        await asyncio.Event().wait()
+        return 1
+
+    monkeypatch.setattr(rollout, "COUNT_S", 0.1)
+    client = make_client(turns_of=turns_of, deadlines=Deadlines(run_s=0.4))
+    assert isinstance(client.submit(script(hang=True)).exception(20), RolloutTimeoutError)
 
 
 def test_without_a_deadline_turns_are_not_counted(make_client: MakeClient) -> None:
@@ -514,6 +526,16 @@ def test_a_prepare_that_fails_is_a_failed_attempt(client: RolloutClient, runtime
     assert (item.outcome, item.attempt, runtime.runs) == (Outcome.OK, 3, 1)
     (item,) = client.run_batch([script()], prepare=prepare)
     assert (item.outcome, item.error) == (Outcome.LOST, "prepare raised CancelledError")
+
+
+def test_a_prepare_that_never_returns_ends_its_rollout(make_client: MakeClient) -> None:
+    async def prepare(session_id: str, attempt: int) -> dict[str, Any]:
+        await asyncio.Event().wait()
+        return {}
+
+    client = make_client(deadlines=Deadlines(start_s=0.2))
+    (item,) = client.run_batch([script()], prepare=prepare)
+    assert (item.outcome, item.error) == (Outcome.LOST, "prepare timed out (limit: start_s=0.2)")
 
 
 def test_sys_exit_in_a_subscriber_or_a_callback_ends_nothing(client: RolloutClient, runtime: ScriptedRuntime) -> None:

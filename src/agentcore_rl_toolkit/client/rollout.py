@@ -80,6 +80,7 @@ logger = logging.getLogger("agentcore_rl_toolkit.client")
 Subscriber = Callable[[str, Mapping[str, Any]], None]
 COUNTS = {"intent": "submitted", "refused": "refused", "server_error": "server_errors", "retried": "retried"}
 LAST_TURNS_S = 30.0  # model calls in this time before the deadline of the run show that the agent is in a loop
+COUNT_S = 5.0  # limit of one count of model calls
 CONFIRM_ERROR_S = 5.0  # looking for a session after a 500 or 503
 ERRORS = {kind.outcome: kind for kind in RolloutError.__subclasses__()}
 
@@ -175,9 +176,10 @@ class Rollout(RolloutFuture):
 
     async def _attempt(self, known: Attempt | None) -> Verdict:
         """Run one session, from the queue to its verdict."""
+        body = b""
         try:
-            body = self._encode(await self._prepared_config())
             if known is None:
+                body = self._encode(await self._prepared_config())
                 self._write_intent()
             else:
                 self.s3_bucket, self.result_key, self.sent_s = known.bucket, known.key, time.monotonic()
@@ -199,8 +201,13 @@ class Rollout(RolloutFuture):
     async def _prepared_config(self) -> dict[str, Any]:
         config = dict(self.config)
         if self.prepare is not None:
-            extra = self.prepare(self.session_id, self.attempt)
-            config.update(await extra if inspect.isawaitable(extra) else extra)
+            limit_s = self.deadlines.start_s
+            try:
+                async with asyncio.timeout(limit_s):
+                    extra = self.prepare(self.session_id, self.attempt)
+                    config.update(await extra if inspect.isawaitable(extra) else extra)
+            except TimeoutError as e:
+                raise RolloutLostError(f"prepare timed out (limit: start_s={limit_s:g})") from e
         config.setdefault("attempt", self.attempt)
         config.setdefault("heartbeat_s", self.shared.watch.heartbeat_s)
         config[PROOF_KEY_FIELD] = self.shared.proof_key(self.ledger).session_secret(self.session_id)
@@ -383,8 +390,9 @@ class Rollout(RolloutFuture):
         if waiter.found.done() or self.shared.turns_of is None:
             return None
         try:
-            count = self.shared.turns_of(self.session_id)
-            return await count if inspect.isawaitable(count) else count
+            async with asyncio.timeout(COUNT_S):
+                count = self.shared.turns_of(self.session_id)
+                return await count if inspect.isawaitable(count) else count
         except BaseException as e:  # the caller's function
             if is_own_cancellation(e):
                 raise

@@ -50,7 +50,7 @@ class Deadlines:
         queue_s: waiting in this process for a connection and for the pace.
         throttle_s: how long refusals (429, 402) of one rollout are waited out: the refused invokes and the pauses after them. The
             queue counts only while the runtime accepts no rollout of this client.
-        start_s: one invoke request, cold start included.
+        start_s: one invoke request, cold start included, and before it one call of `prepare`.
         confirm_s: after an invoke whose reply was lost, how long to look for signs that the agent runs. After a reply of 500 or
             503 at most 5 s.
         run_s: from the accepted invoke to the record. The default is the service's own limit on a session, plus a little.
