@@ -275,7 +275,7 @@ class Admin:
         elif asked.sampler is not None:
             why = "'sampler' names weights at a sampling service; this gateway's engine is none"
             raise RequestError(why, param="sampler")
-        context.running.publish(asked.weight_version)
+        context.running.weight_version = asked.weight_version
         for worker in context.router.workers.values():
             worker.forgot = False
         context.router.ask_weights()

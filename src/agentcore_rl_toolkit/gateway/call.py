@@ -15,7 +15,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
-from contextlib import aclosing
 
 from aiohttp import web
 
@@ -27,7 +26,7 @@ from .context import Context, Engine
 from .engines.errors import upstream_error
 from .http.responses import error_response, passed
 from .record import AGENT_GONE, Recorder
-from .router import ServerLostError, StatusError, Worker, too_large
+from .router import ServerLostError, StatusError, Worker
 from .sessions import RecordedReply, Session
 from .wire.request import CallRequest
 from .writers import writer_of
@@ -72,18 +71,23 @@ class Call:
 
     async def run(self) -> None:
         """Make the prompt, sample the reply, record it, and give the agent its end."""
-        session, request, engine, recorder = self.session, self.request, self._engine, self.recorder
+        engine, recorder, stored = self._engine, self.recorder, False
         try:
             if self._aborted is not None:
                 raise self._aborted
-            async with asyncio.timeout(self._context.limits.call_s) as self._limit, engine.prompt(recorder.call_id):
-                await self._sample()
-                self.state = "recording"
-                self._limit.reschedule(None)
-                record, captured, number = await recorder.store_reply(engine, begun=bool(self.buffer))
-                if number is not None:
-                    self._reply = session.add_reply(request.digest, number, connections=self.connections)
-                self._complete(record, captured)
+            async with asyncio.timeout(self._context.limits.call_s) as self._limit:
+                try:
+                    await engine.prepare(recorder.call_id)
+                    await self._sample()
+                    self.state = "recording"
+                    self._limit.reschedule(None)
+                    record, captured, number = await recorder.store_reply(engine, begun=bool(self.buffer))
+                    if number is not None:
+                        self._reply = self.session.add_reply(self.request.digest, number, connections=self.connections)
+                    self._complete(record, captured)
+                    stored = True
+                finally:
+                    await engine.release(stored=stored)
         except asyncio.CancelledError:
             if self._aborted is None:
                 raise
@@ -107,7 +111,7 @@ class Call:
         finally:
             self._task = None
             self._add(b"", ended=True)
-            session.inflight.discard(self)
+            self.session.inflight.discard(self)
             self._context.running.discard(self)
 
     async def _sample(self) -> None:
@@ -153,15 +157,16 @@ class Call:
             self._end, self.recorder.first_token_s, self.writer = None, None, writer_of(self.request, self._engine)
 
     async def _sample_at(self, worker: Worker) -> None:
-        """Sample at one server, and count how that ends."""
-        engine, running, recorder = self._engine, self._context.running, self.recorder
-        begun, changes = running.weight_version, running.changes
+        """Sample at one server, and count the result."""
+        engine, running = self._engine, self._context.running
+        begun = running.weight_version
         worker.inflight += 1
         worker.calls += 1
         try:
-            async with aclosing(engine.sample(worker)) as blocks:
-                async for deltas in blocks:
-                    self._forward(deltas)
+            if (sent := engine.request(worker)) is None:
+                self._forward(await engine.sample(worker))
+            else:
+                await self._exchange(worker, *sent)
             worker.succeeded()
         except StatusError as e:
             if e.http_status >= 500:
@@ -170,10 +175,32 @@ class Call:
         except ServerLostError as e:
             worker.failed(unreachable=True, why=str(e.__cause__ or e))
             raise
+        except BaseException:
+            engine.cancel(worker)
+            raise
         finally:
             worker.inflight -= 1
-        recorder.versions = engine.versions or (begun, running.weight_version)
-        recorder.changed = running.changes != changes
+        self.recorder.versions = engine.versions or (begun, running.weight_version)
+
+    async def _exchange(self, worker: Worker, path: bytes, body: bytes) -> None:
+        """Send a request to a server and read its reply."""
+        engine, stream, most = self._engine, self.request.stream, self._context.limits.reply_bytes
+        async with worker.post(path, body, session=self.session.id, stream=stream) as response:
+            parts: list[bytes] = []
+            received, streaming = 0, stream and response.status == 200
+            engine.begin(response.headers)
+            async for data in response.content.iter_any():
+                received += len(data)
+                if received > most:
+                    raise RequestError(f"the reply is larger than {most} bytes (setting reply_bytes)", kind="upstream")
+                if streaming:
+                    self._forward(engine.feed(data))
+                else:
+                    parts.append(data)
+            if response.status != 200:
+                raise StatusError(response.status, response.headers, b"".join(parts))
+            if not streaming:
+                engine.read(b"".join(parts))
 
     def enter(self, stage: str, limit_s: float | None) -> None:
         """Begin a stage of the call, which has its own deadline."""
@@ -203,8 +230,6 @@ class Call:
                 self._end = []
             (out if self._end is None else self._end).append(self.writer.write(delta))
         self._add(b"".join(out))
-        if len(self.buffer) > self._context.limits.reply_bytes:
-            raise too_large(self._context.limits.reply_bytes)
 
     def _complete(self, record: CallRecord, captured: Captured) -> None:
         """Give the agent the end of a recorded reply."""
@@ -253,11 +278,12 @@ class Call:
 
     async def more(self) -> bool:
         """Wait until there is something to write. Return False after a silence in which a stream gets a ping."""
+        pings = self.request.stream and (self.buffer or self._engine.pings)
         try:
-            async with asyncio.timeout(self._context.limits.keep_alive_s):
+            async with asyncio.timeout(self._context.limits.keep_alive_s if pings else None):
                 await self._changed.wait()
         except TimeoutError:
-            return not (self.request.stream and (self.buffer or self._engine.pings))
+            return False
         return True
 
     def connect(self) -> None:

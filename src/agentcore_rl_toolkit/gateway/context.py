@@ -1,4 +1,4 @@
-"""The parts of a gateway that its calls and its administration share, and the interface of what samples a call."""
+"""The parts of a gateway that its calls and its administration share, and the interface of an engine."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import itertools
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Sized
-from contextlib import AbstractAsyncContextManager
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sized
+from typing import Any
 
 from ..messages.wire import Delta
 from ..messages.wire.passthrough import Fields
@@ -19,33 +18,55 @@ from .sessions import Session, Sessions
 from .wire.request import CallRequest
 
 
-class Engine(Protocol):
-    """Samples one call: `RelayedChat`, `TokenSampling`, `ServiceSampling`.
+class Engine:
+    """Writes the request of one call and reads its reply: `RelayedChat`, `TokenSampling`, `ServiceSampling`.
 
-    ``pings``: a stream gets comments before its first delta. ``versions`` are those of the first and the last token, if the
-    engine knows them without its reply.
+    ``pings``: a stream gets comments before its first delta. ``versions`` are the weight versions of the first and the last token
+    if the engine knows them without its reply.
     """
 
-    pings: bool
-    versions: tuple[int | None, int | None] | None
+    pings = False
+    versions: tuple[int | None, int | None] | None = None
 
     def understand(self) -> Fields:
         """Return the request as a chat completion. Raises: RequestError."""
+        raise NotImplementedError
 
     def compose(self, fields: Fields) -> None:
         """Take the request with the session's settings in it. Raises: RequestError."""
+        raise NotImplementedError
 
-    def prompt(self, call_id: str) -> AbstractAsyncContextManager[None]:
-        """Make the prompt. Leaving the block adds the answers to the session's history."""
+    async def prepare(self, call_id: str) -> None:
+        """Make the prompt. `release` follows, also after an error. Raises: RequestError."""
 
-    def sample(self, worker: Worker) -> AsyncGenerator[list[Delta], None]:
-        """Sample at a server. An earlier attempt leaves nothing.
+    def request(self, worker: Worker) -> tuple[bytes, bytes] | None:
+        """Begin an attempt. Return path and body for the inference server, or None if `sample` samples the call."""
+        raise NotImplementedError
 
-        Raises: ServerLostError, StatusError, RequestError, CaptureError, UpstreamError.
-        """
+    async def sample(self, worker: Worker) -> list[Delta]:
+        """Sample the call without a request to an inference server. Raises: RequestError, CaptureError."""
+        raise NotImplementedError
+
+    def begin(self, headers: Mapping[str, str]) -> None:
+        """Take the headers of the server's reply."""
+
+    def read(self, body: bytes) -> None:
+        """Read a reply that is not streamed. Raises: CaptureError."""
+        raise NotImplementedError
+
+    def feed(self, data: bytes) -> list[Delta]:
+        """Read a piece of a stream. Raises: CaptureError, UpstreamError."""
+        raise NotImplementedError
+
+    def cancel(self, worker: Worker) -> None:
+        """End the attempt at the server. Most servers end it when its connection is closed."""
 
     def captured(self) -> Captured:
         """Return the content of the complete reply. Raises: CaptureError."""
+        raise NotImplementedError
+
+    async def release(self, *, stored: bool) -> None:
+        """Add the reply to the session's history if it was ``stored``, and end the use of the history."""
 
 
 class Context:

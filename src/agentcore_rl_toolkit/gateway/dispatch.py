@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import logging
 from collections.abc import Coroutine, Mapping
+from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote, unquote_to_bytes
 
@@ -42,7 +43,7 @@ class Dispatch:
         self._context = context
         self._session_keys = config.session_keys
         self._admin = admin
-        self._hosts = HostCheck((config.host,), config.allowed_hosts)
+        self._refusal = lru_cache(1000)(HostCheck((config.host,), config.allowed_hosts).refusal)
         self._loopback = is_loopback(config.host)
         self._admin_key = config.admin_key.encode() if config.admin_key is not None else None
 
@@ -58,7 +59,7 @@ class Dispatch:
         dialect = "gemini" if b"/v1beta/" in raw else "anthropic" if b"messages" in rest else "chat"
         dialect = "bedrock" if b"bedrock/" in rest else dialect  # of errors, until the route is known
         host, origin = http.headers.get("host"), http.headers.get("origin")
-        refusal = self._hosts.refusal(
+        refusal = self._refusal(
             None if host is None else host.encode("latin-1", "replace"),
             None if origin is None else origin.encode("latin-1", "replace"),
         )
@@ -67,9 +68,7 @@ class Dispatch:
                 raise RequestError(refusal.message, kind="permission", status=refusal.status)
             if http.method == "CONNECT":
                 raise RequestError("this server is no proxy", kind="method_not_allowed")
-            if (
-                http.method == "HEAD"
-            ):  # its response has no body: only a probe of the gateway's health has a use for one
+            if http.method == "HEAD":  # the response has no body
                 return web.Response(status=200 if raw in _HEALTH else 405, headers={"allow": "GET, POST"})
             if slash and raw.startswith(b"/sessions/"):
                 return await self._agent(http, name, rest, query, dialect)
@@ -165,8 +164,8 @@ class Dispatch:
             return answer(running, http)
         if (found := recorded_reply(session, request)) is not None:
             context.counters["turns_joined"] += 1
-            (reply, record, prompt), writer = found, writer_of(request, engine)
-            return answer_again(reply, writer.replayed(record, prompt), writer.headers(), http)
+            (reply, record), writer = found, writer_of(request, engine)
+            return answer_again(reply, writer.replayed(record), writer.headers(), http)
         session.hold_to_settings(fields)
         engine.compose(fields)
         return answer(Call(context, session, request, engine), http)

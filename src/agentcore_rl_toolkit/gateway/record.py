@@ -21,7 +21,7 @@ _MOST_REFUSED = 50  # requests of one session that are entries of it: an agent m
 
 
 class Recorder:
-    """Stores the record of one call, and holds the facts for it. ``changed``: weights may have been changed meanwhile."""
+    """Stores the record of one call, and holds the facts for it."""
 
     def __init__(self, context: Context, session: Session, request: CallRequest) -> None:
         self._context = context
@@ -34,7 +34,6 @@ class Recorder:
         self.first_token_s: float | None = None
         self.worker: Worker | None = None
         self.versions: tuple[int | None, int | None] = (None, None)  # published at the start and at the end of sampling
-        self.changed = False
         self._stored = False
 
     async def store_reply(self, engine: Engine, *, begun: bool) -> tuple[CallRecord, Captured, int | None]:
@@ -128,7 +127,6 @@ class Recorder:
             texts=self._session.texts,
             fields=fields,
             published=self.versions,
-            changed=self.changed,
             stream=request.stream,
             call_id=self.call_id,
             index=self.index,

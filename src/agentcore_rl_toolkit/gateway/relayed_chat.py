@@ -1,10 +1,9 @@
-"""Samples a call by a server's own chat completions: the request is passed on, with the fields that the capture needs."""
+"""Pass a call on to a server's chat completions, with the fields that the capture needs."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 
 import msgspec
 
@@ -15,9 +14,9 @@ from ..messages.wire.passthrough import Fields
 from .capture.record import CONSTRAINED, IMAGES, Captured
 from .capture.reply import ReplyReader, without_numbers
 from .config import REFUSED_FORM
-from .context import Context
+from .context import Context, Engine
 from .http.responses import passed
-from .router import Worker, check_status, read_reply_body, too_large
+from .router import Worker
 from .sessions import Session
 from .wire.request import CallRequest
 
@@ -28,14 +27,11 @@ _TRUE = msgspec.Raw(b"true")
 _ROUTE = b"/v1/chat/completions"
 
 
-class RelayedChat:
-    """An `Engine`. A translated request is written as a chat completion, so every dialect leaves the same records.
+class RelayedChat(Engine):
+    """Asks a server for a chat completion, whatever the dialect of the agent, so all dialects leave the same records.
 
     ``passes``: the agent speaks the servers' dialect and gets their bytes. ``headers`` and ``body`` are the server's reply.
     """
-
-    pings = False
-    versions: tuple[int | None, int | None] | None = None
 
     def __init__(self, context: Context, session: Session, request: CallRequest) -> None:
         self._context = context
@@ -46,7 +42,7 @@ class RelayedChat:
         self.headers: Mapping[str, str] = {}
         self.body = b""
         self._sent = b""
-        self._reader: ReplyReader | None = None
+        self._reader = ReplyReader()
 
     # -- the request
 
@@ -78,48 +74,40 @@ class RelayedChat:
         numbers = {} if self.plain_endpoint else {"logprobs": _TRUE, "return_token_ids": _TRUE}
         self._sent = _to_json({**fields, **numbers})
 
-    @asynccontextmanager
-    async def prompt(self, call_id: str) -> AsyncIterator[None]:
-        yield
-
     # -- the reply
 
-    async def sample(self, worker: Worker) -> AsyncGenerator[list[Delta], None]:
-        request, most = self._request, self._context.limits.reply_bytes
-        self._reader = None
-        async with worker.post(_ROUTE, self._sent, session=self._session.id, stream=request.stream) as response:
-            await check_status(response, most)
-            self.headers = passed(response.headers)
-            if not request.stream:
-                self.body = await read_reply_body(response, most)
-                return
-            plain = not request.numbers and not self.plain_endpoint  # the agent did not ask for the numbers
-            reader = self._reader = ReplyReader(entries=request.logprobs, n=request.n, relayed=self.passes, plain=plain)
-            received = 0
-            async for data in response.content.iter_any():
-                received += len(data)
-                if received > most:
-                    raise too_large(most)
-                yield reader.feed(data)
+    def request(self, worker: Worker) -> tuple[bytes, bytes]:
+        request = self._request
+        plain = not request.numbers and not self.plain_endpoint  # the agent did not ask for the numbers
+        self._reader = ReplyReader(entries=request.logprobs, n=request.n, relayed=self.passes, plain=plain)
+        return _ROUTE, self._sent
+
+    def begin(self, headers: Mapping[str, str]) -> None:
+        self.headers = passed(headers)
+
+    def read(self, body: bytes) -> None:
+        self.body = body
+
+    def feed(self, data: bytes) -> list[Delta]:
+        return self._reader.feed(data)
 
     @property
     def leftover(self) -> bytes:
-        """The end of a stream that is no whole event."""
-        return self._reader.rest if self._reader is not None else b""
+        """The end of a stream that is not a complete event."""
+        return self._reader.rest
 
     @property
     def ended(self) -> bool:
-        """Whether some choice of a stream has ended."""
-        return self._reader is not None and self._reader.ended
+        """Return True if some choice of a stream has ended."""
+        return self._reader.ended
 
     def captured(self) -> Captured:
-        request, reader = self._request, self._reader
-        if reader is None:
-            reader = ReplyReader(entries=request.logprobs)
-            rest = reader.read(self.body)
+        request = self._request
+        if not request.stream:
+            self._reader.read(self.body)
             if not request.numbers:
-                self.body = without_numbers(rest)
-        captured = reader.captured()
+                self.body = without_numbers(self.body)
+        captured = self._reader.captured()
         if not self._context.train_constrained and passthrough.constrained(request.fields):
             captured.untrainable = CONSTRAINED
         if request.images:

@@ -8,7 +8,8 @@ An idempotency key identifies its call. Without a key the first rule that applie
    reply began: then the repetition is of that call, which is sampled again.
 4. It is a separate sample: agents sample one prompt several times on purpose.
 
-A reply is received when its last write was drained and no disconnect was seen before.
+A reply is received when its last write was drained and no disconnect was seen before. A request for token ids gets no recorded
+reply, because records make replies without these ids.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from typing import Any
 
 from ..errors import CaptureError, GatewayError
 from .capture.record import TURNS, CallRecord, decode
-from .capture.turns import places_of, whole_prompt
 from .sessions import REMEMBERED, RecordedReply, Repeats, Session
 from .wire.request import CallRequest
 
@@ -37,11 +37,10 @@ def running_call(session: Session, request: CallRequest) -> Any:
     return None
 
 
-def recorded_reply(session: Session, request: CallRequest) -> tuple[RecordedReply, CallRecord, bytes | None] | None:
-    """Return the recorded reply that a request gets, and the ids of its prompt if it asks for them.
-
-    A damaged record counts as none.
-    """
+def recorded_reply(session: Session, request: CallRequest) -> tuple[RecordedReply, CallRecord] | None:
+    """Return the recorded reply that a request gets, and its record. A damaged record counts as none."""
+    if request.token_ids:
+        return None
     recent = session.recent if session.recent is not None else _recall(session)
     known = recent.get(request.digest)
     if known is None:
@@ -58,20 +57,12 @@ def recorded_reply(session: Session, request: CallRequest) -> tuple[RecordedRepl
         return None
     try:
         record = decode(session.store.reader.call(reply.position))
-        prompt = _prompt(session, record) if request.token_ids else None
     except (GatewayError, CaptureError) as e:
         log.error("session %s: a call that is asked for again cannot be read: %s", session.id, e)
         return None
     if lost is None and not request.keyed and time.time() - record.finished_s > MEMORY_S:
         return None
-    return reply, record, prompt
-
-
-def _prompt(session: Session, record: CallRecord) -> bytes:
-    """Return the packed ids of a call's prompt. Raises: CaptureError, GatewayError."""
-    records = list(map(decode, session.store.reader.calls(session.number)))
-    places = places_of(records)
-    return whole_prompt(records, places[record.call_id], places)
+    return reply, record
 
 
 def _recall(session: Session) -> OrderedDict[int, Repeats]:

@@ -361,32 +361,8 @@ class Router:
             self._tasks.start(worker.ask_weights())
 
 
-async def check_status(response: aiohttp.ClientResponse, most: int) -> None:
-    """Raises: StatusError, with the response's body, if its status is not 200."""
-    if response.status != 200:
-        raise StatusError(response.status, response.headers, await read_reply_body(response, most))
-
-
-async def read_reply_body(response: aiohttp.ClientResponse, most: int) -> bytes:
-    """Return the body of a response. Raises: RequestError when it is larger than ``most`` bytes."""
-    parts, size = [], 0
-    async for part in response.content.iter_any():
-        parts.append(part)
-        size += len(part)
-        if size > most:
-            raise too_large(most)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-def too_large(most: int) -> RequestError:
-    return RequestError(f"the reply is larger than {most} bytes (setting reply_bytes)", kind="upstream")
-
-
 class RunningCalls:
-    """The running calls (`Call`) of a gateway. ``waiting`` are those that a pause holds.
-
-    ``changes`` counts the moments from which on other weights may answer running calls.
-    """
+    """The running calls (`Call`) of a gateway. ``waiting`` are those that a pause holds."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -394,7 +370,6 @@ class RunningCalls:
         self.waiting: set[Any] = set()
         self.paused = False
         self.weight_version: int | None = None
-        self.changes = 0
         self._resumed = asyncio.Event()
         self._watchers: set[asyncio.Event] = set()  # each is set when a call waits or ends, and when a pause ends
 
@@ -425,11 +400,6 @@ class RunningCalls:
                         changed.clear()
         finally:
             self._watchers.discard(changed)
-
-    def publish(self, version: int) -> None:
-        """Other weights answer from now on."""
-        self.weight_version = version
-        self.changes += 1
 
     async def resumed(self, call: Any) -> None:
         """Hold a call that arrives during a pause. Its own time begins when the pause ends."""
@@ -465,7 +435,6 @@ class RunningCalls:
                 call.abort(RequestError("the policy is being updated; try again", kind="overloaded"))
         if in_flight != "continue":  # of aborted ones those are left whose record the disk is about to take
             await self.until(lambda: not self._active or not self.paused, timeout_s)
-        self.changes += bool(self._active)
         return {"paused": True, "in_flight": self._active}
 
     def resume(self) -> dict[str, Any]:

@@ -11,14 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .._servers.process import listen, url_of
+from .._servers.process import BACKLOG, listen, stop_listening, url_of
 from ..errors import ConfigError, GatewayError
 from ..messages.errors import RequestError
 from .admin import Admin
 from .config import SAMPLING_SERVICES, GatewayConfig, UpstreamConfig
 from .context import Context
 from .dispatch import Dispatch
-from .http.server import Listener, Server
+from .http.server import Server
 from .relayed_chat import RelayedChat
 from .sessions import Sessions, store_secret
 from .store.writer import Store
@@ -64,7 +64,7 @@ class Gateway:
         self.counters, self.router, self.running = context.counters, context.router, context.running
         self.token_mode, self.samplers = context.token_mode, context.samplers
         self._dispatch = Dispatch(context, self.admin)
-        self._listener: Listener | None = None
+        self._listener: asyncio.Server | None = None
         self._ticker: asyncio.Task[None] | None = None
 
     def _load_model(self, connect: Callable[[], Any] | None) -> None:
@@ -100,7 +100,7 @@ class Gateway:
         self.url = url_of(listening)
         self.router.start()
         self.connections = context.connections = Server(self._dispatch.handle, self.config.limits)
-        self._listener = Listener(listening, self.connections)
+        self._listener = await loop.create_server(self.connections, sock=listening, backlog=BACKLOG)
         self._ticker = loop.create_task(self._tick())
 
     async def stop(self, *, grace_s: float = 5.0) -> None:
@@ -108,7 +108,7 @@ class Gateway:
         if self._listener is None:
             return
         listener, self._listener = self._listener, None
-        await listener.stop()
+        await stop_listening(listener)
         self.connections.pre_shutdown()
         await self.running.until(lambda: not len(self.running), grace_s)
         for call in list(self.running):
@@ -127,7 +127,7 @@ class Gateway:
         await self.store.stop()
 
     async def _tick(self) -> None:
-        """Look after stalled readers, drained servers and the store, and measure how late the event loop is."""
+        """Remove drained servers, maintain the store, and measure how late the event loop is."""
         context, due = self._context, time.monotonic() + TICK_S
         while True:
             await asyncio.sleep(max(0.0, due - time.monotonic()))
@@ -135,7 +135,7 @@ class Gateway:
             context.lag_s = max(0.0, now - due)
             context.lag_max_s = max(context.lag_max_s, context.lag_s)
             due = now + TICK_S
-            for work in (self.connections.sweep, self.router.sweep, self.store.tend):
+            for work in (self.router.sweep, self.store.tend):
                 try:
                     work()
                 except Exception:  # the others are needed all the same, and every later turn

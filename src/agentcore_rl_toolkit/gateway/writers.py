@@ -1,21 +1,16 @@
-"""Writes a reply for its agent: the server's own bytes, or a dialect's encoding of its deltas.
+"""Write a reply for its agent: the bytes of the server, or a dialect's encoding of the deltas.
 
-Both writers have the same methods. ``write`` makes a part of a stream, ``ping`` a sign that more is coming, ``finish`` the end of
-a stream, ``error`` the end of one that cannot be completed, ``whole`` a reply that is not streamed, and ``replayed`` the reply of
-a recorded call, with the ids of its ``prompt`` for an agent that asked for token ids. ``broken`` returns why the agent must not
-take the reply for complete.
+Both writers have the same methods. ``write`` encodes a part of a stream, ``ping`` a sign that more is coming, ``finish`` the end
+of a stream, ``error`` the end of a stream that cannot be completed, ``whole`` a reply that is not streamed, and ``replayed`` the
+reply of a recorded call. ``broken`` returns why the agent must not treat the reply as complete.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from ..messages.wire import DIALECTS, Delta, ModelRequest, RequestError, StreamEncoder, error_body
-from ..messages.wire.stream import encode_event
-from .capture.events import EventReader
-from .capture.record import CallRecord, Captured, unpack_ids
+from .capture.record import CallRecord, Captured
 from .capture.replay import reply_of
 from .engines.errors import event_error
 from .http.responses import JSON
@@ -64,23 +59,18 @@ class PassingWriter:
     def whole(self, record: CallRecord) -> bytes:
         return self._engine.body
 
-    def replayed(self, record: CallRecord, prompt: bytes | None) -> bytes:
+    def replayed(self, record: CallRecord) -> bytes:
         request = self._request
         options = request.fields.get("stream_options")
         usage = options is not None and b"true" in bytes(options)
         asked = ModelRequest(dialect="chat", model="", stream=request.stream, include_usage=usage, logprobs=True)
         reply = DIALECTS["chat"].encode_reply(reply_of(record), asked)
-        if not request.stream:
-            body = msgspec.json.decode(reply)
-            for choice, recorded in zip(body["choices"], record.choices, strict=True):
-                choice["message"] = msgspec.Raw(recorded.message)  # with the names and members of the server
-            _add_ids([body], record, prompt)
-            return msgspec.json.encode(body)
-        if prompt is None:
+        if request.stream:
             return reply
-        events = [msgspec.json.decode(data) for data in EventReader().feed(reply)]
-        _add_ids(events, record, prompt)
-        return b"".join(map(encode_event, events)) + b"data: [DONE]\n\n"
+        body = msgspec.json.decode(reply)
+        for choice, recorded in zip(body["choices"], record.choices, strict=True):
+            choice["message"] = msgspec.Raw(recorded.message)  # with the names and members of the server
+        return msgspec.json.encode(body)
 
 
 class EncodingWriter:
@@ -121,18 +111,8 @@ class EncodingWriter:
     def whole(self, record: CallRecord) -> bytes:
         return self._dialect.encode_reply(reply_of(record), self._request.asked)
 
-    def replayed(self, record: CallRecord, prompt: bytes | None) -> bytes:
+    def replayed(self, record: CallRecord) -> bytes:
         return self.whole(record)
-
-
-def _add_ids(events: list[dict[str, Any]], record: CallRecord, prompt: bytes | None) -> None:
-    """Put token ids into a reply, or into the events of one: the prompt's into the first, a choice's where it ends."""
-    if prompt is None:
-        return
-    events[0]["prompt_token_ids"] = unpack_ids(prompt)
-    ids = {choice.index: unpack_ids(choice.ids) for choice in record.choices}
-    for choice in (choice for event in events for choice in event["choices"] if choice["finish_reason"] is not None):
-        choice["token_ids"] = ids[choice["index"]]
 
 
 def _incomplete(captured: Captured, *, stream: bool) -> RequestError | None:

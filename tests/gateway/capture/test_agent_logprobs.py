@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from agentcore_rl_toolkit.contract import new_session_id
-from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
+from agentcore_rl_toolkit.gateway import Gateway, GatewayClient
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
 
 Start = Callable[..., Awaitable[Gateway]]
@@ -71,32 +71,3 @@ async def test_a_stream_brings_the_numbers_that_were_asked_for(
     turns = (await GatewayClient(gateway.url).fetch_async([session.session_id]))[session.session_id].turns
     assert [list(turn.completion_ids) for turn in turns] == [list(ids) for ids in engine.calls[0].completion_ids]
     assert all(None not in turn.logprobs for turn in turns)
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_repeated_request_gets_the_token_ids_it_asked_for(
-    engine: ScriptedEngine, gateway: Gateway, session: SessionHandle, stream: bool
-) -> None:
-    """Its reply is made from the record, which has only the part of the prompt that is new."""
-    messages: list[Any] = [{"role": "user", "content": "hi"}]
-    extra: Any = {"n": 2, "stream": stream, "extra_body": {"return_token_ids": True}}
-    async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as llm:
-        first = await llm.chat.completions.create(model="m", messages=messages)
-        messages += [first.choices[0].message.to_dict(), {"role": "user", "content": "go on"}]
-        replies = []
-        for retry in ("0", "1"):
-            reply = await llm.chat.completions.create(
-                model="m", messages=messages, extra_headers={"x-stainless-retry-count": retry}, **extra
-            )
-            events = [event async for event in reply] if stream else [reply]
-            replies.append(_ids(events))
-    assert len(engine.calls) == 2
-    assert replies[0] == replies[1] == (engine.calls[1].prompt_ids, engine.calls[1].completion_ids)
-
-
-def _ids(events: list[Any]) -> tuple[list[int], list[list[int]]]:
-    prompts = [prompt for event in events if (prompt := (event.model_extra or {}).get("prompt_token_ids"))]
-    ids: list[list[int]] = [[], []]
-    for choice in (choice for event in events for choice in event.choices):
-        ids[choice.index] += choice.model_extra.get("token_ids") or []
-    return prompts[0], ids

@@ -44,7 +44,6 @@ def recorded(texts: Texts, index: int, prompt: list[int], answers: list[list[int
         call_id=f"c{index}",
         fields=fields,
         published=(None, None),
-        changed=False,
         stream=False,
         index=index,
         dialect="chat",
@@ -100,7 +99,6 @@ def test_a_prompt_that_is_no_list_of_token_ids_makes_the_turn_invalid(text: byte
         call_id="c",
         fields={},
         published=(None, None),
-        changed=False,
         stream=False,
         **about,
     )
@@ -111,5 +109,5 @@ def test_a_prompt_that_is_no_list_of_token_ids_makes_the_turn_invalid(text: byte
 def test_a_prompt_is_stored_with_a_reply_and_not_with_a_failure(status: str, ids: list[int]) -> None:
     about: dict[str, Any] = {"call_id": "c", "index": 0, "dialect": "chat", "started_s": 0.0, "texts": Texts()}
     captured = Captured([], prompt=b"[1,2]", has_tokens=True)
-    record = build(status, captured, fields={}, published=(None, None), changed=False, stream=False, **about)
+    record = build(status, captured, fields={}, published=(None, None), stream=False, **about)
     assert (record.status, unpack_ids(record.prompt_ids)) == (status, ids)

@@ -68,7 +68,7 @@ async def scripted(step: Step, **settings: Any) -> Any:
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     upstreams = (UpstreamConfig(url=f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", engine="vllm"),)
     gateway = Gateway(GatewayConfig(upstreams=upstreams, **settings))
-    gateway.running.publish(1)
+    gateway.running.weight_version = 1
     await gateway.start()
     try:
         yield gateway
@@ -146,7 +146,7 @@ async def test_each_choice_of_a_whole_reply_has_its_own_versions(
         return reply
 
     gateway = await start_gateway(engine, engine=kind, model_dir=str(MODEL))
-    gateway.running.publish(5)
+    gateway.running.weight_version = 5
     engine.faults.append(Fault(edit=edit))
     turns = await call(gateway, n=2)
     spans = [(t.weight_version_first, t.weight_version_last) for t in turns]
@@ -162,7 +162,7 @@ async def test_a_whole_relayed_reply_has_the_versions_that_the_policy_names(
         return reply
 
     gateway = await start_gateway(engine)
-    gateway.running.publish(4)
+    gateway.running.weight_version = 4
     engine.faults.append(Fault(edit=edit))
     [turn] = await call(gateway)
     assert (turn.weight_version_first, turn.weight_version_last) == (3, 5)
@@ -176,7 +176,7 @@ async def test_a_whole_reply_that_began_before_the_change_counts_as_older(
     """Whether its engine names the version it ended with before or after the gateway was told of it."""
     engine.first_id, engine.last_id = 300, 500
     gateway = await start_gateway(engine, **({"model_dir": model} if model else {}))
-    gateway.running.publish(1)
+    gateway.running.weight_version = 1
     client = GatewayClient(gateway.url)
     gate = asyncio.Event()
     engine.faults.append(Fault(gate=gate))
@@ -198,7 +198,7 @@ async def test_a_whole_reply_that_began_before_the_change_counts_as_older(
 def versions(captured: Captured) -> tuple[int | None, int | None]:
     """The versions of the record, of a call in which 1 and then 2 were published."""
     about: Any = {"call_id": "c", "index": 0, "dialect": "chat", "started_s": 0.0}
-    record = build(OK, captured, texts=Texts(), fields={}, published=(1, 2), changed=True, stream=True, **about)
+    record = build(OK, captured, texts=Texts(), fields={}, published=(1, 2), stream=True, **about)
     return record.weight_version_first, record.weight_version_last
 
 

@@ -7,7 +7,6 @@ import contextlib
 import gzip
 import json
 import zlib
-from collections.abc import Callable
 from functools import partial
 
 import brotli
@@ -147,14 +146,6 @@ async def test_a_compressed_body_is_decompressed(
     assert (status, engine.calls[0].body["messages"]) == (200, json.loads(BODY)["messages"]), reply
 
 
-@pytest.mark.parametrize(("encoding", "compress"), [("gzip", gzip.compress), ("zstd", zstandard.compress)])
-async def test_the_members_of_a_body_are_joined(
-    gateway: Gateway, session: SessionHandle, encoding: str, compress: Callable[[bytes], bytes]
-) -> None:
-    body = compress(BODY[:9]) + compress(BODY[9:])
-    assert (await ask(gateway, post(session, body, f"content-encoding: {encoding}")))[0] == 200
-
-
 @pytest.mark.parametrize("encoding", ["gzip", "br", "zstd"])
 async def test_a_body_that_is_too_large_when_decompressed_is_413(
     engine: ScriptedEngine, start_gateway: Start, encoding: str
@@ -171,21 +162,11 @@ async def test_a_body_that_is_too_large_when_decompressed_is_413(
 async def test_a_damaged_body_is_400_and_an_unknown_encoding_415(
     engine: ScriptedEngine, gateway: Gateway, session: SessionHandle
 ) -> None:
-    whole = gzip.compress(BODY)
-    cut = brotli.compress(BODY)[:-3]
-    zlibbed, zstd = zlib.compress(BODY), zstandard.compress(BODY)
-    damaged = (("gzip", whole[:-9]), ("gzip", BODY), ("deflate", b"\x00"), ("zstd", whole), ("br", whole), ("br", cut))
-    behind = (("gzip", whole + b"more"), ("deflate", zlibbed + b"more"), ("zstd", zstd + b"more"))
-    ends = (
-        ("gzip", b""),
-        ("zstd", b""),
-        ("zstd", zstd[:-1]),
-        ("zstd", zstd + zstd[:-1]),
-        ("zstd", zstd[: len(zstd) // 2]),
-    )
-    for encoding, body in damaged + behind + ends:
+    whole, cut = gzip.compress(BODY), (brotli.compress(BODY)[:-3], zstandard.compress(BODY)[:-1])
+    damaged = (("gzip", whole[:-9]), ("gzip", BODY), ("gzip", whole + b"more"), ("deflate", b"\x00"), ("zstd", whole))
+    for encoding, body in (*damaged, ("br", whole), ("br", cut[0]), ("zstd", cut[1]), ("zstd", b"")):
         status, _, reply = await ask(gateway, post(session, body, f"content-encoding: {encoding}"))
-        assert (status, encoding.encode() in reply) == (400, True), reply
+        assert status == 400, (encoding, reply)
     for encoding in ("compress", "gzip, gzip", "aes128gcm"):
         status, _, reply = await ask(gateway, post(session, whole, f"content-encoding: {encoding}"))
         assert (status, b"gzip, deflate" in reply) == (415, True)

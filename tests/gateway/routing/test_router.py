@@ -233,7 +233,7 @@ async def test_running_calls_are_aborted_or_go_on_as_asked(
     engines: list[ScriptedEngine], start_gateway: Start, in_flight: str, status: int, says: int | None
 ) -> None:
     gateway = await start_gateway(engines[0])
-    gateway.running.publish(1)
+    gateway.running.weight_version = 1
     client, sessions = await opened(gateway, 2)
     gate = asyncio.Event()
     engines[0].faults.append(Fault(gate=gate))

@@ -87,14 +87,13 @@ def build(
     call_id: str,
     fields: Fields,
     published: tuple[int | None, int | None],
-    changed: bool,
     stream: bool,
     **about: Any,
 ) -> CallRecord:
     """The record of a call, whose texts are then known.
 
-    Args: ``published`` are the weight versions of when the call was sent and of when its reply was complete. ``changed``: weights
-    may have been changed in between. Without that the engine counts by itself. ``about`` are further fields.
+    Args: ``published`` are the weight versions of when the call was sent and of when its reply was complete. ``about`` are
+    further fields.
     """
     prompt_base, prompt_ids = NO_BASE, b""
     if captured.prompt and status in (OK, PARTIAL, INVALID):
@@ -113,7 +112,7 @@ def build(
     if captured.untrainable is not None:
         for choice in captured.choices:
             choice.untrainable = captured.untrainable
-    first, last = _versions(captured, *published, changed=changed, stream=stream)
+    first, last = _versions(captured, *published, stream=stream)
     return CallRecord(
         call_id=call_id,
         status=status,
@@ -139,15 +138,15 @@ def build(
 
 
 def _versions(
-    captured: Captured, begun: int | None, ended: int | None, *, changed: bool, stream: bool
+    captured: Captured, begun: int | None, ended: int | None, *, stream: bool
 ) -> tuple[int | None, int | None]:
-    """The versions at the first and the last token of a call. Its choices are adjusted to them."""
+    """Return the versions at the first and the last token of a call. Its choices are adjusted to them."""
     named = [c for c in captured.choices if c.weight_version_first is not None]
     if not named:
         return begun, ended
     first = min(choice.weight_version_first for choice in named)  # type: ignore[type-var]  # none is None
     last = max(choice.weight_version_last for choice in named)  # type: ignore[type-var]
-    if stream or captured.first_named or not changed or begun is None or begun >= first:  # type: ignore[operator]
+    if stream or captured.first_named or begun is None or begun >= first:  # type: ignore[operator]
         return first, last
     for choice in named:  # one reply in one piece names the weights that ended it
         choice.weight_version_first = min(begun, choice.weight_version_first)  # type: ignore[type-var]

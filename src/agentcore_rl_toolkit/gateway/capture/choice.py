@@ -7,7 +7,6 @@ moment without sampling, so it counts only if no other event names one.
 from __future__ import annotations
 
 import binascii
-from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,12 +21,11 @@ class ChoiceTokens:
     version, if weights changed on the way.
     """
 
-    __slots__ = ("_problem", "_version_of_tokens", "both_ends", "experts", "first", "ids", "last", "logprobs", "spans")
+    __slots__ = ("_version_of_tokens", "both_ends", "experts", "first", "ids", "last", "logprobs", "spans")
 
     def __init__(self) -> None:
-        self.ids: array[int] | None = None
-        self.logprobs: array[float] | None = None
-        self._problem: str | None = None
+        self.ids: list[int] | None = None
+        self.logprobs: list[float | None] | None = None
         self.experts: Any = None
         self.spans: list[tuple[int, int]] | None = None
         self.first: int | None = None
@@ -37,15 +35,12 @@ class ChoiceTokens:
 
     def add(self, ids: Sequence[int] | None, logprobs: Sequence[float | None] | None) -> None:
         """Add sampled tokens."""
-        try:
-            if ids is not None:
-                self.ids = array("q") if self.ids is None else self.ids
-                self.ids.extend(ids)
-            if logprobs is not None:
-                self.logprobs = array("d") if self.logprobs is None else self.logprobs
-                self.logprobs.extend(logprobs)  # type: ignore[arg-type]  # which it checks
-        except (OverflowError, TypeError) as e:
-            self._problem = self._problem or f"the engine left out a logprob, or its token ids cannot be read: {e}"
+        if ids is not None:
+            self.ids = self.ids or []
+            self.ids += ids
+        if logprobs is not None:
+            self.logprobs = self.logprobs or []
+            self.logprobs += logprobs
 
     def add_version(self, version: int, *, tokens: bool) -> None:
         """Add the version that an engine names beside some tokens of the choice, or beside none."""
@@ -65,7 +60,6 @@ class ChoiceTokens:
     ) -> ChoiceRecord:
         """Return the record of the choice. Problems of its tokens go to ``captured``."""
         ids = logprobs = experts = None
-        captured.problem = captured.problem or self._problem
         try:
             if self.ids is not None:
                 ids = pack_ids(self.ids)

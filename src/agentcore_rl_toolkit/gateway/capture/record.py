@@ -170,7 +170,7 @@ def decode_small(payload: bytes) -> CallRecord:
 
 
 def pack_ids(ids: Sequence[int]) -> bytes:
-    """Token ids as int32. Raises: CaptureError on a value that is no token id."""
+    """Return token ids as int32. Raises: CaptureError on a value that is not a token id."""
     try:
         return struct.pack(f"<{len(ids)}i", *ids)  # twice as fast as filling an array
     except struct.error as e:
@@ -188,8 +188,8 @@ def ids_array(data: bytes) -> array.array[int]:
     return array.array("I", data)
 
 
-def pack_logprobs(logprobs: Sequence[float]) -> bytes:
-    """Logprobs as float32. Raises: CaptureError on a missing or non-numeric value: absent is not zero."""
+def pack_logprobs(logprobs: Sequence[float | None]) -> bytes:
+    """Return logprobs as float32. Raises: CaptureError on a missing or non-numeric value: absent is not zero."""
     try:
         return struct.pack(f"<{len(logprobs)}f", *logprobs)
     except struct.error as e:

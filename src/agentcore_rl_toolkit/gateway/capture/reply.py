@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Annotated, Any
 
 import msgspec
@@ -28,11 +27,6 @@ from .record import Captured, ChoiceRecord
 from .replay import Message, usage_of
 
 ABSENT = msgspec.Raw(b"null")
-_LONG = (
-    8 * 2**10
-)  # bytes from which the prompt's ids are cut out: a decoder takes a millisecond to skip 100,000 of them
-_PROMPT = b'"prompt_token_ids":'  # in a string its quotes would be escaped
-_CUT = msgspec.Raw(b"[]")
 
 
 class _End(msgspec.Struct, gc=False):
@@ -130,10 +124,10 @@ class ReplyReader:
                 if self._relayed:
                     deltas.append(Delta(event=lines + b"\n\n", final=found == DONE))
                 continue
-            event, rest = self._read(found)
+            event = self._read(found)
             if self._relayed:
                 if self._plain and event is not None:
-                    lines = lines.replace(found, without_numbers(rest))
+                    lines = lines.replace(found, without_numbers(found))
                 deltas.append(Delta(event=lines + b"\n\n", final=self._ends(found, event)))
             elif self._unread is not None:
                 raise UpstreamError(self._unread)
@@ -141,9 +135,9 @@ class ReplyReader:
                 deltas += self._deltas(event)
         return deltas
 
-    def read(self, body: bytes) -> bytes:
-        """Read a reply that is not streamed. Returns it without the prompt's ids, if they are many. Raises: CaptureError."""
-        event, rest = self._read(body)
+    def read(self, body: bytes) -> None:
+        """Read a reply that is not streamed. Raises: CaptureError."""
+        event = self._read(body)
         if not isinstance(event, _Event):
             raise CaptureError(self._unread or "the engine's reply cannot be read")
         for choice in event.choices:
@@ -152,19 +146,18 @@ class ReplyReader:
             self._choices[choice.index].message = choice.message
         if len(self._choices) < len(event.choices):
             self._captured.problem = "several choices of the engine's reply have one index"
-        return rest
 
-    def _read(self, data: bytes) -> tuple[_Event | _Ends | None, bytes]:
-        """Read an event, or what of it can be read, and add it to the choices. Returns its JSON too, as `read` does."""
+    def _read(self, data: bytes) -> _Event | _Ends | None:
+        """Read an event and add it to the choices. Of an event that cannot be read, return only the ends of choices."""
         captured = self._captured
         try:
-            event, data = _decoded(data, captured)
+            event = _event.decode(data)
         except NOT_JSON as e:
             self._unread = self._unread or f"the engine's reply cannot be read: {e}"
             try:
-                return _ends.decode(data), data  # an agent may understand the event all the same
+                return _ends.decode(data)  # an agent may understand the event all the same
             except NOT_JSON:
-                return None, data
+                return None
         if not self._begun:
             self._begun, captured.reply_id, captured.model = True, event.id, event.model
         if captured.prompt is None and bytes(memoryview(event.prompt_token_ids)[:1]) == b"[":
@@ -182,7 +175,7 @@ class ReplyReader:
                 parts.add(choice, version, entries=self._entries)
             except NOT_JSON as e:
                 captured.problem = captured.problem or f"the engine's token ids or logprobs cannot be read: {e}"
-        return event, data
+        return event
 
     def _final(self, choice: _End) -> bool:
         """Return True if this piece ends its choice, and all other choices have ended."""
@@ -238,20 +231,6 @@ class ReplyReader:
         captured.choices = [each.record(captured, index) for index, each in sorted(self._choices.items())]
         _check(captured)
         return captured
-
-
-def _decoded(data: bytes, captured: Captured) -> tuple[_Event, bytes]:
-    """Decode an event. Many ids of a prompt are cut out of it and go to ``captured``. Raises: one of NOT_JSON."""
-    if len(data) > _LONG and (name := data.find(_PROMPT)) >= 0 and (end := data.find(b"]", name)) >= 0:
-        start = name + len(_PROMPT)
-        prompt = data[start : end + 1].lstrip()
-        rest = b"".join((data[:start], b"[]", data[end + 1 :]))
-        with suppress(*NOT_JSON):
-            event = _event.decode(rest)
-            if prompt[:1] == b"[" and event.prompt_token_ids == _CUT:
-                captured.prompt = captured.prompt or prompt
-                return event, rest
-    return _event.decode(data), data
 
 
 class _ChoiceParts:

@@ -34,7 +34,6 @@ ADMIN_KEY_ENV = "AGENTCORE_RL_GATEWAY_ADMIN_KEY"
 REST_S = 5.0  # pause before an away gateway is asked again
 LOOK_S = 3.0  # what a gateway may take to say that it is there
 FETCH_AT_ONCE = 256  # sessions per request: bounds what one response holds in memory on both sides
-_LOOK_EVERY_S = 1.0  # a trainer collects many groups at a time, and all of them ask
 _SAMPLER_S = 600.0  # opening new weights at a sampling service takes longer than other requests
 _ELSEWHERE = (None, 429, 502, 503, 504)  # statuses after which another gateway may take a session
 
@@ -179,7 +178,6 @@ class GatewayClient:
         self._owners: dict[str, OneGateway] = {}
         self._weights: tuple[int, str | None] | None = None
         self._paused: str | None = None  # what becomes of running calls; "": resumed; None: neither was ever asked for
-        self._look_at_s = 0.0
 
     @property
     def url(self) -> str:
@@ -337,11 +335,8 @@ class GatewayClient:
         return {g.url: now_s - g.away_since_s for g in self._all if g.away_since_s is not None}
 
     async def away_async(self) -> dict[str, float]:
-        """The gateways that do not answer, and since how many seconds they have not. Asks each, once a second at most."""
-        now_s = time.monotonic()
-        if now_s >= self._look_at_s:
-            self._look_at_s = now_s + _LOOK_EVERY_S
-            await asyncio.gather(*map(self._look, self._all))
+        """Ask each gateway whether it answers. Returns those that do not, and since how many seconds."""
+        await asyncio.gather(*map(self._look, self._all))
         return self.silent
 
     async def catch_up_async(self, url: str) -> None:
@@ -351,18 +346,16 @@ class GatewayClient:
                 await self._catch_up(gateway)
 
     async def stats_async(self) -> dict[str, Any]:
-        """The gateway's counters (`GET /admin/stats`). Of several: each one's under ``gateways``, by its URL."""
-        answers = await self._everywhere("say what it counts", lambda g: g.call("GET", "/admin/stats"))
-        return dict(answers[self.url]) if len(self.urls) == 1 else {"gateways": answers}
+        """Return the gateway's counters. With several gateways, ``gateways`` has the counters of each by its URL."""
+        return await self._shown("/admin/stats")
 
     async def health_async(self) -> dict[str, Any]:
-        """Return the gateway's status. With several gateways it is "ok" if all are, and ``gateways`` has each answer by URL."""
-        answers = await self._everywhere("say how it is", lambda g: g.call("GET", "/healthz"))
-        if len(self.urls) == 1:
-            return dict(answers[self.url])
-        found = {url: answers[url]["status"] if url in answers else "does not answer" for url in self.urls}
-        unwell = [f"{url}: {status}" for url, status in found.items() if status != "ok"]
-        return {"status": "; ".join(unwell) or "ok", "gateways": answers}
+        """Return the gateway's status. With several gateways, ``gateways`` has the status of each by its URL."""
+        return await self._shown("/healthz")
+
+    async def _shown(self, path: str) -> dict[str, Any]:
+        answers = await self._everywhere(f"show {path}", lambda g: g.call("GET", path))
+        return dict(answers[self.url]) if len(self.urls) == 1 else {"gateways": answers}
 
     # -- which gateway has a session
 
@@ -493,15 +486,6 @@ class GatewayClient:
                 answers[gateway] = result
         return answers, failures
 
-    async def aclose(self) -> None:
-        """Do nothing: no connection is kept open between requests."""
-
-    async def __aenter__(self) -> GatewayClient:
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        pass
-
     # -- the sync face
 
     create_sessions = _portal.sync(create_sessions_async)
@@ -516,13 +500,18 @@ class GatewayClient:
     health = _portal.sync(health_async)
     sessions = _portal.sync(sessions_async)
 
-    def close(self) -> None:
-        """See `aclose`."""
+    # No connection is open between requests, so there is nothing to close.
 
     def __enter__(self) -> GatewayClient:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        pass
+
+    async def __aenter__(self) -> GatewayClient:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
         pass
 
 

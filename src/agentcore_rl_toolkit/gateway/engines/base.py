@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Protocol
+from typing import Any, TypeVar
 
 import msgspec
 
+from ...errors import CaptureError
+from ...messages.errors import NOT_JSON
 from ...messages.wire.canonical import ModelRequest
 from ..capture.choice import version_of
+from ..capture.events import EventReader
 
-# What every engine but sampling services honours.
+T = TypeVar("T")
+
+# The features of every engine except the sampling services.
 COMMON = frozenset(
     ("n", "seed", "min_p", "top_k", "logit_bias", "presence_penalty", "frequency_penalty", "repetition_penalty", "stop")
 )
@@ -60,17 +65,30 @@ def changes(reported: list[WeightSpan]) -> list[tuple[int, int]] | None:
     return None if any(v is None for _, v in found) else found  # type: ignore[return-value]
 
 
-def error_of(error: Any) -> dict[str, Any]:
-    """Return the error that an event reports."""
-    return error if isinstance(error, dict) else {"message": str(error)}
+def decode(decoder: msgspec.json.Decoder[T], data: bytes) -> T:
+    """Decode an engine's reply or an event of it. Raises: CaptureError."""
+    try:
+        return decoder.decode(data)
+    except NOT_JSON as e:
+        raise CaptureError(f"the engine's reply cannot be read: {e}") from e
 
 
-class GenerationStream(Protocol):
-    """Bytes of a streamed answer -> pieces."""
+class GenerationStream(ABC):
+    """Reads the bytes of a streamed reply as pieces. ``error`` is the error that an event reports."""
 
-    error: dict[str, Any] | None
+    def __init__(self) -> None:
+        self.error: dict[str, Any] | None = None
+        self._events = EventReader()
 
-    def feed(self, data: bytes) -> list[Piece]: ...
+    def feed(self, data: bytes) -> list[Piece]:
+        """Return the pieces of all complete events. Raises: CaptureError."""
+        return [piece for event in self._events.feed(data) for piece in self._read(event)]
+
+    @abstractmethod
+    def _read(self, event: bytes) -> list[Piece]: ...
+
+    def set_error(self, error: Any) -> None:
+        self.error = error if isinstance(error, dict) else {"message": str(error)}
 
 
 class TokenEngine(ABC):

@@ -12,16 +12,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from ...errors import CaptureError
-from ...messages.errors import NOT_JSON
 from ...messages.wire.canonical import ModelRequest
 from ..capture.choice import version_of
-from ..capture.events import EventReader
-from .base import COMMON, FORMS, SGLANG_FORMS, Piece, TokenEngine, WeightSpan, changes, error_of
+from .base import (
+    COMMON,
+    FORMS,
+    SGLANG_FORMS,
+    GenerationStream,
+    Piece,
+    T,
+    TokenEngine,
+    WeightSpan,
+    changes,
+    decode,
+)
 
 _LONG_BYTES = 16 * 2**10  # some 400 tokens
 _UNFINISHED = re.compile(rb'"finish_reason": ?null')
@@ -101,10 +110,7 @@ class SGLangEngine(TokenEngine):
         return b"/abort_request", _encode({"rid": name})
 
     def reply(self, body: bytes) -> list[Piece]:
-        try:
-            answers = _many.decode(body) if body.lstrip()[:1] == b"[" else [_one.decode(body)]
-        except NOT_JSON as e:
-            raise CaptureError(f"the engine's answer cannot be read: {e}") from e
+        answers = decode(_many, body) if body.lstrip()[:1] == b"[" else [decode(_one, body)]
         several = len(answers) > 1
         return [_piece(answer, place if several else answer.index, 0) for place, answer in enumerate(answers)]
 
@@ -124,38 +130,28 @@ def _held_to_form(response_format: Mapping[str, Any] | None) -> dict[str, Any]:
     return {"structural_tag": _encode(response_format).decode()}
 
 
-class SGLangStream:
+class SGLangStream(GenerationStream):
     """Cumulative events -> what is new in each. Of long events that repeat the earlier tokens few are decoded: one that is 5%
     longer than the one before, and the last.
     """
 
     def __init__(self) -> None:
-        self.error: dict[str, Any] | None = None
-        self._events = EventReader()
+        super().__init__()
         self._seen: dict[int, int] = {}
         self._least_bytes = 0  # of the next event to decode
 
-    def feed(self, data: bytes) -> list[Piece]:
-        pieces: list[Piece] = []
-        for event in self._events.feed(data):
-            if len(event) < self._least_bytes and _UNFINISHED.search(event):
-                continue
-            try:
-                answer = _one.decode(event)
-            except NOT_JSON as e:
-                raise CaptureError(f"the engine's stream cannot be read: {e}") from e
-            if answer.error is not None:
-                self.error = error_of(answer.error)
-                continue
-            piece = _piece(answer, answer.index, self._seen.get(answer.index, 0))
-            self._seen[answer.index] = self._seen.get(answer.index, 0) + len(piece.ids)
-            pieces.append(piece)
-            repeats = len(event) > _LONG_BYTES and len(answer.output_ids or ()) > len(piece.ids)
-            self._least_bytes = len(event) * 21 // 20 if repeats else 0
-        return pieces
-
-
-T = TypeVar("T")
+    def _read(self, event: bytes) -> list[Piece]:
+        if len(event) < self._least_bytes and _UNFINISHED.search(event):
+            return []
+        answer = decode(_one, event)
+        if answer.error is not None:
+            self.set_error(answer.error)
+            return []
+        piece = _piece(answer, answer.index, self._seen.get(answer.index, 0))
+        self._seen[answer.index] = self._seen.get(answer.index, 0) + len(piece.ids)
+        repeats = len(event) > _LONG_BYTES and len(answer.output_ids or ()) > len(piece.ids)
+        self._least_bytes = len(event) * 21 // 20 if repeats else 0
+        return [piece]
 
 
 def _new(listed: list[T], total: int | None, seen: int) -> list[T]:

@@ -14,11 +14,20 @@ from typing import Any
 import msgspec
 
 from ...errors import CaptureError
-from ...messages.errors import NOT_JSON
 from ...messages.wire.canonical import ModelRequest
 from ..capture.choice import version_of
-from ..capture.events import EventReader
-from .base import COMMON, FORMS, GUIDED, VLLM_FORMS, Piece, TokenEngine, WeightSpan, changes, error_of
+from .base import (
+    COMMON,
+    FORMS,
+    GUIDED,
+    VLLM_FORMS,
+    GenerationStream,
+    Piece,
+    TokenEngine,
+    WeightSpan,
+    changes,
+    decode,
+)
 
 _encode = msgspec.json.Encoder().encode
 
@@ -104,27 +113,20 @@ class VLLMEngine(TokenEngine):
         return b"/v1/completions", _encode(body)
 
     def reply(self, body: bytes) -> list[Piece]:
-        return _pieces(_decoded(body))
+        return _pieces(decode(_response, body))
 
     def stream(self) -> VLLMStream:
         return VLLMStream()
 
 
-class VLLMStream:
+class VLLMStream(GenerationStream):
     """A stream of text-completion chunks that carry token ids."""
 
-    def __init__(self) -> None:
-        self.error: dict[str, Any] | None = None
-        self._events = EventReader()
-
-    def feed(self, data: bytes) -> list[Piece]:
-        pieces: list[Piece] = []
-        for event in self._events.feed(data):
-            answer = _decoded(event)
-            if answer.error is not None:
-                self.error = error_of(answer.error)
-            pieces += _pieces(answer)
-        return pieces
+    def _read(self, event: bytes) -> list[Piece]:
+        response = decode(_response, event)
+        if response.error is not None:
+            self.set_error(response.error)
+        return _pieces(response)
 
 
 def _held_to_form(response_format: Mapping[str, Any] | None, other: dict[str, Any]) -> dict[str, Any]:
@@ -143,13 +145,6 @@ def _held_to_form(response_format: Mapping[str, Any] | None, other: dict[str, An
     else:
         found = {"structural_tag": _encode(response_format).decode()}
     return {"structured_outputs": found, **rest} if found else rest
-
-
-def _decoded(body: bytes) -> _Response:
-    try:
-        return _response.decode(body)
-    except NOT_JSON as e:
-        raise CaptureError(f"the engine's answer cannot be read: {e}") from e
 
 
 def _pieces(answer: _Response) -> list[Piece]:

@@ -1,4 +1,4 @@
-"""aiohttp's server with the parts that it lacks: an end to stalled readers, errors in JSON, and patience without descriptors.
+"""aiohttp's server with the parts that it lacks: an end to stalled readers, and errors in JSON.
 
 A handler is a task of its connection: aiohttp cancels it when the client goes away.
 """
@@ -6,34 +6,26 @@ A handler is a task of its connection: aiohttp cancels it when the client goes a
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import socket
-import time
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 from aiohttp import web
 
-from ..._servers.tasks import Tasks
 from ...messages.errors import RequestError
 from ..config import Limits
-from .compression import decompress, encoding_of
+from .compression import ACCEPTED, decompress
 from .responses import error_response
 
 log = logging.getLogger(__name__)
 
-STALLED_S = 60.0  # an agent that reads nothing of its reply for this long is gone
-ACCEPTED_AT_ONCE = 100  # connections, before the event loop does other work
-FULL_S = 0.1  # pause after the system had no file descriptor for a connection
-WARN_EVERY_S = 60.0
-_FULL = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+STALLED_S = 60  # a client that reads nothing of its reply for this long is gone
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 def keep_alive(sock: socket.socket) -> None:
-    """Let the system find out that the peer is gone, in two minutes."""
+    """Let the system detect a dead peer within two minutes."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4)):
         if hasattr(socket, option):
@@ -41,27 +33,17 @@ def keep_alive(sock: socket.socket) -> None:
 
 
 class Connection(web.RequestHandler):
-    """One client connection. ``paused_since`` is when its client last took bytes, while some of ``unsent`` wait for it."""
+    """One client connection."""
 
-    __slots__ = ("paused_since", "unsent")
-
-    def __init__(self, server: Server, **settings: Any) -> None:
-        super().__init__(server, **settings)
-        self.paused_since: float | None = None
-        self.unsent = 0
+    __slots__ = ()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        keep_alive(transport.get_extra_info("socket"))
+        sock = transport.get_extra_info("socket")
+        keep_alive(sock)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux ends the connection of a client that reads nothing
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * STALLED_S)
         transport.set_write_buffer_limits(high=0)  # type: ignore[attr-defined]  # drained: the system has all of it
         super().connection_made(transport)
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self.paused_since = time.monotonic()
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self.paused_since = None
 
     def handle_error(
         self,
@@ -70,7 +52,7 @@ class Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Answer a request that is no HTTP, or at which a handler failed, and end the connection."""
+        """Return the error for a request that is not valid HTTP or at which a handler failed. It ends the connection."""
         if isinstance(exc, ConnectionError) or request.writer.output_size:
             raise ConnectionResetError("the client went away, or has a part of the reply") from exc
         why = (message or "it cannot be read").strip().splitlines()[0]
@@ -103,88 +85,26 @@ class Server(web.Server):
     def __len__(self) -> int:
         return len(self._connections)
 
-    def sweep(self) -> None:
-        """End connections whose clients read nothing."""
-        now = time.monotonic()
-        connections: dict[Any, Any] = self._connections
-        for connection, transport in list(connections.items()):
-            if connection.paused_since is None:
-                continue
-            unsent = transport.get_write_buffer_size()
-            if unsent < connection.unsent:
-                connection.paused_since = now
-            connection.unsent = unsent
-            if now - connection.paused_since > STALLED_S:
-                transport.abort()
-
-
-class Listener:
-    """Accepts the connections of a listening socket. Without a free file descriptor they wait in the system's queue.
-
-    Event loops do not wait: uvloop closes such a connection, and asyncio logs an error for each.
-    """
-
-    def __init__(self, listening: socket.socket, server: Server) -> None:
-        listening.setblocking(False)
-        self._socket = listening
-        self._server = server
-        self._loop = asyncio.get_running_loop()
-        self._opening = Tasks()
-        self._pause: asyncio.TimerHandle | None = None
-        self._warn_s = 0.0  # when a full system is worth another warning
-        self._start()
-
-    def _start(self) -> None:
-        self._loop.add_reader(self._socket, self._accept)
-
-    def _accept(self) -> None:
-        for _ in range(ACCEPTED_AT_ONCE):
-            try:
-                accepted, _ = self._socket.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
-            except OSError as e:
-                if e.errno not in _FULL:
-                    raise
-                if time.monotonic() > self._warn_s:
-                    log.warning("new connections wait: %s; raise `ulimit -n`", e.strerror)
-                    self._warn_s = time.monotonic() + WARN_EVERY_S
-                self._loop.remove_reader(self._socket)
-                self._pause = self._loop.call_later(FULL_S, self._start)
-                return
-            accepted.setblocking(False)
-            self._opening.start(self._loop.connect_accepted_socket(self._server, accepted))
-
-    async def stop(self) -> None:
-        """Accept no more connections. The accepted ones are open then."""
-        if self._pause is not None:
-            self._pause.cancel()
-        self._loop.remove_reader(self._socket)
-        self._socket.close()
-        await asyncio.gather(*self._opening, return_exceptions=True)
-        for _ in range(2):  # their first bytes are read, and their handlers begin
-            await asyncio.sleep(0)
-
 
 async def read_body(request: web.BaseRequest, limits: Limits) -> bytes:
-    """Return the body of a request, decompressed. `Limits.body_bytes` is for both forms of a compressed body.
+    """Return the body of a request, decompressed. `Limits.body_bytes` bounds it before and after.
 
-    A client that sends nothing for `Limits.idle_connection_s` is cut off, a slow one is not.
-
+    A client that sends nothing for `Limits.idle_connection_s` gets a 408. A slow client does not.
     Raises: RequestError.
     """
-    encoding = request.headers.get("content-encoding", "")
-    if encoding:
-        encoding = encoding_of(encoding)
-    if request.headers.get("expect", "").lower() == "100-continue" and request.transport is not None:
+    encoding = request.headers.get("content-encoding", "").strip().lower().replace("x-gzip", "gzip")
+    if encoding not in ("", "identity", *ACCEPTED):
+        raise RequestError(
+            f"the content-encoding {encoding[:40]!r} is not accepted; send one of {', '.join(ACCEPTED)}", status=415
+        )
+    if "expect" in request.headers and request.transport is not None:
         request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     content, parts, size = request.content, [], 0
-    length = request.content_length
-    if length is not None and length > limits.body_bytes:
+    if (request.content_length or 0) > limits.body_bytes:
         raise _too_large(limits)
     while not content.at_eof():
         try:
-            if content.total_bytes > size:  # more has come than was read
+            if content.total_bytes > size:  # more has arrived than was read
                 part = content.read_nowait()
             else:
                 async with asyncio.timeout(limits.idle_connection_s):
@@ -198,11 +118,10 @@ async def read_body(request: web.BaseRequest, limits: Limits) -> bytes:
         if size > limits.body_bytes:
             raise _too_large(limits)
     body = parts[0] if len(parts) == 1 else b"".join(parts)
-    if not encoding:
-        return body
-    body = await asyncio.to_thread(decompress, body, encoding, limits.body_bytes)
-    if len(body) > limits.body_bytes:
-        raise _too_large(limits)
+    if encoding in ACCEPTED:
+        body = await asyncio.to_thread(decompress, body, encoding, limits.body_bytes)
+        if len(body) > limits.body_bytes:
+            raise _too_large(limits)
     return body
 
 

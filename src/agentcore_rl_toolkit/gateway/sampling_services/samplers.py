@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from ...messages.errors import RequestError
@@ -104,7 +104,7 @@ class Samplers:
 
 
 class ServiceSampling(TokenSampling):
-    """An `Engine` that samples by a service. A stream gets comments while the service samples."""
+    """Samples by a service. A stream gets comments meanwhile."""
 
     pings = True
 
@@ -114,7 +114,10 @@ class ServiceSampling(TokenSampling):
         super().__init__(context, session, request, mode)
         self._samplers = samplers
 
-    async def sample(self, worker: Worker) -> AsyncGenerator[list[Delta], None]:
+    def request(self, worker: Worker) -> None:
+        return None
+
+    async def sample(self, worker: Worker) -> list[Delta]:
         # However long the call waits: no other weights have a part in its answer.
         sampler, version = await self._samplers.current()
         self.versions = version, version
@@ -143,7 +146,7 @@ class ServiceSampling(TokenSampling):
                 worker.failed(unreachable=False, why=repr(e))
                 log.warning("sampling failed: %r", e)
             raise found from e
-        yield self._add(None, pieces)
+        return self._add(pieces)
 
 
 def cut(piece: Piece, asked: Asked, decode: Callable[[Sequence[int]], str]) -> int:

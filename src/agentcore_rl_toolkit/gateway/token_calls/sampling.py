@@ -12,8 +12,7 @@ import asyncio
 import logging
 import secrets
 from array import array
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -24,11 +23,12 @@ from ...messages.wire.canonical import Usage
 from ...messages.wire.history import without_images
 from ...messages.wire.passthrough import Fields
 from ..capture.record import CONSTRAINED, Captured
-from ..context import Context
-from ..engines import TOKEN_ENGINES, GenerationStream, Piece
-from ..router import Worker, check_status, read_reply_body
+from ..context import Context, Engine
+from ..engines import TOKEN_ENGINES, GenerationStream, Piece, TokenEngine
+from ..router import Worker
 from ..sessions import Session
 from ..wire.request import CallRequest
+from .histories import History
 from .mode import TokenMode, constrained
 from .reply import TokenReply
 
@@ -37,11 +37,8 @@ log = logging.getLogger(__name__)
 _to_json = msgspec.json.Encoder().encode
 
 
-class TokenSampling:
-    """An `Engine`, over servers that take and give token ids."""
-
-    pings = False
-    versions: tuple[int | None, int | None] | None = None
+class TokenSampling(Engine):
+    """Asks a server for token ids."""
 
     def __init__(self, context: Context, session: Session, request: CallRequest, mode: TokenMode) -> None:
         self._context = context
@@ -53,9 +50,13 @@ class TokenSampling:
         self._prompt_json = b"[]"
         self._max_tokens = 0
         self._answers: list[tuple[str, list[int], dict[str, Any]]] = []
-        self._reader: GenerationStream | None = None
         self._form: AnswerForm | None = None
+        self._history: History | None = None
+        self._worker: Worker | None = None
+        self._name = ""
         self._reply: TokenReply
+        self._server: TokenEngine
+        self._reader: GenerationStream | None = None
 
     # -- the request
 
@@ -75,27 +76,24 @@ class TokenSampling:
             asked.model = session.settings.model_id
         self._request.left_out += self._mode.require(asked)
 
-    @asynccontextmanager
-    async def prompt(self, call_id: str) -> AsyncIterator[None]:
-        """Render the prompt when the session's calls before this one are rendered. The answers become part of the history."""
+    async def prepare(self, call_id: str) -> None:
+        """Render the prompt after the prompts of the session's earlier calls."""
         mode, self._call_id = self._mode, call_id
-        history = mode.histories.pin(self._session)
+        history = self._history = mode.histories.pin(self._session)
+        async with history.order:
+            conversation = history.conversation or await mode.histories.open(history)
+            await _completed(asyncio.get_running_loop().run_in_executor(mode.executor, self._render, conversation))
+
+    async def release(self, *, stored: bool) -> None:
+        """Add the choices to the history. Nothing can continue from a call that is not stored."""
+        if (history := self._history) is None:
+            return
         try:
-            async with history.order:
-                conversation = history.conversation or await mode.histories.open(history)
-                rendering = asyncio.get_running_loop().run_in_executor(mode.executor, self._render, conversation)
-                await _completed(rendering)
-            yield
-        except BaseException:
-            self._answers = []  # nothing can go on from a call that is not stored
-            raise
+            async with history.order:  # a thread may have the conversation
+                if history.conversation is not None:
+                    self._continue(history.conversation, self._answers if stored else [])
         finally:
-            try:
-                async with history.order:  # a thread may have the conversation
-                    if history.conversation is not None:
-                        self._continue(history.conversation)
-            finally:
-                mode.histories.unpin(history)
+            self._mode.histories.unpin(history)
 
     def _render(self, conversation: Conversation) -> None:
         """Make the prompt. Raises: RequestError if the template refuses it, or if it leaves no room for an answer."""
@@ -116,55 +114,55 @@ class TokenSampling:
             bound = min(bound, room)
         self._max_tokens = bound
 
-    def _continue(self, conversation: Conversation) -> None:
-        """Add the answers to the history; without one the session stands where it stood before."""
+    def _continue(self, conversation: Conversation, answers: list[tuple[str, list[int], dict[str, Any]]]) -> None:
+        """Add the choices to the history. Without one, the history is as it was before the call."""
         prompt, renderer = self._prompt, self._mode.renderer
         if prompt is None:
             return
         try:
-            for place, (turn_id, ids, message) in enumerate(self._answers, 1):
-                more = place < len(self._answers)
+            for place, (turn_id, ids, message) in enumerate(answers, 1):
+                more = place < len(answers)
                 renderer.commit(conversation, prompt, array("I", ids), message, turn_id=turn_id, more=more)
-            if not self._answers:
+            if not answers:
                 renderer.abandon(conversation, prompt)
         except Exception:
             log.exception("call %s is not in the history of session %s", self._call_id, self._session.id)
 
     # -- the reply
 
-    async def sample(self, worker: Worker) -> AsyncGenerator[list[Delta], None]:
-        request, most = self._request, self._context.limits.reply_bytes
-        self._reply, self._reader = TokenReply(self._mode.renderer, request.asked, self._prompt), None
+    def request(self, worker: Worker) -> tuple[bytes, bytes] | None:
+        request, mode, self._worker = self._request, self._mode, worker
         other = request.asked.sampling.other
-        stops = frozenset() if other.get("ignore_eos") else self._mode.renderer.stop_token_ids
-        engine, name = TOKEN_ENGINES[self._context.engine], f"{self._call_id}-{secrets.token_hex(4)}"
-        path, body = engine.request(
+        stops = frozenset() if other.get("ignore_eos") else mode.renderer.stop_token_ids
+        self._reply = TokenReply(mode.renderer, request.asked, self._prompt)
+        self._server = TOKEN_ENGINES[self._context.engine]
+        self._reader = self._server.stream()
+        self._name = f"{self._call_id}-{secrets.token_hex(4)}"  # a server refuses a name that it is still sampling
+        return self._server.request(
             self._prompt_json,
             request.asked,
-            name=name,  # one for each attempt: an engine refuses a name that is under way
+            name=self._name,
             max_tokens=self._max_tokens,
             stop_token_ids=sorted(stops.union(other.get("stop_token_ids") or ())),
             stream=request.stream,
         )
-        try:
-            async with worker.post(path, body, session=self._session.id, stream=request.stream) as response:
-                await check_status(response, most)
-                if not request.stream:
-                    self._add(worker, engine.reply(await read_reply_body(response, most)))
-                    return
-                reader = self._reader = engine.stream()
-                async for data in response.content.iter_any():
-                    yield self._add(worker, reader.feed(data))
-        except (asyncio.CancelledError, GeneratorExit):
-            if (ending := engine.cancel(name)) is not None:
-                self._mode.cancel(worker, *ending)
-            raise
 
-    def _add(self, worker: Worker | None, pieces: list[Piece]) -> list[Delta]:
+    def read(self, body: bytes) -> None:
+        self._add(self._server.reply(body))
+
+    def feed(self, data: bytes) -> list[Delta]:
+        assert self._reader is not None
+        return self._add(self._reader.feed(data))
+
+    def cancel(self, worker: Worker) -> None:
+        if (ending := self._server.cancel(self._name)) is not None:
+            self._mode.cancel(worker, *ending)
+
+    def _add(self, pieces: list[Piece]) -> list[Delta]:
         deltas: list[Delta] = []
         for piece in pieces:
-            if piece.weights is not None and worker is not None:
-                worker.report_weights(piece.weights)
+            if piece.weights is not None and self._worker is not None:
+                self._worker.report_weights(piece.weights)
             deltas += self._reply.add(piece)
         return deltas
 

@@ -102,11 +102,8 @@ async def read_request(body: bytes, headers: Mapping[str, str], dialect: str, *,
     """Decode a request. Raises: RequestError."""
     # AWS's clients have a name of their own for the key.
     key = headers.get("idempotency-key") or headers.get("amz-sdk-invocation-id") or ""
-    parts = (dialect, tag or "", key)
-    if len(body) > LARGE_BYTES:
-        digest = await asyncio.to_thread(_digest, parts, body)
-    else:
-        digest = _digest(parts, body)
+    head = f"{dialect} {tag or ''} {key} ".encode("utf-8", "surrogateescape")
+    digest = _digest(head, body) if len(body) < LARGE_BYTES else await asyncio.to_thread(_digest, head, body)
     fields, body, halves = read_body(body, _fields)
     return CallRequest(
         dialect=dialect,
@@ -121,10 +118,8 @@ async def read_request(body: bytes, headers: Mapping[str, str], dialect: str, *,
     )
 
 
-def _digest(parts: tuple[str, ...], body: bytes) -> int:
-    """A number for a request that is the same in every process: a repetition may come after a restart."""
-    made = hashlib.sha256()
-    for part in parts:
-        made.update(b"%d " % len(part.encode()) + part.encode())
+def _digest(head: bytes, body: bytes) -> int:
+    """Return a number for a request that is the same in every process: a repetition may come after a restart."""
+    made = hashlib.sha256(head)
     made.update(body)
     return int.from_bytes(made.digest()[:8], "big", signed=True)
