@@ -15,12 +15,12 @@ _STRING = 7  # header value type
 
 
 def event(payload: Any, event_type: str = "chunk") -> bytes:
-    """An event; botocore yields it as ``{event_type: payload}``."""
+    """Return an event; botocore yields it as ``{event_type: payload}``."""
     return _encode(payload, event_type=event_type, content_type="application/json", message_type="event")
 
 
 def exception(code: str, message: str) -> bytes:
-    """A modelled exception inside the stream; botocore raises it as EventStreamError."""
+    """Return a modelled exception inside the stream; botocore raises it as EventStreamError."""
     payload = {"message": message}
     return _encode(payload, exception_type=code, content_type="application/json", message_type="exception")
 

@@ -21,9 +21,9 @@ import secrets
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-PROOF_KEY_FIELD = "proof_key"  # of the `_rollout` block: the session's secret
-PROOF_FIELD = "_proof"  # of the record, its last member
-REPLY_FIELD = "proof"  # of the agent's answer to the invoke: the scheme of the proof it will write
+PROOF_KEY_FIELD = "proof_key"  # the session's secret in the `_rollout` block
+PROOF_FIELD = "_proof"  # the last member of the record
+REPLY_FIELD = "proof"  # the scheme of the proof, in the agent's response to the invoke
 SCHEME = "hmac-sha256"
 KEY_BYTES = 32
 MIN_SECRET_CHARS, MAX_SECRET_CHARS = 32, 512
@@ -52,7 +52,7 @@ class ProofKey:
 
     @classmethod
     def new(cls) -> ProofKey:
-        """A random one."""
+        """Return a random one."""
         return cls(secrets.token_bytes(KEY_BYTES))
 
     @functools.cached_property
@@ -60,7 +60,7 @@ class ProofKey:
         return self._derive(b"id", "")[:16]
 
     def session_secret(self, session_id: str) -> str:
-        """The secret of one session, the same whenever it is derived."""
+        """Return the secret of one session, the same whenever it is derived."""
         return self._derive(b"session", session_id)
 
     def _derive(self, purpose: bytes, text: str) -> str:
@@ -68,7 +68,7 @@ class ProofKey:
 
 
 def seal(body: bytes, key: str, secret: str) -> bytes:
-    """A record (a JSON object that is not empty) with its proof as last member; `key` is where it will lie."""
+    """Return a record (a JSON object that is not empty) with its proof as last member; `key` is where it will lie."""
     return b'%b, "_proof": "hmac-sha256:%b"}' % (body[:-1], _mac(body[:-1], key, secret).encode())
 
 

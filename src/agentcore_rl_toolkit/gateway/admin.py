@@ -58,7 +58,7 @@ _COUNTERS = {
     "turns_invalid": "Replies whose tokens do not fit together, not stored as turns",
     "turns_joined": "Repeated requests answered from the record of the first",
     "deadlines": "Calls ended because they took too long",
-    "tokens_cut": "Tokens that a sampling service gave beyond what was asked for, left out of turns",
+    "tokens_cut": "Tokens that a sampling service gave beyond the request, left out of turns",
     "store_failures": "Calls whose record the disk did not take (their agents got an error)",
 }
 _NO_ROUTE = (404, 405, 501)
@@ -69,7 +69,7 @@ _GAUGES = {
     "connections": "Open client connections",
     "event_loop_lag_s": "How late the last timer ran",
     "event_loop_lag_max_s": "How late a timer ran at worst",
-    "history_bytes": "Tokens and messages of sessions held in memory, where the gateway tokenises",
+    "history_bytes": "Tokens and messages of sessions held in memory, if the gateway renders prompts",
     "store_queue": "Calls waiting to be committed",
     "store_bytes": "Size of the store",
 }
@@ -212,7 +212,7 @@ class Admin:
             numbers = [] if session is None else reader.numbers(session.number)
             head = FetchedHead(session_id=session_id, known=False)
             if session is None or self._sessions.by_id.get(session_id.encode()) is not session:
-                numbers = []  # deleted, and some of its calls may be gone
+                numbers = []  # deleted, and some of its calls may be too
             else:
                 head = FetchedHead(
                     session_id=session_id,
@@ -235,7 +235,7 @@ class Admin:
     # -- weights, pause
 
     def restore(self) -> None:
-        """Go on with the stored state. The configuration's sampler wins, and is stored in its place."""
+        """Restore the stored state. The configuration's sampler replaces the stored sampler."""
         config, running, samplers = self._context.config, self._context.running, self._context.samplers
         kept = self._store.reader.value(_STATE)
         if kept is not None:

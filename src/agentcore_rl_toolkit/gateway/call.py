@@ -1,4 +1,4 @@
-"""One model call. Two coroutines are its life: `Call.run` and `answer`.
+"""A model call: the coroutines `Call.run` and `answer`.
 
 `Call.run` is a task of the session. It makes the prompt, samples the reply into one buffer, and records it. `answer` runs once
 per connection: it writes the buffer from its beginning, and waits for more. So a slow agent holds up its own connection only, and
@@ -59,11 +59,11 @@ class Call:
         self.cut = False
         self.connections = 0
         self._reply: RecordedReply | None = None
-        self._changed = asyncio.Event()  # for connections that wait for more
+        self._changed = asyncio.Event()  # set when connections can write more
         self._orphan_timer: asyncio.TimerHandle | None = None
         self._limit: asyncio.Timeout | None = None
         self._aborted: RequestError | None = None
-        self._end: list[bytes] | None = None  # of a stream, from its final delta on
+        self._end: list[bytes] | None = None  # the end of a stream, from its final delta
         session.started_turns += 1
         session.inflight.add(self)
         context.running.calls.add(self)
@@ -188,7 +188,7 @@ class Call:
         async with worker.post(path, body, session=self.session.id, stream=stream) as response:
             parts: list[bytes] = []
             received, streaming = 0, stream and response.status == 200
-            engine.begin(response.headers)
+            engine.headers = response.headers
             async for data in response.content.iter_any():
                 received += len(data)
                 if received > most:
@@ -210,12 +210,12 @@ class Call:
 
     @property
     def ending(self) -> bool:
-        """Whether the call has ended, or can only fail: it was aborted, or its deadline has passed."""
+        """Return True if the call has ended or can only fail: it was aborted, or its deadline has passed."""
         return self.ended or self._aborted is not None or (self._limit is not None and self._limit.expired())
 
     @property
     def deadline(self) -> float | None:
-        """When the call's stage must have ended, on the event loop's clock."""
+        """Return the deadline of the call's stage, on the event loop's clock."""
         return None if self._limit is None else self._limit.when()
 
     def _forward(self, deltas: list[Delta]) -> None:
@@ -241,14 +241,14 @@ class Call:
             self._add(self.writer.whole(record), ended=True)
 
     def abort(self, error: RequestError) -> None:
-        """Cancel the call: its session is closed, weights are published, its agent is gone. A recorded reply goes out."""
+        """Cancel the call, unless its reply is being recorded."""
         if self._task is not None and self._aborted is None and self.state != "recording":
             self._aborted = error
             if self._limit is not None:  # else the task has not begun
                 self._task.cancel()
 
     def _unexpected(self, error: BaseException) -> RequestError:
-        """An error of the gateway itself."""
+        """Return an error of the gateway itself."""
         if isinstance(error, RecursionError) and self.state == "rendering":
             return RequestError("the request is nested too deeply")
         log.error("call %s of session %s broke", self.recorder.call_id, self.session.id, exc_info=error)
@@ -256,7 +256,7 @@ class Call:
         return RequestError(why, kind="internal")
 
     def _fail(self, error: RequestError, *, kind: str | None = None) -> None:
-        """The reply cannot be completed. ``kind`` is how the record names the error, if not by the error's kind."""
+        """End the call with an error. ``kind`` is the record's name of the error, by default the kind of the error."""
         begun = bool(self.buffer)
         if begun and error.code != AGENT_GONE:
             error = RequestError(str(error), kind="upstream")
@@ -296,7 +296,7 @@ class Call:
             self._reply.connections += 1
 
     def disconnect(self, *, whole: bool) -> None:
-        """A connection has ended. ``whole``: the reply was written on it to the end."""
+        """Remove a connection. ``whole``: the complete reply was written on it."""
         self.connections -= 1
         if self._reply is not None:
             self._reply.sent(whole=whole)

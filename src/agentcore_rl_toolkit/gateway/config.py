@@ -28,10 +28,10 @@ _PATH = re.compile(r"/[A-Za-z0-9._~!$&'()*+,;=:@%/-]*")
 
 @dataclass(frozen=True, kw_only=True)
 class UpstreamConfig:
-    """One inference server.
+    """An inference server.
 
-    ``api_path`` is where the server has its OpenAI routes,
-    below the URL, if that is not ``/v1``. ``worker_id`` and ``model_name`` are what lists of servers show.
+    ``api_path`` is the path of the server's OpenAI routes below the URL. ``worker_id`` and ``model_name`` are shown in lists of
+    servers.
     Raises: ConfigError on a URL that is not http(s) with a host.
     """
 
@@ -62,7 +62,7 @@ class UpstreamConfig:
             object.__setattr__(self, "url", self.url.rstrip("/").removesuffix("/v1"))
 
     def url_of(self, route: str) -> str:
-        """Return the URL of a route: what begins with ``/v1`` lies below ``api_path``, the rest beside it."""
+        """Return the URL of a route: a route that begins with ``/v1`` lies below ``api_path``."""
         if route.startswith("/v1/"):
             route = self.api_path.rstrip("/") + route[3:]
         return self.url.rstrip("/") + route
@@ -77,15 +77,15 @@ class Limits:
     header_bytes: int = 64 * 2**10  # one header
     call_s: float | None = 1800.0
     connect_s: float = 5.0
-    idle_connection_s: float = 300.0  # of a client: between requests, for a head, and for a part of a body
+    idle_connection_s: float = 300.0  # a client's silence between requests, in a head, or in a body
     stream_idle_s: float = 600.0  # how long an engine's stream may be silent
-    orphan_s: float = 20.0  # how long a call goes on after its agent hung up: the agent may ask again
+    orphan_s: float = 20.0  # how long a call continues after its agent hung up: the agent may ask again
     hold_s: float = 600.0  # how long a call may wait while the gateway is paused
-    outage_s: float = 0.0  # how long a call may wait while no server is up; 0: it fails at once
-    keep_alive_s: float = 15.0  # of silence until a stream gets a comment or a ping
+    outage_s: float = 0.0  # how long a call may wait while all servers are down; 0: it fails at once
+    keep_alive_s: float = 15.0  # silence until a stream gets a comment or a ping
 
-    default_max_tokens: int = 4096  # of a request without max_tokens, where prompts are rendered here
-    history_bytes: int = 128 * 2**20  # of quiet sessions' histories in memory; the others are read from the store again
+    default_max_tokens: int = 4096  # the default of requests if prompts are rendered here
+    history_bytes: int = 128 * 2**20  # histories of quiet sessions in memory; the others are read from the store again
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +109,7 @@ class GatewayConfig:
     ``model_dir`` is a folder with tokenizer and chat template: the gateway renders prompts and sends token ids. Engine policy
     takes only token ids; its default is the built-in policy's folder.
     ``template`` is a file with another chat template than ``model_dir`` brings, ``parser`` the name of an output parser (one of
-    `render.parsers.GRAMMARS`) instead of the one that the template's text suggests.
+    `render.parsers.GRAMMARS`) instead of the parser that the template's text suggests.
     Raises: ConfigError.
     """
 
@@ -131,7 +131,7 @@ class GatewayConfig:
     template: str | None = None
     parser: str | None = None
     context_tokens: int | None = None
-    sampler: str | None = None  # of a sampling service: the path of saved weights, or (Tinker) a base model
+    sampler: str | None = None  # the path of saved weights at a sampling service, or (Tinker) a base model
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
@@ -173,10 +173,10 @@ class GatewayConfig:
 
     @property
     def kind(self) -> Engine:
-        """The kind of the inference servers."""
+        """Return the kind of the inference servers."""
         return self.upstreams[0].engine if self.upstreams else self.engine
 
 
 def key_from_env(name: str) -> str | None:
-    """A secret from the environment; the empty string counts as absent."""
+    """Return a secret from the environment; the empty string counts as absent."""
     return os.environ.get(name) or None

@@ -22,11 +22,12 @@ class Engine:
     """Writes the request of one call and reads its reply: `RelayedChat`, `TokenSampling`, `ServiceSampling`.
 
     ``pings``: a stream gets comments before its first delta. ``versions`` are the weight versions of the first and the last token
-    if the engine knows them without its reply.
+    if the engine knows them without its reply. ``headers`` are those of the server's reply.
     """
 
     pings = False
     versions: tuple[int | None, int | None] | None = None
+    headers: Mapping[str, str] = {}
 
     def understand(self) -> Fields:
         """Return the request as a chat completion. Raises: RequestError."""
@@ -46,9 +47,6 @@ class Engine:
     async def sample(self, worker: Worker) -> list[Delta]:
         """Sample the call without a request to an inference server. Raises: RequestError, CaptureError."""
         raise NotImplementedError
-
-    def begin(self, headers: Mapping[str, str]) -> None:
-        """Take the headers of the server's reply."""
 
     def read(self, body: bytes) -> None:
         """Read a reply that is not streamed. Raises: CaptureError."""

@@ -57,7 +57,7 @@ class Dispatch:
             name, slash, rest = raw[10:].rpartition(b"/bedrock/")
             rest = b"bedrock/" + rest if slash else rest
         dialect = "gemini" if b"/v1beta/" in raw else "anthropic" if b"messages" in rest else "chat"
-        dialect = "bedrock" if b"bedrock/" in rest else dialect  # of errors, until the route is known
+        dialect = "bedrock" if b"bedrock/" in rest else dialect  # errors have this dialect until the route is known
         host, origin = http.headers.get("host"), http.headers.get("origin")
         refusal = self._refusal(
             None if host is None else host.encode("latin-1", "replace"),

@@ -56,7 +56,7 @@ class Recorder:
             status = kinds.UNTRAINABLE
         elif not captured.has_tokens:
             captured.problem = (
-                "the engine returned no token ids; it must honour return_token_ids (vLLM does since 0.10.2)"
+                "the engine returned no token ids; it must support return_token_ids (vLLM 0.10.2 and later)"
             )
             status = kinds.INVALID
         if self.worker is not None and self.worker.forgot:

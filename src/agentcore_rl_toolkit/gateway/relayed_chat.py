@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 
 import msgspec
 
@@ -15,7 +14,6 @@ from .capture.record import CONSTRAINED, IMAGES, Captured
 from .capture.reply import ReplyReader, without_numbers
 from .config import REFUSED_FORM
 from .context import Context, Engine
-from .http.responses import passed
 from .router import Worker
 from .sessions import Session
 from .wire.request import CallRequest
@@ -30,7 +28,7 @@ _ROUTE = b"/v1/chat/completions"
 class RelayedChat(Engine):
     """Asks a server for a chat completion, whatever the dialect of the agent, so all dialects leave the same records.
 
-    ``passes``: the agent speaks the servers' dialect and gets their bytes. ``headers`` and ``body`` are the server's reply.
+    ``passes``: the agent speaks the servers' dialect and gets their bytes. ``body`` is the server's reply.
     """
 
     def __init__(self, context: Context, session: Session, request: CallRequest) -> None:
@@ -39,7 +37,6 @@ class RelayedChat(Engine):
         self._request = request
         self.passes = request.dialect == "chat"
         self.plain_endpoint = context.engine == "openai"
-        self.headers: Mapping[str, str] = {}
         self.body = b""
         self._sent = b""
         self._reader = ReplyReader()
@@ -82,9 +79,6 @@ class RelayedChat(Engine):
         self._reader = ReplyReader(entries=request.logprobs, n=request.n, relayed=self.passes, plain=plain)
         return _ROUTE, self._sent
 
-    def begin(self, headers: Mapping[str, str]) -> None:
-        self.headers = passed(headers)
-
     def read(self, body: bytes) -> None:
         self.body = body
 
@@ -93,7 +87,7 @@ class RelayedChat(Engine):
 
     @property
     def leftover(self) -> bytes:
-        """The end of a stream that is not a complete event."""
+        """Return the end of a stream that is not a complete event."""
         return self._reader.rest
 
     @property
@@ -113,7 +107,7 @@ class RelayedChat(Engine):
         if request.images:
             captured.untrainable = IMAGES
             _images.warning(
-                "session %s sends images or sound: the trainer would get neither, so these calls and those that go on from them "
+                "session %s sends images or sound: the trainer would get neither, so these calls and those that continue them "
                 "are recorded and not trained",
                 self._session.id,
             )

@@ -2,13 +2,13 @@
 
 An idempotency key identifies its call. Without a key the first rule that applies decides for a request with the same body:
 
-1. It joins a running call whose connection is gone.
+1. It joins a running call whose connection has ended.
 2. It gets a recorded reply that no agent has received whole.
 3. With a retry count it gets a received reply that is at most ten minutes old, unless a call with this body failed before its
    reply began: then the repetition is of that call, which is sampled again.
 4. It is a separate sample: agents sample one prompt several times on purpose.
 
-A reply is received when its last write was drained and no disconnect was seen before. A request for token ids gets no recorded
+A reply is received when its last write was drained before any disconnect. A request for token ids gets no recorded
 reply, because records make replies without these ids.
 """
 
@@ -39,11 +39,9 @@ def running_call(session: Session, request: CallRequest) -> Any:
 
 def recorded_reply(session: Session, request: CallRequest) -> tuple[RecordedReply, CallRecord] | None:
     """Return the recorded reply that a request gets, and its record. A damaged record counts as none."""
-    if request.token_ids:
-        return None
     recent = session.recent if session.recent is not None else _recall(session)
     known = recent.get(request.digest)
-    if known is None:
+    if known is None or request.token_ids:
         return None
     lost = next((reply for reply in known.replies if not (reply.received or reply.connections)), None)
     if lost is None and not request.keyed:

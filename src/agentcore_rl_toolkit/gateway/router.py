@@ -3,10 +3,10 @@
 A session stays with its server, whose prefix cache has its prompt. A new session goes to the server with the fewest running
 calls, among equals to the one with the fewest calls so far. A server is judged by its calls: if it refuses connections, or fails
 several calls in a row, it rests for a while that doubles up to `MAX_REST_S`. A slow server is busy, not dead. When all servers
-rest, the one with the shortest rest is tried.
+rest, the server with the shortest rest is tried.
 
-With `Limits.outage_s` calls wait while no server is up, and the gateway probes the servers. A server that was started again has
-the weights of its start, not the published ones. vLLM and SGLang report this: their version is "default" where it was a number.
+With `Limits.outage_s` calls wait while all servers are down, and the gateway probes the servers. A restarted server has the
+weights of its start, not the published weights. vLLM and SGLang report this: their version was a number and becomes "default".
 The turns of such a server are not trained until weights are published again.
 """
 
@@ -84,7 +84,7 @@ def _socket(address: Any) -> socket:
 
 
 class Worker:
-    """One inference server. ``forgot``: it reports the weights of its start after it had reported a version."""
+    """An inference server. ``forgot``: it reports the weights of its start after it had reported a version."""
 
     def __init__(self, worker_id: str, config: UpstreamConfig, router: Router) -> None:
         self.id = worker_id
@@ -186,7 +186,7 @@ class Worker:
             )
 
     async def ask_weights(self) -> None:
-        """Ask the server which weights it has. One that is not up, or has no such route, changes nothing."""
+        """Ask the server for its weight version. If it is down or has no such route, nothing changes."""
         route = _WEIGHTS.get(self.config.engine)
         if route is None:
             return
@@ -196,7 +196,7 @@ class Worker:
                 self.report_weights(msgspec.json.decode(body, type=_WeightInfo).weight_version)
 
     async def is_up(self) -> bool:
-        """Probe the server. One that is up takes calls again."""
+        """Probe the server. If it is up, it takes calls again."""
         try:
             status, _ = await self.ask(b"/health", timeout_s=PROBE_S)
         except GatewayError:
@@ -266,7 +266,7 @@ class Router:
         await self.http.close()
 
     def add(self, upstream: UpstreamConfig, worker_id: str | None = None) -> Worker:
-        """Add a server. One with the same URL goes on as `upstream` says, and is taken out of draining."""
+        """Add a server. A known server with this URL gets these settings and takes calls again."""
         known = self.at(upstream.url)
         if known is not None:
             known.use(upstream)
@@ -316,7 +316,7 @@ class Router:
 
     @property
     def problem(self) -> str | None:
-        """A message for the operator; None when all is well."""
+        """Return a message for the operator; None when all is well."""
         workers = self.workers.values()
         if workers and all(worker.resting_until for worker in workers):
             return "no inference server is up"
@@ -326,7 +326,7 @@ class Router:
 
     @property
     def is_down(self) -> bool:
-        """Whether a call that no server took should wait. Otherwise some server is only busy."""
+        """Return True if a call that no server took should wait. Otherwise some server is only busy."""
         workers = [worker for worker in self.workers.values() if not worker.draining]
         return bool(self.limits.outage_s) and all(worker.resting_until for worker in workers)
 
@@ -351,7 +351,7 @@ class Router:
             await asyncio.sleep(min(PROBE_EVERY_S, self.limits.outage_s))
             workers = list(self.workers.values())
             if any(await asyncio.gather(*(worker.is_up() for worker in workers))):
-                log.warning("an inference server is back; %d calls go on", self.waiting)
+                log.warning("an inference server is back; %d calls continue", self.waiting)
                 self._back.set()
                 return
 
@@ -380,7 +380,7 @@ class RunningCalls:
         return iter(self.calls)
 
     def discard(self, call: Any) -> None:
-        """The call has ended."""
+        """Remove a call that has ended."""
         self.calls.discard(call)
         self._changed()
 
@@ -433,7 +433,7 @@ class RunningCalls:
         if in_flight == "abort":
             for call in self.calls - self.waiting:
                 call.abort(RequestError("the policy is being updated; try again", kind="overloaded"))
-        if in_flight != "continue":  # of aborted ones those are left whose record the disk is about to take
+        if in_flight != "continue":  # an aborted call continues if its record is being stored
             await self.until(lambda: not self._active or not self.paused, timeout_s)
         return {"paused": True, "in_flight": self._active}
 

@@ -27,7 +27,7 @@ async def serve(
     make_key: bool = True,
     prepare: Callable[[Gateway], None] = lambda gateway: None,
 ) -> None:
-    """Run a gateway until SIGTERM or SIGINT (or until `parent_pid` is gone).
+    """Run a gateway until SIGTERM or SIGINT (or until the process `parent_pid` has ended).
 
     ``make_key``: a gateway without an admin key in its settings makes one, and leaves it to its user's clients
     (`_servers.keys`).
@@ -45,7 +45,7 @@ async def serve(
     prepare(gateway)
     await gateway.start()
     gc.collect()
-    gc.freeze()  # the garbage collector need not look at the imported modules again, nor often at all
+    gc.freeze()  # the garbage collector skips the imported modules, and runs rarely
     gc.set_threshold(50_000, 50, 1000)
     stop = process.stop_event(parent_pid)
     key_file = keys.leave("gateway", gateway.url, made) if made is not None else None

@@ -106,7 +106,7 @@ class SessionSettings(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=
 
 
 class Session:
-    """One session. ``number`` is its row in the store. ``records`` counts its stored calls, ``turns`` those that are turns.
+    """A session. ``number`` is its row in the store. ``records`` counts its stored calls, ``turns`` those that are turns.
 
     ``undelivered`` are stored calls whose reply no agent has whole. ``started_turns`` counts the calls against max_turns:
     running ones and turns.
@@ -222,7 +222,7 @@ class RecordedReply:
             session.deliver(position, whole=False)
 
     def sent(self, *, whole: bool) -> None:
-        """A connection has ended. ``whole``: it has sent the reply to its end."""
+        """Remove a connection. ``whole``: the complete reply was written on it."""
         self.connections -= 1
         if whole and not self.received:
             self.received = True
@@ -247,7 +247,7 @@ class Sessions:
     def __init__(self, store: Store, *, secret: bytes, model_id: str | None = None) -> None:
         self.store = store
         self.by_id: dict[bytes, Session] = {}
-        self.model_id = model_id  # of sessions whose settings name none
+        self.model_id = model_id  # the default of sessions
         self.turns = 0
         self.closing: Callable[[Session], None] | None = None
         self._secret = secret
@@ -293,7 +293,7 @@ class Sessions:
                 )
 
     def _refused(self, session: Session) -> None:
-        """The disk refused a call of a session: nothing later may go on from it."""
+        """Forget the texts of a session whose call the disk refused: later records must not refer to it."""
         session.texts = Texts()
         session.records -= 1
 

@@ -13,7 +13,7 @@ from ..messages.wire import DIALECTS, Delta, ModelRequest, RequestError, StreamE
 from .capture.record import CallRecord, Captured
 from .capture.replay import reply_of
 from .engines.errors import event_error
-from .http.responses import JSON
+from .http.responses import JSON, passed
 from .relayed_chat import RelayedChat
 from .wire.request import CallRequest
 
@@ -34,7 +34,7 @@ class PassingWriter:
         self._engine = engine
 
     def headers(self) -> dict[str, str]:
-        return {**_headers(self._request), **self._engine.headers}
+        return {**_headers(self._request), **passed(self._engine.headers)}
 
     def write(self, delta: Delta) -> bytes:
         return delta.event
@@ -69,7 +69,7 @@ class PassingWriter:
             return reply
         body = msgspec.json.decode(reply)
         for choice, recorded in zip(body["choices"], record.choices, strict=True):
-            choice["message"] = msgspec.Raw(recorded.message)  # with the names and members of the server
+            choice["message"] = msgspec.Raw(recorded.message)  # the server's message with all its members
         return msgspec.json.encode(body)
 
 
@@ -128,7 +128,7 @@ Writer = PassingWriter | EncodingWriter
 
 
 def writer_of(request: CallRequest, engine: object) -> Writer:
-    """The writer of a call's reply."""
+    """Return the writer of a call's reply."""
     if isinstance(engine, RelayedChat) and engine.passes:
         return PassingWriter(request, engine)
     return EncodingWriter(request)

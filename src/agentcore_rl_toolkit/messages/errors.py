@@ -56,15 +56,15 @@ class RequestError(GatewayError):
 
 
 def unsupported(param: str, why: str) -> RequestError:
-    """The error for a field that cannot be honoured."""
+    """Return the error for a field that is not supported."""
     return RequestError(f"{param!r} is not supported here: {why}", kind="unsupported", param=param)
 
 
-NO_THREADS = "thread_unsupported_request"  # by this code the provider's client knows that it can go on without one
+NO_THREADS = "thread_unsupported_request"  # with this code the provider's client continues without a thread
 
 
 def no_threads() -> RequestError:
-    """The error for a conversation that the server is to hold."""
+    """Return the error for a conversation that the server is to hold."""
     why = "'thread' is not supported here: the gateway holds no conversation of the agent's; send all messages"
     return RequestError(why, kind="unsupported", param="thread", code=NO_THREADS)
 
@@ -74,7 +74,7 @@ TOO_LONG = ("prompt is too long", "input and output tokens exceed your context l
 
 
 def context_overflow(prompt_tokens: int, limit: int, *, max_tokens: int | None = None) -> RequestError:
-    """The error for a prompt that does not fit, alone or with the answer that was asked for; its words are those that
+    """Return the error for a prompt that does not fit, alone or with the answer that was asked for; its words are those that
     agents look for in both dialects. Units: tokens.
     """
     asked = f" ({prompt_tokens} in the messages, {max_tokens} in the completion)" if max_tokens else ""
@@ -104,7 +104,7 @@ def field_at_fault(error: RequestError, prompt: str) -> str | None:
 
 
 def openai_error(error: RequestError, prompt: str = "messages") -> dict[str, Any]:
-    """The body of an OpenAI error. ``prompt`` is the name of the prompt in the dialect."""
+    """Return the body of an OpenAI error. ``prompt`` is the name of the prompt in the dialect."""
     return {
         "error": {
             "message": error.message,

@@ -21,14 +21,14 @@ from .sequence import ExpertSpan, FidelityReport, TrainingSequence, Trajectory
 from .tree import TOKEN_BYTES, Match, TokenTree, common_prefix, pack
 from .turn import CUTS, Turn, overlaps
 
-# How many tokens of a completion's tail must turn up again for a divergence to count as re-tokenisation of the same
+# How many tokens of a completion's tail must turn up again for a divergence to count as re-tokenization of the same
 # text.
 _TAIL = 4
 _OTHER_SAMPLING = "other_sampling"  # one of `SIDE_CALLS`
 
 
 def branch_cause(turn: Turn, match: Match) -> str | None:
-    """One of `BRANCH_REASONS` when ``turn`` opens a branch, None when it continues a leaf or is the session's first.
+    """Return why ``turn`` opens a branch (one of `BRANCH_REASONS`), or None if it continues a leaf or is the first turn.
 
     Tokens alone do not tell a sub-agent from a rewritten history: both answers are "history_rewritten" here unless
     little of the prompt is shared, and the caller corrects it when the older branch is taken up again later."""
@@ -85,7 +85,7 @@ def build_trajectory(
 
     ``turns`` may come in any order; ``Turn.index`` counts. ``train`` is the rule that picks what trains (`selection`); the rest
     is kept, with mask and weight 0. ``temperature`` is the trainer's: turns of another one, or with penalties, are kept likewise,
-    and what was sampled otherwise is counted. None: not known, or nothing is trained.
+    and tokens of other sampling are counted. None: it is unknown, or nothing is trained.
 
     Cost: O(total tokens) of all prompts, 1 to 3 ms for 20 turns of 500 tokens.
     Raises: CaptureError when two different turns carry the same id, or token ids are not integers in [0, 2**32); ConfigError
@@ -103,7 +103,7 @@ def build_trajectory(
             else:
                 excluded[reason] += 1
         placed = _place(usable)
-        for node in placed:  # if a turn goes on from an answer, the agent got it
+        for node in placed:  # if a turn continues an answer, the agent got it
             node.lost = not node.turn.delivered and not node.children
         excluded.update("not_delivered" for node in placed if node.lost)
         select(placed, train)
@@ -146,7 +146,7 @@ def _place(usable: list[Turn]) -> list[Placed]:
         placed.append(node)
         if match.parents:
             node.parent = _choose_parent([placed[i] for i in match.parents], turn)
-            if not node.parent.children:  # whatever else was said from the same tokens: this turn simply goes on
+            if not node.parent.children:  # this turn simply continues the tokens, whatever else does
                 node.reason = None
             node.parent.children.append(node)
             # An older branch is taken up again: what began since then was a side conversation, not a rewrite of
@@ -161,8 +161,8 @@ def _place(usable: list[Turn]) -> list[Placed]:
 
 
 def _choose_parent(candidates: list[Placed], turn: Turn) -> Placed:
-    """Choose among turns that end in the same tokens and that the agent received: the one the gateway names, else one
-    without a continuation, else the first.
+    """Choose among turns that end in the same tokens and that the agent received: the turn that the gateway names,
+    or a turn without a continuation, or the first.
     """
     candidates = [node for node in candidates if node.turn.delivered] or candidates
     if len(candidates) > 1:
@@ -194,7 +194,7 @@ def _sequences(placed: list[Placed]) -> list[TrainingSequence]:
 
 
 def _path(leaf: Placed, first_child: dict[int, Placed]) -> tuple[list[Placed], list[Placed]]:
-    """The turns above and including a leaf, oldest first: those that belong to another leaf, and those that belong to
+    """Return the turns above and including a leaf, oldest first: those that belong to another leaf, and those that belong to
     this one.
     """
     trained = [leaf]
@@ -300,7 +300,7 @@ def _report(
 
 
 def _history_difference(placed: list[Placed]) -> float | None:
-    """The share of the prompts' tokens that templates left out of the turns before them, or wrote otherwise."""
+    """Return the share of the prompts' tokens that templates left out of the turns before them, or wrote otherwise."""
     differing = [
         _left_out(node.rival, node.turn)
         for node in placed
@@ -310,7 +310,7 @@ def _history_difference(placed: list[Placed]) -> float | None:
 
 
 def _left_out(earlier: Turn, turn: Turn) -> int:
-    """The number of tokens of a turn that a later prompt does not repeat. What it repeats is a beginning and an end."""
+    """Return the number of tokens of a turn that a later prompt does not repeat. What it repeats is a beginning and an end."""
     row, prompt = pack([*earlier.prompt_ids, *earlier.completion_ids]), pack(turn.prompt_ids)
     begin = common_prefix(row, prompt)
     least, most = 0, (len(row) - begin) // TOKEN_BYTES  # tokens at the end of the turn that the prompt has

@@ -10,7 +10,7 @@ MAGIC = b"\x93NUMPY"
 
 
 def read(data: bytes) -> tuple[tuple[int, ...] | None, bytes]:
-    """The array's shape, None for bare int32, and its numbers as little-endian int32 in C order.
+    """Return the array's shape, None for bare int32, and its numbers as little-endian int32 in C order.
 
     Raises: CaptureError when it begins like a file and is none, or holds anything but whole numbers.
     """

@@ -9,9 +9,9 @@ picks conversations:
 - `main`: the root.
 - any other word is a tag, or several with commas between: the turns that carry one of them.
 
-Under `task`, a conversation trains if its answer is in a prompt of one that trains, or if the same agent (system text and tools)
-has one that trains. It also trains if it begins with the answer of one that trains (`_takes_up`): as a handoff, as the last call
-without tools, as a sub-agent, or as the next task of a crew. All others are side calls.
+Under `task`, a conversation trains if a trained conversation has its answer in a prompt, or if the same agent (system text and
+tools) has a trained conversation. It also trains if it begins with the answer of a trained conversation (`takes_up`): as a
+handoff, as the last call without tools, as a sub-agent, or as the next task of a crew. All others are side calls.
 
 No number of sampled tokens matters. A turn with a tag is a side call under `task` and `main`: a judge, say. Of several summaries
 of one prompt, only those train that the agent used (not under `all`).
@@ -34,7 +34,7 @@ SIDE_CALLS = {
     "not_main": "it is not of the root conversation",
     "tagged": "it carries a tag",
     "other_tag": "it carries none of the tags that train",
-    "thrown_away": "a summary that the agent did not go on from",
+    "thrown_away": "a summary that the agent did not continue",
     "other_sampling": "it was sampled at another temperature than the trainer's, or with penalties",
 }
 
@@ -44,11 +44,11 @@ _QUESTION = 14  # tokens before those, by which the last message is known again
 
 @dataclass(slots=True, eq=False)
 class Placed:
-    """A trainable turn, what it goes on from, and why it is not trained, where it is not.
+    """A trainable turn, the turn that it continues, and why it is not trained, if it is not.
 
-    ``reason`` is why it does not go on from the turn before it, ``rival`` the earlier turn that it leaves there. ``lost``:
+    ``reason`` is why it does not continue the turn before it, ``rival`` the earlier turn that it leaves there. ``lost``:
     an answer that the agent never got. ``side`` is one of `selection.SIDE_CALLS`. ``carries``: it
-    or a turn that goes on from it is trained.
+    or a turn that continues it is trained.
     """
 
     turn: Turn
@@ -57,7 +57,7 @@ class Placed:
     rival: Turn | None
     parent: Placed | None = None
     children: list[Placed] = field(default_factory=list)
-    continues: Placed | None = None  # after a compaction: the turn whose conversation it is
+    continues: Placed | None = None  # the turn whose conversation it continues after a compaction
     lost: bool = False
     side: str | None = None
     carries: bool = False
@@ -83,7 +83,7 @@ def find_compactions(placed: Sequence[Placed]) -> list[tuple[Placed, list[Placed
 
 
 def _quoted(placed: Sequence[Placed], node: Placed) -> list[Placed]:
-    """The answers before a prompt that it quotes in place of what they were asked with."""
+    """Return the answers before a prompt that it quotes in place of what they were asked with."""
     found = []
     for other in placed[: node.position]:
         turn = other.turn
@@ -122,7 +122,7 @@ def _same_prompt(node: Placed, other: Placed) -> bool:
 
 
 def _conversations(placed: Sequence[Placed], compactions: Sequence[tuple[Placed, list[Placed]]]) -> list[int]:
-    """The conversation of each turn, by the position of its first turn."""
+    """Return the conversation of each turn, by the position of its first turn."""
     nodes = {node.turn.turn_id: node for node in placed}
     offering = any(node.turn.tools for node in placed)
     numbers: list[int] = []
@@ -132,7 +132,7 @@ def _conversations(placed: Sequence[Placed], compactions: Sequence[tuple[Placed,
         if before is None and rival is not None and _same_agent(node, rival, offering):
             before = rival
         numbers.append(numbers[before.position] if before is not None else node.position)
-    for node, accepted in compactions:  # a summary may be asked for with a prompt of its own
+    for node, accepted in compactions:  # a summary may have its own prompt
         merged = {numbers[summary.position] for summary in accepted}
         numbers = [numbers[node.position] if number in merged else number for number in numbers]
     return numbers
@@ -169,7 +169,7 @@ class _Conversation:
 
 def _pick(placed: Sequence[Placed], numbers: Sequence[int], rule: str) -> None:
     found: dict[int, _Conversation] = {}
-    home: dict[str, tuple[Placed, _Conversation]] = {}  # of a turn
+    home: dict[str, tuple[Placed, _Conversation]] = {}  # the place of each turn
     for node, number in zip(placed, numbers, strict=True):
         if node.turn.tag is not None:
             node.side = "tagged"

@@ -23,7 +23,7 @@ class ExpertSpan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingSequence:
-    """One branch of a session, ready to train on. All per-token lists have length T.
+    """A branch of a session, ready to train on. All per-token lists have length T.
 
     ``loss_mask`` is 1 where the token was sampled and is trained here; a token that several branches share is 1 in
     exactly one of them. ``logprobs`` and ``weight_versions`` are None where the mask is 0 (a version also where the
@@ -61,7 +61,7 @@ class TrainingSequence:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FidelityReport:
-    """How much of what the model sampled in a session will be trained on, and where it was lost.
+    """The share of a session's sampled tokens that is trained, and the reasons for the rest.
 
     - ``turns``: distinct calls. ``duplicate_turns``: further records of the same calls.
     - ``branches``: turns that did not continue the sequence before them, by cause in ``branch_reasons``.

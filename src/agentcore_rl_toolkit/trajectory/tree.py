@@ -1,9 +1,9 @@
 """Find the earlier turn that a prompt continues, and where the prompt leaves the other turns.
 
-Theory of operation. Every trainable turn is kept as the token string ``prompt + completion``, packed to four bytes a token, in
+Theory of operation. Every trainable turn is kept as the token string ``prompt + completion``, packed to four bytes per token, in
 a sorted list. Strings with a common beginning stand side by side there, so a new prompt shares most with one of its two
 neighbours, and each comparison is one memcmp. A prompt continues the longest string that it begins with: the string before it
-in the list if it begins with that one, else the one before what it shares with that one, and so on.
+in the list if the prompt begins with it; otherwise the string before the shared part, and so on.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _CODE = "I" if array("I").itemsize == TOKEN_BYTES else "L"
 
 
 def pack(ids: Sequence[int]) -> bytes:
-    """Token ids as four bytes each. Raises: CaptureError when an id is negative, too large or not an integer."""
+    """Return token ids as four bytes each. Raises: CaptureError when an id is negative, too large or not an integer."""
     try:
         return array(_CODE, ids).tobytes()
     except (OverflowError, TypeError) as e:
@@ -31,7 +31,7 @@ def pack(ids: Sequence[int]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Where a prompt lies among the turns before it.
+    """The place of a prompt among the earlier turns.
 
     ``parents`` are positions (in insertion order) of the turns that the prompt continues, empty if none. ``shared``
     is the number of leading tokens that some earlier turn also has; ``rival`` is the first of the turns that the prompt
@@ -75,7 +75,7 @@ class TokenTree:
         return ()
 
     def _rival(self, shared: bytes) -> Turn:
-        """The first turn that goes on behind ``shared``: later turns do not change which one that is."""
+        """Return the first turn that continues ``shared``. Later turns do not change it."""
         if shared not in self._rivals:
             begin = bisect_right(self._strings, shared)
             end = bisect_left(self._strings, shared + b"\xff" * 2 * TOKEN_BYTES, begin)  # no tokenizer has such tokens
@@ -85,7 +85,7 @@ class TokenTree:
 
 
 def common_prefix(a: bytes, b: bytes) -> int:
-    """Length in bytes, a multiple of four, of the common prefix of two packed token strings. O(len), by halving."""
+    """Return length in bytes, a multiple of four, of the common prefix of two packed token strings. O(len), by halving."""
     low, high = 0, min(len(a), len(b)) // TOKEN_BYTES
     while low < high:
         middle = (low + high + 1) // 2

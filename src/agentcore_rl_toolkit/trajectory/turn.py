@@ -1,4 +1,4 @@
-"""One model call of a session, as tokens."""
+"""A model call of a session, as tokens."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FLOWS = ("continued", "reviewed", "history", "quoted", "called")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turn:
-    """One model call.
+    """A model call.
 
     A field is None if it is not known. ``index`` is the order in which the calls of the session *started*.
 
@@ -111,12 +111,12 @@ class Turn:
 
     @property
     def trained_tokens(self) -> int:
-        """The tokens at the completion's beginning that may be trained."""
+        """Return the tokens at the completion's beginning that may be trained."""
         sampled = len(self.completion_ids)
         return sampled if self.free_tokens is None else min(self.free_tokens, sampled)
 
     def why_untrainable(self) -> str | None:
-        """The reason why no token of this turn may be trained on, or None when all of them may.
+        """Return the reason why no token of this turn may be trained on, or None when all of them may.
 
         One of: what the recorder said (``untrainable_reason``, or "marked"), "unfinished", "empty", "missing_prompt",
         "missing_logprobs", "bad_logprobs" (not a number, or infinite).
@@ -137,7 +137,7 @@ class Turn:
         return None
 
     def sampled_otherwise(self, temperature: float | None) -> str | None:
-        """How the call was sampled, where a trainer that only scales by ``temperature`` computes other logprobs; else None.
+        """Return how the call was sampled if a trainer that only scales by ``temperature`` computes other logprobs, or None.
 
         ``temperature`` None: whatever the call had is the trainer's. Cuts come last.
         """
@@ -162,7 +162,7 @@ class Turn:
 
 
 def overlaps(a: Turn, b: Turn) -> bool:
-    """True when both calls were under way at the same time; False when that is not known."""
+    """Return True when both calls were under way at the same time; False when that is not known."""
     if a.started_s is None or b.started_s is None or a.finished_s is None or b.finished_s is None:
         return False
     return a.started_s < b.finished_s and b.started_s < a.finished_s

@@ -53,7 +53,7 @@ class KnownTexts:
         self._known: list[Known] = []
 
     def longest(self, text: memoryview) -> Known | None:
-        """The longest known text with which this one begins. Texts are JSON lists without the closing bracket."""
+        """Return the longest known text with which this one begins. Texts are JSON lists without the closing bracket."""
         best: Known | None = None
         for known in reversed(self._known):
             longer = known.size <= len(text) and (best is None or known.size > best.size)
@@ -90,7 +90,7 @@ def build(
     stream: bool,
     **about: Any,
 ) -> CallRecord:
-    """The record of a call, whose texts are then known.
+    """Return the record of a call, whose texts are then known.
 
     Args: ``published`` are the weight versions of when the call was sent and of when its reply was complete. ``about`` are
     further fields.
@@ -154,7 +154,7 @@ def _versions(
 
 
 def _prompt(texts: KnownTexts, captured: Captured, call_id: str) -> tuple[Base, bytes]:
-    """The call that a prompt continues, and the ids that it adds. Raises: CaptureError when they are no token ids."""
+    """Return the call that a prompt continues, and the ids that it adds. Raises: CaptureError when they are no token ids."""
     text = memoryview(captured.prompt or b"")[:-1]
     known = texts.longest(text)
     base, ids = NO_BASE, _packed_ids(_new(text, known))
@@ -171,7 +171,7 @@ def _prompt(texts: KnownTexts, captured: Captured, call_id: str) -> tuple[Base, 
 
 
 def _new(text: memoryview, known: Known | None) -> bytes:
-    """The list of the items after those of a known text."""
+    """Return the list of the items after those of a known text."""
     return b"".join((text, b"]")) if known is None else b"".join((b"[", text[known.size + 1 :], b"]"))
 
 
@@ -184,7 +184,7 @@ def _packed_ids(text: bytes) -> bytes:
 
 
 def _messages(texts: KnownTexts, text: memoryview, call_id: str) -> tuple[Base, bytes]:
-    """The call whose messages a list continues, and the list of the new messages."""
+    """Return the call whose messages a list continues, and the list of the new messages."""
     if bytes(text[:1]) != b"[":
         return NO_BASE, bytes(text)
     text = text[:-1]

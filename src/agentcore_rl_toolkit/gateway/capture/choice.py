@@ -43,7 +43,7 @@ class ChoiceTokens:
             self.logprobs += logprobs
 
     def add_version(self, version: int, *, tokens: bool) -> None:
-        """Add the version that an engine names beside some tokens of the choice, or beside none."""
+        """Add the version that an engine names in an event. ``tokens``: the event has tokens of the choice."""
         if self.both_ends or (self._version_of_tokens and not tokens):
             return
         if self.first is None or (tokens and not self._version_of_tokens):

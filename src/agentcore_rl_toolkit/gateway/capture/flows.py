@@ -42,20 +42,20 @@ class Flows:
     """The answers of a session so far, in the order in which its calls started."""
 
     def __init__(self) -> None:
-        self._turns: dict[str, list[str]] = {}  # by what identifies their answer
+        self._turns: dict[str, list[str]] = {}  # turns by the keys of their answers
         self._requests: dict[str, tuple[int, Any, Any]] = {}  # number of a turn's messages, the first and the last
         self._sources: list[_Source] = []
-        self._source_runs: dict[int, dict[int, list[int]]] = {}  # by length: the sources that have a run
+        self._source_runs: dict[int, dict[int, list[int]]] = {}  # sources by length and run
         self._texts: dict[str, int] = {}  # the texts of prompts, numbered
-        self._text_runs: dict[int, dict[int, list[int]]] = {}  # by length: the texts that have a run
+        self._text_runs: dict[int, dict[int, list[int]]] = {}  # texts by length and run
         self._prompt: set[int] = set()  # the texts of the last request
-        self._flows: dict[tuple[str, str], list[tuple[str, str]]] = {}  # by message: what it quotes
+        self._flows: dict[tuple[str, str], list[tuple[str, str]]] = {}  # quoted turns by message
 
     def into(self, asked: Sequence[dict[str, Any]]) -> dict[str, str]:
         """Return the turns whose answers are in a request, each with the strongest of `trajectory.turn.FLOWS`."""
         self._prompt = {self._number(text) for message in asked for text in _texts(message)}
         last = next((at for at in reversed(range(len(asked))) if self._said(asked, at)), -1)
-        # Answers before the last one are in the history of its own request.
+        # Answers before the last one are in the history of the request that got the last one.
         known = last >= 0 and any(self._requests[turn][0] == last for turn in self._said(asked, last))
         found: dict[str, str] = {}
         for at, message in enumerate(asked):
@@ -133,7 +133,7 @@ class Flows:
             for source, count in ((self._sources[at], count) for at, count in hits.items())
             if count >= min(2, source.runs)
         ]
-        best: dict[int, float] = {}  # of the attempts at a request
+        best: dict[int, float] = {}  # the best share among the attempts at a request
         for source, share in quotes:
             if source.how == "quoted":
                 best[source.request] = max(best.get(source.request, 0.0), share)

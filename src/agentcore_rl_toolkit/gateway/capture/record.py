@@ -25,12 +25,12 @@ OK = "ok"  # a whole reply with consistent tokens: becomes one turn per choice
 UNTRAINABLE = "untrainable"  # a whole reply of an engine that gives no tokens: a turn for display only
 INVALID = "invalid"  # a whole reply whose tokens do not fit together: never a turn
 ERROR = "error"  # the engine or the gateway answered with an error
-PARTIAL = "partial"  # the engine stopped in the middle of a reply
-ABORTED = "aborted"  # the agent went away in the middle of a reply
+PARTIAL = "partial"  # the engine stopped before the end of its reply
+ABORTED = "aborted"  # the agent disconnected before the end of the reply
 REFUSED = "refused"  # the gateway did not take the request; `error` is the field at fault, a colon, and why
 TURNS = frozenset({OK, UNTRAINABLE})
 LOST_WEIGHTS = "engine_lost_its_weights"  # it was started again, and has not the published ones
-CONSTRAINED = "held_to_a_form"  # by a grammar: its logprobs are those of the masked distribution
+CONSTRAINED = "held_to_a_form"  # a grammar held it: its logprobs are those of the masked distribution
 IMAGES = "images"  # the engine saw pixels that a trainer would not have
 
 # Members that the gateway adds to a recorded request; no engine gets them.
@@ -39,9 +39,9 @@ LEFT_OUT = "agentcore_rl_left_out"  # the parts of the history that the model di
 
 
 class Captured(msgspec.Struct):
-    """One reply, understood. ``prompt`` is the JSON list of the prompt ids, None when there is none.
+    """The content of a reply. ``prompt`` is the JSON list of the prompt ids, None if the engine gave none.
 
-    ``complete`` is False when a choice has no finish reason, ``problem`` says why the tokens cannot be trained on.
+    ``complete`` is False when a choice has no finish reason, ``problem`` is the reason why the tokens cannot be trained on.
     """
 
     choices: list[ChoiceRecord]
@@ -56,7 +56,7 @@ class Captured(msgspec.Struct):
     parent_turn: str | None = None
     branch_reason: str | None = None
     untrainable: str | None = None  # why it must not be trained on, though its tokens are whole
-    first_named: bool = False  # whether the engine named the first token's version too, not only the one that ended
+    first_named: bool = False  # True if the engine named the versions of both ends
 
 
 class Base(msgspec.Struct, array_like=True, frozen=True):
@@ -75,10 +75,10 @@ NO_BASE = Base()
 
 
 class ChoiceRecord(msgspec.Struct, array_like=True):
-    """One choice of a call. ``message`` is the assistant message as JSON, merged when it was streamed.
+    """A choice of a call. ``message`` is the assistant message as JSON, merged when it was streamed.
 
-    ``agent_logprobs`` is the JSON that an agent got for them which asked for logprobs, ``stop_sequence`` the string it named
-    at which the answer ended.
+    ``agent_logprobs`` is the JSON of the logprobs for an agent that asked for them. ``stop_sequence`` is the agent's stop string
+    that ended the answer.
     """
 
     index: int
@@ -98,7 +98,7 @@ class ChoiceRecord(msgspec.Struct, array_like=True):
 
 
 class CallRecord(msgspec.Struct, array_like=True, kw_only=True):
-    """One model call, as stored: its fields are the columns of the store's table `calls`. Units: unix seconds."""
+    """A model call as stored: its fields are the columns of the store's table `calls`. Units: unix seconds."""
 
     version: int = VERSION
     call_id: str
@@ -162,7 +162,7 @@ def decode(payload: bytes | memoryview) -> CallRecord:
 
 
 def decode_small(payload: bytes) -> CallRecord:
-    """A record with empty bytes in place of expert routing, which takes most of a record. Raises: CaptureError."""
+    """Return a record with empty bytes in place of expert routing, which takes most of a record. Raises: CaptureError."""
     record = decode(payload)
     for choice in record.choices:
         choice.routed_experts = None if choice.routed_experts is None else b""
@@ -184,7 +184,7 @@ def unpack_ids(data: bytes) -> list[int]:
 
 
 def ids_array(data: bytes) -> array.array[int]:
-    """Packed ids as an array, four bytes each."""
+    """Return packed ids as an array, four bytes each."""
     return array.array("I", data)
 
 

@@ -1,4 +1,4 @@
-"""Makes a reply of a record again: for repeated requests, and for first answers that are made from the record."""
+"""Make a canonical reply from a record, for a first reply or a repeated request."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ _usage = msgspec.json.Decoder(_Usage)
 
 
 def reply_of(record: CallRecord) -> Reply:
-    """A recorded reply, canonical. Raises: UpstreamError when its messages are none."""
+    """Return a recorded reply, canonical. Raises: UpstreamError when its messages are none."""
     choices = []
     for choice in record.choices:
         try:
@@ -103,7 +103,7 @@ def _tool_call(call: ToolPiece) -> ToolCall:
 
 
 def usage_of(counted: bytes) -> Usage:
-    """The tokens that an engine counted. Raises: UpstreamError."""
+    """Return the tokens that an engine counted. Raises: UpstreamError."""
     try:
         usage = _usage.decode(counted)
     except NOT_JSON as e:

@@ -30,15 +30,15 @@ ABSENT = msgspec.Raw(b"null")
 
 
 class _End(msgspec.Struct, gc=False):
-    """What is known of a choice whose content cannot be read."""
+    """The end of a choice whose content cannot be read."""
 
     index: Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)] = 0
     finish_reason: str | None = None
 
 
 class _Choice(_End, gc=False):
-    message: Any = None  # of a whole reply
-    delta: Message | None = None  # of an event
+    message: Any = None  # only in a whole reply
+    delta: Message | None = None  # only in an event
     stop_reason: Any = None
     token_ids: msgspec.Raw = ABSENT
     logprobs: msgspec.Raw = ABSENT
@@ -113,7 +113,7 @@ class ReplyReader:
 
     @property
     def rest(self) -> bytes:
-        """The end of a stream that is no whole event."""
+        """Return the end of a stream that is no whole event."""
         return bytes(self._events.rest)
 
     def feed(self, data: bytes) -> list[Delta]:
@@ -189,7 +189,7 @@ class ReplyReader:
         """Return True if the reply ends with an event. Raises: UpstreamError when it is no event of any kind."""
         if event is None:
             if data.lstrip()[:1] != b"{":
-                raise UpstreamError("the inference server sent something else in the middle of its reply")
+                raise UpstreamError("the inference server sent data in its reply that is not an event")
             return False
         final = event.error is not None
         for choice in event.choices:
@@ -198,7 +198,7 @@ class ReplyReader:
         return final
 
     def _deltas(self, event: _Event) -> Iterator[Delta]:
-        """The content of an event. Raises: UpstreamError."""
+        """Return the content of an event. Raises: UpstreamError."""
         if event.error is not None:
             return
         for choice in event.choices:
@@ -222,7 +222,7 @@ class ReplyReader:
             yield Delta(choice=event.choices[-1].index if event.choices else 0, usage=usage)
 
     def captured(self) -> Captured:
-        """The content of the reply so far. Raises: CaptureError when some event could not be read."""
+        """Return the content of the reply so far. Raises: CaptureError when some event could not be read."""
         captured = self._captured
         if self._unread is not None:
             raise CaptureError(self._unread)
@@ -234,7 +234,7 @@ class ReplyReader:
 
 
 class _ChoiceParts:
-    """One choice: the pieces of a stream, or the ``message`` of a whole reply."""
+    """A choice: the pieces of a stream, or the ``message`` of a whole reply."""
 
     def __init__(self) -> None:
         self.message: Any = None
@@ -293,7 +293,7 @@ class _ChoiceParts:
         return record
 
     def _joined(self) -> dict[str, Any]:
-        """The assistant message of a stream."""
+        """Return the assistant message of a stream."""
         collected = CollectedCalls()
         for delta in self._more:
             collected.add(_tool_deltas(delta))
@@ -324,12 +324,12 @@ def _tool_deltas(delta: Message) -> list[ToolDelta]:
 
 
 def _stop_sequence(choice: _Choice) -> str | None:
-    """The stop string that an engine names as the reason of an answer's end; not the id of a stop token."""
+    """Return the stop string that an engine names as the reason of an answer's end; not the id of a stop token."""
     return choice.stop_reason if isinstance(choice.stop_reason, str) else None
 
 
 def without_numbers(data: bytes) -> bytes:
-    """A reply's JSON, or an event's, without token ids and logprobs. Text that is no such JSON stays as it is."""
+    """Return a reply's JSON, or an event's, without token ids and logprobs. Text that is no such JSON stays as it is."""
     if b'"logprobs"' not in data and b'token_ids"' not in data:
         return data
     try:
@@ -372,5 +372,5 @@ def _call_marks() -> tuple[bytes, ...]:
 
 
 def _call_status(message: bytes) -> str:
-    """Whether a message without calls has text that looks like one."""
+    """Return True if a message without calls has text that looks like one."""
     return "unparsed" if any(mark in message for mark in _call_marks()) else "none"

@@ -73,7 +73,7 @@ class Expanded(msgspec.Struct):
 def expand(records: Sequence[CallRecord]) -> Expanded:
     """Make the turns of a session. ``records`` are all of its calls in stored order, in which each refers only to earlier ones.
 
-    Raises: CaptureError if a record refers to one that is not there.
+    Raises: CaptureError if a record refers to a missing record.
     """
     places = places_of(records)
     prompts, completions = _whole_ids(records)
@@ -151,7 +151,7 @@ def turn_id(record: CallRecord, choice: int) -> str:
 
 
 def _versions(record: CallRecord, choice: ChoiceRecord, count: int) -> tuple[int | None, int | None, list[int] | None]:
-    """The versions at a choice's first and last token, and of each token where only bounds are known: the older one."""
+    """Return the versions at a choice's first and last token, and of each token where only bounds are known: the older one."""
     if choice.weight_version_last is not None:
         return choice.weight_version_first, choice.weight_version_last, _each(choice.weight_spans, count)
     if choice.untrainable == LOST_WEIGHTS:
@@ -161,7 +161,7 @@ def _versions(record: CallRecord, choice: ChoiceRecord, count: int) -> tuple[int
 
 
 def _each(spans: bytes | None, count: int) -> list[int] | None:
-    """The version of each token, if the engine named spans that cover all tokens."""
+    """Return the version of each token, if the engine named spans that cover all tokens."""
     if spans is None:
         return None
     flat = unpack_ids(spans)
@@ -176,7 +176,7 @@ def _each(spans: bytes | None, count: int) -> list[int] | None:
 
 
 def places_of(records: Sequence[CallRecord]) -> dict[str | None, int]:
-    """The place of each call of a session among its records; -1 for the base of a call that continues none."""
+    """Return the place of each call of a session among its records; -1 for the base of a call that continues none."""
     places: dict[str | None, int] = {record.call_id: place for place, record in enumerate(records)}
     places[None] = -1
     return places
@@ -207,7 +207,7 @@ def _whole_ids(records: Sequence[CallRecord]) -> tuple[list[list[int]], list[lis
 
 
 def whole_prompt(records: Sequence[CallRecord], place: int, places: dict[str | None, int]) -> bytes:
-    """The packed prompt ids of one record. No other prompt is built."""
+    """Return the packed prompt ids of one record. No other prompt is built."""
     pieces: list[bytes] = []
     wanted = -1  # bytes to take from the front of what this record's prompt (and a completion behind it) is; -1: all
     choice = -1
@@ -223,7 +223,7 @@ def whole_prompt(records: Sequence[CallRecord], place: int, places: dict[str | N
 
 
 def message_lists(records: Sequence[CallRecord]) -> list[list[Any]]:
-    """The messages of each record. Messages with the same JSON are the same object."""
+    """Return the messages of each record. Messages with the same JSON are the same object."""
     lists: list[list[Any]] = []
     known: dict[bytes, Any] = {}
     places = places_of(records)
@@ -277,7 +277,7 @@ def _system(messages: Sequence[Message]) -> str:
 
 
 def _answered(reply: Any) -> bool:
-    """False for a reply that has nothing but reasoning."""
+    """Return False if a reply has only reasoning."""
     if not isinstance(reply, dict) or reply.get("content") or reply.get("tool_calls"):
         return True
     return not (reply.get("reasoning_content") or reply.get("reasoning"))
@@ -291,7 +291,7 @@ def _decoded(text: bytes) -> Any:
 
 
 def _grown(dialogue: list[Message], asked: list[Message], replies: Sequence[Any]) -> list[Message]:
-    """The dialogue after a call: its own messages if they continue what was shown, otherwise they are appended."""
+    """Return the dialogue after a call: its own messages if they continue what was shown, otherwise they are appended."""
     answers = [m if isinstance(m, dict) else {"role": "assistant", "content": m} for m in replies if m is not None]
     shown = [m for m in dialogue if m.get("role") != "assistant"]
     mine = [m for m in asked if m.get("role") != "assistant"]

@@ -38,7 +38,7 @@ _head = msgspec.msgpack.Decoder(FetchedHead)
 
 
 async def read_captures(chunks: AsyncIterator[bytes]) -> AsyncIterator[SessionCapture]:
-    """The sessions that the gateway knows. Raises: GatewayError when the answer breaks off."""
+    """Return the sessions that the gateway knows. Raises: GatewayError when the answer breaks off."""
     frames = _frames(chunks)
     async for data in frames:
         head = _head.decode(data)
@@ -60,7 +60,7 @@ async def read_captures(chunks: AsyncIterator[bytes]) -> AsyncIterator[SessionCa
 
 
 async def _frames(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Length-prefixed frames out of a byte stream. Raises: GatewayError when it ends inside one."""
+    """Return length-prefixed frames out of a byte stream. Raises: GatewayError when it ends inside one."""
     buffer = bytearray()
     async for chunk in chunks:
         buffer += chunk

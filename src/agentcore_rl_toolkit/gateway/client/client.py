@@ -1,4 +1,4 @@
-"""The trainer's client: open sessions, fetch what was recorded, move weight versions, at one gateway or at several used as one.
+"""The trainer's client: open sessions, fetch records, publish weight versions, at one gateway or at several used as one.
 
 Requests to several gateways run at the same time, each with its own deadline, so a gateway that hangs does not delay the others.
 A gateway that does not answer is *away*: it gets no new sessions, and is tried again after a rest. When it answers again it is
@@ -39,7 +39,7 @@ _ELSEWHERE = (None, 429, 502, 503, 504)  # statuses after which another gateway 
 
 
 def gateway_urls(given: Urls) -> tuple[str, ...]:
-    """One URL, several in a list, or several in one text with commas between. Raises: ConfigError for none, or one twice."""
+    """Return the URLs of a text with commas, or of a list. Raises: ConfigError for no URL, or a repeated URL."""
     parts = given.split(",") if isinstance(given, str) else given
     urls = tuple(part.strip().rstrip("/") for part in parts)
     if not urls or not all(urls):
@@ -50,7 +50,7 @@ def gateway_urls(given: Urls) -> tuple[str, ...]:
 
 
 def public_urls(urls: Sequence[str], given: Urls | None) -> tuple[str, ...]:
-    """The same gateways as agents see them, in the same order. Raises: ConfigError where the numbers differ."""
+    """Return the same gateways as agents see them, in the same order. Raises: ConfigError where the numbers differ."""
     if given is None:
         return tuple(urls)
     public = gateway_urls(given)
@@ -156,12 +156,11 @@ class GatewayClient:
 
     ``url`` is one URL, several in a list, or several in one text with commas between. Of several, each new session goes to the
     one on which this client has the fewest open sessions (between equals its id decides); the session's ``base_url`` names it.
-    Weight versions and pauses go to all. One that does not answer delays no other: its sessions cannot be fetched
-    (GatewayLostError), the others take the new ones, and it is used again when it answers again.
+    Weight versions and pauses go to all. A gateway that does not answer does not delay the others. Its sessions cannot be
+    fetched (GatewayLostError), and the others take new sessions until it answers again.
 
-    ``admin_key`` is by default that of the environment (AGENTCORE_RL_GATEWAY_ADMIN_KEY), else the one that a gateway of this
-    machine made for itself. ``public_url`` is the gateway as agents see it, when that is another address than the trainer's; of
-    several, one for each, in the same order.
+    ``admin_key`` is by default AGENTCORE_RL_GATEWAY_ADMIN_KEY, or the key that a gateway on this machine made. ``public_url`` is
+    the agents' address of the gateway, if it differs from the trainer's. Several gateways have one each, in the same order.
     Raises: GatewayError (its ``status`` is the HTTP status, None when the gateway could not be reached).
     """
 
@@ -181,7 +180,7 @@ class GatewayClient:
 
     @property
     def url(self) -> str:
-        """The gateway, or all of them with commas between."""
+        """Return the gateway, or all of them with commas between."""
         return ",".join(self.urls)
 
     # -- sessions
@@ -203,7 +202,7 @@ class GatewayClient:
         bounds the length of a reply. ``train`` is kept with the session: the rule of what trains (`trajectory.selection`).
 
         Where a gateway does not take its share, the others do. A session that is open stays where it is, unless that gateway does
-        not answer: then it begins anew on another.
+        not answer: then it starts again on another gateway.
         Raises: GatewayError; of several gateways, some may have opened their share.
         """
         session_ids = _listed(session_ids)
@@ -235,7 +234,7 @@ class GatewayClient:
         return [handles[name] for name in session_ids]
 
     async def fetch_async(self, session_ids: Iterable[str], *, close: bool = True) -> dict[str, SessionCapture]:
-        """The recorded calls of these sessions; unknown ones are absent from the result.
+        """Return the recorded calls of these sessions; unknown ones are absent from the result.
 
         ``close`` ends the sessions first: a call that is still running is stopped and becomes no turn, and none can
         come later.
@@ -264,10 +263,10 @@ class GatewayClient:
         return found
 
     async def sessions_async(self, *, running: bool = False) -> list[dict[str, Any]]:
-        """The gateway's sessions: turns, errors, when their last call was recorded, and ``calls`` under way with their state,
-        seconds since their start and left until their deadline, and the server. ``running``: only those with such calls.
+        """Return the sessions of all gateways that answer, each with the URL of its gateway under ``gateway``.
 
-        Of several gateways those of all that answer, each with its URL under ``gateway``.
+        A session has its turns, its errors, the time of its last record, its server, and its running ``calls``: their state, the
+        seconds since their start and until their deadline. ``running``: only sessions with running calls.
         """
         path = "/admin/sessions?running=1" if running else "/admin/sessions"
         answers = await self._everywhere("list its sessions", lambda g: g.call("GET", path))
@@ -330,7 +329,7 @@ class GatewayClient:
 
     @property
     def silent(self) -> dict[str, float]:
-        """The gateways that did not answer their last request, and since how many seconds. Sends no request."""
+        """Return the gateways that did not answer their last request, and since how many seconds. Sends no request."""
         now_s = time.monotonic()
         return {g.url: now_s - g.away_since_s for g in self._all if g.away_since_s is not None}
 
@@ -360,8 +359,9 @@ class GatewayClient:
     # -- which gateway has a session
 
     def _spread(self, session_ids: Iterable[str], present: Sequence[OneGateway]) -> dict[OneGateway, list[str]]:
-        """Give each session to the gateway that has it, else to the one with the fewest open sessions; between equals its
-        id decides, so that several clients that start with nothing do not all begin at the first gateway.
+        """Assign each session to its gateway, or a new session to the gateway with the fewest open sessions.
+
+        Between equals the session's id decides, so that several clients do not all start at the first gateway.
         """
         load = {gateway: len(gateway.open) for gateway in present}
         shares: dict[OneGateway, list[str]] = {}
@@ -374,7 +374,7 @@ class GatewayClient:
         return shares
 
     def _by_owner(self, session_ids: Iterable[str]) -> dict[OneGateway, list[str]]:
-        """Return the sessions to ask each gateway for. If no gateway is known to have a session, all are asked."""
+        """Return the sessions to ask each gateway for. If the gateway of a session is unknown, all are asked."""
         shares: dict[OneGateway, list[str]] = {}
         for session_id in session_ids:
             owner = self._owners.get(session_id)
@@ -439,7 +439,7 @@ class GatewayClient:
 
     async def _look(self, gateway: OneGateway) -> None:
         """See whether a gateway answers."""
-        gateway.look_at_s = time.monotonic() + LOOK_S  # requests that come meanwhile go on without it
+        gateway.look_at_s = time.monotonic() + LOOK_S  # concurrent requests do not wait for it
         try:
             await self._ask(gateway, gateway.call("GET", "/healthz", timeout_s=min(LOOK_S, gateway.timeout_s)))
         except GatewayError as e:
@@ -455,7 +455,7 @@ class GatewayClient:
     # -- all of them
 
     async def _everywhere(self, what: str, request: Callable[[OneGateway], Awaitable[T]]) -> dict[str, T]:
-        """Return every gateway's answer by its URL. One that is away learns it when it answers again.
+        """Return every gateway's answer by its URL. A gateway that is away gets the state when it answers again.
 
         Raises: GatewayError when a gateway refuses, or none answers.
         """
@@ -500,7 +500,7 @@ class GatewayClient:
     health = _portal.sync(health_async)
     sessions = _portal.sync(sessions_async)
 
-    # No connection is open between requests, so there is nothing to close.
+    # The client keeps no connection between requests, so `with` closes nothing.
 
     def __enter__(self) -> GatewayClient:
         return self

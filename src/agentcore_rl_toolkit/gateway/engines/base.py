@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
-from ...errors import CaptureError
-from ...messages.errors import NOT_JSON
 from ...messages.wire.canonical import ModelRequest
 from ..capture.choice import version_of
 from ..capture.events import EventReader
-
-T = TypeVar("T")
 
 # The features of every engine except the sampling services.
 COMMON = frozenset(
@@ -43,8 +39,8 @@ class Piece(msgspec.Struct, kw_only=True):
     finish_reason: str | None = None
     stop_sequence: str | None = None
     weight_version: int | None = None
-    weight_version_first: int | None = None  # of the choice's first token, if the engine names it at its end
-    routed_experts: Any = None  # in base64
+    weight_version_first: int | None = None  # the first token's version, if the engine names it
+    routed_experts: Any = None  # base64
     weights: str | None = None  # the engine's name of the weights of the last token, number or not
     spans: list[tuple[int, int]] | None = None  # (first token, version), where weights changed within the choice
 
@@ -65,14 +61,6 @@ def changes(reported: list[WeightSpan]) -> list[tuple[int, int]] | None:
     return None if any(v is None for _, v in found) else found  # type: ignore[return-value]
 
 
-def decode(decoder: msgspec.json.Decoder[T], data: bytes) -> T:
-    """Decode an engine's reply or an event of it. Raises: CaptureError."""
-    try:
-        return decoder.decode(data)
-    except NOT_JSON as e:
-        raise CaptureError(f"the engine's reply cannot be read: {e}") from e
-
-
 class GenerationStream(ABC):
     """Reads the bytes of a streamed reply as pieces. ``error`` is the error that an event reports."""
 
@@ -81,7 +69,7 @@ class GenerationStream(ABC):
         self._events = EventReader()
 
     def feed(self, data: bytes) -> list[Piece]:
-        """Return the pieces of all complete events. Raises: CaptureError."""
+        """Return the pieces of all complete events. Raises: CaptureError, one of NOT_JSON."""
         return [piece for event in self._events.feed(data) for piece in self._read(event)]
 
     @abstractmethod
@@ -92,7 +80,7 @@ class GenerationStream(ABC):
 
 
 class TokenEngine(ABC):
-    """One engine's wire format. ``features`` are those of `ModelRequest.features` that it can honour.
+    """An engine's wire format. ``features`` are those of `ModelRequest.features` that it supports.
 
     `ModelRequest.response_format` has the chat shape; ``{"type": "structural_tag", "format": ...}`` is a tool choice, made by
     `render.call_format`.
@@ -120,7 +108,7 @@ class TokenEngine(ABC):
 
     @abstractmethod
     def reply(self, body: bytes) -> list[Piece]:
-        """Read a whole answer. Raises: CaptureError when it is not one."""
+        """Read a reply that is not streamed. Raises: CaptureError, one of NOT_JSON."""
 
     @abstractmethod
     def stream(self) -> GenerationStream: ...

@@ -46,7 +46,7 @@ _KIND_OF = {
 
 
 def upstream_error(status: int, body: bytes) -> RequestError:
-    """An engine's error body as ours; a prompt that is too long gets the provider's code for that."""
+    """Return an engine's error body as ours; a prompt that is too long gets the provider's code for that."""
     message, param, code = None, None, None
     try:
         response = _error_reply.decode(body)
@@ -80,7 +80,7 @@ def upstream_error(status: int, body: bytes) -> RequestError:
 
 
 def event_error(error: bytes) -> RequestError:
-    """An error that an engine put into a stream, whose status it had sent already, as the answer it should have been.
+    """Return an error that an engine put into a stream, whose status it had sent already, as the answer it should have been.
 
     SGLang checks the length of a streamed prompt that late, and names the status in the event or not at all.
     """

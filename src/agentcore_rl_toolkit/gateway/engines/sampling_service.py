@@ -8,7 +8,7 @@ FEATURES = frozenset({"n", "seed", "top_k", "stop"})  # the gateway ends answers
 
 
 class Asked(msgspec.Struct, kw_only=True):
-    """What is asked of a service. ``stop_token_ids`` are the model's own; an empty list leaves its end of text in force."""
+    """A request to a service. ``stop_token_ids`` are the model's; with an empty list the service uses its end of text."""
 
     prompt: list[int]
     n: int

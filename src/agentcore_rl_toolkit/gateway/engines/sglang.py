@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -25,11 +25,9 @@ from .base import (
     SGLANG_FORMS,
     GenerationStream,
     Piece,
-    T,
     TokenEngine,
     WeightSpan,
     changes,
-    decode,
 )
 
 _LONG_BYTES = 16 * 2**10  # some 400 tokens
@@ -49,7 +47,7 @@ class _Meta(msgspec.Struct):
     output_token_logprobs: list[tuple[float | None, int, Any]] | None = None
     completion_tokens: int | None = None
     weight_version: int | str | None = None
-    weight_versions: list[WeightSpan] | None = None  # from the choice's first token, in each event of a stream
+    weight_versions: list[WeightSpan] | None = None  # each event of a stream has all spans of the choice
     routed_experts: Any = None
 
 
@@ -110,7 +108,7 @@ class SGLangEngine(TokenEngine):
         return b"/abort_request", _encode({"rid": name})
 
     def reply(self, body: bytes) -> list[Piece]:
-        answers = decode(_many, body) if body.lstrip()[:1] == b"[" else [decode(_one, body)]
+        answers = _many.decode(body) if body.lstrip()[:1] == b"[" else [_one.decode(body)]
         several = len(answers) > 1
         return [_piece(answer, place if several else answer.index, 0) for place, answer in enumerate(answers)]
 
@@ -131,19 +129,19 @@ def _held_to_form(response_format: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 class SGLangStream(GenerationStream):
-    """Cumulative events -> what is new in each. Of long events that repeat the earlier tokens few are decoded: one that is 5%
-    longer than the one before, and the last.
+    """Reads the new tokens of cumulative events. Of long events that repeat earlier tokens, only the last is decoded, and each
+    that is 5% longer than the last decoded event.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._seen: dict[int, int] = {}
-        self._least_bytes = 0  # of the next event to decode
+        self._least_bytes = 0  # the least size of the next event to decode
 
     def _read(self, event: bytes) -> list[Piece]:
         if len(event) < self._least_bytes and _UNFINISHED.search(event):
             return []
-        answer = decode(_one, event)
+        answer = _one.decode(event)
         if answer.error is not None:
             self.set_error(answer.error)
             return []
@@ -154,8 +152,11 @@ class SGLangStream(GenerationStream):
         return [piece]
 
 
+T = TypeVar("T")
+
+
 def _new(listed: list[T], total: int | None, seen: int) -> list[T]:
-    """The part of a list that is new: the list is of all tokens so far, or only of those since the last event.
+    """Return the part of a list that is new: the list is of all tokens so far, or only of those since the last event.
 
     Raises: CaptureError when it holds fewer than are new.
     """
@@ -169,7 +170,7 @@ def _new(listed: list[T], total: int | None, seen: int) -> list[T]:
 
 
 def _piece(answer: _Response, choice: int, seen: int) -> Piece:
-    """The tokens after the first ``seen`` ones. The list of logprobs also names the ids; both must agree."""
+    """Return the tokens after the first ``seen`` ones. The list of logprobs also names the ids; both must agree."""
     meta = answer.meta_info
     ids: list[int] = answer.output_ids or []
     total = meta.completion_tokens

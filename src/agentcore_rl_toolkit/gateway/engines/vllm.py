@@ -26,7 +26,6 @@ from .base import (
     TokenEngine,
     WeightSpan,
     changes,
-    decode,
 )
 
 _encode = msgspec.json.Encoder().encode
@@ -113,7 +112,7 @@ class VLLMEngine(TokenEngine):
         return b"/v1/completions", _encode(body)
 
     def reply(self, body: bytes) -> list[Piece]:
-        return _pieces(decode(_response, body))
+        return _pieces(_response.decode(body))
 
     def stream(self) -> VLLMStream:
         return VLLMStream()
@@ -123,7 +122,7 @@ class VLLMStream(GenerationStream):
     """A stream of text-completion chunks that carry token ids."""
 
     def _read(self, event: bytes) -> list[Piece]:
-        response = decode(_response, event)
+        response = _response.decode(event)
         if response.error is not None:
             self.set_error(response.error)
         return _pieces(response)
@@ -151,7 +150,7 @@ def _pieces(answer: _Response) -> list[Piece]:
     pieces = []
     for choice in answer.choices:
         if choice.token_ids is None:
-            raise CaptureError("the engine returned no token ids; it must honour return_token_ids")
+            raise CaptureError("the engine returned no token ids; it must support return_token_ids")
         logprobs, spans = choice.logprobs, choice.weight_versions
         values: list[float | None] | None = None
         if logprobs is not None and logprobs.content is not None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 async def request(
     method: str, url: str, *, body: Any = None, key: str | None = None, timeout_s: float = 30.0
 ) -> tuple[int, bytes]:
-    """Status and body. Raises: GatewayError when the gateway cannot be reached or does not answer in time."""
+    """Return status and body. Raises: GatewayError when the gateway cannot be reached or does not answer in time."""
     async with _exchange(method, url, body, key, timeout_s) as answer:
         return answer.status_code, await answer.aread()
 
@@ -27,7 +27,7 @@ async def request(
 async def stream(
     method: str, url: str, *, body: Any = None, key: str | None = None, timeout_s: float = 30.0
 ) -> AsyncIterator[bytes]:
-    """The body piece by piece. Raises: GatewayError, also on a status of 400 and above."""
+    """Return the body piece by piece. Raises: GatewayError, also on a status of 400 and above."""
     async with _exchange(method, url, body, key, timeout_s) as answer:
         if answer.status_code >= 400:
             why = error_message(await answer.aread())
@@ -37,7 +37,7 @@ async def stream(
 
 
 def error_message(data: bytes) -> str:
-    """The message in an error's body."""
+    """Return the message in an error's body."""
     try:
         return str(msgspec.json.decode(data)["error"]["message"])
     except (*NOT_JSON, KeyError, TypeError):
@@ -48,7 +48,7 @@ def error_message(data: bytes) -> str:
 async def _exchange(
     method: str, url: str, body: Any, key: str | None, timeout_s: float
 ) -> AsyncIterator[httpx.Response]:
-    """The answer, whose body the caller reads. Raises: GatewayError, ConfigError."""
+    """Send a request; the caller reads the body of the response. Raises: GatewayError, ConfigError."""
     import httpx  # here: it takes a tenth of a second
 
     headers = {"content-type": "application/json"} | ({} if key is None else {"authorization": f"Bearer {key}"})

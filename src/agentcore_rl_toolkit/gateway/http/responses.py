@@ -88,7 +88,7 @@ async def _stream(pieces: AsyncIterator[bytes], http: web.BaseRequest) -> web.St
         async for piece in pieces:
             await response.write(piece)
             await asyncio.sleep(0)
-    except Exception as e:  # in the middle of a response no other response is possible
+    except Exception as e:  # a part was sent, so an error response is impossible
         known = isinstance(e, AgentCoreRLError | ConnectionError)
         log.error("%s broke off: %s", http.raw_path, e, exc_info=None if known else e)
         if http.transport is not None:

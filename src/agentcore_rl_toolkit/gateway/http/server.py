@@ -19,7 +19,7 @@ from .responses import error_response
 
 log = logging.getLogger(__name__)
 
-STALLED_S = 60  # a client that reads nothing of its reply for this long is gone
+STALLED_S = 60  # a client that reads nothing of its reply for this long is cut off
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -33,7 +33,7 @@ def keep_alive(sock: socket.socket) -> None:
 
 
 class Connection(web.RequestHandler):
-    """One client connection."""
+    """A client connection."""
 
     __slots__ = ()
 

@@ -29,15 +29,15 @@ SESSIONS = "/v1/training-sessions/"  # before a session's name, in the URL of it
 LEAST_TOKENS = 512  # botocore and the service refuse a smaller maxTokens
 CONNECTIONS = 64
 POLL_S = 2.0  # as AWS's own SDK asks; the first questions come sooner, for operations that are short
-PATIENCE_S = 300.0  # with a service that throttles, fails or cannot be reached
+PATIENCE_S = 300.0  # how long a service may throttle, fail or be unreachable
 INVALID = "ValidationException"
 _FIRST_POLL_S, _GROWTH = 0.1, 1.5
 _BACKOFF = RetryPolicy(first_delay_s=0.25, max_delay_s=4.0)
-_REGION = re.compile(r"\.sagemaker(?:-fips)?\.([a-z0-9-]+)\.")  # of an endpoint of AWS
+_REGION = re.compile(r"\.sagemaker(?:-fips)?\.([a-z0-9-]+)\.")  # the region in an endpoint of AWS
 
 
 def client_of(service: str, region: str | None, endpoint_url: str | None = None) -> Any:
-    """A boto3 client; region None: the one that boto3 finds. The key of a local service of this user is found by its address.
+    """Return a boto3 client. ``region`` None: boto3 finds it. The key of a local service of this user is found by its address.
 
     Raises: MissingExtraError when the installed boto3 does not know the service; ConfigError without a region.
     """
@@ -72,7 +72,7 @@ class Caller:
         self._threads = ThreadPoolExecutor(CONNECTIONS, "sagemaker")
 
     async def call(self, verb: str, **request: Any) -> Any:
-        """The answer. Raises: TrainingServiceError."""
+        """Return the answer. Raises: TrainingServiceError."""
         from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, ParamValidationError
 
         loop, give_up_s = asyncio.get_running_loop(), time.monotonic() + PATIENCE_S
@@ -132,11 +132,11 @@ class SessionRuntime(Caller):
         return str(sent["operationId"])
 
     async def trained(self, operation_id: str) -> Any:
-        """The result of a training operation."""
+        """Return the result of a training operation."""
         return await self._result("get_training_operation_result", operation_id)
 
     async def sample(self, operation: Mapping[str, Any]) -> Any:
-        """The result of a sampling operation."""
+        """Return the result of a sampling operation."""
         sent = await self.call(
             "execute_sampling_operation", trainingSessionName=self.session, operationConfig=operation
         )
@@ -188,8 +188,9 @@ class SageMakerService:
 
 
 class SageMakerSampler:
-    """One model package of a session. It is named in each request: which weights a request without a name gets is not
-    documented. ``text_of`` is for the model's own stop tokens.
+    """A model package of a session. Each request names it, because the default weights are not documented.
+
+    ``text_of`` makes texts of the model's stop tokens.
     """
 
     def __init__(self, runtime: SessionRuntime, path: str, text_of: Callable[[Sequence[int]], str] = str) -> None:

@@ -36,7 +36,7 @@ class Sampler(Protocol):
     """Fixed weights at a service."""
 
     async def sample(self, asked: Asked) -> list[Piece]:
-        """One piece for each choice; it may have more tokens than asked for."""
+        """Return a piece per choice. It may have more tokens than requested."""
         ...
 
 
@@ -44,15 +44,15 @@ class SamplingService(Protocol):
     """The adapter of a service."""
 
     async def open(self, path: str) -> Sampler:
-        """The sampler of saved weights, or of a base model."""
+        """Return the sampler of saved weights, or of a base model."""
         ...
 
     def for_agent(self, error: Exception) -> RequestError:
-        """An agent does not learn where the service is, nor what it says of weights and sessions."""
+        """Return an agent does not learn where the service is, nor what it says of weights and sessions."""
         ...
 
     async def close(self) -> None:
-        """End what was opened at the service, so that it keeps nothing for us."""
+        """Close the sessions at the service."""
         ...
 
 
@@ -62,10 +62,10 @@ class Samplers:
     def __init__(self, service: SamplingService, wanted: tuple[str, int | None] | None) -> None:
         self.wanted = wanted
         self.service = service
-        self._open: asyncio.Task[Sampler] | None = None  # the sampler of what is wanted
+        self._open: asyncio.Task[Sampler] | None = None  # the sampler of ``wanted``
 
     async def current(self) -> tuple[Sampler, int | None]:
-        """The sampler of what is wanted now, and its version. Raises: RequestError."""
+        """Return the sampler of the current weights, and their version. Raises: RequestError."""
         while self.wanted is not None:
             opening = self._open = self._open or asyncio.ensure_future(self.service.open(self.wanted[0]))
             try:
@@ -85,7 +85,7 @@ class Samplers:
     async def use(self, model: str | None, version: int) -> None:
         """Let all further calls sample ``model`` as ``version``; None keeps the weights and renames their version.
 
-        Raises: RequestError; calls then go on with what they had.
+        Raises: RequestError; calls then keep their weights.
         """
         if model is None:
             self.wanted = None if self.wanted is None else (self.wanted[0], version)
@@ -116,6 +116,9 @@ class ServiceSampling(TokenSampling):
 
     def request(self, worker: Worker) -> None:
         return None
+
+    def cancel(self, worker: Worker) -> None:
+        pass  # the adapter ends a cancelled call
 
     async def sample(self, worker: Worker) -> list[Delta]:
         # However long the call waits: no other weights have a part in its answer.
@@ -150,10 +153,10 @@ class ServiceSampling(TokenSampling):
 
 
 def cut(piece: Piece, asked: Asked, decode: Callable[[Sequence[int]], str]) -> int:
-    """End a choice where an engine that honours the whole request would have; returns how many tokens are left out.
+    """End a choice at the limits of the request. Returns the number of tokens left out.
 
-    It ends at the number of tokens asked for (as "length"), with a stop token of the model, or with the token that
-    completes a stop string: whichever is first. What is left out is neither shown to the agent nor recorded.
+    The choice ends at the requested number of tokens (as "length"), with a stop token of the model, or with the token that
+    completes a stop string, whichever is first. The rest is neither shown to the agent nor recorded.
     """
     if piece.logprobs is not None and len(piece.logprobs) != len(piece.ids):
         return 0  # the turn is invalid, and must stay so

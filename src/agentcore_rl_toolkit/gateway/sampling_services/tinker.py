@@ -33,7 +33,7 @@ class TinkerService:
 
     @classmethod
     def at(cls, upstream: UpstreamConfig) -> TinkerService:
-        """By the SDK itself. Raises: MissingExtraError."""
+        """Connect with the SDK. Raises: MissingExtraError."""
         try:
             import tinker
         except ModuleNotFoundError as e:
@@ -44,7 +44,7 @@ class TinkerService:
         return TinkerSampler(self, path, await self.client(path))
 
     async def client(self, path: str, *, anew: bool = False) -> Any:
-        """The SDK's client of these weights. ``anew``: in another session at the service."""
+        """Return the SDK's client of these weights. ``anew``: in another session at the service."""
         if anew:
             self._service = self._connect()
         named = {"model_path" if path.startswith("tinker://") else "base_model": path}
@@ -67,7 +67,7 @@ class TinkerService:
 
 
 class TinkerSampler:
-    """A `tinker.SamplingClient`, opened anew once where the service lost its session. A cancelled call ends at the service."""
+    """A `tinker.SamplingClient`, opened again once if the service lost its session. A cancelled call ends at the service."""
 
     def __init__(self, service: TinkerService, path: str, client: Any) -> None:
         self._service, self._path, self._client = service, path, client
@@ -99,7 +99,7 @@ class TinkerSampler:
 
 
 def pieces_of(response: Any) -> list[Piece]:
-    """A `tinker.SampleResponse`; NaN stands for a logprob that was not computed. Raises: CaptureError."""
+    """Return a `tinker.SampleResponse`; NaN stands for a logprob that was not computed. Raises: CaptureError."""
     pieces = []
     for choice, sampled in enumerate(response.sequences):
         if sampled.stop_reason not in (STOP, LENGTH):
@@ -112,5 +112,5 @@ def pieces_of(response: Any) -> list[Piece]:
 
 
 def service_url() -> str:
-    """The service that the SDK would use: TINKER_BASE_URL, or production."""
+    """Return the service that the SDK would use: TINKER_BASE_URL, or production."""
     return (os.environ.get(URL_ENV) or PRODUCTION_URL).rstrip("/")

@@ -19,7 +19,7 @@ from .schema import SELECT_CALL, payload_of, trouble
 
 log = logging.getLogger(__name__)
 
-UNREADABLE = "the gateway's store is damaged: this call, or one that its record refers to, cannot be read back"
+UNREADABLE = "the gateway's store is damaged: this call, or a call that its record refers to, cannot be read"
 _SESSIONS_AT_ONCE = 1000
 
 
@@ -47,7 +47,7 @@ class Counts(NamedTuple):
 
 
 def failure(call_id: str, index: int, error: str, *, at_s: float = 0.0) -> CallRecord:
-    """A record that stands for calls that the store does not have."""
+    """Return a record that stands for calls that the store does not have."""
     return CallRecord(
         call_id=call_id,
         index=index,
@@ -86,7 +86,7 @@ class Reader:
     # -- sessions
 
     def sessions(self) -> Iterator[StoredSession]:
-        """All sessions in the order they were opened."""
+        """Return all sessions in the order they were opened."""
         after = -1
         while rows := self.query(
             "SELECT * FROM sessions WHERE number > ? ORDER BY number LIMIT ?", after, _SESSIONS_AT_ONCE
@@ -95,7 +95,7 @@ class Reader:
             after = rows[-1][0]
 
     def counts(self) -> dict[int, Counts]:
-        """By session, from the index alone."""
+        """Return the counts of each session. Only the index is read."""
         rows = self.query(
             "SELECT session, count(*), sum(status IN ('ok', 'untrainable')), sum(status IN ('ok', 'untrainable') AND "
             "NOT delivered), max(idx) FROM calls INDEXED BY calls_of_session GROUP BY session"
@@ -105,7 +105,7 @@ class Reader:
     # -- calls
 
     def call(self, number: int) -> bytes:
-        """The record of one call, encoded."""
+        """Return the record of one call, encoded."""
         try:
             rows = self.query(f"{SELECT_CALL} WHERE number = ?", number)
             if rows:
@@ -118,7 +118,7 @@ class Reader:
         raise DeletedError(f"call {number} was deleted while it was read; ask again")
 
     def last_calls(self, session: int, count: int) -> list[tuple[int, int, str, bool]]:
-        """Number, digest, status and whether it was delivered, of a session's last calls, the latest first."""
+        """Return number, digest, status and whether it was delivered, of a session's last calls, the latest first."""
         return [
             (number, digest, status, bool(delivered))
             for number, digest, status, delivered in self.query(
@@ -129,16 +129,17 @@ class Reader:
         ]
 
     def numbers(self, session: int) -> list[int]:
-        """The numbers of a session's calls, in stored order."""
+        """Return the numbers of a session's calls, in stored order."""
         return [n for (n,) in self.query("SELECT number FROM calls WHERE session = ? ORDER BY number", session)]
 
     def calls(self, session: int) -> Iterator[bytes]:
-        """The encoded records of all calls of a session, in stored order."""
+        """Return the encoded records of all calls of a session, in stored order."""
         return map(self.call, self.numbers(session))
 
     def readable(self, numbers: Iterable[int]) -> Iterator[bytes]:
-        """The encoded records of these calls, all of a session's in stored order. A damaged record, and one that refers to a
-        damaged one, becomes a failure that reports it. Raises: DeletedError.
+        """Return the encoded records of these calls: all calls of a session, in stored order.
+
+        A damaged record, or a record that refers to a damaged record, becomes a failure. Raises: DeletedError.
         """
         known: set[str | None] = {None}  # the calls that a readable record may refer to
         for number in numbers:
@@ -161,6 +162,6 @@ class Reader:
     # -- what administrators set
 
     def value(self, name: str) -> Any:
-        """A setting of the gateway. None: it is not set."""
+        """Return a setting of the gateway. None: it is not set."""
         rows = self.query("SELECT value FROM settings WHERE name = ?", name)
         return rows[0][0] if rows else None

@@ -21,7 +21,7 @@ FILE = "turns.sqlite"
 FORMAT = 5
 PAGE_BYTES = 4096
 
-# `format` is a row and not `PRAGMA user_version`: it is still there in a file that was made anew from a damaged one.
+# `format` is a row and not `PRAGMA user_version`: it survives `.recover`.
 TABLES = f"""
 CREATE TABLE meta(name TEXT PRIMARY KEY, value) WITHOUT ROWID;
 INSERT INTO meta VALUES('format', {FORMAT}), ('what', 'store of a model gateway of AgentCore RL Toolkit');
@@ -53,7 +53,7 @@ SELECT_CALL = "SELECT number, call_id, delivered, record, checksum FROM calls"
 PUT_SESSION = "INSERT OR REPLACE INTO sessions VALUES(?,?,?,?,?)"
 
 Row = Sequence[Any]
-_TRUE, _FALSE = b"\xc3", b"\xc2"  # of msgpack: the last member of a record is "delivered"
+_TRUE, _FALSE = b"\xc3", b"\xc2"  # in msgpack; the last member of a record is "delivered"
 
 
 # -- opening
@@ -69,7 +69,7 @@ def create(directory: Path) -> None:
 
 
 def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
-    """A connection to a store's file. Raises: ConfigError when it is no store of this format, sqlite3.Error."""
+    """Return a connection to a store's file. Raises: ConfigError when it is no store of this format, sqlite3.Error."""
     uri = f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rw'}"
     database = sqlite3.connect(uri, uri=True, timeout=5.0, isolation_level=None, check_same_thread=False)
     try:
@@ -107,7 +107,7 @@ def _check_format(database: sqlite3.Connection, path: Path) -> None:
 
 
 def trouble(error: sqlite3.Error, path: Path) -> str:
-    """The fault of a store, and the way out."""
+    """Return the fault of a store, and the way out."""
     code = getattr(error, "sqlite_errorcode", None) or 0
     kind = code & 0xFF
     if kind == sqlite3.SQLITE_NOTADB:
@@ -115,7 +115,7 @@ def trouble(error: sqlite3.Error, path: Path) -> str:
     if kind == sqlite3.SQLITE_CORRUPT:
         return (
             f"{path} is damaged ({error}). What can be read becomes a new store with `sqlite3 {path} .recover | sqlite3 "
-            f"NEW/{FILE}`; give another --store to go on"
+            f"NEW/{FILE}`; give another --store to continue"
         )
     if kind in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return f"{path} is locked by another program ({error}); end what holds it open for writing"
@@ -134,7 +134,7 @@ def os_error(error: sqlite3.Error, path: Path) -> OSError:
 
 
 def call_row(number: int, session: int, record: CallRecord) -> Row:
-    """A call as a row of `calls`."""
+    """Return a call as a row of `calls`."""
     payload = encode(record)
     return (
         number,
@@ -150,7 +150,7 @@ def call_row(number: int, session: int, record: CallRecord) -> Row:
 
 
 def payload_of(row: Row) -> bytes:
-    """The record of a row (`SELECT_CALL`), encoded as `capture.record.encode` does. Raises: GatewayError when it is damaged."""
+    """Return the record of a row (`SELECT_CALL`) in the form of `capture.record.encode`. Raises: GatewayError."""
     number, call_id, delivered, payload, checksum = row
     if not isinstance(payload, bytes) or zlib.crc32(memoryview(payload)[:-1]) != checksum:
         raise GatewayError(f"call {call_id} is damaged in the store (row {number} of calls)")

@@ -7,7 +7,7 @@ that. The file is whole after either.
 Commits run on the event loop: they write to the system's page cache and cost tens of microseconds; with ``fsync`` they take the
 disk's time. Checkpoints run in a thread (`WriteAheadLog`). A commit that meets the end of one is tried again.
 
-When the disk refuses a commit, its calls are dropped and those who wait get the error. All else stays in memory for another
+When the disk refuses a commit, its calls are dropped, and their agents get the error. All else stays in memory for another
 try: sessions that were opened, closed or deleted, and the gateway's own settings. So calls and new sessions are refused on a
 full disk, and work again when there is room.
 """
@@ -37,8 +37,8 @@ log = logging.getLogger(__name__)
 
 _PROBE_BYTES = 64 * 2**10  # what a disk that refused must take before it counts as one with room
 _LOCKED_S = 5.0  # how long another program may hold the file before calls are refused
-_REST_S = 0.02  # between two tries of a locked file, and of removing calls
-_SLICE_S = 0.005  # for so long at a time: the loop has other work
+_REST_S = 0.02  # pause between attempts at a locked file, and between removals
+_SLICE_S = 0.005  # time per removal: the loop has other work
 _REMOVED_AT_ONCE = 64
 _READ_BYTES = 2**20  # what a thread reads before it hands it on
 _PRIVATE = "agentcore-rl-calls-"  # a directory of a private store
@@ -99,11 +99,11 @@ class WriteAheadLog:
 
     def _move(self) -> None:
         with closing(connect(self._path)) as database:
-            database.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()  # most of it, beside commits
+            database.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()  # most of the log, while commits continue
             database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     async def finish(self) -> None:
-        """Return when no checkpoint is under way."""
+        """Wait for a running checkpoint."""
         if self._task is not None:
             await self._task
 
@@ -144,7 +144,7 @@ class Store:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._calls: list[QueuedCall] = []
         self._writes: dict[tuple[str, Any], tuple[str, Row]] = {}  # all else, by table and key: the last one counts
-        self._waiting: list[asyncio.Future[OSError | None]] = []  # for all of it to be committed, or refused
+        self._waiting: list[asyncio.Future[OSError | None]] = []  # resolved when all is committed or refused
         self._scheduled = False
         self._tidying: asyncio.Task[None] | None = None
         self._locked_since = 0.0
@@ -195,7 +195,7 @@ class Store:
     # -- storing it
 
     def commit(self, *, probe: bool = False) -> None:
-        """Store what is queued. A disk that refused is only tried with ``probe``."""
+        """Commit the queue. After a refusal of the disk only ``probe`` tries again."""
         self._scheduled = False
         calls, self._calls = self._calls, []
         if not (calls or self._writes or self._waiting):
@@ -222,7 +222,7 @@ class Store:
         self._report(None)
 
     def _failed(self, calls: list[QueuedCall], error: sqlite3.Error) -> None:
-        """A transaction was refused."""
+        """Handle a refused transaction: try again if the file is locked, otherwise refuse the calls."""
         code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED) and self._loop is not None:
             now = time.monotonic()
@@ -259,7 +259,7 @@ class Store:
         return await committed
 
     async def read(self, of: Callable[[Reader], Iterator[bytes]]) -> AsyncIterator[bytes]:
-        """What an iterator makes of the committed calls, piece by piece, in threads. Raises: GatewayError."""
+        """Yield the output of an iterator over committed calls, piece by piece, from threads. Raises: GatewayError."""
         pieces = _pieces(of(self.for_threads))
         while piece := await asyncio.to_thread(next, pieces, b""):
             yield piece
@@ -302,7 +302,7 @@ class Store:
 
     @property
     def total_bytes(self) -> int:
-        """The size of the store on disk."""
+        """Return the size of the store on disk."""
         return self._number("PRAGMA page_count") * PAGE_BYTES + self.wal.size
 
     @property
@@ -326,7 +326,7 @@ class Store:
 
 
 def _pieces(items: Iterator[bytes]) -> Iterator[bytes]:
-    """The same bytes in pieces of one to two megabytes: a larger copy would hold the interpreter's lock for long."""
+    """Return the same bytes in pieces of one to two megabytes: a larger copy would hold the interpreter's lock for long."""
     piece = bytearray()
     for item in items:
         for at in range(0, len(item), _READ_BYTES):
@@ -338,7 +338,7 @@ def _pieces(items: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _private() -> Path:
-    """A new directory for a private store. The directories of gateways that were killed are removed."""
+    """Return a new directory for a private store. The directories of gateways that were killed are removed."""
     for lock in Path(tempfile.gettempdir()).glob(f"{_PRIVATE}*/lock"):
         with suppress(OSError, ConfigError):
             held = _hold(lock.parent)

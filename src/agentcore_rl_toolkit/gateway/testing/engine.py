@@ -26,9 +26,10 @@ from .tokens import END, VOCABULARY, Fault, Seen, decode_ids, encode_messages, e
 
 
 class ScriptedEngine:
-    """One server on a free loopback port. ``requests`` lists what it was asked, ``replies`` may hold texts to answer
-    with; where there are none, ``decide`` makes the reply, and an error it raises is status 400. To a prompt of token ids
-    the reply is ``{"token_ids": [...]}``.
+    """A server on a free loopback port. ``requests`` lists its requests. ``replies`` may hold texts for its next replies.
+
+    Without them ``decide`` makes the reply, and an error that it raises becomes status 400. A reply to a prompt of token ids is
+    ``{"token_ids": [...]}``.
 
     ``tokens`` is the length of a reply (the end token included) unless the request's max_tokens is smaller;
     ``token_s`` the time per streamed token; ``weight_version`` is put into replies when it is not None;
@@ -91,7 +92,7 @@ class ScriptedEngine:
 
     @property
     def calls(self) -> list[Seen]:
-        """The model calls among the requests."""
+        """Return the model calls among the requests."""
         return [r for r in self.requests if r.method == "POST" and r.body and r.path != "/abort_request"]
 
     # -- HTTP

@@ -1,6 +1,6 @@
 """A model whose replies a function decides: what a test or an example puts behind the gateway in place of weights.
 
-`ScriptedModel` is a `ScriptedEngine` on a thread of its own whose every chat reply comes from ``decide(messages, tools)``, so an
+`ScriptedModel` is a `ScriptedEngine` in a thread. Each chat reply comes from ``decide(messages, tools)``, so an
 oracle, a solver that does nothing and a wrong one are plain functions::
 
     def oracle(messages, tools):
@@ -31,7 +31,7 @@ STOP_WITHIN_S = 10.0
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call of a tool. ``arguments`` that are text are sent as they are, so they need not parse."""
+    """A call of a tool. ``arguments`` that are text are sent as they are, so they may be invalid JSON."""
 
     name: str
     arguments: Mapping[str, Any] | str = field(default_factory=dict)
@@ -75,7 +75,7 @@ class ScriptedModel:
 
     @property
     def calls(self) -> list[Seen]:
-        """The model calls so far."""
+        """Return the model calls so far."""
         return self._engine.calls
 
     def start(self) -> None:

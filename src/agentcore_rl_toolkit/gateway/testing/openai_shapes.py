@@ -16,7 +16,7 @@ _WORD = re.compile(r"\s*\S+|\s+\Z")
 
 @dataclass(kw_only=True)
 class Sampled:
-    """One sampled choice. ``stop`` is the stop string that ended it."""
+    """A sampled choice. ``stop`` is the stop string that ended it."""
 
     index: int = 0
     ids: list[int]

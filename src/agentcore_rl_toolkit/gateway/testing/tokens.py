@@ -37,7 +37,7 @@ class Fault:
 
 @dataclass
 class Seen:
-    """One request as the engine saw it."""
+    """A request as the engine received it."""
 
     method: str
     path: str
@@ -86,5 +86,5 @@ def encode_messages(messages: Sequence[dict[str, Any]]) -> list[int]:
 
 
 def logprob_of(token: int) -> float:
-    """The logprob this engine gives a token: made up, and exact in 32 bits."""
+    """Return the logprob this engine gives a token: made up, and exact in 32 bits."""
     return -(token % 97) / 64 - 0.015625

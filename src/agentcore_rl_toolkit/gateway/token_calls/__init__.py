@@ -1,1 +1,1 @@
-"""Calls in which the gateway does the tokenising."""
+"""Token mode: calls whose prompts the gateway renders."""

@@ -2,9 +2,9 @@
 
 In token mode the next prompt of a session extends the last one, so its tokens have to be at hand: some 15 bytes per
 token of context, with the text that is sent and the messages that are compared. Histories of sessions with a running call stay
-in memory; of the others, the most recent ones up to a budget. A dropped history is made anew from its records
+in memory; of the others, the most recent ones up to a budget. A dropped history is built again from its records
 (`render.replay`) when its session calls again, as after a restart. That costs a few milliseconds of a rendering thread per
-100,000 tokens and writes nothing.
+100,000 tokens.
 
 A conversation is used by one call at a time: a rendering thread or the event loop has it while the call holds `History.order`.
 That is a lock between tasks of the event loop, so the loop never waits for a thread.
@@ -81,7 +81,7 @@ class Histories:
         return history
 
     def unpin(self, history: History) -> None:
-        """The call is over: count what the history takes by now, and make place for it."""
+        """End the use of a history by a call. Update its size, and drop the oldest histories above the budget."""
         history.pins -= 1
         if self._of.get(history.session) is not history:
             return  # the session is closed
@@ -113,7 +113,7 @@ class Histories:
             return self._renderer.conversation(now=session.created_s)
         self.reloads += 1
         store = self._sessions.store
-        store.commit()  # what is read is what is committed
+        store.commit()  # only committed calls can be read
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, self._replayed, session, store)
         except (CaptureError, GatewayError, msgspec.DecodeError, KeyError, TypeError, AttributeError, IndexError) as e:
@@ -128,7 +128,7 @@ class Histories:
 
 
 def past_calls(records: Sequence[CallRecord]) -> Iterator[PastCall]:
-    """The answered chat calls of one session, in stored order."""
+    """Return the answered chat calls of one session, in stored order."""
     messages = message_lists(records)
     known: dict[int, tuple[Any, Mapping[str, Any] | None]] = {}
     places = places_of(records)

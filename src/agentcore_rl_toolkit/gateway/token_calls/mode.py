@@ -43,8 +43,8 @@ class TokenMode:
     histories: Histories
     context_tokens: int | None
     max_tokens: int
-    kind: str  # of the engine
-    features: frozenset[str]  # of `ModelRequest.features`, those that it can honor
+    kind: str  # the kind of the engine
+    features: frozenset[str]  # the `ModelRequest.features` that the engine supports
     allowed: Collection[str]  # fields that pass whatever the engine is known to do
     forced_tools: ForcedTools = "constrain"
     tasks: Tasks = field(default_factory=Tasks)
@@ -68,7 +68,7 @@ class TokenMode:
             raise unsupported(f"sampling_params.{unread[0]}", "the chat template has no such variable; leave it out")
 
     def require(self, asked: ModelRequest) -> Counter[str]:
-        """Check that the engine can do what is asked for. A form that it cannot enforce becomes a wish.
+        """Check that the engine supports the request. A form that it cannot enforce becomes a wish.
 
         Returns the number of the wishes by kind. Raises: RequestError.
         """
@@ -93,13 +93,13 @@ class TokenMode:
     def _enforces(self, asked: ModelRequest, feature: str) -> bool:
         """Return True if the engine, and the format of the model's calls, can hold an answer to this form."""
         known = feature in self.features or feature in self.allowed
-        if feature == "response_format":  # beside tools, calls must remain possible
+        if feature == "response_format":  # with tools, calls must remain possible
             free = not asked.tools or asked.tool_choice != "auto"
             return known and (free or can_call(self.renderer.grammar, "required"))
         return known and can_call(self.renderer.grammar, asked.tool_choice)
 
     def form(self, asked: ModelRequest, *, opens_reasoning: bool) -> AnswerForm | None:
-        """The form of an answer to a prompt, which the request then has in place of the agent's. None: it needs no other."""
+        """Return the form of an answer to a prompt, and put it into the request. None: the agent's form is enough."""
         wanted, schema = asked.response_format or {}, None
         if wanted.get("type") == "json_object":
             schema = {"type": "object"}
@@ -164,7 +164,8 @@ def _check_store(store: Store, renderer: Renderer) -> None:
         store.commit()
     elif store.reader.value(_TOKENIZER) != own:
         raise ConfigError(
-            f"the calls in {store.path} are of another model, chat template or mode: no session could go on. Give another --store"
+            f"the calls in {store.path} are of another model, chat template or mode, so sessions could not continue. "
+            "Give another --store"
         )
 
 

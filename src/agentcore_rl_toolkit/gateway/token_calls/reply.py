@@ -25,7 +25,7 @@ _to_json = msgspec.json.Encoder().encode
 
 @dataclass(slots=True)
 class _SampledChoice:
-    """One choice while it is sampled. ``parsed`` and ``message`` are the answer, once it has ended."""
+    """A choice while it is sampled. ``parsed`` and ``message`` are the answer, once it has ended."""
 
     tokens: ChoiceTokens
     stream: ReplyStream
@@ -42,10 +42,10 @@ class TokenReply:
         self._asked = asked
         self._prompt = prompt
         self._choices: dict[int, _SampledChoice] = {}
-        self.form: AnswerForm | None = None  # of which a part is free
+        self.form: AnswerForm | None = None  # a form with a free part
 
     def answers(self, call_id: str) -> list[tuple[str, list[int], dict[str, Any]]]:
-        """Turn id, token ids and message of each choice. Nothing can go on from choices of which one has no tokens."""
+        """Turn id, token ids and message of each choice. Without the tokens of each choice, nothing can continue."""
         choices = sorted(self._choices.items())
         if not all(each.tokens.ids for _, each in choices):
             return []
@@ -78,7 +78,7 @@ class TokenReply:
         if asked.logprobs and (entries := self._entries(tokens, len(piece.ids))):
             deltas.append(Delta(choice=piece.choice, logprob_entries=entries))
         if piece.finish_reason is not None:
-            # An engine that went on behind the stop string may name another reason; the answer ended at the string.
+            # An engine that sampled past the stop string may name another reason. The answer ended at the string.
             stopped = sampled.stream.stopped is not None
             parsed = sampled.parsed = sampled.stream.parsed(STOP if stopped else piece.finish_reason)
             parsed.stop_sequence = parsed.stop_sequence or piece.stop_sequence
@@ -97,7 +97,7 @@ class TokenReply:
         return deltas
 
     def _entries(self, tokens: ChoiceTokens, count: int) -> list[dict[str, Any]]:
-        """The logprobs that an agent asked for, of the last tokens: of all sampled ones, as vLLM does.
+        """Return the logprobs that an agent asked for, of the last tokens: of all sampled ones, as vLLM does.
 
         Lists of different lengths make the turn invalid (`ChoiceTokens.record`). The agent gets the text without them.
         """
@@ -116,7 +116,7 @@ class TokenReply:
         )
 
     def record(self, captured: Captured) -> None:
-        """Put the choices into what is captured of the call."""
+        """Add the records of the choices to ``captured``."""
         captured.complete = self.finished
         for index, sampled in sorted(self._choices.items()):
             choice, tokens = sampled.parsed, sampled.tokens

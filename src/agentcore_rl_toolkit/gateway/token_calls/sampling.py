@@ -1,9 +1,7 @@
-"""Calls in which the gateway does the tokenising: messages become token ids here, the engine samples ids, ids become
-the reply.
+"""Sample a call by token ids: the gateway renders the messages, the engine samples ids, and the gateway parses them.
 
-Turn k+1's prompt is turn k's prompt and completion with the new suffix behind it, token for token (`render`). Rendering
-runs in threads; its cost grows with the new messages, not with the session. Calls of one session are rendered one after the
-other.
+The prompt of turn k+1 is the prompt and completion of turn k with a suffix, token for token (`render`). Threads render. The cost
+grows with the new messages, not with the session. The calls of a session are rendered one after the other.
 """
 
 from __future__ import annotations
@@ -17,6 +15,8 @@ from typing import Any
 
 import msgspec
 
+from ...errors import CaptureError
+from ...messages.errors import NOT_JSON
 from ...messages.render import AnswerForm, Conversation, RenderedPrompt
 from ...messages.wire import Delta, chat, context_overflow
 from ...messages.wire.canonical import Usage
@@ -136,7 +136,7 @@ class TokenSampling(Engine):
         stops = frozenset() if other.get("ignore_eos") else mode.renderer.stop_token_ids
         self._reply = TokenReply(mode.renderer, request.asked, self._prompt)
         self._server = TOKEN_ENGINES[self._context.engine]
-        self._reader = self._server.stream()
+        self._reader = self._server.stream() if request.stream else None
         self._name = f"{self._call_id}-{secrets.token_hex(4)}"  # a server refuses a name that it is still sampling
         return self._server.request(
             self._prompt_json,
@@ -148,11 +148,13 @@ class TokenSampling(Engine):
         )
 
     def read(self, body: bytes) -> None:
-        self._add(self._server.reply(body))
+        self.feed(body)
 
     def feed(self, data: bytes) -> list[Delta]:
-        assert self._reader is not None
-        return self._add(self._reader.feed(data))
+        try:
+            return self._add(self._server.reply(data) if self._reader is None else self._reader.feed(data))
+        except NOT_JSON as e:
+            raise CaptureError(f"the engine's reply cannot be read: {e}") from e
 
     def cancel(self, worker: Worker) -> None:
         if (ending := self._server.cancel(self._name)) is not None:

@@ -47,31 +47,31 @@ class CallRequest:
     keyed: bool = False
     asked: ModelRequest = field(default_factory=partial(ModelRequest, dialect="chat", model=""))
     reply_id: str = ""
-    left_out: Counter[str] = field(default_factory=Counter)  # of the history, by kind
+    left_out: Counter[str] = field(default_factory=Counter)  # the left-out parts of the history, by kind
 
     @property
     def n(self) -> int:
-        """The number of choices that the agent asked for."""
+        """Return the number of choices that the agent asked for."""
         return number(self.fields.get("n", msgspec.Raw(b"1"))) or 1
 
     @property
     def logprobs(self) -> bool:
-        """Whether the agent asked for logprobs."""
+        """Return True if the agent asked for logprobs."""
         return self._asks("logprobs")
 
     @property
     def token_ids(self) -> bool:
-        """Whether the agent asked for token ids."""
+        """Return True if the agent asked for token ids."""
         return self._asks("return_token_ids")
 
     @property
     def numbers(self) -> bool:
-        """Whether the agent asked for any of the numbers that the gateway asks the engine for anyway."""
+        """Return True if the agent asked for any of the numbers that the gateway asks the engine for anyway."""
         return not _NUMBERS.isdisjoint(self.fields) and any(map(self._asks, _NUMBERS))
 
     @property
     def images(self) -> bool:
-        """Whether the messages have parts that no token stands for."""
+        """Return True if the messages have parts that no token stands for."""
         return _NO_TEXT.search(self.fields.get("messages", b"")) is not None
 
     def _asks(self, name: str) -> bool:
@@ -100,7 +100,7 @@ class CallRequest:
 
 async def read_request(body: bytes, headers: Mapping[str, str], dialect: str, *, tag: str | None) -> CallRequest:
     """Decode a request. Raises: RequestError."""
-    # AWS's clients have a name of their own for the key.
+    # AWS's clients use another header for the key.
     key = headers.get("idempotency-key") or headers.get("amz-sdk-invocation-id") or ""
     head = f"{dialect} {tag or ''} {key} ".encode("utf-8", "surrogateescape")
     digest = _digest(head, body) if len(body) < LARGE_BYTES else await asyncio.to_thread(_digest, head, body)

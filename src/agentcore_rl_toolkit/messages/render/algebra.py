@@ -4,7 +4,7 @@ Theory of operation. Turn k+1's prompt is turn k's prompt, the sampled tokens, a
 the answer, the new messages, the opening of the next answer. To get the suffix at a cost that does not grow with the
 conversation, the new messages are rendered behind a stub: one short user message and an answer in which a random
 word stands in place of the sampled text. The text between the word and the closing mark is the answer's own syntax
-and was sampled; the suffix begins at the closing mark. Each rendering has a word of its own, which none of its messages
+and was sampled; the suffix begins at the closing mark. Each rendering has its own word, which none of its messages
 contains: a message with the word in it would be cut off there.
 
 That is only right if the template writes new messages without looking at the messages further back. `probe` finds out,
@@ -25,12 +25,12 @@ from .tokens import Tokenizer
 
 
 def fresh_word() -> str:
-    """A random word for a stub, which nothing else contains."""
+    """Return a random word for a stub, which nothing else contains."""
     return f"zqx{secrets.token_hex(16)}qxz"
 
 
 def stub_of(answer: Mapping[str, Any], word: str) -> Message:
-    """An assistant message with the outward form of ``answer`` (which tools it calls, under which ids) and the word in it."""
+    """Return an assistant message with the word, and with the calls of ``answer`` (tools and ids)."""
     calls = answer.get("tool_calls")
     if not calls:
         return {"role": "assistant", "content": word}
@@ -46,7 +46,7 @@ def _call(call_id: str, name: str = "probe_tool", **arguments: str) -> dict[str,
 class TemplateFacts:
     """The results of `probe`.
 
-    ``closers`` are texts that may end an answer. ``opener_style``: answers have no closing mark of their own, the
+    ``closers`` are texts that may end an answer. ``opener_style``: answers have no closing mark, the
     next message's opening mark ends them (GLM). ``after_text`` and ``after_calls``: new messages may be rendered
     behind a stub for an answer without or with calls. ``tools_shown``: the list of tools is in the prompt.
     ``problems``: reasons in words."""
@@ -77,7 +77,7 @@ class SuffixRenderer:
         now: float | None = None,
         before: Sequence[Message] = (PROBE_USER,),
     ) -> str | None:
-        """The text from the closing mark of ``answer`` to the opening of the next one; None if there is no closing mark.
+        """Return the text from the closing mark of ``answer`` to the opening of the next one; None if there is no closing mark.
 
         Raises: RequestError when the template refuses the messages.
         """

@@ -1,15 +1,15 @@
-"""One session's history as tokens: its prompts, its sampled answers, and the turn that each request continues.
+"""The history of a session as tokens: its prompts, its sampled answers, and the turn that each request continues.
 
 Theory of operation. Every finished turn is a `Commit`: a row of tokens, and a digest of the messages it stands for
 (chained, so that one digest names a whole history). A request continues the deepest commit whose digest is that of a
 beginning of its messages; the rest of the messages is rendered behind it. Usually the request repeats the previous
 one with something appended: comparing the message lists as they are, which Python does at memory speed, then saves
-digesting the history anew.
+the digest of the history.
 
 An assistant message is matched by its text and calls, not by its ids, blanks at its ends or reasoning: agent
 frameworks drop or rewrite those, and the sampled tokens are at hand anyway. The reasoning may also come back in front of the
-text. Beside calls the text may be left out, and its blanks may differ. Other words are an edit: the agent wants the model to see
-those. Calls that come back with their ids and with members added to their arguments are the same calls: Claude Code fills in
+text. In a message with calls the text may be missing, and its blanks may differ. Other words are an edit: the model must see
+them. Calls that come back with their ids and with members added to their arguments are the same calls: Claude Code fills in
 defaults."""
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _called(message: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 
 def message_digest(message: Mapping[str, Any], *, text: str | None = None) -> Digest:
-    """The content of a message, however its framework writes it. ``text`` takes the place of an answer's text."""
+    """Return the content of a message, however its framework writes it. ``text`` takes the place of an answer's text."""
     role = message["role"]
     content = message.get("content")
     if role == "assistant":
@@ -67,7 +67,7 @@ def message_digest(message: Mapping[str, Any], *, text: str | None = None) -> Di
 
 
 def in_call_order(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with the results of parallel calls in the order of the calls: without ids, only the order tells."""
+    """Return the messages with the results of parallel calls in the order of the calls: without ids, only the order tells."""
     found = messages
     for i, message in enumerate(messages):
         ids = [call.get("id") for call in message.get("tool_calls") or ()]
@@ -85,7 +85,7 @@ def in_call_order(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _calls_key(message: Mapping[str, Any]) -> Digest | None:
-    """The ids of a message's calls, which are this gateway's own; None where there is a call without."""
+    """Return the ids of a message's calls, which are this gateway's own; None where there is a call without."""
     ids = [call.get("id") for call in message.get("tool_calls") or ()]
     return _hash(b"calls", _ENCODER.encode(ids)) if ids and all(ids) else None
 
@@ -116,9 +116,9 @@ class Commit:
 
 @dataclass(slots=True, eq=False)
 class KnownPrompt:
-    """A prompt that was made. The same messages again get the same tokens again.
+    """A rendered prompt. The same messages again get the same tokens again.
 
-    ``calls`` counts the calls that it was made for, ``running`` those of them that are still being answered.
+    ``calls`` counts the calls with this prompt, ``running`` those that have no answer yet.
     """
 
     digest: Digest
@@ -136,7 +136,7 @@ class Match:
     all its messages. ``root`` identifies its agent: the tools, and the system message if there is one.
     """
 
-    options: Digest  # of the tools and the options
+    options: Digest  # a digest of the tools and the options
     tools: Digest
     messages: list[dict[str, Any]]
     root: Digest
@@ -166,7 +166,7 @@ class Conversation:
     def _basis(
         self, tools: Sequence[dict[str, Any]] | None, options: Mapping[str, Any] | None
     ) -> tuple[Digest, Digest]:
-        """The basis of a history besides its messages, and the part of it that the tools are.
+        """Return the basis of a history besides its messages, and the part of it that the tools are.
 
         It is remembered: tool lists are long and hardly ever change. ``strict`` is for engines, not for the model.
         """
@@ -184,7 +184,7 @@ class Conversation:
         tools: Sequence[dict[str, Any]] | None,
         options: Mapping[str, Any] | None,
     ) -> Match:
-        """Find the deepest commit that the messages go on from. Cost: O(new messages) if they extend a recent list."""
+        """Find the deepest commit that the messages continue. Cost: O(new messages) if they extend a recent list."""
         (basis, named), first = self._basis(tools, options), messages[0]
         root = basis + message_digest(first) if first["role"] in ("system", "developer") else basis
         found = Match(basis, named, messages, root, basis)
@@ -205,7 +205,7 @@ class Conversation:
         return found
 
     def _commit(self, before: Digest, message: Mapping[str, Any]) -> Commit | None:
-        """The turn that an assistant message is the answer of."""
+        """Return the turn that an assistant message is the answer of."""
         text = text_of(message.get("content"))
         for shown in dict.fromkeys((text, self._answer_in(text))):
             if (commit := self.commits.get(_hash(before, message_digest(message, text=shown)))) is not None:
@@ -217,7 +217,7 @@ class Conversation:
         return commit if "".join(self._answer_in(text).split()) in ("", commit.words) else None
 
     def _answer_in(self, text: str) -> str:
-        """A text without the reasoning that some agents put in front of it."""
+        """Return a text without the reasoning that some agents put in front of it."""
         if self._thinking is None:
             return text
         _, mark, answer = text.partition(self._thinking[1])
@@ -249,11 +249,11 @@ class Conversation:
         return "parallel_calls" if self._running() else "history_rewritten"
 
     def _running(self, base: Commit | None = None) -> bool:
-        """Whether a prompt is being answered, or one made from ``base``."""
+        """Return True if a prompt, or a prompt that continues ``base``, has a running call."""
         return any(asked.running and base in (None, asked.base) for asked in self.asked.values())
 
     def add_prompt(self, match: Match, row: TokenRow, *, opens_reasoning: bool, extended: bool) -> KnownPrompt:
-        """Record that the row was made for these messages."""
+        """Record the row of these messages."""
         asked = KnownPrompt(match.digest, match.base, row, opens_reasoning, extended)
         self.asked[match.digest] = asked
         self._rows[id(row.buffer)] = row
@@ -263,7 +263,7 @@ class Conversation:
         return asked
 
     def forget(self, asked: KnownPrompt) -> None:
-        """Take back a prompt that got no answer, so that the next one is not taken for a branch beside it."""
+        """Take back a prompt that got no answer, so that the next prompt is not taken for a branch."""
         asked.calls -= 1
         if asked.calls or asked.running or self.asked.get(asked.digest) is not asked:
             return
@@ -284,7 +284,7 @@ class Conversation:
         row = asked.row.extended(completion_ids)
         self._rows[id(row.buffer)] = row
         commit = Commit(turn_id, _hash(asked.digest, message_digest(message)), row)
-        # Two answers in the same words (n > 1, a retry): the later one is what the agent most likely goes on from.
+        # Two answers in the same words (n > 1, a retry): the agent most likely continues the later one.
         self.commits[commit.digest] = commit
         if message.get("tool_calls"):
             self.commits[_hash(asked.digest, message_digest(message, text=""))] = commit

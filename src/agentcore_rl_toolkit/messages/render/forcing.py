@@ -45,7 +45,7 @@ class AnswerForm:
     trigger: str | None = None
 
     def free_characters(self, text: str) -> int:
-        """The length of the beginning of an answer that was sampled freely: its thinking, and text without a form."""
+        """Return the length of the beginning of an answer that was sampled freely: its thinking, and text without a form."""
         end = 0
         if self.thinking is not None and (self.opened or text.lstrip().startswith(self.thinking[0])):
             found = text.find(self.thinking[1])
@@ -73,7 +73,7 @@ def answer_form(
     thinking: tuple[str, str] | None = None,
     opened: bool = False,
 ) -> AnswerForm | None:
-    """The form for a tool choice ("required", or "tool:" and a name; "auto" with one call at most), or for a ``schema``.
+    """Return the form for a tool choice ("required", or "tool:" and a name; "auto" with one call at most), or for a ``schema``.
 
     With a schema, "auto" allows calls or text that fits the schema. None when nothing has to be enforced, the family's calls
     cannot be, or the engine's own form for a schema does as well.
@@ -101,7 +101,7 @@ def _rest(
     schema: Any,
     thinking: tuple[str, str] | None,
 ) -> tuple[Format | None, str | None]:
-    """The form behind the thinking, and the text that opens it (None: it begins at once)."""
+    """Return the form behind the thinking, and the text that opens it (None: it begins at once)."""
     forced = choice not in ("auto", "none")
     form = grammar.tag
     if schema is not None and not forced:
@@ -141,7 +141,7 @@ def _tag(form: CallTag, function: dict[str, Any]) -> Format:
 
 
 def relaxed(schema: Any) -> Any:
-    """The schema without what grammar compilers refuse: types that JSON does not have, and references to nothing."""
+    """Return the schema without what grammar compilers refuse: types that JSON does not have, and references to nothing."""
     return _relaxed(schema, schema) if isinstance(schema, Mapping) else {"type": "object"}
 
 

@@ -1,6 +1,6 @@
 """Find out which messages a template refuses or drops, and write these in a form that it takes.
 
-Each message is rewritten without regard to the ones that follow, so a prompt continues from turn to turn."""
+Each message is rewritten without regard to later messages, so a prompt continues from turn to turn."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ID_SIZE = 9  # characters, letters and digits: mistral_common's `InstructReques
 
 
 def probe_answer(arguments: str, call_id: str = "call00000") -> dict[str, Any]:
-    """An answer with a call of the probe's tool."""
+    """Return an answer with a call of the probe's tool."""
     return {"role": "assistant", "content": "", "tool_calls": [tool_call(call_id, "probe_tool", arguments)]}
 
 
@@ -28,13 +28,13 @@ Writes = Callable[..., bool]
 
 
 def _rule(phrase: str) -> Any:
-    """A rule that a template may need, as `Habits` describes it."""
+    """Return a rule that a template may need, as `Habits` describes it."""
     return field(default=False, metadata={"phrase": phrase})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Habits:
-    """How messages are written for a template: the rules that it needs, because it refuses messages or drops them.
+    """The form of messages for a template: the rules that it needs, because it refuses messages or drops them.
 
     ``call_id`` is the form that all ids of calls get. ``efforts`` are the reasoning efforts that the template takes.
     """

@@ -34,16 +34,16 @@ _TAIL = 24  # tokens that surely hold the mark that opens reasoning, in any toke
 
 @dataclass(frozen=True, eq=False)
 class RenderedPrompt:
-    """A prompt as tokens. ``branch_reason`` is one of `trajectory.BRANCH_REASONS`, None when the prompt simply goes on.
+    """A prompt as tokens. ``branch_reason`` is one of `trajectory.BRANCH_REASONS`, None if the prompt continues a turn.
 
     Units: tokens.
     """
 
     asked: KnownPrompt = field(repr=False)
     branch_reason: str | None
-    extended: bool  # False: everything was rendered anew
+    extended: bool  # False: the full prompt was rendered again
     parent_turn: str | None  # the earlier turn whose prompt and completion are repeated exactly
-    reused_tokens: int  # of that turn
+    reused_tokens: int  # tokens of the parent turn
     length: int
     opens_reasoning: bool  # the prompt itself ends with the opening mark of the model's reasoning
     json: bytes = field(repr=False)  # the ids as JSON text, ready to be put into a request body
@@ -55,7 +55,7 @@ class RenderedPrompt:
 
 
 class Renderer:
-    """One model's template, tokenizer and output parser. All sessions and threads share one; one thread at a time may use a
+    """A model's template, tokenizer and output parser. All sessions and threads share one; one thread at a time may use a
     conversation.
 
     With the ``history`` "sampled", a prompt repeats the tokens of the session's turns. With "template", it is what the template
@@ -78,7 +78,7 @@ class Renderer:
         self.grammar = grammar or grammar_of(template.all_text)
         self.facts: TemplateFacts = probe(template, tokenizer)
         stops = set(tokenizer.eos_ids)
-        # The mark the template itself puts after an answer ends it for the model too, also where no file says so.
+        # The mark the template itself puts after an answer ends it for the model too, also if no file names it.
         closer = self.facts.closers[0] if self.facts.closers and self.grammar.name != "harmony" else None
         closer_id = None if closer is None else tokenizer.id_of(closer)
         if closer_id is not None:
@@ -121,7 +121,7 @@ class Renderer:
         return cls(tokenizer, chat, grammar=grammar, name=folder.name, history=history)
 
     def conversation(self, *, now: float | None = None) -> Conversation:
-        """The state of a new session."""
+        """Return the state of a new session."""
         return Conversation(now=now, thinking=self.grammar.reasoning)
 
     def match(
@@ -131,7 +131,7 @@ class Renderer:
         tools: Sequence[dict[str, Any]] | None,
         options: Mapping[str, Any] | None,
     ) -> Match:
-        """Find the turn that the messages go on from. Options that the template does not read are left out."""
+        """Find the turn that the messages continue. Options that the template does not read are left out."""
         if not self._keeps_order:
             messages = in_call_order(messages)
         return conversation.match(messages, tools, self.template.options(options))
@@ -143,7 +143,7 @@ class Renderer:
         tools: Sequence[dict[str, Any]] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> RenderedPrompt:
-        """The prompt for the next answer of the session.
+        """Return the prompt for the next answer of the session.
 
         ``messages`` and ``tools`` are canonical (`wire.canonical`), ``options`` are variables for the template
         (``enable_thinking``). Each call must be followed by `commit` or `abandon`. Cost: O(new tokens) when the
@@ -198,7 +198,7 @@ class Renderer:
         """Record the answer to a prompt. ``message`` is what the agent got; ``more`` when another choice of the same
         call follows.
 
-        Raises: CaptureError without completion ids: there is nothing to go on from.
+        Raises: CaptureError without completion ids: nothing can continue the turn.
         """
         if not len(completion_ids):
             raise CaptureError(f"turn {turn_id} has no completion ids")
@@ -207,7 +207,7 @@ class Renderer:
             prompt.asked.running -= 1
 
     def abandon(self, conversation: Conversation, prompt: RenderedPrompt) -> None:
-        """The call failed or was aborted: the session stands where it stood before `render`."""
+        """Undo `render` for a call that failed or was aborted."""
         prompt.asked.running -= 1
         conversation.forget(prompt.asked)
 
@@ -227,14 +227,15 @@ class Renderer:
         choice: int = 0,
         stops: Sequence[str] = (),
     ) -> ReplyStream:
-        """A parser for ids as they are sampled. Without ``tools`` nothing is read as a call. ``opens_reasoning``: the prompt ends
-        with the opening mark of the reasoning. ``stops`` are strings that end the answer.
+        """Return a parser for ids as they are sampled. Without ``tools`` it finds no calls.
+
+        ``opens_reasoning``: the prompt ends with the opening mark of the reasoning. ``stops`` are strings that end the answer.
         """
         parser = new_parser(self.grammar, tools=tools, reasoning_open=opens_reasoning)
         return ReplyStream(self.tokenizer, self.stop_token_ids, parser, choice=choice, stops=stops)
 
     def free_tokens(self, ids: Sequence[int], form: AnswerForm) -> int:
-        """The number of tokens at the beginning of a completion that its form left free. Shapes: ``ids`` (C,)."""
+        """Return the number of tokens at the beginning of a completion that its form left free. Shapes: ``ids`` (C,)."""
         text = self.decode(ids)
         size = form.free_characters(text)
         if size in (0, len(text)):
@@ -247,7 +248,7 @@ class Renderer:
         tools: Sequence[dict[str, Any]] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> int:
-        """Tokens of the prompt for these messages, rendered anew."""
+        """Tokens of the prompt for these messages, rendered in full."""
         return len(self._plain.encode(self._text(messages, tools, self.template.options(options))))
 
     def _text(
@@ -257,7 +258,7 @@ class Renderer:
         options: Mapping[str, Any] | None,
         now: float | None = None,
     ) -> str:
-        """The template's text, with the messages' own markers masked."""
+        """Return the template's text, with the messages' own markers masked."""
         tools = self._plain.mask(list(tools)) if tools else tools
         return self.template.render(self._plain.messages(messages), tools=tools, options=options, now=now)
 
@@ -291,9 +292,10 @@ class Renderer:
         options: Mapping[str, Any] | None,
         now: float | None,
     ) -> tuple[str, TokenRow] | None:
-        """The text after the tokens of the commit, and the commit's tokens with its ids; None when everything has to be rendered.
+        """Return the text after the commit's tokens, and the commit's tokens with the ids of the text.
 
-        The text is rendered behind a stub, or, where the template looks further back, behind the whole history.
+        The text is rendered behind a stub, or behind the full history if the template looks further back. None: everything has to
+        be rendered.
         """
         base, covered, messages = match.base, match.covered, match.messages
         if base is None or covered == len(messages):
@@ -309,7 +311,7 @@ class Renderer:
         if usual and (self.facts.after_calls if calls else self.facts.after_text):
             with contextlib.suppress(
                 RequestError
-            ):  # perhaps only the stub is refused; if not, the next rendering says so
+            ):  # perhaps only the stub is refused; otherwise the full rendering raises
                 text = self._suffixes.suffix(answer, following, tools=tools, options=options, now=now)
                 rendered = True
         if not rendered:
@@ -323,7 +325,7 @@ class Renderer:
         return text, base.row.extended(ids[1:] if closed else ids)
 
     def opens_reasoning(self, prompt: TokenRow) -> bool:
-        """Whether a prompt ends with the opening mark of the model's reasoning, judged by its tokens."""
+        """Return True if a prompt ends with the opening mark of the model's reasoning, judged by its tokens."""
         if self.thinking is None:
             return False
         tail = prompt.tail(_TAIL)

@@ -2,7 +2,7 @@
 
 Nothing is rendered and no text becomes tokens: prompts and completions are the recorded ids. The result is the
 conversation that the renderer had after those calls, so the next prompt extends the last one exactly, also in another
-process than the one that made it.
+process.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from .tokens import TokenRow
 
 @dataclass(frozen=True, kw_only=True)
 class PastCall:
-    """One answered call.
+    """An answered call.
 
-    ``extended`` is False for a prompt that was rendered anew. ``answers`` are the turn ids, completion ids and messages of its
+    ``extended`` is False for a prompt that was rendered in full. ``answers`` are the turn ids, completion ids and messages of its
     choices.
     """
 
@@ -35,7 +35,7 @@ class PastCall:
 
 
 def replay(renderer: Renderer, past: Iterable[PastCall], *, now: float | None = None) -> Conversation:
-    """The conversation after these calls. CPU work that grows with the session: call it in a thread.
+    """Return the conversation after these calls. CPU work that grows with the session: call it in a thread.
 
     Raises: CaptureError on a call without an answer.
     """

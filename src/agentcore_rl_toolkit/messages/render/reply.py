@@ -11,11 +11,11 @@ from .tokens import TextDecoder, Tokenizer
 
 
 class StopCutter:
-    """Text in any slices -> the text before the stop string. Of several strings the one that is complete first counts.
+    """Text in any slices -> the text before the stop string. The string that is complete first counts.
 
     Engines stop at the token that completes the string, or some tokens later, and give out all ids that they sampled. The
     ids are kept; what the agent sees ends before the string. It is looked for in the raw text, in front of the parser, as
-    engines do: it may end an answer in the middle of its reasoning or of a call.
+    engines do: it may end an answer inside its reasoning or a call.
 
     ``stopped`` is the string that ended the text.
     """
@@ -62,7 +62,7 @@ class ReplyStream:
         self._calls: list[ToolCall] = []
 
     def feed(self, ids: Sequence[int], *, final: bool = False) -> list[Delta]:
-        """Read more ids. ``final``: they are the last ones, and no text is held back."""
+        """Read more ids. ``final``: they are the last ids, so all text is returned."""
         ready = [*self._held, *ids]
         self._held = [ready.pop()] if ready and ready[-1] in self._stop_ids else []
         text = self._decoder.feed(ready)
@@ -82,11 +82,11 @@ class ReplyStream:
 
     @property
     def stopped(self) -> str | None:
-        """The stop string that ended the answer."""
+        """Return the stop string that ended the answer."""
         return self._cutter.stopped
 
     def parsed(self, engine_reason: str | None = STOP) -> Choice:
-        """The whole answer, after its final ids. Calls turn the engine's "stop" into "tool_calls"."""
+        """Return the whole answer, after its final ids. Calls turn the engine's "stop" into "tool_calls"."""
         return Choice(
             index=self._choice,
             content="".join(self._content),

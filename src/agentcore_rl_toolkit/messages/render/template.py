@@ -113,7 +113,7 @@ class ChatTemplate:
         )
 
     def _writes_anyway(self, messages: list[dict[str, Any]], *words: str, **options: Any) -> bool:
-        """`_writes`, without tools and beside one."""
+        """Return True if `_writes` holds without tools and with a tool."""
         return all(self._writes(messages, *words, offers=offers, **options) for offers in self._offers)
 
     def _writes(
@@ -164,8 +164,8 @@ class ChatTemplate:
 
     @classmethod
     def from_path(cls, path: str | Path, *, special_tokens: Mapping[str, str] | None = None) -> ChatTemplate:
-        """The template of a model directory: ``chat_template.jinja`` (and ``additional_chat_templates/tool_use.jinja``, as
-        transformers saves a model that has one of its own for tools), or inside ``tokenizer_config.json``.
+        """Return the template of a model directory: ``chat_template.jinja`` (and ``additional_chat_templates/tool_use.jinja``, as
+        transformers saves a model with a second template for tools), or inside ``tokenizer_config.json``.
 
         Raises: ConfigError when there is none, or it does not compile.
         """
@@ -202,7 +202,7 @@ class ChatTemplate:
         options: Mapping[str, Any] | None = None,
         now: float | None = None,
     ) -> str:
-        """The text of the messages.
+        """Return the text of the messages.
 
         ``messages`` are canonical (see `wire.canonical`). ``options`` reach the template as variables. ``now``
         (unix seconds) is what a template that prints the date sees: one session, one date.

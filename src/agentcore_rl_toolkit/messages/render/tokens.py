@@ -49,7 +49,7 @@ class PlainText:
         self._plain = tokenizer.without_markers()
 
     def mask(self, value: Any, *, sampled: bool = False) -> Any:
-        """The same JSON value with words in place of markers."""
+        """Return the same JSON value with words in place of markers."""
         pattern = self._in_answers if sampled else self._all
         if isinstance(value, str) and pattern is not None:
             return pattern.sub(lambda match: f"{self._word}_{self._places[match[0]]}\ue0f1", value)
@@ -64,11 +64,11 @@ class PlainText:
         return [self.mask(message, sampled=message.get("role") == "assistant") for message in messages]
 
     def shown(self, text: str) -> str:
-        """The text with its markers."""
+        """Return the text with its markers."""
         return self._masked.sub(lambda match: self._texts[int(match[1])], text)
 
     def encode(self, text: str) -> list[int]:
-        """The ids of what a template wrote."""
+        """Return the ids of what a template wrote."""
         if self._word not in text or self._pieces is None:
             return self._tokenizer.encode(text)
         ids: list[int] = []
@@ -79,7 +79,7 @@ class PlainText:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON file as a dict, empty when there is no such file. Raises: ConfigError when it does not decode."""
+    """Return a JSON file as a dict, empty when there is no such file. Raises: ConfigError when it does not decode."""
     if not path.is_file():
         return {}
     try:
@@ -91,7 +91,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 class Tokenizer:
     """A model's tokenizer, as chat rendering uses it: nothing is added by itself, special tokens in the text are
-    recognised (`plain_text` keeps those of messages out of it).
+    recognized (`plain_text` keeps those of messages out of it).
 
     Thread-safe; encoding and decoding release the GIL.
     """
@@ -111,20 +111,22 @@ class Tokenizer:
         eos = self.special_tokens.get("eos_token")
         known = None if eos is None else backend.token_to_id(eos)
         self.eos_ids = frozenset([*eos_ids, *([] if known is None else [known])])
-        self.byte_of = {backend.token_to_id(f"<0x{byte:02X}>"): byte for byte in range(256)}  # of byte-fallback tokens
+        self.byte_of = {
+            backend.token_to_id(f"<0x{byte:02X}>"): byte for byte in range(256)
+        }  # the bytes of byte-fallback tokens
 
     @property
     def added_texts(self) -> tuple[str, ...]:
-        """The markers and words that were added to the vocabulary."""
+        """Return the markers and words that were added to the vocabulary."""
         return tuple(self._text_of_added.values())
 
     @property
     def special_texts(self) -> tuple[str, ...]:
-        """Those of them that are special tokens."""
+        """Return the texts of special tokens."""
         return tuple(text for token_id, text in self._text_of_added.items() if token_id in self.special_ids)
 
     def without_markers(self) -> Tokenizer:
-        """The same for text between other text: no marker in it is one. The two share their vocabulary."""
+        """Return the same for text between other text: no marker in it is one. The two share their vocabulary."""
         from tokenizers import models
 
         plain = type(self._backend)(models.BPE())
@@ -167,7 +169,7 @@ class Tokenizer:
         return list(self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of the ids, special tokens shown."""
+        """Return the text of the ids, special tokens shown."""
         return str(self._backend.decode(list(ids), skip_special_tokens=False))
 
     def id_of(self, token: str) -> int | None:
@@ -175,12 +177,12 @@ class Tokenizer:
         return found
 
     def text_of(self, token_id: int) -> str:
-        """The text of one token as it stands in a rendered template."""
+        """Return the text of one token as it stands in a rendered template."""
         known = self._text_of_added.get(token_id)
         return known if known is not None else self.decode([token_id])
 
     def bytes_of(self, token_id: int) -> bytes:
-        """The bytes of one token; of a token that is half a character, that half."""
+        """Return the bytes of one token; of a token that is half a character, that half."""
         text = self.text_of(token_id)
         if _REPLACEMENT not in text:
             return text.encode()
@@ -194,14 +196,14 @@ class Tokenizer:
         return int(self._backend.get_vocab_size(with_added_tokens=True))
 
     def vocabulary_digest(self) -> str:
-        """The same for tokenizers in which the same ids stand for the same texts. Cost: 0.2 s for 150,000 tokens."""
+        """Return the same for tokenizers in which the same ids stand for the same texts. Cost: 0.2 s for 150,000 tokens."""
         known = sorted(self._backend.get_vocab(with_added_tokens=True).items())
         return hashlib.blake2b(msgspec.json.encode(known), digest_size=16).hexdigest()
 
 
 @functools.cache
 def _byte_table() -> dict[str, int]:
-    """The characters that byte-level vocabularies write for bytes. Source: GPT-2's encoder.py, `bytes_to_unicode`."""
+    """Return the characters that byte-level vocabularies write for bytes. Source: GPT-2's encoder.py, `bytes_to_unicode`."""
     shown = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     table = {chr(byte): byte for byte in shown}
     hidden = [byte for byte in range(256) if byte not in set(shown)]
@@ -221,7 +223,7 @@ def special_token_texts(config: dict[str, Any]) -> dict[str, str]:
 
 
 def generation_eos_ids(folder: Path) -> list[int]:
-    """``eos_token_id`` of generation_config.json, else of config.json."""
+    """Return ``eos_token_id`` of generation_config.json, or of config.json."""
     for name in ("generation_config.json", "config.json"):
         value = read_json(folder / name).get("eos_token_id")
         if isinstance(value, int):
@@ -235,7 +237,7 @@ class TextDecoder:
     """Ids, as they come, -> text, such that the pieces joined are the decoding of the whole.
 
     A character may be spread over several tokens: what could still change is held back. Byte-fallback tokens are held back up
-    to the next other token, because a wrong byte changes the text of all bytes beside it. Some decoders treat the first
+    to the next other token, because a wrong byte changes the text of all adjacent bytes. Some decoders treat the first
     token differently (a leading space), so a window of tokens already shown is decoded along with the new ones. A long window
     is decoded only when its last tokens say that its text has an end."""
 
@@ -261,7 +263,7 @@ class TextDecoder:
         return now[len(before) :]
 
     def finish(self) -> str:
-        """The text held back; an unfinished character becomes U+FFFD, as in a decoding of the whole."""
+        """Return the text held back; an unfinished character becomes U+FFFD, as in a decoding of the whole."""
         before = self._tokenizer.decode(self._ids[: self._shown])
         now = self._tokenizer.decode(self._ids)
         self._ids.clear()
@@ -270,7 +272,7 @@ class TextDecoder:
 
 
 class _Buffer:
-    """A growing row of token ids: four bytes each, and as JSON text. A prompt of 100,000 tokens is sent anew every turn; keeping
+    """A growing row of token ids: four bytes each, and as JSON text. A prompt of 100,000 tokens is sent in every turn; keeping
     its text makes that a copy instead of 100,000 conversions.
     """
 
@@ -293,11 +295,11 @@ class TokenRow:
 
     @property
     def ends_buffer(self) -> bool:
-        """Whether nothing in the buffer continues this row."""
+        """Return True if the buffer ends with this row."""
         return len(self.buffer.ids) == self.length
 
     def extended(self, ids: Sequence[int]) -> TokenRow:
-        """The row with more tokens. It gets a buffer of its own if another row continues this one."""
+        """Return the row with more tokens. It gets its own buffer if another row continues this one."""
         buffer = self.buffer
         if not self.ends_buffer:
             buffer = _Buffer(self.ids(), buffer.text[: self.text_bytes])
