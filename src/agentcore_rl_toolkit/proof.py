@@ -52,7 +52,7 @@ class ProofKey:
 
     @classmethod
     def new(cls) -> ProofKey:
-        """Return a random one."""
+        """Return a random key."""
         return cls(secrets.token_bytes(KEY_BYTES))
 
     @functools.cached_property

@@ -310,7 +310,7 @@ def _history_difference(placed: list[Placed]) -> float | None:
 
 
 def _left_out(earlier: Turn, turn: Turn) -> int:
-    """Return the number of tokens of a turn that a later prompt does not repeat. What it repeats is a beginning and an end."""
+    """Return the number of tokens of a turn that a later prompt does not repeat. It repeats a beginning and an end."""
     row, prompt = pack([*earlier.prompt_ids, *earlier.completion_ids]), pack(turn.prompt_ids)
     begin = common_prefix(row, prompt)
     least, most = 0, (len(row) - begin) // TOKEN_BYTES  # tokens at the end of the turn that the prompt has

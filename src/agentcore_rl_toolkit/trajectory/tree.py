@@ -85,7 +85,7 @@ class TokenTree:
 
 
 def common_prefix(a: bytes, b: bytes) -> int:
-    """Return length in bytes, a multiple of four, of the common prefix of two packed token strings. O(len), by halving."""
+    """Return the length in bytes, a multiple of four, of the common prefix of two packed token strings. O(len), by halving."""
     low, high = 0, min(len(a), len(b)) // TOKEN_BYTES
     while low < high:
         middle = (low + high + 1) // 2

@@ -106,17 +106,3 @@ def test_an_event_of_several_lines_or_another_kind_stays_as_it_is() -> None:
     named = b'event: x\ndata: {"choices":[{"token_ids":[1,2]}]}'
     [passed] = ReplyReader(relayed=True, plain=True).feed(named + b"\n\n")
     assert passed.event == b'event: x\ndata: {"choices":[{}]}\n\n'
-
-
-@pytest.mark.parametrize(
-    "before",
-    [{}, {"request": {"prompt_token_ids": [1, 2]}}, {"note": 'see "prompt_token_ids":[1, 2]'}, {"note": "[1]"}],
-)
-@pytest.mark.parametrize("prompt", [list(range(3000)), None])
-def test_the_ids_of_a_long_prompt_are_those_at_the_top_of_the_reply(before: Any, prompt: list[int] | None) -> None:
-    choice = {"index": 0, "message": {"content": "x" * 10_000}, "finish_reason": "stop"}
-    reply = {**before, "prompt_token_ids": prompt, "choices": [choice]}
-    for separators in ((",", ":"), (", ", ": ")):
-        captured = read_reply(json.dumps(reply, separators=separators).encode())
-        assert captured.prompt is None if prompt is None else json.loads(captured.prompt or b"") == prompt
-        assert json.loads(captured.choices[0].message) == choice["message"]

@@ -154,7 +154,7 @@ def _versions(
 
 
 def _prompt(texts: KnownTexts, captured: Captured, call_id: str) -> tuple[Base, bytes]:
-    """Return the call that a prompt continues, and the ids that it adds. Raises: CaptureError when they are no token ids."""
+    """Return the call that a prompt continues, and the ids that it adds. Raises: CaptureError on invalid token ids."""
     text = memoryview(captured.prompt or b"")[:-1]
     known = texts.longest(text)
     base, ids = NO_BASE, _packed_ids(_new(text, known))

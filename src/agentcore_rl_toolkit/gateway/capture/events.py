@@ -12,11 +12,11 @@ class EventReader:
         self.rest = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the data of each event that is whole by now, except comments and the end of the stream."""
+        """Return the data of each complete event, except comments and the end of the stream."""
         return [found for _, found in self.events(data) if found is not None and found != DONE]
 
     def events(self, data: bytes) -> list[tuple[bytes, bytes | None]]:
-        """Return the lines of each event that is whole by now, and its data, None for a comment. Line ends become newlines."""
+        """Return the lines and the data of each complete event. The data of a comment is None. Line ends become newlines."""
         if self.rest or not data.endswith(b"\n\n"):
             data = self._whole(data)
         if b"\r" in data:

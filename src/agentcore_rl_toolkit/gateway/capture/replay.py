@@ -66,7 +66,7 @@ _usage = msgspec.json.Decoder(_Usage)
 
 
 def reply_of(record: CallRecord) -> Reply:
-    """Return a recorded reply, canonical. Raises: UpstreamError when its messages are none."""
+    """Return a recorded reply in canonical form. Raises: UpstreamError if a message cannot be read."""
     choices = []
     for choice in record.choices:
         try:

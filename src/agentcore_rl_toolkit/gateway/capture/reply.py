@@ -113,7 +113,7 @@ class ReplyReader:
 
     @property
     def rest(self) -> bytes:
-        """Return the end of a stream that is no whole event."""
+        """Return the end of a stream that is not a complete event."""
         return bytes(self._events.rest)
 
     def feed(self, data: bytes) -> list[Delta]:

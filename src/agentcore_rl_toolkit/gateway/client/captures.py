@@ -38,7 +38,7 @@ _head = msgspec.msgpack.Decoder(FetchedHead)
 
 
 async def read_captures(chunks: AsyncIterator[bytes]) -> AsyncIterator[SessionCapture]:
-    """Return the sessions that the gateway knows. Raises: GatewayError when the answer breaks off."""
+    """Yield the sessions that the gateway knows. Raises: GatewayError if the response breaks off."""
     frames = _frames(chunks)
     async for data in frames:
         head = _head.decode(data)
@@ -60,7 +60,7 @@ async def read_captures(chunks: AsyncIterator[bytes]) -> AsyncIterator[SessionCa
 
 
 async def _frames(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Return length-prefixed frames out of a byte stream. Raises: GatewayError when it ends inside one."""
+    """Yield the length-prefixed frames of a byte stream. Raises: GatewayError if it ends inside a frame."""
     buffer = bytearray()
     async for chunk in chunks:
         buffer += chunk

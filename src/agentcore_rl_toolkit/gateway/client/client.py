@@ -50,7 +50,7 @@ def gateway_urls(given: Urls) -> tuple[str, ...]:
 
 
 def public_urls(urls: Sequence[str], given: Urls | None) -> tuple[str, ...]:
-    """Return the same gateways as agents see them, in the same order. Raises: ConfigError where the numbers differ."""
+    """Return the agents' addresses of these gateways, in the same order. Raises: ConfigError if the numbers differ."""
     if given is None:
         return tuple(urls)
     public = gateway_urls(given)
@@ -234,7 +234,7 @@ class GatewayClient:
         return [handles[name] for name in session_ids]
 
     async def fetch_async(self, session_ids: Iterable[str], *, close: bool = True) -> dict[str, SessionCapture]:
-        """Return the recorded calls of these sessions; unknown ones are absent from the result.
+        """Return the recorded calls of these sessions. Unknown sessions are absent from the result.
 
         ``close`` ends the sessions first: a call that is still running is stopped and becomes no turn, and none can
         come later.
@@ -455,7 +455,7 @@ class GatewayClient:
     # -- all of them
 
     async def _everywhere(self, what: str, request: Callable[[OneGateway], Awaitable[T]]) -> dict[str, T]:
-        """Return every gateway's answer by its URL. A gateway that is away gets the state when it answers again.
+        """Return the response of every gateway by its URL. A gateway that is away gets the state when it answers again.
 
         Raises: GatewayError when a gateway refuses, or none answers.
         """

@@ -46,7 +46,7 @@ _KIND_OF = {
 
 
 def upstream_error(status: int, body: bytes) -> RequestError:
-    """Return an engine's error body as ours; a prompt that is too long gets the provider's code for that."""
+    """Return the error for an engine's error body. A prompt that is too long gets the provider's code for it."""
     message, param, code = None, None, None
     try:
         response = _error_reply.decode(body)
@@ -80,7 +80,7 @@ def upstream_error(status: int, body: bytes) -> RequestError:
 
 
 def event_error(error: bytes) -> RequestError:
-    """Return an error that an engine put into a stream, whose status it had sent already, as the answer it should have been.
+    """Return the error for an event that an engine put into a stream after it had sent its status.
 
     SGLang checks the length of a streamed prompt that late, and names the status in the event or not at all.
     """

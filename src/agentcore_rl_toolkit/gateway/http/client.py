@@ -27,7 +27,7 @@ async def request(
 async def stream(
     method: str, url: str, *, body: Any = None, key: str | None = None, timeout_s: float = 30.0
 ) -> AsyncIterator[bytes]:
-    """Return the body piece by piece. Raises: GatewayError, also on a status of 400 and above."""
+    """Yield the body piece by piece. Raises: GatewayError, also on a status of 400 and above."""
     async with _exchange(method, url, body, key, timeout_s) as answer:
         if answer.status_code >= 400:
             why = error_message(await answer.aread())

@@ -48,7 +48,7 @@ class SamplingService(Protocol):
         ...
 
     def for_agent(self, error: Exception) -> RequestError:
-        """Return an agent does not learn where the service is, nor what it says of weights and sessions."""
+        """Return the error for the agent, without the address of the service or details of weights and sessions."""
         ...
 
     async def close(self) -> None:

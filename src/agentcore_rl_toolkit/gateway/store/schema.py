@@ -107,7 +107,7 @@ def _check_format(database: sqlite3.Connection, path: Path) -> None:
 
 
 def trouble(error: sqlite3.Error, path: Path) -> str:
-    """Return the fault of a store, and the way out."""
+    """Describe the fault of a store, and the way out."""
     code = getattr(error, "sqlite_errorcode", None) or 0
     kind = code & 0xFF
     if kind == sqlite3.SQLITE_NOTADB:

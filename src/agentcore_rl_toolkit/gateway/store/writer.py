@@ -326,7 +326,7 @@ class Store:
 
 
 def _pieces(items: Iterator[bytes]) -> Iterator[bytes]:
-    """Return the same bytes in pieces of one to two megabytes: a larger copy would hold the interpreter's lock for long."""
+    """Yield the bytes in pieces of one to two megabytes: a larger copy would hold the interpreter's lock for long."""
     piece = bytearray()
     for item in items:
         for at in range(0, len(item), _READ_BYTES):

@@ -66,12 +66,12 @@ class CallRequest:
 
     @property
     def numbers(self) -> bool:
-        """Return True if the agent asked for any of the numbers that the gateway asks the engine for anyway."""
+        """Return True if the agent asked for token ids or logprobs."""
         return not _NUMBERS.isdisjoint(self.fields) and any(map(self._asks, _NUMBERS))
 
     @property
     def images(self) -> bool:
-        """Return True if the messages have parts that no token stands for."""
+        """Return True if the messages have images, sound or video."""
         return _NO_TEXT.search(self.fields.get("messages", b"")) is not None
 
     def _asks(self, name: str) -> bool:

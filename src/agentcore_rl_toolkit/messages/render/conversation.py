@@ -85,7 +85,7 @@ def in_call_order(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _calls_key(message: Mapping[str, Any]) -> Digest | None:
-    """Return the ids of a message's calls, which are this gateway's own; None where there is a call without."""
+    """Return a digest of the ids of a message's calls, which this gateway made. None: a call has no id."""
     ids = [call.get("id") for call in message.get("tool_calls") or ()]
     return _hash(b"calls", _ENCODER.encode(ids)) if ids and all(ids) else None
 
@@ -166,7 +166,7 @@ class Conversation:
     def _basis(
         self, tools: Sequence[dict[str, Any]] | None, options: Mapping[str, Any] | None
     ) -> tuple[Digest, Digest]:
-        """Return the basis of a history besides its messages, and the part of it that the tools are.
+        """Return the digest of the tools and the options of a history, and the digest of the tools.
 
         It is remembered: tool lists are long and hardly ever change. ``strict`` is for engines, not for the model.
         """
@@ -205,7 +205,7 @@ class Conversation:
         return found
 
     def _commit(self, before: Digest, message: Mapping[str, Any]) -> Commit | None:
-        """Return the turn that an assistant message is the answer of."""
+        """Return the turn whose answer is this assistant message."""
         text = text_of(message.get("content"))
         for shown in dict.fromkeys((text, self._answer_in(text))):
             if (commit := self.commits.get(_hash(before, message_digest(message, text=shown)))) is not None:

@@ -141,7 +141,7 @@ def _tag(form: CallTag, function: dict[str, Any]) -> Format:
 
 
 def relaxed(schema: Any) -> Any:
-    """Return the schema without what grammar compilers refuse: types that JSON does not have, and references to nothing."""
+    """Return the schema without the parts that grammar compilers refuse: unknown types, and references to nothing."""
     return _relaxed(schema, schema) if isinstance(schema, Mapping) else {"type": "object"}
 
 
