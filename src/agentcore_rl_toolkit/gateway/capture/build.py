@@ -41,9 +41,9 @@ class Known(NamedTuple):
     def begins(self, text: memoryview) -> bool:
         """Return True if this text is the beginning of another, up to the end of an item."""
         size = self.size
-        if bytes(text[size : size + 1]) not in (b"", b",") or text[size - len(self.tail) : size] != self.tail:
+        if size > len(text) or text[size - len(self.tail) : size] != self.tail:
             return False
-        return hash(text[:size]) == self.digest
+        return bytes(text[size : size + 1]) in (b"", b",") and hash(text[:size]) == self.digest
 
 
 class KnownTexts:
@@ -52,14 +52,9 @@ class KnownTexts:
     def __init__(self) -> None:
         self._known: list[Known] = []
 
-    def longest(self, text: memoryview) -> Known | None:
-        """Return the longest known text with which this one begins. Texts are JSON lists without the closing bracket."""
-        best: Known | None = None
-        for known in reversed(self._known):
-            longer = known.size <= len(text) and (best is None or known.size > best.size)
-            if longer and known.begins(text):
-                best = known
-        return best
+    def beginning(self, text: memoryview) -> Known | None:
+        """Return the latest known text with which this text begins. Texts are JSON lists without the closing bracket."""
+        return next((known for known in reversed(self._known) if known.begins(text)), None)
 
     def add(self, known: Known, *, after: Known | None) -> None:
         """Keep a text, in place of the one with which it begins if there are many."""
@@ -156,7 +151,7 @@ def _versions(
 def _prompt(texts: KnownTexts, captured: Captured, call_id: str) -> tuple[Base, bytes]:
     """Return the call that a prompt continues, and the ids that it adds. Raises: CaptureError on invalid token ids."""
     text = memoryview(captured.prompt or b"")[:-1]
-    known = texts.longest(text)
+    known = texts.beginning(text)
     base, ids = NO_BASE, _packed_ids(_new(text, known))
     if known is not None:
         base = Base(known.call_id, -1, known.units)
@@ -188,7 +183,7 @@ def _messages(texts: KnownTexts, text: memoryview, call_id: str) -> tuple[Base, 
     if bytes(text[:1]) != b"[":
         return NO_BASE, bytes(text)
     text = text[:-1]
-    known = texts.longest(text)
+    known = texts.beginning(text)
     new = _new(text, known)
     base = NO_BASE if known is None else Base(known.call_id, -1, known.units)
     texts.add(_known(call_id, text, base.length + len(_items(new))), after=known)
