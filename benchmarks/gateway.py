@@ -33,13 +33,13 @@ PEER_FLOORS = (12, 9, 12, 6)  # times rllm-model-gateway's requests/s, for each 
 PEER_FLOOR_TOOLKIT = 2.5  # times those of the published toolkit's gateway
 MEASURED_AT_MS = 44.0  # the bounds of CPU per call are for a machine where a million additions take so long
 FAIR = 8  # p99 over p50 at 1,000 connections
-TURNS, TOKENS = 200, 100_000  # of the long session
+TURNS, TOKENS = 200, 100_000  # the long session
 Found = Mapping[str, Mapping[str, float]]
 
 
 @dataclass(frozen=True)
 class Check:
-    """A target. ``value`` is None where a run left the measurement out; ``note`` says so, or what the target comes from."""
+    """A target. ``value`` is None if a run left the measurement out. ``note`` states that, or the origin of the target."""
 
     name: str
     value: float | None
@@ -114,7 +114,7 @@ HISTORIES = {
 
 
 def run_scenarios(wanted: str, *, quick: bool) -> Found:
-    """Those whose names contain one of the wanted words, each of our gateway alone."""
+    """Run the scenarios whose names contain a wanted word. Each loads only our gateway."""
     with upstream() as server:
         runs: dict[str, Callable[[], Mapping[str, float]]] = {
             name: lambda options=options: scenarios.history(server, TURNS, TOKENS, **options)  # type: ignore[misc]

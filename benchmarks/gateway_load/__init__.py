@@ -1,1 +1,1 @@
-"""What `benchmarks/gateway.py` is made of: a scripted inference server, the gateways under test, loads and checks."""
+"""The parts of `benchmarks/gateway.py`: a scripted inference server, the gateways under test, loads and checks."""

@@ -25,11 +25,11 @@ MEANING = {
     "ours": "this gateway: sessions, keys, de-duplication, capture and the store on disk",
     "rllm": f"{PEERS['rllm']}, its memory store (the faster of its two)",
     "toolkit": f"{PEERS['toolkit']}, vLLM backend, a renderer that costs nothing; streams are whole answers cut in three",
-    "ours+tok": "this gateway rendering and tokenising prompts itself (--model), which `ours` and `rllm` leave to the server",
+    "ours+tok": "this gateway rendering and tokenizing prompts itself (--model), which `ours` and `rllm` leave to the server",
 }
 SESSIONS = 2000
 
-# Its renderer hands out ready ids: what is measured is the gateway, not a tokenizer.
+# Its renderer returns ready ids, so the measurement is of the gateway and not of a tokenizer.
 TOOLKIT_SERVER = '''
 import sys
 from aiohttp import web

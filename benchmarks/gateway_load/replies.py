@@ -1,6 +1,6 @@
 """Ready-made answers of the scripted inference server, byte for byte as vLLM frames them.
 
-One token is one server-sent event and one HTTP chunk. Nothing is serialised while a measurement runs.
+One token is one server-sent event and one HTTP chunk. Nothing is serialized while a measurement runs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 SIZES = (64, 1024)
 PROMPT_TOKENS = 512
-VARIANTS = 8  # of the answers for `model: "distinct"`, so that a session's turns have little in common
+VARIANTS = 8  # distinct answers for `model: "distinct"`, so that a session's turns have little in common
 
 _JSON_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
 _SSE_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"

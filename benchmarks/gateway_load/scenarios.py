@@ -1,4 +1,4 @@
-"""What no load generator shows: late turns, prompts tokenised in the gateway, memory after many turns."""
+"""Measurements that no load generator makes: late turns, prompts rendered in the gateway, memory after many turns."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ AFTER_S = 0.003  # what a gateway does after the last byte of a reply belongs to
 
 
 class Agent:
-    """One keep-alive connection, with nothing in between."""
+    """A keep-alive connection without a client library."""
 
     def __init__(self, target: Target) -> None:
         parts = urllib.parse.urlsplit(target.url)
@@ -91,7 +91,7 @@ def history(
 
 
 def rendering(server: Server, turns: int, tokens: int) -> dict[str, float]:
-    """As `history`, when the gateway tokenises (built-in policy's template)."""
+    """As `history`, when the gateway renders (built-in policy's template)."""
     spent = []
     line = 15  # tokens, about
     with gateway("ours+tok", server) as target:
@@ -201,7 +201,7 @@ def growth(server: Server, calls: int, sessions: int, readers: int) -> dict[str,
 
 
 def memory(server: Server, sessions: int, turns: int) -> dict[str, float]:
-    """Resident memory after many long sessions of 1,024 + 1,024 tokens a turn, and whether every turn comes back as it was."""
+    """Measure resident memory after long sessions of 1,024 + 1,024 tokens per turn, and check that every turn comes back."""
     with gateway("ours", server, sessions=sessions) as target:
         pid = target.pid or 0
         done, seconds = 0, 5.0

@@ -32,7 +32,7 @@ KINDS = (Kind(64, False), Kind(64, True), Kind(1024, False), Kind(1024, True))
 
 @dataclass
 class Row:
-    """One cell. CPU in ms per request: of the gateway, of the inference server; `others_cores` is what everything else on
+    """A cell. CPU in ms per request: of the gateway, of the inference server; `others_cores` is what everything else on
     the machine used meanwhile, load and hypervisor's share included."""
 
     gateway: str
@@ -54,7 +54,7 @@ class Row:
 
 
 def measure(target: Target, server: Server, kind: Kind, connections: int, seconds: float) -> Row:
-    """One cell."""
+    """Measure a cell."""
     settle(target.pid)
     pids = [pid for pid in (target.pid, server.pid) if pid]
     before, machine, started = {pid: cpu_s(pid) for pid in pids}, Machine.now(), time.monotonic()

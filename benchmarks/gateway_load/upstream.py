@@ -33,7 +33,7 @@ _STREAM = re.compile(rb'"stream": ?true')
 
 
 class Agent:
-    """One connection."""
+    """A connection."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock

@@ -41,7 +41,7 @@ end
 
 @dataclass(frozen=True)
 class Load:
-    """What wrk saw. Units: ms, and CPU seconds of wrk itself. Latencies are None when no answer came in the window."""
+    """The result of wrk. Units: ms, and CPU seconds of wrk itself. Latencies are None when no answer came in the window."""
 
     requests: int
     seconds: float
@@ -99,7 +99,7 @@ def load(
         raise SystemExit(f"wrk failed: {done.stderr or done.stdout}")
     values = json.loads(found[1])
     if 0 < values["requests"] <= values["errors"]:
-        raise SystemExit(f"{url} refused every call: what was measured is no load")
+        raise SystemExit(f"{url} refused every call, so there was no load")
     answered = values["requests"] > 0
     return Load(
         requests=values["requests"],

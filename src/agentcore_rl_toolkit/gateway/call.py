@@ -26,9 +26,9 @@ from .context import Context, Engine
 from .engines.errors import upstream_error
 from .http.responses import error_response, passed
 from .record import AGENT_GONE, Recorder
+from .request import CallRequest
 from .router import ServerLostError, StatusError, Worker
 from .sessions import RecordedReply, Session
-from .wire.request import CallRequest
 from .writers import writer_of
 
 log = logging.getLogger(__name__)

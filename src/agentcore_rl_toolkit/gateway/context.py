@@ -13,9 +13,9 @@ from ..messages.wire import Delta
 from ..messages.wire.passthrough import Fields
 from .capture.record import Captured
 from .config import GatewayConfig
+from .request import CallRequest
 from .router import Router, RunningCalls, Worker
 from .sessions import Session, Sessions
-from .wire.request import CallRequest
 
 
 class Engine:

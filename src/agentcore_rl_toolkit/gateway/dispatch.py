@@ -22,9 +22,9 @@ from .context import Context
 from .http.responses import error_response, respond
 from .http.server import read_body
 from .record import Recorder
+from .request import CallRequest, read_request
 from .retries import recorded_reply, running_call
 from .sessions import Session, SessionSettings
-from .wire.request import CallRequest, read_request
 from .writers import writer_of
 
 log = logging.getLogger(__name__)

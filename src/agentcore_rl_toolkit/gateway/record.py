@@ -12,9 +12,9 @@ from .capture import record as kinds
 from .capture.build import build
 from .capture.record import LEFT_OUT, TAG, TURNS, CallRecord, Captured
 from .context import Context, Engine
+from .request import CallRequest
 from .router import Worker
 from .sessions import Session
-from .wire.request import CallRequest
 
 AGENT_GONE = "agent_gone"  # the code of the error of a call whose agent hung up
 _MOST_REFUSED = 50  # requests of one session that are entries of it: an agent may repeat one forever

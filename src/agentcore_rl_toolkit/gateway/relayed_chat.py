@@ -14,9 +14,9 @@ from .capture.record import CONSTRAINED, IMAGES, Captured
 from .capture.reply import ReplyReader, without_numbers
 from .config import REFUSED_FORM
 from .context import Context, Engine
+from .request import CallRequest
 from .router import Worker
 from .sessions import Session
-from .wire.request import CallRequest
 
 log = logging.getLogger(__name__)
 _images = WarnsOnceAMinute(log)

@@ -21,8 +21,8 @@ from typing import Any
 
 from ..errors import CaptureError, GatewayError
 from .capture.record import TURNS, CallRecord, decode
+from .request import CallRequest
 from .sessions import REMEMBERED, RecordedReply, Repeats, Session
-from .wire.request import CallRequest
 
 log = logging.getLogger(__name__)
 

@@ -76,10 +76,10 @@ class Gateway:
         if config.model_dir is None:
             context.new_engine = partial(RelayedChat, context)
             return
-        from .token_calls.mode import load
+        from .token_calls.mode import TokenMode
         from .token_calls.sampling import TokenSampling
 
-        mode = context.token_mode = load(config.model_dir, config, self.sessions)
+        mode = context.token_mode = TokenMode(config.model_dir, config, self.sessions)
         if not any(u.engine in SAMPLING_SERVICES for u in config.upstreams):
             context.new_engine = partial(TokenSampling, context, mode=mode)
             return

@@ -15,7 +15,7 @@ from .capture.replay import reply_of
 from .engines.errors import event_error
 from .http.responses import JSON, passed
 from .relayed_chat import RelayedChat
-from .wire.request import CallRequest
+from .request import CallRequest
 
 _JSON = {"content-type": JSON}
 

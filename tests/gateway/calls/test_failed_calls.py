@@ -252,24 +252,6 @@ async def test_a_refused_request_is_an_entry_of_the_session_and_no_turn(
     assert first["started_s"] <= first["finished_s"]
 
 
-async def test_session_settings_win_over_the_agents_request(client: GatewayClient, engine: ScriptedEngine) -> None:
-    [session] = await client.create_sessions_async(
-        [new_session_id()],
-        sampling_params={"temperature": 0.7, "top_k": 5},
-        model_id="policy",
-        max_tokens=4,
-    )
-    async with gpt(session) as llm:
-        await llm.chat.completions.create(
-            model="asked", messages=USER, temperature=0.0, max_completion_tokens=50, logprobs=False, seed=1
-        )
-        assert [m.id async for m in await llm.models.list()] == ["policy"]
-    body = engine.calls[0].body
-    assert (body["temperature"], body["top_k"], body["model"], body["seed"]) == (0.7, 5, "policy", 1)
-    assert body["max_completion_tokens"] == 4
-    assert body["logprobs"] is True
-
-
 async def test_a_plain_openai_endpoint_is_recorded_as_untrainable(start_gateway: Start) -> None:
     async with ScriptedEngine(gives_tokens=False) as plain:
         gateway = await start_gateway(plain, engine="openai")

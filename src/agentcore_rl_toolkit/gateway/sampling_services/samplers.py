@@ -20,12 +20,12 @@ from ...messages.wire.canonical import LENGTH, STOP
 from ..context import Context
 from ..engines import Piece
 from ..engines.sampling_service import Asked
+from ..request import CallRequest
 from ..router import Worker
 from ..sessions import Session
 from ..token_calls.mode import TokenMode
 from ..token_calls.reply import TokenReply
 from ..token_calls.sampling import TokenSampling
-from ..wire.request import CallRequest
 
 log = logging.getLogger(__name__)
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Collection
-from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
 
 from ..._servers.tasks import Tasks
 from ...errors import ConfigError, GatewayError
 from ...messages.errors import unsupported
 from ...messages.render import AnswerForm, Renderer, answer_form, can_call, relaxed, unread_calls
 from ...messages.wire import ModelRequest
-from ..config import REFUSED_FORM, ForcedTools, GatewayConfig
+from ..config import REFUSED_FORM, GatewayConfig
 from ..engines import TOKEN_ENGINES
 from ..engines.base import SGLANG_FORMS, VLLM_FORMS
 from ..engines.sampling_service import FEATURES
@@ -34,29 +32,38 @@ RENDERING_THREADS = 4
 _TOKENIZER = "tokenizer"  # a setting of the store
 
 
-@dataclass
 class TokenMode:
-    """The model's renderer, the threads that use it, and the histories of the sessions."""
+    """The model's renderer, the threads that use it, and the histories of the sessions.
 
-    renderer: Renderer
-    executor: Executor
-    histories: Histories
-    context_tokens: int | None
-    max_tokens: int
-    kind: str  # the kind of the engine
-    features: frozenset[str]  # the `ModelRequest.features` that the engine supports
-    allowed: Collection[str]  # fields that pass whatever the engine is known to do
-    forced_tools: ForcedTools = "constrain"
-    tasks: Tasks = field(default_factory=Tasks)
+    ``features`` are the `ModelRequest.features` that the engine supports.
+    Raises: ConfigError, MissingExtraError.
+    """
+
+    def __init__(self, directory: str, config: GatewayConfig, sessions: Sessions) -> None:
+        if config.kind == "openai":
+            raise ConfigError("engine openai takes no token ids; leave --model out, or name another engine")
+        self.config = config
+        self.renderer = Renderer.from_path(
+            directory, template=config.template, parser=config.parser, history=config.history
+        )
+        if (problem := unread_calls(self.renderer)) is not None:
+            log.warning("%s", problem)
+        _check_store(sessions.store, self.renderer)
+        self.executor = ThreadPoolExecutor(RENDERING_THREADS, "gateway-render")
+        budget = config.limits.history_bytes
+        self.histories = Histories(sessions, self.renderer, self.executor, budget_bytes=budget)
+        engine = TOKEN_ENGINES.get(config.kind)
+        self.features = FEATURES if engine is None else engine.features
+        self.tasks = Tasks()
 
     def check(self, asked: ModelRequest) -> None:
         """Check that calls can keep a session's sampling parameters. Raises: RequestError that names the first that cannot."""
         asked.sampling.other |= asked.unknown
         for feature in _FORMS:
             if feature in asked.features() and not self._enforces(asked, feature):
-                why = f"the inference engine ({self.kind}) cannot enforce it, or not in this model's format"
+                why = f"the inference engine ({self.config.kind}) cannot enforce it, or not in this model's format"
                 raise unsupported(f"sampling_params.{feature}", f"{why} ({self.renderer.grammar.name}); leave it out")
-        asked.require(self.features, engine=self.kind, allowed=self.allowed, path="sampling_params.")
+        asked.require(self.features, engine=self.config.kind, allowed=self.config.allow_fields, path="sampling_params.")
         if asked.top_logprobs:
             why = "token engines give the logprob of the sampled token alone; leave it out"
             raise unsupported("sampling_params.top_logprobs", why)
@@ -78,21 +85,21 @@ class TokenMode:
         for feature, name in asked.features().items():
             if feature not in _FORMS and feature not in _ENGINE_FORMS:
                 continue
-            if self.forced_tools == "refuse" and feature != "parallel_tool_calls":
+            if self.config.forced_tools == "refuse" and feature != "parallel_tool_calls":
                 raise unsupported(name, REFUSED_FORM)
             if feature in _ENGINE_FORMS:
-                if self.forced_tools == "wish":
+                if self.config.forced_tools == "wish":
                     del asked.sampling.other[feature]
                     wishes[feature] += 1
-            elif self.forced_tools == "wish" or not self._enforces(asked, feature):
+            elif self.config.forced_tools == "wish" or not self._enforces(asked, feature):
                 setattr(asked, feature, _FORMS[feature])
                 wishes[feature] += 1
-        asked.require(self.features, engine=self.kind, allowed=self.allowed)
+        asked.require(self.features, engine=self.config.kind, allowed=self.config.allow_fields)
         return wishes
 
     def _enforces(self, asked: ModelRequest, feature: str) -> bool:
         """Return True if the engine, and the format of the model's calls, can hold an answer to this form."""
-        known = feature in self.features or feature in self.allowed
+        known = feature in self.features or feature in self.config.allow_fields
         if feature == "response_format":  # with tools, calls must remain possible
             free = not asked.tools or asked.tool_choice != "auto"
             return known and (free or can_call(self.renderer.grammar, "required"))
@@ -131,28 +138,6 @@ def constrained(asked: ModelRequest) -> bool:
     """Return True if the answer is held to a form, so that its logprobs are of the tokens that the form allows."""
     kind = (asked.response_format or {}).get("type", "text")
     return kind != "text" or not _ENGINE_FORMS.isdisjoint(asked.sampling.other)
-
-
-def load(directory: str, config: GatewayConfig, sessions: Sessions) -> TokenMode:
-    """Token mode with the model in `directory`. Raises: ConfigError, MissingExtraError."""
-    if config.kind == "openai":
-        raise ConfigError("engine openai takes no token ids; leave --model out, or name another engine")
-    renderer = Renderer.from_path(directory, template=config.template, parser=config.parser, history=config.history)
-    if (problem := unread_calls(renderer)) is not None:
-        log.warning("%s", problem)
-    _check_store(sessions.store, renderer)
-    threads = ThreadPoolExecutor(RENDERING_THREADS, "gateway-render")
-    return TokenMode(
-        renderer,
-        threads,
-        Histories(sessions, renderer, threads, budget_bytes=config.limits.history_bytes),
-        context_tokens=config.context_tokens,
-        max_tokens=config.limits.default_max_tokens,
-        kind=config.kind,
-        features=TOKEN_ENGINES[config.kind].features if config.kind in TOKEN_ENGINES else FEATURES,
-        allowed=config.allow_fields,
-        forced_tools=config.forced_tools,
-    )
 
 
 def _check_store(store: Store, renderer: Renderer) -> None:

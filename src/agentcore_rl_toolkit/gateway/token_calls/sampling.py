@@ -25,9 +25,9 @@ from ...messages.wire.passthrough import Fields
 from ..capture.record import CONSTRAINED, Captured
 from ..context import Context, Engine
 from ..engines import TOKEN_ENGINES, GenerationStream, Piece, TokenEngine
+from ..request import CallRequest
 from ..router import Worker
 from ..sessions import Session
-from ..wire.request import CallRequest
 from .histories import History
 from .mode import TokenMode, constrained
 from .reply import TokenReply
@@ -105,12 +105,13 @@ class TokenSampling(Engine):
         self._prompt_json = prompt.json
         self._form = mode.form(asked, opens_reasoning=prompt.opens_reasoning)
         given = asked.sampling.max_tokens
-        bound = min(given or mode.max_tokens, settings.max_tokens or given or mode.max_tokens)
-        if mode.context_tokens is not None:
-            room = mode.context_tokens - prompt.length
+        wanted, context_tokens = given or mode.config.limits.default_max_tokens, mode.config.context_tokens
+        bound = min(wanted, settings.max_tokens or wanted)
+        if context_tokens is not None:
+            room = context_tokens - prompt.length
             if room < 1 or (given is not None and bound > room):
                 most = None if given is None else bound
-                raise context_overflow(prompt.length, mode.context_tokens, max_tokens=most)
+                raise context_overflow(prompt.length, context_tokens, max_tokens=most)
             bound = min(bound, room)
         self._max_tokens = bound
 

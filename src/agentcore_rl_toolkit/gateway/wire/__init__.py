@@ -1,1 +1,0 @@
-"""Requests of model calls."""
