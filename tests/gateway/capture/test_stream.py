@@ -104,7 +104,7 @@ def test_an_agent_that_speaks_chat_may_understand_a_broken_event_and_no_page() -
     broken = b'data: {"choices":[{"delta":\n\n'
     [passed] = ReplyReader(relayed=True).feed(broken)
     assert (passed.event, passed.final) == (broken, False)
-    with pytest.raises(UpstreamError, match="something else"):
+    with pytest.raises(UpstreamError, match="not an event"):
         ReplyReader(relayed=True).feed(b"data: <html>\n\n")
 
 
