@@ -111,6 +111,15 @@ def test_another_conversation_of_the_same_agent_trains() -> None:
     assert session.trained() == {"t0", "t1", "t2"}
 
 
+def test_parallel_attempts_at_one_prompt_are_one_conversation_and_another_prompt_is_not() -> None:
+    session = Session()
+    prompt = SYSTEM + session.ids(20)
+    for asked in (prompt, prompt, prompt[:-5] + session.ids(5)):
+        session.call(asked, 10, started_s=0.0, finished_s=1.0)
+    assert session.built("main").report.branch_reasons == {"parallel_calls": 2}
+    assert session.trained("main") == {"t0", "t1"}
+
+
 # How the second conversation has an answer of the root's only turn, whether it offers tools, and whether it trains.
 TAKEN_UP = [
     *(("continued", True, True), ("continued", False, True), ("reviewed", True, False), ("reviewed", False, False)),

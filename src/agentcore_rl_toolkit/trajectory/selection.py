@@ -116,11 +116,6 @@ def select(placed: Sequence[Placed], rule: str) -> None:
             node.side = "thrown_away"
 
 
-def _same_prompt(node: Placed, other: Placed) -> bool:
-    mine, others = node.turn.prompt_ids, other.turn.prompt_ids
-    return len(mine) == len(others) and list(mine) == list(others)
-
-
 def _conversations(placed: Sequence[Placed], compactions: Sequence[tuple[Placed, list[Placed]]]) -> list[int]:
     """Return the conversation of each turn, by the position of its first turn."""
     nodes = {node.turn.turn_id: node for node in placed}
@@ -145,7 +140,7 @@ def _same_agent(node: Placed, rival: Placed, offering: bool) -> bool:
     """
     if node.reason in (None, "sub_agent"):
         return False
-    if node.reason == "parallel_calls" and not _same_prompt(node, rival):
+    if node.reason == "parallel_calls" and list(node.turn.prompt_ids) != list(rival.turn.prompt_ids):
         return False
     mine, others = set(node.turn.tools or ()), set(rival.turn.tools or ())
     if node.turn.system != rival.turn.system and mine != others:
