@@ -53,8 +53,9 @@ class KnownTexts:
         self._known: list[Known] = []
 
     def beginning(self, text: memoryview) -> Known | None:
-        """Return the latest known text with which this text begins. Texts are JSON lists without the closing bracket."""
-        return next((known for known in reversed(self._known) if known.begins(text)), None)
+        """Return the longest known text with which this text begins. Texts are JSON lists without the closing bracket."""
+        longest_first = sorted(self._known, key=lambda known: -known.size)
+        return next((known for known in longest_first if known.begins(text)), None)
 
     def add(self, known: Known, *, after: Known | None) -> None:
         """Keep a text, in place of the one with which it begins if there are many."""
