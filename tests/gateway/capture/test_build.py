@@ -78,11 +78,14 @@ def test_prompts_and_messages_come_back_however_a_session_branched(data: st.Data
     assert [t.completion_ids for t in turns] == [ids for each in answers for ids in each]
 
 
-def test_a_growing_session_costs_its_tokens_once() -> None:
+@pytest.mark.parametrize("side_calls", [False, True])
+def test_a_growing_session_costs_its_tokens_once_also_with_calls_that_have_only_its_beginning(side_calls: bool) -> None:
     texts, prompt, messages, size = Texts(), [1], [{"role": "user", "content": "x" * 100}], 0
     for index in range(50):
         record = recorded(texts, index, prompt, [[7] * 10], messages)
         size += len(record.prompt_ids) + len(record.messages) + len(record.request)
+        if side_calls:
+            recorded(texts, 100 + index, prompt[:1], [[8]], messages[:1])
         prompt = [*prompt, *[7] * 10, *[index] * 10]
         messages = [*messages, {"role": "user", "content": f"{index}" + "x" * 100}]
     assert size < 50 * 200
