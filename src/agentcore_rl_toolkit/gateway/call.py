@@ -24,9 +24,9 @@ from ..messages.wire import Delta
 from .capture.record import CallRecord, Captured
 from .context import Context, Engine
 from .engines.errors import upstream_error
+from .http.request import CallRequest
 from .http.responses import error_response, passed
 from .record import AGENT_GONE, Recorder
-from .request import CallRequest
 from .router import ServerLostError, StatusError, Worker
 from .sessions import RecordedReply, Session
 from .writers import writer_of

@@ -13,7 +13,7 @@ from ..messages.wire import Delta
 from ..messages.wire.passthrough import Fields
 from .capture.record import Captured
 from .config import GatewayConfig
-from .request import CallRequest
+from .http.request import CallRequest
 from .router import Router, RunningCalls, Worker
 from .sessions import Session, Sessions
 

@@ -19,10 +19,10 @@ from ..messages.wire import DIALECTS, anthropic, bedrock, gemini
 from .admin import Admin, Request
 from .call import Call, answer, answer_again
 from .context import Context
+from .http.request import CallRequest, read_request
 from .http.responses import error_response, respond
 from .http.server import read_body
 from .record import Recorder
-from .request import CallRequest, read_request
 from .retries import recorded_reply, running_call
 from .sessions import Session, SessionSettings
 from .writers import writer_of

@@ -12,7 +12,7 @@ from .capture import record as kinds
 from .capture.build import build
 from .capture.record import LEFT_OUT, TAG, TURNS, CallRecord, Captured
 from .context import Context, Engine
-from .request import CallRequest
+from .http.request import CallRequest
 from .router import Worker
 from .sessions import Session
 

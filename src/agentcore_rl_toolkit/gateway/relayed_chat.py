@@ -14,7 +14,7 @@ from .capture.record import CONSTRAINED, IMAGES, Captured
 from .capture.reply import ReplyReader, without_numbers
 from .config import REFUSED_FORM
 from .context import Context, Engine
-from .request import CallRequest
+from .http.request import CallRequest
 from .router import Worker
 from .sessions import Session
 

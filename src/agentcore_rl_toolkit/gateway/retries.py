@@ -21,7 +21,7 @@ from typing import Any
 
 from ..errors import CaptureError, GatewayError
 from .capture.record import TURNS, CallRecord, decode
-from .request import CallRequest
+from .http.request import CallRequest
 from .sessions import REMEMBERED, RecordedReply, Repeats, Session
 
 log = logging.getLogger(__name__)

@@ -13,9 +13,9 @@ from ..messages.wire import DIALECTS, Delta, ModelRequest, RequestError, StreamE
 from .capture.record import CallRecord, Captured
 from .capture.replay import reply_of
 from .engines.errors import event_error
+from .http.request import CallRequest
 from .http.responses import JSON, passed
 from .relayed_chat import RelayedChat
-from .request import CallRequest
 
 _JSON = {"content-type": JSON}
 

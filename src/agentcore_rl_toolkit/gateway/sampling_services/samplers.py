@@ -20,7 +20,7 @@ from ...messages.wire.canonical import LENGTH, STOP
 from ..context import Context
 from ..engines import Piece
 from ..engines.sampling_service import Asked
-from ..request import CallRequest
+from ..http.request import CallRequest
 from ..router import Worker
 from ..sessions import Session
 from ..token_calls.mode import TokenMode

@@ -25,7 +25,7 @@ from ...messages.wire.passthrough import Fields
 from ..capture.record import CONSTRAINED, Captured
 from ..context import Context, Engine
 from ..engines import TOKEN_ENGINES, GenerationStream, Piece, TokenEngine
-from ..request import CallRequest
+from ..http.request import CallRequest
 from ..router import Worker
 from ..sessions import Session
 from .histories import History

@@ -12,11 +12,11 @@ from functools import partial
 
 import msgspec
 
-from ..messages.wire import DIALECTS, ModelRequest, responses
-from ..messages.wire.canonical import new_id
-from ..messages.wire.fields import HALF_SURROGATE, read_body
-from ..messages.wire.passthrough import Fields, number
-from ..messages.wire.responses import Recorded
+from ...messages.wire import DIALECTS, ModelRequest, responses
+from ...messages.wire.canonical import new_id
+from ...messages.wire.fields import HALF_SURROGATE, read_body
+from ...messages.wire.passthrough import Fields, number
+from ...messages.wire.responses import Recorded
 
 _NUMBERS = frozenset(
     {"echo", "logprobs", "prompt_logprobs", "return_token_ids", "return_tokens_as_token_ids", "top_logprobs"}
