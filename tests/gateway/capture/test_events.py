@@ -45,3 +45,9 @@ def test_slices_never_change_the_events(lines: list[tuple[bytes, bytes]], data: 
 
 def test_what_is_written_as_an_event_is_read_as_one() -> None:
     assert read([encode_event({}), encode_event([1], "named")]) == [b"{}", b"[1]"]
+
+
+def test_the_shortest_event_is_read_when_its_last_byte_comes() -> None:
+    reader = EventReader()
+    assert [reader.events(piece) for piece in (b":", b"\n", b"\n")] == [[], [], [(b":", None)]]
+    assert reader.rest == b""

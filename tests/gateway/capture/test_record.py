@@ -72,6 +72,16 @@ def test_a_choice_without_its_logprobs_is_an_untrainable_turn_beside_the_others(
     assert (report.untrainable_turns, report.untrainable_reasons) == (1, {"missing_logprobs": 1})
 
 
+def test_answers_that_the_session_never_sampled_are_counted_in_its_first_call() -> None:
+    some, said = (
+        pack_logprobs([-0.5, -0.5]),
+        b'[{"role":"user"},{"role":"assistant","content":"an example"},{"role":"user"}]',
+    )
+    first, second = record("a", 0, logprobs=some), record("b", 1, logprobs=some)
+    first.messages = second.messages = said
+    assert [turn.unsampled for turn in expand([second, first]).turns] == [1, 0]  # in the order of their start
+
+
 def test_what_is_printed_of_a_session_does_not_grow_with_its_tokens() -> None:
     def printed(tokens: int) -> list[int]:
         large = record("a", 0, logprobs=pack_logprobs([-0.5, -0.25]))

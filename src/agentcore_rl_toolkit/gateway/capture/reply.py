@@ -218,8 +218,7 @@ class ReplyReader:
                 delta.stop_sequence = _stop_sequence(choice)
             yield delta
         if event.usage is not None:
-            usage = usage_of(_encode(event.usage))
-            yield Delta(choice=event.choices[-1].index if event.choices else 0, usage=usage)
+            yield Delta(usage=usage_of(_encode(event.usage)))
 
     def captured(self) -> Captured:
         """Return the content of the reply so far. Raises: CaptureError when some event could not be read."""

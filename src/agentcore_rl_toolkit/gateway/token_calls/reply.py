@@ -93,7 +93,7 @@ class TokenReply:
                 )
             )
             if self.finished:
-                deltas.append(Delta(choice=piece.choice, usage=self._usage()))
+                deltas.append(Delta(usage=self._usage()))
         return deltas
 
     def _entries(self, tokens: ChoiceTokens, count: int) -> list[dict[str, Any]]:
