@@ -246,20 +246,6 @@ def test_a_module_is_hidden_as_a_file_is(tmp_path: Path, monkeypatch: pytest.Mon
     assert scorer_files("no_such_module:score") == []
 
 
-def test_each_scorer_has_its_own_neighbors(tmp_path: Path) -> None:
-    found = []
-    for n, name in enumerate(("first", "second", "third")):
-        (tmp_path / name / "kit").mkdir(parents=True)
-        (tmp_path / name / "points.py").write_text(f"MOST = {n}\n")
-        (tmp_path / name / "kit" / "__init__.py").write_text("")
-        (tmp_path / name / "kit" / "more.py").write_text(f"MOST = {n}\n")
-        (tmp_path / name / "score.py").write_text(
-            "import points\nimport kit.more\n\ndef score(p, a, r, t):\n    return points.MOST + 10 * kit.more.MOST\n"
-        )
-        found.append(scorer_at(str(tmp_path / name / "score.py")))
-    assert [each.function(None, None, None, None) for each in found] == [0, 11, 22]
-
-
 @pytest.mark.parametrize(
     ("source", "spec", "why"),
     [

@@ -26,7 +26,6 @@ from ..errors import ConfigError, ScorerError, text_of
 SCORE_TIMEOUT_S = 120.0
 BLOCKED_S = 1.0  # a loop on which nothing begins for so long is left to the scorer that blocks it
 _portals = [Portal("scorer")]  # the last one is used
-_folders: set[str] = set()  # folders of scorers that are files
 # Of a record: what is not the agent's answer.
 _NO_ANSWER = (
     *("rewards", "reward", "turn_rewards", "metrics", "status_code", "stop_reason", "outcome"),
@@ -184,21 +183,6 @@ def _from_here() -> Iterator[None]:
         sys.dont_write_bytecode = before
 
 
-def _first_on_path(folder: Path) -> None:
-    """Make modules of this folder the first to be found, before those of the same name that another scorer loaded."""
-    here = str(folder)
-    sys.path[:] = [here, *(entry for entry in sys.path if entry != here)]
-    stale = set()
-    for name, module in list(sys.modules.items()):
-        if (file := getattr(module, "__file__", None)) is not None and "." not in name:
-            origin = Path(file).parents[1 if hasattr(module, "__path__") else 0]
-            if str(origin) in _folders - {here} and ((folder / f"{name}.py").exists() or (folder / name).is_dir()):
-                stale.add(name)
-    for name in [name for name in sys.modules if name.partition(".")[0] in stale]:
-        del sys.modules[name]
-    _folders.add(here)
-
-
 @functools.lru_cache
 def scorer_at(spec: str, timeout_s: float = SCORE_TIMEOUT_S) -> Scorer:
     """Load the scorer FILE:FUNCTION or MODULE:FUNCTION. Raises: ConfigError."""
@@ -209,7 +193,7 @@ def scorer_at(spec: str, timeout_s: float = SCORE_TIMEOUT_S) -> Scorer:
                 module = types.ModuleType(f"agentcore_rl_scorer_{Path(place).stem}")
                 module.__file__ = place
                 code = compile(Path(place).read_bytes(), place, "exec")
-                _first_on_path(Path(place).parent)
+                sys.path.insert(0, str(Path(place).parent))
                 sys.modules[module.__name__] = module
                 exec(code, module.__dict__)
             else:

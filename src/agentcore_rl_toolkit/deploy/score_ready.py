@@ -74,7 +74,8 @@ def dockerfile(base: str, command: Sequence[str], wheel: str, user: str) -> str:
     python = next((word for word in command if _PYTHON.fullmatch(word)), "python")
     old = f"the image's {python} is older than 3.11"
     check = f"import sys; sys.exit({old!r} if sys.version_info < (3, 11) else 0)"
-    pip = f"{python} -m pip install --no-cache-dir /tmp/{wheel}"
+    # Debian's own Python takes no packages otherwise. The agent's are in there already.
+    pip = f"PIP_BREAK_SYSTEM_PACKAGES=1 {python} -m pip install --no-cache-dir /tmp/{wheel}"
     install = f"{pip} || uv pip install --python $(command -v {python}) /tmp/{wheel}"
     return "\n".join(
         (

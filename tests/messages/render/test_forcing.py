@@ -149,7 +149,7 @@ def test_beside_tools_a_schema_leaves_the_calls_possible_and_thinking_free(
     tools: Any,
     accepts: Callable[..., bool],
 ) -> None:
-    form = renderer_for(family).form(tools, choice="auto", schema=SCHEMA, opens_reasoning=opened)
+    form = form_of(renderer_for(family), tools, choice="auto", schema=SCHEMA, opens_reasoning=opened)
     assert form is not None
     assert accepts(family, form, text) is taken
 
@@ -159,7 +159,7 @@ def test_a_call_inside_open_thinking_is_not_taken(
     renderer_for: Callable[[str], Renderer], tools: Any, accepts: Callable[..., bool]
 ) -> None:
     for choice in ("required", "tool:look_up", "auto"):
-        form = renderer_for("qwen3").form(tools, choice=choice, parallel=False, opens_reasoning=True)
+        form = form_of(renderer_for("qwen3"), tools, choice=choice, parallel=False, opens_reasoning=True)
         assert form is not None
         assert not accepts("qwen3", form, CALL)
         assert accepts("qwen3", form, "I would call <tool_call> now.\n</think>\n\n" + CALL)
@@ -225,6 +225,6 @@ def test_a_relaxed_schema_compiles(
     odd = {"type": "function", "function": {"name": "odd", "parameters": BFCL}}
     call = '<tool_call>\n{"name": "odd", "arguments": {"rate": 0.5, "rows": [1, "a"], "kind": null}}\n</tool_call>'
     for asked in ({"choice": "required"}, {"choice": "auto", "schema": BFCL}):
-        form = renderer_for("hermes").form([odd], **asked)
+        form = form_of(renderer_for("hermes"), [odd], **asked)
         assert form is not None
         assert accepts("hermes", form, call)
