@@ -270,14 +270,13 @@ class Encoder(BlockEncoder):
     Source: docs.anthropic.com/en/api/messages-streaming
     """
 
-    def __init__(self, request: ModelRequest, *, reply_id: str, model: str = "", created: int = 0) -> None:
-        super().__init__(request)
-        self._content: list[dict[str, Any]] = []
+    def __init__(self, request: ModelRequest, **about: Any) -> None:
+        super().__init__(request, **about)
         self.body = {
-            "id": own_id("msg_", reply_id),
+            "id": own_id("msg_", self.reply_id),
             "type": "message",
             "role": "assistant",
-            "model": model or request.model,
+            "model": self.model,
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
@@ -303,10 +302,10 @@ class Encoder(BlockEncoder):
         return self._delta(delta, member, text)
 
     def closed(self, kind: str, text: str, *, last: bool) -> bytes:
-        self._content[-1][_BLOCKS[kind][1]] = text
+        self.content[-1][_BLOCKS[kind][1]] = text
         if kind != "reasoning":
             return self._stop()
-        self._content[-1]["signature"] = SIGNATURE
+        self.content[-1]["signature"] = SIGNATURE
         return self._delta("signature_delta", "signature", SIGNATURE) + self._stop()
 
     def call(self, call: ToolCall, place: int, *, last: bool) -> bytes:
@@ -314,7 +313,7 @@ class Encoder(BlockEncoder):
         out = self._open({"type": "tool_use", "id": call_id, "name": call.name, "input": {}})
         if call.arguments:
             out += self._delta("input_json_delta", "partial_json", standard(call.arguments))
-        self._content[-1]["input"] = tool_input(call.arguments)
+        self.content[-1]["input"] = tool_input(call.arguments)
         return out + self._stop()
 
     def ended(self) -> bytes:
@@ -322,7 +321,7 @@ class Encoder(BlockEncoder):
         stop = self.stop_sequence if self.stop_sequence in self.request.sampling.stop else None
         end = {"stop_reason": stop_reason(self, STOP_REASONS), "stop_sequence": stop}
         usage = usage_dict(self.usage)
-        self.body |= {"content": self._content, **end, "usage": usage}
+        self.body |= {"content": self.content, **end, "usage": usage}
         return self.event("message_delta", delta=end, usage=usage) + self.event("message_stop")
 
     def error(self, error: RequestError) -> bytes:
@@ -330,11 +329,11 @@ class Encoder(BlockEncoder):
         return encode_event(error_dict(error), "error")
 
     def _open(self, block: dict[str, Any]) -> bytes:
-        self._content.append(block)
-        return self.event("content_block_start", index=len(self._content) - 1, content_block=block)
+        self.content.append(block)
+        return self.event("content_block_start", index=len(self.content) - 1, content_block=block)
 
     def _delta(self, kind: str, member: str, piece: str) -> bytes:
-        return self.event("content_block_delta", index=len(self._content) - 1, delta={"type": kind, member: piece})
+        return self.event("content_block_delta", index=len(self.content) - 1, delta={"type": kind, member: piece})
 
     def _stop(self) -> bytes:
-        return self.event("content_block_stop", index=len(self._content) - 1)
+        return self.event("content_block_stop", index=len(self.content) - 1)

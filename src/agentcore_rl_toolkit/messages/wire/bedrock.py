@@ -341,17 +341,11 @@ class _Events:
 class Encoder(_Events, BlockEncoder):
     """Deltas -> the events of ConverseStream, and at the end the reply of Converse. Blocks of text have no start event."""
 
-    def __init__(self, request: ModelRequest, *, reply_id: str, model: str = "", created: int = 0) -> None:
-        super().__init__(request)
-        self._reply_id = reply_id
-        self._content: list[dict[str, Any]] = []
-        self.body = {}
-
     def start(self) -> bytes:
         return event({"role": "assistant"}, "messageStart")
 
     def opened(self, kind: str) -> bytes:
-        self._content.append({})
+        self.content.append({})
         return b""
 
     def piece(self, kind: str, text: str, entries: list[dict[str, Any]]) -> bytes:
@@ -359,15 +353,15 @@ class Encoder(_Events, BlockEncoder):
 
     def closed(self, kind: str, text: str, *, last: bool) -> bytes:
         if kind != "reasoning":
-            self._content[-1] = {"text": text}
+            self.content[-1] = {"text": text}
             return self._stop()
         signature = anthropic.SIGNATURE
-        self._content[-1] = {"reasoningContent": {"reasoningText": {"text": text, "signature": signature}}}
+        self.content[-1] = {"reasoningContent": {"reasoningText": {"text": text, "signature": signature}}}
         return self._delta({"reasoningContent": {"signature": signature}}) + self._stop()
 
     def call(self, call: ToolCall, place: int, *, last: bool) -> bytes:
-        named = {"toolUseId": call.id or own_id("tooluse_", self._reply_id, place), "name": call.name}
-        self._content.append({"toolUse": {**named, "input": anthropic.tool_input(call.arguments)}})
+        named = {"toolUseId": call.id or own_id("tooluse_", self.reply_id, place), "name": call.name}
+        self.content.append({"toolUse": {**named, "input": anthropic.tool_input(call.arguments)}})
         out = event({"start": {"toolUse": named}, **self._at()}, "contentBlockStart")
         if call.arguments:
             out += self._delta({"toolUse": {"input": standard(call.arguments)}})
@@ -377,12 +371,12 @@ class Encoder(_Events, BlockEncoder):
         reason = anthropic.stop_reason(self, _STOP_REASONS)
         latency_ms = max(0, round((time.time() - self.request.received_s) * 1000)) if self.request.received_s else 0
         counted = {"usage": usage_dict(self.usage), "metrics": {"latencyMs": latency_ms}}
-        message = {"role": "assistant", "content": self._content}
+        message = {"role": "assistant", "content": self.content}
         self.body = {"output": {"message": message}, "stopReason": reason, **counted}
         return event({"stopReason": reason}, "messageStop") + event(counted, "metadata")
 
     def _at(self) -> dict[str, int]:
-        return {"contentBlockIndex": len(self._content) - 1}
+        return {"contentBlockIndex": len(self.content) - 1}
 
     def _delta(self, delta: dict[str, Any]) -> bytes:
         return event({"delta": delta, **self._at()}, "contentBlockDelta")

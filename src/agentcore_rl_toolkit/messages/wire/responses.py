@@ -313,15 +313,14 @@ class Encoder(BlockEncoder):
     ``done`` event repeats its deltas. Source: platform.openai.com/docs/api-reference/responses-streaming
     """
 
-    def __init__(self, request: ModelRequest, *, reply_id: str, model: str = "", created: int = 0) -> None:
-        super().__init__(request)
-        self._id = own_id("resp_", reply_id)
+    def __init__(self, request: ModelRequest, **about: Any) -> None:
+        super().__init__(request, **about)
+        self._id = own_id("resp_", self.reply_id)
         self.body = {
-            **{"id": self._id, "object": "response", "created_at": created or int(time.time())},
-            **{"model": model or request.model, **_SETTINGS},
+            **{"id": self._id, "object": "response", "created_at": self.created or int(time.time())},
+            **{"model": self.model, **_SETTINGS},
         }
         self._events = 0
-        self._output: list[dict[str, Any]] = []
         self._items: Counter[str] = Counter()  # by the beginning of their ids
         self._entries: list[dict[str, Any]] = []  # logprobs of the open item
 
@@ -342,7 +341,7 @@ class Encoder(BlockEncoder):
             item |= {"type": "reasoning", "summary": [], "encrypted_content": None}
         else:
             item |= {"type": "message", "role": "assistant"}
-        self._output.append(item)
+        self.content.append(item)
         return self._item("added", item) + self._at("response.content_part.added", part=self._part(kind, ""))
 
     def piece(self, kind: str, text: str, entries: list[dict[str, Any]]) -> bytes:
@@ -351,7 +350,7 @@ class Encoder(BlockEncoder):
         return self._at(f"response.{_PARTS[kind]}.delta", delta=text, **more)
 
     def closed(self, kind: str, text: str, *, last: bool) -> bytes:
-        part, item = self._part(kind, text), self._output[-1]
+        part, item = self._part(kind, text), self.content[-1]
         item |= {"status": self._status(last), "content": [part]}
         if kind == "reasoning" and text:
             item["encrypted_content"] = _SEAL + base64.b64encode(text.encode()).decode()
@@ -364,9 +363,9 @@ class Encoder(BlockEncoder):
         item_id, call_id = own_id(_CALL, self._id, place), call.id or own_id("call_", self._id, place)
         empty = _call_item(form, call_id, ToolCall(id="", name=call.name, arguments=""), item_id, "in_progress")
         done = _call_item(form, call_id, call, item_id, self._status(last))
-        self._output.append(done)
+        self.content.append(done)
         out = self._item("added", empty)
-        at = {"item_id": item_id, "output_index": len(self._output) - 1}
+        at = {"item_id": item_id, "output_index": len(self.content) - 1}
         function = done["type"] == "function_call"
         kind, member = ("function_call_arguments", "arguments") if function else ("custom_tool_call_input", "input")
         if done[member]:
@@ -377,13 +376,13 @@ class Encoder(BlockEncoder):
 
     def ended(self) -> bytes:
         out = b""
-        if not self._output:
+        if not self.content:
             out = self.opened("text") + self.piece("text", "", []) + self.closed("text", "", last=True)
         reason = _INCOMPLETE.get(self.finish_reason or "")
         self.body |= {
             "status": self._status(True),
             "incomplete_details": None if reason is None else {"reason": reason},
-            "output": self._output,
+            "output": self.content,
             "usage": usage_dict(self.usage),
         }
         return out + self._event(f"response.{self.body['status']}", response=self.body)
@@ -391,7 +390,7 @@ class Encoder(BlockEncoder):
     def error(self, error: RequestError) -> bytes:
         """An error after the stream began: the response ends as failed."""
         shown = {"code": error.code or KINDS[error.kind][1], "message": error.message}
-        response = {**self.body, "status": "failed", "error": shown, "output": self._output}
+        response = {**self.body, "status": "failed", "error": shown, "output": self.content}
         param = error_dict(error)["error"]["param"]
         return self._event("error", **shown, param=param) + self._event("response.failed", response=response)
 
@@ -405,12 +404,12 @@ class Encoder(BlockEncoder):
         return {"type": _PARTS[kind], member: text, **more}
 
     def _item(self, what: str, item: dict[str, Any]) -> bytes:
-        return self._event(f"response.output_item.{what}", output_index=len(self._output) - 1, item=item)
+        return self._event(f"response.output_item.{what}", output_index=len(self.content) - 1, item=item)
 
     def _at(self, kind: str, **body: Any) -> bytes:
         """An event about the only part of the open item."""
-        at = len(self._output) - 1
-        return self._event(kind, item_id=self._output[at]["id"], output_index=at, content_index=0, **body)
+        at = len(self.content) - 1
+        return self._event(kind, item_id=self.content[at]["id"], output_index=at, content_index=0, **body)
 
     def _event(self, kind: str, **body: Any) -> bytes:
         event = {"type": kind, "sequence_number": self._events, **body}

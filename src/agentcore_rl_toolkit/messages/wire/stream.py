@@ -80,8 +80,10 @@ class BlockEncoder(ABC):
 
     body: dict[str, Any]
 
-    def __init__(self, request: ModelRequest) -> None:
-        self.request = request
+    def __init__(self, request: ModelRequest, *, reply_id: str, model: str = "", created: int = 0) -> None:
+        self.request, self.reply_id = request, reply_id
+        self.model, self.created = model or request.model, created
+        self.content: list[dict[str, Any]] = []  # the blocks of the answer
         self.kind: str | None = None  # of the open block: reasoning, refusal or text
         self._pieces: list[str] = []
         self.usage = request.counted or Usage()
