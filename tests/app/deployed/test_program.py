@@ -43,7 +43,7 @@ http.createServer(async (request, response) => {
   if (payload.fail) { response.statusCode = 500; return response.end("no luck"); }
   response.setHeader("content-type", "text/event-stream");
   for (const part of ["4", "2"]) response.write(`data: ${JSON.stringify(part)}\\n\\n`);
-  const seen = JSON.stringify({ payload, calls, pid: process.pid, environment: process.env });
+  const seen = JSON.stringify({ payload, calls, accept: request.headers.accept, pid: process.pid, environment: process.env });
   response.end(`data: ${JSON.stringify(seen)}\\n\\n`);
 }).listen(process.env.PORT, "127.0.0.1");
 """
@@ -95,6 +95,7 @@ def test_a_programs_calls_go_to_the_session_and_its_answer_is_stored(
     assert record["_answer"].startswith("42{")
     answer = json.loads(record["_answer"][2:])
     assert answer["payload"] == {"prompt": "x", "calls": calls}
+    assert "text/event-stream" in answer["accept"]  # AgentCore's SDK for TypeScript streams to nobody else
     assert [status for status, _ in answer["calls"]] == [200, 200, 200, 200, 404]
     assert "is no chat of the policy" in answer["calls"][4][1]
     assert [asked.path.removeprefix("/sessions/s/v1") for asked in seen] == [

@@ -9,6 +9,7 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from serving import serving
 
 from ...conftest import MakeEnvironment
 
+pytestmark = [pytest.mark.nightly, pytest.mark.system, pytest.mark.timeout(1800)]
 COMMAND = [sys.executable, "-W", "ignore", "-m", "agentcore_rl_toolkit.cli"]
 PUBLIC_SERVER = "https://mcp.exa.ai/mcp"
 SCORE = """
@@ -91,15 +93,11 @@ def mcp_server(tmp_path_factory: pytest.TempPathFactory, make_environment: MakeE
         yield ready["url"]
 
 
-@pytest.mark.nightly
-@pytest.mark.system
 @pytest.mark.parametrize("case", CASES)
 def test_a_generated_agent_is_evaluated_and_trained(case: str, package: Path, mcp_server: str, tmp_path: Path) -> None:
     framework, context = CASES[case]
-    templates = package / "agentcore/package/dist/assets/python/http" / framework / "base"
     agent = tmp_path / "app" / "Generated"
-    words = [str(Path(__file__).with_name("render.cjs")), str(package / "handlebars/package/dist/cjs/handlebars.js")]
-    subprocess.run(["node", *words, str(templates), str(agent), json.dumps(context)], check=True)
+    render(package, f"python/http/{framework}", context, agent)
     client = agent / "mcp_client" / "client.py"
     assert PUBLIC_SERVER in client.read_text()
     client.write_text(client.read_text().replace(PUBLIC_SERVER, mcp_server))
@@ -107,13 +105,39 @@ def test_a_generated_agent_is_evaluated_and_trained(case: str, package: Path, mc
     config = {"runtimes": [runtime], "credentials": [{"name": "key"}]}
     (tmp_path / "agentcore").mkdir()
     (tmp_path / "agentcore" / "agentcore.json").write_text(json.dumps(config))
-    (tmp_path / "score.py").write_text(SCORE)
+    train(tmp_path, "Generated")
+
+
+def test_a_generated_agent_in_typescript_is_a_program(package: Path, tmp_path: Path) -> None:
+    # The template with Strands asks for a range of `bedrock-agentcore` that the registry has no version of.
+    render(package, "typescript/http/vercelai", OPENAI, tmp_path)
+    words = ["npm", "install", "--no-audit", "--no-fund", "--silent"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    if done.returncode:
+        pytest.skip(f"npm cannot install its packages: {done.stderr[-300:]}")
+    program = "from agentcore_rl_toolkit.app.deployed import Program\n\n"
+    (tmp_path / "program.py").write_text(program + 'app = Program("node", "--import", "tsx", "main.ts")\n')
+    train(
+        tmp_path, "program.py", "--session-env", "LOCAL_DEV=1", "--session-env", "AGENTCORE_CREDENTIAL_KEY=placeholder"
+    )
+
+
+def render(package: Path, template: str, context: dict[str, Any], into: Path) -> None:
+    """Render a template of the package, as AWS's command line does."""
+    words = [str(Path(__file__).with_name("render.cjs")), str(package / "handlebars/package/dist/cjs/handlebars.js")]
+    source = package / "agentcore/package/dist/assets" / template / "base"
+    subprocess.run(["node", *words, str(source), str(into), json.dumps(context)], check=True)
+
+
+def train(folder: Path, agent: str, *options: str) -> None:
+    """Evaluate an agent on four rows, and train it for three steps."""
+    (folder / "score.py").write_text(SCORE)
     rows = [{"prompt": f"The shop has {n} lamps and sells 1.", "_reference": str(n - 1)} for n in range(20, 28)]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    shared = ("--agent", "Generated", "--data", "rows.jsonl", "--score", "score.py")
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    shared = ("--agent", agent, *options, "--data", "rows.jsonl", "--score", "score.py")
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([*COMMAND, *words], cwd=tmp_path, capture_output=True, text=True, timeout=900)
+        return subprocess.run([*COMMAND, *words], cwd=folder, capture_output=True, text=True, timeout=900)
 
     done = run("eval", *shared, "--limit", "4", "--sampling-params", '{"max_tokens": 64}')
     # ADK raises for a tool that does not exist, and the built-in policy may call one.

@@ -287,9 +287,10 @@ async def _request(app: Any, scope: Mapping[str, Any], body: bytes) -> tuple[int
         elif message["type"] == "http.response.body":
             parts.append(message.get("body", b""))
 
-    kept = [(name, value) for name, value in scope["headers"] if name.lower() != b"content-length"]
-    length = (b"content-length", str(len(body)).encode())
-    given = {**scope, "headers": [*kept, length], "state": dict(scope.get("state", {}))}
+    kept = [(name, value) for name, value in scope["headers"] if name.lower() not in (b"content-length", b"accept")]
+    # AgentCore's SDK for TypeScript streams only to callers that ask for it.
+    own = [(b"content-length", b"%d" % len(body)), (b"accept", b"text/event-stream, application/json, */*")]
+    given = {**scope, "headers": [*kept, *own], "state": dict(scope.get("state", {}))}
     await app(given, _replayed(body, never), send)
     content_type = headers.get(b"content-type", b"").decode("latin-1").lower()
     return status, content_type, b"".join(parts).decode("utf-8", "replace"), seen
