@@ -38,6 +38,7 @@ class OutputParser:
     def __init__(self) -> None:
         self._calls = 0
         self._bad = False
+        self._plain: list[str] = []  # the answer's text
 
     @property
     def status(self) -> ParseStatus:
@@ -48,6 +49,10 @@ class OutputParser:
 
     def finish(self) -> list[Delta]:
         return []
+
+    def _say(self, text: str) -> list[Delta]:
+        self._plain.append(text)
+        return [Delta(text=text)] if text else []
 
     def _emit(self, call: Call) -> Delta:
         piece = ToolDelta(index=self._calls, id=new_id("call_"), name=call.name, arguments=call.arguments)
@@ -197,7 +202,6 @@ class MarkerParser(OutputParser):
         self._thinking = False  # the open block began inside the reasoning
         self._reasoned = False  # the reasoning has ended, by its mark or by a call
         self._ended_by_call = False
-        self._plain: list[str] = []
         self._thoughts: list[str] = []
         self._segment("reasoning" if reasoning_open and grammar.reasoning else "content")
         self._start = self._state == "content" and grammar.reasoning is not None  # reasoning may still come
@@ -215,8 +219,7 @@ class MarkerParser(OutputParser):
         if self._blank and self._state == "content":
             # Blanks at the very end were sampled as part of the answer, unless a call came before them.
             if not self._calls:
-                self._plain += self._blank
-                deltas.append(Delta(text="".join(self._blank)))
+                deltas += self._say("".join(self._blank))
             self._blank = []
         if self._state == "reasoning":
             # A model that forgot to close its reasoning may have called in it; a call there is none to the agent.
@@ -342,8 +345,7 @@ class MarkerParser(OutputParser):
         if self._state == "reasoning":
             self._thoughts.append(shown)
             return [Delta(reasoning=shown)]
-        self._plain.append(shown)
-        return [Delta(text=shown)]
+        return self._say(shown)
 
     def _as_text(self, raw: str) -> list[Delta]:
         """Give out a block that is no call, in the segment in which it began."""

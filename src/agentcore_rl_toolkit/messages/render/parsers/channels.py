@@ -57,7 +57,6 @@ class ChannelParser(OutputParser):
         self._header: str | None = None  # of the message whose body is being read; None while reading a header
         self._kind: Kind = "text"
         self._stray = ""
-        self._plain: list[str] = []
 
     def feed(self, text: str) -> list[Delta]:
         found = self._held.add(text, self._marks())
@@ -157,14 +156,10 @@ class ChannelParser(OutputParser):
         if self._kind == "call":
             calls = self._read(text) if closed else []
             return self._unread(text) if calls is None else [self._emit(call) for call in calls]
-        if not text:
-            return []
-        return [Delta(reasoning=text)] if self._kind == "reasoning" else self._say(text)
+        if self._kind != "reasoning":
+            return self._say(text)
+        return [Delta(reasoning=text)] if text else []
 
     def _unread(self, body: str) -> list[Delta]:
         self._bad = True
         return self._say(f"{self._header}{_MESSAGE}{body}")
-
-    def _say(self, text: str) -> list[Delta]:
-        self._plain.append(text)
-        return [Delta(text=text)]

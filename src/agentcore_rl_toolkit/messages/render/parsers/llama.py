@@ -30,7 +30,6 @@ class LlamaParser(OutputParser):
         self._tools = schemas_of(tools)
         self._held: list[str] | None = [] if tools else None  # None: it is text
         self._start = ""  # of what is held, without blanks
-        self._plain_text: list[str] = []
 
     def feed(self, text: str) -> list[Delta]:
         if self._held is None:
@@ -45,7 +44,7 @@ class LlamaParser(OutputParser):
     def finish(self) -> list[Delta]:
         if not self._held:
             # It began as text: a call in it, or one without its brackets, was meant and is none.
-            text = "".join(self._plain_text).strip()
+            text = "".join(self._plain).strip()
             meant = _looks_meant(text, self._tools, anywhere=True)
             self._bad = bool(self._tools) and (meant or any(hint in text for hint in self._grammar.hints))
             return []
@@ -64,12 +63,6 @@ class LlamaParser(OutputParser):
     def _release(self) -> list[Delta]:
         text, self._held = "".join(self._held or ()), None
         return self._say(text)
-
-    def _say(self, text: str) -> list[Delta]:
-        if not text:
-            return []
-        self._plain_text.append(text)
-        return [Delta(text=text)]
 
 
 def _looks_meant(body: str, tools: Schemas, *, anywhere: bool = False) -> bool:
