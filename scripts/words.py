@@ -70,7 +70,7 @@ PATTERNS: dict[str, tuple[str, str]] = {
         r"\b(?:one|two|three|four|five|all|its|more|further|\d+) tries\b|\b(?:another|a further) try\b",
         "attempts",
     ),
-    "what it is": (r"\bwhat it (?:is|was|were)\b|\bwhat (?:is|was|are|were) \w+ed\b", "the noun"),
+    "what it is": (r"\bwhat it (?:is|was|were)\b|\bwhat (?:is|was|are|were) \w+ed\b(?![^.|]*\?)", "the noun"),
     "whereof": (
         r"\b(?:there|where|here)(?:of|in|by|upon|with|from)\b|\bhence\b|\bwhence\b",
         "a plain word",
@@ -144,8 +144,9 @@ def files(paths: Sequence[Path]) -> list[Path]:
 
 
 def pages() -> list[Path]:
-    """The README and the pages of the site."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    """The README and the pages of the site. The texts of the generated command line reference are messages."""
+    pages = sorted(page for page in (ROOT / "docs").rglob("*.md") if page.name != "cli.md")
+    return [ROOT / "README.md", *pages]
 
 
 def texts(paths: Sequence[Path]) -> list[Text]:

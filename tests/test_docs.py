@@ -1,8 +1,8 @@
-"""What the documents say exists: links, anchors, make targets and commands."""
+"""The documents agree with the code: links, commands, options, variables, settings, names, files and defaults."""
 
 from __future__ import annotations
 
-import os
+import importlib
 import re
 import subprocess
 import sys
@@ -115,13 +115,18 @@ def test_nothing_installs_the_product_that_has_our_name_on_the_package_index() -
             assert not re.search(r"^agentcore-rl-toolkit", text, re.MULTILINE), file
 
 
-def test_the_page_of_metrics_is_the_one_that_the_code_makes() -> None:
+def script(name: str) -> Any:
     sys.path.insert(0, str(ROOT / "scripts"))
     try:
-        from metrics_page import page  # type: ignore[import-not-found]
+        return importlib.import_module(name)
     finally:
         sys.path.remove(str(ROOT / "scripts"))
-    assert (ROOT / "docs" / "metrics.md").read_text() == page(), "run: python scripts/metrics_page.py"
+
+
+@pytest.mark.parametrize("name", ["environment_page", "metrics_page", "settings_table"])
+def test_a_generated_page_is_up_to_date(name: str) -> None:
+    module = script(name)
+    assert module.PAGE.read_text() == module.page(), f"run: python scripts/{name}.py (settings_table: --write)"
 
 
 def test_every_public_name_has_an_entry_in_the_reference() -> None:
@@ -132,32 +137,120 @@ def test_every_public_name_has_an_entry_in_the_reference() -> None:
         assert name == "__version__" or re.search(rf"\b{name}\b", pages), f"{name} is on no page of the reference"
 
 
-@pytest.mark.system
-def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
-    pytest.importorskip("mkdocs", reason="the site needs the extra `docs`")
-    done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "--site-dir", str(tmp_path)],
-        cwd=ROOT,
-        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "RolloutClient" in (tmp_path / "reference" / "python.html").read_text()
-    # nothing that a reader's browser would fetch from elsewhere
-    for page in tmp_path.rglob("*.html"):
-        assert not re.search(r'(?:src|href)="https?://[^"]+\.(?:js|css|woff2?)"', page.read_text()), page
+# Names of other products that our code does not contain, by product.
+OTHER_PRODUCTS = {
+    "vLLM": "--max-model-len --reasoning-parser --structured-outputs-config",
+    "slime, Megatron": "--advantage-estimator --calculate-per-token-loss --clip-grad --colocate --kl-loss-coef --norm-epsilon "
+    "--optimizer-cpu-offload --overlap-cpu-optimizer-d2h-h2d --use-precision-aware-optimizer policy_loss_function",
+    "verl": "--use-rollout-entropy colocate_async default_local_dir num_warmup_batches separate_async clip_ratio_high "
+    "clip_ratio_low kl_loss_coef lora_rank save_freq test_freq total_training_steps weight_decay",
+    "TRL": "epsilon_high generation_batch_size scale_rewards",
+    "Ray, Docker, binfmt": "--head --num-cpus --install --privileged",
+    "AWS": "--model-provider agentcore/agentcore.json agentcore/.cli/deployed-state.json",
+    "LangChain": "use_responses_api",
+    "SageMaker's kinds of tokens": "billed_prefill_tokens billed_sample_tokens billed_training_tokens",
+    "the reader": "gateway_client some_metric hello.py plan.toml prices.json shop/train.toml RLLM_DIR",
+}
+MOVED = ("migration.md", "CHANGELOG.md")  # pages that name what other versions and products have
+SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9]")
+NAME = re.compile(r"(?<![\w./-])[A-Za-z]+(?:_[A-Za-z0-9]+)+(?![\w./-])")
+FILE = re.compile(r"(?<![\w/.{}*-])[\w-]+(?:/[\w.-]+)*\.(?:py|md|sh|toml|ya?ml|json|jsonl)(?![\w.])")
 
 
-@pytest.mark.system
-def test_the_site_is_searched_from_disk(tmp_path: Path, browser: Any) -> None:
-    pytest.importorskip("mkdocs", reason="the site needs the extra `docs`")
-    build = [sys.executable, "-m", "mkdocs", "build", "-q", "--site-dir", str(tmp_path)]
-    subprocess.run(build, cwd=ROOT, capture_output=True, timeout=300, check=True)
-    page = browser.new_page()
-    page.goto((tmp_path / "index.html").as_uri())
-    page.click("[name=query]")
-    page.keyboard.type("staleness")
-    page.wait_for_selector(".md-search-result__item", timeout=60_000)
-    page.close()
+def prose(document: Path) -> str:
+    return re.sub(r"^( *)```.*?^\1```", "", document.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def code() -> str:
+    """What is in the repository besides the documents and the tests."""
+    kinds = (".py", ".toml", ".yaml", ".yml", ".sh", ".html", ".js", "")
+    files = [f for f in listed_files() if f.suffix in kinds and f.relative_to(ROOT).parts[0] not in ("docs", "tests")]
+    return "\n".join(f.read_text(errors="ignore") for f in files if f.stat().st_size < 400_000)
+
+
+def test_every_option_name_and_file_in_the_prose_is_in_the_code(code: str) -> None:
+    from agentcore_rl_toolkit.app.settings import PREFIX, AgentSettings
+
+    others = {word for words in OTHER_PRODUCTS.values() for word in words.split()}
+    names = {*re.findall(r"\w+", code), *(PREFIX + name.upper() for name in AgentSettings.__dataclass_fields__)}
+    names |= {file.stem for file in listed_files()}
+    files = {file.name for file in listed_files()}
+    options = set(OPTION.findall(code))
+    wrong = []
+    for document in (d for d in DOCUMENTS if d.name not in MOVED and d.parts[len(ROOT.parts)] in ("README.md", "docs")):
+        places = (ROOT, ROOT / "docs", document.parent, ROOT / "src" / "agentcore_rl_toolkit", ROOT / "examples")
+        for span in SPAN.findall(prose(document)):
+            found = [option for option in OPTION.findall(span) if option not in options]
+            found += [name for name in NAME.findall(span) if name not in names]
+            for file in FILE.findall(span):
+                named = file in files or file.removeprefix("output_dir/") in code
+                found += [] if named or any((place / file).exists() for place in places) else [file]
+            wrong += [f"{document.name}: {word} in `{span}`" for word in found if word not in others]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_command_in_the_prose_exists() -> None:
+    """A span such as `gateway serve --set NAME=VALUE` names a command, its group and its options, with `agentcore-rl` or not."""
+    from agentcore_rl_toolkit.cli.main import cli
+
+    context = click.Context(cli)
+    wrong = []
+    for document in (d for d in DOCUMENTS if d.name not in (*MOVED, "cli.md")):
+        for span in SPAN.findall(prose(document)):
+            full, words = span.startswith("agentcore-rl "), span.removeprefix("agentcore-rl ").split()
+            command = cli.get_command(context, words[0]) if words else None
+            if command is None or not (
+                full or isinstance(command, click.Group) or any(w.startswith("--") for w in words)
+            ):
+                if full and words and re.fullmatch("[a-z-]+", words[0]):
+                    wrong.append(f"{document.name}: `{span}`")
+                continue
+            for word in words[1:]:
+                if isinstance(command, click.Group):
+                    inner = command.get_command(context, word)
+                    if inner is None:
+                        wrong.append(f"{document.name}: `{span}`")
+                        break
+                    command = inner
+                elif found := OPTION.match(word):
+                    known = {name for p in command.params for name in [*p.opts, *p.secondary_opts]} | {"--help"}
+                    wrong += [] if found[0] in known else [f"{document.name}: {found[0]} in `{span}`"]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_defaults_in_the_prose_are_those_of_the_code() -> None:
+    from agentcore_rl_toolkit.backends.llm_judge import JudgeSettings
+    from agentcore_rl_toolkit.backends.rllm import RllmConfig
+    from agentcore_rl_toolkit.backends.rollout_settings import LimitSettings
+    from agentcore_rl_toolkit.backends.slime import SlimeRunner
+    from agentcore_rl_toolkit.backends.verl.settings import AgentCoreConfig
+    from agentcore_rl_toolkit.cli.training.settings import LocalRun
+    from agentcore_rl_toolkit.gateway import Limits
+    from agentcore_rl_toolkit.runtime.config import TimeLimits
+
+    def of(settings: Any, name: str) -> Any:
+        return settings.DEFAULTS.get(name, settings.known()[name][1].default)
+
+    usual, slime, gateway, runtime = LimitSettings(), SlimeRunner, Limits(), TimeLimits()
+    at_once = (of(LocalRun, "max_concurrent"), of(slime, "max_concurrent"), of(AgentCoreConfig, "max_concurrent"))
+    times = [of(s, "rollout_timeout_s") for s in (LocalRun, RllmConfig, AgentCoreConfig)]
+    facts = {
+        "docs/operate.md": (
+            f"{at_once[0]} (`train`), {at_once[1]} (slime), {at_once[2]} (verl, rLLM), {usual.max_concurrent} (other",
+            f"{times[0]:g} s (`train`), {times[1]:g} s (rLLM), {times[2]:,.0f} s (verl), {usual.rollout_timeout_s:g} s (other",
+            f"{usual.tps_limit} per second",
+            f"{gateway.call_s:,.0f} s; a silent stream {gateway.stream_idle_s:g} s",
+            f"{gateway.body_bytes >> 20} MB, {gateway.reply_bytes >> 20} MB",
+        ),
+        "docs/gateway.md": (f"{gateway.body_bytes >> 20} MiB", f"for {gateway.orphan_s:g} s (`--set orphan_timeout`)"),
+        "docs/your-agent.md": (
+            f"may take {JudgeSettings().judge_timeout_s:g} s (`judge_timeout_s`)",
+            f"{of(LocalRun, 'groups')} inputs, each of them {of(LocalRun, 'rollouts')} times",
+        ),
+        "docs/runtime.md": (f"{runtime.idle_timeout_s:g} s without work", f"{runtime.max_lifetime_s:,.0f} s in all"),
+    }
+    for page, texts in facts.items():
+        for text in texts:
+            assert text in " ".join((ROOT / page).read_text().split()), f"{page}: {text}"

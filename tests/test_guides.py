@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -83,7 +84,7 @@ def test_an_agent_of_ones_own_is_made_run_trained_and_measured(tmp_path: Path, s
     assert reader.run(reader.block("agentcore-rl runs show --worst")).count("#") == 3
     assert (tmp_path / "run.html").read_text().startswith("<!")
     with_model = re.sub(r"runs/shop-\d+-\d+", f"runs/{run.name}", reader.block("--model runs/shop"))
-    assert "an empty reply: 0 of 32 rows are solved" in reader.run(reader.block("--check --limit"))
+    assert "an empty reply: 0 of 32 rows are solved" in reader.run(reader.block("--check"))
     for measure in (reader.block("eval --agent shop/agent.py --data shop/eval.jsonl"), with_model):
         assert re.match(r"reward [\d.]+  \(95 % interval", reader.run(measure))
     stack.send_signal(signal.SIGINT)
@@ -153,3 +154,111 @@ def test_the_readme_names_targets_and_extras_that_there_are() -> None:
         assert subprocess.run(tried, cwd=ROOT, capture_output=True, timeout=300).returncode == 0, target
     there = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert set(re.findall(r"\.(?:whl)?\[([a-z]+)\]'", page)) <= set(there)
+
+
+@pytest.mark.system
+def test_the_notebook_runs_from_its_first_to_its_last_cell(tmp_path: Path) -> None:
+    cells = json.loads((ROOT / "examples" / "notebooks" / "first_run.ipynb").read_text())["cells"]
+    program = "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-W", "ignore", "-c", program]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert re.search("^step 2 ", ran.stdout, re.MULTILINE)
+    assert "«" in ran.stdout.rpartition("sequence 1:")[2]
+
+
+BASH = re.compile(r"^```bash\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+SERVERS = {
+    "agentcore-rl up ": "Ctrl-C stops everything",
+    "agentcore-rl serve ": "Ctrl-C ends it",
+    "agentcore-rl view": "http",
+}
+# A block with one of these needs an account, a server of the reader's, or the package index that this machine has already.
+NOT_HERE = re.compile(
+    r"\b(?:ARN|BUCKET|HOST|my-records|my-models|eval-old|Qwen3-4B|vllm)\b|--aws|PIP_EXTRA_INDEX_URL|--judge"
+)
+
+
+class Follower(Reader):
+    """A reader who pastes each block of a page. A server runs until the next one starts or the page ends."""
+
+    server: subprocess.Popen[str] | None = None
+
+    def follow(self, page: str) -> list[str]:
+        """Paste the blocks of a page and return them, without those that cannot run here."""
+        blocks = [block for block in BASH.findall((ROOT / page).read_text()) if not NOT_HERE.search(block)]
+        for block in blocks:
+            runs = sorted((self.folder / "runs").glob("shop-*"), key=lambda run: run.stat().st_mtime)
+            text = re.sub(r"runs/shop-\d{8}-\d{6}", f"runs/{runs[-1].name}" if runs else "", block.replace("\\\n", ""))
+            text = text.replace("ADDRESS_OF_THIS_REPOSITORY", shlex.quote(str(ROOT)))
+            before: list[str] = []
+            for line in text.splitlines(keepends=True):
+                ready = next(
+                    (r for start, r in SERVERS.items() if line.startswith(start) and "--export" not in line), None
+                )
+                if ready is None:
+                    before.append(line)
+                else:
+                    self.serve("".join([*before, f"exec {line}"]), ready)
+                    before = [kept for kept in before if kept.startswith("export ")]
+            if "".join(before).strip():
+                self.paste("".join(before))
+        self.stop()
+        return blocks
+
+    def paste(self, text: str) -> None:
+        ran = subprocess.run(
+            ["bash", "-euc", text], cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=3000
+        )
+        assert ran.returncode == 0, f"{text}\n{ran.stdout}{ran.stderr}"
+
+    def serve(self, text: str, ready: str) -> None:
+        self.stop()
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        self.server = subprocess.Popen(
+            ["bash", "-euc", text], cwd=self.folder, env=self.environment, text=True, start_new_session=True, **pipes
+        )
+        assert self.server.stdout is not None
+        lines: list[str] = []
+        for line in self.server.stdout:
+            lines.append(line)
+            if ready in line:
+                return
+        raise AssertionError(f"{text}\n{''.join(lines)}")
+
+    def stop(self) -> None:
+        if self.server is not None:
+            os.killpg(self.server.pid, signal.SIGINT)
+            assert self.server.wait(60) in (0, 130)
+            self.server.stdout.close()
+            self.server = None
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
+def test_the_quickstart_runs_word_for_word_and_its_model_is_served_and_compared(tmp_path: Path) -> None:
+    reader = Follower("docs/quickstart.md", tmp_path)
+    reader.as_a_stranger()
+    clone, *_ = reader.blocks
+    reader.paste(clone.replace("ADDRESS_OF_THIS_REPOSITORY", shlex.quote(str(ROOT))))
+    reader.folder = tmp_path / "agentcore-rl"
+    reader.environment["PATH"] = f"{reader.folder / '.venv' / 'bin'}:{reader.environment['PATH']}"
+    [run] = (reader.folder / "runs").glob("quickstart-*")
+    run.rename(run.with_name("quickstart"))
+    assert len(reader.follow("docs/production.md")) >= 2
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
+def test_your_own_agent_runs_word_for_word(tmp_path: Path) -> None:
+    reader = Follower("docs/your-agent.md", tmp_path)
+    assert len(reader.follow("docs/your-agent.md")) >= 9
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1200)
+def test_bring_your_own_project_runs_word_for_word(tmp_path: Path) -> None:
+    reader = Follower("docs/own-project.md", tmp_path)
+    reader.paste("agentcore-rl init agents --framework plain && cp -r agents/. . && mkdir src && cp -r agents src/shop")
+    assert len(reader.follow("docs/own-project.md")) == 2

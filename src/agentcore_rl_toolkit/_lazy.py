@@ -11,7 +11,7 @@ from typing import Any
 
 
 def lazy(package: str) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
-    """``__all__``, ``__getattr__`` and ``__dir__`` of a package. Its names are those that it imports for type checkers:
+    """Return ``__all__``, ``__getattr__`` and ``__dir__`` of a package, with the names that it imports for type checkers.
 
         if TYPE_CHECKING:
             from .client import RolloutClient as RolloutClient

@@ -65,7 +65,6 @@ class RewardFunction(ABC):
     so that each task can name what it scores.
 
     Example:
-
         class ExactMatch(RewardFunction):
             def __call__(self, *, response: str, answer: str, **_: object) -> float:
                 return 1.0 if response.strip() == answer else 0.0

@@ -40,7 +40,6 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
             answer it at once and run the function in the background, as the published package does.
 
     Example:
-
         app = AgentCoreRLApp()
 
         @app.entrypoint
@@ -103,8 +102,9 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
         ``model_id``), that of ``AGENTCORE_RL_MODEL_URL`` and ``AGENTCORE_RL_MODEL_ID``, and ``default``: the id of a model of
         Amazon Bedrock, or a mapping with `base_url`, `model_id`, `api_key` and `sampling_params`.
 
-        Raises: ConfigError when there is none, when a bundle cannot be read, in a task that outlived its rollout, and in a thread
-            that does not know its call.
+        Raises:
+            ConfigError: If there is no model, if a bundle cannot be read, in a task that outlived its rollout, and in a thread
+                that does not know its call.
         """
         needs_call = self._served and self._rollout is not None and self._takes_rollouts()
         return resolve(default, self._engine.settings, needs_call)
@@ -144,8 +144,9 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
             train: which of the agent's conversations train: "task" (the default: all but side calls such as titles), "main",
                 "all", or a tag of its calls. Client and trainer may set another.
 
-        Raises: ConfigError for generator functions, for an unusable reward or rule, and for a function that reports its rewards
-            to a job itself.
+        Raises:
+            ConfigError: For a generator function, an unusable reward or rule, and a function that reports its rewards to a job
+                itself.
         """
         policy_reward, classes = check_policy_reward(on_policy_failure), _check_classes(policy_failures)
         rule = None if train is None else check_train(train)

@@ -52,7 +52,8 @@ class RolloutClient:
             402) are waited out instead.
         tps_limit: requests per second (invokes, and as many stops).
         max_pool_connections: connections and threads for invokes. Left at 10, it follows `tps_limit`.
-        base_url, model_id: passed to the agent.
+        base_url: address of the model, passed to the agent.
+        model_id: name of the model, passed to the agent.
         rollout_config: more entries of the `_rollout` block, which the agent gets.
         extra_config: the same by name, for the usual ones: api_key, sampling_params, temperature, top_p, max_tokens and the
             like. Any other keyword is an error.
@@ -161,7 +162,9 @@ class RolloutClient:
         """Start a rollout without waiting for the runtime to accept it. Failures, also those of the start, are in the future.
 
         Args:
-            rollout_config, rollout_overrides: `_rollout` entries of this rollout, as in the client's constructor.
+            rollout_config: `_rollout` entries of this rollout, as in the client's constructor.
+            **rollout_overrides: the same by name.
+
         Raises: ConfigError on unusable arguments.
         """
         overrides = _for_the_agent(rollout_config, rollout_overrides, RolloutClient.invoke)
@@ -223,8 +226,9 @@ class RolloutClient:
         Args:
             max_concurrent_sessions: rollouts in flight at a time. None: all.
             timeout: seconds each rollout may take from its invoke to its record.
-            initial_interval, max_interval, backoff_factor: of the published client, which polls each rollout. They have no
-                effect, because one watcher finds all results.
+            initial_interval: without effect. The published client polls each rollout; here one watcher finds all results.
+            max_interval: without effect.
+            backoff_factor: without effect.
             log_interval: seconds between two log lines; 0: none.
             input_ids: one per payload. The client invents an id for an empty one.
             overrides: `_rollout` entries per payload.

@@ -1,5 +1,6 @@
 """The settings of one deployment. The options describe the agent whole: a missing option is AgentCore's default, also for an
-agent that had it."""
+agent that had it.
+"""
 
 from __future__ import annotations
 

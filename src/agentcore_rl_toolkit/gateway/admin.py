@@ -76,26 +76,36 @@ _GAUGES = {
 
 
 class CreateSessions(msgspec.Struct, forbid_unknown_fields=True):
+    """A request for new sessions."""
+
     session_ids: list[str]
     settings: SessionSettings = SessionSettings()
 
 
 class Names(msgspec.Struct, forbid_unknown_fields=True):
+    """A request about sessions by id."""
+
     session_ids: list[str]
     close: bool = True
 
 
 class WeightVersion(msgspec.Struct):
+    """A request to set the weight version."""
+
     weight_version: int
     sampler: str | None = None
 
 
 class Pause(msgspec.Struct, forbid_unknown_fields=True):
+    """A request to pause. Units: seconds."""
+
     in_flight: Literal["finish", "abort", "continue"] = "finish"
     timeout_s: float = 60.0
 
 
 class AddWorker(msgspec.Struct):
+    """A request to add an inference server."""
+
     url: str
     worker_id: str | None = None
     engine: Engine | None = None

@@ -90,7 +90,6 @@ class RunWriter:
         """Remove steps that a resumed run is going to repeat, all of these phases, and of phase "eval" what is at
         ``evaluations_from`` or later.
         """
-
         # A comparison with NULL holds for no row.
         steps = "(phase = 'train' AND step >= ?) OR (phase = 'eval' AND step >= ?)"
         which = f"{steps} OR phase IN ({','.join('?' * len(phases))})"

@@ -31,7 +31,8 @@ def branch_cause(turn: Turn, match: Match) -> str | None:
     """Return why ``turn`` opens a branch (one of `BRANCH_REASONS`), or None if it continues a leaf or is the first turn.
 
     Tokens alone do not tell a sub-agent from a rewritten history: both answers are "history_rewritten" here unless
-    little of the prompt is shared, and the caller corrects it when the older branch is taken up again later."""
+    little of the prompt is shared, and the caller corrects it when the older branch is taken up again later.
+    """
     rival = match.rival
     if rival is None:
         return None

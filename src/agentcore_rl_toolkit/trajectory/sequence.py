@@ -31,7 +31,8 @@ class TrainingSequence:
     trained here, ``context_turn_ids`` those that are trained in another branch and only re-read here. ``weight`` is
     this sequence's share of the session's trained tokens: weights of a session sum to 1, and a weighted sum of
     per-sequence means equals the mean over the whole session, however often it forked. ``side_call`` is why nothing of it
-    is trained (a key of `SIDE_CALLS`); its mask and weight are 0, and ``turn_ids`` are its turns."""
+    is trained (a key of `SIDE_CALLS`); its mask and weight are 0, and ``turn_ids`` are its turns.
+    """
 
     token_ids: list[int] = field(repr=False)
     loss_mask: list[int] = field(repr=False)

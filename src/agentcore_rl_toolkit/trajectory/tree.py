@@ -35,7 +35,8 @@ class Match:
 
     ``parents`` are positions (in insertion order) of the turns that the prompt continues, empty if none. ``shared``
     is the number of leading tokens that some earlier turn also has; ``rival`` is the first of the turns that the prompt
-    leaves at ``shared``, None when the prompt simply continues a leaf or nothing was there before."""
+    leaves at ``shared``, None when the prompt simply continues a leaf or nothing was there before.
+    """
 
     parents: tuple[int, ...]
     shared: int

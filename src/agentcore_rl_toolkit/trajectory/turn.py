@@ -150,7 +150,8 @@ class Turn:
         """Weight version of each completion token.
 
         An engine that says it per token is believed. Otherwise first and last are known: tokens between them get the
-        first one, so that staleness is never understated. Shapes: -> (C,)."""
+        first one, so that staleness is never understated. Shapes: -> (C,).
+        """
         if self.token_weight_versions is not None:
             return list(self.token_weight_versions)
         count = len(self.completion_ids)

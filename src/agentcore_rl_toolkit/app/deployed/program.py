@@ -40,7 +40,6 @@ class Program(Starlette):
         wires: the APIs whose variables are set: bedrock, openai, anthropic, gemini. Some agents choose a provider by them.
 
     Example:
-
         app = Program("node", "dist/main.js")
     """
 

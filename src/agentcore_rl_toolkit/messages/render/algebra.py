@@ -8,7 +8,8 @@ and was sampled; the suffix begins at the closing mark. Each rendering has its o
 contains: a message with the word in it would be cut off there.
 
 That is only right if the template writes new messages without looking at the messages further back. `probe` finds out,
-once, by comparing with full renderings of longer conversations. Other patterns are rendered in full."""
+once, by comparing with full renderings of longer conversations. Other patterns are rendered in full.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ class TemplateFacts:
     ``closers`` are texts that may end an answer. ``opener_style``: answers have no closing mark, the
     next message's opening mark ends them (GLM). ``after_text`` and ``after_calls``: new messages may be rendered
     behind a stub for an answer without or with calls. ``tools_shown``: the list of tools is in the prompt.
-    ``problems``: reasons in words."""
+    ``problems``: reasons in words.
+    """
 
     closers: tuple[str, ...]
     opener_style: bool

@@ -2,7 +2,8 @@
 
 Source: huggingface.co/docs/transformers/chat_templating; the environment (sandbox, whitespace rules, ``tojson``
 without HTML escapes, ``raise_exception``, ``strftime_now``, the ``generation`` block, loop controls) is part of that
-contract."""
+contract.
+"""
 
 from __future__ import annotations
 

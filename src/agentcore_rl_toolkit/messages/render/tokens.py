@@ -239,7 +239,8 @@ class TextDecoder:
     A character may be spread over several tokens: what could still change is held back. Byte-fallback tokens are held back up
     to the next other token, because a wrong byte changes the text of all adjacent bytes. Some decoders treat the first
     token differently (a leading space), so a window of tokens already shown is decoded along with the new ones. A long window
-    is decoded only when its last tokens say that its text has an end."""
+    is decoded only when its last tokens say that its text has an end.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

@@ -1,4 +1,4 @@
-"""Anthropic messages. Source: docs.anthropic.com/en/api/messages"""
+"""Anthropic messages. Source: docs.anthropic.com/en/api/messages."""
 
 from __future__ import annotations
 

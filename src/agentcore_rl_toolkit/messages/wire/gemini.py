@@ -1,4 +1,4 @@
-"""Gemini's generateContent. Source: ai.google.dev/api/generate-content
+"""Gemini's generateContent. Source: ai.google.dev/api/generate-content.
 
 The model and the choice between a whole and a streamed reply are parts of the path (`route_of`). `with_members` adds them to the
 body, so that a request is complete in its body, as it is in the other dialects. Members may be written in snake case, as in
@@ -178,7 +178,7 @@ _LIMITS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "m
 
 
 def standard_schema(schema: Any) -> Any:
-    """Return Google's Schema, a form of OpenAPI 3.0's, as a JSON schema. Source: ai.google.dev/api/caching#Schema"""
+    """Return Google's Schema, a form of OpenAPI 3.0's, as a JSON schema. Source: ai.google.dev/api/caching#Schema."""
     if not isinstance(schema, dict):
         return schema
     given = {_CAMEL.get(name, name): value for name, value in schema.items()}

@@ -1,4 +1,4 @@
-"""OpenAI responses. Source: platform.openai.com/docs/api-reference/responses
+"""OpenAI responses. Source: platform.openai.com/docs/api-reference/responses.
 
 A reference to an item of a recorded reply is resolved. References to whole responses and conversations are refused by name.
 """

@@ -68,6 +68,8 @@ class Rollouts(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Training(Rollouts, kw_only=True, forbid_unknown_fields=True):
+    """The hyperparameters of a training job, with the ranges of AWS."""
+
     temperature: Annotated[float, Meta(gt=0, le=2)] = 1.0  # AWS takes 0, where there is nothing to compare
     global_batch_size: Annotated[int, Meta(ge=32, le=128, multiple_of=32)] = 128
     group_size: Annotated[int, Meta(ge=2, le=32)] = 8

@@ -1,4 +1,4 @@
-"""Makes train.jsonl and eval.jsonl. One line is one input: the payload that the agent gets. Run with: python rows.py"""
+"""Write train.jsonl and eval.jsonl with `python rows.py`. One line is one input: the payload that the agent gets."""
 
 import json
 import random

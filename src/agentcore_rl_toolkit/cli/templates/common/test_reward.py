@@ -1,4 +1,4 @@
-"""A reward that is wrong trains the wrong thing, silently: say here what it must do. Run with: python -m pytest"""
+"""Tests of the reward (`python -m pytest`). A wrong reward trains the wrong behavior, without an error."""
 
 import pytest
 from reward import AnswerReward

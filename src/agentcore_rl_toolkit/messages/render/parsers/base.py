@@ -4,7 +4,8 @@ Theory of operation. A parser is fed text in any slices and gives deltas; fed ev
 answer, so there is one code path for streamed and whole replies. Text that could be the beginning of a marker is held
 back until that is decided. A tool call is given out when its block is closed and understood. A block that is not
 understood is given out as content, exactly as it was sampled, and the status says "unparsed": looked like a call, did
-not parse."""
+not parse.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +98,8 @@ class Grammar:
 
     ``reasoning_head`` is what the model writes behind the opening mark of its reasoning. ``calls_end_reasoning``: engines execute
     a call that is written before the reasoning is closed. ``call_id`` is the form of the ids that the prompt must show, from the
-    ``{name}`` of a call and its ``{index}`` in the conversation."""
+    ``{name}`` of a call and its ``{index}`` in the conversation.
+    """
 
     name: str
     signs: tuple[tuple[str, ...], ...] = ()

@@ -2,7 +2,8 @@
 
 Theory of operation. A message is ``HEADER<|message|>BODY`` and an end mark. The prompt ends inside the first header. A family
 describes its headers in a `Channels`. The parser gives out a call when its message has ended, and other text as it comes. A model
-may write text in place of a header. That text is the answer if no message follows, and reasoning otherwise."""
+may write text in place of a header. That text is the answer if no message follows, and reasoning otherwise.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """DeepSeek V3.2 and V4: calls in DSML, which says of every value whether it is a string.
 
 Source: ``encoding/encoding_dsv32.py`` of deepseek-ai/DeepSeek-V3.2, which writes and reads the format (there is no chat
-template); V4 differs in the outer mark. An object in JSON instead of parameters is what SGLang and SMG read as well."""
+template); V4 differs in the outer mark. An object in JSON instead of parameters is what SGLang and SMG read as well.
+"""
 
 from __future__ import annotations
 

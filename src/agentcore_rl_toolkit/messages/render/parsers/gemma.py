@@ -1,6 +1,7 @@
 """Gemma 4: ``<|tool_call>call:NAME{KEY:VALUE,...}<tool_call|>``, with strings between ``<|"|>`` marks.
 
-Source: the chat template of google/gemma-4-31B-it. Numbers, booleans, lists and objects have no marks."""
+Source: the chat template of google/gemma-4-31B-it. Numbers, booleans, lists and objects have no marks.
+"""
 
 from __future__ import annotations
 

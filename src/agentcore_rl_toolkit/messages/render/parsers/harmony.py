@@ -3,7 +3,8 @@
 Source: github.com/openai/harmony. ``<|channel|>NAME [to=functions.TOOL] [<|constrain|>json]<|message|>BODY`` and then
 ``<|end|>`` and ``<|start|>assistant`` before the next one. The prompt ends with ``<|start|>assistant``. Channel
 "analysis" is reasoning, "final" is the answer, "commentary" is a call when it has a recipient and a preamble for the
-user when it has none."""
+user when it has none.
+"""
 
 from __future__ import annotations
 

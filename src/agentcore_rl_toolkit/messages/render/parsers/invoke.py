@@ -1,7 +1,8 @@
 """Calls as ``<invoke name="NAME"><parameter name="KEY">VALUE</parameter></invoke>``: MiniMax M2 and Muse Glimmer.
 
 Sources: the chat templates of MiniMaxAI/MiniMax-M2 and meta-models/Muse-Glimmer-30B. Strings are written as they are, and other
-values as JSON. The tool's schema decides which of them a value is."""
+values as JSON. The tool's schema decides which of them a value is.
+"""
 
 from __future__ import annotations
 

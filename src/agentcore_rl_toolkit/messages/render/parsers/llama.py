@@ -3,7 +3,8 @@
 Source: the chat templates of meta-llama/Llama-3.1, 3.2 and 4: ``{"name": ..., "parameters": {...}}``, several
 separated by semicolons, or ``[name(key=value), ...]``; either may follow ``<|python_tag|>``. An answer that does not
 begin like a call is text and is given out as it comes; one that does is held until its end, because only the whole of
-it can be judged."""
+it can be judged.
+"""
 
 from __future__ import annotations
 

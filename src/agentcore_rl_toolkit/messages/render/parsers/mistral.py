@@ -1,7 +1,8 @@
 """Mistral: ``[TOOL_CALLS]NAME[ARGS]{...}`` from tokenizer v11 on, ``[TOOL_CALLS][{"name": ..., "arguments": ...}]`` before.
 
 Source: the chat templates of mistralai/Mistral-Small-3.2-24B-Instruct-2506, Ministral-3-14B-Reasoning-2512 and
-Mistral-Nemo-Instruct-2407. No mark ends a call, so the parser reads calls when the reply has ended."""
+Mistral-Nemo-Instruct-2407. No mark ends a call, so the parser reads calls when the reply has ended.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@
 The templates write strings without escapes, and models imitate this. So a quote closes a string only if an argument can end
 there. Line ends are part of a string, and ``true``, ``false`` and ``null`` are values too.
 
-Source: the chat template of LiquidAI/LFM2.5-8B-A1B."""
+Source: the chat template of LiquidAI/LFM2.5-8B-A1B.
+"""
 
 from __future__ import annotations
 
