@@ -178,7 +178,6 @@ class Engine:
 
     def _begin_once(self, identity: Identity, rollout: Rollout, is_stored: Callable[[], bool] = lambda: True) -> None:
         """Begin a rollout, and recognize it if it is delivered again. If nothing is stored, the next delivery runs it again."""
-
         self._accepted[identity] = rollout.done
         rollout.done.add_done_callback(lambda _: is_stored() or self._accepted.pop(identity, None))
         while len(self._accepted) > REMEMBERED:

@@ -10,7 +10,8 @@ An assistant message is matched by its text and calls, not by its ids, blanks at
 frameworks drop or rewrite those, and the sampled tokens are at hand anyway. The reasoning may also come back in front of the
 text. In a message with calls the text may be missing, and its blanks may differ. Other words are an edit: the model must see
 them. Calls that come back with their ids and with members added to their arguments are the same calls: Claude Code fills in
-defaults."""
+defaults.
+"""
 
 from __future__ import annotations
 
@@ -149,7 +150,8 @@ class Conversation:
     """The state of one session; `Renderer.render`, `commit` and `abandon` move it.
 
     ``now`` (unix seconds) is the date its templates see. ``thinking`` are the marks around the model's reasoning. Message
-    objects that were passed in must not be changed afterwards. Not thread-safe: its owner lets one thread at a time use it."""
+    objects that were passed in must not be changed afterwards. Not thread-safe: its owner lets one thread at a time use it.
+    """
 
     __slots__ = ("_matches", "_options", "_rows", "_thinking", "asked", "commits", "now", "roots")
 

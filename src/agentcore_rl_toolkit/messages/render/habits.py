@@ -1,6 +1,7 @@
 """Find out which messages a template refuses or drops, and write these in a form that it takes.
 
-Each message is rewritten without regard to later messages, so a prompt continues from turn to turn."""
+Each message is rewritten without regard to later messages, so a prompt continues from turn to turn.
+"""
 
 from __future__ import annotations
 
