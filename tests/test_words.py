@@ -82,9 +82,9 @@ def test_the_pages_have_at_most_45_000_words_besides_the_generated_ones() -> Non
 
 
 def test_a_link_to_a_page_has_the_title_of_the_page() -> None:
-    """A link text that begins with a capital is a title. Others are words of their sentence."""
+    """A link text that begins with a capital is a title. Others are words of their sentence, or of a table on a start page."""
     wrong = []
-    for page in words.pages():
+    for page in (page for page in words.pages() if page.name not in ("README.md", "index.md", "status.md")):
         for text, link in re.findall(r"(?<!!)\[([^\]]+)\]\(([^)\s#]+\.md)\)", prose(page)):
             target = (page.parent / link).resolve()
             if target.is_relative_to(ROOT / "docs") and target.name != "index.md" and text[0].isupper():
