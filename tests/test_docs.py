@@ -137,7 +137,7 @@ def test_every_public_name_has_an_entry_in_the_reference() -> None:
         assert name == "__version__" or re.search(rf"\b{name}\b", pages), f"{name} is on no page of the reference"
 
 
-# Names of other products that our code does not contain, by product.
+# Names of other products that our code does not contain, by product. Add to them what a page needs.
 OTHER_PRODUCTS = {
     "vLLM": "--max-model-len --reasoning-parser --structured-outputs-config",
     "slime, Megatron": "--advantage-estimator --calculate-per-token-loss --clip-grad --colocate --kl-loss-coef --norm-epsilon "
@@ -148,6 +148,7 @@ OTHER_PRODUCTS = {
     "Ray, Docker, binfmt": "--head --num-cpus --install --privileged",
     "AWS": "--model-provider agentcore/agentcore.json agentcore/.cli/deployed-state.json",
     "LangChain": "use_responses_api",
+    "Node": "--import",
     "SageMaker's kinds of tokens": "billed_prefill_tokens billed_sample_tokens billed_training_tokens",
     "the reader": "gateway_client some_metric hello.py plan.toml prices.json shop/train.toml RLLM_DIR",
 }
