@@ -24,6 +24,7 @@ import pytest
 
 from agentcore_rl_toolkit.cli.training.services import ServiceError, Services
 from agentcore_rl_toolkit.runs import Query, RunReader, TokenSequence
+from agentcore_rl_toolkit.view.data import facets
 from serving import served_view, wait_for
 
 from ..conftest import CommandLine
@@ -208,7 +209,11 @@ def assert_all_is_there(run_dir: Path, steps: int = STEPS) -> None:
     assert summary["usable_tokens"] == summary["sampled_tokens"]
     assert summary["logprob_gap_max"] <= 1e-3
     with RunReader(run_dir) as kept:
-        assert kept.facets()["phase"] == {"train": 4 * steps, "before": HELD_OUT, "after": HELD_OUT}  # nothing twice
+        assert facets(kept.steps())["phase"] == {
+            "train": 4 * steps,
+            "before": HELD_OUT,
+            "after": HELD_OUT,
+        }  # nothing twice
         trained = [step for step in kept.steps() if step["phase"] == "train"]
         for name in ("sampled_tokens", "usable_tokens", "gradient_tokens"):  # panel, page and summary mean the same
             told = [e[name] for e in events(run_dir) if e["event"] == "step"]

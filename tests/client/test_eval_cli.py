@@ -85,7 +85,8 @@ def test_local_agent_is_scored_and_a_run_that_goes_on_starts_nothing_again(folde
     assert (len(table), table["p0"], table["p8"]) == (9, ("4.0", ""), ("", "KeyError"))
     assert len((out / "results.jsonl").read_text().splitlines()) == 9
     with RunReader(out) as kept:
-        assert kept.facets()["phase"] == {"train": 9}
+        assert {step["phase"]: step["rollouts"] for step in kept.steps()} == {"train": 9}
+        durations = {row["session_id"]: (row["elapsed_s"], row["ended_s"]) for row in kept.rollouts()}
         assert [row["error"].split(":")[0] for row in kept.rollouts(Query(outcome="agent_error"))] == ["KeyError"]
     named = run(folder, *options, "--out", "runs/eval-data")
     assert named.returncode == 2
@@ -93,7 +94,11 @@ def test_local_agent_is_scored_and_a_run_that_goes_on_starts_nothing_again(folde
     sessions = {json.loads(line)["session_id"] for line in (out / "results.jsonl").read_text().splitlines()}
     resumed = run(folder, *options, "--resume")
     assert resumed.returncode == 1, resumed.stderr
-    assert sessions == {json.loads(line)["session_id"] for line in (out / "results.jsonl").read_text().splitlines()}
+    results = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+    assert sessions == {result["session_id"] for result in results}
+    with RunReader(out) as kept:  # the look-up of a finished rollout is not its duration
+        assert durations == {row["session_id"]: (row["elapsed_s"], row["ended_s"]) for row in kept.rollouts()}
+    assert {r["session_id"]: r["elapsed_s"] for r in results} == {name: d[0] for name, d in durations.items()}
 
 
 @pytest.mark.parametrize(

@@ -315,7 +315,7 @@ def _goes_on(exp_id: str, *, out_given: bool) -> str:
 def _evaluate(target: Target, rows: list[EvalRow], exp_id: str, out: Path, options: dict[str, Any]) -> int:
     from ..client import BatchProgress
     from ..client.evaluation import as_facts, score_of, summarise, write_results
-    from .training.kept_evaluation import judge_items, keep, missing_calls, scored_item
+    from .training.kept_evaluation import as_before, finished_before, judge_items, keep, missing_calls, scored_item
 
     overrides = {name: options[name] for name in ("base_url", "model_id", "api_key") if options[name]}
     if options["sampling_params"]:
@@ -335,6 +335,7 @@ def _evaluate(target: Target, rows: list[EvalRow], exp_id: str, out: Path, optio
             if live and progress.done < total:
                 click.echo("\r\x1b[K", err=True, nl=False)
 
+    before = finished_before(out) if options["resume"] else {}
     began_s = time.monotonic()
     with (
         stdout_for_json(options["as_json"]),
@@ -357,7 +358,8 @@ def _evaluate(target: Target, rows: list[EvalRow], exp_id: str, out: Path, optio
 
             def add(item: BatchItem) -> None:
                 items.append(item)
-                keep(opened.kept, item, payloads[str(item.input_id)], opened.fetch, phase)
+                if item.session_id not in before:
+                    keep(opened.kept, item, payloads[str(item.input_id)], opened.fetch, phase)
                 score = score_of(item)
                 if score is not None and judge is None:
                     scores.append(score)
@@ -367,6 +369,9 @@ def _evaluate(target: Target, rows: list[EvalRow], exp_id: str, out: Path, optio
             with ThreadPoolExecutor(options["concurrency"], thread_name_prefix="score") as pool:
                 scoring: deque[Future[BatchItem]] = deque()
                 for item in run:
+                    if item.session_id in before:
+                        add(as_before(item, before[item.session_id]))
+                        continue
                     row = payloads[str(item.input_id)]
                     scoring.append(pool.submit(scored_item, item, row, opened.fetch, scorer))
                     while scoring and scoring[0].done():

@@ -197,8 +197,8 @@ class RunReader:
         return int(found[0][0]) if len(found) == 1 else None
 
     def rollout(self, rollout: int) -> dict[str, Any] | None:
-        """Everything kept of one rollout: its row, ``detail``, ``dialogue``, ``sequences`` (encoded) and ``texts`` of their
-        tokens. A part that was not kept, or was given up for its size, is None.
+        """Everything kept of one rollout: its row, ``detail``, ``dialogue`` and ``sequences`` (encoded). A part that was not
+        kept, or was given up for its size, is None.
         """
         rows = self.rows([rollout])
         if not rows:

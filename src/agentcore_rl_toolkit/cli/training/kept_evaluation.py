@@ -8,6 +8,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ...backends.collection.groups import CollectedRollout, Group, GroupRequest, read_reward, summarize
@@ -20,7 +21,7 @@ from ...client.batch import error_line
 from ...client.evaluation import metrics_of
 from ...contract import CALLS_FIELD, DEFAULT_TRAIN, Cause, Outcome, advise_on_calls, extract_reward, record_train
 from ...errors import AgentCoreRLError, ScorerError
-from ...runs import Rollout, RunWriter
+from ...runs import ROLLOUTS, Query, Rollout, RunReader, RunWriter
 from ...trajectory import Trajectory, build_trajectory
 
 Fetch = Callable[[str], Any]  # what the gateway recorded of a session; None where it knows none
@@ -30,6 +31,29 @@ def keep(run: RunWriter, item: BatchItem, payload: Mapping[str, Any], fetch: Fet
     """Write one rollout. What the gateway recorded is asked for on the writer's thread."""
     ended_s = time.time()
     run.rollout(lambda: row_of(item, dataclasses.replace(collected(item, fetch), ended_s=ended_s), payload, phase))
+
+
+def finished_before(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return the rollouts that a run's folder holds, by session id, with their ``detail`` and without dialogue and tokens.
+
+    Rollouts whose scorer failed are left out: they are scored again.
+    """
+    if not (folder / ROLLOUTS).exists():
+        return {}
+    with RunReader(folder) as run:
+        kept = (run.rollout(rollout) or {} for rollout in run.ids(Query()))
+        return {
+            row["session_id"]: {**row, "dialogue": None, "sequences": None}
+            for row in kept
+            if row["cause"] != Cause.SCORER
+        }
+
+
+def as_before(item: BatchItem, row: Mapping[str, Any]) -> BatchItem:
+    """Return an item of a resumed run as it ended: with its durations and its scored record, not those of the look-up."""
+    detail = row["detail"] or {}
+    facts = {"elapsed": row["elapsed_s"], "stages": detail.get("stages") or {}}
+    return dataclasses.replace(item, **facts, result=detail.get("record") or item.result)
 
 
 def judge_items(

@@ -5,22 +5,21 @@ export function el(name, options = {}, ...children) {
   for (const [key, value] of Object.entries(options)) {
     if (value === null || value === undefined || value === false) continue;
     if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
-    else if (key === "class") made.className = value;
     else if (key === "value") made.value = value;
     else made.setAttribute(key, value === true ? "" : String(value));
   }
-  for (const child of children.flat(3)) {
-    if (child === null || child === undefined || child === false) continue;
-    made.append(child instanceof Node ? child : document.createTextNode(String(child)));
-  }
-  return made;
+  return filled(made, children);
 }
 
-const SVG = "http://www.w3.org/2000/svg";
 export function svg(name, options = {}, ...children) {
-  const made = document.createElementNS(SVG, name);
+  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
   for (const [key, value] of Object.entries(options)) made.setAttribute(key, String(value));
-  for (const child of children.flat()) if (child !== null && child !== undefined && child !== false) made.append(child instanceof Node ? child : document.createTextNode(String(child)));
+  return filled(made, children);
+}
+
+function filled(made, children) {
+  const known = children.flat(3).filter((child) => child !== null && child !== undefined && child !== false);
+  made.append(...known.map((child) => (child instanceof Node ? child : String(child))));
   return made;
 }
 
@@ -137,6 +136,13 @@ export function tip(text, event) {
   const room = shown.getBoundingClientRect();
   shown.style.left = `${Math.min(event.clientX + 14, innerWidth - room.width - 8)}px`;
   shown.style.top = `${Math.min(event.clientY + 18, innerHeight - room.height - 8)}px`;
+}
+
+// Show a tip while the pointer is on an element. No text, no tip.
+export function hint(element, textOf) {
+  element.addEventListener("mousemove", (event) => tip(textOf(event), event));
+  element.addEventListener("mouseleave", () => tip(null));
+  return element;
 }
 
 // Give what is shown another address.

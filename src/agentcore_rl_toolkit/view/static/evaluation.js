@@ -11,7 +11,7 @@ export async function evaluationPage(name, query) {
   const [low, high] = found.interval ?? [null, null];
   const shown = [
     ["reward", number(found.reward), list({ sort: "reward" }), low === null ? null : `95 %: ${number(low)} to ${number(high)}`, "Mean over inputs, with its 95 % interval"],
-    ["reward of those that ended ok", number(found.reward_ok), list({ outcome: "ok" })],
+    ["reward of those ok", number(found.reward_ok), list({ outcome: "ok" })],
     ["inputs", number(found.inputs.length)], ["rollouts", number(found.rollouts), list(), `${found.scored} scored`]];
   const k = Object.entries(found.pass_at);
   const rates = k.length ? table(["#k", "#pass@k: one of k solves it", "#pass^k: all k solve it"], k.map(([n, rate]) => [n, percent(rate), percent(found.pass_all[n])]), { id: "pass" }) : null;

@@ -1,6 +1,6 @@
 // @ts-check
 // One rollout: the list that it is in, its dialogue or its tokens, and its facts.
-import { el, filtersOf, fold, link, messageCalls, messageText, many, notice, number, onTyped, outcomeClass, outcomeText, seconds, small, soft, svg, tip, to, toolCalls } from "./dom.js";
+import { el, filtersOf, fold, hint, link, messageCalls, messageText, many, notice, number, onTyped, outcomeClass, outcomeText, seconds, small, soft, to, toolCalls } from "./dom.js";
 import { rolloutOf, rowsOf } from "./source.js";
 import { tokenView } from "./tokens.js";
 
@@ -141,10 +141,10 @@ function waterfall(row, detail) {
   if (!bars.length) return null;
   const start = Math.min(...bars.map((b) => b[2])), end = Math.max(...bars.map((b) => b[3])), wide = end - start || 1;
   const lanes = bars.slice(0, 400).flatMap(([kind, label, from, to, note]) => {
-    const lane = svg("svg", { viewBox: "0 0 1000 14", preserveAspectRatio: "none", role: "img", "aria-label": `${label} ${number(to - from, 3)} s` }, svg("rect", { class: kind, x: ((from - start) / wide) * 1000, width: Math.max(2, ((to - from) / wide) * 1000), y: 2, height: 10, rx: 2 }));
-    lane.addEventListener("mousemove", (event) => tip(`${label}: ${number(to - from, 3)} s, from ${number(from - start, 3)} s\n${note}`, event));
-    lane.addEventListener("mouseleave", () => tip(null));
-    return [el("span", {}, label), el("div", { class: "lane" }, lane), el("span", { class: "num soft" }, `${number(to - from, 3)} s`)];
+    const bar = el("div", { class: `bar ${kind}`, role: "img", "aria-label": `${label} ${number(to - from)} s` });
+    [bar.style.left, bar.style.width] = [((from - start) / wide) * 100, ((to - from) / wide) * 100].map((share) => `${share}%`);
+    const lane = hint(el("div", { class: "lane" }, bar), () => `${label}: ${number(to - from)} s, from ${number(from - start)} s\n${note}`);
+    return [el("span", {}, label), lane, el("span", { class: "num soft" }, `${number(to - from, 3)} s`)];
   });
   return el("div", {}, el("h2", {}, "Where the time went"), el("div", { class: "card fall" }, lanes), bars.length > 400 ? el("p", { class: "soft" }, `The first 400 of ${bars.length} are shown.`) : null);
 }

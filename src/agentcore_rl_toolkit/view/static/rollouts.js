@@ -48,11 +48,8 @@ class VirtualRows {
   /** @type {HTMLElement} */ space = null;
   /** @type {Map<number, any[] | null>} The rows of each page, null while they load. */ chunks = new Map();
   /** @type {Map<number, HTMLElement>} The rows that are drawn, by place. */ made = new Map();
-  total = 0; at = -1; asked = 0; loading = 0;
-  constructor(name, query) {
-    this.name = name;
-    this.query = query;
-  }
+  name = ""; query = {}; total = 0; at = -1; asked = 0; loading = 0;
+  constructor(name, query) { Object.assign(this, { name, query }); }
   put(box, space) {
     Object.assign(this, { box, space });
     space.style.height = `${this.total * HIGH}px`;

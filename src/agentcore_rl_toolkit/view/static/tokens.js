@@ -1,6 +1,6 @@
 // @ts-check
 // The tokens of a rollout, as the trainer sees them: coloured by a number, found by text, reached by keys and by address.
-import { el, link, many, number, readdress, small, soft, svg, tip } from "./dom.js";
+import { el, hint, link, many, number, readdress, small, soft, svg } from "./dom.js";
 import { decoded } from "./source.js";
 
 const LIMITS = { logprob: [0.105, 0.69, 2.3, 4.6, 6.9], gap: [0.001, 0.01, 0.05, 0.2, 1], entropy: [0.1, 0.5, 1, 2, 3], ratio: [0.01, 0.05, 0.2, 0.5, 1], advantage: [0.01, 0.5, 1] };
@@ -56,8 +56,7 @@ export function tokenView(name, row, query, go) {
       if (end < s.ids.length) { const more = el("button", { type: "button", onclick: () => { more.remove(); add(end); } }, many(s.ids.length - end, "more token")); box.append(more); }
     };
     add(0);
-    box.addEventListener("mousemove", (event) => { const place = event.target.dataset?.i; tip(place === undefined ? null : numbersOf(s, Number(place), texts, row), event); });
-    box.addEventListener("mouseleave", () => tip(null));
+    hint(box, ({ target }) => (target.dataset?.i === undefined ? null : numbersOf(s, Number(target.dataset.i), texts, row)));
     box.addEventListener("click", (event) => { if (event.target.dataset?.i) pick(n, Number(event.target.dataset.i), "nearest"); });
     const title = sequences.length > 1 ? `Sequence ${n + 1} of ${sequences.length}` : "One sequence";
     const updates = s.updates ? `; the trainer's numbers come after ${many(s.updates, "update")} of this step` : "";
@@ -131,9 +130,7 @@ function branchTree(sequences, calls) {
     }
     picture.append(svg("line", { class: "twig", x1: X(own[0]), x2: X(own.at(-1)), y1: Y(n), y2: Y(n) }));
     for (const t of own) {
-      const dot = svg("circle", { class: "dot", cx: X(t), cy: Y(n), r: 6 });
-      dot.addEventListener("mousemove", (event) => tip(`turn ${place.get(t) + 1}\n${t}`, event));
-      dot.addEventListener("mouseleave", () => tip(null));
+      const dot = hint(svg("circle", { class: "dot", cx: X(t), cy: Y(n), r: 6 }), () => `turn ${place.get(t) + 1}\n${t}`);
       dot.addEventListener("click", () => document.querySelector(`[data-sequence="${n}"]`)?.scrollIntoView({ block: "start" }));
       picture.append(dot);
     }
