@@ -177,7 +177,7 @@ def main() -> None:
             f"{found['engine']:,.0f}",
         ]
         cells += [f"{found['transformers']:,.0f}", f"{found['gap']:.1e}", f"{last['sampled_tokens_per_s']:,.0f}"]
-        cells += [f"{last['trained_tokens_per_s']:,.0f}", f"{last['logprob_gap']:.1e}"]
+        cells += [f"{last['computed_tokens_per_s']:,.0f}", f"{last['logprob_gap']:.1e}"]
         cells += [f"{wall_s / 60:.1f}", f"{cpu_s / steps / 60:.1f}"]
         cells += ["-" if size is None else f"{size / 1e9:.2f} ({2 * parameters / 1e9:.2f})"]
         cells += [f"{last['peak_memory_gb']:.1f} ({16 * parameters / 1e9:.1f})"]

@@ -137,6 +137,58 @@ def test_the_whole_text_is_searched_also_after_a_rollout_was_written_again(tmp_p
         Query(text="x")
 
 
+def test_a_tool_may_have_any_name_and_an_empty_text_is_no_filter(tmp_path: Path) -> None:
+    def calling(*names: str) -> list[dict[str, Any]]:
+        calls = [{"function": {"name": name, "arguments": "{}"}} for name in names]
+        return [{"role": "assistant", "tool_calls": calls}]
+
+    with RunWriter(tmp_path) as writer:
+        for n, names in enumerate((("calls",), ('say "hi"', "世界"), ("search", "search"), ())):
+            writer.rollout(rollout(n, step=0, dialogue=calling(*names)))
+    with RunReader(tmp_path) as reader:
+        for tool, expected in (
+            ("calls", [1]),
+            ('say "hi"', [2]),
+            ("世界", [2]),
+            ("search", [3]),
+            ("sea", []),
+            ("", [4]),
+        ):
+            assert reader.ids(Query(tool=tool)) == expected, tool
+        assert reader.total(Query(text="")) == 4
+        [step] = reader.steps()
+        assert step["tools"]["search"] == {
+            "calls": 2,
+            "errors": 0,
+            "seconds": 0.0,
+            "rollouts": 1,
+            "score": 0.0,
+            "scored": 1,
+        }
+
+
+def test_a_step_is_summarized_when_it_has_ended_and_again_after_a_change(tmp_path: Path) -> None:
+    def kept() -> list[int]:
+        database = sqlite3.connect(tmp_path / ROLLOUTS)
+        found = [step for (step,) in database.execute("SELECT step FROM steps ORDER BY step")]
+        database.close()
+        return found
+
+    with RunWriter(tmp_path) as writer, RunReader(tmp_path) as reader:
+        written = ((0, [], [1]), (1, [0], [1, 1]), (2, [0, 1], [1, 1, 1]), (0, [1, 2], [2, 1, 1]))
+        for n, (step, summarized, rollouts) in enumerate(written):  # the last one changes step 0
+            writer.rollout(rollout(n, step=step))
+            assert writer.flush()
+            assert kept() == summarized
+            assert [s["rollouts"] for s in reader.steps()] == rollouts
+        writer.annotate("session-1", advantage=0.5)
+        assert writer.flush()
+        assert kept() == [0, 2]
+        assert [s["gradient_tokens"] for s in reader.steps()] == [None, 4, None]
+        writer.forget(from_step=2)
+    assert kept() == [0, 1]
+
+
 def test_tokens_are_sampled_usable_and_with_gradient(tmp_path: Path) -> None:
     with RunWriter(tmp_path) as writer:
         for n, (advantage, mask_reason) in enumerate(((1.0, None), (0.0, None), (1.0, "stale"), (None, "outcome"))):

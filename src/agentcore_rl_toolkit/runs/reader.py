@@ -71,8 +71,9 @@ class Query:
             raise ConfigError(f"a text to look for has at least {SHORTEST} characters, got {self.text!r}")
 
     def values(self) -> dict[str, Any]:
-        """The filters that are set."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.metadata and getattr(self, f.name) is not None}
+        """The filters that are set. An empty text is none."""
+        given = {f.name: getattr(self, f.name) for f in fields(self) if f.metadata}
+        return {name: value for name, value in given.items() if value is not None and (name, value) != ("text", "")}
 
     def order(self) -> str:
         direction = "DESC" if self.descending else "ASC"
@@ -160,7 +161,7 @@ class RunReader:
         for row in rows:
             tools = json.loads(row["tools"] or "{}")
             row |= {
-                "tools": {n: facts["calls"] for n, facts in tools.items()},
+                "tools": {n: facts[0] for n, facts in tools.items()},
                 "numbers": json.loads(row["numbers"] or "{}"),
             }
         return rows

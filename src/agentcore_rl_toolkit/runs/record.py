@@ -146,7 +146,7 @@ class Rollout:
 
     def _tools(self) -> dict[str, Any]:
         calls, errors, seconds = tools_of(self.dialogue), tool_errors(self.dialogue), seconds_of_tools(vars(self))
-        facts = {n: {"calls": calls[n], "errors": errors[n], "seconds": seconds.get(n, 0.0)} for n in calls}
+        facts = {name: [calls[name], errors[name], seconds.get(name, 0.0)] for name in calls}
         total = None if self.dialogue is None else sum(calls.values())
         return {"tool_calls": total, "tools": json.dumps(facts) if facts else None}
 

@@ -85,7 +85,7 @@ Time
   train_s | step | Seconds of training and publishing.
   waiting | step | rollout_s / (rollout_s + train_s). | Near 1: sampling is the bottleneck.
   sampled_tokens_per_s | step | Sampled tokens per second of sampling.
-  trained_tokens_per_s | step | Computed tokens per second of training.
+  computed_tokens_per_s | step | `computed_tokens` per second of training.
   peak_memory_gb | step | The most memory that the trainer has used, in GB.
 """
 

@@ -25,6 +25,8 @@ _MOST = {
     **{"tokens_max": "sampled_tokens", "staleness_max": "staleness", "gap_max": "gap_max"},
     **{"elapsed_max_s": "elapsed_s", "last_s": "ended_s"},
 }
+_OF_A_TOOL = ("calls", "errors", "seconds", "rollouts", "score", "scored")
+
 Select = Callable[[str, Sequence[Any]], Iterable[Any]]
 
 
@@ -86,8 +88,8 @@ def _tools(columns: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for tools, score in zip(columns["tools"], columns["score"], strict=True):
         for name, facts in json.loads(tools or "{}").items():
-            sums = found.setdefault(name, dict.fromkeys((*facts, "rollouts", "score", "scored"), 0))
-            for key, value in {**facts, "rollouts": 1, "score": score or 0.0, "scored": score is not None}.items():
+            sums = found.setdefault(name, dict.fromkeys(_OF_A_TOOL, 0))
+            for key, value in zip(_OF_A_TOOL, (*facts, 1, score or 0.0, score is not None), strict=True):
                 sums[key] += value
     return found
 

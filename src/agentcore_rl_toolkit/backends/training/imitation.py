@@ -38,7 +38,7 @@ async def imitate(
         )
         passed, stepped = await asyncio.gather(forward, training.step(now))
         rate = sum(len(datum.tokens) + 1 for datum in data) / (time.monotonic() - began)
-        facts = {"step": step, "steps": len(steps), "learning_rate": now.learning_rate, "trained_tokens_per_s": rate}
+        facts = {"step": step, "steps": len(steps), "learning_rate": now.learning_rate, "computed_tokens_per_s": rate}
         observe({**facts, **passed.metrics, **stepped})
 
 

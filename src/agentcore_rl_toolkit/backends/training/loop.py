@@ -104,7 +104,7 @@ async def train(
             rates = {
                 "waiting": seconds["rollout_s"] / (ended - started),
                 "sampled_tokens_per_s": facts["sampled_tokens"] / sampling_s,
-                "trained_tokens_per_s": facts["computed_tokens"] / seconds["train_s"],
+                "computed_tokens_per_s": facts["computed_tokens"] / seconds["train_s"],
             }
             observe("step", {"step": step, **summarise(groups), **facts, **staleness(groups, step), **seconds, **rates})
 

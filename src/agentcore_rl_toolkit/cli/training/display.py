@@ -148,7 +148,7 @@ class Display:
             behind=f"{behind:.1f}" if behind else "",
             memory="" if memory is None else f"{memory:.1f} GB",
             **{"of ok": share(facts["reward_ok"]), "tool use": share(facts["tool_use"])},
-            **{"tokens/s": "" if rates is None else f"{rates:.0f}+{facts['trained_tokens_per_s']:.0f}"},
+            **{"tokens/s": "" if rates is None else f"{rates:.0f}+{facts['computed_tokens_per_s']:.0f}"},
         )
 
     def evaluated(self, facts: dict[str, Any]) -> None:

@@ -115,7 +115,7 @@ def imitate(sources: tuple[str, ...], model: Path | None, words: tuple[str, ...]
             metrics.write(json.dumps({"event": "imitated", **facts}) + "\n")
             click.echo(
                 f"step {facts['step'] + 1} of {facts['steps']}  loss {facts['loss']:.4f}  "
-                f"{facts['trained_tokens_per_s']:.0f} tokens/s  {facts['peak_memory_gb']:.1f} GB"
+                f"{facts['computed_tokens_per_s']:.0f} tokens/s  {facts['peak_memory_gb']:.1f} GB"
             )
 
         asyncio.run(_imitate(settings, rows, run_dir, observe))

@@ -49,13 +49,14 @@ async function pageOf(at) {
 
 // The page's `data-shown` is the address whose content is there. Between addresses the old content is marked as busy, and its keys are off.
 async function draw(keep = false) {
-  const mine = ++drawn, at = read(), active = /** @type {any} */ (document.activeElement), focused = keep ? active?.name : null, scrolled = keep ? scrollY : 0;
-  const caret = focused && active.selectionStart;
+  const mine = ++drawn, at = read();
   if (page.dataset.shown !== at.address) { page.setAttribute("aria-busy", "true"); current = null; }
   let made;
   try { made = await pageOf(at); } catch (error) { made = [el("h1", {}, "This cannot be shown"), notice(error.message)]; }
   if (mine !== drawn) return; // another address was asked for meanwhile
   tip(null);
+  const active = /** @type {any} */ (document.activeElement), focused = keep ? active?.name : null, scrolled = keep ? scrollY : 0;
+  const { value: typed, selectionStart: caret } = active ?? {};
   const named = (d) => d.id || d.querySelector("summary")?.textContent, opened = keep ? new Set([...page.querySelectorAll("details[open]")].map(named)) : null;
   current = Array.isArray(made) ? { nodes: made } : made;
   drawBar(at);
@@ -67,7 +68,12 @@ async function draw(keep = false) {
   scrollTo(0, scrolled);
   current.shown?.();
   if (opened) page.querySelectorAll("details").forEach((d) => { if (opened.has(named(d))) d.open = true; });
-  if (focused) { const again = /** @type {any} */ (page.querySelector(`[name="${CSS.escape(focused)}"]`)); again?.focus(); if (caret && again?.type === "search") again.setSelectionRange(caret, caret); }
+  if (focused) {
+    const again = /** @type {any} */ (page.querySelector(`[name="${CSS.escape(focused)}"]`));
+    again?.focus();
+    if (again && again.value !== typed) { again.value = typed; again.dispatchEvent(new Event("input", { bubbles: true })); } // typed while the data came
+    if (caret && again?.type === "search") again.setSelectionRange(caret, caret);
+  }
   page.removeAttribute("aria-busy");
   watch(at);
 }
