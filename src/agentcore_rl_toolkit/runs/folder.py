@@ -9,7 +9,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -78,13 +78,17 @@ def status(folder: Path) -> str:
 
 def stamp(folder: Path) -> tuple[Any, ...]:
     """Return what changes when something is written to the run, or its process ends."""
-    sizes = []
-    for name in (ROLLOUTS, f"{ROLLOUTS}-wal", METRICS, SUMMARY, CONFIG):
+    names = (ROLLOUTS, f"{ROLLOUTS}-wal", METRICS, SUMMARY, CONFIG)
+    return status(folder), *((name, found.st_size, found.st_mtime_ns) for name, found in _stats(folder, names))
+
+
+def _stats(folder: Path, names: Iterable[str]) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield those of the files that have content: a reader of a run that is written makes an empty log."""
+    for name in names:
         with contextlib.suppress(OSError):
-            found = (folder / name).stat()
-            if found.st_size:  # a reader makes an empty log
-                sizes.append((name, found.st_size, found.st_mtime_ns))
-    return status(folder), *sizes
+            found = os.stat(f"{folder}/{name}")
+            if found.st_size:
+                yield name, found
 
 
 def make_folder(root: Path, name: str) -> Path:
@@ -125,9 +129,9 @@ def find_run(name: str | Path | None) -> Path:
 
 
 def _written_s(folder: Path) -> float:
-    """When the run was last written. SQLite's log counts only with content: reading a run makes an empty one."""
-    files = [folder / name for name in (ROLLOUTS, f"{ROLLOUTS}-wal", METRICS)]
-    return max((f.stat().st_mtime for f in files if f.exists() and f.stat().st_size), default=0.0)
+    """When the run was last written."""
+    names = (ROLLOUTS, f"{ROLLOUTS}-wal", METRICS)
+    return max((found.st_mtime for _, found in _stats(folder, names)), default=0.0)
 
 
 def _object(text: str | bytes) -> dict[str, Any]:
