@@ -1,4 +1,4 @@
-"""Two processes with a model that is split over them write one checkpoint: `python sharded_run.py fsdp1|fsdp2 FOLDER`."""
+"""Two processes with a model that is split over them write one checkpoint per kind of FSDP: `python sharded_run.py FOLDER`."""
 
 from __future__ import annotations
 
@@ -18,23 +18,25 @@ from agentcore_rl_toolkit.weights.sharded import is_sharded
 PROCESSES = 2
 
 
-def work(rank: int, kind: str, folder: Path) -> None:
+def work(rank: int, folder: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=PROCESSES)
-    model, _ = load_policy()
-    assert not is_sharded(model)
-    if kind == "fsdp1":
-        model = FullyShardedDataParallel(model, device_id=torch.device("cpu"))
-    else:
-        mesh = init_device_mesh("cpu", (PROCESSES,))
-        for layer in model.model.layers:
-            fully_shard(layer, mesh=mesh)
-        fully_shard(model, mesh=mesh)
-    assert is_sharded(model)
-    write_checkpoint(model, folder / "checkpoint", write=rank == 0)
-    dist.barrier()
+    for kind in ("fsdp1", "fsdp2"):
+        model, _ = load_policy()
+        assert not is_sharded(model)
+        if kind == "fsdp1":
+            model = FullyShardedDataParallel(model, device_id=torch.device("cpu"))
+        else:
+            mesh = init_device_mesh("cpu", (PROCESSES,))
+            for layer in model.model.layers:
+                fully_shard(layer, mesh=mesh)
+            fully_shard(model, mesh=mesh)
+        assert is_sharded(model)
+        write_checkpoint(model, folder / kind, write=rank == 0)
+        dist.barrier()
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    torch.multiprocessing.spawn(work, (sys.argv[1], Path(sys.argv[2])), PROCESSES)
+    # Forks have the libraries loaded.
+    torch.multiprocessing.start_processes(work, (Path(sys.argv[1]),), PROCESSES, start_method="fork")
