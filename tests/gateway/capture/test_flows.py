@@ -61,11 +61,12 @@ def test_answers_before_the_last_one_count_only_if_its_own_request_had_them_not(
 
 def test_of_equal_answers_the_one_to_the_same_messages_counts_otherwise_the_last() -> None:
     flows = Flows()
-    for turn in ("a", "b", "c"):
-        answered(flows, turn, [user(turn)], said(ANSWER))
-    for turn in ("a", "b", "c"):
-        assert flows.into([user(turn), said(ANSWER)]) == {turn: "continued"}
-    assert flows.into([user("edited"), said(ANSWER)]) == {"c": "continued"}
+    asked = {turn: [user("first"), user("second"), user(turn)] for turn in ("a", "b", "c")}
+    for turn, messages in asked.items():
+        answered(flows, turn, messages, said(ANSWER))
+    for turn, messages in asked.items():
+        assert flows.into([*messages, said(ANSWER)]) == {turn: "continued"}
+    assert flows.into([user("first"), user("edited"), said(ANSWER)]) == {"c": "continued"}
 
 
 def test_words_in_a_later_prompt_are_quoted_and_those_of_a_call_are_called() -> None:
@@ -85,11 +86,15 @@ def test_words_in_a_later_prompt_are_quoted_and_those_of_a_call_are_called() -> 
     assert flows.into([user(" ".join(words[:8]))]) == {}
 
 
-def test_escaped_text_is_the_text() -> None:
-    flows, text = (
-        Flows(),
+@pytest.mark.parametrize(
+    "text",
+    [
         'l\u00e9 "chat"\nbl\u00e9u dort\ttr\u00e9s bien \u00e9tendu sur l\u00e9 lit du d\u00e9sert et r\u00e9ve',
-    )
+        "检查员在北塔发现了开裂的螺栓",
+    ],
+)
+def test_escaped_text_is_the_text(text: str) -> None:
+    flows = Flows()
     answered(flows, "a", [user("first")], said(text))
     for written in (json.dumps(text), json.dumps(json.dumps(text))):
         assert flows.into([user(written)]) == {"a": "quoted"}

@@ -118,6 +118,16 @@ def test_each_kind_of_text_of_a_stream_is_in_the_message(member: str) -> None:
     assert [(d.text, d.reasoning or d.refusal) for d in deltas] == [("", "one "), ("", "two")]
 
 
+def test_the_pieces_of_a_call_are_one_call_of_the_message() -> None:
+    begun = {"index": 0, "id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a"'}}
+    pieces = [begun, {"index": 0, "function": {"arguments": ": 1}"}}]
+    events = [chunk(choices=[{"index": 0, "delta": {"tool_calls": [piece]}}]) for piece in pieces]
+    [choice] = read_stream([*events, chunk(choices=[{"index": 0, "delta": {}, "finish_reason": "tool_calls"}])]).choices
+    [call] = json.loads(choice.message)["tool_calls"]
+    assert (call["id"], call["function"]) == ("c", {"name": "f", "arguments": '{"a": 1}'})
+    assert (json.loads(choice.message)["content"], choice.parse_status) == (None, "parsed")
+
+
 def record_of(captured: Captured) -> CallRecord:
     about: dict[str, Any] = dict.fromkeys(CallRecord.__struct_fields__[: CallRecord.__struct_fields__.index("choices")])
     return CallRecord(

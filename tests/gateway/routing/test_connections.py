@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -128,6 +129,18 @@ async def test_a_slow_agent_holds_up_its_own_connection_only(start_gateway: Star
             one.close()
         [turn] = (await captured(gateway, session)).turns
         assert turn.delivered
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends such connections")
+async def test_a_client_that_reads_nothing_is_cut_off(
+    engine: ScriptedEngine, gateway: Gateway, session: SessionHandle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentcore_rl_toolkit.gateway.http.server.STALLED_S", 1)
+    engine.faults.append(Fault(edit=lambda event: {**event, "padding": "x" * 2**22}))
+    _, writer = await asked(session, stream=True, reads=False)
+    await until(lambda: engine.calls)
+    await until(lambda: not gateway.connections)
+    writer.close()
 
 
 async def test_a_slow_reader_holds_back_only_its_own_call(
