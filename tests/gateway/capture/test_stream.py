@@ -136,6 +136,15 @@ def record_of(captured: Captured) -> CallRecord:
     )
 
 
+def test_a_recorded_reply_has_the_model_and_the_id_of_the_engines_reply() -> None:
+    record = record_of(read_stream(STREAM))
+    record.model = "m"
+    reply = reply_of(record)
+    assert (reply.model, reply.id, reply.created) == ("m", "chatcmpl-1", 1)
+    record.model, record.reply_id = None, None
+    assert (reply_of(record).model, reply_of(record).id) == ("", "c")
+
+
 CHUNK = {
     "id": "chatcmpl-1",
     "created": 1,
