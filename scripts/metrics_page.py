@@ -17,7 +17,7 @@ those that mean the same get the names of this page.
 
 `reward` and `reward_ok` compare runs. `kl_sampler`, `clip_fraction` and `logprob_gap` say whether an update can be trusted.
 `reward_spread_within` and the shares of groups say whether there was anything to learn.
-[Troubleshooting](troubleshooting.md) says what to do.
+[Troubleshooting](troubleshooting.md) has the next steps.
 
 `python scripts/metrics_page.py` writes this page from the code.
 """
