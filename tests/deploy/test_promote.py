@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -422,6 +423,17 @@ def test_a_folder_comes_with_the_command_that_serves_it(run: Path, tmp_path: Pat
     assert done.exit_code == 0, done.output
     assert f"vllm serve {tmp_path / 'out'} --enable-auto-tool-choice --tool-call-parser hermes" in done.output
     assert read_model(tmp_path / "out").dtype == "bfloat16"
+
+
+def test_models_beside_each_other_and_edited_ones_get_their_own_folders(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        shutil.copytree(WEIGHTS_DIR, tmp_path / name)
+        template = tmp_path / name / "chat_template.jinja"
+        for edit in range(2):
+            template.write_text(f"{template.read_text()}{{# {name} {edit} #}}")
+            done = promote(str(tmp_path / name), "--to", "folder", "--json")
+            folder = Path(json.loads(done.stdout)["folder"])
+            assert (folder / "chat_template.jinja").read_text() == template.read_text()
 
 
 def facts(**changes: Any) -> ModelFacts:

@@ -285,7 +285,9 @@ def vendor(folder: Path) -> list[str]:
         requirements.write_text("\n".join([*kept, f"./wheels/{wheel.name}"]) + "\n")
         done.append("requirements.txt: names the wheel")
         if not project.is_file():
-            done.append("`agentcore configure` needs a pyproject.toml: its image gets requirements.txt without the wheel")
+            done.append(
+                "`agentcore configure` needs a pyproject.toml: its image gets requirements.txt without the wheel"
+            )
     if project.is_file():
         project.write_text(_with_wheel(project.read_text(), wheel.name))
         done.append("pyproject.toml: depends on the wheel, for uv; run `uv lock` if there is a uv.lock")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -54,16 +55,9 @@ class Redaction:
             own = [("OTHER", re.compile(pattern)) for pattern in patterns]
         except re.error as e:
             raise ConfigError(f"--redact {e.pattern!r} is no regular expression: {e}") from e
-        self._kinds = [
-            *own,
-            ("SECRET", _SECRET),
-            ("EMAIL", _EMAIL),
-            ("IBAN", _IBAN),
-            ("CARD", _CARD),
-            ("IP", _IP),
-            ("PHONE", _PHONE),
-        ]
+        self._kinds = [*own, *_KINDS]
         self._placeholders: dict[tuple[str, str], str] = {}
+        self._values: Counter[str] = Counter()  # by kind
         self.counts: dict[str, int] = {}
 
     def text(self, value: str) -> str:
@@ -90,8 +84,10 @@ class Redaction:
             return found
         self.counts[kind] = self.counts.get(kind, 0) + 1
         same = re.sub(r"[\s.-]", "", found).lower() if kind in ("CARD", "IBAN", "PHONE") else found
-        number = sum(known == kind for known, _ in self._placeholders) + 1
-        return self._placeholders.setdefault((kind, same), f"<{kind}_{number}>")
+        if (kind, same) not in self._placeholders:
+            self._values[kind] += 1
+            self._placeholders[kind, same] = f"<{kind}_{self._values[kind]}>"
+        return self._placeholders[kind, same]
 
 
 def _is_one(kind: str, found: str) -> bool:

@@ -32,10 +32,8 @@ class Harvest:
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     held_out: list[dict[str, Any]] = field(default_factory=list)
-    sessions: int = 0
     duplicates: int = 0
     later_turns: int = 0
-    without_text: int = 0
     redacted: dict[str, int] = field(default_factory=dict)
 
 
@@ -112,7 +110,6 @@ def harvest(
         (out.held_out if held_out else out.rows).append(row)
         if limit is not None and len(out.rows) + len(out.held_out) >= limit:
             break
-    out.sessions = len(sessions)
     out.redacted = dict(redaction.counts) if redaction is not None else {}
     return out
 

@@ -85,7 +85,9 @@ def _window(call: Call, group: str, begin_s: int, end_s: int) -> Iterator[dict[s
     if found["status"] != "Complete":
         raise ConfigError(f"the query of {group} ended as {found['status']}")
     results = found["results"]
-    if len(results) >= PAGE and end_s - begin_s > 1:
+    if len(results) >= PAGE:
+        if begin_s >= end_s:
+            raise ConfigError(f"{group} has more records in one second than CloudWatch returns, {PAGE:,}")
         middle = (begin_s + end_s) // 2
         yield from _window(call, group, begin_s, middle)
         yield from _window(call, group, middle + 1, end_s)

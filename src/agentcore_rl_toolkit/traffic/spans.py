@@ -22,8 +22,6 @@ class Span:
 
     trace_id: str
     span_id: str
-    parent_id: str = ""
-    name: str = ""
     start_ns: int = 0
     attributes: dict[str, Any] = field(default_factory=dict)
     inputs: list[tuple[str, str]] = field(default_factory=list)
@@ -66,8 +64,6 @@ def _span(raw: Mapping[str, Any], attributes: dict[str, Any]) -> Span:
     span = Span(
         trace_id=str(raw["traceId"]),
         span_id=str(raw["spanId"]),
-        parent_id=str(raw.get("parentSpanId") or ""),
-        name=str(raw.get("name", "")),
         start_ns=int(raw.get("startTimeUnixNano") or 0),
         attributes=attributes,
     )

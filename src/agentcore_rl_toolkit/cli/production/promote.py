@@ -51,7 +51,7 @@ VLLM_PARSERS = {
     show_default=True,
     help="Type of the weights.",
 )
-@click.option("--out", type=FOLDER, help="The folder. [default: promoted-DTYPE beside the model]")
+@click.option("--out", type=FOLDER, help="The folder. [default: promoted-DTYPE in the run, MODEL-promoted-DTYPE]")
 @click.option("--bucket", envvar="AGENTCORE_RL_MODEL_BUCKET", show_envvar=True, help="Bucket of the weights.")
 @click.option("--instance", metavar="TYPE", help="SageMaker's instance. [default: the smallest that fits]")
 @click.option("--role", metavar="ARN", help="Role that reads the weights. [default: one is made with least rights]")
@@ -178,19 +178,16 @@ def _name(model: Path, name: str | None) -> str:
 
 
 def _folder(model: Path, options: Mapping[str, Any]) -> Path:
-    """Return the folder with the weights in the wanted type. One that was written from the same weights is used again."""
+    """Write the folder with the weights in the wanted type."""
     import shutil
 
     from ...weights import copy_folder
 
-    if options["out"] is not None:
-        return copy_folder(model, options["out"], options["dtype"])
-    target = model.parent / f"promoted-{options['dtype']}"
-    written = max((file.stat().st_mtime for file in target.glob("*.safetensors")), default=0.0)
-    trained = max((file.stat().st_mtime for file in model.glob("*.safetensors")), default=0.0)
-    if written >= trained > 0:
-        return target
-    shutil.rmtree(target, ignore_errors=True)
+    target: Path | None = options["out"]
+    if target is None:
+        name = f"promoted-{options['dtype']}"  # in the folder of a run, or beside the model and with its name
+        target = model.with_name(name if model.name == "policy" else f"{model.name}-{name}")
+        shutil.rmtree(target, ignore_errors=True)
     return copy_folder(model, target, options["dtype"])
 
 
