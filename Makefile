@@ -123,6 +123,7 @@ pictures: $(VENV)/.dev ## Make the pictures of the docs (two runs of the quickst
 	rm -rf runs/pictures
 	$(BIN)/agentcore-rl quickstart --out runs/pictures --set eval_every=3
 	$(BIN)/python scripts/pictures/held_out.py runs/pictures docs/images/held-out.svg
+	$(BIN)/python scripts/pictures/viewer.py runs/pictures docs/images
 	$(BIN)/python scripts/pictures/how_it_works.py docs/images/how-it-works.svg
 
 constraints: $(VENV)/.dev ## Write the versions of all installed packages to constraints-dev.txt

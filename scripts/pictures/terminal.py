@@ -156,7 +156,7 @@ def main() -> None:
     parser.add_argument("out", type=Path, help="where the picture goes")
     parser.add_argument("command", nargs="+", help="the command, after --")
     parser.add_argument("--columns", type=int, default=80)
-    parser.add_argument("--rows", type=int, default=26)
+    parser.add_argument("--rows", type=int, default=30)
     parser.add_argument("--seconds", type=float, default=20.0, help="how long the animation takes (20)")
     options = parser.parse_args()
     words = " ".join(options.command)
