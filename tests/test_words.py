@@ -69,7 +69,7 @@ def test_a_module_is_searched_in_its_texts_and_errors_are_messages(tmp_path: Pat
 
 
 GENERATED = ("settings.md", "metrics.md", "environment.md", "python.md")
-COLUMN, LONG_LINES = 87, 43  # characters of code in the column of the site; lower LONG_LINES when fewer are longer
+COLUMN, LONG_LINES = 87, 40  # characters of code in the column of the site; lower LONG_LINES when fewer are longer
 
 
 def prose(page: Path) -> str:
@@ -99,7 +99,7 @@ def test_few_lines_of_code_are_longer_than_the_column_of_the_site() -> None:
     block = re.compile(r"^ *```(?:bash|python|yaml|toml)\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
     long = [
         f"{page.name}: {line}"
-        for page in words.pages()
+        for page in words.pages()[1:]  # without the README, which is no page of the site
         for code in block.findall(page.read_text())
         for line in code.splitlines()
         if len(line) > COLUMN
