@@ -255,3 +255,21 @@ def test_the_defaults_in_the_prose_are_those_of_the_code() -> None:
     for page, texts in facts.items():
         for text in texts:
             assert text in " ".join((ROOT / page).read_text().split()), f"{page}: {text}"
+
+
+def has(name: str) -> bool:
+    """Return True if a dotted name is a module of src, or a name that its module contains."""
+    parts = name.split(".")
+    for size in range(len(parts), 0, -1):
+        module = (ROOT / "src").joinpath(*parts[:size])
+        file = module.with_suffix(".py") if module.with_suffix(".py").is_file() else module / "__init__.py"
+        if file.is_file():
+            return size == len(parts) or re.search(rf"\b{parts[size]}\b", file.read_text()) is not None
+    return False
+
+
+def test_every_dotted_name_of_the_package_in_the_documents_exists() -> None:
+    dotted = re.compile(r"\bagentcore_rl_toolkit(?:\.\w+)+")
+    documents = [d for d in DOCUMENTS if d.name not in MOVED]
+    wrong = [f"{d.name}: {name}" for d in documents for name in dotted.findall(d.read_text()) if not has(name)]
+    assert not wrong, "\n".join(wrong)
