@@ -121,7 +121,7 @@ class RolloutService:
         self._count = 0
         self._begun = False
         self._shared: dict[Hashable, _Shared] = {}
-        self._opened: list[Any] = []  # what `open` made, and `close` therefore closes
+        self._opened: list[RolloutClient] = []  # what `open` made, and `close` therefore closes
 
     @classmethod
     def open(
@@ -171,7 +171,7 @@ class RolloutService:
         finally:
             for child in children if made is None else ():
                 child.close()
-        made._opened = [client, gateway]
+        made._opened = [client]  # the gateway's client keeps nothing open
         atexit.register(made.close)
         return made
 
