@@ -188,23 +188,27 @@ class Follower(Reader):
     def follow(self, page: str) -> list[str]:
         """Paste the blocks of a page and return them, without those that cannot run here."""
         blocks = [block for block in BASH.findall((ROOT / page).read_text()) if not NOT_HERE.search(block)]
-        for block in blocks:
-            runs = sorted((self.folder / "runs").glob("shop-*"), key=lambda run: run.stat().st_mtime)
-            text = re.sub(r"runs/shop-\d{8}-\d{6}", f"runs/{runs[-1].name}" if runs else "", block.replace("\\\n", ""))
-            text = text.replace("ADDRESS_OF_THIS_REPOSITORY", shlex.quote(str(ROOT)))
-            before: list[str] = []
-            for line in text.splitlines(keepends=True):
-                ready = next(
-                    (r for start, r in SERVERS.items() if line.startswith(start) and "--export" not in line), None
+        try:
+            for block in blocks:
+                runs = sorted((self.folder / "runs").glob("shop-*"), key=lambda run: run.stat().st_mtime)
+                text = re.sub(
+                    r"runs/shop-\d{8}-\d{6}", f"runs/{runs[-1].name}" if runs else "", block.replace("\\\n", "")
                 )
-                if ready is None:
-                    before.append(line)
-                else:
-                    self.serve("".join([*before, f"exec {line}"]), ready)
-                    before = [kept for kept in before if kept.startswith("export ")]
-            if "".join(before).strip():
-                self.paste("".join(before))
-        self.stop()
+                text = text.replace("ADDRESS_OF_THIS_REPOSITORY", shlex.quote(str(ROOT)))
+                before: list[str] = []
+                for line in text.splitlines(keepends=True):
+                    ready = next(
+                        (r for start, r in SERVERS.items() if line.startswith(start) and "--export" not in line), None
+                    )
+                    if ready is None:
+                        before.append(line)
+                    else:
+                        self.serve("".join([*before, f"exec {line}"]), ready)
+                        before = [kept for kept in before if kept.startswith("export ")]
+                if "".join(before).strip():
+                    self.paste("".join(before))
+        finally:
+            self.stop()
         return blocks
 
     def paste(self, text: str) -> None:
