@@ -54,7 +54,7 @@ def share(value: float | None) -> str:
 
 def failures(causes: Mapping[str, int]) -> str:
     """Return how many rollouts failed for each cause, without causes that have none."""
-    names = {Cause.INFRASTRUCTURE: "lost", Cause.AGENT: "agent", Cause.POLICY: "policy"}
+    names = {Cause.INFRASTRUCTURE: "lost", Cause.AGENT: "agent", Cause.POLICY: "policy", Cause.SCORER: "scorer"}
     return ", ".join(f"{causes[cause]} {name}" for cause, name in names.items() if causes.get(cause))
 
 
