@@ -9,26 +9,27 @@ from pathlib import Path
 from typing import Any
 
 from agentcore_rl_toolkit.runs import Rollout, RunWriter, TokenSequence, TokenTexts, write_config
+from agentcore_rl_toolkit.stats.intervals import interval
 
 WEIGHTS = Path(__file__).parents[1] / "src" / "agentcore_rl_toolkit" / "policy" / "weights"
-STEPS, GROUPS, SIZE = 12, 8, 8
+STEPS, GROUPS, SIZE, INPUTS = 12, 8, 8, 50
 HELD_OUT = {"all_fail": 0.0, "all_pass": 1.0, "no_spread": 0.4}  # rewards that stay as they are
 # The name of each run is that of the finding that it should show first.
 SENTENCES = {
-    "all_fail": "In 64 of 64 groups of the last 8 steps every rollout failed with a reward of 0 or less",
-    "all_pass": "In 64 of 64 groups of the last 8 steps every rollout has the full reward",
-    "no_spread": "The rewards in 64 of 64 groups of the last 8 steps do not differ",
-    "unparsed": "192 of 512 rollouts of the last 8 steps contain a tool call that does not parse",
-    "cut": "256 of 512 rollouts of the last 8 steps contain a reply that was cut off",
+    "all_fail": "In all 64 groups of the last 8 steps, every rollout scored 0 or less, so these groups teach nothing.",
+    "all_pass": "In all 64 groups of the last 8 steps, every rollout scored the full reward",
+    "no_spread": "In all 64 groups of the last 8 steps, all rollouts have the same reward",
+    "unparsed": "192 of 512 rollouts (38%) of the last 8 steps contain a tool call that does not parse. Their mean reward is 0.",
+    "cut": "256 of 512 rollouts (50%) of the last 8 steps contain a reply that was cut off at the limit of tokens. Their",
     "one_error": "384 of 512 rollouts of the last 8 steps failed, 320 of them with \"KeyError: 'order_id'\"",
-    "not_usable": "None of the 512 rollouts of the last 8 steps could be trained",
+    "not_usable": "None of the 512 rollouts of the last 8 steps is usable for training",
     "opposed": "The numbers brief and thorough oppose each other",
     "entropy": "The entropy fell from",
     "updates": "The updates are too large",
     "gap": "The logprobs of sampler and trainer differ by",
     "stale": "The rollouts are 5.0 weight versions old",
     "waiting": "The trainer waits for rollouts 95% of the time",
-    "held_out": "but on held-out inputs it went from 0.40 to 0.41",
+    "held_out": "but the reward on held-out inputs went from 0.40 to 0.42",
 }
 
 
@@ -40,21 +41,21 @@ def write(folder: Path, kind: str, *, steps: int = STEPS, texts: TokenTexts | No
     with RunWriter(folder, texts=texts) as run:
         write_config(folder, config)
         for when, step in (("before", 0), ("after", steps)):
-            rate = HELD_OUT.get(kind, 0.4 if when == "before" or kind == "held_out" else 0.7)
-            for n in range(48):
-                solved = float(rng.random() < rate)
-                run.rollout(_rollout(rng, kind, when, None, n, 0, solved, usable=True))
-            reward = HELD_OUT.get(kind, 0.4 if when == "before" else 0.41 if kind == "held_out" else 0.7)
+            rate = HELD_OUT.get(kind, 0.4 if when == "before" else 0.42 if kind == "held_out" else 0.7)
+            rewards = [float(n < round(rate * INPUTS)) for n in range(INPUTS)]
+            for n, reward in enumerate(rng.sample(rewards, INPUTS)):
+                run.rollout(_rollout(rng, kind, when, None, n, 0, reward, usable=True))
             facts = {
                 "when": when,
                 "version": step,
-                "reward": reward,
-                "reward_interval": [max(0, reward - 0.1), min(1, reward + 0.1)],
+                "reward": sum(rewards) / INPUTS,
+                "reward_interval": interval(rewards),
             }
-            run.event("evaluated", facts | {"scored": 48, "metrics": {}})
+            run.event("evaluated", facts | {"scored": INPUTS, "metrics": {}})
             if when == "before":
                 for number in range(steps):
                     _step(run, rng, kind, number, steps)
+        assert run.flush(600)
     if kind != "healthy":
         (folder / "summary.json").write_text(json.dumps({"steps": steps}))
 
@@ -64,6 +65,8 @@ def _step(run: RunWriter, rng: random.Random, kind: str, step: int, steps: int) 
     for group in range(GROUPS):
         chance = 0.25 + 0.5 * step / steps
         scores = [float(rng.random() < chance) for _ in range(SIZE)]
+        if kind == "unparsed":
+            scores[:3] = [0.0] * 3
         if len(set(scores)) == 1 and kind != "healthy":
             scores[0] = 1.0 - scores[0]
         fixed = {"all_fail": 0.0, "all_pass": 1.0, "no_spread": 0.25 + 0.5 * (group % 2)}
@@ -108,6 +111,9 @@ def _rollout(
     usable: bool,
 ) -> Rollout:
     at_s = 1_790_000_000.0 + 60 * (step or 0) + n
+    # An agent that fails at the first tool result has sampled one turn, and one that reaches nothing none.
+    turns = 2 if not failed else 1 if place < 5 else 0
+    sampled = 20 * turns
     cut, unparsed = (
         kind == "cut" and place < 4 and phase == "train",
         kind == "unparsed" and place < 3 and phase == "train",
@@ -119,11 +125,11 @@ def _rollout(
             "first_token_s": at_s + 2 * turn + 0.2,
             "finished_s": at_s + 2 * turn + 1.2,
             "prompt_tokens": 200,
-            "sampled_tokens": 40,
+            "sampled_tokens": 20,
             "finish_reason": "length" if cut and turn == 1 else "tool_calls" if turn == 0 else "stop",
             "parse_status": "unparsed" if unparsed and turn == 0 else "parsed",
         }
-        for turn in range(2)
+        for turn in range(turns)
     ]
     dialogue = [
         {"role": "system", "content": "You answer questions about orders."},
@@ -137,13 +143,13 @@ def _rollout(
         },
     ]
     thorough = rng.random()
-    ids = [rng.randrange(40, 200) for _ in range(60)]
+    ids = [rng.randrange(40, 200) for _ in range(20 + sampled)]
     tokens = TokenSequence(
         ids=ids,
-        mask=[0] * 20 + [1] * 40,
-        logprobs=[None] * 20 + [-rng.expovariate(2) for _ in range(40)],
-        trainer_logprobs=[None] * 20 + [-rng.expovariate(2) for _ in range(40)]
-        if phase == "train" and usable
+        mask=[0] * 20 + [1] * sampled,
+        logprobs=[None] * 20 + [-rng.expovariate(2) for _ in range(sampled)],
+        trainer_logprobs=[None] * 20 + [-rng.expovariate(2) for _ in range(sampled)]
+        if phase == "train" and usable and not failed
         else None,
         turn_ids=[call["turn_id"] for call in calls],
         updates=1,
@@ -172,10 +178,10 @@ def _rollout(
         if kind == "opposed"
         else {"lookups": 1.0 + n % 3},
         stages={"queue": 0.2, "start": 0.1, "run": 4.0, "result": 0.1, "stop": 0.1},
-        calls=[] if failed else calls,
-        dialogue=dialogue[:2] if failed else dialogue,
-        sequences=None if failed else [tokens],
-        fidelity=None if failed else {"turns": 2, "sampled_tokens": 40, "trained_tokens": 40},
+        calls=calls,
+        dialogue=dialogue[: 2 + turns] if failed else dialogue,
+        sequences=[tokens] if turns else None,
+        fidelity={"turns": turns, "sampled_tokens": sampled, "trained_tokens": sampled} if turns else None,
     )
 
 

@@ -125,7 +125,7 @@ class Shown:
         return self.page
 
 
-PLOT = "document.querySelector('[data-title=\"%s\"] .plot').chart"
+PLOT = 'document.querySelector(`[data-title="%s"] .plot`).chart'
 
 
 def chart(page: Any, title: str) -> dict[str, list[float | None]]:
@@ -378,7 +378,7 @@ def test_a_run_shows_evaluations_and_the_agents_metrics_counts_steps_from_1_and_
 ) -> None:
     page = shown.at("#/run/loop")
     assert chart(page, "Reward")["held out"] == [0, None, 0.5]  # before, and after the two steps
-    assert chart(page, "Numbers with the reward")["lamps"] == [2.5]
+    assert chart(page, "The agent's metrics")["lamps"] == [2.5]
     page.click("#numbers summary")
     page.wait_for_selector("#numbers .card")
     assert page.locator("#numbers .card b").all_inner_texts() == ["loss", "metrics/lamps", "rollout_s", "train_s"]
@@ -399,12 +399,13 @@ def test_a_run_shows_evaluations_and_the_agents_metrics_counts_steps_from_1_and_
     page.wait_for_selector(".live:text-is('finished')")
     with locked(trl):
         shown.at(f"#/run/{trl.name}").wait_for_selector(".live:text-is('live')")
-    shown.at(f"#/run/{trl.name}").wait_for_selector(".live:text-is('stopped')")
+    shown.at(f"#/run/{trl.name}").wait_for_selector("h1 .status:text-is('stopped')")
     with (trl / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"event": "failed", "reason": "no rollout can be used"}) + "\n")
     page = shown.at(f"#/run/{trl.name}")
-    page.wait_for_selector(".live:text-is('failed')")
-    assert page.get_attribute(".live", "title") == "failed: no rollout can be used"
+    page.wait_for_selector("h1 .status:text-is('failed')")
+    assert page.get_attribute("h1 .status", "title") == "failed: no rollout can be used"
+    page.wait_for_selector(".live.ended", state="hidden")  # the status is shown once
     page = shown.at("#/run/loop/rollouts")
     assert "Count the lamps of shop 0" in page.inner_text(".rows .row >> nth=0")
     page = shown.at("#/compare?first=trl@train:0&second=loop@train:1")
@@ -518,7 +519,7 @@ def test_parallel_calls_have_their_own_tools_and_a_rollout_without_a_call_says_s
     page = shown.at("#/run/parallel/rollout/1")
     labels = page.locator(".fall > span:not(.num)").all_text_contents()
     assert [label for label in labels if "tool" in label] == ["tool get_order", "tool get_policy"]
-    page = shown.at("#/run/parallel/rollout/49?view=tokens")
+    page = shown.at("#/run/parallel/rollout/56?view=tokens")  # after 50 evaluations, the sixth of its group
     assert "the rollout made no model call" in page.inner_text(".main")
     assert "logprobs" not in page.inner_text("#page")
 
@@ -530,6 +531,12 @@ def test_the_first_screen_says_why_a_run_does_not_learn(shown: Shown) -> None:
     first = page.locator(".finding").first
     assert first.get_attribute("data-name") == "cut"
     assert SENTENCES["cut"] in first.inner_text()
+    assert page.inner_text("h1 .status") == "stopped at 12 of 100"
+    counts = page.locator(".fact", has_text="rollouts").first
+    assert counts.inner_text().split("\n") == ["rollouts", "768+ 100 held out"]  # with a margin between
+    held = chart(page, "Reward")
+    for mean, low, high in zip(*(held[name] for name in ("held out", "held out, low", "held out, high")), strict=True):
+        assert mean is None or low <= mean <= high
     box = first.bounding_box()
     assert box is not None
     assert box["y"] + box["height"] < 300, "it is seen without scrolling"

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .reader import Query, RunReader
+from .steps import mean
 
-RECENT = 8  # training steps that are looked at: enough to see a state, few enough to forget what was repaired
+RECENT = 8  # training steps that are examined: enough to see a state, few enough to forget what was repaired
 TREND = 6  # steps that a trend needs at least
 FEW = 20  # rollouts that a correlation needs at least
 FAILED, CUT, UNPARSED = 0.25, 0.2, 0.1  # shares of rollouts above which a failure explains a run
@@ -28,25 +29,28 @@ ROSE = 0.1  # a rise of the reward in training that an evaluation should show a 
 
 
 ADVICE = {
-    "agent": "Read its traceback in one of these rollouts, repair the agent, and run `agentcore-rl invoke` once.",
-    "infrastructure": "`agentcore-rl doctor` tests the services. `runs show --in-flight` says what rollouts wait for.",
-    "policy": "Raise the limit that the policy reaches, or give these rollouts a reward that it can improve.",
-    "not_usable": "A usable rollout ended ok or failed by the policy, has a reward, and was sampled through the gateway.",
-    "unparsed": "`agentcore-rl doctor` checks the chat template. If it is right, teach the format first: `agentcore-rl sft`.",
-    "cut": "Raise `max_tokens` in `sampling_params` or the engine's context, or reward shorter replies.",
-    "all_fail": "Give part of the reward for part of the work, take easier inputs or a better start (`agentcore-rl sft`), or "
-    "raise `rollouts`.",
-    "all_pass": "Take harder inputs: `runs export --rows DATA --pass-rate 0.1:0.9` keeps those that are solved at times.",
-    "no_spread": "Rollouts of an input are compared with each other: make the reward finer, or raise `rollouts` or the "
-    "temperature.",
-    "opposed": "The policy gains nothing while one pays for the other. Change their weights, or make one a condition.",
+    "agent": "Open one of these rollouts, read its traceback, and repair the agent. Test it with `agentcore-rl invoke`.",
+    "infrastructure": "`agentcore-rl doctor` tests the services. `runs show --in-flight` shows what each rollout waits for.",
+    "policy": "The policy failed these rollouts, for example at a limit of tokens or turns. Raise that limit, or reward rollouts "
+    "that stay within it.",
+    "not_usable": "A usable rollout ended ok or was failed by the policy, has a reward, is not too old, and was sampled through "
+    "the gateway. Open one of these rollouts to see what is missing.",
+    "unparsed": "`agentcore-rl doctor` checks the chat template. If the template is right, teach the format first with "
+    "`agentcore-rl sft`.",
+    "cut": "Raise `max_tokens` in `sampling_params` or the context of the engine, or give shorter replies a higher reward.",
+    "all_fail": "Open a rollout and check that its reward is right. If it is, give partial reward, take easier inputs, teach the "
+    "task first with `agentcore-rl sft`, or raise `rollouts`.",
+    "all_pass": "Take harder inputs. `runs export --rows DATA --pass-rate 0.1:0.9` keeps the inputs that are solved sometimes.",
+    "no_spread": "The policy learns from the differences between the rollouts of an input. Make the reward finer, or raise "
+    "`rollouts` or the temperature.",
+    "opposed": "The reward pays for both, so it hardly rises. Change their weights, or make one a condition of the reward.",
     "entropy": "Raise `clip_high` or the temperature, lower the learning rate, or start again from an earlier checkpoint.",
-    "updates": "Lower the learning rate, or take fewer minibatches per step or fresher rollouts (`staleness`).",
-    "gap": "Sampler and trainer are no longer the same model: check that new weights arrive, and the dtype of both.",
-    "stale": "Lower `staleness`, or take shorter rollouts or more of them at a time.",
-    "waiting": "Add inference servers or raise `max_concurrent`. Over the longest rollouts read where their time went.",
-    "held_out": "The policy learns its inputs, or how to please the reward: add inputs, stop earlier, and read rollouts with a "
-    "high reward.",
+    "updates": "Lower the learning rate, use fewer minibatches per step, or lower `staleness`.",
+    "gap": "Sampler and trainer should be the same model. Check that new weights reach the sampler, and the dtype of both.",
+    "stale": "Lower `staleness`, make the rollouts shorter, or run more rollouts at the same time.",
+    "waiting": "Add inference servers or raise `max_concurrent`. The page of a long rollout shows where its time went.",
+    "held_out": "The policy learns its inputs by heart, or how to please the reward. Add inputs, stop earlier, and read rollouts "
+    "with a high reward.",
 }
 
 
@@ -102,6 +106,10 @@ class _Window:
     def sum(self, name: str) -> int:
         return sum(step[name] or 0 for step in self.steps)
 
+    def reward(self, **which: bool) -> float | None:
+        """Return the mean reward of the rollouts that fit, None if none has a reward."""
+        return mean([*self.run.numbers(Query(**{**self.query, **which}))["reward"].values()])
+
 
 def _failures(window: _Window) -> Found:
     total, usable = window.sum("rollouts"), window.sum("usable")
@@ -118,35 +126,43 @@ def _failures(window: _Window) -> Found:
         else:
             yield "failures", f"{text}, for {len(errors)} different reasons.", advice, {**window.query, "failed": True}
     if window.query["phase"] == "train" and total and not usable:
-        text = f"None of the {total} rollouts of {window.name} could be trained."
+        text = f"None of the {total} rollouts of {window.name} is usable for training."
         yield "not_usable", text, "not_usable", {**window.query, "usable": False}
 
 
 def _calls(window: _Window) -> Found:
     total, unparsed, cut = (window.sum(name) for name in ("rollouts", "unparsed", "cut"))
-    if unparsed and unparsed >= UNPARSED * total:
-        text = f"{unparsed} of {total} rollouts of {window.name} contain a tool call that does not parse."
-        yield "unparsed", text, "unparsed", {**window.query, "unparsed": True}
-    if cut and cut >= CUT * total:
-        text = f"{cut} of {total} rollouts of {window.name} contain a reply that was cut off by its limit of tokens."
-        yield "cut", text, "cut", {**window.query, "cut": True}
+    for name, count, share, what in (
+        ("unparsed", unparsed, UNPARSED, "a tool call that does not parse"),
+        ("cut", cut, CUT, "a reply that was cut off at the limit of tokens"),
+    ):
+        if count and count >= share * total:
+            text = f"{count} of {total} rollouts ({count / total:.0%}) of {window.name} contain {what}."
+            having, others = (window.reward(**{name: value}) for value in (True, False))
+            if having is not None and others is not None:
+                text += f" Their mean reward is {having:.2f}. That of the others is {others:.2f}."
+            yield name, text, name, {**window.query, name: True}
 
 
 def _groups(window: _Window) -> Found:
     groups, differ, failed, solved = (window.sum(f"groups{n}") for n in ("", "_differ", "_failed", "_solved"))
     if not groups or groups - differ < SAME * groups or (window.sum("gradient_tokens") and not differ):
         return  # advantages of a teacher need no rewards that differ
-    of, taught = f"{groups} groups of {window.name}", "so these groups teach nothing."
+
+    def of_groups(count: int) -> str:
+        return f"In {f'all {groups}' if count == groups else f'{count} of {groups}'} groups of {window.name}, "
+
+    taught = "so these groups teach nothing."
     if failed > groups / 2:
-        text = f"In {failed} of {of} every rollout failed with a reward of 0 or less, {taught}"
+        text = f"{of_groups(failed)}every rollout scored 0 or less, {taught}"
         yield "all_fail", text, "all_fail", {**window.query, "reward_to": 0}
     elif solved > groups / 2:
-        text = f"In {solved} of {of} every rollout has the full reward, {taught}"
+        text = f"{of_groups(solved)}every rollout scored the full reward, {taught}"
         yield "all_pass", text, "all_pass", {**window.query, "reward_from": 1}
     else:
-        text = (
-            f"The rewards in {groups - differ} of {of} do not differ ({failed} all fail, {solved} all pass), {taught}"
-        )
+        text = f"{of_groups(groups - differ)}all rollouts have the same reward, {taught}"
+        if failed or solved:
+            text += f" {failed} of them scored 0 or less, {solved} the full reward."
         yield "no_spread", text, "no_spread", {**window.query, "gradient": False}
 
 
@@ -157,8 +173,10 @@ def _opposed_numbers(window: _Window) -> Found:
     for one, other in itertools.combinations(sorted(helpful), 2):
         found = _correlation(helpful[one], helpful[other])
         if found is not None and found <= OPPOSED:
-            text = f"The numbers {one} and {other} oppose each other: over the rollouts of {window.name} their correlation is "
-            yield "opposed", f"{text}{found:.2f}.", "opposed", window.query
+            text = (
+                f"The numbers {one} and {other} oppose each other: if one rises, the other falls. Their correlation is "
+            )
+            yield "opposed", f"{text}{found:.2f} over the rollouts of {window.name}.", "opposed", window.query
 
 
 def _correlation(one: Mapping[int, float], other: Mapping[int, float]) -> float | None:
@@ -182,21 +200,19 @@ def _updates(numbers: Sequence[Mapping[str, Any]]) -> Found:
     if len(entropy) >= TREND:
         first, last = statistics.fmean(entropy[:3]), statistics.fmean(entropy[-3:])
         if last < min(LOW_NATS, COLLAPSED * first):
-            text = (
-                f"The entropy fell from {first:.2g} to {last:.2g} nats: the policy repeats itself and explores no more."
-            )
+            text = f"The entropy fell from {first:.2g} to {last:.2g} nats. The policy repeats itself and no longer explores."
             yield "entropy", text, "entropy", {}
     kl, clipped, ratio = lately("kl_sampler"), lately("clip_fraction"), max(known("ratio_max")[-RECENT:], default=0.0)
     if kl > KL or clipped > CLIPPED or ratio > RATIO:
-        text = f"The updates are too large: lately a KL of {kl:.2g}, {clipped:.0%} of the tokens clipped, and a ratio of up to "
-        yield "updates", f"{text}{ratio:.3g}.", "updates", {}
+        text = f"The updates are too large. In the last steps, the KL divergence from the sampler is {kl:.2g}, {clipped:.0%} of "
+        yield "updates", f"{text}the tokens are clipped, and the largest ratio is {ratio:.3g}.", "updates", {}
     gaps = known("logprob_gap") or known("gap_max")
     if gaps and gaps[-1] > max(GAP, GAP_GREW * (before := statistics.median(gaps[:3]))):
-        text = f"The logprobs of sampler and trainer differ by {gaps[-1]:.2g} nats, after {before:.2g} at first."
+        text = f"The logprobs of sampler and trainer differ by {gaps[-1]:.2g} nats. At first they differed by {before:.2g}."
         yield "gap", text, "gap", {}
     age, waiting = lately("staleness_mean") or lately("staleness"), lately("waiting")
     if age > STALE:
-        yield "stale", f"The rollouts are {age:.1f} weight versions old when they are trained.", "stale", {}
+        yield "stale", f"The rollouts are {age:.1f} weight versions old when the trainer uses them.", "stale", {}
     if waiting > WAITING:
         yield "waiting", f"The trainer waits for rollouts {waiting:.0%} of the time.", "waiting", {}
 
@@ -209,5 +225,7 @@ def _held_out(numbers: Sequence[Mapping[str, Any]], evaluated: Sequence[Mapping[
     third = max(2, len(rewards) // 3)
     first, last = statistics.fmean(rewards[:third]), statistics.fmean(rewards[-third:])
     if last - first > ROSE and held[-1] - held[0] < (last - first) / 4:
-        text = f"The reward in training rose from {first:.2f} to {last:.2f}, but on held-out inputs it went from "
+        text = (
+            f"The reward in training rose from {first:.2f} to {last:.2f}, but the reward on held-out inputs went from "
+        )
         yield "held_out", f"{text}{held[0]:.2f} to {held[-1]:.2f}.", "held_out", {}

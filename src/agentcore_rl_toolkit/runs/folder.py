@@ -57,9 +57,10 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def status(folder: Path) -> str:
-    """Return "running", "finished", "stopped", or "failed: " with the reason.
+    """Return "running", "finished", "stopped at N of M" (steps), "stopped", or "failed: " with the reason.
 
     A run is running while a process holds its lock. A run without a lock file is running if it was written in the last minute.
+    An ended run with a summary of fewer steps than planned has stopped at a step.
     """
     lock = folder / LOCK
     if lock.exists():
@@ -73,7 +74,11 @@ def status(folder: Path) -> str:
     last = _last_event(folder)
     if last.get("event") == FAILED:
         return f"failed: {last['reason']}"
-    return "finished" if (folder / SUMMARY).exists() else "stopped"
+    if not (folder / SUMMARY).exists():
+        return "stopped"
+    done, planned = (read_object(folder / name).get("steps") for name in (SUMMARY, CONFIG))
+    early = isinstance(done, int) and isinstance(planned, int) and done < planned
+    return f"stopped at {done} of {planned}" if early else "finished"
 
 
 def stamp(folder: Path) -> tuple[Any, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import sys
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,9 +22,12 @@ from agentcore_rl_toolkit.backends.training.service_settings import ServiceTrain
 from agentcore_rl_toolkit.backends.training.settings import LoopSettings, Services, State
 from agentcore_rl_toolkit.contract import Outcome
 from agentcore_rl_toolkit.errors import CaptureError, ConfigError, RolloutError
-from agentcore_rl_toolkit.runs.step_metrics import STEP_METRICS
 
 from ..recorded import Episode, Replay, recorded_episodes
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
+
+from metrics_page import STEP_METRICS
 
 ADAM = Adam(learning_rate=1e-3, beta1=0.9, beta2=0.95, grad_clip_norm=0.0)
 PER_GROUP = 8

@@ -89,7 +89,7 @@ def staleness(groups: Sequence[Group], version: int) -> dict[str, Any]:
 
 
 def summarise(groups: Sequence[Group]) -> dict[str, Any]:
-    """The numbers of groups of rollouts. `runs.step_metrics` has their formulas. A mean of nothing is None, not zero."""
+    """The numbers of groups of rollouts. `docs/metrics.md` has their formulas. A mean of nothing is None, not zero."""
     stats = summarize(groups)
     good = [rollout for group in groups for rollout in group.usable]
     reports = [rollout.trajectory.report for rollout in good if rollout.trajectory is not None]

@@ -99,7 +99,7 @@ function watch(at) {
   stop();
   watched = run;
   if (run === null) { live.textContent = ""; return; }
-  const say = (text, title = "") => { [live.textContent, live.title] = [text, title]; };
+  const say = (text, title = "", ended = false) => { [live.textContent, live.title] = [text, title]; live.classList.toggle("ended", ended); };
   stop = listen(run, () => {
     if (due || ["rollout", "group"].includes(read().name)) return;
     due = setTimeout(() => { due = 0; current?.changed ? current.changed() : draw(true); }, REDRAW_MS);

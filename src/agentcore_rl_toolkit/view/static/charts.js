@@ -28,7 +28,8 @@ const valueAt = (x, points, key) => { const p = points.get(x); return p === unde
 /** @returns {any} */
 const abscissa = (options) => ({ label: options.x ?? "step", value: (_, v) => (v === null ? "" : small(v)) });
 const bandOf = (p) => (p === undefined || p.low === undefined || p.low === null ? "" : ` (${small(p.low)} to ${small(p.high)})`);
-const tick = (v) => (v === null ? "" : v !== 0 && Math.abs(v) < 0.001 ? v.toExponential(0) : String(Number(v.toPrecision(4))));
+// Labels of an axis, all in one notation.
+const ticks = (values) => values.map((v) => (v === null ? "" : v !== 0 && Math.max(...values.map(Math.abs)) < 0.001 ? v.toExponential(0) : String(Number(v.toPrecision(4)))));
 
 // curves: [{name, points: [{x, y, low?, high?, href?}], kind?}]. A point without a value is a gap, never 0. `held` ones are joined.
 export function lineChart(title, curves, options = {}) {
@@ -84,7 +85,7 @@ function plotted(title, data, { series, bands }, options, hrefs) {
   waiting.set(box, () => {
     const made = new uPlot({ width: Math.max(200, box.clientWidth), height: options.height ?? HEIGHT, series, bands, cursor: { y: false, points: { size: 7 }, drag: { x: true, y: false } },
       scales: { x: { time: false, range: around }, y: { range } },
-      axes: [{ ...axis, size: 28, ...(options.x ? { values: (_, v) => v.map(tick) } : { incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000], values: (_, v) => v.map((x) => (Number.isInteger(x) ? String(x) : "")) }) }, { ...axis, size: 50, values: (_, v) => v.map((y) => (options.bars && !Number.isInteger(y) ? "" : tick(y))) }],
+      axes: [{ ...axis, size: 28, ...(options.x ? { values: (_, v) => ticks(v) } : { incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000], values: (_, v) => v.map((x) => (Number.isInteger(x) ? String(x) : "")) }) }, { ...axis, size: 50, values: (_, v) => (options.bars ? v.map((y) => (Number.isInteger(y) ? String(y) : "")) : ticks(v)) }],
       legend: { live: true } }, data, box);
     const at = (i) => (i === null || i === undefined ? null : hrefs.map((points) => points.get(data[0][i])?.href).find(Boolean));
     made.over.addEventListener("mousemove", () => { made.over.style.cursor = at(made.cursor.idx) ? "pointer" : "default"; });

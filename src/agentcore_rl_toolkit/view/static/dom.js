@@ -29,6 +29,9 @@ export function number(value, digits = 3) {
   return Number.isInteger(value) && Math.abs(value) < 1e15 ? String(value) : Number(value).toFixed(digits);
 }
 
+// Why a rollout ended, for a reader.
+export const stopText = (stop) => (stop === "stop" ? "finished by itself" : stop);
+
 export const to = (href, ...children) => el("a", { href }, ...children);
 export const soft = (...children) => el("span", { class: "soft" }, ...children);
 export const notice = (...children) => el("p", { class: "notice" }, ...children);

@@ -1,6 +1,6 @@
 // @ts-check
 // The rollouts of one input in one step: what did the better one do differently?
-import { choice, el, filters, fold, link, messageCalls, messageText, many, notice, number, outcomeClass, outcomeText, soft, table, to } from "./dom.js";
+import { choice, el, filters, fold, link, messageCalls, messageText, many, notice, number, outcomeClass, outcomeText, soft, stopText, table, to } from "./dom.js";
 import { lineChart } from "./charts.js";
 import { groupOf } from "./source.js";
 import { dialogueOf, expectedOf, judgeOf } from "./rollout.js";
@@ -40,8 +40,8 @@ export async function groupPage(name, id, query, go) {
   const here = (changed) => link(name, `group/${id}`, { one: one.id, other: other.id, ...changed });
   const pick = (key, label, current) => choice(key, label, current.id, members.map((m) => [m.id, `#${m.id}, reward ${number(m.reward)}`]), (value) => go(here({ [key]: value })));
   const parts = [...new Set(members.flatMap((m) => Object.keys(m.numbers)))].sort();
-  const rows = members.map((m) => [el("a", { href: link(name, `rollout/${m.id}`), class: "member", "data-id": m.id }, `#${m.id}`), el("b", {}, number(m.reward)), el("span", { class: m.advantage > 0 ? "good" : m.advantage < 0 ? "bad" : null }, number(m.advantage)), ...parts.map((p) => number(m.numbers[p])), number(m.turns), number(m.sampled_tokens), m.stop ?? "–", el("span", { class: outcomeClass(m) }, outcomeText(m)), el("span", { class: "long" }, m.error ?? "")]);
-  const side = (m, against) => el("section", { class: "card", "data-id": m.id }, el("div", {}, to(link(name, `rollout/${m.id}`), `Rollout ${m.id}`), "  reward ", el("b", {}, number(m.reward)), soft(`   ${many(m.turns, "turn")}, ${many(m.sampled_tokens, "token")}, stopped by ${m.stop ?? "–"}`)),
+  const rows = members.map((m) => [el("a", { href: link(name, `rollout/${m.id}`), class: "member", "data-id": m.id }, `#${m.id}`), el("b", {}, number(m.reward)), el("span", { class: m.advantage > 0 ? "good" : m.advantage < 0 ? "bad" : null }, number(m.advantage)), ...parts.map((p) => number(m.numbers[p])), number(m.turns), number(m.sampled_tokens), stopText(m.stop) ?? "–", el("span", { class: outcomeClass(m) }, outcomeText(m)), el("span", { class: "long" }, m.error ?? "")]);
+  const side = (m, against) => el("section", { class: "card", "data-id": m.id }, el("div", {}, to(link(name, `rollout/${m.id}`), `Rollout ${m.id}`), "  reward ", el("b", {}, number(m.reward)), soft(`   ${many(m.turns, "turn")}, ${many(m.sampled_tokens, "token")}, stopped by ${stopText(m.stop) ?? "–"}`)),
     m.error ? el("div", { class: "bad" }, m.error) : null, judgeOf(m.detail?.reward_parts), dialogueOf(m.dialogue, { mark: m !== against && m.dialogue && against.dialogue ? differences(m.dialogue, against.dialogue) : null, from: m.dialogue?.length ? shared : 0 }));
   const expected = expectedOf(group.detail?.payload), history = found.history;
   const held = history.filter((h) => h.number !== null || h.phase !== "train");
@@ -50,7 +50,7 @@ export async function groupPage(name, id, query, go) {
     nodes: [el("h1", {}, "Group"),
       el("p", { class: "spaced" }, to(link(name, "rollouts", { phase: group.phase, number: group.number }), group.at), el("span", {}, group.grp), soft(`${many(members.length, "rollout")} of one input`), group.input_key ? to(link(name, "rollouts", { input: group.input_key }), "all rollouts of this input") : null),
       expected !== null ? el("p", { class: "notice", id: "expected" }, "Expected: ", el("b", {}, expected)) : null,
-      table(["rollout", "#reward", "#advantage", ...parts.map((p) => `#${p}`), "#turns", "#tokens", "stopped by", "outcome", ""], rows, { id: "members" }),
+      table(["rollout", "#reward", "#advantage", ...parts.map((p) => `#${p}`), "#turns", "#tokens", "end", "outcome", ""], rows, { id: "members" }),
       shared ? [el("h2", {}, `The beginning of all: ${many(shared, "message")}`), el("details", { class: "card", id: "shared", open: shared <= 2 }, el("summary", {}, messageText(members.find((m) => m.dialogue?.length).dialogue[shared - 1]).slice(0, 120)), dialogueOf(members.find((m) => m.dialogue?.length).dialogue.slice(0, shared)))] : null,
       el("h2", {}, "Side by side"), filters(pick("one", "left", one), pick("other", "right", other), soft("What differs is marked.")),
       el("div", { class: "sides" }, side(one, other), one === other ? null : side(other, one)), past,

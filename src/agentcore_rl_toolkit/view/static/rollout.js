@@ -1,6 +1,6 @@
 // @ts-check
 // One rollout: the list that it is in, its dialogue or its tokens, and its facts.
-import { el, filtersOf, fold, hint, link, messageCalls, messageText, many, notice, number, onTyped, outcomeClass, outcomeText, seconds, small, soft, to, toolCalls } from "./dom.js";
+import { el, filtersOf, fold, hint, link, messageCalls, messageText, many, notice, number, onTyped, outcomeClass, outcomeText, seconds, small, soft, stopText, to, toolCalls } from "./dom.js";
 import { rolloutOf, rowsOf } from "./source.js";
 import { tokenView } from "./tokens.js";
 
@@ -106,7 +106,7 @@ function factsOf(row, detail) {
   const report = Object.entries(detail.fidelity ?? {}).filter(([, v]) => v !== null && !(typeof v === "object" && !Object.keys(v).length));
   const version = row.weight_min === null ? "–" : row.weight_min === row.weight_max ? number(row.weight_min) : `${row.weight_min} to ${row.weight_max}`;
   return [
-    lines("Result", [["outcome", outcomeText(row), outcomeClass(row)], ["stopped by", row.stop], ["reward", number(row.reward) === "–" ? "none" : number(row.reward)], ["advantage", number(row.advantage)], ...Object.entries(detail.metrics ?? {}).map(([n, v]) => [n, number(v)]), ...parts.map(([n, v]) => [n, JSON.stringify(v)]), ["judge", number(detail.reward_parts?.judge?.score)], ["reward of turns", detail.reward_parts?.per_turn ? JSON.stringify(detail.reward_parts.per_turn) : null]]),
+    lines("Result", [["outcome", outcomeText(row), outcomeClass(row)], ["end", stopText(row.stop)], ["reward", number(row.reward) === "–" ? "none" : number(row.reward)], ["advantage", number(row.advantage)], ...Object.entries(detail.metrics ?? {}).map(([n, v]) => [n, number(v)]), ...parts.map(([n, v]) => [n, JSON.stringify(v)]), ["judge", number(detail.reward_parts?.judge?.score)], ["reward of turns", detail.reward_parts?.per_turn ? JSON.stringify(detail.reward_parts.per_turn) : null]]),
     lines("Answer", [["expected", expected], ["answered", last ? messageText(last).slice(-300) || "a tool call" : null]]),
     lines("Time", [["in all", seconds(row.elapsed_s)], ["model", seconds(model)], ["tools", seconds(tool)], ["agent", seconds(agent)], ["waiting", seconds((stages.queue ?? 0) + (stages.start ?? 0) || null)]]),
     lines("Tokens", [["turns", number(row.turns)], ["sampled", number(row.sampled_tokens)], ["usable", row.mask_reason ? `0 (${row.mask_reason})` : number(row.trained_tokens)], ["with gradient", row.phase === "train" ? number(row.mask_reason ? 0 : row.gradient_tokens) : null], ["least logprob", number(row.logprob_min)], ["largest gap", small(row.gap_max)], ["entropy", number(row.entropy_mean)], ["weight version", version], ["versions behind", number(row.staleness)]]),

@@ -1,6 +1,6 @@
 // @ts-check
 // The list of rollouts: filters, orders, and only the rows in sight.
-import { FILTERS, choice, el, filters, filtersOf, link, many, number, onTyped, outcomeClass, outcomeText, small, to } from "./dom.js";
+import { FILTERS, choice, el, filters, filtersOf, link, many, number, onTyped, outcomeClass, outcomeText, small, stopText, to } from "./dom.js";
 import { facetsOf, rowsOf } from "./source.js";
 
 const HIGH = 30, CHUNK = 100, AROUND = 12, AT_ONCE = 2;
@@ -19,7 +19,7 @@ export async function rolloutsPage(name, query, go) {
   const input = (key, label, type = "number", more = {}) => el("label", {}, label, el("input", { name: key, type, step: "any", value: query[key] ?? "", ...more }));
   const counted = (values, prefix = "") => Object.entries(values).map(([v, n]) => [prefix + v, `${prefix.replace(":", ": ")}${v} (${n})`]);
   const form = filters(
-    any("phase", "phase", counted(facets.phase)), input("number", "step", "number", { step: 1 }), any("outcome", "outcome", [...counted(facets.outcome), ...counted(facets.cause, "cause:")]), any("stop", "stopped by", counted(facets.stop)), any("tool", "tool", counted(facets.tool)),
+    any("phase", "phase", counted(facets.phase)), input("number", "step", "number", { step: 1 }), any("outcome", "outcome", [...counted(facets.outcome), ...counted(facets.cause, "cause:")]), any("stop", "end", counted(facets.stop).map(([value, text]) => [value, text.replace(value, stopText(value))])), any("tool", "tool", counted(facets.tool)),
     input("reward_from", "reward from"), input("reward_to", "reward to"), input("tokens_from", "tokens from", "number", { step: 1 }), input("text", "text", "search", { minlength: 2 }), el("span", { id: "count", class: "soft", "aria-live": "polite" }));
   const linked = Object.keys(LINKED).filter((key) => query[key] !== undefined && query[key] !== "");
   if (query.tool === "") linked.push("tool");

@@ -1,6 +1,6 @@
 // @ts-check
 // One run: is it learning, and if not, why?
-import { el, facts, fold, inputOf, link, many, notice, number, numbersIn, percent, seconds, section, small, table, to } from "./dom.js";
+import { el, facts, fold, inputOf, link, many, notice, number, numbersIn, percent, seconds, section, small, stopText, table, to } from "./dom.js";
 import { lineChart, sparkline, stackedChart } from "./charts.js";
 import { inputsOf, overview } from "./source.js";
 import { statusOf } from "./runs.js";
@@ -34,7 +34,7 @@ function findings(run) {
   if (rows.length || !total) return rows;
   const scored = run.trained.filter((s) => s.reward !== null);
   const [first, last] = [scored[0], scored.at(-1)].map((s) => number(s?.reward));
-  return [el("p", { class: "fine" }, "Nothing in the last steps keeps this run from learning: groups differ, calls parse, few rollouts fail.", scored.length > 1 ? ` The reward went from ${first} to ${last} in ${many(scored.length, "step")}.` : null)];
+  return [el("p", { class: "fine" }, "The last steps show nothing that keeps this run from learning: rewards differ within groups, tool calls parse, and few rollouts fail.", scored.length > 1 ? ` The reward went from ${first} to ${last} in ${many(scored.length, "step")}.` : null)];
 }
 
 // A query as it stands in an address.
@@ -52,9 +52,9 @@ export async function readRun(name) {
   return run;
 }
 
-// The curve of held-out rewards, with intervals where the evaluation gave one.
+// The curve of held-out rewards, each with the interval of the same rollouts.
 export function heldOut(run) {
-  return run.others.filter((s) => run.placeOf(s) !== null).map((s) => { const [low, high] = run.evaluated(s)?.reward_interval ?? [null, null]; return { x: run.placeOf(s), y: s.reward, low, high, href: link(run.name, "evaluation", { phase: s.phase, number: s.number }) }; }).sort((a, b) => a.x - b.x);
+  return run.others.filter((s) => run.placeOf(s) !== null).map((s) => { const [low, high] = s.interval ?? [null, null]; return { x: run.placeOf(s), y: s.reward, low, high, href: link(run.name, "evaluation", { phase: s.phase, number: s.number }) }; }).sort((a, b) => a.x - b.x);
 }
 
 function charts(run) {
@@ -66,16 +66,17 @@ function charts(run) {
   const stack = (title, note, parts) => stackedChart(title, xs, parts.map(([name, colour, of]) => ({ name, colour, values: trained.map(of) })), { hrefs, note });
   const kinds = (key) => [...new Set(trained.flatMap((s) => Object.keys(s[key])))].sort((a, b) => (a === "stop" ? -1 : b === "stop" ? 1 : a < b ? -1 : 1));
   const sum = (counts) => Object.values(counts).reduce((a, b) => a + b, 0), share = { from: 0, to: 1 }, zero = { from: 0 };
+  const held = trained.length ? heldOut(run) : [];
   const reward = trained.map((s, i) => ({ x: s.number, y: s.reward, low: s.quantiles?.[0] ?? null, high: s.quantiles?.[2] ?? null, href: hrefs[i] }));
   const own = [...new Set(run.metrics.filter((e) => e.event === "step").flatMap((e) => Object.keys(e.metrics ?? {})))].sort();
   return [
-    line("Reward", "Means over inputs. Bands: 10 % to 90 % of rollouts; the 95 % interval of held-out inputs.", share,
-      ["median", point("p50", (s) => s.quantiles?.[1] ?? null), "other"], ["mean", reward, "main"], ["held out", trained.length ? heldOut(run) : [], "held"]),
-    stack("Groups", "Only mixed groups, whose rewards differ, teach.",
-      [["all fail", "--bad", (s) => s.groups_failed], ["mixed", "--main", (s) => s.groups_differ],
-        ["same reward between", "--warn", (s) => s.groups - s.groups_differ - s.groups_failed - s.groups_solved],
-        ["all pass", "--good", (s) => s.groups_solved]]),
-    line("Numbers with the reward", "Means of what the agent returned: parts of the reward, or its own counts.", {},
+    line("Reward", `Blue: middle 80 % of rollouts.${held.length ? " Green: 95 % interval of held-out inputs." : ""}`, share,
+      ["median", point("p50", (s) => s.quantiles?.[1] ?? null), "other"], ["mean", reward, "main"], ["held out", held, "held"]),
+    stack("Groups", "Only mixed groups teach: their rewards differ.",
+      [["all scored 0", "--bad", (s) => s.groups_failed], ["mixed", "--main", (s) => s.groups_differ],
+        ["all equal, between", "--warn", (s) => s.groups - s.groups_differ - s.groups_failed - s.groups_solved],
+        ["all full reward", "--good", (s) => s.groups_solved]]),
+    line("The agent's metrics", "Means of the numbers that the agent returned with its reward.", {},
       ...own.map((key) => [key, logged((e) => e.metrics?.[key])])),
     line("KL divergence", "In nats per token. Above 0.1 from the sampler: updates are too large, or rollouts too old.", zero,
       ...["sampler", "start", "old", "reference", "teacher"].map((from) => [`from the ${from}`, logged((e) => e[`kl_${from}`])])),
@@ -84,7 +85,7 @@ function charts(run) {
     line("Entropy", "At trained tokens. A fast fall: the policy stops exploring.", zero, ["mean, nats", point("entropy")]),
     line("Logprob gap", "Between sampler and trainer, in nats. It should stay at the rounding of the dtype.", zero,
       ["largest", point("gap_max")], ["mean", point("gap_mean")]),
-    stack("Why rollouts stopped", "length: cut by its limit of tokens; errors by their outcome.", kinds("stops").map((stop) => [stop, STOPS[stop], (s) => s.stops[stop] ?? 0])),
+    stack("Why rollouts stopped", "length: the limit of tokens cut a reply. Errors have the name of their outcome.", kinds("stops").map((stop) => [stopText(stop), STOPS[stop], (s) => s.stops[stop] ?? 0])),
     stack("Failures by cause", "Whose failure it is: the policy's, the agent's code, or the infrastructure's.",
       [["ok", "--good", (s) => s.rollouts - sum(s.causes)], ...kinds("causes").map((cause) => [cause, { policy: "--warn", agent: "--bad" }[cause] ?? "--soft", (s) => s.causes[cause] ?? 0])]),
     line("Tokens sampled by a rollout", null, zero, ["mean", point("tokens_mean")], ["longest", point("tokens_max")]),
@@ -97,17 +98,17 @@ function charts(run) {
 }
 
 function countsOf(run) {
-  const { trained, tokens } = run, last = trained.at(-1) ?? run.steps.at(-1), name = run.name;
+  const { trained, others, tokens } = run, rollouts = (steps) => steps.reduce((n, s) => n + s.rollouts, 0), last = trained.at(-1) ?? run.steps.at(-1), name = run.name;
   const planned = run.config.steps, left = planned && run.status === "running" ? planned - trained.length : 0;
   const took = [...run.events.values()].slice(-5).map((e) => (e.rollout_s ?? 0) + (e.train_s ?? 0));
   const count = (n) => (n === null ? "–" : n.toLocaleString("en")), share = (n) => (n !== null && tokens.sampled ? percent(n / tokens.sampled) : null);
   const rest = left > 0 && took.length ? `about ${seconds((left * took.reduce((a, b) => a + b, 0)) / took.length)} left` : null;
   return [
     ["steps", planned ? `${trained.length} of ${planned}` : number(trained.length), null, rest],
-    ["rollouts", number(run.steps.reduce((n, s) => n + s.rollouts, 0)), link(name, "rollouts")],
+    ["rollouts", number(rollouts(trained.length ? trained : others)), link(name, "rollouts"), trained.length && others.length ? `+ ${rollouts(others)} held out` : null],
     ["reward", number(last?.reward), last && run.listOf(last), "last step"],
     ["usable rollouts", last ? `${last.usable} of ${last.rollouts}` : "–", last && run.listOf(last, { usable: "1" }), "last step"],
-    ["groups that differ", last?.groups ? `${last.groups_differ} of ${last.groups}` : "–", last && run.listOf(last), "last step"],
+    ["mixed groups", last?.groups ? `${last.groups_differ} of ${last.groups}` : "–", last && run.listOf(last), "last step"],
     ["tokens sampled", count(tokens.sampled), link(name, "rollouts", { phase: "train", sort: "sampled_tokens", descending: "1" }), null, "in all rollouts of the training"],
     ["of these usable", count(tokens.usable), link(name, "rollouts", { phase: "train", usable: "1" }), share(tokens.usable), "in usable rollouts, where the session's rule trains them"],
     ["with gradient", count(tokens.gradient), link(name, "rollouts", { phase: "train", gradient: "1" }), share(tokens.gradient), "usable, with an advantage other than 0: all that the run learned from"],
@@ -164,7 +165,7 @@ export async function runPage(name, _query, _go, mount) {
   const own = [...new Set(run.metrics.flatMap((e) => Object.keys(e.metrics ?? {})))].sort();
   const eventOf = (s) => (s.phase === "train" && s.step !== null ? run.events.get(s.step) : run.evaluated(s));
   const place = (s) => [to(run.listOf(s), s.at), s.phase === "train" ? null : [" ", to(link(name, "evaluation", { phase: s.phase, number: s.number }), "evaluation")]];
-  const steps = table(["step", "#rollouts", "#reward", "#of ok", "#usable", "#groups that differ", "#tokens a rollout", "#largest gap", ...own.map((key) => `#${key}`), "outcomes"],
+  const steps = table(["step", "#rollouts", "#reward", "#of ok", "#usable", "#mixed groups", "#tokens a rollout", "#largest gap", ...own.map((key) => `#${key}`), "outcomes"],
     run.steps.map((s) => [place(s), number(s.rollouts), number(s.reward), number(s.reward_ok), number(s.usable), s.rollouts > s.groups ? `${number(s.groups_differ)} of ${number(s.groups)}` : "–", number(s.tokens_mean, 0), small(s.gap_max), ...own.map((key) => number(eventOf(s)?.metrics?.[key])), Object.entries(s.outcomes).map(([o, n]) => `${n} ${o}`).join(", ")]), { id: "steps" });
   return [head, el("div", { id: "diagnosis" }, findings(run)), change, facts(countsOf(run)), el("div", { class: "grid", id: "charts" }, charts(run)), tables(run),
     everyNumber(run, mount), el("h2", {}, trained.length && others.length ? "Steps and evaluations" : trained.length ? "Steps" : "Evaluations"), steps, settings];

@@ -5,7 +5,7 @@ import { sparkline } from "./charts.js";
 import { exported, runList } from "./source.js";
 
 const when = (s) => (s === null || s === undefined ? "–" : new Date(s * 1000).toLocaleString([], { dateStyle: "medium", timeStyle: "short" }));
-export const statusOf = (status) => el("span", { class: `status ${String(status).split(":")[0]}`, title: status }, String(status).split(":")[0]);
+export const statusOf = (status) => el("span", { class: `status ${String(status).split(/[: ]/)[0]}`, title: status }, String(status).split(":")[0]);
 const rewardOf = ({ reward, interval }) => el("span", { title: interval ? `95 % interval over inputs: ${interval.map((v) => number(v)).join(" to ")}` : null }, number(reward), interval ? el("span", { class: "soft width" }, ` ± ${number((interval[1] - interval[0]) / 2, 2)}`) : null);
 // Head, the value to sort by, and the cell.
 /** @type {[string, ((run: any) => any) | null, (run: any) => any][]} */

@@ -117,8 +117,8 @@ export function listen(run, changed, say) {
   events.onerror = () => say("no connection");
   events.onmessage = (event) => {
     const now = JSON.parse(event.data);
-    if (now.status === "running" || now.status === "") say("live", "What is written shows up here by itself.");
-    else say(now.status.split(":")[0], now.status);
+    if (now.status === "running" || now.status === "") say("live", "New rollouts appear here without a reload.");
+    else say(now.status.split(":")[0], now.status, true);
     if (now.changed) changed();
   };
   return () => events.close();
