@@ -1,4 +1,4 @@
-"""`python -m agentcore_rl_toolkit`: the command line where no script is on the PATH."""
+"""`python -m agentcore_rl_toolkit`: the command line for a PATH without the script."""
 
 from .cli.main import main
 

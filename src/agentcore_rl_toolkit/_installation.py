@@ -1,4 +1,4 @@
-"""This installation of the toolkit: the command that adds an extra, the wheel of exactly this version, and tools beside it.
+"""This installation of the toolkit: the command that adds an extra, the wheel of exactly this version, and tools next to it.
 
 The package index has another product under this toolkit's name, so nothing is ever installed from there by that name: extras
 come from where this installation came from, and an agent's environment gets a wheel written from the files that run here.
@@ -90,7 +90,7 @@ def _is_installed() -> bool:
 
 
 def find_uv() -> str:
-    """The path of uv: beside this interpreter, or on PATH. Raises: ConfigError."""
+    """Return the path of uv: next to this interpreter, or on PATH. Raises: ConfigError."""
     found = shutil.which("uv", path=str(Path(sys.executable).parent)) or shutil.which("uv")
     if found is None:
         raise ConfigError("the packages of an agent are installed with uv: pip install uv")

@@ -11,7 +11,7 @@ _TOO_DEEP = f"it is nested more than {MAX_DEPTH} levels deep"
 
 
 def parse_json(data: bytes | str) -> Any:
-    """The value. Raises: ValueError that says why not: no JSON, too deep, a number beyond all bounds, half a surrogate pair."""
+    """Return the value. Raises: ValueError with the reason: no JSON, too deep, a number out of range, half a surrogate pair."""
     try:
         value = json.loads(data, parse_constant=_refuse)
     except RecursionError:

@@ -1,4 +1,4 @@
-"""Which version of the toolkit this is."""
+"""The version of the toolkit."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ Answer = Callable[[Request, str], Awaitable[Response]]
 
 
 class Relay:
-    """A server on a free port, in a thread of its own. `open` gives an address for each function that answers calls."""
+    """A server on a free port, in its own thread. `open` gives an address for each function that answers calls."""
 
     add_rollouts = False
 

@@ -46,7 +46,7 @@ CONTROL_URL = "AWS_ENDPOINT_URL_BEDROCK_AGENTCORE_CONTROL"
     "--bucket", envvar="AGENTCORE_S3_BUCKET", show_envvar=True, help="Bucket of the records, or s3://BUCKET/PREFIX."
 )
 @click.option("--region", help="AWS region. [default: the environment's or profile's]")
-@click.option("--role", metavar="ARN", help="Execution role. [default: one is made with least rights]")
+@click.option("--role", metavar="ARN", help="Execution role. [default: a new role with least rights]")
 @click.option("--subnet", "subnets", multiple=True, help="Subnet of a VPC. Repeatable.")
 @click.option("--security-group", "security_groups", multiple=True, help="Security group in the VPC. Repeatable.")
 @click.option("--endpoint", metavar="NAME", help="Endpoint to point at the new version.")
@@ -198,7 +198,7 @@ def _records(bucket: str | None) -> tuple[str | None, str]:
 
 
 def _platform() -> str:
-    """The platform to build for: AgentCore's, or this machine's beside a local control plane."""
+    """The platform to build for: AgentCore's, or this machine's for a local control plane."""
     from ..deploy.artifact import AGENTCORE_PLATFORM, this_platform
 
     local = re.match(r"https?://(127\.|localhost|\[::1\])", os.environ.get(CONTROL_URL, ""))
@@ -225,7 +225,7 @@ def _print_policies(deployment: Deployment, as_json: bool) -> None:
         "trust": ("who may take the execution role", iam.execution_trust(place)),
         "execution": ("what sessions may do", iam.execution(place)),
         "trainer": ("who runs `eval` and `train`", iam.trainer(place)),
-        "doctor": ("who runs `doctor --aws`, beside the trainer's", iam.doctor(place)),
+        "doctor": ("who runs `doctor --aws`, in addition to the trainer's", iam.doctor(place)),
         "deployer": ("who runs `deploy`", iam.deployer(place, role=role)),
     }
     if as_json:

@@ -87,7 +87,7 @@ def with_agent(command: F) -> F:
     model = f"A local agent's model: {WORDS}; none: it has its own. [default: the built-in policy]"
     out = "Folder, whose name begins the records' keys. [default: runs/COMMAND-DATA, then COMMAND-DATA-2, ...]"
     for option in (
-        click.option("--resume", is_flag=True, help="Go on with the last run of this data, or the one in --out."),
+        click.option("--resume", is_flag=True, help="Continue the last run of this data, or the run in --out."),
         click.option("--out", type=folder, help=out),
         click.option(
             "--bucket", help="Bucket or store URL for results. [default for a local agent: a folder of --out]"
@@ -131,9 +131,9 @@ def command(**options: Any) -> None:
     and the model unless --base-url names one.
 
     Failures of the agent and of the policy count as 0, those of the infrastructure do not count; the mean over the rollouts that
-    ended ok is printed beside it. Results go to OUT/results.jsonl, results.csv and summary.json; `agentcore-rl view OUT` shows
+    ended ok is printed too. Results go to OUT/results.jsonl, results.csv and summary.json; `agentcore-rl view OUT` shows
     every rollout. Exit code: 0, 1 when rollouts failed (the policy's failures are results), 2 on a wrong option, 130 after
-    Ctrl-C, which keeps finished rollouts and prints the command to go on.
+    Ctrl-C, which keeps finished rollouts and prints the command that continues the run.
 
     \b
     Example:
@@ -218,7 +218,7 @@ def experiment(options: dict[str, Any], kind: str = "eval", begun: str = "ledger
         if config and config.get("kind") != kind:
             raise ConfigError(f"{nearby(out)} holds a run of another command; choose another --out")
         if (out / begun).exists() and not options["resume"]:
-            raise ConfigError(f"{nearby(out)} holds a run; go on with --resume, or choose another --out")
+            raise ConfigError(f"{nearby(out)} holds a run; continue it with --resume, or choose another --out")
         return re.sub(r"[^A-Za-z0-9_-]", "-", out.name)[:99] or first, out
     runs = Path("runs").resolve()
     if not options["resume"]:
@@ -232,7 +232,7 @@ def experiment(options: dict[str, Any], kind: str = "eval", begun: str = "ledger
 
 
 def check_options(options: dict[str, Any]) -> None:
-    """Check the options before anything is made or started, and find a deployed agent by its name. Raises: ConfigError."""
+    """Check the options before anything starts, and find a deployed agent by its name. Raises: ConfigError."""
     if options["bucket"]:
         parse_url(options["bucket"])
         arn = deployed_arn(options["agent"] or "", Path.cwd())
@@ -243,7 +243,7 @@ def check_options(options: dict[str, Any]) -> None:
         json_object(options["sampling_params"], "--sampling-params")
     if _judge(options) is not None and options["resume"]:
         raise ConfigError(
-            "--judge takes no --resume: it needs the dialogues of all rollouts; begin anew with another --out"
+            "--judge takes no --resume: it needs the dialogues of all rollouts; start again with another --out"
         )
     from .training.stack import check_agent
 
@@ -265,7 +265,7 @@ def _judge(options: dict[str, Any]) -> JudgeSettings | None:
 
 
 def _check_store(bucket: str, exp_id: str, region: str) -> None:
-    """Whether results can be looked for there at all. Raises: ConfigError.
+    """Check that results can be read from there. Raises: ConfigError.
 
     Who may read but not list is let through: records are then looked for one by one.
     """
@@ -283,7 +283,7 @@ def _check_store(bucket: str, exp_id: str, region: str) -> None:
 
 
 def _check_credentials() -> None:
-    """Whether there is something to sign with: without, every rollout would fail with the same cause. Raises: ConfigError."""
+    """Check that there are credentials: without them, every rollout would fail with the same cause. Raises: ConfigError."""
     import botocore.session
 
     from ..client.transport import HOW_TO_HAVE_THEM
@@ -293,7 +293,7 @@ def _check_credentials() -> None:
 
 
 def _own_sessions(options: dict[str, Any]) -> bool:
-    """Whether sessions are asked for that a running `agentcore-rl up` does not have."""
+    """Return True if the options ask for sessions that a running `agentcore-rl up` does not have."""
     names = ("session_env", "readable", "writable", "model_hosts", "policy_models")
     return any(options.get(name) for name in names)
 
@@ -303,7 +303,7 @@ def _deployed(options: dict[str, Any]) -> bool:
 
 
 def _goes_on(exp_id: str, *, out_given: bool) -> str:
-    """The command line that goes on with this run: the words of this one (of variables the names), the run's folder, --resume."""
+    """Return the command line that continues this run: its words (only names of variables), the run's folder, --resume."""
     words = []
     for before, word in itertools.pairwise(sys.argv):
         hidden = 1 if before == "--session-env" else 2 if word.startswith("--session-env=") else None
@@ -380,7 +380,7 @@ def _evaluate(target: Target, rows: list[EvalRow], exp_id: str, out: Path, optio
                     add(scoring.popleft().result())
             if judge is not None:
                 items, cost = judge_items(opened.kept, items, payloads, opened.fetch, judge, phase)
-        finally:  # also after Ctrl-C: what is known is kept, the rest goes on with --resume
+        finally:  # also after Ctrl-C: finished rollouts are kept, and --resume runs the rest
             summary = summarise(items, time.monotonic() - began_s, cost)
             write_results(out, items, summary)
             opened.kept.event("evaluated", as_facts(summary))
@@ -399,7 +399,7 @@ def _evaluate(target: Target, rows: list[EvalRow], exp_id: str, out: Path, optio
 
 @dataclass(frozen=True, kw_only=True)
 class Opened:
-    """What rollouts over a data set need: the client, the run's writer, and the functions of `_model_of`."""
+    """The parts of an evaluation of a data set: the client, the run's writer, and the functions of `_model_of`."""
 
     client: RolloutClient
     kept: RunWriter
@@ -454,7 +454,7 @@ def most_frequent(items: Sequence[BatchItem]) -> str:
 
 @contextlib.contextmanager
 def open_target(options: dict[str, Any], exp_id: str, out: Path) -> Iterator[Target]:
-    """The agent of a command. Ctrl-C in the block ends the process with the command that goes on, a failure of the services with
+    """The agent of a command. Ctrl-C ends the process with the command that continues, a failure of the services with
     their own words.
     """
     from .training.services import ServiceError
@@ -465,7 +465,7 @@ def open_target(options: dict[str, Any], exp_id: str, out: Path) -> Iterator[Tar
             yield target
     except KeyboardInterrupt:
         go_on = _goes_on(exp_id, out_given=options["out"] is not None)
-        click.echo(f"\nstopped; what is finished is in {nearby(out)}. To go on:\n    {go_on}", err=True)
+        click.echo(f"\nstopped; finished rollouts are in {nearby(out)}. To continue:\n    {go_on}", err=True)
         sys.exit(130)
     except (LocalRuntimeError, ServiceError) as e:
         click.echo(visible(f"error: {explain(e)}"), err=True)
@@ -532,7 +532,7 @@ def _target(options: dict[str, Any], out: Path) -> Iterator[Target]:
 def _model_of(target: Target, given: dict[str, Any]) -> Iterator[tuple[Prepare | None, Fetch | None, Sessions | None]]:
     """Functions that open each rollout's session at the stack's gateway and fetch its recorded calls.
 
-    None where a model is named, and for an agent with a model of its own.
+    None if a model is named, and for an agent with its own model.
     """
     if target.stack is None or "base_url" in given:
         yield None, None, None
@@ -554,6 +554,6 @@ def _model_of(target: Target, given: dict[str, Any]) -> Iterator[tuple[Prepare |
             fetch = lambda session_id: gateway.fetch([session_id]).get(session_id)  # noqa: E731
             yield prepare, fetch, functools.partial(gateway.sessions, running=True)
         finally:
-            with contextlib.suppress(GatewayError):  # it may be gone, and its store with it
+            with contextlib.suppress(GatewayError):  # it may have ended, and its store with it
                 for at in range(0, len(made), SESSIONS_PER_CALL):
                     gateway.delete(made[at : at + SESSIONS_PER_CALL])

@@ -28,14 +28,14 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,47}")
     "--from",
     "existing",
     type=click.Path(exists=True, dir_okay=False, resolve_path=True, path_type=Path),
-    help="An agent that exists: show what it is made of, and write a scorer, its test and data beside it.",
+    help="An existing agent: show its parts, and write a scorer, its test and data next to it.",
 )
 @click.option(
     "--framework",
     type=click.Choice(list(FRAMEWORKS)),
     default="strands",
     show_default=True,
-    help="What it is made with.",
+    help="The agent's framework.",
 )
 def command(name: str | None, existing: Path | None, framework: str) -> None:
     """Make a new agent in the folder NAME: code, tools, reward with its test, data, settings, Dockerfile.
@@ -47,7 +47,7 @@ def command(name: str | None, existing: Path | None, framework: str) -> None:
     from .output.commands import program
 
     if (name is None) == (existing is None):
-        raise ConfigError("give one of: the NAME of a new agent, --from FILE of one that exists")
+        raise ConfigError("give either the NAME of a new agent, or --from FILE of an existing agent")
     if existing is not None:
         _prepare(existing)
         return
@@ -59,11 +59,11 @@ def command(name: str | None, existing: Path | None, framework: str) -> None:
         f"    {program()} train --agent {folder}/agent.py --data {folder}/train.jsonl --eval-data {folder}/eval.jsonl",
     ):
         click.echo(line)
-    click.echo(f"\n{folder}/README.md says what each file is for.")
+    click.echo(f"\n{folder}/README.md explains each file.")
 
 
 def _prepare(agent: Path) -> None:
-    """Show what an agent is made of, and write a scorer, its test and data beside it. Raises: ConfigError."""
+    """Show the parts of an agent, and write a scorer, its test and data next to it. Raises: ConfigError."""
     from .agents.existing import inspect_agent, write_scorer
     from .output.commands import nearby, program
 

@@ -178,7 +178,7 @@ def command(
         or config_path is None
     ):
         raise ConfigError(
-            f"backend {backend} takes an agent that is deployed, and all its settings from --config FILE "
+            f"backend {backend} takes a deployed agent, and all its settings from --config FILE "
             f"(docs/backends/{backend}.md); --agent FILE and the options beside it are for --backend loop"
         )
     config = _configured(backend, config_path, agent, rehearse=rehearse)

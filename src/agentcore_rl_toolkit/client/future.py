@@ -265,7 +265,7 @@ class RolloutFuture:
             "stage": self.stage.value,
             "stage_s": stage_s,
             "total_s": sum(self.stages.values()),
-            "left_s": min(left, default=None),  # until the first deadline
+            "left_s": min(left, default=None),  # seconds until the first deadline
             "trouble": None if trouble is None else str(trouble),
         }
 

@@ -23,7 +23,7 @@ GONE = ("ResourceNotFoundException",)
 
 @dataclass(frozen=True, kw_only=True)
 class Deployed:
-    """An agent, and whether it had to be made or changed. In a rehearsal ``arn`` is None for one that is not there.
+    """An agent, and whether it was created or changed. In a rehearsal, ``arn`` is None for an agent that does not exist.
 
     ``smoke``: what became of the rollout that proves it, where one was run.
     """
@@ -126,7 +126,7 @@ class AgentRuntime:
     # -- down
 
     def remove(self) -> None:
-        """Remove it with its endpoints, and wait until it is gone. Raises: ConfigError for one that deployments did not make."""
+        """Remove it with its endpoints, and wait for the end. Raises: ConfigError if deployments did not create it."""
         found = self._find()
         if found is not None:
             self._must_be_ours(found["agentRuntimeArn"])
@@ -172,7 +172,7 @@ class AgentRuntime:
                 return None
 
     def _settled(self, arn: str) -> str:
-        """Wait while it is made or updated. Gives its status then. Raises: ConfigError when that does not end in time."""
+        """Wait until it is created or updated. Returns its status. Raises: ConfigError when that does not end in time."""
         deadline = time.monotonic() + READY_S
         while True:
             now = self._control("GetAgentRuntime", agentRuntimeId=_id(arn), absent=GONE)

@@ -98,7 +98,7 @@ def stage(
         entry: the file that is started.
         module: name of the agent's module if it is no file of the folder itself: ``entry`` is written, and runs it.
         import_paths: folders inside ``folder`` that its import path begins with.
-        python: version of Python for a Dockerfile, which is written if the folder has none; None: no image is built.
+        python: version of Python for a Dockerfile, which is written if the folder has none. None: no image.
 
     Raises: ConfigError if the folder does not name its packages.
     """
@@ -245,7 +245,7 @@ def make_archive(folder: Path, *, target: str, python: str, into: Path) -> Path:
     wheel = write_wheel(wheels)
     command = [find_uv(), "pip", "install", "-q", "--target", str(stage), "--python-platform", UV_PLATFORMS[target]]
     command += ["--python-version", python, "--only-binary", ":all:", str(wheel), *requirements_of(folder)]
-    failure = f"the agent's packages cannot be had for {target}, Python {python}"
+    failure = f"the agent's packages are not available for {target}, Python {python}"
     run_tool(command, within_s=RESOLVE_S, failure=failure)
     for path in files_of(folder):
         if path.suffix != ".whl" and path.name not in NAMES_PACKAGES:  # those are in the archive already

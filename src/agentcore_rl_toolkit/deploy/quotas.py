@@ -1,4 +1,4 @@
-"""An account's quotas of AgentCore Runtime, and those that limit a run. Read from Service Quotas, else AWS's defaults.
+"""An account's quotas of AgentCore Runtime, and those that limit a run. Read from Service Quotas, or AWS's defaults.
 
 Source: "Quotas for Amazon Bedrock AgentCore" in its developer guide, November 2026; names as Service Quotas lists them.
 """
@@ -17,7 +17,7 @@ from . import cost
 
 LARGE_REGIONS = ("us-east-1", "us-west-2")
 SESSIONS_ELSEWHERE = 2500
-# What Service Quotas calls the quota of new sessions, whose default holds for archives; images have one of their own.
+# What Service Quotas calls the quota of new sessions, whose default holds for archives; images have another quota.
 NEW_SESSIONS_PER_S = 25.0
 _NAMES = {
     "sessions": r"active session",

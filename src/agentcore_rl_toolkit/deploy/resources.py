@@ -20,7 +20,7 @@ NOT_IN_S3 = ("404", "NoSuchKey", "NotFound", "NoSuchBucket")
 
 
 class Resources:
-    """What deployments of one tag need besides their own service.
+    """The resources that deployments of one tag share.
 
     Raises (all its methods): ConfigError, RefusedError.
     """

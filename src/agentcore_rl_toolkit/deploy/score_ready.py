@@ -104,7 +104,7 @@ def derive(engine: ImageBuilder, base: str, *, uri: str, target: str) -> None:
         found = run_tool(inspect, within_s=60, failure="no image")
     except ConfigError:
         run_tool(
-            [engine.command, "pull", "--platform", target, base], within_s=PULL_S, failure="the image cannot be had"
+            [engine.command, "pull", "--platform", target, base], within_s=PULL_S, failure="the image is not available"
         )
         found = run_tool(inspect, within_s=60, failure="no image")
     config = json.loads(found)

@@ -16,7 +16,7 @@ TAG = "agentcore-rl-deployment"
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """One deployment.
+    """Settings of a deployment.
 
     Attributes:
         name: of the agent runtime: letters, digits, underscores.
@@ -27,10 +27,10 @@ class Settings:
         excluded: paths that are not packed.
         image: URI of an image that exists; None: it is built from the folder's Dockerfile.
         code: deploy an archive instead of an image. ``python`` is then the version it runs with.
-        score_ready: the agent has no rollout function: a version of it is made that takes rollouts.
+        score_ready: create a version for rollouts of an agent without a rollout function.
         platform: what is built for.
         bucket, prefix: where records go. The prefix is "" or ends with a slash.
-        role: ARN of an execution role that exists; None: one is made.
+        role: ARN of an existing execution role. None creates a role.
         environment: environment variables of the sessions.
         subnets, security_groups: of a VPC; both empty: public network.
         endpoint: name of an endpoint that is to point at the new version; None: `DEFAULT` alone, which always does.
@@ -70,7 +70,7 @@ class Settings:
 
     @property
     def tags(self) -> dict[str, str]:
-        """The tags of everything that is made."""
+        """The tags of every created resource."""
         return {TAG: self.name}
 
     @property

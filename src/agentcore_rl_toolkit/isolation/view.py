@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection
 
 MAX_BYTES = 2**30  # limit of what a session writes to its view
 MAX_COPIED_BYTES = 2**25  # limit of a session's copied files. The other files stay read-only.
-EMPTIED_BYTES = 2**16  # of a folder that is empty but for mount points
+EMPTIED_BYTES = 2**16  # size of a folder that is empty except for mount points
 MAX_ENTRIES = 500  # a larger folder that has hidden files in it stays read-only
 _NEW_MOUNTS, _NEW_USERS = 0x00020000, 0x10000000  # CLONE_NEWNS, CLONE_NEWUSER
 _BIND, _RECURSIVE, _NOTHING_SET, _DETACH = 4096, 16384, 0, 2  # MS_BIND, MS_REC, no flag, MNT_DETACH

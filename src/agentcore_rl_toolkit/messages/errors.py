@@ -60,7 +60,7 @@ def unsupported(param: str, why: str) -> RequestError:
     return RequestError(f"{param!r} is not supported here: {why}", kind="unsupported", param=param)
 
 
-NO_THREADS = "thread_unsupported_request"  # with this code the provider's client continues without a thread
+NO_THREADS = "thread_unsupported_request"  # the provider's client then continues without a thread
 
 
 def no_threads() -> RequestError:

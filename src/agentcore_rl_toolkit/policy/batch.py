@@ -127,7 +127,7 @@ class Generation:
     notify_every: int = 0  # tokens between calls of the listener; 0: only at the end
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    prompt_logprobs: list[float] = field(default_factory=list)  # for all tokens but the first, if requested
+    prompt_logprobs: list[float] = field(default_factory=list)  # all tokens but the first, if requested
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     weight_version_first: int | None = None
@@ -162,7 +162,7 @@ class Batch:
             self._generator.seed()
         else:
             self._generator.manual_seed(seed)
-        self._new = 0  # number of sequences at the end of the running ones that have not read their prompt
+        self._new = 0  # the last so many running sequences have not read their prompt
         self._sampler: Sampler | None = None
         self._lengths_N = self._numbers([])  # tokens in the cache
         self._next_N = self._numbers([])  # sampled, not yet in the cache

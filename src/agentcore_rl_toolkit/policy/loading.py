@@ -89,7 +89,7 @@ class Sizes:
     @property
     def engine(self) -> int:
         device, dtype = placement(self.parameters)
-        arriving = _FLOAT if device == "cpu" else 0  # with a GPU, they arrive in the CPU's memory
+        arriving = _FLOAT if device == "cpu" else 0  # they arrive in the CPU's memory first
         return (dtype.itemsize + arriving) * self.parameters
 
     def training(self, lora: bool) -> int:

@@ -15,7 +15,7 @@ from .intervals import Z_95, interval
 # Fewer changes may be chance even if all of them have one direction: 2 * 0.5 ** 5 > 5 %.
 LEAST_CHANGED = 6
 Z_80 = 0.841621  # normal quantile of a power of 80 %
-_WEIGHT = 0.5  # of the further difference at each end; `benchmarks/intervals.py` compares it with others
+_WEIGHT = 0.5  # weight of the further difference at each end; `benchmarks/intervals.py` compares it with others
 _LARGEST_DENOMINATOR = 64  # rewards that are means of up to so many rollouts have exact p values
 _FLIPS = 20_000
 

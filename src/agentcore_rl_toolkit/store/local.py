@@ -7,7 +7,7 @@ A key is the path of its file. A put writes ``.tmp-<random>`` in the same folder
 it, which the file system refuses when the name is taken). No listing shows temporary files. Only regular files are objects: links
 and pipes are neither listed nor opened.
 
-A local runtime gives each session a folder of its own in place of the store's (`SessionFolder`), so that no session reads the
+A local runtime gives each session its own folder in place of the store's (`SessionFolder`), so that no session reads the
 records of others. Its objects belong to the store for every reader outside, and are moved there when the session has ended.
 """
 
@@ -104,7 +104,7 @@ class LocalStore(ObjectStore):
         return f"{self._root}/{key}"
 
     def _find(self, key: str, read: Callable[[str], T]) -> T:
-        """Read an object in the store, else in a session's folder."""
+        """Read an object in the store, or otherwise in a session's folder."""
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             return read(self._path(key))
         for folder in _session_folders(self._root):

@@ -109,7 +109,7 @@ class RemoteStore(ObjectStore):
         super().__init__(url)
         self._scheme, self._bucket, self._prefix = scheme, bucket, prefix
         self._given_region, self._default_region = region, default_region
-        self._opened: tuple[int, Any] | None = None  # with the process that opened it
+        self._opened: tuple[int, Any] | None = None  # process and client that are open
 
     @property
     def _region(self) -> str:

@@ -57,7 +57,7 @@ class Redaction:
             raise ConfigError(f"--redact {e.pattern!r} is no regular expression: {e}") from e
         self._kinds = [*own, *_KINDS]
         self._placeholders: dict[tuple[str, str], str] = {}
-        self._values: Counter[str] = Counter()  # by kind
+        self._values: Counter[str] = Counter()  # keys are kinds
         self.counts: dict[str, int] = {}
 
     def text(self, value: str) -> str:

@@ -16,7 +16,7 @@ FALLBACK_IN, FALLBACK_OUT = "agentcore.invocation.user_prompt", "agentcore.invoc
 
 @dataclass(frozen=True, kw_only=True)
 class Invocation:
-    """One call of an agent by a user. ``user`` names who called: rows of one user stay together."""
+    """A call of an agent by a user. ``user`` names who called: rows of one user stay together."""
 
     session: str
     user: str

@@ -1,4 +1,4 @@
-"""Where traffic is read from: a file, or CloudWatch Logs."""
+"""Sources of traffic: a file, or CloudWatch Logs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def read_file(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def log_groups(source: str) -> list[str]:
-    """Return the log groups of an agent's ARN, or the one that is named. The spans of split mode are in a shared group."""
+    """Return the log groups of an agent's ARN, or the named log group. The spans of split mode are in a shared group."""
     if ":runtime/" not in source:
         return [source]
     agent, _, endpoint = source.rsplit(":runtime/", 1)[1].partition("/runtime-endpoint/")

@@ -18,7 +18,7 @@ SESSION = "session.id"
 
 @dataclass(kw_only=True)
 class Span:
-    """One span. ``inputs`` and ``outputs`` are (role, text) of its messages, in order."""
+    """A span. ``inputs`` and ``outputs`` are (role, text) of its messages, in order."""
 
     trace_id: str
     span_id: str

@@ -83,7 +83,7 @@ def find_compactions(placed: Sequence[Placed]) -> list[tuple[Placed, list[Placed
 
 
 def _quoted(placed: Sequence[Placed], node: Placed) -> list[Placed]:
-    """Return the earlier answers that a prompt quotes in place of their own prompts."""
+    """Return the earlier answers that a prompt quotes instead of their prompts."""
     found = []
     for other in placed[: node.position]:
         turn = other.turn

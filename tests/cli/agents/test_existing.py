@@ -84,6 +84,6 @@ def test_init_takes_a_name_or_an_agent(agent: Path, command_line: CommandLine) -
     for words in ((), ("shop", "--from", str(agent))):
         done = command_line("init", *words)
         assert done.returncode == 2
-        assert "give one of: the NAME of a new agent, --from FILE" in done.stderr
+        assert "give either the NAME of a new agent, or --from FILE" in done.stderr
     agent.write_text("def (")
     assert "cannot be read" in command_line("init", "--from", str(agent)).stderr

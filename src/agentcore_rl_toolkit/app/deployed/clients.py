@@ -85,7 +85,7 @@ def _patch_aiohttp(aiohttp: Any) -> None:
 
     @functools.wraps(connect)
     async def patched(self: Any, req: Any, *args: Any, **options: Any) -> Any:
-        # The request of a connection to a proxy is made inside of `connect`, so it does not come here.
+        # `connect` itself sends the request of a connection to a proxy, so that request does not arrive here.
         target = find_target(req.method, str(req.url), lambda: getattr(req.body, "_value", None))
         if target is not None:
             req.url = req.original_url = type(req.url)(target.url, encoded=True)

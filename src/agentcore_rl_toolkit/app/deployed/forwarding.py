@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from ...errors import text_of
 
 CONNECT_S = 10.0
-HEAD_BYTES = 64 * 1024  # of a reply's headers
+HEAD_BYTES = 64 * 1024  # limit of a reply's headers
 READ_BYTES = 64 * 1024
 # Of the connection, not of the message. Without `accept-encoding` replies are not compressed.
 NOT_PASSED = frozenset(
@@ -29,7 +29,7 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 
 class Forwarded(Response):
-    """The reply of another server to this request, passed on as it comes. If the caller is gone, the connection is closed.
+    """The reply of another server to this request, passed on as it arrives. If the caller disconnects, the connection is closed.
 
     Any failure before the head of the reply is a 502 whose text begins with ``failure``. A later one is raised, so that the
     caller's connection breaks, too.

@@ -60,7 +60,7 @@ class Program(Starlette):
     @contextlib.asynccontextmanager
     async def _live(self, _: Any) -> AsyncIterator[None]:
         relay = Relay()
-        with socket.create_server(("127.0.0.1", 0)) as probe:  # nobody else asks for its port by number
+        with socket.create_server(("127.0.0.1", 0)) as probe:  # other programs do not ask for its port by number
             port = probe.getsockname()[1]
         self._url = f"http://127.0.0.1:{port}"
         given = {name: value for name, value in os.environ.items() if value != PLACEHOLDER}  # only its wires have keys

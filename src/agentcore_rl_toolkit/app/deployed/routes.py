@@ -44,8 +44,8 @@ SECRET_HEADERS = frozenset(
         *("x-portkey-api-key", "set-cookie"),
     )
 )
-_PARAMETERS = frozenset({"alt", "beta"})  # of a query, that pass; others may be credentials
-MOST_PLACES = 20  # of calls that went elsewhere, in a record
+_PARAMETERS = frozenset({"alt", "beta"})  # parameters of a query that are kept; others may be credentials
+MOST_PLACES = 20  # limit of a record's places for calls that went elsewhere
 
 Body = Callable[[], Any]  # the body of a request: bytes, text, decoded JSON, or anything else for a stream
 
@@ -56,7 +56,7 @@ class UnknownRolloutError(RuntimeError):
 
 @dataclass(frozen=True)
 class Target:
-    """Where a request goes instead, and the headers that authorize it there."""
+    """The new destination of a request, and the headers that authorize it there."""
 
     url: str
     headers: Mapping[str, str] = field(repr=False)
@@ -166,7 +166,7 @@ def routed(route: Route) -> Iterator[None]:
 
 @contextmanager
 def unrouted() -> Iterator[None]:
-    """Leave the requests of this context alone, also while a rollout runs."""
+    """Do not redirect the requests of this context, even while a rollout runs."""
     token = _current.set(None)
     try:
         yield

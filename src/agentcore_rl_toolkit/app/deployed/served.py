@@ -1,6 +1,6 @@
 """An agent's own ASGI app that also takes rollouts: each is one call of its `/invocations`, whose answer is stored.
 
-The agent runs as in production, on the server's event loop. Rollouts, with heartbeats and records, are on a loop of their own, so
+The agent runs as in production, on the server's event loop. Rollouts, with heartbeats and records, are on another loop, so
 an agent that blocks its loop delays no heartbeat.
 """
 
@@ -49,7 +49,7 @@ SDK_MODULE = "bedrock_agentcore.runtime.app"
 
 @dataclass
 class _Seen:
-    """What the SDK's app did while it answered a rollout: its response has only the texts of exceptions.
+    """The events in the SDK's app while it answered a rollout: its response has only the texts of exceptions.
 
     ``encodes`` is True for a stream whose events the SDK wrote as JSON.
     """
@@ -112,7 +112,7 @@ def _watching(*, encodes: bool = False) -> Iterator[None]:
 
 
 def _answer_in(text: str, content_type: str, *, encodes: bool) -> Any:
-    """What an entrypoint returned. Streamed texts are joined, other streamed values become a list.
+    """Return an entrypoint's result. Streamed texts are joined, other streamed values become a list.
 
     ``encodes``: each event of a stream is JSON. Otherwise it may be plain text, and one such as 42 is no number.
     """

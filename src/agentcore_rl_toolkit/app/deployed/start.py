@@ -30,7 +30,7 @@ def prepare() -> None:
     def make_with_one_process(self: Any, *args: Any, **options: Any) -> None:
         make(self, *args, **options)
         if self.reload or self.workers > 1:
-            # Their processes are started anew, without what is prepared here.
+            # Their processes start again, without this preparation.
             logging.getLogger("uvicorn.error").warning("rollouts need one process: workers and reload are off")
             self.reload, self.workers = False, 1
 

@@ -22,7 +22,7 @@ _MODEL = "default"  # a job has one model
 
 @dataclass(kw_only=True)
 class JobRollout:
-    """One rollout of a job, which calls it a trajectory.
+    """A rollout of a job, which calls it a trajectory.
 
     Attributes:
         endpoint: of the job runtime; None: the region's.

@@ -1,4 +1,4 @@
-"""An agent that exists already: what its source shows, and a scorer with its test and data beside it."""
+"""An agent that exists already: what its source shows, and a scorer with its test and data next to it."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ _MODEL = re.compile(
 )
 _ENTRYPOINT = re.compile(r"([\w.]+\.)?(rollout_)?entrypoint\b|[\w.]+\.post\('/invocations'")
 
-_SCORE = '''"""The score of the agent in {agent}. It runs beside the trainer: the agent sees neither it nor the reference."""
+_SCORE = '''"""The score of the agent in {agent}. The trainer runs it. The agent sees neither it nor the reference."""
 
 from agentcore_rl_toolkit import answer_text
 
 
 def score(payload, answer, reference, trajectory):
-    """1 if the answer has the reference in it, else 0. Make it yours."""
+    """Return 1 if the answer contains the reference, and 0 otherwise. Replace this with your own score."""
     return float(str(reference).casefold() in answer_text(answer).casefold())
 '''
 _TEST = '''"""The scorer tells right answers from wrong ones: a wrong score silently trains the wrong thing."""
@@ -65,10 +65,10 @@ def inspect_agent(file: Path) -> dict[str, list[str]]:
     Nothing is run. Raises: ConfigError if the file cannot be read.
     """
     tree = _tree(file)
-    sources = [ast.unparse(tree)]  # in one form: single quotes, no comments
+    sources = [ast.unparse(tree)]  # one form: single quotes, no comments
     for path in sorted(Project.of(file).folder.rglob("*.py")):
         if path != file and not {"site-packages", "node_modules"} & {*path.parts} and not path.name.startswith("test_"):
-            with contextlib.suppress(ConfigError):  # of another Python
+            with contextlib.suppress(ConfigError):  # a file for another Python
                 sources.append(ast.unparse(_tree(path)))
     text = "\n".join(sources)
     functions = (f for f in ast.walk(tree) if isinstance(f, (ast.FunctionDef, ast.AsyncFunctionDef)))
@@ -89,7 +89,7 @@ def inspect_agent(file: Path) -> dict[str, list[str]]:
 
 
 def write_scorer(file: Path, keys: Sequence[str]) -> list[Path]:
-    """Write a scorer, its test and two rows beside an agent. Raises: ConfigError if one of them is there already."""
+    """Write a scorer, its test and two rows next to an agent. Raises: ConfigError if one of these files exists."""
     row = dict.fromkeys(keys or ("prompt",), "...")
     rows = "".join(json.dumps({**row, "_reference": f"the answer to row {n}"}) + "\n" for n in (1, 2))
     texts = {"score.py": _SCORE.format(agent=file.name), "test_score.py": _TEST.format(), "rows.jsonl": rows}

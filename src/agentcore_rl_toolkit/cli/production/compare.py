@@ -31,7 +31,7 @@ SHOWN = 5  # inputs that got better, and worse, on the screen; all are in compar
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Side:
-    """One side: its name, the folder of its evaluation, and the options with which `eval` makes it. None: it is there."""
+    """A side: its name, the folder of its evaluation, and the options with which `eval` makes it (None if it exists)."""
 
     name: str
     folder: Path
@@ -40,7 +40,7 @@ class Side:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Results:
-    """What an evaluation measured. Maps are by input.
+    """The measurements of an evaluation. Keys of maps are inputs.
 
     Attributes:
         scores: mean reward of an input's rollouts; failures of the agent and the policy are 0.
@@ -223,7 +223,7 @@ def _evaluate(side: Side, options: Mapping[str, Any]) -> None:
     given = {name: value for name, value in variables.items() if value}
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env={**os.environ, **given})
     while process.poll() is None:
-        with contextlib.suppress(KeyboardInterrupt):  # it had the signal, too: it keeps what is finished, and ends
+        with contextlib.suppress(KeyboardInterrupt):  # it received the signal too: it keeps finished rollouts, and ends
             process.wait()
     if process.returncode not in (0, 1) or not (side.folder / "summary.json").exists():
         sys.exit(process.returncode or 1)

@@ -31,9 +31,7 @@ _UNITS = {"m": 60, "h": 3600, "d": 86400}
 @click.option(
     "--eval-share", default=0.2, show_default=True, type=click.FloatRange(0, 1), help="Share of users in --eval-out."
 )
-@click.option(
-    "--sft-out", type=FILE, help="Dialogues to imitate, as messages. Their tokens are made anew from the text."
-)
+@click.option("--sft-out", type=FILE, help="Dialogues to imitate, as messages. The text is tokenized again.")
 @click.option(
     "--field",
     "prompt_field",

@@ -54,7 +54,7 @@ VLLM_PARSERS = {
 @click.option("--out", type=FOLDER, help="The folder. [default: promoted-DTYPE in the run, MODEL-promoted-DTYPE]")
 @click.option("--bucket", envvar="AGENTCORE_RL_MODEL_BUCKET", show_envvar=True, help="Bucket of the weights.")
 @click.option("--instance", metavar="TYPE", help="SageMaker's instance. [default: the smallest that fits]")
-@click.option("--role", metavar="ARN", help="Role that reads the weights. [default: one is made with least rights]")
+@click.option("--role", metavar="ARN", help="Role that reads the weights. [default: a new role with least rights]")
 @click.option("--image", metavar="URI", help="SageMaker's container. [default: AWS's image of vLLM]")
 @click.option(
     "--tool-parser", metavar="NAME", help="vLLM's parser of tool calls; none: no tools. [default: by the template]"
@@ -67,7 +67,7 @@ VLLM_PARSERS = {
 @click.option("--region", help="AWS region. [default: the environment's or profile's]")
 @click.option("--force", is_flag=True, help="Bedrock: the agent calls no tools, although the template has them.")
 @click.option("--dry-run", is_flag=True, help="Print every call; change nothing.")
-@click.option("--remove", is_flag=True, help="Remove the model and all that was made for it.")
+@click.option("--remove", is_flag=True, help="Remove the model and everything that this command created for it.")
 @as_json
 def command(model: Path, to: str, **options: Any) -> None:
     """Put a trained model into production: a SageMaker endpoint with vLLM, or an import into Bedrock, and an agent that calls it.
@@ -185,7 +185,7 @@ def _folder(model: Path, options: Mapping[str, Any]) -> Path:
 
     target: Path | None = options["out"]
     if target is None:
-        name = f"promoted-{options['dtype']}"  # in the folder of a run, or beside the model and with its name
+        name = f"promoted-{options['dtype']}"  # inside a run's folder, or next to the model and with its name
         target = model.with_name(name if model.name == "policy" else f"{model.name}-{name}")
         shutil.rmtree(target, ignore_errors=True)
     return copy_folder(model, target, options["dtype"])

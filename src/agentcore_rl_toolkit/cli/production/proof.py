@@ -113,7 +113,7 @@ def _recorded(run: Path) -> Iterator[tuple[list[int], dict[int, float]]]:
     """Yield the ids of rollouts of a run's last step, and the trainer's logprobs by place, or the sampler's if there are none.
 
     They are those of the weights before the last update, which moves them by less than `MAX_MEAN_GAP`. Held-out rollouts would be
-    of the last weights, but agents may evaluate at a temperature of their own, which the run does not record.
+    of the last weights, but agents may evaluate at another temperature, which the run does not record.
     """
     from ...runs import Query, RunReader, TokenSequence, read_config
     from ...runs.folder import ROLLOUTS

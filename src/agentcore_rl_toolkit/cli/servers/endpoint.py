@@ -120,7 +120,7 @@ class _RefusedError(Exception):
 
 
 class Front:
-    """Takes requests without a session and passes each to the gateway in a session of its own, which it then deletes."""
+    """Takes requests without a session and passes each to the gateway in a new session, which it then deletes."""
 
     def __init__(self, gateway_url: str, admin_key: str, *, key: str | None, hosts: HostCheck, name: str) -> None:
         self.name = name

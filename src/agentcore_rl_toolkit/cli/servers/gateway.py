@@ -74,7 +74,7 @@ def group() -> None:
     default=None,
     help="Another chat template than the model's, with --model.",
 )
-@click.option("--parser", help="Output parser by name, not the one that the template suggests.")
+@click.option("--parser", help="Output parser by name, instead of the parser that the template suggests.")
 @settings_option
 def serve(
     upstreams: tuple[str, ...],

@@ -27,7 +27,7 @@ def group() -> None:
     type=click.Choice(["float32", "bfloat16"]),
     help="Type of the model's numbers. [default: bfloat16 on a GPU, float32 on a CPU]",
 )
-@click.option("--seed", type=int, hidden=True)  # for requests without a seed
+@click.option("--seed", type=int, hidden=True)  # used if a request has no seed
 def serve(model: Path | None, dtype: str | None, **settings: Any) -> None:
     """Serve the policy: token ids in, token ids and logprobs out, weights in. Stop it with Ctrl-C or SIGTERM.
 

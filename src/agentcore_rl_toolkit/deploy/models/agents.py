@@ -69,14 +69,14 @@ class AgentSwitch:
     def roll_back(self, version: str) -> str:
         """Let the endpoint lead to an earlier version. Returns the version that it leads to.
 
-        For `DEFAULT`, the earlier version is made the newest again.
+        For `DEFAULT`, the earlier version becomes the newest again.
         """
         if self._endpoint != "DEFAULT":
             self._point(version)
             return version
         self._ready()
         earlier = self._control("GetAgentRuntime", agentRuntimeId=self._id, agentRuntimeVersion=version)
-        self._say(f"agent {self._id}: version {version} is made the newest again")
+        self._say(f"agent {self._id}: version {version} becomes the newest again")
         return self._update(earlier, earlier.get("environmentVariables", {}))
 
     def remove(self, name: str, addresses: Collection[str] = ()) -> None:
@@ -146,7 +146,7 @@ class BundleVersion:
 
     @property
     def rights(self) -> iam.Policy:
-        """What the role of an agent needs that reads it."""
+        """Return the statements that an agent's role needs to read it."""
         return iam.bundle_user(self.arn)
 
 
@@ -186,7 +186,7 @@ class ConfigurationBundle:
             self._say(f"bundle {self.name}: gets a new version")
             parent = {"bundleId": now["bundleId"], "parentVersionIds": [now["versionId"]]}
             made = self._control("UpdateConfigurationBundle", **parent, **new)
-        made = made or {"bundleArn": "the-bundle", "versionId": "the-new-version"}  # in a rehearsal
+        made = made or {"bundleArn": "the-bundle", "versionId": "the-new-version"}  # values of a rehearsal
         before = None if now is None else now["versionId"]
         return BundleVersion(arn=made["bundleArn"], version=made["versionId"], before=before)
 

@@ -51,7 +51,7 @@ class ImportedModel:
 
     @property
     def rights(self) -> iam.Policy:
-        """What the role of an agent needs that calls the model."""
+        """Return the statements that an agent's role needs to call the model."""
         return iam.imported_model_user(self.arn)
 
     # -- up

@@ -49,7 +49,7 @@ _IMPORT_BYTES, _IMPORT_CONTEXT = 200 * GB, 128 * 1024
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFacts:
-    """What a folder holds.
+    """The facts about a model's folder.
 
     Attributes:
         architecture: class name in transformers, from config.json.
@@ -82,7 +82,7 @@ class ModelFacts:
 
 
 def read_model(folder: Path) -> ModelFacts:
-    """Read a folder. Raises: ConfigError for one that is not complete."""
+    """Read a folder. Raises: ConfigError for an incomplete folder."""
     missing = [
         name for name in ("config.json", "tokenizer.json", "tokenizer_config.json") if not (folder / name).is_file()
     ]

@@ -1,7 +1,8 @@
 """Puts a model on a SageMaker endpoint, step by step. Each step looks at the present state first, so that an interrupted run
 continues.
 
-The endpoint keeps its name when the model changes. SageMaker starts the new model beside the old one, and then moves the traffic.
+The endpoint keeps its name when the model changes. SageMaker starts the new model first, and then
+moves the traffic.
 
 Sources: AWS Deep Learning Containers, "vLLM: Amazon SageMaker AI Deployment" (image, `/opt/ml/model`, `SM_VLLM_*`); API reference
 of SageMaker.
@@ -73,7 +74,7 @@ class SageMakerEndpoint:
 
     @property
     def rights(self) -> iam.Policy:
-        """What the role of an agent needs that calls the endpoint."""
+        """Return the statements that an agent's role needs to call the endpoint."""
         return iam.endpoint_user(self.arn)
 
     # -- up

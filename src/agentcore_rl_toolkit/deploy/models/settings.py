@@ -12,7 +12,7 @@ class ModelSettings:
     Attributes:
         name: name of the model: letters, digits and single hyphens, at most 40.
         bucket: where the weights go.
-        role: ARN of a role that exists and reads them; None: one is made.
+        role: ARN of an existing role that reads them. None creates a role.
         instance: type of an endpoint's instance; None: the smallest that fits.
         image: URI of an endpoint's container; None: AWS's own with vLLM.
     """
@@ -34,5 +34,5 @@ class ModelSettings:
 
     @property
     def tag(self) -> str:
-        """The tag of everything that is made."""
+        """The tag of every created resource."""
         return f"model-{self.name}"

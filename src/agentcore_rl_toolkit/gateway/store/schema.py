@@ -53,7 +53,7 @@ SELECT_CALL = "SELECT number, call_id, delivered, record, checksum FROM calls"
 PUT_SESSION = "INSERT OR REPLACE INTO sessions VALUES(?,?,?,?,?)"
 
 Row = Sequence[Any]
-_TRUE, _FALSE = b"\xc3", b"\xc2"  # in msgpack; the last member of a record is "delivered"
+_TRUE, _FALSE = b"\xc3", b"\xc2"  # msgpack's values; the last member of a record is "delivered"
 
 
 # -- opening

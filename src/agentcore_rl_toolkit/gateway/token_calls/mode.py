@@ -100,7 +100,7 @@ class TokenMode:
     def _enforces(self, asked: ModelRequest, feature: str) -> bool:
         """Return True if the engine, and the format of the model's calls, can hold an answer to this form."""
         known = feature in self.features or feature in self.config.allow_fields
-        if feature == "response_format":  # with tools, calls must remain possible
+        if feature == "response_format":  # calls must remain possible with tools
             free = not asked.tools or asked.tool_choice != "auto"
             return known and (free or can_call(self.renderer.grammar, "required"))
         return known and can_call(self.renderer.grammar, asked.tool_choice)

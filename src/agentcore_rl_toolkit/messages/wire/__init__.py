@@ -26,7 +26,7 @@ from .stream import BlockEncoder, StreamEncoder, deltas_of
 
 @dataclass(frozen=True)
 class Dialect:
-    """One wire format: how it reads requests and writes answers.
+    """A wire format, which reads requests and writes answers.
 
     ``path`` is that of a call below an agent's base URL.
     ``idle`` is what a stream shows before it begins, ``stream_type`` its content type. ``error_head`` gives an error's status and

@@ -183,7 +183,7 @@ class _History(BlockHistory):
             elif kind is None:
                 raise RequestError(f"{where}.type is required", param=f"{where}.type")
             else:
-                self.left_out[str(kind)] += 1  # another provider's reasoning, or a call of its own tools
+                self.left_out[str(kind)] += 1  # another provider's reasoning, or a call of that provider's tools
         return answer_message(texts, thoughts, calls)
 
 
@@ -266,7 +266,7 @@ _BLOCKS = {"reasoning": ("thinking", "thinking", "thinking_delta"), "refusal": _
 class Encoder(BlockEncoder):
     """Deltas -> the bytes of a message stream, and at the end the message itself.
 
-    ``input_tokens`` is known only when the engine tells: at the start if the prompt was counted here, else at the end.
+    ``input_tokens`` is known at the start if the prompt was counted here, otherwise when the engine reports it at the end.
     Source: docs.anthropic.com/en/api/messages-streaming
     """
 
@@ -284,7 +284,7 @@ class Encoder(BlockEncoder):
         }
 
     def event(self, name: str, **body: Any) -> bytes:
-        """One event of the stream."""
+        """Return an event of the stream."""
         return encode_event({"type": name, **body}, name)
 
     def start(self) -> bytes:

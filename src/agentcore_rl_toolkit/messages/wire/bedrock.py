@@ -81,7 +81,7 @@ class _Converse(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class _ModelFields(Members, kw_only=True):
-    """What a model takes beside the members of Converse, under the names of the other dialects."""
+    """Return a model's parameters that Converse does not have, under the names of the other dialects."""
 
     thinking: anthropic.Thinking | None = None
     reasoning_effort: str | None = None

@@ -34,7 +34,7 @@ _PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "msg_")
 def own_id(prefix: str, reply_id: str, place: int | None = None) -> str:
     """The id, beginning with ``prefix``, of a reply, or of the part of it at ``place`` (counted from 0).
 
-    It is made from the reply's id, so a recorded reply that is sent again has the same ids, streamed or not: clients take an id
+    It depends on the reply's id, so a recorded reply that is sent again has the same ids, streamed or not: clients take an id
     that they know for a message that they have. A reply without an id gets a fresh one every time.
     """
     if not reply_id:
@@ -90,7 +90,7 @@ _ABILITIES: dict[str, Any] = {
 
 
 class ModelRequest(msgspec.Struct, kw_only=True):
-    """One call of an agent, whatever dialect it came in.
+    """A call of an agent, in the same form for all dialects.
 
     ``tool_choice`` is "auto", "none", "required" or the name of a tool after "tool:". ``response_format`` has the
     chat shape. ``template_kwargs`` go to the chat template. ``received_s`` is in unix seconds.
@@ -116,7 +116,7 @@ class ModelRequest(msgspec.Struct, kw_only=True):
     left_out: dict[str, int] = {}  # items, parts and fields of the history that the model does not get as sent, by kind
     unknown: dict[str, Any] = {}  # fields that nothing here reads
     field_names: dict[str, str] = {}  # the dialect's names of fields that chat names otherwise
-    received_s: float = 0.0  # for dialects that tell how long a reply took
+    received_s: float = 0.0  # some dialects report how long a reply took
 
     def template_options(self) -> dict[str, Any]:
         """Variables for the model's chat template: what the agent passed, and its reasoning effort where templates look."""
@@ -209,7 +209,7 @@ class Usage(msgspec.Struct, kw_only=True):
 
 
 class Choice(msgspec.Struct, kw_only=True):
-    """One answer of a reply. ``logprob_entries`` are the engine's own ``logprobs.content`` objects, for agents that asked."""
+    """An answer of a reply. ``logprob_entries`` are the engine's own ``logprobs.content`` objects, for agents that asked."""
 
     index: int = 0
     content: str = ""
@@ -232,7 +232,7 @@ class Choice(msgspec.Struct, kw_only=True):
 
 
 class Reply(msgspec.Struct, kw_only=True):
-    """One finished answer. ``id`` is the engine's; ``created`` unix seconds."""
+    """A finished answer. ``id`` is the engine's; ``created`` unix seconds."""
 
     id: str
     model: str = ""

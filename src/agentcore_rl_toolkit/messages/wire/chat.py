@@ -190,7 +190,7 @@ _OVERLAID = """tools tool_choice parallel_tool_calls n logprobs top_logprobs res
 
 
 def parse_parameters(params: Mapping[str, Any]) -> ModelRequest:
-    """Read sampling parameters that stand without a conversation. A tool choice without tools gets one that it can choose.
+    """Read sampling parameters without a conversation. A tool choice without tools gets a tool that it can choose.
 
     Raises: RequestError that names the field.
     """
@@ -310,7 +310,7 @@ class Encoder:
         return encode_event(openai_error(error))
 
     def event(self, data: dict[str, Any]) -> bytes:
-        """One event of the stream."""
+        """Return an event of the stream."""
         return encode_event(data)
 
     def _chunk(self, choices: list[dict[str, Any]], **more: Any) -> bytes:

@@ -29,10 +29,10 @@ _HALF = re.compile(
     rb"\\u[dD](?:[89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD])[c-fC-F][0-9a-fA-F]{2})"
 )
 
-MAX_TOOLS = 10_000  # of Anthropic's tool search; each takes some microseconds to check and to render
-MAX_STOP_CHARACTERS = 16_384  # of all stop strings; each token of an answer is compared with all of them
+MAX_TOOLS = 10_000  # limit of Anthropic's tool search; each takes some microseconds to check and to render
+MAX_STOP_CHARACTERS = 16_384  # limit of all stop strings together; each token of an answer is compared with all of them
 
-# Sampling parameters that engines take beside OpenAI's; they pass through by name. Source: vLLM's and SGLang's
+# Sampling parameters of engines that OpenAI does not have; they pass through by name. Source: vLLM's and SGLang's
 # request models.
 _ENGINE_PARAMETERS = """
     allowed_token_ids bad_words ebnf guided_choice guided_grammar guided_json guided_regex ignore_eos
@@ -41,7 +41,7 @@ _ENGINE_PARAMETERS = """
 """
 ENGINE_PARAMETERS = frozenset(_ENGINE_PARAMETERS.split())
 
-# Variables of a chat template that are made from the request.
+# Variables of a chat template that come from the request.
 _NOT_FOR_TEMPLATES = frozenset(
     {"messages", "tools", "documents", "chat_template", "add_generation_prompt", "continue_final_message"}
     | {"tokenize", "return_dict", "strftime_now"}
@@ -177,7 +177,7 @@ def read_members(
 
 
 def _whole(value: Any) -> Any:
-    """A number that some clients write as 5.0 is one that the declared types take."""
+    """Accept integers that some clients write as 5.0."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -223,4 +223,4 @@ def refuse(name: str, value: Any, refusal: Refusal) -> None:
 def check_template_kwargs(given: Iterable[str]) -> None:
     """Raises: RequestError for a variable that would replace a part of the request."""
     for name in sorted(_NOT_FOR_TEMPLATES.intersection(given)):
-        raise unsupported(f"chat_template_kwargs.{name}", "it is made from the request")
+        raise unsupported(f"chat_template_kwargs.{name}", "its value comes from the request")

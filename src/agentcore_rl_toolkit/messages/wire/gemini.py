@@ -294,7 +294,7 @@ class _History(History):
         if answered is not None:
             self._open.remove(answered)
         content = text_part(_result_text(object_at(response.get("response") or {}, f"{path}.response")))
-        more = self.parts(response.get("parts"), f"{path}.parts")  # of a result with media
+        more = self.parts(response.get("parts"), f"{path}.parts")  # parts of a result with media
         answers = answered[0] if answered is not None else str(call_id or name)
         return {"role": "tool", "tool_call_id": answers, "content": joined([content, *more], "\n")}
 

@@ -60,7 +60,7 @@ class History:
         raise NotImplementedError
 
     def user_messages(self, role: str, blocks: list[Any], path: str) -> list[Message]:
-        """Return tool results as messages of their own, in front of the user's text. Raises: RequestError."""
+        """Return tool results as separate messages, in front of the user's text. Raises: RequestError."""
         messages: list[Message] = []
         parts: list[Part] = []
         for i, block in enumerate(blocks):
@@ -87,7 +87,7 @@ class History:
         return {"role": "tool", "tool_call_id": call_id, "content": content}
 
     def document(self, heads: Iterable[Any], text: Any, content: Any, path: str, kind: Any) -> list[Part]:
-        """Return the texts of a document: its heads, and its text or content. One that is no text (a PDF) becomes a line.
+        """Return the texts of a document: its heads, and its text or content. A document without text (a PDF) becomes a line.
 
         Raises: RequestError.
         """
@@ -111,7 +111,7 @@ class BlockHistory(History):
         raise NotImplementedError
 
     def all(self, messages: list[Any], *, whole: bool) -> list[Message]:
-        """Return messages as canonical ones: tool results become messages of their own, in front of the user's text.
+        """Return messages as canonical ones: tool results become separate messages, in front of the user's text.
 
         Raises: RequestError, also if the last message is the model's and the request is ``whole``.
         """

@@ -47,7 +47,7 @@ _FORMS = frozenset(
     {"response_format", "structured_outputs", "guided_choice", "guided_grammar", "guided_json", "guided_regex"}
     | {"ebnf", "json_schema", "regex"}
 )
-_ABOUT_TOOLS = ("tool_choice", "parallel_tool_calls")  # of no meaning to a call that offers none
+_ABOUT_TOOLS = ("tool_choice", "parallel_tool_calls")  # they mean nothing in a call without tools
 # Fields with one subject: any of them in a session's parameters replaces all of them in the agent's request.
 _SUBJECTS = (
     frozenset({"max_tokens", "max_completion_tokens"}),
@@ -150,7 +150,7 @@ def check_session(params: Collection[str], more: Collection[str]) -> None:
 
 
 def offers(fields: Fields, choice: msgspec.Raw) -> bool:
-    """Return True if a call offers tools, and the one that a choice names."""
+    """Return True if a call offers tools, and the chosen tool's name."""
     tools = bytes(fields.get("tools", _NOTHING[0]))
     if tools in _NOTHING or bytes(choice)[:1] != b"{":
         return tools not in _NOTHING

@@ -303,7 +303,7 @@ _SETTINGS: dict[str, Any] = {
     **{"store": False, "background": False, "truncation": "disabled", "usage": None},
 }
 _INCOMPLETE = {LENGTH: "max_output_tokens", CONTENT_FILTER: "content_filter"}
-_PARTS = {"reasoning": "reasoning_text", "refusal": "refusal", "text": "output_text"}  # by kind of block
+_PARTS = {"reasoning": "reasoning_text", "refusal": "refusal", "text": "output_text"}  # keys are kinds of blocks
 
 
 class Encoder(BlockEncoder):
@@ -321,7 +321,7 @@ class Encoder(BlockEncoder):
             **{"model": self.model, **_SETTINGS},
         }
         self._events = 0
-        self._items: Counter[str] = Counter()  # by the beginning of their ids
+        self._items: Counter[str] = Counter()  # keys are the beginnings of ids
         self._entries: list[dict[str, Any]] = []  # logprobs of the open item
 
     def start(self) -> bytes:
@@ -395,7 +395,7 @@ class Encoder(BlockEncoder):
         return self._event("error", **shown, param=param) + self._event("response.failed", response=response)
 
     def _status(self, last: bool) -> str:
-        """The status of an item. Only the one that the answer ends with can be incomplete."""
+        """Return the status of an item. Only the last item of an answer can be incomplete."""
         return "incomplete" if last and self.finish_reason in _INCOMPLETE else "completed"
 
     def _part(self, kind: str, text: str) -> dict[str, Any]:

@@ -47,7 +47,7 @@ class CollectedCalls:
             self._pieces.setdefault(piece.index, []).append(piece)
 
     def all(self) -> list[ToolCall]:
-        """The calls in their order, with the first id and name that the engine gave each, else an empty one."""
+        """Return the calls in order, each with the first id and name from the engine, or empty ones."""
         return [
             ToolCall(
                 id=next((p.id for p in pieces if p.id), ""),
@@ -84,7 +84,7 @@ class BlockEncoder(ABC):
         self.request, self.reply_id = request, reply_id
         self.model, self.created = model or request.model, created
         self.content: list[dict[str, Any]] = []  # the blocks of the answer
-        self.kind: str | None = None  # of the open block: reasoning, refusal or text
+        self.kind: str | None = None  # kind of the open block: reasoning, refusal or text
         self._pieces: list[str] = []
         self.usage = request.counted or Usage()
         self.finish_reason: str | None = None
@@ -99,7 +99,7 @@ class BlockEncoder(ABC):
         out = b""
         entries = (delta.logprob_entries or []) if self.request.logprobs else []
         for kind, text in (("reasoning", delta.reasoning), ("refusal", delta.refusal), ("text", delta.text)):
-            # A token may have no text, as the one that ends the reply; it belongs to the text that is being written.
+            # A token may have no text, such as the last token of a reply; it belongs to the text that is being written.
             more = entries if kind == "text" and (text or self.kind == kind) else []
             if text or more:
                 out += self._write(kind, text, more)
@@ -145,7 +145,7 @@ class BlockEncoder(ABC):
 
     @abstractmethod
     def call(self, call: ToolCall, place: int, *, last: bool) -> bytes:
-        """A call, which is a block of its own."""
+        """A call, which is a separate block."""
 
     @abstractmethod
     def ended(self) -> bytes:
@@ -153,7 +153,7 @@ class BlockEncoder(ABC):
 
 
 def encode_event(data: Any, name: str = "") -> bytes:
-    """One event as bytes. ``data`` becomes JSON, so it has no line ends in it.
+    """Return an event as bytes. ``data`` becomes JSON, so it has no line ends in it.
 
     Source: https://html.spec.whatwg.org/multipage/server-sent-events.html#event-stream-interpretation
     """

@@ -35,7 +35,7 @@ class TemplateSpec:
 
     ``mode`` is ``auto`` (fork if that is safe, otherwise libraries, otherwise exec) or ``exec``. ``sandbox`` are the words in
     front of the command that make it run in a sandbox. ``memory_bytes`` bounds each process of a session. ``load_timeout_s``
-    bounds the script's way to its server. ``project``: the folder of which each session gets a view of its own, None for no view;
+    bounds the script's way to its server. ``project``: the folder of which each session gets its own view, None for no view;
     ``copied``: files and folders in it that a session gets a copy of where it gets no view.
     """
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from ...isolation.project import Project
 
-AGENT_PORTS = (8080, 8000, 9000)  # in the HTTP, MCP and A2A contracts
+AGENT_PORTS = (8080, 8000, 9000)  # ports of the HTTP, MCP and A2A contracts
 TakeOver = Callable[[Any, dict[str, Any]], None]
 
 

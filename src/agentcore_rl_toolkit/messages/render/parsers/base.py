@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from ...wire.canonical import Delta, ParseStatus, ToolDelta, new_id
 
-MARKERS_INSIDE = 8  # of a block that are looked past; each costs a try to read the block
+MARKERS_INSIDE = 8  # closing markers of a block that may be part of its text; each costs an attempt to read the block
 
 Schemas = Mapping[str, Mapping[str, Any]]  # tool name -> JSON schemas of its parameters by name
 
@@ -32,7 +32,7 @@ class Call:
 
 
 class OutputParser:
-    """One reply in the making. This one reads nothing into the text, which is the answer to the last blank: no reasoning, no
+    """A reply in progress. This one reads nothing into the text, which is the answer to the last blank: no reasoning, no
     calls. Others give out calls, and say whether something looked like one and did not parse (``bad``).
     """
 
@@ -66,12 +66,12 @@ def in_value(opening: str, closing: str) -> Callable[[str], bool]:
     return lambda text: text.rfind(opening) > text.rfind(closing)
 
 
-# The text between a block's markers -> its calls, and text beside them. None: it is not understood.
+# The text between a block's markers -> its calls, and the text around them. None if it cannot be read.
 ParseBlock = Callable[[str, Schemas], Sequence[Call | str] | None]
 
 
 class CallTag(NamedTuple):
-    """How one call is written: ``begin % name``, arguments of the type ``content``, ``end``.
+    """The form of a call: ``begin % name``, arguments of the type ``content``, ``end``.
 
     ``trigger`` opens calls in the text ("": the answer is nothing but calls), and ``between`` is written between two.
     """
@@ -85,13 +85,13 @@ class CallTag(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Grammar:
-    """How a model family marks reasoning and calls.
+    """The marks of a model family for reasoning and calls.
 
     A template with all strings of one of ``signs`` is of this family. ``parser`` reads its answers; the others describe blocks to
     `MarkerParser`. ``tag`` is for engines that enforce calls (`forcing`).
 
     ``blocks`` are (opening, closing) marker pairs around calls; ``skip`` are markers that carry nothing by
-    themselves, beside a call; ``hints`` are strings that, left over in plain content, say that a call was meant; of a
+    themselves, next to a call; ``hints`` are strings that, left over in plain content, say that a call was meant; of a
     ``hint_pairs`` entry both have to be there. ``inside`` says of the beginning of a block that it ends inside a value, where a
     closing marker may be part of the value; ``whole`` of a block that the answer ended in that nothing of the call is
     missing: half a call is none, its last value may be cut.
@@ -249,7 +249,7 @@ class MarkerParser(OutputParser):
         return deltas
 
     def _next(self, text: str, at: int, *, final: bool) -> tuple[int, str] | None:
-        """Where the current segment ends, and with which marker; None while it is open."""
+        """Return where the current segment ends, and with which marker; None while it is open."""
         pattern = any_of(self._marks)
         found = None if pattern is None else pattern.search(text, at)
         if found is None:
@@ -264,7 +264,7 @@ class MarkerParser(OutputParser):
         return None if longer else (start, marker)
 
     def _end_of_block(self, text: str, at: int, first: int, marker: str, *, final: bool) -> int | None:
-        """Where the block that begins at ``at`` ends and has its ``first`` closing marker; None while that is open.
+        """Return where the block that begins at ``at`` ends and has its ``first`` closing marker; None while it is open.
 
         A marker inside a value ends the block only if no later one makes a call of it.
         """

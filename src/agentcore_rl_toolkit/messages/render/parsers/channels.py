@@ -22,7 +22,7 @@ Kind = Literal["call", "reasoning", "text"]
 
 @dataclass(frozen=True, kw_only=True)
 class Channels:
-    """How a family writes its headers.
+    """The form of a family's headers.
 
     ``ends`` are the marks that end a message. ``kind`` reads a header, with or without tools on offer. ``calls`` reads the header
     and body of a call; None: it is not understood. ``inside`` says of the beginning of its body that it ends inside a value,
@@ -55,7 +55,7 @@ class ChannelParser(OutputParser):
         self._schemas = schemas_of(tools)
         self._tools = bool(tools)
         self._held = Held()
-        self._header: str | None = None  # of the message whose body is being read; None while reading a header
+        self._header: str | None = None  # header of the message whose body is being read; None while reading a header
         self._kind: Kind = "text"
         self._stray = ""
 

@@ -108,7 +108,7 @@ def types_of(schema: Any) -> set[str]:
 
 
 def typed_value(text: str, schema: Any) -> Any:
-    """A value written as bare text, in the type its schema wants; a string where the schema says so or says nothing
+    """A value written as bare text, in the type its schema wants; a string if the schema has that type or none
     useful.
     """
     wanted = types_of(schema)

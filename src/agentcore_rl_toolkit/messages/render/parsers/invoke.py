@@ -38,7 +38,7 @@ def read_invoke(block: str, schemas: Schemas, *, prefix: str = "") -> list[Call]
     while (match := parameter.match(body, at)) is not None:
         key = next(filter(None, match.groups()[:3]), "").strip()
         if match[5] is None and f"</{prefix}invoke>" in match[4]:
-            return None  # the value goes on into the next call
+            return None  # the value continues into the next call
         arguments[key] = typed_value(match[4], types.get(key))
         at = match.end()
     return None if body[at:].strip() else named_call(name, arguments)

@@ -1,6 +1,6 @@
 """Kimi K2: ``<|tool_call_begin|>functions.NAME:INDEX<|tool_call_argument_begin|>{...}<|tool_call_end|>`` in a section.
 
-Source: the chat template of moonshotai/Kimi-K2-Instruct and the guide to tool calls beside it. INDEX counts the calls of the
+Source: the chat template of moonshotai/Kimi-K2-Instruct and its guide to tool calls. INDEX counts the calls of the
 conversation. The ids of earlier calls must have this form too, because the model calls no tools otherwise.
 """
 

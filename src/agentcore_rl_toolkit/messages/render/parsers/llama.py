@@ -30,7 +30,7 @@ class LlamaParser(OutputParser):
         self._grammar = grammar
         self._tools = schemas_of(tools)
         self._held: list[str] | None = [] if tools else None  # None: it is text
-        self._start = ""  # of what is held, without blanks
+        self._start = ""  # beginning of the held text, without blanks
 
     def feed(self, text: str) -> list[Delta]:
         if self._held is None:

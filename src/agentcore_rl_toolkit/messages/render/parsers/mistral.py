@@ -40,7 +40,7 @@ def _block(body: str, _: Schemas) -> list[Call | str] | None:
     while at < len(body):
         read = _calls(body, at)
         if read is None:
-            # Each mark begins calls of its own, so those before one that cannot be read stay.
+            # Each mark begins separate calls, so calls before an unreadable call are kept.
             return [*found, _MARK + body[at:]] if found else None
         after = body.find(_MARK, read[1])
         text = body[read[1] : after if after >= 0 else len(body)]

@@ -124,7 +124,7 @@ def python_calls(text: str) -> list[tuple[str, dict[str, Any]]] | None:
 
 
 def _end_of_strings(inner: str) -> int:
-    """Where the strings that are closed end, and what is between them."""
+    """Return where the closed strings end, and the text between them."""
     match = _CLOSED.match(inner)
     return 0 if match is None else match.end()
 
