@@ -29,6 +29,9 @@ from ..store import parse_url
 from .agents.agentcore_project import deployed_arn
 from .models import WORDS, Model, model_option
 from .options import (
+    AGENT,
+    AGENT_HELP,
+    UP_AGENT,
     F,
     SectionedCommand,
     as_is_variables,
@@ -94,9 +97,7 @@ def with_agent(command: F) -> F:
         ),
         model_option(type=Model(besides=NO_MODEL), metavar="MODEL|none", help=model),
         click.option("--data", required=True, type=file, help="JSONL or Parquet; each row is a payload."),
-        click.option(
-            "--agent", metavar="ARN|FILE|NAME", help="The agent. [default: that of `agentcore-rl up` in this folder]"
-        ),
+        click.option("--agent", metavar=f"ARN|{AGENT}", help=f"{AGENT_HELP}, or its ARN.{UP_AGENT}"),
     ):
         command = option(command)
     return command

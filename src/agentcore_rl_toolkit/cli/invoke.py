@@ -17,7 +17,17 @@ from ..backends.scorer import scorer_at, scorer_files, split_spec
 from ..contract import ANSWER_FIELD, Cause
 from ..errors import AgentCoreRLError
 from .models import model_option
-from .options import as_is_variables, as_json, json_object, sandbox_words, with_agent_as_is, with_sessions
+from .options import (
+    AGENT,
+    AGENT_HELP,
+    UP_AGENT,
+    as_is_variables,
+    as_json,
+    json_object,
+    sandbox_words,
+    with_agent_as_is,
+    with_sessions,
+)
 from .output.terminal import dialogue_lines, plain_log, stdout_for_json, visible
 
 if TYPE_CHECKING:
@@ -27,9 +37,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("payload", metavar="PAYLOAD")
-@click.option(
-    "--agent", metavar="FILE", help="The agent's file or module. [default: that of `agentcore-rl up` in this folder]"
-)
+@click.option("--agent", metavar=AGENT, help=f"{AGENT_HELP}.{UP_AGENT}")
 @model_option()
 @with_agent_as_is
 @with_sessions

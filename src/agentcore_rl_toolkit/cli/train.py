@@ -15,6 +15,8 @@ from ..backends.settings import ENV_AGENT_ARN
 from .agents.agentcore_project import deployed_arn
 from .models import model_option
 from .options import (
+    AGENT,
+    AGENT_HELP,
     ENV_FILE,
     SectionedCommand,
     adding,
@@ -61,7 +63,7 @@ _HERE = (
     model_option(),
     click.option("--eval-data", type=click.Path(path_type=Path), help="Held-out rows, run before and after."),
     click.option("--data", type=click.Path(path_type=Path), help="Rows to train on: JSON lines, one payload each."),
-    click.option("--agent", type=click.Path(path_type=Path), metavar="FILE", help="The agent's file."),
+    click.option("--agent", type=click.Path(path_type=Path), metavar=AGENT, help=f"{AGENT_HELP}."),
 )
 with_training = adding(_HERE)
 SECTIONS = {

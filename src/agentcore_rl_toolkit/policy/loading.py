@@ -141,7 +141,7 @@ def free_memory() -> int | None:
 
 
 def gigabytes(size: float) -> str:
-    return f"{size / 1e9:.1f} GB"
+    return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.0f} MB"
 
 
 def load_decoder(

@@ -37,8 +37,8 @@ def doctor(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[str
 def test_a_model_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
     found = doctor(WEIGHTS_DIR, monkeypatch)
     assert {level for level, _, _ in found.values()} == {"ok"}
-    assert found["model"][1] == "weights: qwen3, 0 million parameters; the built-in engine runs it"
-    assert found["memory"][1].startswith("engine 0.0 GB, with training 0.0 GB, with LoRA 0.0 GB, and activations")
+    assert found["model"][1] == "weights: qwen3, 0.32 million parameters; the built-in engine runs it"
+    assert found["memory"][1].startswith("engine 3 MB, with training 8 MB, with LoRA 5 MB, and activations")
     assert found["tool calls"][1] == "read as hermes"
     assert "tokens/s for 8 sequences at once; loaded in" in found["speed"][1]
 

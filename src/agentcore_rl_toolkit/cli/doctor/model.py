@@ -30,7 +30,8 @@ def _kind(folder: Path) -> Finding:
     from ...policy.loading import sizes_of
 
     sizes = sizes_of(folder)
-    text = f"{folder.name}: {sizes.family}, {sizes.parameters / 1e6:,.0f} million parameters"
+    millions = sizes.parameters / 1e6
+    text = f"{folder.name}: {sizes.family}, {millions:,.{0 if millions >= 1 else 2}f} million parameters"
     if sizes.fast:
         return ok("model", f"{text}; the built-in engine runs it")
     advice = "where vLLM knows the model: --engine vllm"

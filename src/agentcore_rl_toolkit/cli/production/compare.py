@@ -19,7 +19,7 @@ import click
 
 from ...errors import ConfigError
 from ..models import WORDS, model_folder
-from ..options import ENV_FILE, as_json, with_agent_as_is, with_judge, with_sessions
+from ..options import AGENT, ENV_FILE, as_json, with_agent_as_is, with_judge, with_sessions
 from ..output.commands import nearby
 from ..output.terminal import visible
 
@@ -79,7 +79,7 @@ class Results:
 @click.argument("a", metavar="A")
 @click.argument("b", metavar="B")
 @click.option("--data", type=FILE, help="As for `eval`.")
-@click.option("--agent", metavar="ARN|FILE", help="The agent, as for `eval`.")
+@click.option("--agent", metavar=f"ARN|{AGENT}", help="The agent, as for `eval`.")
 @click.option("--bucket", help="As for `eval`.")
 @click.option("--repeat", default=1, show_default=True, type=click.IntRange(min=1), help="Rollouts per input and side.")
 @click.option("--limit", type=click.IntRange(min=1), help="Take so many lines. [default: all]")

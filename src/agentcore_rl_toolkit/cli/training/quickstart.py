@@ -39,7 +39,7 @@ def command(out: Path | None, resume: bool, words: tuple[str, ...], as_json: boo
 
     Starts a local AgentCore Runtime, a model gateway and a small policy, runs the Strands math agent of the examples in
     hundreds of isolated sessions, and trains the policy with GRPO on exactly the tokens it sampled. No AWS account, no
-    GPU, no downloads; one to two minutes on two cores. Everything is stored under runs/<exp_id>/.
+    GPU, no downloads; one to three minutes on two cores. Everything is stored under runs/<exp_id>/.
     """
     from rich.console import Console
     from rich.markup import escape

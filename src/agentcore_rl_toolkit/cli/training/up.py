@@ -12,13 +12,13 @@ from ..._servers.process import terminated_as_interrupted
 from ...backends.scorer import scorer_at, scorer_files, split_spec
 from ...errors import ConfigError
 from ..models import model_option
-from ..options import as_is_variables, engine_option, sandbox_words, with_agent_as_is, with_sessions
+from ..options import AGENT, AGENT_HELP, as_is_variables, engine_option, sandbox_words, with_agent_as_is, with_sessions
 from ..output.terminal import visible
 from .stack import FOLDER, FORCED_TOOLS, Stack, agent_file, describe, own, scratch_folder
 
 
 @click.command()
-@click.option("--agent", required=True, metavar="FILE", help="The agent's file or module.")
+@click.option("--agent", required=True, metavar=AGENT, help=f"{AGENT_HELP}.")
 @model_option()
 @engine_option
 @with_agent_as_is
