@@ -181,7 +181,7 @@ async def test_retries_end_at_the_deadline_and_say_why(scripted: Any, remote: Ob
     scripted.answer = lambda _request, _n: (503, s3_error("SlowDown"))
     started = time.monotonic()
     with pytest.raises(
-        StoreError, match=r"put of 'k' in s3://the-bucket did not succeed within .* tries\); last fault.*503"
+        StoreError, match=r"put of 'k' in s3://the-bucket did not succeed within .* attempts\); last fault.*503"
     ):
         await remote.put_async("k", b"", timeout_s=2)
     assert 0.3 <= time.monotonic() - started < 20

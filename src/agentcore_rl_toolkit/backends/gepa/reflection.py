@@ -40,7 +40,7 @@ class Reflection:
         except UpstreamError as e:
             self.error = TrainingServiceError(
                 f"the reflection model {self._model} at {self._url}: {e}. Check --reflect-url, --reflect-model and "
-                "AGENTCORE_RL_REFLECT_KEY; --resume goes on"
+                "AGENTCORE_RL_REFLECT_KEY; --resume continues"
             )
             raise self.error from e
         self._spent(reflections=1, input_tokens=usage["prompt_tokens"], output_tokens=usage["completion_tokens"])
