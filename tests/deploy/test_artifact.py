@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 
-from agentcore_rl_toolkit.deploy.artifact import digest_of, files_of, image_digest, put_wheel_beside
+from agentcore_rl_toolkit.deploy.artifact import (
+    digest_of,
+    files_of,
+    image_digest,
+    make_archive,
+    put_wheel_beside,
+    this_platform,
+)
 
 
 @pytest.fixture
@@ -43,3 +52,44 @@ def test_settings_of_this_machine_are_no_part_of_an_agent(folder: Path) -> None:
     (folder / ".env").write_text("AGENTCORE_AGENT_ARN=arn\nKEY=secret\n")
     assert digest_of(folder) == before
     assert ".env" not in [path.name for path in files_of(folder)]
+
+
+def write_package(wheels: Path, files: dict[str, str]) -> None:
+    """Write a wheel of a package with these files."""
+    info = "shoplib-1.0.dist-info"
+    files = {
+        **files,
+        f"{info}/METADATA": "Metadata-Version: 2.1\nName: shoplib\nVersion: 1.0\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    with zipfile.ZipFile(wheels / "shoplib-1.0-py3-none-any.whl", "w") as made:
+        for name, text in files.items():
+            made.writestr(name, text)
+        made.writestr(f"{info}/RECORD", "".join(f"{name},,\n" for name in (*files, f"{info}/RECORD")))
+
+
+@pytest.mark.system
+def test_an_archive_has_packages_complete_and_no_secrets_of_the_agent(folder: Path, tmp_path: Path) -> None:
+    parts = {
+        "cacert.pem": "CERTIFICATE",
+        "runs/__init__.py": "",
+        "train.jsonl": "{}",
+        ".env.default": "A=1",
+        "a.key": "k",
+    }
+    write_package(tmp_path, {f"shoplib/{name}": text for name, text in parts.items()})
+    folder = tmp_path / "agent"
+    (folder / "runs").mkdir(parents=True)
+    for name in ("agent.py", ".env", "server.pem", "runs/record.json", "train.jsonl"):
+        (folder / name).write_text("x = 1\n")
+    (folder / "tool.sh").touch(0o755)
+    (folder / "requirements.txt").write_text((tmp_path / "shoplib-1.0-py3-none-any.whl").as_uri())
+    into = tmp_path / "into"
+    into.mkdir()
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    made = zipfile.ZipFile(make_archive(folder, target=this_platform(), python=python, into=into))
+    names = set(made.namelist())
+    assert {f"shoplib/{name}" for name in parts} | {"agent.py", "tool.sh"} <= names
+    assert names.isdisjoint({".env", "server.pem", "runs/record.json", "train.jsonl"})
+    assert not any("__pycache__" in name for name in names)
+    assert made.getinfo("tool.sh").external_attr >> 16 == 0o755

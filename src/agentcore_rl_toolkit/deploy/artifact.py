@@ -251,10 +251,13 @@ def make_archive(folder: Path, *, target: str, python: str, into: Path) -> Path:
         if path.suffix != ".whl" and path.name not in NAMES_PACKAGES:  # those are in the archive already
             place = stage / path.relative_to(folder)
             place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, place)
+            shutil.copy(path, place)
     archive = into / "agent.zip"
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as made:
-        for path in files_of(stage):
+        # The packages are complete: a certificate or a folder `runs` in them is part of their code.
+        for path in sorted(stage.rglob("*")):
+            if not path.is_file() or "__pycache__" in path.relative_to(stage).parts:
+                continue
             entry = zipfile.ZipInfo(path.relative_to(stage).as_posix(), _LONG_AGO)
             # AgentCore reads the archive as another user: readable for all. Source: its guide on direct code deployment.
             mode = 0o755 if path.stat().st_mode & 0o100 else 0o644
