@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from agentcore_rl_toolkit.runs import Query, RunReader, diagnose
-from runs_that_cannot_learn import SENTENCES, write
+from agentcore_rl_toolkit.runs import Query, RunReader, RunWriter, diagnose
+from runs_that_cannot_learn import SENTENCES, STEPS, write
 
 GROUPS_OR_NUMBERS = ("all_fail", "all_pass", "no_spread", "opposed")  # their sentences count no rollouts
 
@@ -21,3 +21,30 @@ def test_a_run_that_cannot_learn_shows_its_cause_first(tmp_path: Path, kind: str
         assert sentence in first.text
         if first.query and kind not in GROUPS_OR_NUMBERS:
             assert f"{run.total(Query(**first.query))} of " in first.text or "None of" in first.text
+
+
+def test_equal_rewards_of_the_first_steps_are_no_cause_yet(tmp_path: Path) -> None:
+    for steps, names in ((2, []), (3, ["all_fail"])):
+        write(tmp_path / str(steps), "all_fail", steps=steps)
+        with RunReader(tmp_path / str(steps)) as run:
+            assert [finding.name for finding in diagnose(run)] == names
+
+
+def test_a_policy_that_solves_its_inputs_has_no_reason_to_explore(tmp_path: Path) -> None:
+    write(tmp_path, "all_pass")
+    with RunWriter(tmp_path) as run:
+        for step in range(STEPS):
+            run.event("step", {"step": step, "entropy": 0.1 if step < 3 else 0.001})
+    with RunReader(tmp_path) as run:
+        assert [finding.name for finding in diagnose(run)] == ["all_pass"]
+
+
+def test_one_token_far_from_its_sampler_does_not_make_updates_too_large(tmp_path: Path) -> None:
+    for ratios, names in (([1.5] * 7 + [40.0], []), ([12.0] * 8, ["updates"])):
+        folder = tmp_path / str(len(names))
+        write(folder, "healthy", steps=8)
+        with RunWriter(folder) as run:
+            for step, ratio in enumerate(ratios):
+                run.event("step", {"step": step, "ratio_max": ratio})
+        with RunReader(folder) as run:
+            assert [finding.name for finding in diagnose(run)] == names

@@ -16,6 +16,7 @@ from .steps import mean
 
 RECENT = 8  # training steps that are examined: enough to see a state, few enough to forget what was repaired
 TREND = 6  # steps that a trend needs at least
+STEADY = 3  # steps after which equal rewards are no accident of the first batch
 FEW = 20  # rollouts that a correlation needs at least
 FAILED, CUT, UNPARSED = 0.25, 0.2, 0.1  # shares of rollouts above which a failure explains a run
 SAME = 0.5  # share of groups without different rewards
@@ -81,12 +82,14 @@ def diagnose(run: RunReader, steps: Sequence[Mapping[str, Any]] | None = None) -
     found = itertools.chain(
         _failures(window),
         _calls(window),
-        _groups(window) if trained else (),
+        _groups(window) if len(trained) >= STEADY else (),
         _opposed_numbers(window),
         _updates(numbers),
         _held_out(numbers, [event for event in events if event["event"] == "evaluated"]),
     )
-    return [Finding(name, text, ADVICE[advice], query) for name, text, advice, query in found]
+    findings = [Finding(name, text, ADVICE[advice], query) for name, text, advice, query in found]
+    solved = any(finding.name == "all_pass" for finding in findings)  # a policy that is right has no reason to explore
+    return [finding for finding in findings if not (solved and finding.name == "entropy")]
 
 
 Found = Iterator[tuple[str, str, str, Mapping[str, Any]]]  # name, text, name of the advice, query
@@ -202,10 +205,15 @@ def _updates(numbers: Sequence[Mapping[str, Any]]) -> Found:
         if last < min(LOW_NATS, COLLAPSED * first):
             text = f"The entropy fell from {first:.2g} to {last:.2g} nats. The policy repeats itself and no longer explores."
             yield "entropy", text, "entropy", {}
-    kl, clipped, ratio = lately("kl_sampler"), lately("clip_fraction"), max(known("ratio_max")[-RECENT:], default=0.0)
+    kl, clipped, ratio = (lately(name) for name in ("kl_sampler", "clip_fraction", "ratio_max"))
     if kl > KL or clipped > CLIPPED or ratio > RATIO:
         text = f"The updates are too large. In the last steps, the KL divergence from the sampler is {kl:.2g}, {clipped:.0%} of "
-        yield "updates", f"{text}the tokens are clipped, and the largest ratio is {ratio:.3g}.", "updates", {}
+        yield (
+            "updates",
+            f"{text}the tokens are clipped, and the largest ratio of a step is {ratio:.3g} on average.",
+            "updates",
+            {},
+        )
     gaps = known("logprob_gap") or known("gap_max")
     if gaps and gaps[-1] > max(GAP, GAP_GREW * (before := statistics.median(gaps[:3]))):
         text = f"The logprobs of sampler and trainer differ by {gaps[-1]:.2g} nats. At first they differed by {before:.2g}."
