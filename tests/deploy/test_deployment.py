@@ -289,6 +289,22 @@ def test_every_option_reaches_the_control_plane_and_is_kept_or_changed_by_the_ne
     assert "optional" not in [r["agentRuntimeName"] for r in control.list_agent_runtimes()["agentRuntimes"]]
 
 
+def test_a_deployment_keeps_the_promoted_model_unless_its_options_name_one(
+    on_the_wire: Callable[..., list[tuple[str, Any]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    url, model_id = "AGENTCORE_RL_MODEL_URL", "AGENTCORE_RL_MODEL_ID"
+    role = {"--role": ["arn:aws:iam::123456789012:role/mine"]}
+    ours = {"AGENTCORE_RL_ROLLOUTS": "on"}
+    on_the_wire({**role, "--env": [f"{url}=https://promoted.example", "LEVEL=1"]})
+    assert on_the_wire({**role, "--env": ["LEVEL=1"]}) == []
+    [(_, updated)] = on_the_wire({**role, "--env": ["LEVEL=2"]})
+    assert updated["environmentVariables"] == {**ours, "LEVEL": "2", url: "https://promoted.example"}
+    [(_, updated)] = on_the_wire({**role, "--env": [f"{model_id}=m"]})
+    assert updated["environmentVariables"] == {**ours, model_id: "m"}
+    on_the_wire({}, "--remove")
+
+
 def test_a_role_that_another_made_is_not_changed(account: dict[str, str]) -> None:
     iam = boto3.client("iam")
     iam.create_role(RoleName="agentcore-rl-taken", AssumeRolePolicyDocument="{}")

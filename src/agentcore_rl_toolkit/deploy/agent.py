@@ -19,6 +19,8 @@ CONTROL = "bedrock-agentcore-control"
 READY_S, GONE_S = 900.0, 600.0
 PAUSE_S = 0.5  # between two looks
 GONE = ("ResourceNotFoundException",)
+# An address of a model in a bundle and in the environment, as `app.model()` reads it.
+VARIABLES = {"base_url": "AGENTCORE_RL_MODEL_URL", "model_id": "AGENTCORE_RL_MODEL_ID"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +71,9 @@ class AgentRuntime:
         if s.score_ready:
             self._must_be_ours(arn, "nothing is changed. Deploy the version for rollouts under another --name")
         now = self._control("GetAgentRuntime", agentRuntimeId=runtime)
+        if model := self._promoted_model(now):
+            self._say(f"agent {s.name}: keeps its model ({', '.join(model)}); `--env` with one of them changes it")
+            wanted["environmentVariables"].update(model)
         same = all(_same(now.get(name), value) for name, value in wanted.items())
         if same and now.get("environmentVariables", {}) == wanted["environmentVariables"] and now["status"] == "READY":
             self._say(f"agent {s.name}: version {now['agentRuntimeVersion']} is up to date")
@@ -99,6 +104,12 @@ class AgentRuntime:
                 **s.environment,
             },
         }
+
+    def _promoted_model(self, now: Mapping[str, Any]) -> dict[str, str]:
+        """Return the variables of the model that the agent calls now, if the settings name none."""
+        if not self.settings.environment.keys().isdisjoint(VARIABLES.values()):
+            return {}
+        return {k: v for k, v in now.get("environmentVariables", {}).items() if k in VARIABLES.values()}
 
     def must_be_ready(self, arn: str) -> None:
         """Wait. Raises: ConfigError with AgentCore's reason when it cannot be made."""

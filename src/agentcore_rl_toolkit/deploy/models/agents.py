@@ -10,12 +10,10 @@ from typing import Any
 
 from ...errors import ConfigError
 from .. import iam
-from ..agent import CONTROL, GONE, PAUSE_S, READY_S
+from ..agent import CONTROL, GONE, PAUSE_S, READY_S, VARIABLES
 from ..calls import Calls
 from ..resources import NO_ENTITY, Resources
 
-# An address of a model in a bundle and in the environment, as `app.model()` reads it.
-VARIABLES = {"base_url": "AGENTCORE_RL_MODEL_URL", "model_id": "AGENTCORE_RL_MODEL_ID"}
 POLICY = "agentcore-rl-model-"
 
 
