@@ -16,6 +16,7 @@ from agentcore_rl_toolkit.deploy.artifact import (
     put_wheel_beside,
     this_platform,
 )
+from agentcore_rl_toolkit.errors import ConfigError
 
 
 @pytest.fixture
@@ -52,6 +53,51 @@ def test_settings_of_this_machine_are_no_part_of_an_agent(folder: Path) -> None:
     (folder / ".env").write_text("AGENTCORE_AGENT_ARN=arn\nKEY=secret\n")
     assert digest_of(folder) == before
     assert ".env" not in [path.name for path in files_of(folder)]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        ".aws-credentials",
+        ".docker/config.json",
+        ".git-credentials",
+        ".kube/config",
+        ".pgpass",
+        ".streamlit/secrets.toml",
+        "Server.PEM",
+        "app/credentials.json",
+        "prod.env",
+        "service-account.json",
+        "signing.jks",
+        "terraform.tfstate.backup",
+        "explore.ipynb",
+    ],
+)
+def test_a_secret_is_no_part_of_an_agent(folder: Path, name: str) -> None:
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text("x")
+    (folder / "settings").symlink_to(name)  # by another name, too
+    (folder / "credentials.py").write_text("")  # code
+    assert [path.name for path in files_of(folder)] == ["Dockerfile", "agent.py", "credentials.py"]
+
+
+def test_links_within_the_folder_are_followed_and_others_refused(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    (elsewhere / "credentials").write_text("x")
+    (folder / "src" / "shop").mkdir(parents=True)
+    (folder / "src" / "shop" / "tool.py").write_text("")
+    (folder / "src" / "shop" / "again").symlink_to(folder)  # a circle
+    (folder / "shop").symlink_to("src/shop")
+    (folder / ".venv").symlink_to(elsewhere)
+    packed = {path.relative_to(folder).as_posix() for path in files_of(folder)}
+    assert packed == {"Dockerfile", "agent.py", "shop/tool.py", "src/shop/tool.py"}
+    (folder / "settings.ini").symlink_to(elsewhere / "credentials")
+    (folder / "lib").symlink_to(elsewhere)
+    with pytest.raises(ConfigError, match=f"lib -> {elsewhere}, settings.ini -> {elsewhere}/credentials"):
+        files_of(folder)
+    assert len(files_of(folder, [folder / "lib", folder / "settings.ini"])) == len(packed)
 
 
 def write_package(wheels: Path, files: dict[str, str]) -> None:

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import tomllib
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,36 +23,56 @@ from ..errors import ConfigError
 AGENTCORE_PLATFORM = "linux/arm64"
 UV_PLATFORMS = {"linux/arm64": "aarch64-manylinux_2_28", "linux/amd64": "x86_64-manylinux_2_28"}
 BUILD_S, PUSH_S, RESOLVE_S = 3600.0, 3600.0, 900.0
-NOT_THE_AGENT = frozenset(
-    (
-        ".agentcore-rl",
-        ".aws",
-        ".git",
-        ".mypy_cache",
-        ".pytest_cache",
-        ".ruff_cache",
-        ".ssh",
-        ".venv",
-        ".venvs",
-        "__pycache__",
-        "node_modules",
-        "runs",
-    )
-)
-# Settings and keys of this machine (`deploy` writes .env itself), and the rows with their answers.
-SECRETS_AND_ANSWERS = (
+# Names of files and folders, in lower case: caches, keys and settings of this machine (`deploy` writes .env itself), and the rows
+# with their answers.
+NOT_THE_AGENT = (
+    ".agentcore-rl",
+    ".aws",
+    ".azure",
+    ".docker",
     ".env*",
+    ".git",
+    ".git-credentials",
+    ".gnupg",
+    ".ipynb_checkpoints",
+    ".kube",
+    ".mypy_cache",
     ".netrc",
     ".npmrc",
+    ".pgpass",
     ".pypirc",
+    ".pytest_cache",
+    ".ruff_cache",
+    ".ssh",
+    ".terraform",
+    ".venv",
+    ".venvs",
+    ".*credentials*",
+    "*.env",
+    "*.ipynb",
+    "*.jks",
+    "*.kdbx",
     "*.key",
+    "*.keystore",
     "*.p12",
     "*.pem",
     "*.pfx",
+    "*.ppk",
+    "*.tfstate*",
+    "*.tfvars",
+    "__pycache__",
+    "client_secret*.json",
+    "credentials*.json",
     "eval.jsonl",
     "id_ecdsa*",
     "id_ed25519*",
     "id_rsa*",
+    "node_modules",
+    "runs",
+    "secrets.json",
+    "secrets.toml",
+    "secrets.y*ml",
+    "service[-_]account*.json",
     "train.jsonl",
 )
 START_FILE, REQUIREMENTS = "agentcore_rl_start.py", "agentcore_rl_requirements.txt"
@@ -66,20 +86,42 @@ def this_platform() -> str:
     return "linux/arm64" if machine in ("arm64", "aarch64") else "linux/amd64"
 
 
-def files_of(folder: Path, excluded: Iterable[Path] = ()) -> Iterator[Path]:
-    """Yield the agent's own files in a fixed order.
+def files_of(folder: Path, excluded: Iterable[Path] = ()) -> list[Path]:
+    """Return the agent's own files in a fixed order.
 
     Environments, caches, runs, keys and the usual files of rows are left out, and the paths in ``excluded`` with all below them.
+    A link counts as the file or the folder that it leads to. Raises: ConfigError that names links out of the folder.
     """
+    root = folder.resolve()
     left_out = {path.resolve() for path in excluded}
-    for path in sorted(folder.rglob("*")):
-        relative = path.relative_to(folder)
-        if not path.is_file() or NOT_THE_AGENT.intersection(relative.parts):
-            continue
-        if any(fnmatch.fnmatch(path.name, pattern) for pattern in SECRETS_AND_ANSWERS):
-            continue
-        if not left_out.intersection((path.resolve(), *path.resolve().parents)):
-            yield path
+    found: list[Path] = []
+    outside: list[str] = []
+
+    def visit(parent: Path, above: frozenset[Path]) -> None:
+        for path in sorted(parent.iterdir()):
+            real = path.resolve()
+            if _is_not_the_agents(path.name) or left_out.intersection((real, *real.parents)):
+                continue
+            if not real.is_relative_to(root):
+                outside.append(f"{path.relative_to(folder)} -> {real}")
+            elif any(map(_is_not_the_agents, real.relative_to(root).parts)) or real in above:
+                continue
+            elif path.is_dir():
+                visit(path, above | {real})
+            elif path.is_file():
+                found.append(path)
+
+    visit(folder, frozenset((root,)))
+    if outside:
+        raise ConfigError(
+            f"these links lead out of {folder}: {', '.join(outside)}. Copy what the agent needs into the folder, "
+            "or leave them out with --exclude"
+        )
+    return found
+
+
+def _is_not_the_agents(name: str) -> bool:
+    return any(fnmatch.fnmatchcase(name.lower(), pattern) for pattern in NOT_THE_AGENT)
 
 
 def stage(
