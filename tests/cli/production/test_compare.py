@@ -19,16 +19,25 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*OURS, "compare", *words], capture_output=True, text=True, timeout=300, env=env)
 
 
-def evaluation(folder: Path, rewards: dict[str, list[float | None]]) -> str:
-    """The folder of an evaluation with these rewards. None is a rollout that the infrastructure lost."""
+def evaluation(folder: Path, rewards: dict[str, list[float | None]], first: int = 0) -> str:
+    """The folder of an evaluation with these rewards. None is a rollout that the infrastructure lost.
+
+    The payload of an input is its place in the data, and ``first`` that of the first one.
+    """
     folder.mkdir()
     write_config(folder, {"kind": "eval"})
     with RunWriter(folder) as writer:
-        for name, each in rewards.items():
+        for number, (name, each) in enumerate(rewards.items(), first):
             for place, reward in enumerate(each):
                 ended = {"outcome": "ok"} if reward is not None else {"outcome": "lost", "cause": "infrastructure"}
                 made = Rollout(
-                    session_id=f"{name}-{place}", phase="eval", group=name, place=place, elapsed_s=2.0, **ended
+                    session_id=f"{name}-{place}",
+                    phase="eval",
+                    group=name,
+                    input_key=str(number),
+                    place=place,
+                    elapsed_s=2.0,
+                    **ended,
                 )
                 made.reward = made.score = reward
                 writer.rollout(lambda made=made: made)
@@ -45,7 +54,7 @@ def test_two_evaluations_are_compared_by_input(tmp_path: Path) -> None:
     assert "10 lost" in done.stdout
     assert "Better: i00 (0 to 1), i01 (0 to 1), i02 (0 to 1), i03 (0 to 1), i04 (0 to 1), and 7 more" in done.stdout
     facts = json.loads(run(a, b, "--json").stdout)
-    assert facts["difference"]["inputs"] == 20
+    assert (facts["difference"]["inputs"], facts["unpaired"]) == (20, 1)
     assert facts["sides"][0]["reward"] == pytest.approx(0.4)
 
 
@@ -55,6 +64,24 @@ def test_a_difference_that_is_not_shown_is_an_exit_code(tmp_path: Path, least: s
     done = run(a, a, "--at-least", least)
     assert done.returncode == code, done.stderr
     assert ("yes" if code == 0 else "not shown") in done.stderr
+
+
+def test_inputs_that_a_side_lost_do_not_count_and_fail_the_gate(tmp_path: Path) -> None:
+    a = evaluation(tmp_path / "a", {f"i{n}": [1.0 if n < 120 else 0.5] for n in range(240)})
+    b = evaluation(tmp_path / "b", {f"i{n}": [1.0 if n < 120 else None] for n in range(240)})
+    done = run(a, b, "--at-least", "-0.02")
+    assert (done.returncode, "not shown" in done.stderr) == (1, True), done.stderr
+    assert "Left out, because a side has no reward for it: 120 inputs." in done.stdout
+    facts = json.loads(run(a, b, "--json").stdout)
+    assert (facts["unpaired"], [side["reward"] for side in facts["sides"]]) == (120, [1.0, 1.0])
+
+
+def test_one_id_of_different_inputs_is_refused(tmp_path: Path) -> None:
+    a = evaluation(tmp_path / "a", {f"line-{n}": [1.0] for n in range(9)})
+    b = evaluation(tmp_path / "b", {f"line-{n}": [1.0] for n in range(8)}, first=1)
+    done = run(a, b)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "line-0 has another payload in B than in A" in done.stderr
 
 
 def test_models_are_evaluated_first(tmp_path: Path) -> None:
@@ -77,6 +104,20 @@ def test_models_are_evaluated_first(tmp_path: Path) -> None:
         again = run(*sides, *words)
         assert again.stdout == done.stdout
         assert len(odd.calls) == calls  # nothing is run twice
+        changed = tmp_path / "changed.jsonl"
+        changed.write_text(data.read_text().replace("number 3", "number 33"))
+        for other, why in (
+            ((sides[0], f"{odd.url}/v1#other", *words), "out/b is an evaluation of another model"),
+            ((*reversed(sides), *words), "out/a is an evaluation of another model"),
+            ((*sides, *words, "--data", str(changed)), "out/a is an evaluation with another --data"),
+            ((*sides, *words, "--sampling-params", '{"temperature": 0}', "--resume"), "with another --sampling-params"),
+        ):
+            refused = run(*other)
+            assert (refused.returncode, refused.stdout) == (2, "")
+            assert why in refused.stderr
+        assert len(odd.calls) == calls
+        twice = run(*sides, *words[:-4], "--limit", "1", "--repeat", "7", "--out", str(tmp_path / "out"))
+        assert (twice.returncode, "--resume" in twice.stderr) == (2, True)
         more = run(*sides, *words[:-4], "--out", str(tmp_path / "out"))  # all eight inputs
         assert more.returncode == 2
         assert "--resume" in more.stderr

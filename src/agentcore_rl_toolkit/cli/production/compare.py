@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 import os
 import re
@@ -11,7 +12,7 @@ import statistics
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from ..output.terminal import visible
 FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 FOLDER = click.Path(path_type=Path, file_okay=False)
 POSITIVE = click.FloatRange(min=0, min_open=True)
+SETTINGS = "compared.json"  # in the folder of a side that this command evaluates
+MEASURED = ("timeout", "sampling_params", "score", "judge")
 SHOWN = 5  # inputs that got better, and worse, on the screen; all are in compare.json
 
 
@@ -43,6 +46,7 @@ class Results:
     """The measurements of an evaluation. Keys of maps are inputs.
 
     Attributes:
+        keys: the digest of an input's payload, None if it was not kept. It has the inputs without a reward, too.
         scores: mean reward of an input's rollouts; failures of the agent and the policy are 0.
         rollouts: number of rollouts.
         failed: rollouts that did not end ok, by their outcome.
@@ -51,6 +55,7 @@ class Results:
         wall_s: time from the first rollout's start to the last one's end.
     """
 
+    keys: Mapping[str, str | None]
     scores: Mapping[str, float]
     rollouts: int
     failed: Mapping[str, int]
@@ -58,15 +63,16 @@ class Results:
     tokens: Sequence[int]
     wall_s: float
 
-    def facts(self) -> dict[str, Any]:
-        """Return the numbers as they are written to compare.json."""
+    def facts(self, shared: Collection[str]) -> dict[str, Any]:
+        """Return the numbers as they are written to compare.json. The reward is that of the inputs that both sides share."""
         from ...stats.intervals import interval
 
-        low, high = interval(list(self.scores.values()))
+        scores = [self.scores[name] for name in shared]
+        low, high = interval(scores)
         return {
             "rollouts": self.rollouts,
             "failed": dict(self.failed),
-            "reward": statistics.fmean(self.scores.values()) if self.scores else None,
+            "reward": statistics.fmean(scores) if scores else None,
             "low": low,
             "high": high,
             "seconds_median": statistics.median(self.seconds) if self.seconds else None,
@@ -96,7 +102,7 @@ class Results:
     "--at-least",
     type=float,
     metavar="DIFFERENCE",
-    help="Exit with 1 unless the whole interval of B - A is at or above this, e.g. -0.02.",
+    help="Exit with 1 unless the whole interval of B - A is at or above this, e.g. -0.02, and no input is left out.",
 )
 @click.option(
     "--out",
@@ -140,19 +146,28 @@ def command(a: str, b: str, **options: Any) -> None:
         sides = [
             dataclasses.replace(side, folder=out / side.folder) if side.options is not None else side for side in sides
         ]
-    for side in sides:
-        if side.options is not None and not _complete(side.folder, len(inputs or ()) * options["repeat"]):
+    kept = [(side, _settings(side, options)) for side in sides if side.options is not None]
+    for side, settings in kept:
+        _check_kept(side.folder, settings)
+    for side, settings in kept:
+        if not _complete(side.folder, len(inputs or ()), options["repeat"]):
+            side.folder.mkdir(exist_ok=True)
+            (side.folder / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n")
             _evaluate(side, options)
     results = [read_results(side.folder, inputs) for side in sides]
+    _check_payloads(*results)
     change = difference(results[0].scores, results[1].scores)
     if not change.inputs:
         raise ConfigError("A and B have no input in common that both have a reward for")
+    shared = [name for name in results[0].scores if name in results[1].scores]
+    wanted = set(inputs or ()).union(*(result.keys for result in results))
     facts = {
         "sides": [
-            {"name": side.name, "folder": str(side.folder), **result.facts(), **_dollars(side.folder, result)}
+            {"name": side.name, "folder": str(side.folder), **result.facts(shared), **_dollars(side.folder, result)}
             for side, result in zip(sides, results, strict=True)
         ],
         "difference": change.as_facts(),
+        "unpaired": len(wanted) - len(shared),
         "changed": _changed(results[0].scores, results[1].scores),
     }
     if out is not None:
@@ -161,7 +176,7 @@ def command(a: str, b: str, **options: Any) -> None:
     least = options["at_least"]
     if least is not None:
         assert change.low is not None
-        holds = change.low >= least
+        holds = change.low >= least and not facts["unpaired"]
         click.echo(f"B - A is at least {least:+g}: {'yes' if holds else 'not shown'}", err=True)
         if not holds:
             sys.exit(1)
@@ -185,11 +200,58 @@ def _side(value: str, name: str, out: Path) -> Side:
         raise ConfigError(f"{value} is no evaluation, and no model ({WORDS}) or URL#MODEL_ID: {e}") from e
 
 
-def _complete(folder: Path, rollouts: int) -> bool:
-    """Return True if the evaluation in the folder has all its rollouts."""
+def _settings(side: Side, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what an evaluation measures: the model, the data and the agent as they are now, and the options of the rollouts."""
+    from ...isolation.project import Project
+    from ..training.stack import find_agent
+
+    assert side.options is not None
+    agent, model = options["agent"], Path(side.options[1])
+    file = Path() if agent is None or agent.startswith("arn:") else find_agent(agent).resolve()
+    made_of: dict[str, Any] = {"model": [*side.options, *(_stamps(model) if model.is_dir() else ())]}
+    made_of["data"] = hashlib.sha256(options["data"].read_bytes()).hexdigest()
+    made_of["agent"] = [agent, Project.of(file).digest() if file.is_file() else None]
+    return made_of | {name: options[name] for name in (*MEASURED, "judge_url", "judge_model", "judge_weight")}
+
+
+def _stamps(model: Path) -> list[str]:
+    """Return name, size and time of each file of a model. Weights are too large to be read for every comparison."""
+    files = sorted(file for file in model.iterdir() if file.is_file())
+    return [f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files]
+
+
+def _check_kept(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Raises: ConfigError if the folder holds an evaluation that measured something else."""
     from ...runs.folder import read_object
 
-    return (folder / "summary.json").exists() and read_object(folder / "summary.json").get("rollouts") == rollouts
+    if not (folder / "ledger.jsonl").exists() and not (folder / "summary.json").exists():
+        return
+    kept = read_object(folder / SETTINGS)
+    for name, value in settings.items():
+        if name not in kept or kept[name] != value:
+            option = name.replace("_", "-")
+            other = f"of another {name}" if name in ("model", "agent") else f"with another --{option}"
+            raise ConfigError(f"{nearby(folder)} is an evaluation {other}: choose another --out")
+
+
+def _check_payloads(a: Results, b: Results) -> None:
+    """Raises: ConfigError if one id stands for different inputs."""
+    for name, key in a.keys.items():
+        other = b.keys.get(name)
+        if None not in (key, other) and key != other:
+            raise ConfigError(
+                f"the input {name} has another payload in B than in A: compare evaluations of the same data"
+            )
+
+
+def _complete(folder: Path, inputs: int, repeat: int) -> bool:
+    """Return True if the evaluation in the folder has all its rollouts."""
+    from ...runs import read_config
+    from ...runs.folder import read_object
+
+    summary = read_object(folder / "summary.json")
+    wanted = (inputs * repeat, inputs, repeat)
+    return (summary.get("rollouts"), summary.get("inputs"), read_config(folder).get("repeat")) == wanted
 
 
 def _evaluate(side: Side, options: Mapping[str, Any]) -> None:
@@ -244,6 +306,7 @@ def read_results(folder: Path, inputs: Iterable[str] | None = None) -> Results:
         if row["score"] is not None:
             scores.setdefault(row["grp"], []).append(row["score"])
     return Results(
+        keys={row["grp"]: row["input_key"] for row in rows},
         scores={name: statistics.fmean(each) for name, each in scores.items()},
         rollouts=len(rows),
         failed=Counter(row["outcome"] for row in rows if row["outcome"] != "ok"),
@@ -312,6 +375,8 @@ def _lines(facts: Mapping[str, Any]) -> list[str]:
     ]
     if change["needed"] is not None and change["needed"] > change["inputs"]:
         lines.append(f"About {change['needed']} inputs are needed to show a difference of this size.")
+    if facts["unpaired"]:
+        lines.append(f"Left out, because a side has no reward for it: {_inputs(facts['unpaired'])}.")
     for heading, sign in (("Better", 1), ("Worse", -1)):
         found = [each for each in facts["changed"] if (each["b"] - each["a"]) * sign > 0]
         shown = ", ".join(f"{each['input']} ({each['a']:g} to {each['b']:g})" for each in found[:SHOWN])
