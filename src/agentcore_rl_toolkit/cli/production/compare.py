@@ -102,7 +102,7 @@ class Results:
     "--at-least",
     type=float,
     metavar="DIFFERENCE",
-    help="Exit with 1 unless the whole interval of B - A is at or above this, e.g. -0.02, and no input is left out.",
+    help="Exit with 1 unless the whole interval of B - A is at or above this, e.g. -0.02, and every input counts.",
 )
 @click.option(
     "--out",
