@@ -114,6 +114,73 @@ def test_users_are_either_trained_on_or_held_out(tmp_path: Path, exporter: InMem
     assert users[1]
 
 
+def span(session: str, prompt: str, *, user: str | None, start: int = 1) -> dict[str, Any]:
+    """A span of an agent that answers each prompt with `ok`."""
+
+    def messages(role: str, text: str) -> str:
+        return json.dumps([{"role": role, "parts": [{"type": "text", "content": text}]}], ensure_ascii=False)
+
+    attributes = {
+        "gen_ai.operation.name": "invoke_agent",
+        "session.id": session,
+        "gen_ai.input.messages": messages("user", prompt),
+        "gen_ai.output.messages": messages("assistant", "ok"),
+        **({"user.id": user} if user is not None else {}),
+    }
+    name = f"{session}-{start}"
+    return {"traceId": name, "spanId": name, "startTimeUnixNano": start, "attributes": attributes}
+
+
+def write_spans(path: Path, spans: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(each, ensure_ascii=False) + "\n" for each in spans))
+    return path
+
+
+def test_dialogues_are_those_of_the_training_rows(tmp_path: Path) -> None:
+    spans = [span(f"s{n}", f"question {n}", user=f"u{n}", start=n) for n in range(40)]
+    file = write_spans(tmp_path / "traces.jsonl", [*spans, span("s1", "yes, that one", user="u1", start=99)])
+    out, held_out, dialogues = (tmp_path / f"{name}.jsonl" for name in ("rows", "eval", "sft"))
+    words = ("--out", str(out), "--eval-out", str(held_out), "--sft-out", str(dialogues), "--limit", "20")
+    done = run(str(file), *words, "--user-attribute", "user.id")
+    assert done.exit_code == 0, done.output
+    assert rows(held_out)
+    prompts = [row["messages"][0]["content"] for row in rows(dialogues)]
+    assert prompts == [row["prompt"] for row in rows(out)]
+
+
+def test_sessions_without_the_users_attribute_are_left_out_and_counted(tmp_path: Path) -> None:
+    spans = [span(f"s{n}", f"question {n}", user="alice" if n % 2 else None, start=n) for n in range(40)]
+    file = write_spans(tmp_path / "traces.jsonl", [*spans, span("s0", "and then?", user="alice", start=99)])
+    out, held_out = tmp_path / "rows.jsonl", tmp_path / "eval.jsonl"
+    words = (str(file), "--out", str(out), "--eval-out", str(held_out), "--eval-share", "0.5", "--user-attribute")
+    done = run(*words, "user.id")
+    assert "20 sessions were left out: they lack the attribute user.id" in done.output
+    assert sorted([len(rows(out)), len(rows(held_out))]) == [0, 20]
+    assert "no trace has the attribute userid" in str(run(*words, "userid", "--force").exception)
+
+
+@pytest.mark.parametrize("option", ["--eval-out", "--sft-out", "SOURCE"])
+def test_no_path_is_written_twice_or_read_and_written(tmp_path: Path, option: str) -> None:
+    file = write_spans(tmp_path / "traces.jsonl", [span("s", "question", user=None)])
+    before = file.read_text()
+    out = str(file) if option == "SOURCE" else str(tmp_path / "rows.jsonl")
+    more = () if option == "SOURCE" else (option, f"{tmp_path}/./rows.jsonl")
+    assert "different paths" in str(run(str(file), "--out", out, *more, "--force").exception)
+    assert file.read_text() == before
+
+
+def test_a_line_ends_at_a_newline_only(tmp_path: Path) -> None:
+    prompt = "a\u2028b\x85c"
+    file = write_spans(tmp_path / "traces.jsonl", [span(f"s{n}", f"{n} {prompt}", user=None, start=n) for n in (1, 2)])
+    assert run(str(file), "--out", str(tmp_path / "rows.jsonl")).exit_code == 0
+    found = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().split("\n") if line]
+    assert found == [{"prompt": f"1 {prompt}"}, {"prompt": f"2 {prompt}"}]
+    file.write_text(json.dumps([json.loads(line) for line in file.read_text().split("\n") if line], indent=2))
+    assert run(str(file), "--out", str(tmp_path / "rows.jsonl"), "--force").output.startswith(
+        f"{tmp_path}/rows.jsonl: 2 rows"
+    )
+
+
 @pytest.fixture
 def logs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     with moto_server() as url:

@@ -16,10 +16,10 @@ FALLBACK_IN, FALLBACK_OUT = "agentcore.invocation.user_prompt", "agentcore.invoc
 
 @dataclass(frozen=True, kw_only=True)
 class Invocation:
-    """A call of an agent by a user. ``user`` names who called: rows of one user stay together."""
+    """A call of an agent by a user. Rows of one ``user`` stay together. None: the trace does not name its user."""
 
     session: str
-    user: str
+    user: str | None
     start_ns: int
     prompt: str
     answer: str
@@ -28,12 +28,17 @@ class Invocation:
 
 @dataclass(kw_only=True)
 class Harvest:
-    """Rows, and what was left out and why. ``redacted`` is the number of replacements by kind."""
+    """Rows, and what was left out and why.
+
+    ``invocations`` are those of ``rows``, in the same order. ``redacted`` is the number of replacements by kind.
+    """
 
     rows: list[dict[str, Any]] = field(default_factory=list)
+    invocations: list[Invocation] = field(default_factory=list)
     held_out: list[dict[str, Any]] = field(default_factory=list)
     duplicates: int = 0
     later_turns: int = 0
+    without_user: int = 0
     redacted: dict[str, int] = field(default_factory=dict)
 
 
@@ -61,7 +66,7 @@ def invocations(spans: Iterable[Span], user_key: str = SESSION) -> tuple[list[In
         found.append(
             Invocation(
                 session=session,
-                user=str(facts.get(user_key) or session),
+                user=session if user_key == SESSION else str(facts.get(user_key) or "") or None,
                 start_ns=members[0].start_ns,
                 prompt=str(prompt),
                 answer=next(said, str(facts.get(FALLBACK_OUT, ""))),
@@ -88,7 +93,7 @@ def harvest(
 
     Later invocations of a session need its history, which an agent does not get as a payload. A prompt that is a JSON object
     becomes the payload itself, another one the field ``prompt_field``. Equal payloads become one row. The rows of a user are all
-    trained on or all held out, as a hash of the user's name decides.
+    trained on or all held out, as a hash of the user's name decides. Sessions without a user are left out.
     """
     out = Harvest()
     sessions: set[str] = set()
@@ -98,6 +103,9 @@ def harvest(
             out.later_turns += 1
             continue
         sessions.add(each.session)
+        if each.user is None:
+            out.without_user += 1
+            continue
         payload = _payload(each.prompt, prompt_field)
         row = {**payload, **({"_reference": each.reference} if each.reference is not None else {})}
         row = redaction.value(row) if redaction is not None else row
@@ -107,7 +115,11 @@ def harvest(
             continue
         seen.add(key)
         held_out = int(hashlib.sha256(each.user.encode()).hexdigest()[:8], 16) / 2**32 < held_out_share
-        (out.held_out if held_out else out.rows).append(row)
+        if held_out:
+            out.held_out.append(row)
+        else:
+            out.rows.append(row)
+            out.invocations.append(each)
         if limit is not None and len(out.rows) + len(out.held_out) >= limit:
             break
     out.redacted = dict(redaction.counts) if redaction is not None else {}

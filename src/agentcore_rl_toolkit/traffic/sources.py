@@ -19,27 +19,28 @@ Call = Callable[..., Any]  # (operation, **parameters) of the service `logs`
 
 
 def read_file(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of a file: one JSON object, or one in each line. Raises: ConfigError that names the line."""
-    text = path.read_text(encoding="utf-8", errors="replace")
+    """Yield the records of a file: one JSON object or list, or one in each line. Raises: ConfigError that names the line."""
+    with path.open(
+        encoding="utf-8", errors="replace", newline="\n"
+    ) as lines:  # texts have other line separators in them
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                found = json.loads(line)
+            except ValueError as e:
+                if number > 1:
+                    raise ConfigError(f"{path}:{number} is not JSON: {e}") from e
+                found = _whole(path, line + lines.read())
+            yield from (each for each in (found if isinstance(found, list) else [found]) if isinstance(each, dict))
+
+
+def _whole(path: Path, text: str) -> Any:
+    """Read a JSON document of several lines."""
     try:
-        whole = json.loads(text)
-    except ValueError:
-        whole = None
-    if isinstance(whole, dict):
-        yield whole
-        return
-    if isinstance(whole, list):
-        yield from (record for record in whole if isinstance(record, dict))
-        return
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except ValueError as e:
-            raise ConfigError(f"{path}:{number} is not JSON: {e}") from e
-        if isinstance(record, dict):
-            yield record
+        return json.loads(text)
+    except ValueError as e:
+        raise ConfigError(f"{path} is not JSON: {e}") from e
 
 
 def log_groups(source: str) -> list[str]:

@@ -31,7 +31,7 @@ _UNITS = {"m": 60, "h": 3600, "d": 86400}
 @click.option(
     "--eval-share", default=0.2, show_default=True, type=click.FloatRange(0, 1), help="Share of users in --eval-out."
 )
-@click.option("--sft-out", type=FILE, help="Dialogues to imitate, as messages. The text is tokenized again.")
+@click.option("--sft-out", type=FILE, help="Dialogues of the rows in --out, as messages. The text is tokenized again.")
 @click.option(
     "--field",
     "prompt_field",
@@ -44,7 +44,7 @@ _UNITS = {"m": 60, "h": 3600, "d": 86400}
     default="session.id",
     show_default=True,
     metavar="ATTRIBUTE",
-    help="Attribute that names the user.",
+    help="Attribute that names the user. Sessions without it are left out.",
 )
 @click.option("--since", default="7d", show_default=True, metavar="TIME", help="For CloudWatch: 90m, 12h, 7d.")
 @click.option("--limit", type=click.IntRange(min=1), help="Take so many rows. [default: all]")
@@ -70,6 +70,9 @@ def command(source: str, out: Path, **options: Any) -> None:
     from ...traffic.rows import harvest
 
     files = [path for path in (out, options["eval_out"], options["sft_out"]) if path is not None]
+    given = [*files, Path(source)]
+    if len({path.resolve() for path in given}) < len(given):
+        raise ConfigError("--out, --eval-out, --sft-out and SOURCE need different paths")
     for path in files:
         new_file(path, force=options["force"])
     if options["no_redact"] and options["patterns"]:
@@ -83,6 +86,10 @@ def command(source: str, out: Path, **options: Any) -> None:
             else ""
         )
         raise ConfigError(f"no invocation of an agent is in {source}. {hint}".strip())
+    if all(each.user is None for each in found):
+        raise ConfigError(
+            f"no trace has the attribute {options['user_attribute']}; --user-attribute names the user's one"
+        )
     made = harvest(
         found,
         prompt_field=options["prompt_field"],
@@ -96,12 +103,13 @@ def command(source: str, out: Path, **options: Any) -> None:
         _write(options["eval_out"], made.held_out)
         click.echo(f"{nearby(options['eval_out'])}: {len(made.held_out)} rows, of other users")
     if options["sft_out"] is not None:
-        dialogues = [_dialogue(each, redaction) for each in found if each.answer]
+        dialogues = [_dialogue(each, redaction) for each in made.invocations if each.answer]
         _write(options["sft_out"], dialogues)
         click.echo(f"{nearby(options['sft_out'])}: {len(dialogues)} dialogues, without the tokens that were sampled")
     for count, what in (
         (made.duplicates, "sessions began as another one did"),
         (made.later_turns, "later invocations of a session were left out: they need its history"),
+        (made.without_user, f"sessions were left out: they lack the attribute {options['user_attribute']}"),
         (missing, "traces were left out: their text is missing or was cut off"),
     ):
         if count:
@@ -116,11 +124,13 @@ def _read(source: str, options: Mapping[str, Any]) -> tuple[list[Invocation], in
     """Read the invocations of a source. Returns them, and the number of traces without a text. Raises: ConfigError."""
     from ...traffic.rows import from_dataset, invocations
     from ...traffic.sources import read_cloudwatch, read_file
-    from ...traffic.spans import read_spans
+    from ...traffic.spans import SESSION, read_spans
 
     if Path(source).is_file():
         records = list(read_file(Path(source)))
         if records and all("turns" in record for record in records):
+            if options["user_attribute"] != SESSION:
+                raise ConfigError(f"{source} is a data set, which names no users: leave --user-attribute out")
             return from_dataset(records), 0
         return invocations(read_spans(records), options["user_attribute"])
     if not (source.startswith(("arn:", "/")) or "/" in source):
