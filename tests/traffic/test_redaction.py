@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from agentcore_rl_toolkit.errors import ConfigError
@@ -21,6 +23,27 @@ from agentcore_rl_toolkit.traffic.redaction import Redaction
         ("Authorization: Bearer eyJhbGciOiJIUzI1.eyJzdWIiOiIxMjM0.c2ln", "Authorization: <SECRET_1>"),
         ("my password is: hunter2hunter2", "my password is: hunter2hunter2"),  # words between: no rule finds it
         ("password=hunter2hunter2", "<SECRET_1>"),
+        ("AWS_SECRET_ACCESS_KEY: wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY", "<SECRET_1>"),
+        ("aws_secret_access_key=wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY", "<SECRET_1>"),
+        ("https://x.org/?api_key=abcdefghijklmnop&page=2", "https://x.org/?<SECRET_1>&page=2"),
+        ('{"my_token": "abc12345678"}', '{"<SECRET_1>"}'),
+        ("AIzaSyA1234567890abcdefghijklmnopqrstuvw", "<SECRET_1>"),
+        ("sk_" + "live_51H8abcdefghijklmnopqrst", "<SECRET_1>"),
+        ("github_pat_11ABCDEFG0abcdefghijklmnop_abcdef", "<SECRET_1>"),
+        ("glpat-abcdefghij1234567890", "<SECRET_1>"),
+        ("hf_abcdefghijklmnopqrstuvwxyzABCDEF", "<SECRET_1>"),
+        ("postgres://u:s3cr3tpass@h/db", "postgres://<SECRET_1>@h/db"),
+        ("Authorization: Basic dXNlcjpwYXNzdzByZDE=", "Authorization: <SECRET_1>"),
+        ("john%40example.com", "<EMAIL_1>"),
+        ("iban de89370400440532013000 and be68 5390 0754 7034 from", "iban <IBAN_1> and <IBAN_2> from"),
+        ("+44 7911 123456, +49 (0)151 23456789", "<PHONE_1>, <PHONE_2>"),
+        ("0151 23456789, 02079460958, 030/1234567", "<PHONE_1>, <PHONE_2>, <PHONE_3>"),
+        ("4155552671, 06.12.34.56.78", "<PHONE_1>, <PHONE_2>"),
+        ("in 2027 4111 1111 1111 1111 12/27", "in 2027 <CARD_1> 12/27"),
+        ("card4111111111111111, 3782 822463 10005 12", "card<CARD_1>, <CARD_2> 12"),
+        ("4111.1111.1111.1111", "<CARD_1>"),
+        ("at 10.0.0.1.", "at <IP_1>."),
+        ("from ::ffff:192.168.1.5", "from <IP_1>"),
         ("-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----", "<SECRET_1>"),
     ],
 )
@@ -37,10 +60,69 @@ def test_personal_data_and_secrets_are_replaced(text: str, redacted: str) -> Non
         "GB00WEST12345698765432",
         "the token budget is 4096 tokens",
         "ratio 16:9, ids 1234567",
+        "from 2026-11-29 12:30 to 01.12.2026 08:15, for 0.4111111111111111",
+        "main :: IO (), std::vector, version 10.0.0.1.2",
+        "max_tokens=4096, basic understanding, a basic python3.11 script, token: required",
+        "550e8400-e29b-41d4-a716-041234567890 at http://localhost:8080/a@b",
     ],
 )
 def test_other_texts_stay(text: str) -> None:
     assert Redaction().text(text) == text
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        *(
+            "a",
+            "a.",
+            "a@",
+            "a@b-",
+            "a%40",
+            "1",
+            "1 ",
+            "1.",
+            "1-",
+            "0151 ",
+            "4111 ",
+            "+1",
+            "(1)",
+            "1:",
+            "::",
+            "DE89 ",
+            "ab12 ",
+        ),
+        *(
+            "token",
+            "token=",
+            "token = ",
+            "token ",
+            "my_",
+            "a-",
+            "a_token",
+            "basic ",
+            "Basic a",
+            "://",
+            "://a:",
+            "eyJ",
+            "sk-",
+            "'",
+            " ",
+        ),
+        *("-----BEGIN PRIVATE KEY-----", "-----BEGIN ", "-----END "),
+    ],
+)
+def test_the_time_is_linear_in_the_length_of_a_text(part: str) -> None:
+    def seconds(length: int) -> float:
+        text = part * (length // len(part))
+        taken = []
+        for _ in range(3):
+            start = time.process_time()
+            Redaction().text(text)
+            taken.append(time.process_time() - start)
+        return min(taken)
+
+    assert seconds(80_000) < 9 * seconds(20_000) + 0.01  # quadratic: 16 times
 
 
 def test_the_same_value_gets_the_same_placeholder_in_every_field() -> None:
