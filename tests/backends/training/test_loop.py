@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import re
 import sys
@@ -25,9 +26,16 @@ from agentcore_rl_toolkit.errors import CaptureError, ConfigError, RolloutError
 
 from ..recorded import Episode, Replay, recorded_episodes
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
-
-from metrics_page import STEP_METRICS
+# Not by its name: with the folder of the scripts on the path, `examples` would be a script.
+_spec = importlib.util.spec_from_file_location(
+    "metrics_page", Path(__file__).parents[3] / "scripts" / "metrics_page.py"
+)
+assert _spec is not None
+assert _spec.loader is not None
+_page = importlib.util.module_from_spec(_spec)
+sys.modules[_spec.name] = _page
+_spec.loader.exec_module(_page)
+STEP_METRICS = _page.STEP_METRICS
 
 ADAM = Adam(learning_rate=1e-3, beta1=0.9, beta2=0.95, grad_clip_norm=0.0)
 PER_GROUP = 8
