@@ -42,7 +42,7 @@ class Refused(Exception):
 
 
 class LoopbackAWS:
-    """An account's models, imports, endpoints and bundles.
+    """An account's models, imports, endpoints and bundles in one region. Other regions have nothing.
 
     An endpoint is in service, and an import has ended, at the second look. ``chat_url`` and ``engine_url`` are the servers of the
     models: of chats, and of completions of token ids. ``control_url`` is the local runtime. ``not_ready`` is how often a model is
@@ -85,7 +85,7 @@ class LoopbackAWS:
     async def _json_call(self, request: Request) -> Response:
         service, _, name = request.headers["x-amz-target"].partition(".")
         operation = service_model(JSON_SERVICES[service]).operation_model(name)
-        return await self._answer(operation, json.loads(await request.body() or b"{}"))
+        return await self._answer(operation, json.loads(await request.body() or b"{}"), request)
 
     def _rest_call(self, operation: Any) -> Callable[[Request], Any]:
         async def call(request: Request) -> Response:
@@ -99,11 +99,11 @@ class LoopbackAWS:
                 found = source[where].get(key) if where else sent.get(key)
                 if found is not None and name != payload:
                     body[name] = int(found) if where == "querystring" and member.type_name == "integer" else found
-            return await self._answer(operation, body)
+            return await self._answer(operation, body, request)
 
         return call
 
-    async def _answer(self, operation: Any, body: Body) -> Response:
+    async def _answer(self, operation: Any, body: Body, request: Request) -> Response:
         wrong = mistakes(body, operation.input_shape)
         if wrong:
             self.wrong += wrong
@@ -111,7 +111,8 @@ class LoopbackAWS:
         if operation.name.startswith(CHANGES):
             self.changes += 1
         try:
-            found = getattr(self, f"_{operation.name}")(body)
+            here = f"/{REGION}/" in request.headers["authorization"]
+            found = getattr(self if here else LoopbackAWS(), f"_{operation.name}")(body)
             found = await found if hasattr(found, "__await__") else found
         except Refused as refused:
             return _error(refused)

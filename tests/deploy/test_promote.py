@@ -148,6 +148,15 @@ def test_a_model_is_put_on_an_endpoint_updated_and_removed(
     assert "endpoint refund: is updated" in larger.output
     assert "price per hour unknown" in larger.output
     assert len(aws_of_models.configs) == 2
+    (back,) = [
+        line.partition(" promote ")[2].split()
+        for line in larger.output.splitlines()
+        if line.startswith("Roll the endpoint back with:")
+    ]
+    for _ in range(2):
+        assert promote(*back).exit_code == 0
+        assert aws_of_models.endpoints["refund"]["EndpointConfigName"] == next(iter(aws_of_models.configs))
+    assert "no configuration refund-0" in str(promote(*back[:-1], "refund-0").exception)
 
     part = boto3.client("s3").create_multipart_upload(Bucket=BUCKET, Key=f"{prefix}model.safetensors")
     assert part["UploadId"]
@@ -158,12 +167,15 @@ def test_a_model_is_put_on_an_endpoint_updated_and_removed(
 
 
 def test_logprobs_of_other_weights_stop_the_promotion(run: Path, aws_of_models: LoopbackAWS, tmp_path: Path) -> None:
+    (earlier,) = aws_of_models.configs if promote(str(run), "--bucket", BUCKET).exit_code == 0 else ()
     other = tmp_path / "refund"
     save_policy(load_policy()[0], other / "policy")
     write_config(other, {"kind": "train"})
     record(other, [None] + [-9.0] * (len(IDS) - 1))
-    done = promote(str(other), "--bucket", BUCKET, "--name", "refund")
+    done = promote(str(other), "--bucket", BUCKET, "--name", "refund", "--instance", "ml.g6e.2xlarge")
     assert "other weights than the run's" in str(done.exception)
+    assert aws_of_models.endpoints["refund"]["EndpointConfigName"] == earlier
+    assert len(aws_of_models.configs) == 2
     aws_of_models.engine_url = "http://127.0.0.1:1"
     unknown = promote(str(other / "policy"), "--bucket", BUCKET, "--name", "refund")
     assert (unknown.exit_code, "logprobs: none came back" in unknown.output) == (0, True), unknown.output
@@ -227,9 +239,10 @@ def test_a_promotion_is_continued_and_removed_wherever_it_was_killed(
     last = ["PutRolePolicy", "CreateConfigurationBundle", "PutRolePolicy"]
     assert steps[-len(changes) - 5 :] == ["CreateRole", "PutRolePolicy", *changes, *last]
     assert len(steps) == len(set(steps)) + 2  # no step but that of policies is repeated
-    while (step := killed(1, *words, "--remove")) is not None:
+    while not nothing_is_left(aws_of_models):
+        step = killed(1, *words, "--remove")
+        assert step is not None
         steps.append(step)
-    assert nothing_is_left(aws_of_models)
     assert boto3.client("iam").list_role_policies(RoleName=role)["PolicyNames"] == []
     files = sum(step in ("model.safetensors", *os.listdir(run / "policy")) for step in steps)
     for after in range(files, files + 4 + len(changes)):  # then it is given up
@@ -293,6 +306,39 @@ def test_an_endpoint_of_others_is_left_alone(run: Path, aws_of_models: LoopbackA
     aws_of_models.models["refund-theirs"] = {"ModelName": "refund-theirs"}
     assert promote(*words, "--remove").exit_code == 0
     assert list(aws_of_models.models) == ["refund-theirs"]
+
+
+@pytest.mark.parametrize(
+    ("to", "other"),
+    [
+        ("sagemaker", ("--region", "us-east-1")),
+        ("sagemaker", ("--to", "bedrock")),
+        ("sagemaker", ("--name", "refunds")),
+        ("bedrock", ("--region", "us-east-1")),
+        ("bedrock", ("--to", "sagemaker")),
+    ],
+)
+def test_a_removal_of_what_is_not_there_changes_nothing(
+    run: Path, aws_of_models: LoopbackAWS, account: dict[str, str], to: str, other: tuple[str, str]
+) -> None:
+    arn, _, role = agent_of(account)
+    done = promote(str(run), "--bucket", BUCKET, "--to", to, "--force", "--agent", arn, "--json")
+    assert done.exit_code == 0, done.output
+    undo = {
+        line.partition(" with:  ")[0]: line.partition(" promote ")[2].split()
+        for line in json.loads(done.stdout)["steps"]
+        if " with:" in line
+    }
+    weights, changes = keys(), aws_of_models.changes
+    wrong = promote(*undo["Remove it"], *other)
+    assert wrong.exit_code != 0
+    named = "endpoint" if "sagemaker" in (to if other[0] != "--to" else other[1]) else "imported model"
+    assert f"no {named} " in str(wrong.exception)
+    assert (keys(), aws_of_models.changes) == (weights, changes)
+    assert boto3.client("iam").list_role_policies(RoleName=role)["PolicyNames"] == ["agentcore-rl-model-refund"]
+    assert promote(*undo["Roll back"], "--dry-run").exit_code == 0
+    assert promote(*undo["Remove it"]).exit_code == 0
+    assert nothing_is_left(aws_of_models)
 
 
 @pytest.mark.parametrize("to", ["sagemaker", "bedrock"])
@@ -361,7 +407,7 @@ def test_a_deployed_agent_is_led_to_the_model_and_back(
         assert resource.endswith(":endpoint/refund")
     else:
         assert variables() == {"AGENTCORE_RL_MODEL_ID": facts["model_id"]}
-        assert resource == facts["model_id"] in aws_of_models.imported
+        assert resource == [facts["model_id"]] == list(aws_of_models.imported)
     again = json.loads(promote(*words, "--json").stdout)  # an interrupted run may have changed the agent
     assert (again["version"], again["version_before"]) == (facts["version"], facts["version_before"])
 
@@ -369,13 +415,105 @@ def test_a_deployed_agent_is_led_to_the_model_and_back(
     assert variables() == {}
     assert promote(*words).exit_code == 0
     assert variables() != {}
-    other = promote(str(run), "--bucket", BUCKET, "--agent", arn, "--name", "another", "--remove")
-    assert other.exit_code == 0, other.output
-    assert variables() != {}
     removed = promote(*words, "--remove")
     assert removed.exit_code == 0, removed.output
     assert (variables(), iam.list_role_policies(RoleName=role)["PolicyNames"]) == ({}, [])
     assert nothing_is_left(aws_of_models)
+
+
+def test_an_endpoint_gets_the_model_and_keeps_its_code(
+    run: Path, aws_of_models: LoopbackAWS, account: dict[str, str]
+) -> None:
+    arn, runtime, _ = agent_of(account)
+    control = boto3.client("bedrock-agentcore-control")
+
+    def deploy(**variables: str) -> None:
+        now = control.get_agent_runtime(agentRuntimeId=runtime)
+        fields = {name: now[name] for name in ("agentRuntimeArtifact", "roleArn", "networkConfiguration")}
+        control.update_agent_runtime(agentRuntimeId=runtime, environmentVariables=variables, **fields)
+
+    def released(endpoint: str) -> dict[str, str]:
+        version = control.get_agent_runtime_endpoint(agentRuntimeId=runtime, endpointName=endpoint)["liveVersion"]
+        found = control.get_agent_runtime(agentRuntimeId=runtime, agentRuntimeVersion=version)
+        return dict(found["environmentVariables"])
+
+    deploy(CODE="released")
+    control.create_agent_runtime_endpoint(agentRuntimeId=runtime, name="prod")
+    deploy(CODE="unreleased")
+    words = (str(run), "--bucket", BUCKET, "--agent", arn, "--json")
+    done = promote(*words, "--endpoint", "prod")
+    assert done.exit_code == 0, (done.output, done.exception)
+    used = {"AGENTCORE_RL_MODEL_URL": json.loads(done.stdout)["base_url"]}
+    assert released("prod") == {"CODE": "released", **used}
+
+    deploy(CODE="unreleased", **used)
+    weights = keys()
+    refused = promote(*words, "--remove")
+    assert "the endpoint prod of the agent" in str(refused.exception)
+    assert (released("DEFAULT"), keys()) == ({"CODE": "unreleased"}, weights)
+    assert "refund" in aws_of_models.endpoints
+    assert promote(*words, "--endpoint", "prod", "--remove").exit_code == 0
+    assert released("prod") == {"CODE": "released"}
+    assert nothing_is_left(aws_of_models)
+    control.delete_agent_runtime_endpoint(agentRuntimeId=runtime, endpointName="prod")
+    deploy()
+
+
+def test_an_endpoint_of_others_costs_the_agent_nothing(
+    run: Path, aws_of_models: LoopbackAWS, account: dict[str, str]
+) -> None:
+    arn, runtime, _ = agent_of(account)
+    words = (str(run), "--bucket", BUCKET, "--agent", arn)
+    assert promote(*words).exit_code == 0
+    control = boto3.client("bedrock-agentcore-control")
+    before = control.get_agent_runtime(agentRuntimeId=runtime)["agentRuntimeVersion"]
+    (name,) = [name for name in aws_of_models.tags if ":endpoint/" in name]
+    tags, aws_of_models.tags[name] = aws_of_models.tags[name], []
+    assert "was not made by" in str(promote(*words, "--remove").exception)
+    assert control.get_agent_runtime(agentRuntimeId=runtime)["agentRuntimeVersion"] == before
+    aws_of_models.tags[name] = tags
+    assert promote(*words, "--remove").exit_code == 0
+
+
+def test_the_next_import_leaves_the_right_to_call_the_one_in_use(
+    run: Path, aws_of_models: LoopbackAWS, account: dict[str, str]
+) -> None:
+    arn, _, role = agent_of(account)
+    words = (str(run), "--to", "bedrock", "--bucket", BUCKET, "--agent", arn, "--force")
+    for dtype in ("bfloat16", "float16"):
+        assert promote(*words, "--dtype", dtype).exit_code == 0
+    name = {"RoleName": role, "PolicyName": "agentcore-rl-model-refund"}
+    (statement,) = boto3.client("iam").get_role_policy(**name)["PolicyDocument"]["Statement"]
+    assert statement["Resource"] == sorted(aws_of_models.imported)
+    assert len(statement["Resource"]) == 2
+    assert promote(*words, "--remove").exit_code == 0
+
+
+def test_a_removed_model_leaves_the_other_models_of_its_bundle(
+    run: Path, aws_of_models: LoopbackAWS, account: dict[str, str]
+) -> None:
+    arn, _, role = agent_of(account)
+    words = (str(run), "--bucket", BUCKET, "--agent", arn, "--bundle", "ours")
+    assert promote(*words).exit_code == 0
+    control = boto3.client("bedrock-agentcore-control")
+    (bundle,) = control.list_configuration_bundles()["bundles"]
+    another = {f"{arn}2": {"configuration": {"base_url": "https://another"}}}
+    now = control.get_configuration_bundle(bundleId=bundle["bundleId"])
+    components = {**now["components"], **another}
+    which = {"bundleId": bundle["bundleId"], "parentVersionIds": [now["versionId"]]}
+    control.update_configuration_bundle(**which, components=components)
+    assert promote(*words, "--name", "another").exit_code == 0  # takes the entry over
+
+    assert promote(*words, "--remove").exit_code == 0
+    kept = control.get_configuration_bundle(bundleId=bundle["bundleId"])["components"]
+    assert kept[arn]["configuration"]["base_url"].endswith("/endpoints/another/openai/v1")
+    policies = {"agentcore-rl-model-another", "agentcore-rl-model-bundle-ours"}
+    assert set(boto3.client("iam").list_role_policies(RoleName=role)["PolicyNames"]) == policies
+    assert promote(*words, "--name", "another", "--remove").exit_code == 0
+    kept = control.get_configuration_bundle(bundleId=bundle["bundleId"])["components"]
+    assert kept == {**another, arn: {"configuration": {}}}
+    assert boto3.client("iam").list_role_policies(RoleName=role)["PolicyNames"] == []
+    aws_of_models.bundles.clear()
 
 
 def test_a_bundle_gets_a_version_with_the_models_address(
@@ -404,7 +542,9 @@ def test_a_bundle_gets_a_version_with_the_models_address(
     assert set(boto3.client("iam").list_role_policies(RoleName=role)["PolicyNames"]) == names
     assert json.loads(promote(*words, "--json").stdout)["version"] == facts["version"]
 
-    assert "did not make it" in promote(*words, "--remove").output
+    assert promote(*words, "--remove").exit_code == 0
+    left = control.get_configuration_bundle(bundleId=made["bundleId"])["components"]
+    assert left == {arn: {"configuration": {"system_prompt": "Be kind."}}}
     assert boto3.client("iam").list_role_policies(RoleName=role)["PolicyNames"] == []
     aws_of_models.bundles.clear()
     assert promote(*words).exit_code == 0
@@ -412,9 +552,20 @@ def test_a_bundle_gets_a_version_with_the_models_address(
     assert nothing_is_left(aws_of_models)
 
 
-@pytest.mark.parametrize("option", ["--bundle", "--roll-back"])
-def test_options_of_an_agent_need_one(run: Path, option: str, aws_of_models: LoopbackAWS) -> None:
-    assert "need --agent" in str(promote(str(run), "--bucket", BUCKET, option, "x").exception)
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("--bundle", "x"), "need --agent"),
+        (("--roll-back", "1"), "need --agent"),
+        (("--roll-back", "1", "--agent", "arn", "--bundle", "x"), "neither --bundle"),
+        (("--roll-back", "1", "--agent", "arn", "--remove"), "nor --remove"),
+        (("--roll-back", "refund-1", "--to", "bedrock"), "not a version of an agent"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(
+    run: Path, words: tuple[str, ...], why: str, aws_of_models: LoopbackAWS
+) -> None:
+    assert why in str(promote(str(run), "--bucket", BUCKET, *words).exception)
     assert aws_of_models.changes == 0
 
 

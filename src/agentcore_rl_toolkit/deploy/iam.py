@@ -201,9 +201,9 @@ def endpoint_user(endpoint_arn: str) -> Policy:
     )
 
 
-def imported_model_user(model_arn: str) -> Policy:
-    """Rights that an agent's role needs to call an imported model."""
-    return _document(_allow("CallTheModel", "bedrock", "InvokeModel InvokeModelWithResponseStream", model_arn))
+def imported_model_user(*model_arns: str) -> Policy:
+    """Rights that an agent's role needs to call imported models."""
+    return _document(_allow("CallTheModel", "bedrock", "InvokeModel InvokeModelWithResponseStream", [*model_arns]))
 
 
 def bundle_user(bundle_arn: str) -> Policy:

@@ -116,6 +116,15 @@ class Resources:
                 self._say("the role is not known everywhere yet: waiting")
                 time.sleep(ROLE_PAUSE_S)
 
+    def has_any(self, role: str, bucket: str, prefix: str) -> bool:
+        """Return True if there is the tagged role, an object below the prefix, or a part of an interrupted upload."""
+        found = self._iam("GetRole", RoleName=role, absent=NO_ENTITY)
+        if found is not None and self.tag in found["Role"].get("Tags", []):
+            return True
+        where: dict[str, Any] = {"Bucket": bucket, "Prefix": prefix, "absent": ("NoSuchBucket",)}
+        parts = self._s3("ListMultipartUploads", **where) or {}
+        return bool(parts.get("Uploads") or (self._s3("ListObjectsV2", **where) or {}).get("Contents"))
+
     def remove_role(self, name: str) -> bool:
         """Remove a role. Returns False for one without the tag, which stays."""
         found = self._iam("GetRole", RoleName=name, absent=NO_ENTITY)

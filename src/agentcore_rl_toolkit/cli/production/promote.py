@@ -63,10 +63,14 @@ VLLM_PARSERS = {
 @click.option("--endpoint", default="DEFAULT", show_default=True, help="The agent's endpoint.")
 @click.option("--bundle", metavar="NAME", help="Put the address into this configuration bundle, not into the agent.")
 @click.option("--rows", type=FILE, help="Send rows of this file through the agent.")
-@click.option("--roll-back", metavar="VERSION", help="Let the agent's endpoint lead to this earlier version again.")
+@click.option(
+    "--roll-back",
+    metavar="VERSION|CONFIGURATION",
+    help="Use this again: a version of the agent, or a configuration of the model's endpoint.",
+)
 @click.option("--region", help="AWS region. [default: the environment's or profile's]")
 @click.option("--force", is_flag=True, help="Bedrock: the agent calls no tools, although the template has them.")
-@click.option("--dry-run", is_flag=True, help="Print every call; change nothing.")
+@click.option("--dry-run", is_flag=True, help="Write the folder and print every call; change nothing on AWS.")
 @click.option("--remove", is_flag=True, help="Remove the model and everything that this command created for it.")
 @as_json
 def command(model: Path, to: str, **options: Any) -> None:
@@ -111,26 +115,40 @@ def _promote(model: Path, to: str, options: Mapping[str, Any], say: Callable[[st
     from ...deploy.models import AgentSwitch, ConfigurationBundle, ImportedModel, ModelSettings, SageMakerEndpoint
     from .proof import Proof
 
-    if options["agent"] is None and any(options[name] is not None for name in ("bundle", "roll_back", "rows")):
-        raise ConfigError("--bundle, --rows and --roll-back need --agent ARN")
+    back = options["roll_back"]
+    version = back if back is not None and back.isdecimal() else None
+    if options["agent"] is None and (options["bundle"] or options["rows"] or version):
+        raise ConfigError("--bundle, --rows and --roll-back VERSION need --agent ARN")
+    if back is not None and (options["bundle"] or options["remove"]):
+        raise ConfigError("--roll-back takes neither --bundle nor --remove")
     calls = Calls(region=options["region"], rehearse=options["dry_run"], say=say)
     agent = None if options["agent"] is None else AgentSwitch(options["agent"], options["endpoint"], calls, say)
-    if agent is not None and options["roll_back"] is not None:
-        version = agent.roll_back(options["roll_back"])
+    if agent is not None and version is not None:
+        version = agent.roll_back(version)
         say(f"the agent's endpoint {options['endpoint']} leads to version {version}")
         return {"agent": options["agent"], "version": version}
     if options["bucket"] is None:
         raise ConfigError("--bucket NAME is missing: the weights are uploaded there")
     name = _name(model, options["name"])
-    settings = ModelSettings(name=name, **{each: options[each] for each in ("bucket", "role", "instance", "image")})
+    settings = ModelSettings(
+        name=name,
+        service=to,
+        region=str(calls.region),
+        **{each: options[each] for each in ("bucket", "role", "instance", "image")},
+    )
     host = (SageMakerEndpoint if to == "sagemaker" else ImportedModel)(settings, calls, say)
     bundle = None if options["bundle"] is None else ConfigurationBundle(options["bundle"], calls, say)
+    if back is not None:
+        if not isinstance(host, SageMakerEndpoint):
+            raise ConfigError(f"{back} is not a version of an agent")
+        host.roll_back(back)
+        return {"name": name, "configuration": back}
     if options["remove"]:
+        host.find()
         if agent is not None:
             agent.remove(name, host.addresses())
-        if agent is not None and bundle is not None:
+        if agent is not None and bundle is not None and bundle.remove(options["agent"], host.addresses()):
             agent.remove(bundle.policy)
-            bundle.remove()
         host.remove()
         return {"removed": name}
 
@@ -141,9 +159,15 @@ def _promote(model: Path, to: str, options: Mapping[str, Any], say: Callable[[st
     result: dict[str, Any] = {"name": name, "folder": str(folder), **host.address}
     proof = Proof(host, calls, say)
     if not options["dry_run"]:
-        proof.ask()
-        result |= proof.compare_logprobs(model)
-    words = f"{program()} promote {shlex.quote(str(model))} --to {to} --name {name}"
+        try:
+            proof.ask()
+            result |= proof.compare_logprobs(model)
+        except ConfigError:
+            if isinstance(host, SageMakerEndpoint) and host.before is not None:
+                say("the new model is not proven: the endpoint gets its earlier configuration")
+                host.roll_back(host.before)
+            raise
+    words = f"{program()} promote {shlex.quote(str(model))} --to {to} --name {name} --region {settings.region}"
     if agent is not None:
         words += f" --agent {options['agent']} --endpoint {options['endpoint']}"
         agent.allow(name, host.rights)
@@ -162,6 +186,9 @@ def _promote(model: Path, to: str, options: Mapping[str, Any], say: Callable[[st
                 say(f"Roll back with:  {words} --roll-back {before}")
         if options["rows"] is not None and not options["dry_run"]:
             proof.send_rows(options["rows"], options["agent"], options["endpoint"], baggage)
+    if isinstance(host, SageMakerEndpoint) and host.before is not None:
+        result["configuration_before"] = host.before
+        say(f"Roll the endpoint back with:  {words} --bucket {settings.bucket} --roll-back {host.before}")
     say(f"Remove it with:  {words} --bucket {settings.bucket} --remove")
     return result
 

@@ -42,7 +42,7 @@ class AgentSwitch:
         Returns the version before, which calls another model (None: there is none), and the new one.
         """
         variables = {VARIABLES[name]: value for name, value in address.items()}
-        now = self._ready()
+        now = self._current()
         before = self._version()
         if self._variables(now) == variables:
             version = str(now["agentRuntimeVersion"])
@@ -78,14 +78,36 @@ class AgentSwitch:
         return self._update(earlier, earlier.get("environmentVariables", {}))
 
     def remove(self, name: str, addresses: Collection[str] = ()) -> None:
-        """Take a model from the agent: its newest version loses these addresses, and its role the rights of this name."""
-        if not set(addresses).isdisjoint(self._variables(self._ready()).values()):
+        """Take a model from the agent: its endpoint loses these addresses, and its role the rights of this name.
+
+        Raises: ConfigError if another endpoint of the agent still leads to the model.
+        """
+        if self._uses(self._current(), addresses):
             self.use({})
+        for endpoint in self._endpoints():
+            for version in {endpoint.get("liveVersion"), endpoint.get("targetVersion")} - {None}:
+                if self._uses(self._at(str(version)), addresses):
+                    raise ConfigError(
+                        f"the endpoint {endpoint['name']} of the agent {self._id} leads to version {version}, which calls the "
+                        f"model: repeat the command with --endpoint {endpoint['name']} first"
+                    )
         role = self._role()
         listed = self._iam("ListRolePolicies", RoleName=role, absent=NO_ENTITY) or {}
         if POLICY + name in listed.get("PolicyNames", []):
             self._say(f"role {role}: loses the rights {POLICY}{name}")
             self._iam("DeleteRolePolicy", RoleName=role, PolicyName=POLICY + name, absent=NO_ENTITY)
+
+    def _endpoints(self) -> list[Mapping[str, Any]]:
+        found: list[Mapping[str, Any]] = []
+        page: dict[str, Any] = {"nextToken": None}
+        while "nextToken" in page:
+            after = page["nextToken"]
+            page = self._control("ListAgentRuntimeEndpoints", agentRuntimeId=self._id, nextToken=after) or {}
+            found += page.get("runtimeEndpoints", [])
+        return found
+
+    def _uses(self, version: Mapping[str, Any], addresses: Collection[str]) -> bool:
+        return not set(addresses).isdisjoint(self._variables(version).values())
 
     def _variables(self, version: Mapping[str, Any]) -> dict[str, str]:
         """Return the variables of a version that name a model."""
@@ -115,6 +137,16 @@ class AgentSwitch:
             time.sleep(PAUSE_S)
         found: Mapping[str, Any] = now
         return found
+
+    def _at(self, version: str) -> Mapping[str, Any]:
+        found: Mapping[str, Any]
+        found = self._control("GetAgentRuntime", agentRuntimeId=self._id, agentRuntimeVersion=version)
+        return found
+
+    def _current(self) -> Mapping[str, Any]:
+        """Wait until the agent is ready. Returns the version to which the endpoint leads."""
+        newest = self._ready()
+        return newest if self._endpoint == "DEFAULT" else self._at(self._version())
 
     def _version(self) -> str:
         """Return the version to which the endpoint leads."""
@@ -188,17 +220,29 @@ class ConfigurationBundle:
         before = None if now is None else now["versionId"]
         return BundleVersion(arn=made["bundleArn"], version=made["versionId"], before=before)
 
-    def remove(self) -> None:
-        """Remove the bundle if this command made it."""
+    def remove(self, agent: str, addresses: Collection[str]) -> bool:
+        """Take these addresses from the agent's entry, and remove a bundle of this command that has no other entries.
+
+        Returns False if the entry has another model's address.
+        """
         found = self._find()
         if found is None:
-            return
+            return True
+        now = self._control("GetConfigurationBundle", bundleId=found["bundleId"])
+        entries = now["components"].get(agent, {}).get("configuration", {})
+        rest = {name: value for name, value in entries.items() if name not in VARIABLES or value not in addresses}
+        components = {**now["components"], agent: {"configuration": rest}}
         tags = (self._control("ListTagsForResource", resourceArn=found["bundleArn"]) or {}).get("tags", {})
-        if tags.get(self._tag["Key"]) != self._tag["Value"]:
-            self._say(f"bundle {self.name}: stays, because this command did not make it")
-            return
-        self._say(f"bundle {self.name}: is removed")
-        self._control("DeleteConfigurationBundle", bundleId=found["bundleId"], absent=GONE)
+        ours = tags.get(self._tag["Key"]) == self._tag["Value"]
+        if ours and not any(entry.get("configuration") for entry in components.values()):
+            self._say(f"bundle {self.name}: is removed")
+            self._control("DeleteConfigurationBundle", bundleId=found["bundleId"], absent=GONE)
+        elif rest != entries:
+            self._say(f"bundle {self.name}: loses the model's address")
+            parent = {"bundleId": now["bundleId"], "parentVersionIds": [now["versionId"]]}
+            message = "The model is removed"
+            self._control("UpdateConfigurationBundle", **parent, components=components, commitMessage=message)
+        return set(rest).isdisjoint(VARIABLES)
 
     def _find(self) -> Mapping[str, Any] | None:
         page: dict[str, Any] = {"nextToken": None}

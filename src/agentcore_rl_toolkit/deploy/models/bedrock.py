@@ -51,8 +51,8 @@ class ImportedModel:
 
     @property
     def rights(self) -> iam.Policy:
-        """Return the statements that an agent's role needs to call the model."""
-        return iam.imported_model_user(self.arn)
+        """Return the statements that an agent's role needs to call the model, and earlier ones until it no longer uses them."""
+        return iam.imported_model_user(*sorted({self.arn, *self.addresses()}))
 
     # -- up
 
@@ -122,9 +122,13 @@ class ImportedModel:
         return [job for model, job in made if name in (model, model.rpartition("-")[0])]
 
     def _models(self) -> list[Mapping[str, Any]]:
-        """Return all models that were imported under the name of the settings."""
+        """Return all models that this command imported under the name of the settings."""
         listed = self._pages("ListImportedModels", "modelSummaries", self.settings.name)
-        return [model for model in listed if model["modelName"].rpartition("-")[0] == self.settings.name]
+        named = [model for model in listed if model["modelName"].rpartition("-")[0] == self.settings.name]
+        return [model for model in named if self._is_ours(model["modelArn"])]
+
+    def _is_ours(self, arn: str) -> bool:
+        return self._tags[0] in (self._bedrock("ListTagsForResource", resourceARN=arn) or {}).get("tags", [])
 
     def _pages(self, operation: str, entries: str, name: str) -> list[Mapping[str, Any]]:
         found: list[Mapping[str, Any]] = []
@@ -172,6 +176,15 @@ class ImportedModel:
 
     # -- down
 
+    def find(self) -> None:
+        """Check that there is something to remove. Raises: ConfigError if there is nothing."""
+        s = self.settings
+        made = self._models() or any(job["status"] == "InProgress" for job in self._jobs(s.name))
+        if not made and not self._resources.has_any(s.role_name, s.bucket, s.prefix):
+            raise ConfigError(
+                f"no imported model {s.name} in {s.region}, and nothing else that promote made for it there"
+            )
+
     def remove(self) -> None:
         """Remove the imported models of this name, the role and the uploaded weights, as far as this command made them."""
         s = self.settings
@@ -179,9 +192,7 @@ class ImportedModel:
             if job["status"] == "InProgress":  # Bedrock cannot stop it
                 self._ended(job["jobArn"])
         for model in self._models():
-            tags = (self._bedrock("ListTagsForResource", resourceARN=model["modelArn"]) or {}).get("tags", [])
-            if self._tags[0] in tags:
-                self._say(f"imported model {model['modelName']}: is removed")
-                self._bedrock("DeleteImportedModel", modelIdentifier=model["modelArn"], absent=NOT_FOUND)
+            self._say(f"imported model {model['modelName']}: is removed")
+            self._bedrock("DeleteImportedModel", modelIdentifier=model["modelArn"], absent=NOT_FOUND)
         self._resources.remove_role(s.role_name)
         self._resources.remove_objects(s.bucket, s.prefix)

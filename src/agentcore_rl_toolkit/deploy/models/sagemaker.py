@@ -47,7 +47,7 @@ def dollars_per_hour_of(name: str, region: str | None) -> float | None:
 
 
 class SageMakerEndpoint:
-    """The endpoint of ``settings``. ``say`` takes one line for each step.
+    """The endpoint of ``settings``. ``say`` takes one line for each step. ``before`` is the configuration that `up` replaced.
 
     Raises (all its methods): ConfigError, RefusedError.
     """
@@ -56,6 +56,7 @@ class SageMakerEndpoint:
         self.settings, self._call, self._say = settings, calls, say
         self._resources = Resources(settings.tag, calls, say)
         self._sagemaker = partial(calls, "sagemaker")
+        self.before: str | None = None
 
     @property
     def arn(self) -> str:
@@ -147,8 +148,9 @@ class SageMakerEndpoint:
             self._sagemaker("CreateEndpoint", **which, Tags=[self._resources.tag])
         elif found["EndpointConfigName"] != config:
             self._must_be_ours()
-            self._say(f"endpoint {name}: is updated")
+            self._say(f"endpoint {name}: is updated from the configuration {found['EndpointConfigName']} to {config}")
             self._sagemaker("UpdateEndpoint", **which)
+            self.before = str(found["EndpointConfigName"])
         else:
             self._say(f"endpoint {name}: is up to date")
         if self._call.rehearse:
@@ -174,6 +176,14 @@ class SageMakerEndpoint:
                 raise ConfigError(f"endpoint {self.settings.name} is still {status} after {READY_S:.0f} s")
             time.sleep(PAUSE_S)
 
+    def roll_back(self, config: str) -> None:
+        """Let the endpoint serve an earlier configuration again. Raises: ConfigError if there is none with this name."""
+        if ("EndpointConfig", config) not in self._ours():
+            raise ConfigError(
+                f"no configuration {config} of the endpoint {self.settings.name} in {self.settings.region}"
+            )
+        self._endpoint(config)
+
     # -- proof
 
     def logprobs(self, ids: list[int]) -> list[float]:
@@ -196,6 +206,14 @@ class SageMakerEndpoint:
 
     # -- down
 
+    def find(self) -> None:
+        """Check that there is something to remove. Raises: ConfigError if there is nothing, or if the endpoint is another's."""
+        s = self.settings
+        if self._settled() is not None:
+            self._must_be_ours()
+        elif not self._ours() and not self._resources.has_any(s.role_name, s.bucket, s.prefix):
+            raise ConfigError(f"no endpoint {s.name} in {s.region}, and nothing else that promote made for it there")
+
     def remove(self) -> None:
         """Remove the endpoint, its configurations, models, role, and uploaded weights, as far as this command made them."""
         s = self.settings
@@ -203,13 +221,16 @@ class SageMakerEndpoint:
             self._must_be_ours()
             self._say(f"endpoint {s.name}: is removed")
             self._delete_endpoint()
-        for kind in ("EndpointConfig", "Model"):
-            for name, arn in self._listed(kind):
-                if self._is_ours(arn):
-                    self._say(f"{kind} {name}: is removed")
-                    self._sagemaker(f"Delete{kind}", **{f"{kind}Name": name}, absent=ABSENT)
+        for kind, name in self._ours():
+            self._say(f"{kind} {name}: is removed")
+            self._sagemaker(f"Delete{kind}", **{f"{kind}Name": name}, absent=ABSENT)
         self._resources.remove_role(s.role_name)
         self._resources.remove_objects(s.bucket, s.prefix)
+
+    def _ours(self) -> list[tuple[str, str]]:
+        """Return kind and name of the configurations and models that this command made for the endpoint."""
+        kinds = ("EndpointConfig", "Model")
+        return [(kind, name) for kind in kinds for name, arn in self._listed(kind) if self._is_ours(arn)]
 
     def _listed(self, kind: str) -> list[tuple[str, str]]:
         """Return name and ARN of all models or configurations that begin with the endpoint's name."""

@@ -11,6 +11,8 @@ class ModelSettings:
 
     Attributes:
         name: name of the model: letters, digits and single hyphens, at most 40.
+        service: `sagemaker` or `bedrock`.
+        region: the service's AWS region.
         bucket: where the weights go.
         role: ARN of an existing role that reads them. None creates a role.
         instance: type of an endpoint's instance; None: the smallest that fits.
@@ -18,6 +20,8 @@ class ModelSettings:
     """
 
     name: str
+    service: str
+    region: str
     bucket: str
     role: str | None = None
     instance: str | None = None
@@ -29,10 +33,10 @@ class ModelSettings:
 
     @property
     def prefix(self) -> str:
-        """The keys of the weights begin with it."""
-        return f"agentcore-rl-models/{self.name}/"
+        """The keys of the weights begin with it. A bucket can hold the models of several regions."""
+        return f"agentcore-rl-models/{self.service}/{self.region}/{self.name}/"
 
     @property
     def tag(self) -> str:
-        """The tag of every created resource."""
-        return f"model-{self.name}"
+        """The tag of every created resource. Roles belong to no region, so the tag names it."""
+        return f"model-{self.service}-{self.region}-{self.name}"
