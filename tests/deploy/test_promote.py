@@ -501,7 +501,7 @@ def test_a_removed_model_leaves_the_other_models_of_its_bundle(
     now = control.get_configuration_bundle(bundleId=bundle["bundleId"])
     components = {**now["components"], **another}
     which = {"bundleId": bundle["bundleId"], "parentVersionIds": [now["versionId"]]}
-    control.update_configuration_bundle(**which, components=components)
+    control.update_configuration_bundle(**which, components=components, commitMessage="Another agent")
     assert promote(*words, "--name", "another").exit_code == 0  # takes the entry over
 
     assert promote(*words, "--remove").exit_code == 0
