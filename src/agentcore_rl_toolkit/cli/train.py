@@ -181,7 +181,7 @@ def command(
     ):
         raise ConfigError(
             f"backend {backend} takes a deployed agent, and all its settings from --config FILE "
-            f"(docs/backends/{backend}.md); --agent FILE and the options beside it are for --backend loop"
+            f"(docs/backends/{backend}.md); --agent FILE and its options are for --backend loop"
         )
     config = _configured(backend, config_path, agent, rehearse=rehearse)
     if arn not in (None, _arn_of(config)):

@@ -87,6 +87,11 @@ class Sizes:
     parameters: int
 
     @property
+    def text(self) -> str:
+        millions = self.parameters / 1e6
+        return f"{millions:,.{0 if millions >= 1 else 2}f} million parameters"
+
+    @property
     def engine(self) -> int:
         device, dtype = placement(self.parameters)
         arriving = _FLOAT if device == "cpu" else 0  # they arrive in the CPU's memory first
@@ -155,7 +160,7 @@ def load_decoder(
     config, sizes = _config(folder), sizes_of(folder)
     device, best = placement(sizes.parameters)
     dtype = dtype or best
-    check_memory(sizes.engine, f"a model of {sizes.parameters / 1e6:,.0f} million parameters ({folder.name})")
+    check_memory(sizes.engine, f"a model of {sizes.text} ({folder.name})")
     shape = _shape(config)
     if shape is None:
         from transformers import AutoModelForCausalLM

@@ -135,7 +135,7 @@ def test_a_trainer_gets_the_arn_of_a_deployed_agent_by_its_name(
     (project / "app" / "trl.toml").write_text(TRL)
     (project / "app" / "rows.jsonl").write_text('{"prompt": "x"}\n')
     words = ("train", "--backend", "trl", "--agent", "Shop", "--config", "trl.toml", "--dry-run")
-    assert "--agent FILE and the options beside it are for --backend loop" in command_line(*words).stderr
+    assert "--agent FILE and its options are for --backend loop" in command_line(*words).stderr
     deploy(project, default=ARN)
     done = command_line(*words)
     assert done.returncode == 0, done.stderr

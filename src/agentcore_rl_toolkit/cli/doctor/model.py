@@ -30,8 +30,7 @@ def _kind(folder: Path) -> Finding:
     from ...policy.loading import sizes_of
 
     sizes = sizes_of(folder)
-    millions = sizes.parameters / 1e6
-    text = f"{folder.name}: {sizes.family}, {millions:,.{0 if millions >= 1 else 2}f} million parameters"
+    text = f"{folder.name}: {sizes.family}, {sizes.text}"
     if sizes.fast:
         return ok("model", f"{text}; the built-in engine runs it")
     advice = "where vLLM knows the model: --engine vllm"

@@ -197,7 +197,7 @@ def by_size(model: Path | None, lora_rank: int | None = None) -> dict[str, Any]:
     sizes = sizes_of(model)
     large = sizes.parameters >= _LARGE
     rank = (16 if large else 0) if lora_rank is None else lora_rank
-    what = f"training {sizes.parameters / 1e6:,.0f} million parameters ({'adapters' if rank else 'all weights'})"
+    what = f"training {sizes.text} ({'adapters' if rank else 'all weights'})"
     check_memory(sizes.training(lora=rank > 0), what)
     tiny = sizes.parameters < _TINY
     return {
