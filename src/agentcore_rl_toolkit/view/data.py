@@ -36,9 +36,9 @@ class Runs:
         self._folders: tuple[float, dict[str, Path]] = (-FOLDERS_S, {})
         self._kept: dict[tuple[str, Path], tuple[Any, Any]] = {}  # of a run, its stamp and what was computed then
 
-    def folders(self, *, anew: bool = False) -> dict[str, Path]:
-        """Name -> folder; a number tells runs of the same name apart. Reads the folders if that was long ago, or ``anew``."""
-        if anew or time.monotonic() - self._folders[0] >= FOLDERS_S:
+    def folders(self, *, fresh: bool = False) -> dict[str, Path]:
+        """Return the folder of each name. A number distinguishes runs of one name. ``fresh`` reads the folders again now."""
+        if fresh or time.monotonic() - self._folders[0] >= FOLDERS_S:
             found: dict[str, Path] = {}
             for path in [*self._given, *(find_runs(self._folder) if self._folder is not None else ())]:
                 name = path.resolve().name
@@ -49,7 +49,7 @@ class Runs:
 
     def folder(self, name: str) -> Path:
         """Raises: ConfigError for a run that is not shown."""
-        found = self.folders().get(name) or self.folders(anew=True).get(name)  # it may have begun since they were read
+        found = self.folders().get(name) or self.folders(fresh=True).get(name)  # a new run
         if found is None:
             raise ConfigError(f"there is no run {name!r} here")
         return found
