@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import time
 from collections import Counter
@@ -193,3 +194,14 @@ async def test_where_none_answers_the_error_is_that_of_a_gateway_that_is_away(pr
         await each.start()
     await all_answer(client)
     assert await asyncio.gather(*map(ask, await client.create_sessions_async(["a", "b"]))) == [200, 200]
+
+
+async def test_a_request_that_is_cancelled_at_any_moment_leaves_nothing_behind(both: GatewayClient) -> None:
+    for passes in range(8):
+        task = asyncio.ensure_future(both.set_weight_version_async(passes))
+        for _ in range(passes):
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        gc.collect()  # a coroutine that was made and never started is an error here

@@ -13,6 +13,7 @@ import time
 import zlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -219,7 +220,9 @@ class GatewayClient:
         waiting = list(dict.fromkeys(session_ids))
         while waiting:
             shares = self._spread(waiting, present)
-            answers, failures = await self._gather({g: g.create(names, settings) for g, names in shares.items()})
+            answers, failures = await self._gather(
+                {g: partial(g.create, names, settings) for g, names in shares.items()}
+            )
             for gateway, made in answers.items():
                 for handle in made:
                     handles[handle.session_id] = handle
@@ -241,7 +244,7 @@ class GatewayClient:
         Raises: GatewayLostError when one of several gateways that may have them is away; its ``found`` is what the others gave.
         """
         shares = self._by_owner(_listed(session_ids))
-        answers, failures = await self._gather({g: g.fetch(names, close=close) for g, names in shares.items()})
+        answers, failures = await self._gather({g: partial(g.fetch, names, close=close) for g, names in shares.items()})
         found: dict[str, SessionCapture] = {}
         for captures in answers.values():
             for name, capture in captures.items():
@@ -281,7 +284,9 @@ class GatewayClient:
         session_ids = _listed(session_ids)
         shares = self._by_owner(session_ids)
         present = await self._present(due_only=True)
-        answers, failures = await self._gather({g: g.delete(names) for g, names in shares.items() if g in present})
+        answers, failures = await self._gather(
+            {g: partial(g.delete, names) for g, names in shares.items() if g in present}
+        )
         for error in failures.values():
             if error.status is not None or len(self.silent) == len(self._all):
                 raise error
@@ -397,13 +402,13 @@ class GatewayClient:
 
     # -- whether a gateway answers
 
-    async def _ask(self, gateway: OneGateway, request: Awaitable[T]) -> T:
+    async def _ask(self, gateway: OneGateway, request: Callable[[], Awaitable[T]]) -> T:
         """Return the answer to a request, and remember whether there was one. Raises: GatewayError.
 
         A gateway that answers again is sent what it missed. It stays away if it does not take that.
         """
         try:
-            answer = await request
+            answer = await request()
         except GatewayError as e:
             if e.status is None:
                 self._missed(gateway, e)
@@ -441,7 +446,7 @@ class GatewayClient:
         """See whether a gateway answers."""
         gateway.look_at_s = time.monotonic() + LOOK_S  # concurrent requests do not wait for it
         try:
-            await self._ask(gateway, gateway.call("GET", "/healthz", timeout_s=min(LOOK_S, gateway.timeout_s)))
+            await self._ask(gateway, partial(gateway.call, "GET", "/healthz", timeout_s=min(LOOK_S, gateway.timeout_s)))
         except GatewayError as e:
             log.debug("gateway %s: %s", gateway.url, e)
 
@@ -459,7 +464,7 @@ class GatewayClient:
 
         Raises: GatewayError when a gateway refuses, or none answers.
         """
-        answers, failures = await self._gather({g: request(g) for g in await self._present(due_only=False)})
+        answers, failures = await self._gather({g: partial(request, g) for g in await self._present(due_only=False)})
         for error in failures.values():
             if error.status is not None or not answers:
                 raise error
@@ -469,7 +474,7 @@ class GatewayClient:
         return {gateway.url: answer for gateway, answer in answers.items()}
 
     async def _gather(
-        self, requests: Mapping[OneGateway, Awaitable[T]]
+        self, requests: Mapping[OneGateway, Callable[[], Awaitable[T]]]
     ) -> tuple[dict[OneGateway, T], dict[OneGateway, GatewayError]]:
         """Return answers and failures by gateway. Raises: another error than GatewayError, when all have ended."""
         results = await asyncio.gather(
