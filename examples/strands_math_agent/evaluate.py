@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from agentcore_rl_toolkit import RolloutClient
-from agentcore_rl_toolkit.client.evaluation import read_rows, summarise, write_results
+from agentcore_rl_toolkit.client.evaluation import read_rows, summarize, write_results
 
 
 def options(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -51,7 +51,7 @@ def client_of(given: argparse.Namespace) -> RolloutClient:
 
 def finish(given: argparse.Namespace, items: list[Any], elapsed_s: float) -> None:
     """Print the summary and write every result."""
-    summary = summarise(items, elapsed_s)
+    summary = summarize(items, elapsed_s)
     write_results(given.out / given.exp_id, items, summary)
     print(f"{summary}\nresults: {given.out / given.exp_id}")
 

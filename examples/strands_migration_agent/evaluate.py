@@ -18,7 +18,7 @@ from typing import Any
 
 from agentcore_rl_toolkit import RolloutClient
 from agentcore_rl_toolkit.client import BatchItem
-from agentcore_rl_toolkit.client.evaluation import EvalRow, read_rows, reward_of, summarise, write_results
+from agentcore_rl_toolkit.client.evaluation import EvalRow, read_rows, reward_of, summarize, write_results
 
 PROJECTS = Path(__file__).parent / "projects"
 
@@ -86,7 +86,7 @@ def table(items: Sequence[BatchItem]) -> str:
 
 def finish(given: argparse.Namespace, items: list[BatchItem], elapsed_s: float) -> None:
     """Print the table and the summary, and write every result."""
-    summary = summarise(items, elapsed_s)
+    summary = summarize(items, elapsed_s)
     write_results(given.out / given.exp_id, items, summary)
     print(f"{table(items)}\n\n{summary}\nresults: {given.out / given.exp_id}")
 

@@ -34,12 +34,12 @@ _LONG_AGO = (1980, 1, 1, 0, 0, 0)  # the same files give the same wheel
 
 
 def missing_extra(what: str, extra: str) -> MissingExtraError:
-    """The error for a part that is not installed: ``what`` needs what, and the command that installs it."""
+    """Return the error for a part that is not installed: ``what`` it needs, and the command that installs it."""
     return MissingExtraError(f"{what}. Install it with:\n    {install_command(extra)}")
 
 
 def require(module: str, *, extra: str) -> Any:
-    """A module of an extra. Raises: MissingExtraError."""
+    """Import a module of an extra. Raises: MissingExtraError."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as e:
@@ -50,7 +50,7 @@ def require(module: str, *, extra: str) -> Any:
 
 @functools.cache
 def install_command(*extras: str) -> str:
-    """The pip command that adds extras to this installation, from where it came from."""
+    """Return the pip command that adds extras to this installation, from its own source."""
     named = f"[{','.join(extras)}]" if extras else ""
     source = _source()
     if source is None:
@@ -64,7 +64,7 @@ def install_command(*extras: str) -> str:
 
 
 def _source() -> tuple[str, bool] | None:
-    """The path or URL from which this installation came, and True if it is used in place. Source: PEP 610."""
+    """Return the path or URL of this installation, and True if it is used in place, or None. Source: PEP 610."""
     text = _installed().read_text("direct_url.json") if _is_installed() else None
     if text is None:
         return None
@@ -153,7 +153,7 @@ def _installed_here() -> Distribution:
 
 
 def _contents() -> dict[str, bytes]:
-    """The files of a wheel besides its own list, in a fixed order."""
+    """Return the files of a wheel, without its RECORD, in a fixed order."""
     installed = _installed_here()
     info = f"agentcore_rl_toolkit-{installed.version}.dist-info"
     contents = {f"{PACKAGE.name}/{name}": path.read_bytes() for name, path in _files()}
@@ -167,7 +167,7 @@ def _contents() -> dict[str, bytes]:
 
 
 def _files() -> Iterator[tuple[str, Path]]:
-    """The package's files in a wheel, and their places here, in a fixed order."""
+    """Return the names of the package's files in a wheel, with their paths on this machine, in a fixed order."""
     found = {path.relative_to(PACKAGE).as_posix(): path for path in _below(PACKAGE)}
     project = PACKAGE.parents[1] / "pyproject.toml"
     if project.is_file():  # a checkout: what the build adds to the package is not in it

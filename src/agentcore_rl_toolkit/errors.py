@@ -264,9 +264,7 @@ class PolicyError(AgentCoreRLError):
 
 
 class TrainingServiceError(AgentCoreRLError):
-    """A training service refused a request, or an operation failed there. ``code`` is the service's name of the error, "" where
-    it gave none.
-    """
+    """A training service refused a request, or an operation on it failed. ``code`` is the service's error code, or ""."""
 
     code = ""
 

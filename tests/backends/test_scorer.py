@@ -20,7 +20,7 @@ from agentcore_rl_toolkit.backends.collection.scored import with_score
 from agentcore_rl_toolkit.backends.scorer import Scorer, scorer_at, scorer_files
 from agentcore_rl_toolkit.cli.training.kept_evaluation import missing_calls, scored_item
 from agentcore_rl_toolkit.client import BatchItem
-from agentcore_rl_toolkit.client.evaluation import score_of, summarise
+from agentcore_rl_toolkit.client.evaluation import score_of, summarize
 from agentcore_rl_toolkit.contract import Cause, Outcome
 from agentcore_rl_toolkit.errors import ConfigError, GatewayError
 
@@ -192,7 +192,7 @@ def test_an_evaluation_counts_failures_of_the_scorer_by_themselves() -> None:
     assert scored[1].result is not None
     assert scored[1].result["rewards"] == {"reward": 1.0, "agent_reward": 0.5}
     assert "return 1.0 if" in str(scored[0].traceback)
-    summary = summarise(scored, 1.0)
+    summary = summarize(scored, 1.0)
     assert (summary.causes, summary.mean, summary.failures) == ({"scorer": 1}, 1.0, 1)
 
 

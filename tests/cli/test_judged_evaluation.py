@@ -10,7 +10,7 @@ from typing import Any
 from agentcore_rl_toolkit.cli.eval import most_frequent
 from agentcore_rl_toolkit.cli.training.kept_evaluation import judge_items, keep
 from agentcore_rl_toolkit.client import BatchItem
-from agentcore_rl_toolkit.client.evaluation import as_facts, reward_of, summarise, write_results
+from agentcore_rl_toolkit.client.evaluation import as_facts, reward_of, summarize, write_results
 from agentcore_rl_toolkit.contract import Cause, Outcome
 from agentcore_rl_toolkit.runs import RunReader, RunWriter
 
@@ -37,7 +37,7 @@ def judged(folder: Path, settings: Any, fetch: Any = None) -> tuple[list[BatchIt
         for item in items():
             keep(run, item, PAYLOADS[str(item.input_id)], fetch)
         found, cost = judge_items(run, items(), PAYLOADS, fetch, settings)
-    summary = summarise(found, 1.0, cost)
+    summary = summarize(found, 1.0, cost)
     write_results(folder, found, summary)
     return found, as_facts(summary)
 

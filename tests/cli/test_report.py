@@ -126,7 +126,7 @@ def test_a_summary_has_both_means(tmp_path: Path, facts: dict[str, Any]) -> None
     report.add("evaluated", {"when": "before", "reward": None, "scored": 0, "outcomes": {"lost": 1}})  # of an older run
     report.add("step", {**facts, **step})
     report.add("evaluated", {"when": "after", **facts})
-    summary = report.summarise(exp_id="e", config={}, held_out=21, wall_s=1.0)
+    summary = report.summarize(exp_id="e", config={}, held_out=21, wall_s=1.0)
     assert summary["gradient_tokens"] is None, "a step without it is of an older version"
     assert summary["held_out_reward_after"] == pytest.approx(17 / 20)
     assert summary["held_out_reward_ok_after"] == pytest.approx(17 / 18)
@@ -150,7 +150,7 @@ def test_the_example_is_any_input_that_changed_and_the_same_for_the_same_seed(tm
             recording.at(when).add(made, GroupRequest(input_id=f"{when}/{i:04d}", payload={"name": name.strip()}))
     recording.run.close()
     report = Report(tmp_path)
-    change = report.summarise(exp_id="e", config={}, held_out=4, wall_s=1.0)["held_out_change"]
+    change = report.summarize(exp_id="e", config={}, held_out=4, wall_s=1.0)["held_out_change"]
     assert (change["inputs"], change["better"], change["worse"], change["verdict"]) == (5, 1, 2, "cannot tell")
     drawn = []
     for seed in range(20):
@@ -171,7 +171,7 @@ def test_equal_held_out_inputs_count_once_each_and_a_lost_one_is_no_example(tmp_
             recording.at(when).add(made, GroupRequest(input_id=f"{when}/{i:04d}", payload={"name": "same"}))
     recording.run.close()
     report = Report(tmp_path)
-    change = report.summarise(exp_id="e", config={}, held_out=3, wall_s=1.0)["held_out_change"]
+    change = report.summarize(exp_id="e", config={}, held_out=3, wall_s=1.0)["held_out_change"]
     assert (change["inputs"], change["better"]) == (2, 2)
     assert [found["score"] for _, found in report.example(0)] == [0.0, 1.0]
 

@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agentcore_rl_toolkit.client import BatchItem, Deadlines, RolloutClient, export_prometheus
-from agentcore_rl_toolkit.client.evaluation import pass_rates, read_rows, summarise, write_results
+from agentcore_rl_toolkit.client.evaluation import pass_rates, read_rows, summarize, write_results
 from agentcore_rl_toolkit.contract import Cause, Outcome, cause_of
 from agentcore_rl_toolkit.errors import AgentError, ConfigError
 from agentcore_rl_toolkit.stats.differences import change_of
@@ -75,7 +75,7 @@ def test_failures_of_the_infrastructure_are_counted_and_never_scored() -> None:
         item(None, Outcome.LOST, "c"),
         item(None, input_id="d"),
     ]
-    summary = summarise(items, 3.0)
+    summary = summarize(items, 3.0)
     assert summary.mean == summary.mean_ok == 0.5
     assert summary.rewarded == summary.scored == 2
     assert summary.without_reward == 1
@@ -84,13 +84,13 @@ def test_failures_of_the_infrastructure_are_counted_and_never_scored() -> None:
     assert summary.causes == {"infrastructure": 2}
     assert "1 lost" in str(summary)
     assert "not scored: 3 (2 failed by the infrastructure)" in str(summary)
-    assert "not scored" not in str(summarise(items[1:3], 3.0))
+    assert "not scored" not in str(summarize(items[1:3], 3.0))
 
 
 def test_the_headline_counts_failures_of_agent_and_policy_as_zero_and_both_means_are_told() -> None:
     solved = [item(1.0, input_id=f"s{n}") for n in range(6)]
     failed = [rambled("p1"), rambled("p2", -1.0), item(None, Outcome.AGENT_ERROR, "a"), item(None, Outcome.LOST, "l")]
-    summary = summarise([*solved, *failed], 1.0)
+    summary = summarize([*solved, *failed], 1.0)
     assert (summary.mean, summary.scored) == (pytest.approx(6 / 9), 9)
     assert (summary.mean_ok, summary.rewarded) == (1.0, 6)
     assert summary.causes == {"policy": 2, "agent": 1, "infrastructure": 1}
@@ -140,7 +140,7 @@ def test_pass_rates_count_solved_rollouts_of_an_input() -> None:
 def test_results_are_written_in_order(tmp_path: Path) -> None:
     items = [item(0.0, index=1, input_id="b"), item(1.0, index=0), item(None, Outcome.LOST, "c", 2), rambled("d")]
     items[3].index = 3
-    write_results(tmp_path, items, summarise(items, 1.0))
+    write_results(tmp_path, items, summarize(items, 1.0))
     lines = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
     assert [line["reward"] for line in lines] == [1.0, 0.0, None, None]
     assert [line["score"] for line in lines] == [1.0, 0.0, None, 0.0]
@@ -160,7 +160,7 @@ def test_the_agents_metrics_and_its_exceptions_are_the_same_everywhere(tmp_path:
     items[1].result = {"rewards": 1.0, "metrics": {"lamps": 4, "other": float("nan")}}
     failed = item(None, Outcome.AGENT_ERROR, "i2", 2)
     failed.exception = AgentError("the agent failed: 'lamp'", error_type="KeyError")
-    summary = summarise([*items, failed], 1.0)
+    summary = summarize([*items, failed], 1.0)
     assert summary.metrics == {"format": 0.5, "lamps": 3.5}
     assert summary.errors == {"KeyError": 1}
     assert "format 0.5, lamps 3.5" in str(summary)

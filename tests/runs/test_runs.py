@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from agentcore_rl_toolkit.client import BatchItem
-from agentcore_rl_toolkit.client.evaluation import summarise
+from agentcore_rl_toolkit.client.evaluation import summarize
 from agentcore_rl_toolkit.contract import Outcome
 from agentcore_rl_toolkit.errors import ConfigError
 from agentcore_rl_toolkit.runs import (
@@ -236,7 +236,7 @@ def test_rewards_of_a_step_are_means_over_inputs_as_in_an_evaluation(tmp_path: P
     with RunReader(folder) as reader:
         [step] = reader.steps()
     assert (step["reward"], step["reward_ok"], step["scored"]) == (0.5, 0.5, 4)
-    assert summarise(items, 1.0).mean == 0.5
+    assert summarize(items, 1.0).mean == 0.5
 
 
 def test_what_the_trainer_finds_out_is_added(tmp_path: Path) -> None:

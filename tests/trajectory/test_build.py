@@ -202,12 +202,12 @@ def test_other_tokens_for_the_same_words_are_a_retokenisation() -> None:
     answer = turn(0, PROMPT, [50, 51, 52, 99])
     drifted = turn(1, [*PROMPT, 50, 60, 61, 52, 99, 30], [21])
     rewritten = turn(1, [*PROMPT, 50, 70, 71, 72, 73, 74, 75], [21])
-    assert cause(answer, drifted) == {"retokenised": 1}
+    assert cause(answer, drifted) == {"retokenized": 1}
     assert cause(answer, rewritten) == {"history_rewritten": 1}
     lone = turn(1, [*PROMPT, 60, 52, 70], [21])  # a lone token proves something only of an answer of two
-    assert cause(turn(0, PROMPT, [51, 52]), lone) == {"retokenised": 1}
+    assert cause(turn(0, PROMPT, [51, 52]), lone) == {"retokenized": 1}
     assert cause(turn(0, PROMPT, [50, 51, 52]), lone) == {"history_rewritten": 1}
-    for junk, why in ((12, "retokenised"), (13, "history_rewritten")):  # twice the answer and eight tokens are compared
+    for junk, why in ((12, "retokenized"), (13, "history_rewritten")):  # twice the answer and eight tokens are compared
         far = turn(1, [*PROMPT, *range(60, 60 + junk), 51, 52], [21])
         assert cause(turn(0, PROMPT, [50, 51, 52]), far) == {why: 1}
 

@@ -119,8 +119,9 @@ def stop_event(parent_pid: int | None) -> asyncio.Event:
 
 @contextlib.contextmanager
 def terminated_as_interrupted() -> Iterator[None]:
-    """SIGTERM, and the end of the terminal unless `nohup` has it ignored, end the block as Ctrl-C does, also where Ctrl-C is
-    ignored, as in a script's background process. On another thread than the main one they do as before.
+    """End the block on SIGTERM and SIGHUP as on Ctrl-C, also in a background process, where Ctrl-C is ignored.
+
+    `nohup` keeps its effect. On other threads than the main one, nothing changes.
     """
 
     def interrupt(number: int, frame: Any) -> None:

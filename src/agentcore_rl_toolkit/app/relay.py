@@ -65,6 +65,6 @@ class Relay:
 
 
 def refusal(status: int, message: str) -> Response:
-    """An error in a form that the clients of OpenAI, Anthropic and AWS read."""
+    """Return an error response that the clients of OpenAI, Anthropic and AWS read."""
     error = {"type": "invalid_request_error" if status < 500 else "api_error", "message": message}
     return JSONResponse({"type": "error", "error": error, "message": message}, status)

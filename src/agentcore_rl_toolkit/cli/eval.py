@@ -315,7 +315,7 @@ def _goes_on(exp_id: str, *, out_given: bool) -> str:
 
 def _evaluate(target: Target, rows: list[EvalRow], exp_id: str, out: Path, options: dict[str, Any]) -> int:
     from ..client import BatchProgress
-    from ..client.evaluation import as_facts, score_of, summarise, write_results
+    from ..client.evaluation import as_facts, score_of, summarize, write_results
     from .training.kept_evaluation import as_before, finished_before, judge_items, keep, missing_calls, scored_item
 
     overrides = {name: options[name] for name in ("base_url", "model_id", "api_key") if options[name]}
@@ -382,7 +382,7 @@ def _evaluate(target: Target, rows: list[EvalRow], exp_id: str, out: Path, optio
             if judge is not None:
                 items, cost = judge_items(opened.kept, items, payloads, opened.fetch, judge, phase)
         finally:  # also after Ctrl-C: finished rollouts are kept, and --resume runs the rest
-            summary = summarise(items, time.monotonic() - began_s, cost)
+            summary = summarize(items, time.monotonic() - began_s, cost)
             write_results(out, items, summary)
             opened.kept.event("evaluated", as_facts(summary))
     advice = missing_calls(items)

@@ -19,7 +19,7 @@ from ..backends.gepa.reflection import Reflection
 from ..backends.gepa.settings import SearchSettings
 from ..backends.llm_judge import JudgeSettings, cut, dialogue_of, transcript
 from ..client import BatchItem
-from ..client.evaluation import EvalRow, as_facts, read_rows, score_of, summarise
+from ..client.evaluation import EvalRow, as_facts, read_rows, score_of, summarize
 from ..contract import INFO_FIELD, TEXTS_FIELD, redact
 from ..errors import ConfigError, RolloutError
 from ..runs import locked, read_config, read_metrics, write_config
@@ -168,7 +168,7 @@ class _Optimisation:
         """Run the rows that the search never sees."""
         began_s = time.monotonic()
         results = self._evaluate(rows, texts, phase)
-        summary = summarise([r.item for r in results], time.monotonic() - began_s)
+        summary = summarize([r.item for r in results], time.monotonic() - began_s)
         click.echo(visible(f"{phase}: {summary}"), err=True)
         facts = {"texts": texts, "scores": [r.score for r in results], "summary": as_facts(summary)}
         self._opened.kept.event(phase, facts)

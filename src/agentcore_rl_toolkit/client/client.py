@@ -341,9 +341,10 @@ class RolloutClient:
 
     @property
     def stats(self) -> dict[str, int]:
-        """Counts since the start: submitted, refused, server_errors, retried, each outcome, failures by cause (cause_agent,
-        cause_policy, cause_infrastructure), stopped, stop_failed, store_requests. Of the records read: proven,
-        unproven, forged.
+        """Return counts since the start.
+
+        They are submitted, refused, server_errors, retried, each outcome, failures by cause (cause_agent, cause_policy,
+        cause_infrastructure), stopped, stop_failed and store_requests. Of the records read: proven, unproven, forged.
         """
         dispatcher = self._dispatcher
         return {**dispatcher.counts, **dispatcher.stops.counts, "store_requests": dispatcher.store_requests}

@@ -50,8 +50,10 @@ def numbered_rows(path: Path) -> list[tuple[int, dict[str, Any]]]:
 
 
 def unwrap(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the payload of a row: the row itself, or the metadata of slime's ``{"prompt", "metadata"}`` form, to which
-    `prompt` and `label` are added where it has none.
+    """Return the payload of a row.
+
+    The payload is the row, or the metadata of slime's ``{"prompt", "metadata"}`` form. Metadata without `prompt` or
+    `label` get those of the row.
     """
     metadata = row.get("metadata")
     if isinstance(metadata, Mapping) and set(row) <= {"prompt", "metadata", "label"}:

@@ -170,7 +170,7 @@ def error_type_of(item: BatchItem) -> str | None:
     return None if item.success or kind is None else str(kind)
 
 
-def summarise(
+def summarize(
     items: Sequence[BatchItem], elapsed_s: float, judge: Mapping[str, float] = MappingProxyType({})
 ) -> EvalSummary:
     """Put items together."""

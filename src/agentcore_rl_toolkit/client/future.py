@@ -111,11 +111,11 @@ class RolloutFuture:
         return self.done()
 
     def ready_to_poll(self) -> bool:
-        """Always True: results are watched in the background."""
+        """Return True: results are watched in the background."""
         return True
 
     def time_until_next_poll(self) -> float:
-        """Always 0.0. See `ready_to_poll`."""
+        """Return 0.0: results are watched in the background."""
         return 0.0
 
     # ---- results

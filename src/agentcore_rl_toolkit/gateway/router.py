@@ -423,10 +423,9 @@ class RunningCalls:
         return len(self.calls) - len(self.waiting)
 
     async def pause(self, *, in_flight: str = "finish", timeout_s: float = 60.0) -> dict[str, Any]:
-        """Start no further calls. `in_flight`: "finish" waits for the running ones, "abort" ends them, "continue"
-        lets them be.
+        """Start no further calls, and return how many still run at the end of the wait.
 
-        Returns how many were left running when the wait was over.
+        `in_flight`: "finish" waits for the running calls, "abort" ends them, "continue" does not change them.
         """
         self.paused = True
         self._resumed.clear()

@@ -63,6 +63,6 @@ async def serve(
 
 
 def check_ready(path: Path) -> None:
-    """Raises: ConfigError when the ready file could not be written."""
+    """Raise ConfigError if the ready file cannot be written."""
     if path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
         raise ConfigError(f"the ready file {path} cannot be written: its directory must exist and be writable")

@@ -279,7 +279,7 @@ class Sessions:
         return session
 
     def _check(self, session_ids: Iterable[str]) -> None:
-        """Raises: ContractError when one of them cannot be opened."""
+        """Raise ContractError if one of these sessions cannot be opened."""
         for session_id in session_ids:
             if not _ID.fullmatch(session_id):
                 raise ContractError(
@@ -298,8 +298,9 @@ class Sessions:
         session.records -= 1
 
     async def opened(self, session_ids: Iterable[str], settings: SessionSettings) -> list[Session]:
-        """Open sessions, all or none, and wait until they are stored. Raises: ContractError as `create`; OSError when
-        the disk refuses.
+        """Open all of these sessions or none, and wait until they are stored.
+
+        Raises: ContractError as `create`; OSError when the disk refuses.
         """
         names = list(session_ids)
         async with self._opening:

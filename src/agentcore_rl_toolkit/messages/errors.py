@@ -74,8 +74,9 @@ TOO_LONG = ("prompt is too long", "input and output tokens exceed your context l
 
 
 def context_overflow(prompt_tokens: int, limit: int, *, max_tokens: int | None = None) -> RequestError:
-    """Return the error for a prompt that does not fit, alone or with the answer that was asked for; its words are those that
-    agents look for in both dialects. Units: tokens.
+    """Return the error for a prompt that does not fit, alone or with the requested answer. Units: tokens.
+
+    Its words are those that agents look for in both dialects.
     """
     asked = f" ({prompt_tokens} in the messages, {max_tokens} in the completion)" if max_tokens else ""
     total = prompt_tokens + (max_tokens or 0)

@@ -45,7 +45,7 @@ def branch_cause(turn: Turn, match: Match) -> str | None:
     if shared >= len(turn.prompt_ids):
         return "history_rewritten"
     if shared >= asked:
-        return "retokenised" if _same_text(turn, rival, shared) else "history_rewritten"
+        return "retokenized" if _same_text(turn, rival, shared) else "history_rewritten"
     if overlaps(turn, rival):
         return "parallel_calls"
     if _more_tools(turn, rival):
@@ -124,7 +124,7 @@ def build_trajectory(
 
 
 def _distinct(turns: Iterable[Turn]) -> tuple[list[Turn], int]:
-    """Turns in the order of their start, records of the same call joined."""
+    """Return the turns in the order of their start, each call once, and the number of repeated records."""
     by_id: dict[str, Turn] = {}
     duplicates = 0
     for turn in turns:
@@ -162,8 +162,9 @@ def _place(usable: list[Turn]) -> list[Placed]:
 
 
 def _choose_parent(candidates: list[Placed], turn: Turn) -> Placed:
-    """Choose among turns that end in the same tokens and that the agent received: the turn that the gateway names,
-    or a turn without a continuation, or the first.
+    """Choose the parent among turns that end in the same tokens.
+
+    Prefer turns that the agent received, then the turn that the gateway names, then one without a continuation.
     """
     candidates = [node for node in candidates if node.turn.delivered] or candidates
     if len(candidates) > 1:
@@ -195,9 +196,7 @@ def _sequences(placed: list[Placed]) -> list[TrainingSequence]:
 
 
 def _path(leaf: Placed, first_child: dict[int, Placed]) -> tuple[list[Placed], list[Placed]]:
-    """Return the turns above and including a leaf, oldest first: those that belong to another leaf, and those that belong to
-    this one.
-    """
+    """Return the turns of the path to a leaf, oldest first: those of another leaf, and those of this one."""
     trained = [leaf]
     node = leaf
     while node.parent is not None and first_child[node.parent.position] is node:

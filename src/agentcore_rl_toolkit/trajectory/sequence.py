@@ -119,9 +119,7 @@ class FidelityReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trajectory:
-    """All turns of a session as training sequences, in the order in which their branches began, with the fidelity
-    report.
-    """
+    """All turns of a session as training sequences, in the order of their branches' first turns, and the fidelity report."""
 
     session_id: str
     sequences: list[TrainingSequence] = field(repr=False)

@@ -25,7 +25,7 @@ CUTS = ("top_p", "top_k", "min_p")  # the last: the tokens that they leave keep 
 # `Turn.branch_reason`.
 BRANCH_REASONS = (
     *("history_rewritten", "tools_changed", "options_changed", "sub_agent", "parallel_calls", "resampled"),
-    *("retokenised", "template", "compaction"),
+    *("retokenized", "template", "compaction"),
 )
 
 # How a later request has the answer of a turn, from the strongest: its history ends with it; the same, and a user's message

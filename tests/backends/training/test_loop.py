@@ -18,7 +18,7 @@ from agentcore_rl_toolkit.backends.collection.groups import CollectedRollout, Gr
 from agentcore_rl_toolkit.backends.training.batch import Datum
 from agentcore_rl_toolkit.backends.training.client import Adam, Loss, Passed
 from agentcore_rl_toolkit.backends.training.loop import row_at, train
-from agentcore_rl_toolkit.backends.training.metrics import summarise
+from agentcore_rl_toolkit.backends.training.metrics import group_metrics
 from agentcore_rl_toolkit.backends.training.service_settings import ServiceTrainingConfig
 from agentcore_rl_toolkit.backends.training.settings import LoopSettings, Services, State
 from agentcore_rl_toolkit.contract import Outcome
@@ -166,11 +166,11 @@ def test_groups_are_counted_by_what_they_could_teach() -> None:
         request = GroupRequest(input_id=name, payload={"data_source": source})
         return Group(input_id=name, rollouts=rollouts, request=request)
 
-    found = summarise([group("a", "easy", 1, 1), group("b", "hard", 0, 0), group("c", "hard", 0, 1)])
+    found = group_metrics([group("a", "easy", 1, 1), group("b", "hard", 0, 0), group("c", "hard", 0, 1)])
     assert found["groups_all_solved"] == found["groups_all_failed"] == pytest.approx(1 / 3)
     assert found["reward_spread_within"] == pytest.approx(0.5 / 3)
     assert found["reward_by_source"] == {"easy": 1, "hard": 0.25}
-    assert summarise([])["groups_all_failed"] is None
+    assert group_metrics([])["groups_all_failed"] is None
 
 
 async def test_the_learning_rate_warms_up_and_decays_where_it_should(tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ def test_whatever_an_agent_does_its_turns_extend_each_other(data, renderer_for, 
     assert not any(asked.running for asked in conversation.asked.values())
     report = build_trajectory("s", turns).report
     assert report.trained_token_share in (1.0, None)
-    assert "retokenised" not in report.branch_reasons
+    assert "retokenized" not in report.branch_reasons
 
 
 def test_the_built_in_policy_passes_the_self_test() -> None:

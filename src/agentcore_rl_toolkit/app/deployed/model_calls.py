@@ -37,7 +37,7 @@ WIRES = tuple(_VARIABLES)
 
 
 def variables(address: str, wires: tuple[str, ...] = WIRES) -> dict[str, str]:
-    """The variables that lead clients of these wires to an address. Those of the process win over placeholders."""
+    """Return the variables that lead clients of these wires to an address. Values of the process win over placeholders."""
     found = {"NO_PROXY": ",".join(filter(None, (os.environ.get("NO_PROXY"), "127.0.0.1,localhost")))}
     for wire in wires:
         for name, value in _VARIABLES[wire].items():
@@ -46,9 +46,7 @@ def variables(address: str, wires: tuple[str, ...] = WIRES) -> dict[str, str]:
 
 
 class ModelCalls:
-    """Answers the model calls of a program, below an address of a `Relay`: they are passed on along the route of the rollout that
-    runs. Bodies and replies are passed on as they come.
-    """
+    """Answers the model calls of a program at a `Relay`'s address. They pass unchanged to the running rollout's route."""
 
     def __init__(self) -> None:
         self._served = False

@@ -74,7 +74,7 @@ class Program(Starlette):
             relay.end()
 
     async def _wait_ready(self, process: asyncio.subprocess.Process) -> None:
-        """Raises: ConfigError when the program ends, or does not answer in time."""
+        """Wait until the program answers /ping. Raises: ConfigError when it ends, or does not answer in time."""
         deadline_s = time.monotonic() + self._start_s
         while process.returncode is None and time.monotonic() < deadline_s:
             with contextlib.suppress(OSError, h11.ProtocolError):  # also TimeoutError

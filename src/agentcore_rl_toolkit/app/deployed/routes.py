@@ -133,7 +133,7 @@ class Route:
 
 
 def _member(body: Body, name: str) -> Any:
-    """A member of a JSON body; None where there is none."""
+    """Return a member of a JSON body, or None if the body does not have it."""
     found = body()
     if hasattr(found, "read") and hasattr(found, "seek"):
         start = found.tell()
@@ -193,7 +193,7 @@ def carried(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def running_routes() -> tuple[Route, ...]:
-    """The routes of the rollouts that run in this process."""
+    """Return the routes of the rollouts that run in this process."""
     return tuple(_running)
 
 

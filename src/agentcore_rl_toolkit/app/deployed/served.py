@@ -126,7 +126,7 @@ def _answer_in(text: str, content_type: str, *, encodes: bool) -> Any:
 
 
 def _events(text: str) -> list[str]:
-    """The data of server-sent events. Lines end with a carriage return, a line feed or both, and with nothing else."""
+    """Return the data of server-sent events. A line ends with CR, LF or both, and with no other character."""
     found: list[str] = []
     lines: list[str] = []
     for line in (*re.split(r"\r\n|\n|\r", text), ""):
@@ -309,7 +309,7 @@ def _replayed(body: bytes, then: Receive) -> Receive:
 
 
 def _from_agent(trace: TracebackType | None) -> TracebackType | None:
-    """A traceback from the agent's own code on, if any of it is in there."""
+    """Return the part of a traceback that begins in the agent's code, or all of it if no such part exists."""
     ours = str(Path(__file__).resolve().parents[2])
     first = trace
     while first is not None:

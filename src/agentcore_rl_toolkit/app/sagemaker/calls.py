@@ -62,6 +62,6 @@ def _translated(path: bytes, query: bytes) -> TranslatedCall:
 
 
 def _pieces(reply: Any) -> Iterator[bytes]:
-    """The bytes of a streamed reply as they come; its connection closes with the reader."""
+    """Yield the bytes of a streamed reply as they arrive. The connection closes with the generator."""
     with reply as raw:
         yield from raw.stream(_PIECE)

@@ -47,11 +47,11 @@ class JobRollout:
         return f"{self._name}/rollout-{quote(self.trajectory_id, safe='')}"
 
     def client_token(self, operation: str) -> str:
-        """The token of an operation, the same for every try and every process: the job accepts a reward once."""
+        """Return an operation's token, the same for every attempt and process: the job accepts a reward once."""
         return hashlib.sha256(f"{operation}\n{self.arn}\n{self.trajectory_id}".encode()).hexdigest()[:36]
 
     def payload(self, base_url: str) -> dict[str, Any]:
-        """The agent's payload: its row, and a `_rollout` block as trainers send it. The address authorizes model calls."""
+        """Return the row with a `_rollout` block as trainers send it. Its address authorizes the model calls."""
         config = RolloutConfig(
             base_url=base_url,
             model_id=_MODEL,
@@ -72,7 +72,7 @@ class JobRollout:
 
 
 def job_rollout(payload: Mapping[str, Any]) -> JobRollout | None:
-    """The rollout that a job invokes the agent for; None when the payload is not a job's."""
+    """Return the rollout for which a job invokes the agent, or None if the payload is not a job's."""
     metadata = payload.get("metadata")
     if ROLLOUT_FIELD in payload or not isinstance(metadata, Mapping):
         return None
@@ -104,7 +104,7 @@ def _first(values: Mapping[str, Any], *names: str) -> Any:
 
 
 def _row(prompt: Any) -> dict[str, Any]:
-    """The agent's payload: a job has one column of text, in which a JSON object carries all of a row."""
+    """Return the agent's payload. A job's rows have one column of text; a JSON object in it is the payload."""
     found = prompt
     if isinstance(prompt, str):
         try:
@@ -115,7 +115,7 @@ def _row(prompt: Any) -> dict[str, Any]:
 
 
 def check_reports_nothing(func: Callable[..., Any]) -> None:
-    """Raises: ConfigError for a function under AWS's `sagemaker_rft_handler`, which reports its rewards itself."""
+    """Raise ConfigError for a function under AWS's `sagemaker_rft_handler`, which reports its rewards itself."""
     inner: Any = func
     while inner is not None:
         module = str(getattr(inner, "__globals__", {}).get("__name__", ""))

@@ -20,7 +20,7 @@ relay = functools.lru_cache(maxsize=1)(Relay)  # one server for the jobs of this
 def make_rollout(
     job: JobRollout, function: RolloutFunction, context: Any, session_id: str, settings: AgentSettings
 ) -> tuple[Rollout, JobRewards]:
-    """The rollout, which is not started yet, and the place of its reward."""
+    """Return the rollout, which has not started, and the object that reports its reward."""
     runtime = JobRuntime(job)
     address = relay().open(functools.partial(answer, runtime))
     payload = job.payload(f"{address}/v1")

@@ -69,7 +69,7 @@ class JobRuntime:
         self._boto = _client(job.region, job.endpoint)
 
     def sample(self, request: bytes, *, stream: bool) -> Any:
-        """The reply to a chat completion: its bytes, or the object to read them from. Tries again while the job is busy.
+        """Return the reply to a chat completion: its bytes, or an object that streams them. Retry while the job is busy.
 
         Raises: JobCallError.
         """
@@ -146,7 +146,7 @@ class JobRewards(ObjectStore):
                 raise StoreError(f"{operation} of {key}: {e}", key=key) from e
 
     def _judge(self, record: Mapping[str, Any]) -> tuple[str, list[float]]:
-        """The rollout's status and rewards."""
+        """Return the rollout's status and rewards."""
         if self._job.samples == 0:
             log.error("%s sampled nothing from the job's model: SageMaker may end the whole job", self._job.key)
         outcome = record_outcome(record)

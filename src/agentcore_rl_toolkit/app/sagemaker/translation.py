@@ -32,7 +32,7 @@ class TranslatedCall:
         self._dialect = dialect
 
     def read(self, body: bytes) -> dict[str, Any]:
-        """The agent's request as a chat completion. Raises: JobCallError."""
+        """Translate the agent's request into a chat completion. Raises: JobCallError."""
         try:
             if self._route is not None:
                 body = self._api.with_members(body, self._route, self._query)
@@ -49,14 +49,14 @@ class TranslatedCall:
         return self._dialect.stream_type if self._request.stream else "application/json"
 
     def failure(self, error: JobCallError) -> tuple[bytes, int, dict[str, str]]:
-        """The body, status and headers of the answer to a call that failed, as the agent's client reads them."""
+        """Return the body, status and headers of a failed call's response, as the agent's client reads them."""
         kind = _KINDS.get(error.status, "upstream" if error.status >= 500 else "invalid_request")
         shown = RequestError(str(error), kind=kind, status=error.status)
         status, headers = self._dialect.error_head(shown)
         return msgspec.json.encode(self._dialect.error_dict(shown)), status, headers
 
     def answer(self, reply: bytes) -> bytes:
-        """The body of the answer to a chat completion's."""
+        """Translate the body of a chat completion's response for the agent."""
         found = json.loads(reply)
         usage = {k: v for k, v in (found.get("usage") or {}).items() if k in ("prompt_tokens", "completion_tokens")}
         whole = Reply(

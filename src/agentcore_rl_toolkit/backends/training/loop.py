@@ -39,7 +39,7 @@ from ..collection.samples import to_samples
 from ..collection.stream import GroupStream
 from .batch import Datum, to_data
 from .client import TrainingClient
-from .metrics import Sums, ages_of, staleness, summarise
+from .metrics import Sums, ages_of, group_metrics, staleness
 from .settings import STATE_FILE, LoopSettings, Observer, Row, Services, State, StepSettings
 
 if TYPE_CHECKING:
@@ -106,7 +106,9 @@ async def train(
                 "sampled_tokens_per_s": facts["sampled_tokens"] / sampling_s,
                 "computed_tokens_per_s": facts["computed_tokens"] / seconds["train_s"],
             }
-            observe("step", {"step": step, **summarise(groups), **facts, **staleness(groups, step), **seconds, **rates})
+            observe(
+                "step", {"step": step, **group_metrics(groups), **facts, **staleness(groups, step), **seconds, **rates}
+            )
 
     if held_out:
         await evaluate(plan.steps)
@@ -200,7 +202,9 @@ async def _evaluate(
         recording=recording and recording.at(when if when in ("before", "after") else "eval", version),
     )
     scores = [rollout.score for group in groups for rollout in group.rollouts if rollout.score is not None]
-    observe("evaluated", {"when": when, "version": version, **summarise(groups), "reward_interval": interval(scores)})
+    observe(
+        "evaluated", {"when": when, "version": version, **group_metrics(groups), "reward_interval": interval(scores)}
+    )
 
 
 def _training_begins(plan: StepSettings, observe: Observer, done: int) -> None:

@@ -88,7 +88,7 @@ def staleness(groups: Sequence[Group], version: int) -> dict[str, Any]:
     return {"staleness": {str(age): ages[age] for age in sorted(ages)}, "staleness_mean": mean}
 
 
-def summarise(groups: Sequence[Group]) -> dict[str, Any]:
+def group_metrics(groups: Sequence[Group]) -> dict[str, Any]:
     """The numbers of groups of rollouts. `docs/metrics.md` has their formulas. A mean of nothing is None, not zero."""
     stats = summarize(groups)
     good = [rollout for group in groups for rollout in group.usable]

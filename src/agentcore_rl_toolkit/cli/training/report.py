@@ -56,7 +56,7 @@ class Report:
         lines = [json.dumps(e) + "\n" for e in events]
         (self.run_dir / METRICS).write_text("".join(lines))
 
-    def summarise(self, *, exp_id: str, config: dict[str, Any], held_out: int, wall_s: float) -> dict[str, Any]:
+    def summarize(self, *, exp_id: str, config: dict[str, Any], held_out: int, wall_s: float) -> dict[str, Any]:
         """Write and return `summary.json`. A share of nothing is None, not 0 or 1."""
         events = read_metrics(self.run_dir)
         steps = [e for e in events if e["event"] == "step"]

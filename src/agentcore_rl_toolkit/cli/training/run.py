@@ -127,7 +127,7 @@ def train(job: Job, console: Console, *, stack: Stack | None = None) -> dict[str
         kind: Any = stack.engine
         engine = EngineAddress(url=stack.policy_url, engine=kind, model=MODEL_ID)
         runner.run(_train(job, services, engine, observer))
-    summary = report.summarise(
+    summary = report.summarize(
         exp_id=job.run_dir.name,
         config=settings.kept(),
         held_out=len(job.rows[1]),

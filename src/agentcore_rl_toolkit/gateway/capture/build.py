@@ -27,8 +27,9 @@ _to_json = msgspec.json.Encoder().encode
 
 
 class Known(NamedTuple):
-    """A text of an earlier call. ``units`` is the number of its token ids or messages. ``choices`` are the size and the hash
-    of the ids of each choice of that call.
+    """A text of an earlier call. ``units``: the number of its token ids or messages.
+
+    ``choices`` has the size and the hash of the ids of each choice.
     """
 
     call_id: str
@@ -65,8 +66,9 @@ class KnownTexts:
 
 
 class Texts:
-    """The texts of a session that a later call may begin with. ``request`` is a hash of the last call's other fields, and the
-    call that has them stored.
+    """The texts of a session with which a later call may begin.
+
+    ``request`` is a hash of the last call's other fields, and the call in which they are stored.
     """
 
     def __init__(self) -> None:
@@ -172,7 +174,7 @@ def _new(text: memoryview, known: Known | None) -> bytes:
 
 
 def _packed_ids(text: bytes) -> bytes:
-    """Raises: CaptureError."""
+    """Pack a JSON list of token ids. Raises: CaptureError."""
     try:
         return pack_ids(_ids(text))
     except NOT_JSON as e:

@@ -151,7 +151,7 @@ def encode(record: CallRecord) -> bytes:
 
 
 def decode(payload: bytes | memoryview) -> CallRecord:
-    """Raises: CaptureError on bytes that are not a record of this version."""
+    """Decode a stored call. Raises: CaptureError if the bytes are not a record of this version."""
     try:
         record = _decoder.decode(payload)
     except msgspec.DecodeError as e:

@@ -152,13 +152,14 @@ class OneGateway:
 
 
 class GatewayClient:
-    """Talks to one gateway, or to several as one. Every method has an `_async` twin. ``timeout_s`` bounds each request, and
-    for bulk fetches each read.
+    """Talks to one gateway, or to several as one. Every method has an `_async` twin.
 
     ``url`` is one URL, several in a list, or several in one text with commas between. Of several, each new session goes to the
     one on which this client has the fewest open sessions (between equals its id decides); the session's ``base_url`` names it.
     Weight versions and pauses go to all. A gateway that does not answer does not delay the others. Its sessions cannot be
     fetched (GatewayLostError), and the others take new sessions until it answers again.
+
+    ``timeout_s`` bounds each request, and for bulk fetches each read.
 
     ``admin_key`` is by default AGENTCORE_RL_GATEWAY_ADMIN_KEY, or the key that a gateway on this machine made. ``public_url`` is
     the agents' address of the gateway, if it differs from the trainer's. Several gateways have one each, in the same order.
@@ -276,9 +277,9 @@ class GatewayClient:
         return [{**session, "gateway": url} for url, answer in answers.items() for session in answer["sessions"]]
 
     async def delete_async(self, session_ids: Iterable[str]) -> int:
-        """Delete sessions and their calls, for good. Returns how many there were. A gateway that is away deletes its own when it
-        answers again.
+        """Delete sessions and their calls permanently, and return how many existed.
 
+        A gateway that cannot be reached deletes its sessions when it answers again.
         Raises: GatewayError when a gateway refuses, or none answers.
         """
         session_ids = _listed(session_ids)
@@ -521,7 +522,7 @@ class GatewayClient:
 
 
 def _listed(session_ids: Iterable[str]) -> list[str]:
-    """Raises: ConfigError for a single id, whose letters would be taken for ids."""
+    """Return the ids as a list. Raises: ConfigError for a single string, whose letters would count as ids."""
     if isinstance(session_ids, str):
         raise ConfigError(f"session_ids are several ids: give [{session_ids!r}]")
     return list(session_ids)

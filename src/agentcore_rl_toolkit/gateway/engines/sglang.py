@@ -63,9 +63,7 @@ _many = msgspec.json.Decoder(list[_Response])
 
 
 class SGLangEngine(TokenEngine):
-    """SGLang's ``/generate``. ``experts`` asks for expert routing; start the server with
-    ``--enable-return-routed-experts`` for it.
-    """
+    """SGLang's ``/generate``. ``experts`` asks for expert routing, and needs SGLang's ``--enable-return-routed-experts``."""
 
     features = COMMON | _SAMPLER | FORMS | SGLANG_FORMS
 
@@ -129,8 +127,9 @@ def _held_to_form(response_format: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 class SGLangStream(GenerationStream):
-    """Reads the new tokens of cumulative events. Of long events that repeat earlier tokens, only the last is decoded, and each
-    that is 5% longer than the last decoded event.
+    """Reads the new tokens of cumulative events.
+
+    Of long events that repeat earlier tokens, it decodes the last, and each that is 5% longer than the last decoded one.
     """
 
     def __init__(self) -> None:

@@ -23,8 +23,9 @@ KEY_ENV, URL_ENV = "TINKER_API_KEY", "TINKER_BASE_URL"  # the SDK's own names
 
 
 class TinkerService:
-    """A `SamplingService`. ``connect`` makes a `tinker.ServiceClient`, or an object with its methods; another one where the
-    service lost its session.
+    """A `SamplingService` of Tinker.
+
+    ``connect`` makes a `tinker.ServiceClient` or an object with its methods, also when the service lost its session.
     """
 
     def __init__(self, connect: Callable[[], Any]) -> None:

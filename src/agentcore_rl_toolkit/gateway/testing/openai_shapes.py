@@ -1,5 +1,7 @@
-"""Replies of vLLM with ``return_token_ids``: chat completions, whole or one event per token; text completions, streamed; and
-what ``/inference/v1/generate`` gives for token ids.
+"""Replies of vLLM with ``return_token_ids``.
+
+These are chat completions, whole or with one event per token, streamed text completions, and the replies of
+``/inference/v1/generate`` to token ids.
 """
 
 from __future__ import annotations

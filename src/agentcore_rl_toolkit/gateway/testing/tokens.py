@@ -1,5 +1,7 @@
-"""The scripted engine's tokenizer, chat template and logprobs: exact in both directions, so a test can say what must have been
-recorded. And the faults that a test gives to the engine, and the requests that it saw.
+"""The scripted engine's tokenizer, chat template and logprobs.
+
+They are exact in both directions, so that a test knows what must be recorded. The module also has the faults that a
+test sets on the engine, and the engine's log of requests.
 """
 
 from __future__ import annotations
@@ -69,8 +71,9 @@ def decode_ids(ids: Iterable[int]) -> str:
 
 
 def encode_messages(messages: Sequence[dict[str, Any]]) -> list[int]:
-    """Toy chat template. It ends with the opening of the assistant's reply, so a prompt extends the earlier prompt
-    and reply.
+    """Render messages with a toy chat template.
+
+    It ends with the opening of the assistant's reply, so that a prompt extends the earlier prompt and reply.
     """
     ids: list[int] = []
     for message in messages:

@@ -141,7 +141,7 @@ def constrained(asked: ModelRequest) -> bool:
 
 
 def _check_store(store: Store, renderer: Renderer) -> None:
-    """Raises: ConfigError when the store's prompts are of another vocabulary or template, whose ids are other words."""
+    """Raise ConfigError if the store's prompts have another vocabulary or template: their ids would be other words."""
     template = hashlib.blake2b(renderer.template.all_text.encode(), digest_size=16).hexdigest()
     own = f"{renderer.tokenizer.vocabulary_digest()} {template}"
     if store.next_call == 1:

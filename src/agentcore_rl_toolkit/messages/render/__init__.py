@@ -1,6 +1,4 @@
-"""Messages <-> token ids by a model's own chat template, so that every turn extends the one before it token for
-token.
-"""
+"""Messages <-> token ids by a model's own chat template. Every turn extends the earlier one, token for token."""
 
 from .conversation import Conversation
 from .forcing import AnswerForm, answer_form, can_call, relaxed

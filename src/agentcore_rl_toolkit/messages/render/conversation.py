@@ -133,8 +133,10 @@ class KnownPrompt:
 
 @dataclass(slots=True, eq=False)
 class Match:
-    """The place of a request: the commit ``base`` that it continues, the number of messages that this covers, and the digest of
-    all its messages. ``root`` identifies its agent: the tools, and the system message if there is one.
+    """The place of a request in a conversation.
+
+    It has the commit ``base`` that the request continues, the number of messages that this covers, and the digest of all its
+    messages. ``root`` identifies its agent: the tools, and the system message if it has one.
     """
 
     options: Digest  # a digest of the tools and the options

@@ -55,11 +55,11 @@ class RenderedPrompt:
 
 
 class Renderer:
-    """A model's template, tokenizer and output parser. All sessions and threads share one; one thread at a time may use a
-    conversation.
+    """A model's template, tokenizer and output parser. All sessions and threads share one.
 
-    With the ``history`` "sampled", a prompt repeats the tokens of the session's turns. With "template", it is what the template
-    makes of the messages, as an engine renders them that serves the model: templates leave earlier thinking out.
+    One thread at a time may use a conversation. With the ``history`` "sampled", a prompt repeats the tokens of the session's
+    turns. With "template", it is the template's text of the messages, as an engine that serves the model renders them:
+    templates leave earlier thinking out.
     """
 
     def __init__(
@@ -195,9 +195,9 @@ class Renderer:
         turn_id: str,
         more: bool = False,
     ) -> None:
-        """Record the answer to a prompt. ``message`` is what the agent got; ``more`` when another choice of the same
-        call follows.
+        """Record the answer to a prompt.
 
+        ``message`` is what the agent received. ``more``: another choice of the same call follows.
         Raises: CaptureError without completion ids: nothing can continue the turn.
         """
         if not len(completion_ids):
@@ -265,9 +265,9 @@ class Renderer:
     def logprob_entries(
         self, ids: Sequence[int], logprobs: Sequence[float | None], *, top: bool = False
     ) -> list[dict[str, Any]]:
-        """Logprobs in the shape of chat completions (``choices[].logprobs.content``), for agents that ask for them. With ``top``
-        each entry lists its sampled token as the one alternative that is known.
+        """Return logprobs in the shape of chat completions (``choices[].logprobs.content``).
 
+        With ``top``, each entry lists its sampled token as the one alternative that is known.
         Shapes: ``ids`` and ``logprobs`` (C,). Raises: CaptureError when the lengths differ.
         """
         if len(ids) != len(logprobs):

@@ -79,9 +79,7 @@ PROBE_TOOL: dict[str, Any] = {
 
 
 class ChatTemplate:
-    """A compiled template. ``source`` is its text; ``tool_source`` that of a separate one for calls with tools, if
-    there is one.
-    """
+    """A compiled template. ``source`` is its text, ``tool_source`` the text of a separate template for calls with tools."""
 
     def __init__(
         self, source: str, *, special_tokens: Mapping[str, str] | None = None, tool_source: str | None = None
@@ -149,7 +147,7 @@ class ChatTemplate:
         return options or None
 
     def _takes_text_arguments(self) -> bool:
-        """Does the template write arguments that are JSON text as they are?
+        """Return True if the template writes arguments that are JSON text as they are.
 
         Then the model's own text goes back in, character by character. Otherwise (it writes them as JSON itself, or goes
         through them by key) they are given as objects, which is the convention.
@@ -165,10 +163,10 @@ class ChatTemplate:
 
     @classmethod
     def from_path(cls, path: str | Path, *, special_tokens: Mapping[str, str] | None = None) -> ChatTemplate:
-        """Return the template of a model directory: ``chat_template.jinja`` (and ``additional_chat_templates/tool_use.jinja``, as
-        transformers saves a model with a second template for tools), or inside ``tokenizer_config.json``.
+        """Return the template of a model directory. Raises: ConfigError if it has none, or it does not compile.
 
-        Raises: ConfigError when there is none, or it does not compile.
+        It is in ``chat_template.jinja`` or in ``tokenizer_config.json``. Transformers saves a second template for tools in
+        ``additional_chat_templates/tool_use.jinja``.
         """
         folder = Path(path)
         file = folder / "chat_template.jinja"
@@ -228,8 +226,9 @@ class ChatTemplate:
             raise RequestError(f"the model's chat template fails on the messages: {e}", param="messages") from e
 
     def prepare(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Canonical messages in the shape templates expect: arguments as objects, no null content, names on tool
-        results.
+        """Convert canonical messages to the shape that templates expect.
+
+        Arguments become objects, null content becomes "", and tool results get names.
         """
         names: dict[str, str] = {}
         return self.habits.apply([self._prepare(message, i, names) for i, message in enumerate(messages)])
@@ -281,7 +280,7 @@ class ChatTemplate:
 
 
 def _as_object(arguments: str) -> Any:
-    """Raises: one of NOT_JSON."""
+    """Decode a call's arguments. Raises: one of NOT_JSON."""
     try:
         return msgspec.json.decode(arguments) if arguments else {}
     except NOT_JSON:

@@ -90,10 +90,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 class Tokenizer:
-    """A model's tokenizer, as chat rendering uses it: nothing is added by itself, special tokens in the text are
-    recognized (`plain_text` keeps those of messages out of it).
+    """A model's tokenizer, as chat rendering uses it. Thread-safe; encoding and decoding release the GIL.
 
-    Thread-safe; encoding and decoding release the GIL.
+    It adds no tokens, and recognizes special tokens in the text (`plain_text` keeps those of messages out of it).
     """
 
     def __init__(
@@ -273,8 +272,9 @@ class TextDecoder:
 
 
 class _Buffer:
-    """A growing row of token ids: four bytes each, and as JSON text. A prompt of 100,000 tokens is sent in every turn; keeping
-    its text makes that a copy instead of 100,000 conversions.
+    """A growing row of token ids: four bytes each, and as JSON text.
+
+    A prompt of 100,000 tokens is sent in every turn. With its text, this is a copy instead of 100,000 conversions.
     """
 
     __slots__ = ("ids", "text")

@@ -45,7 +45,7 @@ class Dialect:
     error_head: Callable[[RequestError], tuple[int, dict[str, str]]] = lambda error: (error.status or 500, {})
 
     def encode_reply(self, reply: Reply, request: ModelRequest) -> bytes:
-        """A whole answer, as a stream if the request asks for one."""
+        """Encode a complete reply, as a stream if the request asks for one."""
         encoder = self.encoder(request, reply_id=reply.id, model=reply.model, created=reply.created)
         if self.whole_reply is not None and not request.stream and not isinstance(encoder, BlockEncoder):
             return msgspec.json.encode(self.whole_reply(reply, request))
@@ -84,7 +84,7 @@ DIALECTS: dict[str, Dialect] = {
 
 
 def error_body(dialect: str, error: RequestError) -> bytes:
-    """The JSON body of an error response in a dialect."""
+    """Return the JSON body of an error response in a dialect."""
     return msgspec.json.encode(DIALECTS[dialect].error_dict(error))
 
 

@@ -45,9 +45,7 @@ _FIELD_NAMES = {
 
 
 class Thinking(msgspec.Struct, frozen=True):
-    """The template's switch. A budget is taken and not held: an engine would write the end of the thinking itself, which the
-    policy did not sample.
-    """
+    """The template's switch. A budget is accepted and ignored: an engine would write the end of the thinking itself."""
 
     type: str
     budget_tokens: Annotated[int, Meta(ge=0)] | None = None
@@ -75,10 +73,9 @@ class _Messages(Members, kw_only=True):
 
 
 def parse_request(body: bytes | dict[str, Any], *, counting: bool = False) -> ModelRequest:
-    """Read a messages request; ``counting`` for ``/v1/messages/count_tokens``, where max_tokens is not needed
-    and the model may have the last word.
+    """Read a messages request. Raises: RequestError that names the field.
 
-    Raises: RequestError that names the field.
+    With ``counting`` (``/v1/messages/count_tokens``) max_tokens is optional, and the last message may be the model's.
     """
     asked, request = read_members(body, _Messages, "anthropic", names=_NAMES, field_names=_FIELD_NAMES)
     if request.sampling.max_tokens is None and not counting:
@@ -111,7 +108,7 @@ def parse_request(body: bytes | dict[str, Any], *, counting: bool = False) -> Mo
 
 
 def template_kwargs(thinking: Thinking | None) -> dict[str, Any]:
-    """The switch under the name that Qwen's and GLM's templates use. Raises: RequestError."""
+    """Return the switch under the name in Qwen's and GLM's templates. Raises: RequestError."""
     if thinking is None:
         return {}
     if thinking.type not in ("enabled", "disabled", "adaptive"):
@@ -132,7 +129,7 @@ def _tool_choice(choice: dict[str, Any], tools: list[dict[str, Any]]) -> str:
 
 class _History(BlockHistory):
     def system(self, content: str | list[Any]) -> list[Message]:
-        """The system prompt as a message, if it has a text."""
+        """Convert the system prompt to a message, or to none without a text."""
         texts = [content] if isinstance(content, str) else _texts(content, "system")
         kept = [text for text in (_BILLING.sub("", text) for text in texts) if text]
         return [{"role": "system", "content": "\n".join(kept)}] if kept else []
@@ -217,8 +214,9 @@ def usage_dict(usage: Usage) -> dict[str, Any]:
 
 
 def tool_input(arguments: str) -> Any:
-    """Tool arguments as the object this dialect wants, with strings for numbers that JSON does not have (`arguments`).
-    What is not an object cannot be shown as one: it goes under "_raw".
+    """Decode tool arguments into the object that this dialect wants.
+
+    Numbers that JSON does not have become strings (`arguments`). A value that is not an object goes under "_raw".
     """
     try:
         decoded = value_of(arguments)
@@ -235,7 +233,7 @@ _ERROR_TYPES = {
 
 
 def error_dict(error: RequestError) -> dict[str, Any]:
-    """The body of an error. The field at fault is in the message, where the provider puts it."""
+    """Return the body of an error. The message contains the field at fault, as the provider's does."""
     message, field = error.message, field_at_fault(error, "messages")
     if error.kind == "context_overflow":
         if not any(words in message for words in TOO_LONG):
@@ -252,7 +250,7 @@ def error_dict(error: RequestError) -> dict[str, Any]:
 
 
 def stop_reason(encoder: BlockEncoder, reasons: dict[str, str]) -> str:
-    """The reason for which a reply ended. A stop string is one only if the agent asked for it."""
+    """Return the reason for which a reply ended. It is a stop string only if the agent asked for that string."""
     if encoder.finish_reason == STOP and encoder.stop_sequence in encoder.request.sampling.stop:
         return "stop_sequence"
     return reasons.get(encoder.finish_reason or STOP, "end_turn")
@@ -325,7 +323,7 @@ class Encoder(BlockEncoder):
         return self.event("message_delta", delta=end, usage=usage) + self.event("message_stop")
 
     def error(self, error: RequestError) -> bytes:
-        """An error after the stream began."""
+        """Encode an error after the stream began."""
         return encode_event(error_dict(error), "error")
 
     def _open(self, block: dict[str, Any]) -> bytes:

@@ -33,12 +33,12 @@ def _number(text: str) -> float | str:
 
 
 def without_halves(text: str) -> str:
-    """The same JSON with U+FFFD in place of each half surrogate. Raises: UnicodeEncodeError if one is not escaped."""
+    """Replace each half surrogate in JSON with U+FFFD. Raises: UnicodeEncodeError if one is not escaped."""
     return replace_half_surrogates(text.encode())[0].decode()
 
 
 def standard(text: str) -> str:
-    """The same JSON with strings for such numbers and U+FFFD for half surrogates. Text that is no JSON to Python stays."""
+    """Replace such numbers in JSON with strings, and half surrogates with U+FFFD. Return text that is not JSON as it is."""
     try:
         msgspec.json.decode(text)
     except NOT_JSON:
@@ -48,7 +48,7 @@ def standard(text: str) -> str:
 
 
 def value_of(arguments: str) -> Any:
-    """A call's arguments as an object; empty text is no arguments. Raises: one of NOT_JSON."""
+    """Decode a call's arguments. Empty text means no arguments. Raises: one of NOT_JSON."""
     if not arguments.strip():
         return {}
     try:

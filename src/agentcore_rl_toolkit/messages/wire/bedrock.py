@@ -156,7 +156,7 @@ def _decoded(text: str, path: str) -> bytes:
 
 
 def _functions(tool: dict[str, Any], path: str) -> list[dict[str, Any]]:
-    """The function of a tool. Cache points, and tools of the provider, have none."""
+    """Return the function of a tool. Cache points, and tools of the provider, have none."""
     if tool.get("toolSpec") is None:
         return []
     path = f"{path}.toolSpec"
@@ -192,7 +192,7 @@ def _response_format(asked: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _block(block: Any, path: str) -> tuple[str, Any]:
-    """The kind of a block and its value: a block has one member. Raises: RequestError."""
+    """Return the kind and the value of a block, which has one member. Raises: RequestError."""
     given = object_at(block, path)
     members = [(kind, value) for kind, value in given.items() if value is not None or len(given) == 1]
     if not members:
@@ -292,13 +292,13 @@ def _error(error: RequestError) -> tuple[str, int]:
 
 
 def error_head(error: RequestError) -> tuple[int, dict[str, str]]:
-    """The status and the header of an error."""
+    """Return the status and the header of an error."""
     name, status = _error(error)
     return status, {"x-amzn-errortype": name}
 
 
 def error_dict(error: RequestError) -> dict[str, Any]:
-    """The body of an error. Agents tell a prompt that is too long by the words of the message, which are Anthropic's."""
+    """Return the body of an error. It has Anthropic's words, by which agents recognize a prompt that is too long."""
     return {"message": anthropic.error_dict(error)["error"]["message"]}
 
 
@@ -310,7 +310,7 @@ _IN_STREAMS = {
 
 
 def error_event(error: RequestError) -> bytes:
-    """An error after a stream began."""
+    """Encode an error after the stream began."""
     name = _error(error)[0]
     name = _IN_STREAMS.get(name, name)
     return exception(name[0].lower() + name[1:], error_dict(error)["message"])
@@ -334,7 +334,6 @@ class _Events:
         return PING
 
     def error(self, error: RequestError) -> bytes:
-        """An error after the stream began."""
         return error_event(error)
 
 
@@ -386,7 +385,7 @@ class Encoder(_Events, BlockEncoder):
 
 
 def _chunk(inner: dict[str, Any]) -> bytes:
-    """An event of InvokeModelWithResponseStream, whose content is another API's."""
+    """Wrap another API's event in one of InvokeModelWithResponseStream."""
     return event({"bytes": base64.b64encode(msgspec.json.encode(inner)).decode()})
 
 
@@ -408,5 +407,5 @@ class _Chat(_Events, chat.Encoder):
 
 
 def invoke_encoder(request: ModelRequest, **about: Any) -> StreamEncoder:
-    """The encoder of a reply of InvokeModel, which is of the API that its request's body is of."""
+    """Return the encoder of InvokeModel's reply, which has the API of its request's body."""
     return _Chat(request, **about) if request.dialect == "chat" else _Messages(request, **about)

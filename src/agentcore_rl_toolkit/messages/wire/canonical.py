@@ -24,7 +24,7 @@ STOP, LENGTH, TOOL_CALLS, CONTENT_FILTER = "stop", "length", "tool_calls", "cont
 
 
 def new_id(prefix: str) -> str:
-    """A fresh id like the providers': ``prefix`` and 24 hexadecimal digits."""
+    """Return a fresh id like the providers': ``prefix`` and 24 hexadecimal digits."""
     return prefix + secrets.token_hex(12)
 
 
@@ -32,7 +32,7 @@ _PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "msg_")
 
 
 def own_id(prefix: str, reply_id: str, place: int | None = None) -> str:
-    """The id, beginning with ``prefix``, of a reply, or of the part of it at ``place`` (counted from 0).
+    """Return the id, beginning with ``prefix``, of a reply, or of its part at ``place`` (counted from 0).
 
     It depends on the reply's id, so a recorded reply that is sent again has the same ids, streamed or not: clients take an id
     that they know for a message that they have. A reply without an id gets a fresh one every time.
@@ -155,7 +155,7 @@ class ModelRequest(msgspec.Struct, kw_only=True):
                 raise unsupported(path + field, f"the inference engine ({engine}) has no such ability; leave it out")
 
     def to_chat_body(self) -> dict[str, Any]:
-        """The same request as an OpenAI chat completion body, for engines that take messages."""
+        """Convert the request to an OpenAI chat completion body, for engines that take messages."""
         body: dict[str, Any] = {"model": self.model, "messages": self.messages, **self.sampling.to_dict()}
         if self.tools:
             body["tools"] = self.tools
@@ -222,7 +222,7 @@ class Choice(msgspec.Struct, kw_only=True):
     logprob_entries: list[dict[str, Any]] | None = None
 
     def to_message(self) -> dict[str, Any]:
-        """The assistant message that an agent would put into its history."""
+        """Return the assistant message that an agent would put into its history."""
         message: dict[str, Any] = {"role": "assistant", "content": self.content or (None if self.tool_calls else "")}
         if self.reasoning:
             message["reasoning_content"] = self.reasoning
@@ -251,8 +251,7 @@ class ToolDelta(msgspec.Struct, kw_only=True):
 
 
 class Delta(msgspec.Struct, kw_only=True):
-    """A piece of a streamed answer. Only what changed is set; ``usage`` comes at the end, without regard to
-    ``choice``.
+    """A piece of a streamed answer. Only what changed is set; ``usage`` comes at the end, for all choices.
 
     ``final``: all choices have ended with this piece. ``event`` is the server's own event, for an agent that gets it unchanged.
     """

@@ -90,7 +90,7 @@ def _is_function(tool: dict[str, Any], path: str) -> bool:
 
 
 def _function(holder: Any, path: str) -> dict[str, Any]:
-    """The member ``function``, which has a name, of a tool or call. Raises: RequestError."""
+    """Return the member ``function`` of a tool or call, which must have a name. Raises: RequestError."""
     function = holder.get("function") if isinstance(holder, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise RequestError(f"{path}.function.name must be a string", param=f"{path}.function")
@@ -242,7 +242,7 @@ def _head(kind: str, request: ModelRequest, reply_id: str, model: str, created: 
 
 
 def whole_reply(reply: Reply, request: ModelRequest) -> dict[str, Any]:
-    """The body of a reply that is not streamed."""
+    """Return the body of a reply that is not streamed."""
     return {
         **_head("chat.completion", request, reply.id, reply.model, reply.created),
         "choices": [_choice(choice, request) for choice in reply.choices],
@@ -273,7 +273,7 @@ class Encoder:
         self._usage: Usage | None = None
 
     def start(self) -> bytes:
-        """The first chunk of each choice, which names the role."""
+        """Encode the first chunk of each choice, which names the role."""
         first = {"delta": {"role": "assistant", "content": ""}, "finish_reason": None}
         return b"".join(self._chunk([{"index": index, **first}]) for index in range(self._request.n))
 
@@ -298,7 +298,7 @@ class Encoder:
         return b": more is coming\n\n"
 
     def finish(self) -> bytes:
-        """The usage chunk, if asked for, and the end mark."""
+        """Encode the usage chunk, if the agent asked for it, and the end mark."""
         usage = self.usage_chunk() if self._request.include_usage else b""
         return usage + b"data: [DONE]\n\n"
 
@@ -306,7 +306,7 @@ class Encoder:
         return self._chunk([], usage=usage_dict(self._usage))
 
     def error(self, error: RequestError) -> bytes:
-        """An error after the stream began; clients raise on an event with an ``error`` member."""
+        """Encode an error after the stream began. Clients raise on an event with an ``error`` member."""
         return encode_event(openai_error(error))
 
     def event(self, data: dict[str, Any]) -> bytes:

@@ -135,7 +135,7 @@ def read_body(body: bytes, read: Callable[[bytes], T]) -> tuple[T, bytes, int]:
 
 
 def read_object(body: bytes | dict[str, Any]) -> dict[str, Any]:
-    """The members of a request. A null counts as absent, as it does for the providers. Raises: RequestError."""
+    """Return the members of a request. A null counts as absent, as it does for the providers. Raises: RequestError."""
     data = read_body(body, msgspec.json.decode)[0] if isinstance(body, bytes) else body
     if not isinstance(data, dict):
         raise RequestError("the request body must be a JSON object")
@@ -215,12 +215,12 @@ def _sampling(given: Mapping[str, Any], names: Mapping[str, str]) -> Sampling:
 
 
 def refuse(name: str, value: Any, refusal: Refusal) -> None:
-    """Raises: RequestError if the field asks for something."""
+    """Raise RequestError if the field asks for something."""
     if value is not None and value not in refusal.unless and value not in ([], {}, ""):
         raise unsupported(name, refusal.why)
 
 
 def check_template_kwargs(given: Iterable[str]) -> None:
-    """Raises: RequestError for a variable that would replace a part of the request."""
+    """Raise RequestError for a variable that would replace a part of the request."""
     for name in sorted(_NOT_FOR_TEMPLATES.intersection(given)):
         raise unsupported(f"chat_template_kwargs.{name}", "its value comes from the request")

@@ -135,7 +135,7 @@ def parse_request(body: bytes | dict[str, Any], *, counting: bool = False) -> Mo
 
 
 def _object(value: Any, path: str) -> dict[str, Any]:
-    """An object with its members in camel case. Raises: RequestError."""
+    """Return an object with its members in camel case. Raises: RequestError."""
     return {_CAMEL.get(name, name): member for name, member in object_at(value, path).items()}
 
 
@@ -208,7 +208,7 @@ _ABOUT_PARTS = frozenset({"thought", "thoughtSignature", "videoMetadata", "video
 
 
 def _part(given: Any, path: str) -> Part:
-    """A part with its members in camel case. Raises: RequestError if it has several kinds of data, of which one would be lost."""
+    """Return a part with its members in camel case. Raises: RequestError if it has several kinds of data."""
     part = _object(given, path)
     kinds = [name for name, data in part.items() if data is not None and name in _DATA]
     if len(kinds) > 1:
@@ -217,7 +217,7 @@ def _part(given: Any, path: str) -> Part:
 
 
 def _kind(part: Part) -> str | None:
-    """The member that holds a part's data; None if the part is empty."""
+    """Return the member that holds a part's data, or None if the part is empty."""
     given = [name for name, data in part.items() if data is not None and name not in _ABOUT_PARTS]
     return next((name for name in given if name in _DATA), given[0] if given else None)
 
@@ -345,7 +345,7 @@ def usage_dict(usage: Usage) -> dict[str, Any]:
 
 
 def error_dict(error: RequestError) -> dict[str, Any]:
-    """The body of an error. The message has the field at fault."""
+    """Return the body of an error. The message contains the field at fault."""
     message, field = error.message, field_at_fault(error, "contents")
     if error.kind == "context_overflow":
         message = f"{TOO_LONG}. {message}"
@@ -376,7 +376,7 @@ def _body(candidates: list[dict[str, Any]], model: str, reply_id: str, **more: A
 
 
 def whole_reply(reply: Reply, request: ModelRequest) -> dict[str, Any]:
-    """The body of a reply that is not streamed."""
+    """Return the body of a reply that is not streamed."""
     candidates = [
         _candidate(
             choice.index,
@@ -415,7 +415,7 @@ class Encoder:
         return IDLE
 
     def finish(self) -> bytes:
-        """The last event of every candidate, with the usage."""
+        """Encode the last event of every candidate, with the usage."""
         ended = [
             _candidate(index, _calls(calls.all(), self._id) or [{"text": ""}], self._finish[index] or "stop")
             for index, calls in enumerate(self._calls)
@@ -423,7 +423,6 @@ class Encoder:
         return self._event(ended, usageMetadata=usage_dict(self._usage))
 
     def error(self, error: RequestError) -> bytes:
-        """An error after the stream began."""
         return encode_event(error_dict(error))
 
     def _event(self, candidates: list[dict[str, Any]], **more: Any) -> bytes:

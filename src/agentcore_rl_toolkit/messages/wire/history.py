@@ -133,7 +133,7 @@ class BlockHistory(History):
 
 
 def unread_part(kind: str) -> Part:
-    """The text in place of a part that the model cannot read."""
+    """Return the text that replaces a part that the model cannot read."""
     return text_part(f"[{kind}: the model reads text only]")
 
 
@@ -142,14 +142,14 @@ def text_part(text: str) -> Part:
 
 
 def image_part(image: Any, path: str) -> Part:
-    """A part with an image. ``image`` has its URL, and perhaps a ``detail``. Raises: RequestError."""
+    """Return a part with an image. ``image`` has its URL, and may have a ``detail``. Raises: RequestError."""
     if not isinstance(image, dict) or not isinstance(image.get("url"), str):
         raise RequestError(f"{path}.image_url.url must be a string", param=f"{path}.image_url")
     return {"type": "image_url", "image_url": image}
 
 
 def without_images(messages: list[Message]) -> tuple[list[Message], int]:
-    """The messages with a line of text in place of each image, and the number of images."""
+    """Replace each image in the messages with a line of text. Return the messages and the number of images."""
     count, found = 0, []
     for message in messages:
         content = message.get("content")
@@ -167,7 +167,7 @@ def joined(parts: list[Part], between: str = "") -> str | list[Part]:
 
 
 def text_of(content: Any) -> str:
-    """The text of a message's content: a string, None, or parts, of which the text ones are joined."""
+    """Return the text of a message's content: a string, None, or parts, whose texts are joined."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -176,21 +176,21 @@ def text_of(content: Any) -> str:
 
 
 def list_at(value: Any, path: str) -> list[Any]:
-    """Raises: RequestError."""
+    """Return the value if it is a list. Raises: RequestError."""
     if not isinstance(value, list):
         raise RequestError(f"{path} must be a string or a list", param=path)
     return value
 
 
 def object_at(value: Any, path: str) -> dict[str, Any]:
-    """Raises: RequestError."""
+    """Return the value if it is an object. Raises: RequestError."""
     if not isinstance(value, dict):
         raise RequestError(f"{path} must be an object", param=path)
     return value
 
 
 def text_member(item: dict[str, Any], name: str, path: str) -> str:
-    """A member that must be a string. Raises: RequestError."""
+    """Return a member that must be a string. Raises: RequestError."""
     text = item.get(name)
     if not isinstance(text, str):
         raise RequestError(f"{path}.{name} must be a string", param=f"{path}.{name}")
@@ -198,14 +198,13 @@ def text_member(item: dict[str, Any], name: str, path: str) -> str:
 
 
 def tool_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
-    """A call of a message."""
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def object_call(call_id: str, call: dict[str, Any], member: str, path: str) -> dict[str, Any]:
-    """A call whose arguments are the object ``call[member]``. Raises: RequestError.
+    """Return a call whose arguments are the object ``call[member]``. Raises: RequestError.
 
-    Its text has the blanks that models and chat templates write, so that an engine that passes it on sees the tokens it sampled.
+    Its text has the blanks that models and chat templates write, so that an engine that receives it sees the sampled tokens.
     """
     arguments = json.dumps(object_at(call.get(member) or {}, f"{path}.{member}"), ensure_ascii=False)
     return tool_call(call_id, text_member(call, "name", path), arguments)
@@ -219,13 +218,13 @@ def answer_message(texts: list[str], thoughts: list[str], calls: list[dict[str, 
 
 
 def refuse_begun_answer(messages: list[Message], last: str) -> None:
-    """Raises: RequestError if the last message, which is at this path, is the model's."""
+    """Raise RequestError if the last message, whose path is ``last``, is the model's."""
     if messages[-1]["role"] == "assistant":
         raise unsupported(last, "an answer cannot be begun for the model; end with a user message")
 
 
 def function_tool(name: str, tool: dict[str, Any], parameters: str) -> dict[str, Any]:
-    """A tool as a function. ``parameters`` is the member of the tool with its schema."""
+    """Return a tool as a function. ``parameters`` is the member of the tool with its schema."""
     function: dict[str, Any] = {"name": name}
     if tool.get("description"):
         function["description"] = tool["description"]
@@ -236,14 +235,14 @@ def function_tool(name: str, tool: dict[str, Any], parameters: str) -> dict[str,
 
 
 def named_tool(name: Any, tools: list[dict[str, Any]], path: str) -> str:
-    """The canonical choice of a tool by its name. Raises: RequestError."""
+    """Return the canonical choice of a tool by its name. Raises: RequestError."""
     if not any(tool["function"]["name"] == name for tool in tools):
         raise RequestError(f"{path}: there is no tool named {name!r}", param="tool_choice")
     return f"tool:{name}"
 
 
 def any_tool(tools: list[dict[str, Any]]) -> str:
-    """The canonical choice of any tool. Raises: RequestError."""
+    """Return the canonical choice of any tool. Raises: RequestError."""
     if not tools:
         raise RequestError("tool_choice needs tools", param="tool_choice")
     return "required"
@@ -267,7 +266,7 @@ def tool_choice(choice: str | dict[str, Any], tools: list[dict[str, Any]], *path
 
 
 def json_schema(shape: dict[str, Any], path: str) -> dict[str, Any]:
-    """A response format with the schema of ``shape``. Raises: RequestError."""
+    """Return a response format with the schema of ``shape``. Raises: RequestError."""
     if shape.get("type") != "json_schema" or not isinstance(shape.get("schema"), dict):
         raise unsupported(path, "it must be a json_schema with a schema")
     schema = {k: v for k, v in shape.items() if k in ("name", "schema", "strict", "description") and v is not None}

@@ -93,7 +93,7 @@ def constrained(fields: Fields) -> bool:
 
 
 def forms(fields: Fields) -> list[str]:
-    """The fields that hold the answer to a form, tool choices apart."""
+    """Return the fields that hold the answer to a form, without tool choices."""
     if _FORMS.isdisjoint(fields):
         return []
     found = {name: bytes(fields[name]) for name in fields if name in _FORMS}
@@ -103,7 +103,7 @@ def forms(fields: Fields) -> list[str]:
 
 
 def asked_forms(fields: Fields) -> list[str]:
-    """The fields by which agents ask for a form: a forced tool, and schemas, also under the engines' own names."""
+    """Return the fields that ask for a form: a forced tool, and schemas, also under the engines' own names."""
     return ["tool_choice"] * _forces(fields.get("tool_choice")) + forms(fields)
 
 
@@ -134,7 +134,7 @@ def overlay(fields: Fields, own: Fields) -> None:
 
 
 def foreign(fields: Fields, more: Collection[str]) -> str | None:
-    """The first field that asks for something and that vLLM does not take, but for those in ``more``."""
+    """Return the first field that asks for something and that vLLM does not take, except those in ``more``."""
     if _SGLANG.isdisjoint(fields):
         return None
     found = (name for name in fields if name in _SGLANG and name not in more)
@@ -163,7 +163,7 @@ def offers(fields: Fields, choice: msgspec.Raw) -> bool:
 
 
 def number(value: msgspec.Raw) -> int | None:
-    """A whole number that is not negative, None when the JSON is anything else."""
+    """Return a whole number that is not negative, or None for any other JSON."""
     text = bytes(value)
     return int(text) if text.isdigit() and len(text) <= _LONGEST_NUMBER else None
 

@@ -104,7 +104,7 @@ _INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "requir
 
 
 def _functions(tool: Any, path: str, forms: dict[str, ToolForm]) -> list[dict[str, Any]]:
-    """The functions that stand for a tool, none for a hosted one. ``forms`` learns the names of those in another form.
+    """Return the functions that stand for a tool, none for a hosted one. ``forms`` gets the names of tools in other forms.
 
     Raises: RequestError.
     """
@@ -138,12 +138,12 @@ def _flattened(tool: dict[str, Any], namespace: str, path: str, forms: dict[str,
 
 
 def _flat_name(namespace: Any, name: str) -> str:
-    """The name under which the model knows a function of a namespace."""
+    """Return the name under which the model knows a function of a namespace."""
     return f"{namespace.rstrip('_')}__{name}" if isinstance(namespace, str) and namespace else name
 
 
 def _call_item(form: ToolForm | None, call_id: str, call: ToolCall, item_id: str, status: str) -> dict[str, Any]:
-    """A call in the form in which the agent declared its tool."""
+    """Return a call in the form in which the agent declared its tool."""
     item: dict[str, Any] = {"id": item_id, "call_id": call_id, "status": status, "name": call.name}
     if form is not None:
         item["name"] = form.name
@@ -218,7 +218,7 @@ class _History(History):
         self.messages.append(message)
 
     def _assistant(self, *, fresh: bool = False) -> Message:
-        """The assistant message of the turn. ``fresh``: another one if this one has a text or calls."""
+        """Return the turn's assistant message. With ``fresh``, add another one if it has a text or calls."""
         turn = self._turn
         if turn is None or (fresh and (turn["content"] or "tool_calls" in turn)):
             turn = self._turn = {"role": "assistant", "content": ""}
@@ -238,7 +238,7 @@ class _History(History):
         return None
 
     def _thought(self, item: dict[str, Any]) -> str:
-        """The reasoning in an item. The reasoning of another provider is counted."""
+        """Return the reasoning in an item. Count the reasoning of another provider as left out."""
         sealed = item.get("encrypted_content")
         if item.get("content") or sealed is None:
             return text_of(item.get("content") or item.get("summary"))
@@ -291,7 +291,6 @@ def usage_dict(usage: Usage) -> dict[str, Any]:
 
 
 def error_dict(error: RequestError) -> dict[str, Any]:
-    """The body of an error."""
     return openai_error(error, "input")
 
 
@@ -388,7 +387,7 @@ class Encoder(BlockEncoder):
         return out + self._event(f"response.{self.body['status']}", response=self.body)
 
     def error(self, error: RequestError) -> bytes:
-        """An error after the stream began: the response ends as failed."""
+        """Encode an error after the stream began: the response ends as failed."""
         shown = {"code": error.code or KINDS[error.kind][1], "message": error.message}
         response = {**self.body, "status": "failed", "error": shown, "output": self.content}
         param = error_dict(error)["error"]["param"]
@@ -407,7 +406,7 @@ class Encoder(BlockEncoder):
         return self._event(f"response.output_item.{what}", output_index=len(self.content) - 1, item=item)
 
     def _at(self, kind: str, **body: Any) -> bytes:
-        """An event about the only part of the open item."""
+        """Encode an event about the only part of the open item."""
         at = len(self.content) - 1
         return self._event(kind, item_id=self.content[at]["id"], output_index=at, content_index=0, **body)
 

@@ -13,7 +13,7 @@ from .canonical import Delta, ModelRequest, Reply, ToolCall, ToolDelta, Usage
 
 
 def deltas_of(reply: Reply) -> list[Delta]:
-    """A whole reply as the deltas that a stream of it would have brought: for engines that answer in one piece."""
+    """Split a complete reply into the deltas of a stream, for engines that answer in one piece."""
     deltas: list[Delta] = []
     for choice in reply.choices:
         if choice.reasoning:
@@ -129,27 +129,27 @@ class BlockEncoder(ABC):
 
     @abstractmethod
     def start(self) -> bytes:
-        """The beginning of the stream."""
+        """Encode the beginning of the stream."""
 
     @abstractmethod
     def opened(self, kind: str) -> bytes:
-        """The beginning of a block."""
+        """Encode the beginning of a block."""
 
     @abstractmethod
     def piece(self, kind: str, text: str, entries: list[dict[str, Any]]) -> bytes:
-        """A piece of the open block, with its logprobs."""
+        """Encode a piece of the open block, with its logprobs."""
 
     @abstractmethod
     def closed(self, kind: str, text: str, *, last: bool) -> bytes:
-        """The end of a block. ``last``: the answer ends with it."""
+        """Encode the end of a block. With ``last``, the answer ends with it."""
 
     @abstractmethod
     def call(self, call: ToolCall, place: int, *, last: bool) -> bytes:
-        """A call, which is a separate block."""
+        """Encode a call, which is a separate block."""
 
     @abstractmethod
     def ended(self) -> bytes:
-        """The end of the stream."""
+        """Encode the end of the stream."""
 
 
 def encode_event(data: Any, name: str = "") -> bytes:

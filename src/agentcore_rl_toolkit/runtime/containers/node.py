@@ -175,7 +175,7 @@ class ContainerNode:
 
 
 def _own_limits() -> list[dict[str, Any]]:
-    """This process's own limits: Podman's defaults may be above what can be set here without CAP_SYS_RESOURCE."""
+    """Return this process's own limits: Podman's defaults may be higher than is allowed without CAP_SYS_RESOURCE."""
     found = []
     most = int(Path("/proc/sys/kernel/pid_max").read_text())  # Podman lowers the number of processes to this
     for name, which, highest in (

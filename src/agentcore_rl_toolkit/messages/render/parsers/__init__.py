@@ -31,7 +31,7 @@ GRAMMARS: dict[str, Grammar] = {g.name: replace(g, hints=HINTS, hint_pairs=_PAIR
 
 
 def grammar_of(template: str) -> Grammar:
-    """The grammar whose signs are in the template's text; plain text when none are."""
+    """Return the grammar whose signs are in the template's text, or plain text."""
     for grammar in GRAMMARS.values():
         if any(all(sign in template for sign in signs) for signs in grammar.signs):
             return grammar
@@ -39,7 +39,7 @@ def grammar_of(template: str) -> Grammar:
 
 
 def grammar_named(name: str) -> Grammar:
-    """Raises: ConfigError that lists the names."""
+    """Return a grammar by its name. Raises: ConfigError that lists the names."""
     if name not in GRAMMARS:
         raise ConfigError(f"there is no output parser {name!r}; known: {', '.join(sorted(GRAMMARS))}")
     return GRAMMARS[name]
@@ -48,7 +48,7 @@ def grammar_named(name: str) -> Grammar:
 def new_parser(
     grammar: Grammar, *, tools: Sequence[dict[str, Any]] | None = None, reasoning_open: bool = False
 ) -> OutputParser:
-    """A parser for one reply. Without ``tools`` nothing is read as a call."""
+    """Return a parser for one reply. Without ``tools`` it reads nothing as a call."""
     return (grammar.parser or MarkerParser)(grammar, tools=tools, reasoning_open=reasoning_open)
 
 

@@ -32,8 +32,9 @@ class Call:
 
 
 class OutputParser:
-    """A reply in progress. This one reads nothing into the text, which is the answer to the last blank: no reasoning, no
-    calls. Others give out calls, and say whether something looked like one and did not parse (``bad``).
+    """A reply in progress. This class takes all of the text as the answer, without reasoning and calls.
+
+    Subclasses give out calls, and set ``bad`` when a text looked like a call and did not parse.
     """
 
     def __init__(self) -> None:
@@ -62,7 +63,7 @@ class OutputParser:
 
 
 def in_value(opening: str, closing: str) -> Callable[[str], bool]:
-    """A test for text that ends inside a value between these marks."""
+    """Return a test for text that ends inside a value between these marks."""
     return lambda text: text.rfind(opening) > text.rfind(closing)
 
 
@@ -145,13 +146,13 @@ def held_back(text: str, markers: Sequence[str]) -> int:
 
 @functools.cache
 def any_of(texts: tuple[str, ...]) -> re.Pattern[str] | None:
-    """Finds the first of these texts, the longest one where several begin. None: there are none to find."""
+    """Return a pattern that finds the first of these texts, the longest at its place, or None without texts."""
     known = sorted({text for text in texts if text}, reverse=True)
     return re.compile(_branches(known)) if known else None
 
 
 def _branches(texts: Sequence[str]) -> str:
-    """A pattern with one branch per next character, so that its cost does not grow with the number of texts."""
+    """Return a pattern with one branch per next character, so that its cost does not grow with the number of texts."""
     found = []
     for first, group in itertools.groupby(texts, lambda text: text[:1]):
         rest = [text[1:] for text in group]
@@ -181,9 +182,7 @@ class Held:
 
 
 class MarkerParser(OutputParser):
-    """Parser for a `Grammar`. ``reasoning_open`` when the prompt itself ended with the opening marker of the
-    reasoning.
-    """
+    """Parser for a `Grammar`. ``reasoning_open``: the prompt itself ended with the opening marker of the reasoning."""
 
     def __init__(
         self, grammar: Grammar, *, tools: Sequence[dict[str, Any]] | None = None, reasoning_open: bool = False

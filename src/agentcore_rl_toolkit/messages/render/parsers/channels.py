@@ -113,7 +113,7 @@ class ChannelParser(OutputParser):
         return deltas
 
     def _end_of_call(self, text: str, at: int, first: re.Match[str], *, final: bool) -> re.Match[str] | None:
-        """The mark that ends the call whose body begins at ``at``; None if that is the end of the text, or still to come.
+        """Find the mark that ends the call whose body begins at ``at``. None if the text ends it, or the mark may still come.
 
         A mark inside a value ends the call only if no later one makes a call of it, before the next message.
         """

@@ -61,9 +61,7 @@ def _lenient(text: str) -> Call | None:
 
 
 def object_text(text: str) -> str | None:
-    """The text if it is a JSON object; null and nothing count as no arguments; an object inside a string is taken
-    out.
-    """
+    """Return the text of a JSON object, which may be inside a JSON string. "null" and "" are an empty object."""
     text = text.strip()
     if text in ("", "null"):
         return "{}"
@@ -81,7 +79,7 @@ def object_text(text: str) -> str | None:
 
 
 def named_call(name: str, arguments: str | dict[str, Any]) -> list[Call] | None:
-    """The call of a tool. None: the text is no JSON object, or no tool has such a name."""
+    """Return the call of a tool, or None if the text is not a JSON object or no tool can have such a name."""
     found = object_text(arguments) if isinstance(arguments, str) else dumps(arguments)
     return [Call(name, found)] if found is not None and re.fullmatch(r"[^\s<>{}\"]+", name) else None
 
@@ -99,7 +97,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def types_of(schema: Any) -> set[str]:
-    """The types that a schema names; none if it says nothing useful."""
+    """Return the types that a schema names, or an empty set."""
     if not isinstance(schema, Mapping):
         return set()
     options = [option for name in ("anyOf", "oneOf") for option in _listed(schema.get(name))]
@@ -108,9 +106,7 @@ def types_of(schema: Any) -> set[str]:
 
 
 def typed_value(text: str, schema: Any) -> Any:
-    """A value written as bare text, in the type its schema wants; a string if the schema has that type or none
-    useful.
-    """
+    """Convert a value written as bare text to the type in its schema. Without a useful type it stays a string."""
     wanted = types_of(schema)
     if wanted and not wanted & _TYPES:
         return text

@@ -19,7 +19,7 @@ _DECODER = json.JSONDecoder(strict=False)
 
 
 def _calls(body: str, at: int) -> tuple[list[Call], int] | None:
-    """The calls behind one mark, and their end. None: they cannot be read, or are cut."""
+    """Return the calls that follow a mark, and their end. None if they cannot be read, or are cut."""
     try:
         if (before := _LISTED.match(body, at)) is not None:
             listed, end = _DECODER.raw_decode(body, before.end())
