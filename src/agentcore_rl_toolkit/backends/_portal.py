@@ -19,7 +19,7 @@ _portal = Portal("agentcore-rl-backends")
 
 
 def start() -> asyncio.AbstractEventLoop:
-    """The shared loop, started if it is not running yet."""
+    """Return the shared loop. Start it if it does not run yet."""
     return _portal.loop
 
 

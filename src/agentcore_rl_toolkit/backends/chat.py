@@ -69,7 +69,7 @@ async def reply(url: str, body: Mapping[str, Any] | None, *, key: str | None, ti
 
 
 def _text(data: bytes, usage: dict[str, float]) -> str:
-    """The text of an answer. Raises: UpstreamError."""
+    """Return the text of a chat completion, and add its tokens to ``usage``. Raises: UpstreamError."""
     try:
         answer = json.loads(data)
         text = str(answer["choices"][0]["message"]["content"] or "")

@@ -83,7 +83,7 @@ class JudgeSettings:
         self.rubric()
 
     def rubric(self) -> str:
-        """Raises: ConfigError when there is none."""
+        """Return the text of the rubric. Raises: ConfigError when there is none."""
         path = Path(str(self.judge))
         text = read_text(path).strip() if path.is_file() else ""
         if not text:
@@ -92,7 +92,7 @@ class JudgeSettings:
 
     @classmethod
     def of(cls, settings: JudgeSettings) -> JudgeSettings | None:
-        """The judge in larger settings; None where they name none."""
+        """Return the judge's part of larger settings, or None if they have no judge."""
         same = {f.name: getattr(settings, f.name) for f in fields(cls)}
         return cls(**same) if settings.judge else None
 
@@ -160,7 +160,7 @@ async def judge_group(
 def _question(
     payload: Mapping[str, Any], dialogues: Sequence[Sequence[Mapping[str, Any]]], rubric: str, settings: JudgeSettings
 ) -> dict[str, Any]:
-    """The body of a call. What all dialogues begin with is shown once. JSON keeps what an attempt says inside the attempt."""
+    """Return the body of a call: the shared beginning of all dialogues once, and each attempt as quoted JSON."""
     alike = takewhile(lambda at: len(set(map(str, at))) == 1, zip(*dialogues, strict=False))
     begin = [at[0] for at in takewhile(lambda at: at[0].get("role") != "assistant", alike)]
     share = MOST_CHARACTERS // (len(dialogues) + 2)
@@ -190,7 +190,7 @@ def transcript(messages: Sequence[Mapping[str, Any]]) -> str:
 
 
 def cut(text: str, most: int) -> str:
-    """The text, or its beginning and end where it is longer."""
+    """Return the text, or its beginning and end if it is longer."""
     if len(text) <= most:
         return text
     half = most // 2
@@ -198,7 +198,7 @@ def cut(text: str, most: int) -> str:
 
 
 async def _ask(body: Any, attempts: int, settings: JudgeSettings, usage: dict[str, float]) -> list[_Score]:
-    """The scores in the order of the attempts. Raises: JudgeError."""
+    """Return the scores in the order of the attempts. Raises: JudgeError."""
     key, read = os.environ.get(KEY), functools.partial(_read, attempts=attempts)
     timeout_s, url = settings.judge_timeout_s, str(settings.judge_url)
     try:
@@ -208,7 +208,7 @@ async def _ask(body: Any, attempts: int, settings: JudgeSettings, usage: dict[st
 
 
 def _read(text: str, attempts: int) -> list[_Score]:
-    """Raises: UpstreamError when it is not one score from 0 to 1 for each attempt."""
+    """Read one score from 0 to 1 for each attempt. Raises: UpstreamError if the text is anything else."""
     try:
         found = _Scores.model_validate_json(text).scores
     except ValidationError as e:

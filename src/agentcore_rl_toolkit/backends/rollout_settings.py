@@ -63,7 +63,7 @@ class RolloutSettings(Settings):
             raise ConfigError("a judge gives one reward to a whole rollout: credit `turn` cannot come from it")
 
     def collect_config(self) -> CollectConfig:
-        """The settings of collections. The age of rollouts is left to the trainer, which knows the newest weights."""
+        """Return the settings of collections, without the age of rollouts: the trainer knows the newest weights."""
         flat = self.flat()
         same = {f.name: flat[f.name] for f in fields(CollectConfig) if f.name in flat and f.name != "max_staleness"}
         same |= {"train": self.selection.train_on, "judged_by": JudgeSettings.of(self.judging)}

@@ -134,7 +134,7 @@ async def _work(awaitable: Awaitable[Any], begun: concurrent.futures.Future[None
 
 
 def _number(value: Any) -> float | None:
-    """A number as float, also of numpy and torch; None for anything else."""
+    """Convert a number, also of numpy and torch, to float. Anything else is None."""
     try:
         value = value.item() if hasattr(value, "item") else value
         return float(value) if isinstance(value, int | float) else None
@@ -145,7 +145,7 @@ def _number(value: Any) -> float | None:
 
 
 def split_spec(spec: str) -> tuple[str, str]:
-    """The file or module of FILE:FUNCTION, and the function: `score` unless it is named. A file's path becomes absolute."""
+    """Split FILE:FUNCTION into file or module, and function (default: `score`). A file's path becomes absolute."""
     place, _, name = spec.rpartition(":")
     if not place or not name.isidentifier():
         place, name = spec, "score"
@@ -153,7 +153,7 @@ def split_spec(spec: str) -> tuple[str, str]:
 
 
 def scorer_files(spec: str | None) -> list[Path]:
-    """The files of a scorer that sessions must not see: its source, and what Python compiled of it."""
+    """Return the files of a scorer that sessions must not see: its source, and its compiled code."""
     if spec is None:
         return []
     place = split_spec(spec)[0]

@@ -78,7 +78,7 @@ class GatewaySettings(SettingsGroup):
     gateway_patience_s: NotNegative = 120.0
 
     def public_urls(self, urls: Sequence[str]) -> tuple[str, ...]:
-        """The gateways as agents see them, given the URLs they listen on. Raises: ConfigError."""
+        """Return the agents' URLs of the gateways, given the URLs on which they listen. Raises: ConfigError."""
         if self.gateway_public_url:
             return public_urls(urls, self.gateway_public_url)
         if self.gateway_host in LOOPBACK:
@@ -244,8 +244,10 @@ class RolloutService:
         return group
 
     def begins(self, step: int, *, evaluations_from: int) -> None:
-        """The first step that this process trains: the run forgets what an earlier process left of it and of later ones, and the
-        evaluations from ``evaluations_from`` on. Later calls do nothing.
+        """Begin with the first step that this process trains. Later calls do nothing.
+
+        Delete from the run's folder what an earlier process left of this and later steps, and of the evaluations from
+        ``evaluations_from`` on.
         """
         if self.recording is not None and not self._begun:
             self.recording.run.forget(from_step=step, evaluations_from=evaluations_from)
@@ -281,7 +283,7 @@ def _start(
 
 
 def own_address() -> str:
-    """The address this machine would use towards others; nothing is sent."""
+    """Return the address that this machine uses towards others. Nothing is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # TEST-NET-1 (RFC 5737): never routed

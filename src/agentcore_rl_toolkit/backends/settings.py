@@ -44,7 +44,7 @@ _BEFORE_QUOTE = re.compile(r"(\\+)(?='|$)")
 
 
 def hydra_value(value: Any) -> str:
-    """A value as an override's right side: numbers, booleans and null as such, text always as text."""
+    """Convert a value to an override's right side: numbers, booleans and null as such, text always as text."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if value is None:
@@ -63,7 +63,7 @@ def hydra_value(value: Any) -> str:
 
 
 def unquoted(text: str) -> str:
-    """The text that a quoted value means; any other as it is."""
+    """Return the text that a quoted value means, and any other text as it is."""
     if len(text) < 2 or text[0] not in "'\"" or text[-1] != text[0]:
         return text
     quote = text[0]
@@ -86,7 +86,7 @@ def _hints(cls: Any) -> dict[str, Any]:
 
 
 def _shown(name: str, value: str) -> str:
-    """A variable as a plan shows it; keys stay out of terminals and logs."""
+    """Return a variable as a plan shows it. Keys stay out of terminals and logs."""
     return "(set)" if name.endswith(("_KEY", "_TOKEN", "_SECRET")) else shlex.quote(value)
 
 
@@ -106,7 +106,7 @@ class Plan:
     needs: Sequence[str] = ()
 
     def render(self) -> str:
-        """The plan as text; the command is quoted so that it can be pasted into a shell."""
+        """Return the plan as text. The command is quoted so that it can be pasted into a shell."""
         width = max((len(name) for name, _ in self.facts), default=0)
         lines = [f"backend: {self.backend}", *(f"  {name:<{width}}  {value}" for name, value in self.facts)]
         if self.environment:
@@ -160,7 +160,7 @@ class Settings(SettingsGroup):
 
     @classmethod
     def plain(cls, values: Mapping[str, Any], given: dict[str, str] | None = None) -> dict[str, Any]:
-        """The values without groups, under the settings' own names. ``given`` gets the name of each as it was given.
+        """Return the values without groups, under the settings' own names. Add the given name of each to ``given``.
 
         Raises: ConfigError on an unknown name, or on two names of one setting.
         """
@@ -190,7 +190,7 @@ class Settings(SettingsGroup):
 
     @classmethod
     def kinds(cls) -> dict[str, Any]:
-        """The type of each setting by name, without its limits."""
+        """Return the type of each setting by name, without its limits."""
         hints = [typing.get_type_hints(part) for part in (cls, *_groups(cls).values())]
         return {name: hint for found in hints for name, hint in found.items() if name in cls.known()}
 
@@ -206,16 +206,16 @@ class Settings(SettingsGroup):
         return {name: getattr(self, name) for name in self.known()}
 
     def shown(self) -> dict[str, Any]:
-        """The settings without secrets, as a run's folder keeps them."""
+        """Return the settings without secrets, as a run's folder keeps them."""
         return {name: value for name, value in self.flat().items() if self.known()[name][1].repr}
 
     def replace(self, **changes: Any) -> Self:
-        """The same settings with changes."""
+        """Return the same settings with changes."""
         return type(self)(**{**self.flat(), **{self.ALIASES.get(name, name): v for name, v in changes.items()}})
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any], *, where: str) -> Self:
-        """Settings of a file or a command line. Raises: ConfigError that begins with ``where``."""
+        """Make settings of a file or a command line. Raises: ConfigError that begins with ``where``."""
         try:
             return cls(**values)
         except ConfigError as e:
@@ -228,7 +228,7 @@ class Settings(SettingsGroup):
 
 
 def near(name: str, known: Sequence[str]) -> str:
-    """The end of the error for an unknown name: the nearest known one, or all of them."""
+    """Return the end of the error for an unknown name: the nearest known one, or all of them."""
     found = difflib.get_close_matches(name, known, n=1)
     return f"; did you mean `{found[0]}`?" if found else f"; known: {', '.join(known)}"
 
@@ -257,7 +257,7 @@ def _known(kind: type[Settings]) -> Mapping[str, tuple[str, FieldInfo]]:
 
 
 def read_settings(path: str | Path) -> dict[str, Any]:
-    """A configuration file (.yaml, .yml, .toml or .json) as a dict.
+    """Read a configuration file (.yaml, .yml, .toml or .json) as a dict.
 
     Raises: ConfigError when it is missing, unreadable or not a mapping; MissingExtraError for YAML without PyYAML.
     """
@@ -323,7 +323,7 @@ def with_environment(values: Mapping[str, Any], environ: Mapping[str, str] = os.
 
 
 def check_run(agent_runtime_arn: str, s3_bucket: str, exp_id: str) -> None:
-    """The three names that every run has. Raises: ConfigError."""
+    """Check the three names that every run has. Raises: ConfigError."""
     if not _ARN.fullmatch(agent_runtime_arn):
         raise ConfigError(
             f"agent_runtime_arn {agent_runtime_arn!r} is not the ARN of an agent: it reads "
@@ -338,9 +338,9 @@ def check_run(agent_runtime_arn: str, s3_bucket: str, exp_id: str) -> None:
 
 
 def planned(config: Settings, *, exp_id: str | None = None, data: Path | None = None) -> list[tuple[str, str]]:
-    """A plan's lines about the settings: those that are not the defaults, and how many rows ``data`` has.
+    """Return a plan's lines about the settings: those that are not the defaults, and the number of rows of ``data``.
 
-    Raises: ConfigError when agent, bucket or experiment cannot be such, or the data cannot be read.
+    Raises: ConfigError when agent, bucket or experiment have invalid names, or the data cannot be read.
     """
     check_run(config.agent_runtime_arn, config.s3_bucket, config.exp_id if exp_id is None else exp_id)
     facts = []

@@ -303,7 +303,7 @@ class Batch:
                 g.finish_reason = "length"
 
     def _stop_in(self, generation: Generation) -> str | None:
-        """The stop string that the newest token has completed."""
+        """Return the stop string that the newest token has completed."""
         assert self.tokenizer is not None
         stops = generation.params.stop
         last = generation.token_ids[-4 * max(map(len, stops)) - 4 :]  # a character may take four tokens

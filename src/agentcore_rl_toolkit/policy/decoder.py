@@ -90,12 +90,12 @@ class DecoderShape:
 
 
 def end_ids(eos: int | list[int] | None) -> frozenset[int]:
-    """The `eos_token_id` of a configuration as a set."""
+    """Return the `eos_token_id` of a configuration as a set."""
     return frozenset(eos if isinstance(eos, list) else [] if eos is None else [eos])
 
 
 def _rotation(config: Any, head_size: int) -> tuple[tuple[float, ...], float]:
-    """The frequencies of the rotation, and what scales its cosine and sine."""
+    """Return the frequencies of the rotation, and the factor of its cosine and sine."""
     rope = config.rope_parameters or {"rope_theta": 10000.0}
     if rope.get("rope_type", "default") == "default":
         halves = torch.arange(0, head_size, 2).float() / head_size
@@ -190,7 +190,7 @@ class Decoder:
                 self._head.copy_(state["lm_head.weight"])
 
     def plain_tensors(self) -> dict[str, torch.Tensor]:
-        """The tensors that are kept as they were loaded, by their names there."""
+        """Return the tensors that are kept as they were loaded, by their names in the file."""
         last = self.shape.layers - 1
         return {
             "model.embed_tokens.weight": self._embedding,
@@ -285,7 +285,7 @@ class Decoder:
 
 
 def check_tensors(state: Mapping[str, torch.Tensor], expected: Mapping[str, tuple[int, ...]]) -> None:
-    """Raises: PolicyError when a tensor is missing, has another shape, or holds NaN or infinity."""
+    """Raise PolicyError if a tensor is missing, has another shape, or holds NaN or infinity."""
     for name, dims in expected.items():
         tensor = state.get(name)
         if tensor is None:

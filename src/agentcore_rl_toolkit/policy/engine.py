@@ -68,7 +68,7 @@ class Engine:
     def from_directory(
         cls, directory: str | Path | None = None, *, max_batch: int = 64, dtype: str | None = None, **options: Any
     ) -> Engine:
-        """An engine on a policy directory; None stands for the shipped policy, and for the type of numbers that `placement` says.
+        """Make an engine of a policy directory (default: the shipped policy). ``dtype`` is by default `placement`'s.
 
         Raises: ConfigError, PolicyError.
         """
@@ -121,7 +121,7 @@ class Engine:
             self._wake.notify()
 
     def text(self, token: int) -> str | None:
-        """The text of a token; None without a tokenizer."""
+        """Return the text of a token, or None without a tokenizer."""
         tokenizer = self._batch.tokenizer
         return tokenizer.decode([token], skip_special_tokens=False) if tokenizer is not None else None
 

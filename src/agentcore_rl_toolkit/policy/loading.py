@@ -32,7 +32,7 @@ _CACHE_SHARE = 4  # a quarter of the free memory holds the running sequences; a 
 
 
 def converted(file: Path) -> Path:
-    """The folder of a GGUF file's model, in float32 and the layout of transformers.
+    """Return a folder with a GGUF file's model, in float32 and the layout of transformers.
 
     Raises: ConfigError when transformers cannot read the file, MissingExtraError without the packages that it needs for it.
     """
@@ -114,7 +114,7 @@ def sizes_of(folder: Path) -> Sizes:
 
 
 def check_memory(needed: int, what: str) -> None:
-    """Raises: ConfigError when so many bytes are not free."""
+    """Raise ConfigError if fewer than ``needed`` bytes are free."""
     free = free_memory()
     if free is not None and needed > free:
         raise ConfigError(
@@ -183,7 +183,7 @@ def cache_numbers(shape: DecoderShape) -> int:
 
 
 def read_state(folder: Path) -> dict[str, torch.Tensor]:
-    """The weights of a folder, whatever number of files they are in."""
+    """Read the weights of a folder, which may be in several files."""
     from safetensors.torch import load_file
 
     return {name: tensor for file in weight_files(folder) for name, tensor in load_file(file).items()}
@@ -206,6 +206,6 @@ def _shape(config: Any) -> DecoderShape | None:
 
 
 def _ends(folder: Path) -> frozenset[int]:
-    """The tokens that end a completion by `generation_config.json`, which names more than `config.json` in many models."""
+    """Return the tokens that end a completion by `generation_config.json`, often more than those in `config.json`."""
     file = folder / "generation_config.json"
     return end_ids(json.loads(file.read_text()).get("eos_token_id")) if file.is_file() else frozenset()

@@ -28,7 +28,7 @@ CLIP = (0.8, 1.2)
 
 
 def bounds_of(options: Mapping[str, Any]) -> tuple[float, float]:
-    """The lower and upper bound of the ratio."""
+    """Return the lower and upper bound of the ratio."""
     low, high = CLIP
     return float(options.get("clip_low_threshold", low)), float(options.get("clip_high_threshold", high))
 
@@ -36,7 +36,7 @@ def bounds_of(options: Mapping[str, Any]) -> tuple[float, float]:
 def token_losses(
     name: str, logprobs: torch.Tensor, sampled: torch.Tensor, advantages: torch.Tensor, options: Mapping[str, Any]
 ) -> torch.Tensor:
-    """The loss of each token. A token with advantage 0 has none, whatever its logprobs are.
+    """Return the loss of each token. It is 0 for a token with advantage 0, whatever its logprobs are.
 
     Shapes: all equal. Raises: ConfigError if there is no loss of this name.
     """

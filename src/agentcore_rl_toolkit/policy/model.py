@@ -34,7 +34,7 @@ def load_policy(directory: str | Path | None = None) -> tuple[Any, Any]:
 
 
 def check_directory(directory: str | Path | None) -> Path:
-    """The directory as a path if it holds a policy; None stands for the shipped one. Raises: ConfigError."""
+    """Return the directory's path (default: the shipped policy). Raises: ConfigError if it does not hold a policy."""
     folder = WEIGHTS_DIR if directory is None else Path(directory)
     missing = [name for name in ("config.json", TOKENIZER_FILE) if not (folder / name).is_file()]
     missing += [file.name for file in weight_files(folder) if not file.is_file()]
@@ -44,7 +44,7 @@ def check_directory(directory: str | Path | None) -> Path:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files that hold the weights: one, or those that an index names."""
+    """Return the files with the weights: one file, or those in an index."""
     index = folder / f"{WEIGHTS_FILE}.index.json"
     if (folder / WEIGHTS_FILE).is_file() or not index.is_file():
         return [folder / WEIGHTS_FILE]

@@ -85,7 +85,7 @@ class _Adjustments:
             self._counts_RV[r] = torch.bincount(torch.tensor(completion, dtype=torch.long), minlength=vocabulary)
 
     def apply(self, logits_NV: torch.Tensor) -> torch.Tensor:
-        """The logits with those of the asking rows adjusted; the others stay, bit by bit."""
+        """Adjust the logits of the rows that ask for it. The others stay, bit by bit."""
         said_RV = self._counts_RV > 0
         biased_RV = logits_NV[self._rows_R] + self._bias_RV
         repetition_RV = torch.where(self._prompt_RV | said_RV, self._repetition_R1, 1.0)
@@ -154,7 +154,7 @@ class Sampler:
         return Sampled(ids_N=chosen_N.tolist(), logprobs_N=picked_N.tolist(), tensor_N=chosen_N)
 
     def _logprobs(self, logits_NV: torch.Tensor) -> torch.Tensor:
-        """The logprobs to draw from; those of tokens that are cut off are minus infinity."""
+        """Return the logprobs from which to draw. Those of tokens that are cut off are minus infinity."""
         scaled_NV = logits_NV if self._plain else logits_NV / self._temperatures
         if not self._cuts:
             return torch.log_softmax(scaled_NV, -1)
@@ -172,5 +172,5 @@ class Sampler:
 
 
 def seeded_generator(seed: int | None) -> torch.Generator | None:
-    """A generator of a request's own, or None when it has no seed."""
+    """Return a generator for one request, or None if it has no seed."""
     return None if seed is None else torch.Generator().manual_seed(seed % 2**63)

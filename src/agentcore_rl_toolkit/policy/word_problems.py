@@ -87,7 +87,7 @@ class Problem:
 
 
 def split_of(numbers: tuple[int, ...]) -> Split:
-    """The split that the numbers of a problem put it in: a sum that is a multiple of five is held out."""
+    """Return the split of a problem with these numbers: a sum that is a multiple of five is held out."""
     return "held_out" if sum(numbers) % _HELD_OUT_MODULUS == 0 else "train"
 
 
@@ -107,9 +107,9 @@ def problems(split: Split, n: int, *, seed: int = 0) -> list[Problem]:
 
 
 def generate(split: Split, *, seed: int = 0) -> Iterator[Problem]:
-    """An endless stream of problems of a split, half of them with one step and half with two.
+    """Yield problems of a split without end, half of them with one step and half with two.
 
-    Every wording comes once before any comes again, so two seeds differ in numbers and order and not in what they ask for.
+    Every wording comes once before any repeats, so two seeds differ in numbers and order and not in their questions.
 
     Raises: ConfigError.
     """
@@ -167,7 +167,7 @@ def _value(node: ast.expr) -> int:
 
 
 def _in_turns(templates: Sequence[int], rng: random.Random) -> Iterator[int]:
-    """The templates in a random order, then in another one, without end."""
+    """Yield the templates without end, in another random order each time."""
     while True:
         yield from rng.sample(templates, len(templates))
 

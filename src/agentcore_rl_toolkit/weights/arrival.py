@@ -21,10 +21,10 @@ MAX_MEAN_GAP = 0.2  # nats a token; fp8 and mixtures of experts show up to 0.1
 def check_arrived(
     gap_sum: float, tokens: float, version: int | None, max_mean_gap: float | None = MAX_MEAN_GAP
 ) -> float | None:
-    """The mean difference between recorded logprobs and the trainer's own, both of the same weights. None without a token.
+    """Return the mean difference between recorded and the trainer's logprobs of the same weights. None without a token.
 
-    ``gap_sum`` is the sum of the absolute differences of ``tokens`` tokens. With ``max_mean_gap`` None nothing is judged.
-    Units: nats. Raises: WeightsError when the mean is above ``max_mean_gap``, or no number.
+    ``gap_sum`` is the sum of the absolute differences of ``tokens`` tokens. ``max_mean_gap`` None accepts every mean.
+    Units: nats. Raises: WeightsError when the mean is above ``max_mean_gap``, or NaN.
     """
     if not tokens:
         return None

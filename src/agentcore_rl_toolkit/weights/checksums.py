@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def checksum(tensor: torch.Tensor, dtype: str) -> int:
-    """The CRC-32 of a tensor's bytes in this type of numbers, such as "bfloat16"."""
+    """Return the CRC-32 of a tensor's bytes in this type of numbers, such as "bfloat16"."""
     import torch
 
     values = tensor.detach().to("cpu", getattr(torch, dtype)).contiguous()

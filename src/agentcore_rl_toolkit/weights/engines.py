@@ -33,7 +33,7 @@ class EngineAddress:
     key: str | None = field(default=None, repr=False)
 
     def connect(self) -> Engine:
-        """Raises: ConfigError."""
+        """Return a client of the engine. Raises: ConfigError."""
         kinds: dict[str, type[Engine]] = {"policy": PolicyServer, "vllm": VLLMServer, "sglang": SGLangServer}
         if self.engine not in kinds:
             raise ConfigError(f"weights can be put into {', '.join(kinds)}, not into {self.engine!r}")
@@ -117,7 +117,7 @@ class Engine:
             return None
 
     def dtype(self) -> str | None:
-        """The type of numbers that it computes in; None where it does not say."""
+        """Return the type of numbers in which it computes, or None if it does not report it."""
         return None
 
     def sample(
@@ -145,7 +145,7 @@ class Engine:
         )
 
     def logprobs(self, ids: list[int]) -> list[float]:
-        """The logprob of each token but the first, at temperature 1. Shapes: (T,) -> (T - 1,)."""
+        """Return the logprob of each token but the first, at temperature 1. Shapes: (T,) -> (T - 1,)."""
         body = {
             "model": self._at.model,
             "prompt": ids,

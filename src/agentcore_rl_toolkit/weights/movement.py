@@ -105,7 +105,7 @@ class UpdateProof:
         return found
 
     def _logprobs(self, model: Any) -> tuple[list[float], list[float]]:
-        """The trainer's and the engine's logprobs: of the prompt once, and of every answer."""
+        """Return the trainer's and the engine's logprobs: of the prompt once, and of every answer."""
         engine = self._address.connect()
         trainer: list[float] = []
         answers: list[float] = []
@@ -117,7 +117,7 @@ class UpdateProof:
 
 
 def exact_logprobs(model: Any, ids: Sequence[int]) -> list[float]:
-    """The logprob of each token but the first, computed without autocast. Shapes: (T,) -> (T - 1,)."""
+    """Return the logprob of each token but the first, computed without autocast. Shapes: (T,) -> (T - 1,)."""
     import torch
 
     ids_1T = torch.tensor([list(ids)], device=next(model.parameters()).device)

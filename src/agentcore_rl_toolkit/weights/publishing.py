@@ -103,7 +103,7 @@ def prove(
 
 
 def check_gap(found: float, version: int, where: str, max_gap: float) -> None:
-    """Raises: WeightsError when engine and trainer differ by more than ``max_gap``, or by NaN."""
+    """Raise WeightsError if engine and trainer differ by more than ``max_gap``, or by NaN."""
     if not found <= max_gap:
         raise WeightsError(
             f"the weights did not arrive: after version {version} was published to {where}, its logprobs and the trainer's "
@@ -113,7 +113,7 @@ def check_gap(found: float, version: int, where: str, max_gap: float) -> None:
 
 
 def gap(model: Any, prompt: list[int], sampled: Sequence[Sampled], temperature: float = 1.0) -> Gap:
-    """The differences between an engine's logprobs and the model's at this temperature.
+    """Return the differences between an engine's logprobs and the model's at this temperature.
 
     Raises: WeightsError when there is nothing to compare.
     """
@@ -208,7 +208,7 @@ class Publisher:
         return None if None in versions or not versions else min(v for v in versions if v is not None)
 
     def _check_mean(self, mean: float, version: int) -> None:
-        """Raises: WeightsError when the mean gap is much larger than at the first publish."""
+        """Raise WeightsError if the mean gap is much larger than at the first publish."""
         if self._first_mean is None:
             self._first_mean = mean
             return

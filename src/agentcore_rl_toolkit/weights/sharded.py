@@ -40,7 +40,7 @@ def _fsdp1(model: Any) -> bool:
 
 
 def plain_name(name: str) -> str:
-    """The name of a parameter without the parts that wrappers add."""
+    """Return the name of a parameter without the parts that wrappers add."""
     for part in WRAPPERS:
         name = name.replace(part, "")
     return name

@@ -17,7 +17,7 @@ class WorkerExtension:
     model_runner: Any
 
     def agentcore_dtype(self) -> str:
-        """The type of numbers that the model is computed in, such as "bfloat16"."""
+        """Return the type of numbers in which the model computes, such as "bfloat16"."""
         return str(self.model_config.dtype).removeprefix("torch.")
 
     def agentcore_load_weights(self, folder: str) -> dict[str, int]:

@@ -247,7 +247,7 @@ class _Collection:
     # -- one rollout --------------------------------------------------------------------------------------------------
 
     async def _rollout(self, rollout: _Rollout) -> CollectedRollout:
-        """The life of a rollout. It always ends with a result, whatever fails."""
+        """Run a rollout to its end. Return a result whatever fails."""
         try:
             end = await self._attempt(rollout)
         except asyncio.CancelledError:
@@ -341,7 +341,7 @@ class _Collection:
         self.places.moved()
 
     async def _watched(self, rollout: _Rollout, task: asyncio.Future[Any]) -> Any:
-        """The task's result. Raises: RolloutTimeoutError when a stage takes too long; the error of an early end; the task's."""
+        """Return the task's result. Raises: its error; RolloutTimeoutError after a stage's limit; an early end's error."""
         look_s, queued = FIRST_LOOK_S, True
         try:
             while True:
@@ -367,7 +367,7 @@ class _Collection:
             await _cancelled([task])
 
     def _left_s(self, rollout: _Rollout) -> float | None:
-        """The seconds that the rollout's stage has left; None for one without a limit."""
+        """Return the seconds that the rollout's stage has left, or None for a stage without a limit."""
         if rollout.future is None or rollout.stage is Stage.QUEUE:
             return None
         spent_s = rollout.future.stages

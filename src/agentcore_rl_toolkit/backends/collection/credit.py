@@ -58,13 +58,13 @@ class Credit:
         return self.teacher_url is None or self.reward_weight > 0
 
     def check_temperature(self, temperature: object, name: str) -> None:
-        """Raises: ConfigError with a teacher, unless this setting of the temperature is 1."""
+        """Raise ConfigError if there is a teacher and this setting of the temperature is not 1."""
         if self.teacher_url is not None and temperature != 1:
             raise ConfigError(f"a teacher's logprobs are those at temperature 1: leave {name} at 1")
 
 
 def refuse(values: Mapping[str, Any], trainer: str, why: str, settings: type[Any] = Credit) -> None:
-    """Raises: ConfigError where the settings of a trainer name any of these, which it cannot take."""
+    """Raise ConfigError if the values have one of these settings, which the trainer cannot honor."""
     named = [f.name for f in fields(settings) if f.name in values]
     if named:
         raise ConfigError(f"{trainer} cannot take {', '.join(named)}: {why}")
@@ -109,7 +109,7 @@ class CreditReport:
 
 
 def turns_of(trajectory: Trajectory, capture: Any) -> dict[str, tuple[int, int, int]]:
-    """The turns that train, by id, in the order of their start: (sequence, begin, end) in the sequence's tokens."""
+    """Return the turns that train, by id, in the order of their start: (sequence, begin, end) in its tokens."""
     known = {turn.turn_id: turn for turn in capture.turns}
     found = []
     for index, sequence in enumerate(trajectory.sequences):
@@ -122,9 +122,9 @@ def turns_of(trajectory: Trajectory, capture: Any) -> dict[str, tuple[int, int, 
 def token_advantages(
     signals: Sequence[Signal], credit: Credit, *, estimator: Estimator = "grpo", report: CreditReport | None = None
 ) -> list[list[float] | None]:
-    """The advantages of a group's sequences, one per token: 0 where the mask is 0, None for a rollout without one.
+    """Return the advantages of each sequence, one per token: 0 where the mask is 0, None for a rollout without one.
 
-    ``report`` is added to. Shapes: N signals -> N lists (R,). Raises: ConfigError on a reward that is not finite.
+    Add counts to ``report``. Shapes: N signals -> N lists (R,). Raises: ConfigError on a reward that is not finite.
     """
     report = report or CreditReport()
     rewards = {signal.rollout: signal.reward for signal in signals}

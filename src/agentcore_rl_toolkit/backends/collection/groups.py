@@ -47,7 +47,7 @@ WHOLE_DISTRIBUTION: Mapping[str, float] = {"temperature": 1.0, "top_p": 1.0, "to
 
 
 def trained_temperature(sampling_params: Mapping[str, Any] | None) -> float:
-    """The temperature at which a trainer computes: that of the sampling parameters, 1 if they have none. Raises: ConfigError."""
+    """Return the trainer's temperature: that of the sampling parameters, or 1. Raises: ConfigError."""
     found = (sampling_params or {}).get("temperature", 1.0)
     if not isinstance(found, (int, float)) or not 0 < found < math.inf:
         raise ConfigError(
@@ -380,7 +380,7 @@ def summarize(groups: Sequence[Group]) -> CollectStats:
 
 
 def sampling_note(trained_tokens: int, other_sampling: Mapping[str, int]) -> str | None:
-    """A warning about tokens that were sampled otherwise than the trainer reproduces; None: there are none."""
+    """Return a warning about tokens whose sampling the trainer does not reproduce, or None if there are none."""
     parts = []
     for how, tokens in sorted(other_sampling.items(), key=lambda item: -item[1]):
         if not how.startswith(CUTS):

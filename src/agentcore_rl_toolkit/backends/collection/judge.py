@@ -52,7 +52,7 @@ _TAKEN_BY_A_LOST_GATEWAY = (Outcome.OK, Outcome.AGENT_ERROR, Outcome.INVALID)
 
 
 def ended_by(error: RolloutError, *, index: int = 0, stage: Stage | None = None) -> CollectedRollout:
-    """A rollout that ended with this error, not yet judged. The error names session and input."""
+    """Return a rollout that ended with this error, which has its session and input. It is not judged yet."""
     return CollectedRollout(
         session_id=str(error.session_id),
         input_id=str(error.input_id),
@@ -65,7 +65,7 @@ def ended_by(error: RolloutError, *, index: int = 0, stage: Stage | None = None)
 
 
 def end_of_record(record: object, *, session_id: str, input_id: str, index: int) -> CollectedRollout:
-    """A rollout's end by its stored record, not yet judged."""
+    """Return a rollout that ended with this stored record. It is not judged yet."""
     ids = {"session_id": session_id, "input_id": input_id}
     if not isinstance(record, Mapping):
         message = f"the record must be an object, got {type(record).__name__}"
@@ -87,7 +87,7 @@ def end_of_record(record: object, *, session_id: str, input_id: str, index: int)
 
 
 def judge(end: CollectedRollout, **known: Any) -> CollectedRollout:
-    """A rollout that has ended, judged. An unexpected error in judging is the infrastructure's and is logged."""
+    """Judge a rollout that has ended. An unexpected error in judging is the infrastructure's and is logged."""
     try:
         return _judged(end, **known)
     except Exception as e:
@@ -108,10 +108,10 @@ def _judged(
     weight_version: int | None,
     sampling_params: Mapping[str, Any] | None = None,
 ) -> CollectedRollout:
-    """A rollout that has ended, with its cause, reward, trajectory and mask reason.
+    """Add cause, reward, trajectory and mask reason to a rollout that has ended.
 
-    ``captured`` says whether the rollout ran against a gateway at all; ``capture`` is None when the gateway had
-    nothing to give, and ``fetch_error`` says why if it failed. ``sampling_params`` are those that the trainer asked for.
+    ``captured``: the rollout ran against a gateway. ``capture`` is None when the gateway had nothing to give, and
+    ``fetch_error`` is the error of its call. ``sampling_params`` are those that the trainer asked for.
     """
     session_id, input_id = end.session_id, end.input_id
     if isinstance(fetch_error, GatewayLostError) and end.outcome in _TAKEN_BY_A_LOST_GATEWAY:
@@ -262,7 +262,7 @@ def _trajectory(
     rule: str,
     temperature: float | None,
 ) -> tuple[Trajectory | None, AgentCoreRLError | None]:
-    """The trajectory, and what is wrong with it if it cannot be trained on."""
+    """Return the trajectory, and the error if it cannot be trained on."""
     if capture is None:
         why = f": {fetch_error}" if fetch_error is not None else ""
         error = GatewayError(f"no trajectory came from the gateway{why}", session_id=session_id, input_id=input_id)

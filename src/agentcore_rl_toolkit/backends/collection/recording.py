@@ -46,8 +46,9 @@ class _Flights:
 
 @dataclass(frozen=True, kw_only=True)
 class Recording:
-    """The part of a run that rollouts belong to. ``session_log`` returns what a session printed; it is called for failed
-    rollouts, on the writer's thread.
+    """The part of a run to which rollouts belong.
+
+    ``session_log`` returns the output of a session. It is called for failed rollouts, on the writer's thread.
     """
 
     run: RunWriter
@@ -73,7 +74,7 @@ class Recording:
         return in_flight(self.run.folder, _Flights(client, timeout_s), sessions, runtime_url=url)
 
     def at(self, phase: str, step: int | None = None) -> Recording:
-        """The same run, elsewhere in it."""
+        """Return the same recording for another phase and step."""
         return Recording(run=self.run, phase=phase, step=step, session_log=self.session_log)
 
     def add(self, rollout: CollectedRollout, request: GroupRequest, weight_version: int | None = None) -> None:
@@ -157,7 +158,7 @@ def open_recording(
 
 
 def input_key(payload: Mapping[str, Any]) -> str:
-    """The same for the same payload, in whatever step or run."""
+    """Return a digest of the payload, which is the same in every step and run."""
     return hashlib.sha256(encode_payload(payload).encode()).hexdigest()[:16]
 
 
@@ -169,7 +170,7 @@ def as_row(
     step: int | None = None,
     weight_version: int | None = None,
 ) -> Rollout:
-    """The row of a collected rollout in a run's folder."""
+    """Return the row of a collected rollout in a run's folder."""
     capture, detail = rollout.capture, rollout.reward_detail
     oldest = rollout.weight_version_min
     parts: dict[str, Any] = {}
@@ -208,7 +209,7 @@ def as_row(
 
 
 def captured(capture: Any, trajectory: Any) -> dict[str, Any]:
-    """The facts of a rollout's model calls and tokens; absent without a gateway."""
+    """Return the facts of a rollout's model calls and tokens, or nothing without a gateway."""
     found: dict[str, Any] = {}
     if capture is not None:
         found["dialogue"] = capture.dialogue
@@ -252,7 +253,7 @@ def captured(capture: Any, trajectory: Any) -> dict[str, Any]:
 
 
 def of_sampled(values_R: Sequence[float], mask_R: Sequence[int], prompt_tokens: int) -> list[float | None]:
-    """A trainer's numbers of a response, one per token of the whole sequence; None where the token was not sampled.
+    """Align a trainer's numbers of a response with the whole sequence. They are None where the token was not sampled.
 
     Shapes: (R,), (R,) -> (prompt_tokens + R,).
     """
@@ -278,7 +279,7 @@ STEP_NUMBERS: Mapping[str, tuple[str, ...]] = {
 
 
 def step_numbers(data: Mapping[str, Any]) -> dict[str, float]:
-    """The finite numbers of what a trainer logs of a step, and `STEP_NUMBERS` under the names that all runs share."""
+    """Return the finite numbers of a trainer's log of a step, and `STEP_NUMBERS` under the names of all runs."""
     found = {
         str(name): float(value)
         for name, value in data.items()

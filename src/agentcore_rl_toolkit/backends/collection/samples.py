@@ -76,7 +76,7 @@ def to_samples(
     credit: Credit = EPISODE,
     report: CreditReport | None = None,
 ) -> list[Sample]:
-    """Samples of all usable rollouts, in group, rollout and branch order. ``report`` is added to.
+    """Make the samples of all usable rollouts, in group, rollout and branch order. Add counts to ``report``.
 
     Rollouts without an advantage (masked, or without a baseline under RLOO) give no sample; nothing is padded or made
     up. Sequences without a token to train on are left out; they carry weight 0. A rollout needs no reward where only a teacher
@@ -100,7 +100,7 @@ def to_samples(
 
 
 def signals_of(rollout: CollectedRollout, credit: Credit) -> dict[int, Signal]:
-    """The signals of a usable rollout, by the index of the sequence. A reward without turns is that of the last turn."""
+    """Return the signals of a usable rollout by index of sequence. A reward without turns is that of the last turn."""
     trajectory = rollout.trajectory
     assert trajectory is not None
     turns: dict[int, list[tuple[int, int, int, float]]] = {}
@@ -139,7 +139,7 @@ def rollout_samples(
     advantages: Mapping[tuple[str, int], list[float]] | None = None,
     group_index: int = 0,
 ) -> list[Sample]:
-    """Samples of one usable rollout; none when it is masked or has no trajectory, or has neither advantages nor a reward.
+    """Make the samples of one usable rollout. Masked rollouts, and those without a trajectory, have none.
 
     ``advantages`` are those of its sequences, by session and index: one without is left out. None: the trainer computes its own.
     """
@@ -179,7 +179,7 @@ def rollout_samples(
 
 
 def rewards_of_turns(reward: Reward, trajectory: Trajectory, capture: Any) -> dict[str, float]:
-    """The reward of each model call that the agent rewards, by turn id, in the order of their start.
+    """Return the reward of each model call that the agent rewards, by turn id, in the order of their start.
 
     The agent names calls by the ids of the replies that it got (`turn_rewards`), or its list of `rewards` has one number for
     each call that trains. A list that does not fit may fit without the calls that were sent again and not continued: an agent
@@ -217,5 +217,5 @@ def rewards_of_turns(reward: Reward, trajectory: Trajectory, capture: Any) -> di
 
 
 def _call(reply_id: str) -> str:
-    """The part of a reply's id that all wire formats share."""
+    """Return the part of a reply's id that all wire formats share."""
     return re.sub("^(chatcmpl-|cmpl-|resp_|msg_)", "", reply_id)

@@ -26,7 +26,7 @@ def _places(loop: asyncio.AbstractEventLoop) -> asyncio.Semaphore:
 
 
 async def with_score(rollout: CollectedRollout, payload: Mapping[str, Any], scorer: Scorer) -> CollectedRollout:
-    """The rollout with the scorer's reward; the agent's own becomes a metric. If the scorer fails, the rollout is masked.
+    """Replace a rollout's reward with the scorer's, and keep the agent's as a metric. Mask it if the scorer fails.
 
     A failure of the policy keeps the reward that its agent declares.
     """
@@ -45,7 +45,7 @@ async def with_score(rollout: CollectedRollout, payload: Mapping[str, Any], scor
 
 
 async def scored(group: Group, settings: JudgeSettings) -> Group:
-    """The group with the judge's scores in its rewards. Where the judge fails, all its rollouts are masked.
+    """Add the judge's scores to the rewards of a group. Mask all its rollouts if the judge fails.
 
     The judge reads the usable rollouts that ended `ok`. A failure of the policy keeps the reward that its agent declares.
     """

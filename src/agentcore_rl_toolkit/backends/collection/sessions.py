@@ -46,7 +46,7 @@ class _Joined(Generic[T]):
         self.under_way: frozenset[str] = frozenset()
 
     async def __call__(self, session_ids: Sequence[str]) -> dict[str, T]:
-        """The results of these sessions. Raises: the error of the call."""
+        """Return the results of these sessions. Raises: the error of the call."""
         loop = asyncio.get_running_loop()
         results = {session_id: loop.create_future() for session_id in session_ids}
         self._waiting |= results
@@ -105,7 +105,7 @@ class Sessions:
     @classmethod
     @contextlib.asynccontextmanager
     async def of(cls, gateway: GatewayClient, config: CollectConfig) -> AsyncIterator[Sessions]:
-        """The sessions for a collection with this configuration."""
+        """Yield the sessions for a collection with this configuration."""
         limits = (config.gateway_timeout_s, config.gateway_patience_s)
         key = (asyncio.get_running_loop(), id(gateway), limits, config.model_id, config.max_turns, config.train)
         shared = cls._shared.setdefault(key, cls(gateway, config))
@@ -224,7 +224,7 @@ class Sessions:
         return dict.fromkeys(error.session_ids, error)
 
     def end(self, session_ids: Iterable[str]) -> None:
-        """The sessions of a collection that has ended: they are deleted with those of others."""
+        """Mark the sessions of a collection as ended. They are deleted with those of others."""
         self._ended |= dict.fromkeys(session_ids)
 
     async def _leave(self) -> None:

@@ -112,7 +112,7 @@ class GroupStream:
     # -- taking -------------------------------------------------------------------------------------------------------
 
     async def take_async(self) -> list[Group]:
-        """The next batch, in the order of the data: `batch_groups` groups, fewer at the end of the data, then none.
+        """Return the next batch in the order of the data: `batch_groups` groups, or fewer at the end of the data.
 
         Raises: GatewayError and the like when a group's collection cannot continue; what `requests` raises.
         """
@@ -126,13 +126,13 @@ class GroupStream:
             await self._moved.wait()
 
     def published(self, weight_version: int) -> None:
-        """The groups handed out are trained, and sampling continues with this version of the weights."""
+        """Mark the last batch as trained. Sampling continues with this version of the weights."""
         self.weight_version = weight_version
         self._handed.clear()
         self._move()
 
     def state(self) -> dict[str, Any]:
-        """The state from which a later stream continues after the last trained batch, as JSON values."""
+        """Return the state from which a later stream continues after the last trained batch, as JSON values."""
         in_flight = sorted([*self._open, *self._handed, *self._again])
         return {"next": self._next, "in_flight": in_flight, "replaced": self.replaced}
 
@@ -210,7 +210,7 @@ class GroupStream:
     # -- handing out --------------------------------------------------------------------------------------------------
 
     def _choose(self) -> list[_Open] | None:
-        """The groups of the next batch; None while it has to wait."""
+        """Return the groups of the next batch, or None while it must wait."""
         if self._ended and not self._again and len(self._open) <= self.batch_groups:
             every = list(self._open.values())
             return every if all(opened.group is not None for opened in every) else None
@@ -225,7 +225,7 @@ class GroupStream:
         return chosen
 
     def _due(self, opened: _Open) -> float:
-        """The last version from which a group may be trained."""
+        """Return the last version from which a group may be trained."""
         return math.inf if opened.since is None else opened.since + self.max_staleness
 
     def _hand(self, chosen: Sequence[_Open]) -> list[Group]:

@@ -91,7 +91,7 @@ class Teacher:
                 )
 
     async def taught(self, rollout: CollectedRollout) -> CollectedRollout:
-        """The rollout with the teacher's logprobs minus the student's; masked where the teacher fails."""
+        """Add the teacher's logprobs minus the student's to a rollout. Mask it if the teacher fails."""
         if not rollout.usable or rollout.trajectory is None:
             return rollout
         gaps = {}
@@ -118,5 +118,5 @@ def _bounded(gap: float) -> float:
 
 @functools.cache
 def teacher_at(url: str) -> Teacher:
-    """The teacher of this process."""
+    """Return the process's teacher at this URL."""
     return Teacher(url)

@@ -25,8 +25,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Scored:
-    """A rollout as the search sees it. ``score`` is None where it says nothing about the text: the infrastructure failed, or the
-    agent gave no reward. ``shown`` is for the reflection model, by headings.
+    """A rollout as the search sees it. ``shown`` is for the reflection model, by headings.
+
+    ``score`` is None if it does not depend on the text: the infrastructure failed, or the agent gave no reward.
     """
 
     item: BatchItem
@@ -49,11 +50,10 @@ def search(
     settings: SearchSettings,
     folder: Path,
 ) -> list[dict[str, Any]]:
-    """Search for better texts, and return all that ran on every row of ``compared``, those given first: their ``texts``, their
-    ``mean`` and their ``parent``, a place in this list.
+    """Search for better texts, and return all that ran on every row of ``compared``, beginning with the given ones.
 
-    ``stop`` is asked before each proposal. A search that ended early goes on from ``folder``.
-    Raises: what ``run`` and ``reflection`` raise.
+    Each has ``texts``, ``mean`` and ``parent``, a place in this list. ``stop`` is asked before each proposal. A search
+    that ended early continues from ``folder``. Raises: what ``run`` and ``reflection`` raise.
     """
     gepa = require("gepa", extra="optimize")
     folder.mkdir(parents=True, exist_ok=True)

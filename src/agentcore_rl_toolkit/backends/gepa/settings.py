@@ -40,8 +40,9 @@ class SearchSettings(JudgeSettings):
             raise ConfigError("max_usd needs prices: usd_per_rollout, usd_per_million_input, usd_per_million_output")
 
     def usd(self, spent: Mapping[str, float], more_rollouts: int = 0) -> float:
-        """Dollars of what was spent, and of further rollouts. ``spent`` has `rollouts`, `input_tokens`, `output_tokens` of the
-        reflection model, and `judge_usd`.
+        """Return the cost in dollars of a search so far, and of further rollouts.
+
+        ``spent`` has `rollouts`, `input_tokens`, `output_tokens` of the reflection model, and `judge_usd`.
         """
         tokens = (
             spent["input_tokens"] * self.usd_per_million_input + spent["output_tokens"] * self.usd_per_million_output

@@ -21,7 +21,7 @@ MODEL_PATHS = {"verl": "actor_rollout_ref.model.path", "tinker": "model.name"}
 
 
 def backend_of(arguments: list[str]) -> str:
-    """The trainer named by ``rllm/backend=``. Raises: ConfigError when it is not verl or tinker."""
+    """Return the trainer in ``rllm/backend=``. Raises: ConfigError when it is not verl or tinker."""
     named = [a.partition("=")[2] for a in arguments if a.startswith("rllm/backend=")]
     backend = named[-1] if named else "verl"
     if backend not in ("verl", "tinker"):

@@ -158,7 +158,7 @@ _attached: Recorder | None = None
 
 
 def attach(*made_of: Any, **more: Any) -> Recorder:
-    """The recorder of this process, with a `Recorder`'s arguments; the first one is asked by rLLM's classes from then on."""
+    """Return the recorder of this process. The first call makes it and connects it to rLLM's classes."""
     global _attached
     if _attached is not None:
         return _attached
@@ -252,7 +252,7 @@ def _end(future: Any, episode: Any, session_id: str, input_id: str) -> Collected
 
 
 def capture_of(episode: Any) -> Capture:
-    """The episode's steps as turns, and its messages as one dialogue."""
+    """Convert the episode's steps to turns, and its messages to one dialogue."""
     turns: list[Turn] = []
     dialogue: list[dict[str, Any]] = []
     for step in (step for trajectory in episode.trajectories for step in trajectory.steps):
@@ -286,7 +286,7 @@ def _reward(episode: Any) -> float | None:
 
 
 def advantage_of(trajectory: Any) -> float | None:
-    """The advantage of a rollout; None where its steps or tokens have different ones."""
+    """Return the advantage of a rollout, or None if its steps or tokens have different ones."""
     found: set[float] = set()
     for step in trajectory.steps:
         given = step.advantage

@@ -93,9 +93,9 @@ class RllmConfig(Settings):
         return cls.from_values(with_environment(values), where=str(path))
 
     def hydra_overrides(self) -> list[str]:
-        """The run as hydra overrides of rLLM's unified trainer.
+        """Return the run as hydra overrides of rLLM's unified trainer.
 
-        What rLLM and its trainers both have a key for is set under ``rllm.``: rLLM copies it to the trainer's place.
+        Settings that rLLM and its trainers share are set under ``rllm.``, and rLLM copies them to the trainer.
         """
         values: dict[str, Any] = {
             "rllm/backend": self.backend,
@@ -124,11 +124,11 @@ class RllmConfig(Settings):
         return [*(f"{key}={hydra_value(value)}" for key, value in values.items()), *self.words]
 
     def with_args(self, words: Sequence[str]) -> RllmConfig:
-        """The same run with further hydra overrides."""
+        """Return the same run with further hydra overrides."""
         return self.replace(words=(*self.words, *words))
 
     def plan(self) -> Plan:
-        """The plan of the run. Raises: ConfigError on names and numbers that cannot work."""
+        """Return the plan of the run. Raises: ConfigError on names and numbers that cannot work."""
         command = [sys.executable, "-m", "agentcore_rl_toolkit.backends.rllm.main", *self.hydra_overrides()]
         wanted = [("rllm", "rLLM from its repository (github.com/rllm-org/rllm)"), ("hydra", "pip install hydra-core")]
         wanted.append(("verl", "verl") if self.backend == "verl" else ("tinker", "pip install tinker"))
@@ -176,5 +176,5 @@ class RllmConfig(Settings):
 
 
 def mean_gap(text: str | None) -> float | None:
-    """The limit that RLLM_MAX_MEAN_LOGPROB_GAP names; where it is not set, the usual one."""
+    """Return the limit in RLLM_MAX_MEAN_LOGPROB_GAP, or the default if it is not set."""
     return None if text == "none" else float(text or MAX_MEAN_GAP)

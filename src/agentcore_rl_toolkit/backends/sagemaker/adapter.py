@@ -51,7 +51,7 @@ class SageMakerTraining:
 
     @classmethod
     async def open(cls, config: SageMakerConfig, state: str | None) -> SageMakerTraining:
-        """A new session with fresh adapters, or with a saved state. Raises: MissingExtraError, TrainingServiceError."""
+        """Open a session with fresh adapters or with a saved state. Raises: MissingExtraError, TrainingServiceError."""
         control, client = Caller(client_of(CONTROL, config.region)), client_of(RUNTIME, config.region)
         name = await session.start(control, config)
         made = cls(control, SessionRuntime(client, name, poll_s=config.poll_s), config)
@@ -158,8 +158,9 @@ def datum(datum: Datum) -> dict[str, Any]:
 
 
 def chunks(data: Sequence[Datum]) -> list[Sequence[Datum]]:
-    """The data of one step in as few operations as their bounds allow, all of about one size: gradients add up until the
-    optimizer's step, and whether an operation's loss is a sum or a mean is not documented.
+    """Split the data of one step into as few operations of about one size as their bounds allow.
+
+    Gradients add up until the optimizer's step. AWS does not document if an operation's loss is a sum or a mean.
     """
     tokens = sum(len(each.tokens) for each in data)
     number = max(math.ceil(len(data) / CHUNK_DATA), math.ceil(tokens / CHUNK_TOKENS))
@@ -169,8 +170,9 @@ def chunks(data: Sequence[Datum]) -> list[Sequence[Datum]]:
 
 
 def combined(results: Sequence[Mapping[str, Any]], sizes: Sequence[int]) -> Passed:
-    """The results of a step's operations as one: sums are added up (``name:sum``), other metrics are means over the data. AWS
-    promises no logprobs in them.
+    """Combine the results of a step's operations. Metrics ``name:sum`` are sums, others are means over the data.
+
+    AWS promises no logprobs in them.
     """
     metrics: dict[str, float] = {}
     for result, size in zip(results, sizes, strict=True):

@@ -62,7 +62,7 @@ class JobConfig(Settings):
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any], *, where: str) -> JobConfig:
-        """Raises: ConfigError on an unknown setting, or on a setting that jobs cannot honor."""
+        """Make the settings. Raises: ConfigError on an unknown setting, or on one that jobs cannot honor."""
         job = "a multi-turn RL job"
         refuse(values, job, "SageMaker computes its advantages; `form: session` takes them from here")
         refuse(values, job, "SageMaker takes the agent's reward; `form: session` has a judge", JudgeSettings)
@@ -70,7 +70,7 @@ class JobConfig(Settings):
         return super().from_values({k: v for k, v in values.items() if k != "s3_bucket"}, where=where)
 
     def plan(self, *, rehearse: bool = False) -> Plan:
-        """Raises: ConfigError when the data cannot be read."""
+        """Return the plan of the job. Raises: ConfigError when the data cannot be read."""
         rows, batch = len(read_rows(self.data_path)), int(self.hyperparameters.get("global_batch_size", BATCH))
         needs = needs_of_botocore()
         if rows < batch:
@@ -85,8 +85,10 @@ class JobConfig(Settings):
 
 
 class Jobs:
-    """The jobs of one configuration: a training, and evaluations around it. ``output_dir`` is a run's folder, with what the API
-    says of them: states, progress, billed tokens, the evaluations' rewards, ``job.json`` at the end.
+    """The jobs of one configuration: a training, and evaluations around it.
+
+    ``output_dir`` is a run's folder. It has the API's data (states, progress, billed tokens), the evaluations' rewards,
+    and ``job.json`` at the end.
     """
 
     def __init__(self, config: JobConfig, show: Show) -> None:

@@ -75,13 +75,13 @@ async def describe(control: Caller, name: str) -> Any:
 
 
 def billed(detail: Mapping[str, Any]) -> dict[str, int]:
-    """The tokens of a session's description, by kind: prefill, sample, training."""
+    """Return the billed tokens in a session's description, by kind: prefill, sample, training."""
     counts = detail.get("BillableTokenUsage", {})
     return {name.removesuffix("TokenCount").lower(): count for name, count in counts.items()}
 
 
 def billed_before(folder: Path) -> Counter[str]:
-    """The tokens of all sessions of the run that are over."""
+    """Sum the tokens of the run's sessions that have ended."""
     return sum((Counter(tokens) for tokens in _kept(folder).values() if tokens), Counter())
 
 
@@ -134,8 +134,9 @@ async def _stopped(control: Caller, name: str) -> Mapping[str, Any]:
 
 
 async def stop_named(name: str) -> str:
-    """Stop the session of this name, in whichever region it is; its status then. Raises: ConfigError where there is none;
-    TrainingServiceError.
+    """Stop the session of this name in the region that has it, and return its status.
+
+    Raises: ConfigError if no region has it; TrainingServiceError.
     """
     problem: Exception = ConfigError(f"there is no training session {name!r} in this account in {', '.join(REGIONS)}")
     for region in REGIONS:

@@ -56,7 +56,7 @@ class SageMakerConfig(ServiceTrainingConfig):
         return self.data.base_model.split(":")[3]
 
     def plan(self, *, rehearse: bool = False) -> Plan:
-        """The plan of the run. Raises: ConfigError when the data cannot be read."""
+        """Return the plan of the run. Raises: ConfigError when the data cannot be read."""
         where = "a rehearsal: a local service over the built-in policy" if rehearse else "SageMaker Training Sessions"
         facts = [("service", where), *planned(self, data=self.data.data_path)]
         needs = self.needs() + needs_of_botocore()

@@ -90,7 +90,7 @@ def to_slime(rollout: CollectedRollout, base: Any, *, args: Any = None, filler_i
 
 
 def credit_of(args: Any) -> Credit:
-    """The settings of `Credit` among slime's arguments."""
+    """Return the settings of `Credit` among slime's arguments."""
     return Credit(**{f.name: getattr(args, f.name) for f in fields(Credit) if getattr(args, f.name, None) is not None})
 
 
@@ -158,7 +158,7 @@ def _tensor(experts: memoryview[Any]) -> Any:
 
 
 def _copy(base: Any) -> Any:
-    """A sibling of `base` whose lists are its own; what an earlier attempt left is not carried along."""
+    """Copy a sample with separate lists, and without the results of an earlier attempt."""
     made = copy.copy(base)
     made.metadata = dict(base.metadata or {})
     made.weight_versions = []
@@ -185,7 +185,7 @@ def _annotate(made: Any, rollout: CollectedRollout, base: Any, **facts: Any) -> 
 
 
 def final_text(rollout: CollectedRollout) -> str:
-    """The last thing the model said, for slime's logs; empty when the gateway kept no dialogue."""
+    """Return the model's last text for slime's logs, or "" if the gateway kept no dialogue."""
     dialogue: Sequence[Any] = getattr(rollout.capture, "dialogue", None) or ()
     for message in reversed(dialogue):
         if message.get("role") == "assistant" and isinstance(message.get("content"), str):

@@ -36,7 +36,7 @@ _opened: RolloutService | None = None
 
 
 def rollouts(args: Any) -> RolloutService:
-    """This process's rollouts. slime loads `generate` by name and gives it no place for state, so the module keeps it."""
+    """Return this process's rollouts. The module keeps them: slime loads `generate` by name and has no place for state."""
     global _opened
     with _lock:
         if _opened is None:
@@ -59,18 +59,18 @@ def use(made: RolloutService | None) -> None:
 
 
 def recording_of_process() -> Recording | None:
-    """The recording of this process's rollouts in a run's folder, if there is one."""
+    """Return the recording of this process's rollouts in a run's folder, or None."""
     return _opened.recording if _opened is not None else None
 
 
 def begins(step: int) -> None:
-    """The first step that is handed over in this process: the run forgets what it repeats."""
+    """Begin with the first step that this process hands over: delete the data that it repeats from the run's folder."""
     if _opened is not None:
         _opened.begins(step, evaluations_from=step)
 
 
 def router_url(args: Any) -> str:
-    """slime's SGLang router. Raises: ConfigError before slime has started it."""
+    """Return the URL of slime's SGLang router. Raises: ConfigError before slime has started it."""
     ip, port = getattr(args, "sglang_router_ip", None), getattr(args, "sglang_router_port", None)
     if not ip or not port:
         raise ConfigError("slime has no SGLang router address yet (sglang_router_ip, sglang_router_port)")
@@ -79,7 +79,7 @@ def router_url(args: Any) -> str:
 
 
 async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], evaluation: bool = False) -> Any:
-    """slime's entry: fill `sample`, or return several for a forked episode.
+    """Fill `sample`, or return several samples for a forked episode: the function that slime calls.
 
     Never raises for a failed rollout: it returns a removed sample with the reason in its metadata. When slime aborts
     the step, the rollout is stopped and its sample comes back ABORTED and empty, to be run again.
@@ -122,9 +122,9 @@ def cut_off(rollout: CollectedRollout) -> bool:
 
 
 def payload_of(sample: Any) -> dict[str, Any]:
-    """The agent's payload: the row's metadata, to which the prompt is added where it has none.
+    """Return the agent's payload: the row's metadata, and its prompt if the metadata have none.
 
-    An empty prompt is not added: it stands for a row that has none, which slime cannot read.
+    An empty prompt is not added. It stands for a row without one, which slime cannot read.
     """
     metadata = {k: v for k, v in (sample.metadata or {}).items() if k != NOTE}
     return {"prompt": sample.prompt, **metadata} if sample.prompt else metadata

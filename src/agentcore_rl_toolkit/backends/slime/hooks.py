@@ -69,15 +69,15 @@ def _of_tokens(args: Any, credit: Credit, members: list[Any]) -> None:
 
 
 def take_token_advantages(args: Any, rollout_data: dict[str, Any]) -> None:
-    """slime's ``--custom-advantage-function-path``, in its trainer: what `normalize_rewards` worked out."""
+    """Set the advantages of `normalize_rewards`, as slime's ``--custom-advantage-function-path`` in its trainer."""
     rollout_data["advantages"] = rollout_data["returns"] = rollout_data["teacher_log_probs"]
 
 
 def keep_informative_group(args: Any, samples: Any, **_: Any) -> Any:
-    """slime's dynamic filter: keep a group when its usable rewards differ.
+    """Keep a group if its usable rewards differ: slime's dynamic filter.
 
-    Masked rollouts are not looked at: three successes and one lost session teach nothing, though slime's stock filter
-    would see rewards 1, 1, 1, 0. Returns slime's DynamicFilterOutput if slime is importable, otherwise a bool of the
+    Masked rollouts do not count: three successes and one lost session teach nothing, though slime's stock filter
+    would see rewards 1, 1, 1, 0. Return slime's DynamicFilterOutput if slime is importable, otherwise a bool of the
     same meaning.
     """
     rewards = {_reward(s) for s in flat(samples) if not s.remove_sample}

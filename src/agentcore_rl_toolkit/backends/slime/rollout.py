@@ -27,7 +27,7 @@ _newest = -1  # the newest weight version that any rollout of this process was s
 
 
 def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:
-    """A step, or an evaluation, in slime's default way."""
+    """Run a step or an evaluation in slime's default way."""
     from slime.rollout.sglang_rollout import generate_rollout as slimes
 
     began_s = time.monotonic()
@@ -36,7 +36,7 @@ def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: b
 
 
 def generate_rollout_fully_async(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:
-    """A step from rollouts that run on across steps (``train_async.py``); evaluations in slime's default way."""
+    """Take a step from rollouts that continue across steps (``train_async.py``). Evaluate in slime's default way."""
     _share_places(args)
     if evaluation:
         return generate_rollout(args, rollout_id, data_source, evaluation=True)
@@ -49,8 +49,10 @@ def generate_rollout_fully_async(args: Any, rollout_id: int, data_source: Any, e
 
 
 def _share_places(args: Any) -> None:
-    """slime 0.3.1 keeps one semaphore per process; fully asynchronous rollouts and a concurrent evaluation run on
-    different event loops, and the second to wait for it would fail.
+    """Replace the semaphore of slime 0.3.1, which has one per process.
+
+    Fully asynchronous rollouts and a concurrent evaluation run on different event loops. The second one that waits for
+    the semaphore would fail.
     """
     from slime.rollout.sglang_rollout import GenerateState
     from slime.utils.http_utils import get_rollout_num_engines
@@ -61,8 +63,9 @@ def _share_places(args: Any) -> None:
 
 
 def _finished(output: Any, args: Any, step: int, took_s: float) -> Any:
-    """Flatten training groups and mask what is too old, leave masked rollouts out of evaluations, and count outcomes: slime logs
-    them as metrics of the step or evaluation, and the run's folder, where there is one, keeps all of them.
+    """Flatten training groups, mask stale rollouts, leave masked ones out of evaluations, and count outcomes.
+
+    slime logs the counts as metrics of the step or evaluation. The run's folder, if there is one, keeps all rollouts.
     """
     recording = recording_of_process()
     if recording is not None:
@@ -161,11 +164,11 @@ def _kept(samples: list[Any], group_size: int) -> list[int]:
 
 
 def outcome_metrics(samples: Iterable[Any]) -> dict[str, float]:
-    """Counts over samples that `convert.to_slime` made, and means of the agents' own metrics over those that are
-    trained; each rollout counts once.
+    """Count the outcomes of samples that `convert.to_slime` made, and average the metrics of those that are trained.
 
-    ``reward_all`` is the mean over all rollouts, failures of agent and policy as 0, those of the infrastructure left out
-    (``scored`` says how many there are); ``reward_ok`` is the mean over those that ended `ok`. A mean of nothing is absent.
+    Each rollout counts once. ``reward_all`` is the mean over all rollouts, failures of agent and policy as 0, those of
+    the infrastructure left out (``scored`` is their number). ``reward_ok`` is the mean over the rollouts that ended `ok`.
+    A mean of nothing is absent.
     """
     by_rollout = {s.metadata[NOTE]["session_id"]: s for s in samples if NOTE in (s.metadata or {})}
     outcomes = Counter(s.metadata[NOTE]["outcome"] for s in by_rollout.values())

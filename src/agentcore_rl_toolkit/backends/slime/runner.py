@@ -147,7 +147,7 @@ class SlimeRunner(SlimeSettings):
     # -- plan ---------------------------------------------------------------------------------------------------------
 
     def plan(self, num_rollout: int = 1) -> Plan:
-        """The exact command, and what is missing to run it on this machine. Raises: ConfigError on unreadable data."""
+        """Return the exact command, and what this machine lacks to run it. Raises: ConfigError on unreadable data."""
         if num_rollout < 1:
             raise ConfigError(f"num_rollout must be at least 1, got {num_rollout}")
         data = Path(self.data_path)
@@ -244,7 +244,7 @@ class SlimeRunner(SlimeSettings):
         return [*flags, *self.extra_flags]
 
     def model_args(self) -> list[str]:
-        """slime's MODEL_ARGS of this model type; its file is a bash array, so bash reads it. Empty when it is not there."""
+        """Read the MODEL_ARGS of this model type with bash, as they are a bash array. Empty if slime lacks the file."""
         script = self._model_script()
         if not script.is_file():
             return []
@@ -281,8 +281,9 @@ class SlimeRunner(SlimeSettings):
 
     @property
     def keeps_trainer_numbers(self) -> bool:
-        """Return True if the run's folder gets the results of slime's trainer. The results go through shared files, which are
-        large with expert routing in them.
+        """Return True if the run's folder gets the results of slime's trainer.
+
+        The results go through shared files, which are large if they contain expert routing.
         """
         if self.reports.trainer_numbers is None:
             return self.machines.ray_address is None and not self.engine.routing_replay
@@ -295,7 +296,7 @@ class SlimeRunner(SlimeSettings):
         return machines.num_gpus if machines.rollout_num_gpus is None else machines.rollout_num_gpus
 
     def rollout_settings(self) -> dict[str, Any]:
-        """The content of slime's --custom-config-path."""
+        """Return the content of slime's --custom-config-path."""
         names = SlimeSettings.known()
         found = {name: value for name, value in self.shown().items() if name in names and value is not None}
         for name in ("gateway_store", "gateway_model"):  # a job runs in a folder of Ray's
@@ -337,18 +338,18 @@ class SlimeRunner(SlimeSettings):
         return "train.py" if self.mode == "sync" else "train_async.py"
 
     def _concurrency_per_engine(self) -> int:
-        """slime's limit per engine; in fully_async mode slime counts groups by the same number."""
+        """Return slime's limit per engine. In fully_async mode slime counts groups by the same number."""
         engines = max(1, self.rollout_gpus // self.machines.rollout_gpus_per_engine)
         return max(1, -(-self.limits.max_concurrent // engines))
 
     def _load_from(self) -> str:
-        """The save folder once it holds a checkpoint, so that the same run continues; before that the model."""
+        """Return the save folder if it has a checkpoint, so that the run continues, otherwise the model."""
         save_dir = self.model.save_dir
         resumes = save_dir is not None and (Path(save_dir) / "latest_checkpointed_iteration.txt").is_file()
         return str(Path(save_dir if save_dir is not None and resumes else self.model.model_dir).absolute())
 
     def with_args(self, words: Sequence[str]) -> SlimeRunner:
-        """The same run with further arguments of slime."""
+        """Return the same run with further arguments of slime."""
         return self.replace(extra_flags=(*self.extra_flags, *words))
 
     def _check_flags(self) -> None:

@@ -29,7 +29,7 @@ FORMAT = 2
 
 
 def template(run: Path) -> str:
-    """The value of ``--save-debug-train-data``; slime fills in the step."""
+    """Return the value of ``--save-debug-train-data``. slime fills in the step."""
     return str(run / FOLDER).replace("{", "{{").replace("}", "}}") + "/{rollout_id}.pt"
 
 
@@ -90,7 +90,7 @@ def _row(sample: Any) -> dict[str, Any] | None:
 
 
 def _add(recording: Recording, listed: Mapping[str, Any], found: Mapping[str, Any]) -> tuple[float, int]:
-    """Returns: the sum of the differences between recorded logprobs and slime's own, and of how many tokens."""
+    """Record a file's numbers. Return the sum of the logprobs' differences from slime's, and the number of tokens."""
     if found.get("format_version") != FORMAT:
         raise ValueError(f"its file has format {found.get('format_version')}, not {FORMAT}")
     # Logprobs that slime did not work out before training are those of the training pass, later parts after updates.

@@ -32,7 +32,7 @@ class TinkerTraining:
 
     @classmethod
     async def open(cls, service: Any, config: TinkerConfig, state: str | None) -> TinkerTraining:
-        """The weights in training: fresh adapters, or those of a saved state."""
+        """Open the weights in training: fresh adapters, or those of a saved state."""
 
         def make() -> Any:
             if state is not None:
@@ -85,7 +85,7 @@ class TinkerTraining:
         await asyncio.to_thread(lambda: self._service.close(status).result())
 
     def datum(self, datum: Datum) -> Any:
-        """A `tinker.Datum`."""
+        """Convert a datum to a `tinker.Datum`."""
         inputs = {name: getattr(datum, name) for name in ("target_tokens", "logprobs", "advantages")}
         return self._datum(datum.tokens, inputs)
 
@@ -111,7 +111,7 @@ def _logprobs(output: Any) -> list[list[float]] | None:
 
 
 def sdk() -> Any:
-    """The SDK. Raises: MissingExtraError."""
+    """Import the SDK. Raises: MissingExtraError."""
     try:
         import tinker
     except ModuleNotFoundError as e:

@@ -39,10 +39,10 @@ class Datum:
 def to_datum(
     sample: Sample, *, max_tokens: int | None = None, version: int | None = None, cut: bool = False
 ) -> Datum | None:
-    """The datum of one sample; None when the sample is longer than `max_tokens`.
+    """Convert one sample to a datum, or return None if it is longer than `max_tokens`.
 
-    ``version`` is that of the weights in training; None: no token is from older ones. ``cut`` says that the rollout sampled
-    from a cut distribution (top_p and the like), whose logprobs differ from the trainer's at equal weights.
+    ``version`` is that of the weights in training. With None, no token counts as sampled from older ones. ``cut``: the
+    rollout sampled from a cut distribution (top_p and others), whose logprobs differ from the trainer's at equal weights.
     A loss sums over tokens, so every sampled token counts once and a forked episode needs no weight.
     Raises: ConfigError when the sample has fewer than two tokens.
     """
@@ -73,10 +73,10 @@ def to_data(
     max_tokens: int | None = None,
     version: int | None = None,
 ) -> list[tuple[Datum, Sample]]:
-    """The data of the samples that teach something and are short enough, each with its sample.
+    """Convert the samples that teach something and are short enough. Return each datum with its sample.
 
-    Equal rewards give no gradient, so nothing is computed for samples whose advantages are all 0. ``groups`` are those of the
-    samples, and say which rollouts sampled from a cut distribution.
+    Equal rewards give no gradient, so nothing is computed for samples whose advantages are all 0. ``groups`` are those
+    of the samples, and show which rollouts sampled from a cut distribution.
     """
     cut = {
         r.session_id
@@ -93,7 +93,7 @@ def to_data(
 
 
 def datum_of(tokens: list[int], inputs: Mapping[str, list[Any]]) -> Datum:
-    """The datum of a service's request: ``inputs`` are named as Tinker and SageMaker name them, and aligned with the tokens."""
+    """Make the datum of a service's request. ``inputs`` have the names in its API, and one value per token."""
     zeros = [0.0] * len(tokens)
     return Datum(
         tokens=tokens,

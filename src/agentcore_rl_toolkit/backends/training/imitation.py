@@ -43,7 +43,7 @@ async def imitate(
 
 
 def _steps(rows: Sequence[Row], epochs: int, batch_tokens: int, seed: int) -> list[list[Datum]]:
-    """The data of each optimizer step."""
+    """Return the data of each optimizer step."""
     steps: list[list[Datum]] = []
     for epoch in range(epochs):
         order = [row for row in rows if any(row["assistant_masks"][1:])]

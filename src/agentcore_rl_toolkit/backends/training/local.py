@@ -125,7 +125,7 @@ class LocalModel:
         return generations
 
     def logprobs(self, path: str | None, ids: list[int]) -> list[float]:
-        """The logprobs of all tokens but the first. Shapes: (T,) -> (T - 1,)."""
+        """Return the logprobs of all tokens but the first. Shapes: (T,) -> (T - 1,)."""
         [generation] = self._engine(path).generate([ids], SamplingParams(max_tokens=1, prompt_logprobs=0))
         return generation.prompt_logprobs
 

@@ -175,7 +175,7 @@ def _of_targets(values: Sequence[float], datum: Datum) -> list[float | None]:
 
 
 def probe_of(groups: Sequence[Group]) -> list[int] | None:
-    """A prompt of the policy's own dialogues: the tokens of a usable rollout before its first sampled one."""
+    """Return a prompt of the policy's own dialogues: the tokens of a usable rollout before its first sampled one."""
     for group in groups:
         for rollout in group.usable:
             for sequence in rollout.trajectory.sequences if rollout.trajectory is not None else ():
@@ -221,7 +221,7 @@ def _stream(
     done: int,
     state: Mapping[str, Any] | None,
 ) -> GroupStream:
-    """Groups of rollouts from step ``done`` on. The row of the data set is the payload, as in every backend."""
+    """Return the groups of rollouts from step ``done`` on. A row of the data is the payload, as in every backend."""
     plan = settings.step
 
     def request(place: int) -> GroupRequest | None:
@@ -249,7 +249,7 @@ def _stream(
 
 
 def row_at(place: int, rows: Sequence[Row], seed: int) -> Row:
-    """The input at a place of the training: the whole data set again and again, in another order each time."""
+    """Return the input at a place of the training. The data set repeats, in another order each time."""
     epoch, at = divmod(place, len(rows))
     return rows[_order_of(len(rows), seed, epoch)[at]]
 

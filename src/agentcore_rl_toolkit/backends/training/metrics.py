@@ -60,7 +60,7 @@ class Sums:
         self._ratio_max = ratio if self._ratio_max is None else max(ratio, self._ratio_max)
 
     def metrics(self) -> dict[str, float | None]:
-        """The metrics of the step; None where nothing was trained or the service gives no logprobs."""
+        """Return the step's metrics. They are None if nothing was trained or the service gives no logprobs."""
         tokens = self._sums["tokens"]
         found: dict[str, float | None] = {"loss": None, "grad_norm": None}
         found |= {name: math.fsum(values) / len(values) for name, values in self._service.items()}
@@ -89,7 +89,7 @@ def staleness(groups: Sequence[Group], version: int) -> dict[str, Any]:
 
 
 def group_metrics(groups: Sequence[Group]) -> dict[str, Any]:
-    """The numbers of groups of rollouts. `docs/metrics.md` has their formulas. A mean of nothing is None, not zero."""
+    """Return the metrics of groups of rollouts, as in `docs/metrics.md`. A mean of nothing is None, not zero."""
     stats = summarize(groups)
     good = [rollout for group in groups for rollout in group.usable]
     reports = [rollout.trajectory.report for rollout in good if rollout.trajectory is not None]

@@ -25,7 +25,7 @@ class Sampler(Protocol):
 
     async def sample(self, path: str, prompt_ids: list[int], *, n: int, max_tokens: int) -> list[Sampled]: ...
     async def compute_logprobs(self, sequences: Sequence[list[int]]) -> list[list[float]]:
-        """The logprobs of all tokens but the first, by the weights in training."""
+        """Return the logprobs of all tokens but the first, by the weights in training."""
         ...
 
 

@@ -83,7 +83,7 @@ async def _run(
 
 
 def _written(recording: Recording, observe: Observer | None) -> Observer:
-    """An observer that writes the run's metrics and passes the events on."""
+    """Return an observer that writes the run's metrics and passes the events on."""
     started_s = time.monotonic()
 
     def record(event: str, facts: dict[str, Any]) -> None:
@@ -98,7 +98,7 @@ def _written(recording: Recording, observe: Observer | None) -> Observer:
 
 
 def line(event: str, facts: dict[str, Any]) -> str | None:
-    """A step or an evaluation in one line; None for other events."""
+    """Return a step or an evaluation in one line, or None for other events."""
     reward = "none" if facts.get("reward") is None else f"{facts['reward']:.3f}"
     if event == "evaluated":
         text = f"held out, {facts['when']}: reward {reward} of {facts['scored']} rollouts, weights {facts['version']}"

@@ -54,11 +54,11 @@ class ServiceTrainingConfig(ServiceSettings, LoopSettings):
             )
 
     def services(self) -> ServiceSettings:
-        """The settings for `RolloutService.open`: the gateway that it starts renders prompts with `model_dir`."""
+        """Return the settings for `RolloutService.open`. Its gateway renders prompts with `model_dir`."""
         return self.replace(gateway_model=str(self.data.model_dir), record_dir=None)
 
     def needs(self) -> list[str]:
-        """The parts that this machine lacks."""
+        """Return the parts that this machine lacks."""
         folder = self.data.model_dir
         if self.gateway.gateway_url is None and not (folder / "tokenizer_config.json").is_file():
             return [f"tokenizer and chat template in {folder} (model_dir)"]

@@ -64,7 +64,7 @@ class OptimizerSettings(SettingsGroup):
     max_grad_norm: NotNegative = 0.0
 
     def at(self, step: int, steps: int) -> Adam:
-        """The settings of one of so many steps. The learning rate rises during the warm-up and then falls to a twentieth.
+        """Return the settings of one step. The learning rate rises during the warm-up and then falls to a twentieth.
 
         The schedule "constant" does not fall.
         """
@@ -151,7 +151,7 @@ class State:
 
     @classmethod
     def read(cls, run_dir: Path) -> State | None:
-        """The state of a run; None before its first checkpoint. Raises: ConfigError if the file is damaged."""
+        """Read the state of a run, None before the first checkpoint. Raises: ConfigError if the file is damaged."""
         file = run_dir / STATE_FILE
         if not file.is_file():
             return None

@@ -199,7 +199,7 @@ class TorchClient:
         return {"grad_norm": norm.item(), "peak_memory_gb": peak_memory_gb()}
 
     def _save(self, steps: int) -> str:
-        """Keeps the checkpoint before this one too: the run's state names it until the new name is written."""
+        """Write a checkpoint. Keep the previous one too: the run's state names it until the new name is written."""
         name = f"checkpoint-{steps:06d}.pt"
         kept = sorted(self._run_dir.glob("checkpoint-*.pt"))
         state = {"model": changed_by_training(self.model), "optimizer": self.optimizer.state_dict()}
@@ -241,7 +241,7 @@ class Batch:
 
 
 def token_logprobs(model: Any, batch: Batch, temperature: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
-    """log pi(target | tokens up to here), and pi's entropy, where the mask is 1: (B, T) -> 2 x (B, T), 0.0 elsewhere.
+    """Return log pi(target | earlier tokens), and pi's entropy: (B, T) -> 2 x (B, T), 0.0 where the mask is 0.
 
     pi is the policy at this temperature, as agents sample it. Padding is right: it needs no mask. The output head works only at
     these positions, `HEAD_TOKENS` at a time, and again in the backward pass, because the logits of a large vocabulary fill
@@ -299,7 +299,7 @@ def at_once(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
 
 
 def load_model(settings: TorchSettings) -> tuple[Any, Any]:
-    """The model to train and its tokenizer."""
+    """Load the model to train and its tokenizer."""
     model, tokenizer = load_policy(settings.model_dir)
     device, _ = placement(model.num_parameters())
     model = model.to(device)
@@ -335,13 +335,13 @@ def pad_id_of(tokenizer: Any) -> int:
 
 
 def changed_by_training(model: Any) -> dict[str, torch.Tensor]:
-    """The state of a model without its frozen base, which is in the model's own folder."""
+    """Return the state of a model without its frozen base, which is in the model's own folder."""
     frozen = {name for name, p in model.named_parameters(remove_duplicate=False) if not p.requires_grad}
     return {name: tensor for name, tensor in model.state_dict().items() if name not in frozen}
 
 
 def peak_memory_gb() -> float:
-    """The most memory that the trainer has used: of the GPU where there is one, otherwise of this process."""
+    """Return the largest memory use of the trainer: of the GPU if it has one, otherwise of this process."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 1e9
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e9

@@ -74,7 +74,10 @@ class AgentCoreRollouts:
         self._usable_steps = UsableSteps(limit=config.max_empty_batches)
 
     def __call__(self, prompts: list[str], trainer: Any) -> dict[str, list[Any]]:
-        """Raises: RolloutError after `max_empty_batches` batches in a row without a usable rollout, or at the first batch."""
+        """Collect the rollouts of a batch.
+
+        Raises: RolloutError after `max_empty_batches` batches in a row without a usable rollout, or at the first batch.
+        """
         self.sync_weights(trainer)
         n = self.config.trl.rollouts if trainer.model.training else trainer.num_generations_eval
         filler_id = trainer.processing_class.eos_token_id
@@ -244,7 +247,7 @@ class AgentCoreGRPOTrainer(GRPOTrainer):
         return recomputed_BT
 
     def _recomputed(self, output: Any) -> Any:
-        """The trainer's logprobs."""
+        """Return the trainer's logprobs."""
         with torch.no_grad():
             found, *_ = self._get_per_token_logps_and_entropies(
                 self.model,
@@ -313,10 +316,9 @@ def make_trainer(
     on_batch: Callable[[Sequence[Group], ConvertStats], None] | None = None,
     recording: Recording | None = None,
 ) -> AgentCoreGRPOTrainer:
-    """A ready GRPOTrainer. `rows` are payloads (default: `config.data_path`); `model` and `tokenizer` default to
-    `config.model`. `recording` keeps the rollouts in a run's folder.
+    """Return a ready GRPOTrainer. `recording` keeps the rollouts in a run's folder. Raises: ConfigError.
 
-    Raises: ConfigError.
+    `rows` are payloads (default: `config.data_path`). `model` and `tokenizer` default to `config.model`.
     """
     if rows is None:
         if config.data_path is None:
@@ -337,7 +339,7 @@ def make_trainer(
 
 
 def batch_metrics(groups: Sequence[Group], stats: ConvertStats) -> dict[str, float]:
-    """The numbers under ``agentcore/`` in TRL's log of every step: which part of the rollouts reached the loss."""
+    """Return the numbers under ``agentcore/`` in TRL's log: the part of a step's rollouts that reached the loss."""
     summary = summarize(groups)
     metrics: dict[str, float | None] = {
         "usable": stats.usable,

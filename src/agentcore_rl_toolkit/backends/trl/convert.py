@@ -70,7 +70,7 @@ def to_trl(
     fork_policy: ForkPolicy = "longest",
     max_tokens: int | None = None,
 ) -> tuple[dict[str, list[Any]], ConvertStats]:
-    """The dict for `rollout_func` and what was left out of it.
+    """Return the dict for `rollout_func`, and counts of what it leaves out.
 
     Shapes: every list has `len(groups) * num_generations` rows; row lengths of `completion_ids`, `logprobs` and
     `env_mask` agree. `logprobs` are None where `env_mask` is 0. `filler_id` is the token that masked rows consist of

@@ -96,7 +96,7 @@ class TrlConfig(ServiceSettings):
         self.trained_sampling()
 
     def with_args(self, words: Sequence[str]) -> TrlConfig:
-        """The same run with further arguments of TRL's GRPOConfig, as NAME=VALUE. Raises: ConfigError."""
+        """Return the same run with further arguments of TRL's GRPOConfig, as NAME=VALUE. Raises: ConfigError."""
         given: dict[str, Any] = {}
         for word in words:
             name, sign, text = word.partition("=")
@@ -112,7 +112,7 @@ class TrlConfig(ServiceSettings):
         return replace(super().collect_config(), sampling_params=self.trained_sampling())
 
     def trained_sampling(self) -> dict[str, Any]:
-        """The agents' sampling parameters: TRL divides its own logits by `training.temperature`, so theirs must be the same."""
+        """Return the agents' sampling parameters, with `training.temperature`, by which TRL divides its logits."""
         training = self.trl.training
         given = {name: training[name] for name in _SAMPLING if training.get(name) is not None}
         params = {**given, **(self.selection.sampling_params or {})}
@@ -126,7 +126,7 @@ class TrlConfig(ServiceSettings):
         return params
 
     def plan(self) -> Plan:
-        """The plan of the run. Raises: ConfigError when the data cannot be read."""
+        """Return the plan of the run. Raises: ConfigError when the data cannot be read."""
         facts = planned(self, data=self.trl.data_path)
         needs = [f"pip install {name}" for name in ("torch", "trl", "datasets") if not importlib.util.find_spec(name)]
         if self.trl.lora and not importlib.util.find_spec("peft"):

@@ -28,7 +28,7 @@ def open_service(agentcore: AgentCoreConfig, config: Any, llm_client: Any) -> tu
 
 
 def tokenizer_folder(model_path: str) -> str:
-    """The model's tokenizer and chat template as a folder, which the gateway's process reads."""
+    """Return a folder with the model's tokenizer and chat template, which the gateway's process reads."""
     from verl.utils.fs import copy_to_local
 
     local = str(copy_to_local(model_path))
@@ -42,7 +42,7 @@ def tokenizer_folder(model_path: str) -> str:
 
 
 def openai_params(sampling_params: dict[str, Any]) -> dict[str, Any]:
-    """verl's sampling parameters under OpenAI's names; neutral values are left out."""
+    """Convert verl's sampling parameters to OpenAI's names. Leave out neutral values."""
     found = {k: sampling_params[k] for k in _PARAMETERS if sampling_params.get(k) is not None}
     return {k: v for k, v in found.items() if (k, v) not in (("top_k", -1), ("repetition_penalty", 1.0))}
 

@@ -98,8 +98,10 @@ class Bridge:
     async def generate(
         self, prompt_ids: list[int], sampling: Mapping[str, Any], *, session: str
     ) -> list[dict[str, Any]]:
-        """Yield a generation as SGLang's events. The last holds all tokens. An event before it has the version of the first
-        token where that differs. verl's client keeps the calls of one ``session`` on one server.
+        """Return a generation as SGLang's events. The last has all tokens.
+
+        An earlier event has the version of the first token if that differs. verl's client keeps the calls of one ``session``
+        on one server.
         """
         limit = sampling.get("max_new_tokens")
         params = {_TO_VLLM[k] if self.engine == "vllm" else k: v for k, v in sampling.items() if k in _TO_VLLM}

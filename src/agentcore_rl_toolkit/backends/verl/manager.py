@@ -49,7 +49,7 @@ _COMPARING |= {"reinforce_plus_plus_baseline"}
 
 @register_adv_est(ESTIMATOR)  # type: ignore[untyped-decorator]  # verl
 def take_advantages(token_level_rewards: Any, response_mask: Any, **_: Any) -> tuple[Any, Any]:
-    """verl's estimator for advantages that come with the tokens."""
+    """Return the advantages that come with the tokens: an estimator of verl."""
     advantages = token_level_rewards * response_mask
     return advantages, advantages
 
@@ -78,11 +78,11 @@ class AgentCoreManager:
 
     @classmethod
     def create(cls, *args: Any, **kwargs: Any) -> AgentCoreManager:
-        """verl's constructor: ``create(config=, llm_client=, teacher_client=, reward_loop_worker_handles=)``."""
+        """Make the manager, as verl does: ``create(config=, llm_client=, teacher_client=, reward_loop_worker_handles=)``."""
         return cls(*args, **kwargs)
 
     def service(self) -> RolloutService:
-        """The clients; opened with the first batch, when the rollout servers are up. Blocks while the gateway starts."""
+        """Return the clients, opened with the first batch, when the rollout servers run. Block while the gateway starts."""
         if self._service is None:
             self._service, self._bridge = open_service(AgentCoreConfig.of(self.config), self.config, self.llm_client)
         correction = self.config.algorithm.get("rollout_correction") or {}
@@ -189,7 +189,7 @@ class AgentCoreManager:
         return {(s.session_id, s.sequence_index): s.advantages for s in samples}
 
     def _outputs(self, rollout: CollectedRollout) -> list[dict[str, Any]]:
-        """The samples of the rollout; with routing replay, none when its expert routing is missing or does not fit."""
+        """Return the samples of the rollout. With routing replay, return none if one has no expert routing that fits."""
         replays = bool(self.rollout_config.get("enable_rollout_routing_replay"))
         limits = {name: self.rollout_config[name] for name in ("prompt_length", "response_length")}
         shape = self._bridge.expert_shape if replays and self._bridge is not None else None
@@ -218,7 +218,7 @@ class AgentCoreManager:
 
 
 def rows_of(prompts: TensorDict) -> list[dict[str, Any]]:
-    """The batch's rows as plain dicts."""
+    """Return the batch's rows as plain dicts."""
     rows: list[dict[str, Any]] = []
     for i in range(len(prompts)):
         row: dict[str, Any] = {}

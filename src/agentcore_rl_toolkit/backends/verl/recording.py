@@ -75,7 +75,7 @@ class TrainerNumbers:
             before(Tracking, "log", self.logged)
 
     def wrote(self, key: str, output: Mapping[str, Any]) -> None:
-        """A row of this output, as `to_verl` gives it, goes into the queue."""
+        """Keep the facts of an output of `to_verl` that goes into the queue."""
         fields = output["extra_fields"]
         self._rows[key] = Row(
             fields["agentcore_session"],
@@ -87,7 +87,7 @@ class TrainerNumbers:
         )
 
     def left_out(self, session_id: str, reason: str) -> None:
-        """A rollout that could have been trained, and is not."""
+        """Record a rollout that could have been trained, and is not."""
         if self._recording is not None:
             self._recording.run.annotate(session_id, mask_reason=reason)
 
@@ -97,9 +97,9 @@ class TrainerNumbers:
             self.computed(keys, {name: fields[name] for name in (LOGPROBS, ENTROPY) if name in names})
 
     def computed(self, keys: Sequence[str], fields: Mapping[str, Any]) -> None:
-        """The trainer writes its own logprobs and entropies of these rows. They have not been used in an update yet.
+        """Record the trainer's own logprobs and entropies of these rows, before any update with them.
 
-        Raises: WeightsError, which ends the run, where its logprobs and the recorded ones are of different weights.
+        Raises: WeightsError, which ends the run, if its logprobs and the recorded ones are of different weights.
         """
         rows = [(i, row) for i, key in enumerate(keys) if (row := self._rows.get(key)) is not None]
         # In asynchronous modes older rows differ by what verl has learnt since, and not by weights that were lost.

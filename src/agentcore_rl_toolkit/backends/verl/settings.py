@@ -105,7 +105,7 @@ class AgentCoreConfig(ServiceSettings):
     verl: VerlSettings = Field(default_factory=VerlSettings)
 
     def service(self, model_path: str) -> ServiceSettings:
-        """The settings of the rollouts of this model."""
+        """Return the settings of the rollouts of this model."""
         store = None if self.gateway.gateway_store == "memory" else self.gateway.gateway_store
         return self.replace(model_id=self.agent.model_id or model_path, gateway_store=store)
 
@@ -139,11 +139,11 @@ class VerlConfig:
         return from_mapping(cls, values, where=str(path))
 
     def with_args(self, words: Sequence[str]) -> VerlConfig:
-        """The same run with further hydra overrides."""
+        """Return the same run with further hydra overrides."""
         return replace(self, words=(*self.words, *words))
 
     def arguments(self) -> list[str]:
-        """The same as command-line arguments of `main`."""
+        """Return the configuration as command-line arguments of `main`."""
         ours = [f"{PUBLISHED_PREFIX}{k}={hydra_value(v)}" for k, v in self.agentcore.items()]
         return [
             f"--config-name={self.config_name}",
@@ -204,7 +204,7 @@ def translate(arguments: Sequence[str], environ: Mapping[str, str] = os.environ)
 
 
 def plan(arguments: Sequence[str]) -> Plan:
-    """The plan of `main` with these arguments."""
+    """Return the plan of `main` with these arguments."""
     config, theirs = translate(arguments)
     facts = planned(config)
     given = dict(a.lstrip("+").partition("=")[::2] for a in theirs)
@@ -224,7 +224,7 @@ def plan(arguments: Sequence[str]) -> Plan:
 
 
 def _value(text: str) -> Any:
-    """A hydra value of a setting of ours: nothing, a list of texts, or a text that the setting's type converts."""
+    """Convert a hydra value of our settings: to None, a list of texts, or a text that the setting's type converts."""
     if text.lower() in ("null", "none", ""):
         return None
     if text[0] == "[" and text[-1] == "]":

@@ -66,7 +66,7 @@ class _RefusedError(PolicyError):
 
 
 def create_app(engine: Engine, *, admin_key: str | None = None) -> Starlette:
-    """The ASGI application of a started engine. ``admin_key`` is asked for by new weights; None: by nothing."""
+    """Return the ASGI application of a started engine. New weights need the ``admin_key``, or no key if it is None."""
 
     async def completions(request: Request) -> Response:
         asked = _read(await request.body(), Completions)
@@ -115,7 +115,7 @@ def create_app(engine: Engine, *, admin_key: str | None = None) -> Starlette:
 
 
 def _read(body: bytes, kind: type[T]) -> T:
-    """Raises: PolicyError that names the field."""
+    """Decode a body. Raises: PolicyError that names the field."""
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
@@ -203,7 +203,7 @@ class _Sampling(Response):
                 self._engine.cancel(generation)
 
     def _chunks(self) -> list[dict[str, Any]]:
-        """The part of each completion that has not been sent."""
+        """Return the part of each completion that has not been sent."""
         chunks = []
         for k, g in enumerate(self._generations):
             ended = g.finish_reason is not None  # read first: the last token comes before it

@@ -61,10 +61,10 @@ def serve(
     seed: int | None,
     admin_key: str | None,
 ) -> None:
-    """Serve until SIGTERM, SIGINT or the parent's end. ``port`` 0 takes a free one. ``dtype``: float32 or bfloat16; None:
-    `placement`'s. Without an ``admin_key`` one is made and left to this user's clients (`_servers.keys`).
+    """Serve until SIGTERM, SIGINT or the parent's end. ``port`` 0 takes a free one.
 
-    Raises: ConfigError (port in use, no policy there), PolicyError.
+    ``dtype``: float32 or bfloat16, by default `placement`'s. Without an ``admin_key``, make one and store it for this
+    user's clients (`_servers.keys`). Raises: ConfigError (port in use, or not a policy's folder), PolicyError.
     """
     if admin_key is None and not keys.is_here(host):
         raise ConfigError(f"listening on {host} needs an admin key that its clients know: set {ADMIN_KEY_ENV}")

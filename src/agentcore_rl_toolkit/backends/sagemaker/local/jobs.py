@@ -169,7 +169,7 @@ class Rollout:
             raise RefusedError(e.message, code=CODES.get(e.status or 0, "InternalServerException")) from e
 
     def complete(self, status: str, token: str) -> None:
-        """Raises: RefusedError when another request has completed it."""
+        """Complete the rollout once. Raises: RefusedError if another request has completed it."""
         if token in self._tokens:
             return
         if status not in ("ready", "failed"):
@@ -304,7 +304,7 @@ class Job:
         return RolloutLostError(reason)
 
     def payload(self, rollout_id: str, prompt: str) -> dict[str, Any]:
-        """The payload of a rollout, as AWS's jobs send it."""
+        """Return the payload of a rollout, as AWS's jobs send it."""
         where = {"jobArn": self.arn, "rolloutId": rollout_id, "endpoint": self._endpoint, "region": wire.REGION}
         params = self._params
         sampling = {"temperature": params.temperature, "topP": params.sampling_top_p}
@@ -356,7 +356,7 @@ class Job:
 
     @contextlib.asynccontextmanager
     async def _gateway(self) -> AsyncIterator[GatewayClient]:
-        """A gateway of this job's own: its weights change with the job's steps."""
+        """Run a gateway for this job only: its weights change with the job's steps."""
         key = secrets.token_urlsafe(24)
         upstream = UpstreamConfig(url="http://in-process.invalid", engine="sagemaker")
         config = GatewayConfig(upstreams=(upstream,), model_dir=str(self._model.folder), admin_key=key)
@@ -374,7 +374,7 @@ class Job:
         return rollout
 
     def _rollouts_settings(self) -> dict[str, Any]:
-        """The settings of all rollouts of the job."""
+        """Return the settings of all rollouts of the job."""
         params = self._params
         sampling = {"temperature": params.temperature, "top_p": params.sampling_top_p}
         return {

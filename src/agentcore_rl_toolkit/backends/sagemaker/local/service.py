@@ -71,7 +71,7 @@ class SageMakerApp:
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _check_signature(self, scope: Any, authorization: str, body: bytes) -> None:
-        """Raises: RefusedError for a request that this service's credential did not sign."""
+        """Raise RefusedError for a request that this service's credential did not sign."""
         refusal = sigv4.refusal(
             self._credential,
             method=scope["method"],
@@ -87,7 +87,7 @@ class SageMakerApp:
             raise RefusedError(refusal, code="AccessDeniedException")
 
     async def respond(self, request: Request, target: str, body: bytes) -> Response:
-        """Raises: RefusedError, KeyError, msgspec.ValidationError."""
+        """Respond to a request. Raises: RefusedError, KeyError, msgspec.ValidationError."""
         if target:
             return JSONResponse(self._control(target, body))
         if request.url.path in JOB_RUNTIME:
@@ -131,7 +131,7 @@ class SageMakerApp:
         return JSONResponse({})
 
     def _control(self, operation: str, body: bytes) -> dict[str, Any]:
-        """A request to the control plane."""
+        """Respond to a request to the control plane."""
         if operation not in OPERATIONS:
             raise RefusedError(f"The local service has no {operation}.", code="UnknownOperationException")
         given = wire.request(body, CONTROL, operation)

@@ -82,7 +82,7 @@ class Session:
         return "Failed" if self._error else "Running" if self._created.done() else "Created"
 
     def described(self) -> dict[str, Any]:
-        """The TrainingSessionDetail."""
+        """Return the TrainingSessionDetail."""
         counts = {f"{kind}TokenCount": self._tokens[kind] for kind in ("Prefill", "Sample", "Training")}
         ended = {"EndTime": self._ended_s, "ErrorDetails": self._error}
         return {
@@ -97,7 +97,7 @@ class Session:
         }
 
     def stop(self) -> None:
-        """Raises: RefusedError on a session that has ended."""
+        """Stop the session. Raises: RefusedError if it has ended."""
         if (status := self.status) not in ("Created", "Running"):
             raise RefusedError(f"invalid session state transition from {status} to Stopping")
         self._ended_s = time.time()
@@ -213,7 +213,7 @@ def _ids(model_input: Mapping[str, Any]) -> list[int]:
 
 
 def _datum(given: Mapping[str, Any]) -> Datum:
-    """Raises: ConfigError on an input that has another length than the tokens."""
+    """Read a datum. Raises: ConfigError if an input's length is not that of the tokens."""
     tokens, inputs = _ids(given["modelInput"]), {k: v["data"] for k, v in given.get("lossFnInputs", {}).items()}
     wrong = [name for name, values in inputs.items() if len(values) != len(tokens)]
     if wrong:

@@ -34,12 +34,12 @@ class RefusedError(PolicyError):
 
 
 def arn(resource: str) -> str:
-    """The name of a resource of this service."""
+    """Return the ARN of a resource of this service."""
     return f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:{resource}"
 
 
 def read(body: bytes, kind: type[T]) -> T:
-    """Raises: RefusedError that names the field."""
+    """Decode a body. Raises: RefusedError that names the field."""
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
@@ -47,7 +47,7 @@ def read(body: bytes, kind: type[T]) -> T:
 
 
 def request(body: bytes, service: str, operation: str, **located: str) -> dict[str, Any]:
-    """A request for this operation. ``located`` are the members in its path. Raises: RefusedError that names the member."""
+    """Read and check a request for this operation. ``located`` are the members in its path. Raises: RefusedError."""
     found = {**read(body, dict[str, Any]), **located}
     problems = ParamValidator().validate(found, _model(service).operation_model(operation).input_shape)
     if problems.has_errors():
