@@ -198,7 +198,7 @@ def _records(bucket: str | None) -> tuple[str | None, str]:
 
 
 def _platform() -> str:
-    """The platform to build for: AgentCore's, or this machine's for a local control plane."""
+    """Return the platform to build for: AgentCore's, or this machine's for a local control plane."""
     from ..deploy.artifact import AGENTCORE_PLATFORM, this_platform
 
     local = re.match(r"https?://(127\.|localhost|\[::1\])", os.environ.get(CONTROL_URL, ""))

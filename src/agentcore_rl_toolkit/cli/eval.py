@@ -258,7 +258,7 @@ def check_options(options: dict[str, Any]) -> None:
 
 
 def _judge(options: dict[str, Any]) -> JudgeSettings | None:
-    """Raises: ConfigError."""
+    """Return the settings of the judge, if the options have one. Raises: ConfigError."""
     from ..backends.llm_judge import JudgeSettings
 
     given = {name: options[name] for name in JudgeSettings.__dataclass_fields__ if options.get(name) is not None}
@@ -445,7 +445,7 @@ def open_rollouts(
 
 
 def most_frequent(items: Sequence[BatchItem]) -> str:
-    """The most frequent failure."""
+    """Describe the most frequent failure."""
     from ..client.evaluation import reward_of
 
     none = "the agent returned no reward"
@@ -455,8 +455,9 @@ def most_frequent(items: Sequence[BatchItem]) -> str:
 
 @contextlib.contextmanager
 def open_target(options: dict[str, Any], exp_id: str, out: Path) -> Iterator[Target]:
-    """The agent of a command. Ctrl-C ends the process with the command that continues, a failure of the services with
-    their own words.
+    """Yield the agent of a command. Exit with a message when the services fail.
+
+    Ctrl-C exits with the command that continues.
     """
     from .training.services import ServiceError
     from .training.stack import explain
@@ -475,7 +476,7 @@ def open_target(options: dict[str, Any], exp_id: str, out: Path) -> Iterator[Tar
 
 @contextlib.contextmanager
 def _target(options: dict[str, Any], out: Path) -> Iterator[Target]:
-    """The agent as ARN; a file is served by a local runtime for as long as the evaluation runs."""
+    """Yield the agent as ARN. A local runtime serves a file for as long as the evaluation runs."""
     from .._servers.keys import credential_of_runtime
     from ..client.client import ENDPOINT_ENV
     from ..runtime.remote import RuntimeView

@@ -70,7 +70,7 @@ class _Runtime:
 
 
 def _place(rollout: Mapping[str, Any], gateway: Mapping[str, Any] | None, runtime: _Runtime) -> tuple[str, str]:
-    """The part that a rollout waits for, and its state."""
+    """Return the part for which a rollout waits, and its state."""
     stage, seconds = rollout["stage"], _span(rollout["stage_s"])
     if stage == "queue":
         return "queue", f"waits for {seconds} for a free place, the pace of requests or a quota (docs: client, limits)"
@@ -94,7 +94,7 @@ def _place(rollout: Mapping[str, Any], gateway: Mapping[str, Any] | None, runtim
 
 
 def _in_gateway(rollout: Mapping[str, Any], gateway: Mapping[str, Any], state: str) -> tuple[str, str]:
-    """A rollout whose agent is at work."""
+    """Return the part and the state of a rollout whose agent runs."""
     asked_s = time.time() - gateway["asked_s"]
     if gateway["answered_s"] is None and asked_s > ASK_S:
         return "gateway", f"the gateway has not answered for {_span(asked_s)}"
@@ -122,7 +122,7 @@ def _state(pid: int) -> str:
 
 
 def lines(found: Mapping[str, Any]) -> Iterator[str]:
-    """The same for people."""
+    """Yield the same facts as lines of text."""
     if found["note"]:
         yield found["note"]
     if found["rollouts"]:

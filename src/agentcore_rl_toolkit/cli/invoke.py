@@ -143,7 +143,7 @@ async def _roll(stack: Stack, payload: dict[str, Any], timeout_s: float, score: 
 
 
 def _log_of(stack: Stack, session_id: str) -> str:
-    """The end of what the session printed; empty where the runtime keeps none."""
+    """Return the end of the session's output, or "" if the runtime keeps none."""
     from ..runtime.remote import RuntimeView
 
     try:

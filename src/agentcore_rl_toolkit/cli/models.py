@@ -63,7 +63,7 @@ def model_folder(name: str | Path, *, weights: bool = True) -> Path:
 
 
 def from_hub(name: str, revision: str | None = None, *, weights: bool = True) -> Path:
-    """The folder of a model of the hub in its cache, loaded where it is not there. Raises: ConfigError."""
+    """Return the folder of a hub's model in the cache. Download it if it is missing. Raises: ConfigError."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
@@ -97,7 +97,7 @@ def from_hub(name: str, revision: str | None = None, *, weights: bool = True) ->
 
 
 def _cause(error: BaseException) -> str:
-    """The first line of the innermost cause."""
+    """Return the first line of the innermost cause."""
     while error.__cause__ is not None:
         error = error.__cause__
     return str(error).strip().partition("\n")[0] or type(error).__name__

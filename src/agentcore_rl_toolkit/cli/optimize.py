@@ -112,7 +112,7 @@ class _Optimisation:
         self._steps = sum(event["event"] == "tried" for event in self._events)
 
     def run(self, learned: list[EvalRow], compared: list[EvalRow], held_out: list[EvalRow]) -> dict[str, Any]:
-        """Returns what was found. Raises: ConfigError, RolloutError, TrainingServiceError."""
+        """Search for better texts, and return the facts. Raises: ConfigError, RolloutError, TrainingServiceError."""
         kept, options = self._opened.kept, self._options
         url, model, key = options["reflect_url"], options["reflect_model"], options["reflect_key"]
         reflection = Reflection(url, model, key, spent=self._count)
@@ -153,7 +153,7 @@ class _Optimisation:
         self._opened.kept.event("spent", cost)
 
     def _texts_read(self, row: EvalRow) -> dict[str, str]:
-        """The texts that the agent reads, by name. Raises: ConfigError where there is none, or not each of --text."""
+        """Return the texts that the agent reads, by name. Raises: ConfigError if it reads none, or not each of --text."""
         [first] = self._evaluate([row], {}, "eval")
         read: dict[str, str] = (first.item.result or {}).get(INFO_FIELD, {}).get(TEXTS_FIELD, {})
         unread = [name for name in self._options["names"] if name not in read] or ([] if read else ["NAME"])
@@ -215,7 +215,7 @@ class _Optimisation:
 
 
 def _scored(row: EvalRow, item: BatchItem, dialogue: Sequence[Mapping[str, Any]] | None) -> Scored:
-    """A rollout, and what the reflection model sees of it."""
+    """Return a rollout with the parts of it that the reflection model sees."""
     score, record = score_of(item), item.result or {}
     words = [f"The reward is {score}.", item.error, record.get("feedback"), record.get("judge")]
     shown = {
@@ -227,7 +227,7 @@ def _scored(row: EvalRow, item: BatchItem, dialogue: Sequence[Mapping[str, Any]]
 
 
 def _report(facts: Mapping[str, Any]) -> str:
-    """The result for people."""
+    """Return the result as text."""
     gain, spent = facts["gain"], facts["spent"]
     usd = f", ${spent['usd']:.2f}" if spent["usd"] else ""
     counts = f"{spent['rollouts']} rollouts, {spent['reflections']} reflections{usd}"

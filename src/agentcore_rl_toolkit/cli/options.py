@@ -51,7 +51,7 @@ ENV_FILE = "env_file"  # key in click's context: the path of --env-file, and its
 
 
 def read_dotenv(path: Path) -> dict[str, str]:
-    """The variables of a dotenv file, as they are written; empty without the file."""
+    """Return the variables of a dotenv file, as they are written, or none without the file."""
     from dotenv import dotenv_values
 
     found = path.exists() and not path.is_dir()  # it may be a pipe
@@ -130,7 +130,7 @@ _JUDGE = (
 
 
 def adding(options: Iterable[Callable[[F], F]]) -> Callable[[F], F]:
-    """A decorator that adds options to a command, the last of them first."""
+    """Return a decorator that adds options to a command, the last of them first."""
     return lambda command: functools.reduce(lambda made, option: option(made), options, command)
 
 
@@ -164,13 +164,13 @@ class SectionedCommand(click.Command):
 def sandbox_words(
     readable: Iterable[str], writable: Iterable[str], hidden: Iterable[Path | str | None] = ()
 ) -> list[str]:
-    """The same options for `runtime serve`, and paths to hide."""
+    """Return the arguments of `runtime serve` for the same options, and for paths to hide."""
     options = {"readable": readable, "writable": writable, "hidden": filter(None, hidden)}
     return [f"--{name}={path}" for name, paths in options.items() for path in paths]
 
 
 def as_is_variables(model_hosts: Iterable[str], policy_models: Iterable[str]) -> list[str]:
-    """The variables of sessions for the options of `with_agent_as_is`, as K=V."""
+    """Return the variables of sessions for the options of `with_agent_as_is`, as K=V."""
     given = {"MODEL_HOSTS": ",".join(model_hosts), "POLICY_MODELS": ",".join(policy_models)}
     return [f"AGENTCORE_RL_{name}={value}" for name, value in given.items() if value]
 
@@ -201,7 +201,7 @@ settings_option = click.option(
 
 
 def json_object(text: str, what: str) -> dict[str, Any]:
-    """A JSON object of the command line. Raises: ConfigError."""
+    """Read a JSON object of the command line. Raises: ConfigError."""
     try:
         value = json.loads(text)
     except ValueError as e:
@@ -212,7 +212,7 @@ def json_object(text: str, what: str) -> dict[str, Any]:
 
 
 def from_environment(name: str, variable: str) -> Callable[[F], F]:
-    """A secret: an option that is refused, with the variable that the command takes it from."""
+    """Return a secret's option, which is refused on the command line: the command reads it from the variable."""
 
     def refuse(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
         if context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE:
@@ -226,14 +226,14 @@ def from_environment(name: str, variable: str) -> Callable[[F], F]:
 
 
 def settings_of(words: Sequence[str], cls: type[T]) -> T:
-    """A dataclass from the NAME=VALUE words of --set. Raises: ConfigError."""
+    """Make a dataclass from the NAME=VALUE words of --set. Raises: ConfigError."""
     from ..backends.settings import from_mapping
 
     return from_mapping(cls, from_words(words, cls), where="--set")
 
 
 def from_words(pairs: Sequence[str], cls: Any) -> dict[str, Any]:
-    """Settings of NAME=VALUE words for a dataclass or a model of settings. Lists have commas between. Raises: ConfigError."""
+    """Convert NAME=VALUE words to settings of a dataclass or a model. Lists have commas between. Raises: ConfigError."""
     from ..backends.settings import fit, near
 
     plain = dataclasses.is_dataclass(cls)

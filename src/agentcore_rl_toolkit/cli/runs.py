@@ -220,7 +220,7 @@ def _filter(run: Path, data: Path, pass_rate: str, target: Path) -> str:
 
 
 def _chosen(reader: RunReader, part: str | None, worst: int | None) -> list[int]:
-    """The ids of a part's rollouts, or of the worst of them; without a part of the training, else of all."""
+    """Return the ids of a part's rollouts, or of the worst of them. Without a part: those of the training, or all."""
     if part is not None:
         where: dict[str, Any] = {"phase": "train", "number": int(part)} if part.isdecimal() else {"phase": part}
     else:
@@ -297,7 +297,7 @@ def least_likely(sequence: TokenSequence) -> tuple[float, int] | None:
 
 
 def marked(sequence: TokenSequence, texts: Mapping[int, str]) -> str:
-    """A sequence as text, trained parts between marks. Tokens without a text are their ids."""
+    """Return a sequence as text, trained parts between marks. A token without a text is its id."""
     pieces: list[str] = []
     inside = False
     for token, trained in zip(sequence.ids, sequence.mask, strict=True):
@@ -309,7 +309,7 @@ def marked(sequence: TokenSequence, texts: Mapping[int, str]) -> str:
 
 
 def bars(values: Sequence[float | None]) -> str:
-    """A curve of one line; what has no value is a blank."""
+    """Draw a curve of one line. A missing value is a blank."""
     known = [v for v in values if v is not None]
     low, high = min(known, default=0.0), max(known, default=1.0)
     low, high = min(low, 0.0), max(high, 1.0)
@@ -326,7 +326,7 @@ def _plain(rollout: dict[str, Any]) -> dict[str, Any]:
 
 
 def _small(value: float | None) -> str:
-    """A number that may be a millionth."""
+    """Format a number that may be a millionth."""
     return f"{value:.1e}" if value and abs(value) < 0.001 else _number(value)
 
 

@@ -216,7 +216,7 @@ def command(
 
 
 def _configured(backend: str, path: Path, agent: Path | None, *, rehearse: bool) -> Any:
-    """The configuration of a trainer. ``agent`` is served on this machine. Raises: ConfigError."""
+    """Return the configuration of a trainer. ``agent`` is served on this machine. Raises: ConfigError."""
     from ..backends.rllm.settings import RllmConfig
     from ..backends.sagemaker.job import JobConfig
     from ..backends.sagemaker.settings import SageMakerConfig
@@ -297,7 +297,7 @@ def train_here(
 
 
 def _running(settings: LocalRun, console: Console) -> Stack | None:
-    """The running stack of this folder, if it has this agent and model, and the run has no variables for it."""
+    """Return this folder's running stack, if it has this agent and model, and the run has no variables for it."""
     from .training.stack import Stack
 
     if Stack.running() is None:
@@ -352,7 +352,7 @@ def _until_interrupted(work: Coroutine[Any, Any, T]) -> T:
 
 
 def _show_quotas(config: Any, slime_steps: int) -> None:
-    """The quotas of the agent's account, before the run starts. Raises: ConfigError where nothing can run under them."""
+    """Show the quotas of the agent's account before the run starts. Raises: ConfigError if nothing can run under them."""
     from ..deploy.quotas import before_a_run
 
     if getattr(config, "form", None) == "job":  # SageMaker's rollouts
@@ -368,7 +368,7 @@ def _show_quotas(config: Any, slime_steps: int) -> None:
 
 
 def _arn_of(config: Any) -> str:
-    """The agent of a trainer's configuration."""
+    """Return the agent of a trainer's configuration."""
     return str(config.agentcore.get("agent_runtime_arn") if hasattr(config, "agentcore") else config.agent_runtime_arn)
 
 

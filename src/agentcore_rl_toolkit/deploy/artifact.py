@@ -81,7 +81,7 @@ _LONG_AGO = (2020, 1, 1, 0, 0, 0)
 
 
 def this_platform() -> str:
-    """This machine's, as images name it."""
+    """Return this machine's platform, as images name it."""
     machine = platform.machine().lower()
     return "linux/arm64" if machine in ("arm64", "aarch64") else "linux/amd64"
 
@@ -194,7 +194,7 @@ def digest_of(folder: Path, *more: str) -> str:
 
 
 def image_digest(folder: Path, target: str) -> str:
-    """The name of an image of the folder, made from the folder, the platform, and the toolkit that is installed in it."""
+    """Return the name of an image of the folder, made from the folder, the platform, and the toolkit installed in it."""
     return digest_of(folder, target, *([wheel_digest()] if _takes_wheel(folder) else []))
 
 
@@ -260,7 +260,7 @@ class ImageBuilder:
 
 
 def requirements_of(folder: Path) -> list[str]:
-    """The agent's packages, from `requirements.txt` or `pyproject.toml`, without the toolkit itself: its wheel goes along."""
+    """Return the packages in `requirements.txt` or `pyproject.toml`, without the toolkit, whose wheel is added."""
     named = folder / "requirements.txt"
     project = folder / "pyproject.toml"
     if named.is_file():
@@ -274,7 +274,7 @@ def requirements_of(folder: Path) -> list[str]:
 
 
 def make_archive(folder: Path, *, target: str, python: str, into: Path) -> Path:
-    """An archive for direct code deployment: the agent's files, its packages for ``target``, the toolkit. Gives its path.
+    """Make an archive for direct code deployment: the agent's files, its packages for ``target``, the toolkit.
 
     Args:
         target: platform, such as `linux/arm64`.

@@ -115,7 +115,7 @@ class Calls:
             raise RefusedError(f"{service}:{operation}: {e}") from e
 
     def price_list(self) -> Callable[..., Any]:
-        """Calls of AWS's price list, which is in one region for all."""
+        """Return calls of AWS's price list, which one region has for all."""
         return partial(Calls(region="us-east-1", rehearse=self.rehearse, say=lambda line: None), "pricing")
 
     def upload(self, file: Path, bucket: str, key: str) -> None:

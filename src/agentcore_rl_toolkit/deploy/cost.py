@@ -21,7 +21,7 @@ HEARTBEAT_S, LISTING_S = 30.0, 1.0
 def dollars(
     rollouts: int, *, minutes: float = 5.0, cpu_s: float = 12.0, memory_gb: float = 0.5, concurrent: int = 128
 ) -> float:
-    """The price of a run, without the model. An agent that mostly waits for its model uses little CPU: 0.5 s per turn."""
+    """Return the price of a run, without the model. While an agent waits for its model, it uses 0.5 s of CPU per turn."""
     session_s = minutes * 60
     cpu = rollouts * cpu_s / 3600 * VCPU_HOUR
     memory = rollouts * session_s / 3600 * max(memory_gb, LEAST_GB) * GB_HOUR
@@ -31,7 +31,7 @@ def dollars(
 
 
 def line(rollouts: int) -> str:
-    """The price of rollouts of the usual size, for people."""
+    """Describe the price of rollouts of the usual size."""
     return (
         f"{rollouts:,} rollouts of 5 min, 12 s of CPU and 0.5 GB cost about ${dollars(rollouts):,.2f} on AgentCore Runtime "
         f"(prices of {PRICES_OF}; without the model)"

@@ -71,7 +71,7 @@ class Deployment:
         return replace(agent, smoke=self._smoke(agent.arn))
 
     def place(self) -> iam.Place:
-        """The names of this deployment in its policies."""
+        """Return the names of this deployment in its policies."""
         s = self.settings
         repository = s.repository
         if s.image is not None and ".dkr.ecr." in s.image:
@@ -137,7 +137,7 @@ class Deployment:
 
     @contextlib.contextmanager
     def _staged(self, *, python: str | None) -> Iterator[Path]:
-        """A copy of the agent's files as they are packed. A rehearsal lists them."""
+        """Yield a copy of the agent's files as they are packed. A rehearsal lists them."""
         s = self.settings
         assert s.folder is not None
         with tempfile.TemporaryDirectory() as work:

@@ -212,7 +212,7 @@ def bundle_user(bundle_arn: str) -> Policy:
 
 
 def text(policy: Policy) -> str:
-    """The document as IAM takes it, in a fixed order."""
+    """Return the document as IAM takes it, in a fixed order."""
     return json.dumps(policy, indent=2)
 
 
@@ -235,7 +235,7 @@ def _weights(partition: str, bucket: str, prefix: str) -> list[Policy]:
 
 
 def _allow(sid: str, service: str, actions: str, resources: str | list[str], condition: Policy | None = None) -> Policy:
-    """A statement. ``actions`` are the names of the service's actions, separated by blanks."""
+    """Return a statement. ``actions`` are the names of the service's actions, separated by blanks."""
     found = {"Sid": sid, "Effect": "Allow", "Action": [f"{service}:{action}" for action in actions.split()]}
     found |= {"Resource": resources}
     return found if condition is None else {**found, "Condition": condition}

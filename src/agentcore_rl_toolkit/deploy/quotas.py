@@ -47,7 +47,7 @@ class Quotas:
 
 
 def read(client: Any, region: str | None) -> Quotas:
-    """The account's quotas, through a boto3 client of ``service-quotas``. A quota that cannot be read has its default."""
+    """Read the account's quotas with a boto3 client of ``service-quotas``. A quota that cannot be read has its default."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     usual = Quotas() if region in LARGE_REGIONS else Quotas(sessions=SESSIONS_ELSEWHERE)
@@ -75,7 +75,7 @@ def read(client: Any, region: str | None) -> Quotas:
 
 
 def nothing_runs(quotas: Quotas) -> str | None:
-    """The reason why no rollout can run under these quotas; None if some can. New accounts may have a quota of 0."""
+    """Return the reason why no rollout can run under these quotas, or None. New accounts may have a quota of 0."""
     for name, value in (
         ("sessions alive at once", quotas.sessions),
         ("new sessions", quotas.new_sessions_per_min),
@@ -87,7 +87,7 @@ def nothing_runs(quotas: Quotas) -> str | None:
 
 
 def line(q: Quotas, *, rollouts: int | None = None, concurrent: int | None = None) -> str:
-    """The quotas that limit a run, in one line. Each rollout is a new session."""
+    """Describe in one line the quotas that limit a run. Each rollout is a new session."""
     source = f"AWS's defaults: {q.why}" if q.why else "Service Quotas"
     of = " (deployed as code: 1,500)" if q.new_sessions_per_min == Quotas.new_sessions_per_min else ""
     text = (
@@ -105,7 +105,7 @@ def line(q: Quotas, *, rollouts: int | None = None, concurrent: int | None = Non
 def before_a_run(
     arn: str, *, endpoint_url: str | None = None, rollouts: int | None = None, concurrent: int | None = None
 ) -> str | None:
-    """The line for a run of a deployed agent; None for an agent of a local runtime.
+    """Return the line for a run of a deployed agent, or None for an agent of a local runtime.
 
     Raises: ConfigError if nothing can run.
     """

@@ -25,7 +25,7 @@ _SERVER = re.compile(r"(?:.*/)?(?:uvicorn|fastapi)")
 
 
 def start_file(entry: str) -> str:
-    """The start file of an archive: it runs the agent's own one."""
+    """Return the start file of an archive, which runs the agent's own one."""
     return (
         "import os\nimport runpy\n\n"
         f"os.environ.setdefault('AGENTCORE_RL_AS_IS', '1')\nfrom {STARTER}.start import prepare\n\n"
@@ -34,9 +34,9 @@ def start_file(entry: str) -> str:
 
 
 def start_command(words: Sequence[str]) -> list[str]:
-    """The command of an image with our starter behind its Python and Python's options. What comes before, such as
-    `opentelemetry-instrument`, stays.
+    """Insert our starter into an image's command, after its Python and Python's options.
 
+    The words before them stay, such as `opentelemetry-instrument`.
     Raises: ConfigError for a command that starts no file or module with Python.
     """
     found = [*words]
@@ -70,7 +70,7 @@ def _of_python(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def dockerfile(base: str, command: Sequence[str], wheel: str, user: str) -> str:
-    """The Dockerfile of the derived image. Its build fails with the reason if there is no Python of 3.11 or later, or no pip."""
+    """Return the Dockerfile of the derived image. Its build fails with the reason if Python is too old or pip is missing."""
     python = next((word for word in command if _PYTHON.fullmatch(word)), "python")
     old = f"the image's {python} is older than 3.11"
     check = f"import sys; sys.exit({old!r} if sys.version_info < (3, 11) else 0)"
@@ -93,7 +93,7 @@ def dockerfile(base: str, command: Sequence[str], wheel: str, user: str) -> str:
 
 
 def derived_tag(base: str) -> str:
-    """The tag of an image that is derived from this one."""
+    """Return the tag of an image that is derived from this one."""
     return f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', base.rsplit('/', 1)[-1])[-80:]}-rl-{wheel_digest()[:8]}"
 
 

@@ -1,5 +1,6 @@
-"""The settings of one deployment. The options describe the agent whole: a missing option is AgentCore's default, also for an
-agent that had it.
+"""The settings of one deployment. The options describe all of the agent.
+
+A missing option is AgentCore's default, also for a deployed agent with another value.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class Settings:
         return f"agentcore-rl-{self.name}"
 
     def check(self) -> None:
-        """Raises: ConfigError for settings that contradict each other or lack something."""
+        """Raise ConfigError for settings that contradict each other or lack something."""
         if self.image is None and self.folder is None:
             raise ConfigError("what is to be deployed? --agent FOLDER, or --image URI")
         if self.image is not None and self.code:

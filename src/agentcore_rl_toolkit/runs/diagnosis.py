@@ -66,8 +66,9 @@ class Finding:
 
 
 def diagnose(run: RunReader, steps: Sequence[Mapping[str, Any]] | None = None) -> list[Finding]:
-    """Return the causes that hold in the last `RECENT` training steps (else in the last evaluation), the nearest to the rollouts
-    first: an earlier cause often explains a later one. ``steps`` are `RunReader.steps`, if the caller has them.
+    """Return the causes in the last `RECENT` training steps, or in the last evaluation, nearest to the rollouts first.
+
+    An earlier cause often explains a later one. ``steps`` are `RunReader.steps`, if the caller has them.
     """
     steps = run.steps() if steps is None else steps
     trained = [step for step in steps if step["phase"] == "train" and step["step"] is not None]

@@ -121,7 +121,7 @@ def find_runs(root: Path) -> list[Path]:
 
 
 def find_run(name: str | Path | None) -> Path:
-    """The folder of a run by path, or by its name under `runs/`; None: the one written last. Raises: ConfigError."""
+    """Return the folder of a run by path, by name under `runs/`, or (None) the newest one. Raises: ConfigError."""
     if name is None:
         found = find_runs(Path.cwd())
         if not found:
@@ -157,7 +157,7 @@ def read_object(file: Path) -> dict[str, Any]:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The settings that the run was started with; empty where there are none."""
+    """Return the settings with which the run was started, empty if they are missing."""
     return read_object(folder / CONFIG)
 
 
@@ -172,7 +172,7 @@ def write_config(folder: Path, values: Mapping[str, Any], *, replace: bool = Fal
 
 
 def _last_event(folder: Path) -> dict[str, Any]:
-    """The last complete line of `metrics.jsonl`, without reading the others."""
+    """Return the last complete line of `metrics.jsonl`, without reading the others."""
     with contextlib.suppress(OSError), (folder / METRICS).open("rb") as file:
         file.seek(-min(TAIL_BYTES, file.seek(0, os.SEEK_END)), os.SEEK_END)
         return next(filter(None, map(_object, reversed(file.read().splitlines()))), {})

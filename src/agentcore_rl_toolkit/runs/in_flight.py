@@ -81,7 +81,7 @@ class _Keeper:
                 log.debug("%s was not written: %s", self.path, e)
 
     def end(self) -> None:
-        """The thread may wait for a gateway that never answers: it ends by itself, and writes nothing any more."""
+        """Write nothing more, and remove the file. The thread, which may wait for a gateway, ends by itself."""
         with self._writing:
             self._ending.set()
             with contextlib.suppress(OSError):
@@ -115,5 +115,5 @@ def in_flight(
 
 
 def read_in_flight(folder: Path) -> dict[str, Any] | None:
-    """The content of the file; None where no rollout is in flight."""
+    """Return the content of the file, or None if all rollouts have ended."""
     return read_object(folder / IN_FLIGHT) or None

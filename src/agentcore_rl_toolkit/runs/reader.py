@@ -24,7 +24,7 @@ SHORTEST = 2  # characters of a text to look for
 
 
 def _where(condition: str) -> Any:
-    """A filter with its condition, in which the value has the filter's name."""
+    """Return a filter with its condition, in which the value has the filter's name."""
     return field(default=None, metadata={"where": condition})
 
 
@@ -71,7 +71,7 @@ class Query:
             raise ConfigError(f"a text to look for has at least {SHORTEST} characters, got {self.text!r}")
 
     def values(self) -> dict[str, Any]:
-        """The filters that are set. An empty text is none."""
+        """Return the filters that are set. An empty text is none."""
         given = {f.name: getattr(self, f.name) for f in fields(self) if f.metadata}
         return {name: value for name, value in given.items() if value is not None and (name, value) != ("text", "")}
 
@@ -118,7 +118,7 @@ class RunReader:
         return self.rows(self.ids(query or Query(), offset=offset, limit=limit))
 
     def ids(self, query: Query, *, offset: int = 0, limit: int = -1) -> list[int]:
-        """The ids of the rollouts that fit, in order."""
+        """Return the ids of the rollouts that match, in order."""
         page = {"limit": limit, "offset": offset}
         return [row[0] for row in self._select("id", query, f"{query.order()} LIMIT :limit OFFSET :offset", page)]
 
@@ -140,7 +140,7 @@ class RunReader:
         return self._all(f"SELECT {columns} FROM rollouts{where} {tail}", {**values, **(more or {})})
 
     def _match(self, text: str) -> str:
-        """A text as the index of texts takes it. The index has all sequences of three characters, in small letters."""
+        """Convert a text for the index of texts, which has all sequences of three characters, in small letters."""
         if not searchable(self._database):
             raise ConfigError(
                 f"the texts of {self.name} cannot be searched: an older version, or one of SQLite, wrote the run"
@@ -167,8 +167,9 @@ class RunReader:
         return rows
 
     def _placed(self, rows: Iterable[Any]) -> list[dict[str, Any]]:
-        """Rows with phase and step as people read them, and the step's number: `train 1` is the first, `eval 4` comes after four
-        steps.
+        """Add the phase and step as text, and the step's number, to rows.
+
+        `train 1` is the first training step, `eval 4` comes after four steps.
         """
         found, counted_from = [dict(row) for row in rows], self.counted_from()
         for row in found:
@@ -177,18 +178,18 @@ class RunReader:
         return found
 
     def counted_from(self) -> int:
-        """The difference between the shown number of a training step and the file's."""
+        """Return the difference between the shown number of a training step and the file's."""
         return int(self._all(f"SELECT {_COUNTED_FROM}")[0][0])
 
     def _of(self, select: str, ids: Sequence[int]) -> list[sqlite3.Row]:
-        """The rows of a selection that ends in a column of ids, in parts that SQLite takes."""
+        """Return the rows of a selection that ends in a column of ids, in parts that SQLite accepts."""
         parts = [ids[start : start + 500] for start in range(0, len(ids), 500)]
         return [row for part in parts for row in self._all(f"{select} IN ({','.join('?' * len(part))})", part)]
 
     # -- one rollout
 
     def find(self, name: str | int) -> int | None:
-        """The id of a rollout by id, session id, or an unambiguous beginning of one."""
+        """Return the id of a rollout by id, session id, or an unambiguous beginning of one."""
         if isinstance(name, int) or name.isdecimal():
             found = self._all("SELECT id FROM rollouts WHERE id = ?", (int(name),))
             if found:
@@ -198,8 +199,9 @@ class RunReader:
         return int(found[0][0]) if len(found) == 1 else None
 
     def rollout(self, rollout: int) -> dict[str, Any] | None:
-        """Everything kept of one rollout: its row, ``detail``, ``dialogue`` and ``sequences`` (encoded). A part that was not
-        kept, or was given up for its size, is None.
+        """Return everything kept of one rollout: its row, ``detail``, ``dialogue`` and ``sequences`` (encoded).
+
+        A part is None if it was not kept, or was deleted for its size.
         """
         rows = self.rows([rollout])
         if not rows:
@@ -223,20 +225,21 @@ class RunReader:
         return sorted(self._placed(filter(None, found)), key=lambda step: step["first"])
 
     def group(self, rollout: int) -> list[int]:
-        """The ids of all rollouts that are compared with this one, itself among them."""
+        """Return the ids of all rollouts that are compared with this one, including itself."""
         same = "SELECT b.id FROM rollouts a JOIN rollouts b ON a.phase = b.phase AND a.step IS b.step AND a.grp = b.grp"
         return [row[0] for row in self._all(f"{same} WHERE a.id = ? ORDER BY b.place, b.id LIMIT 512", (rollout,))]
 
     def history(self, input_key: str | None) -> list[dict[str, Any]]:
-        """The rollouts and the mean reward of an input in each phase and step, in the order of the run."""
+        """Return the rollouts and the mean reward of an input in each phase and step, in the order of the run."""
         sql = "SELECT phase, step, COUNT(*) AS rollouts, AVG(score) AS reward, MIN(score) AS low, MAX(score) AS high, "
         sql += "MIN(id) AS first FROM rollouts WHERE input_key = ? GROUP BY 1, 2 ORDER BY MIN(id)"
         return self._placed(self._all(sql, (input_key,)))
 
     def inputs(self, query: Query) -> dict[str, dict[str, Any]]:
-        """The inputs (else the groups) of the rollouts that fit, by key: `rollouts`, `scores`, the mean `reward`, the `rate` of
-        rewards of 1 or more, the reward of each step in `rewards`, the mean of `tokens`, the id of the `first` rollout, and the
-        beginning of its input as `text`.
+        """Return the inputs (or the groups) of the rollouts that match, by key.
+
+        Each has `rollouts`, `scores`, the mean `reward`, the `rate` of rewards of 1 or more, the reward of each step in
+        `rewards`, the mean of `tokens`, the id of the `first` rollout, and the beginning of its input as `text`.
         """
         columns = "COALESCE(input_key, grp), phase || step, id, score, sampled_tokens, input"
         found: dict[str, dict[str, Any]] = {}
@@ -271,7 +274,7 @@ class RunReader:
         return [dict(row) for row in self._select(columns, failed, "GROUP BY 1, 2, 3 ORDER BY 4 DESC, 1 LIMIT 100")]
 
     def numbers(self, query: Query) -> dict[str, dict[int, float]]:
-        """The numbers that came with the reward, and ``reward``, by name and rollout."""
+        """Return the numbers that came with the reward, and ``reward``, by name and rollout."""
         found: dict[str, dict[int, float]] = {"reward": {}}
         for rollout, reward, numbers in self._select("id, reward, numbers", query):
             for name, value in {**json.loads(numbers or "{}"), "reward": reward}.items():
@@ -280,7 +283,7 @@ class RunReader:
         return found
 
     def counters(self) -> dict[str, Any]:
-        """The writer's own report: how many rollouts it could not keep."""
+        """Return the writer's own report: the number of rollouts that it could not keep."""
         return dict(map(tuple, self._all("SELECT name, value FROM run")))
 
     def config(self) -> dict[str, Any]:

@@ -64,7 +64,7 @@ class TokenSequence:
 
     @classmethod
     def decoded(cls, value: Mapping[str, Any]) -> TokenSequence:
-        """The inverse of `encoded`, in float32."""
+        """Decode the result of `encoded`, in float32."""
         plain: dict[str, Any] = {k: v for k, v in value.items() if k not in ("ids", "mask", "versions", *_FLOATS)}
         arrays: dict[str, Any] = {name: _unfloats(value.get(name)) for name in _FLOATS}
         arrays |= {name: tuple(plain.pop(name)) for name in ("turn_ids", "context_turn_ids")}
@@ -85,9 +85,9 @@ _FLOATS = ("logprobs", "trainer_logprobs", "entropies", "advantages")
 
 @dataclass(kw_only=True)
 class Rollout:
-    """One rollout. ``phase`` is "train", or what else the run does: "before", "after", "eval". ``group`` names the rollouts that
-    are compared with each other, ``input_key`` the same input in other steps and runs. Units: seconds; ``ended_s`` unix time.
+    """A rollout of a run. ``phase`` is "train", "before", "after" or "eval". Units: seconds; ``ended_s`` is unix time.
 
+    ``group`` is shared by the rollouts that are compared with each other, ``input_key`` by rollouts of the same input.
     ``stages`` are seconds by stage in their order; ``calls`` the model calls with ``started_s``, ``first_token_s``,
     ``finished_s`` in unix time.
     """
@@ -127,7 +127,7 @@ class Rollout:
     fidelity: Mapping[str, Any] | None = None
 
     def columns(self) -> dict[str, Any]:
-        """The values of the table's columns."""
+        """Return the values of the table's columns."""
         report = self.fidelity or {}
         return {
             "grp": self.group,
@@ -177,7 +177,7 @@ class Rollout:
         return {name: value for name, value in known.items() if value is not None}
 
     def detail(self) -> dict[str, Any]:
-        """The details of a rollout besides its columns, dialogue and tokens."""
+        """Return the details of a rollout besides its columns, dialogue and tokens."""
         plain = ("record", "reward_parts", "fidelity", "traceback", "log", "error")
         return {
             "payload": redact(self.payload),
@@ -211,7 +211,7 @@ def numbers_of(sequences: Sequence[TokenSequence] | None) -> dict[str, float | N
 
 
 def _calls(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The tool calls of a message, each with its `name`, in the OpenAI, Anthropic and Responses shapes."""
+    """Return the tool calls of a message, each with its `name`, in the OpenAI, Anthropic and Responses shapes."""
     calls = [c.get("function") for c in message.get("tool_calls") or () if isinstance(c, Mapping)]
     content = message.get("content")
     if isinstance(content, list):
@@ -222,7 +222,7 @@ def _calls(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def tools_of(dialogue: Iterable[Mapping[str, Any]] | None) -> dict[str, int]:
-    """Calls by the name of the tool."""
+    """Count calls by the name of the tool."""
     names = (call.get("name") for message in dialogue or () for call in _calls(message))
     return dict(Counter(name for name in names if isinstance(name, str)))
 
@@ -243,7 +243,7 @@ def tool_errors(dialogue: Iterable[Mapping[str, Any]] | None) -> Counter[str]:
 
 
 def text_of(message: Mapping[str, Any]) -> str:
-    """A message with its tool calls, as one string."""
+    """Return a message with its tool calls, as one string."""
     content = message.get("content")
     pieces = [content] if isinstance(content, str) else []
     if isinstance(content, list):
@@ -254,7 +254,7 @@ def text_of(message: Mapping[str, Any]) -> str:
 
 
 def searched_text(dialogue: Sequence[Mapping[str, Any]] | None, detail: Mapping[str, Any], error: str | None) -> str:
-    """The text for searches: the dialogue, else payload and record; and the error."""
+    """Return the text for searches: the dialogue, or payload and record, and then the error."""
     found = [text_of(message) for message in dialogue or ()]
     if not dialogue:
         found = [json.dumps(detail.get(name), ensure_ascii=False, default=str) for name in ("payload", "record")]

@@ -42,7 +42,7 @@ _PATIENCE_S = 20.0  # processes of one trainer may write to the same run
 
 
 def open_to_write(path: Path) -> sqlite3.Connection:
-    """Raises: ConfigError when another version wrote it; sqlite3.Error, OSError."""
+    """Open the file to write. Raises: ConfigError when another version wrote it; sqlite3.Error, OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     database = sqlite3.connect(path, timeout=_PATIENCE_S, isolation_level=None, check_same_thread=False)
     try:

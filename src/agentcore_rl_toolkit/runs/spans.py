@@ -44,7 +44,7 @@ class Span:
 
 
 def spans_of(rollout: Mapping[str, Any]) -> Iterator[Span]:
-    """The spans of a rollout, of which `RunReader.rollout` gives the facts (``detail`` among the others). None without times."""
+    """Yield the spans of a rollout, given as `RunReader.rollout` returns it. A rollout without times has none."""
     facts = {**rollout, **(rollout.get("detail") or {})}
     calls = sorted((c for c in facts.get("calls") or () if c.get("started_s")), key=lambda c: c["started_s"])
     stages = facts.get("stages") or {}

@@ -104,5 +104,5 @@ def _by_group(scored: Iterable[tuple[str, float | None]]) -> list[list[float]]:
 
 
 def mean(values: Sequence[float]) -> float | None:
-    """The mean of values, None if there is none."""
+    """Return the mean, or None without values."""
     return fmean(values) if values else None

@@ -87,8 +87,9 @@ class RunWriter:
         self._put(lambda tables: tables.annotate(session_id, known, sequences or {}))
 
     def forget(self, *, from_step: int, phases: Sequence[str] = (), evaluations_from: int | None = None) -> None:
-        """Remove steps that a resumed run is going to repeat, all of these phases, and of phase "eval" what is at
-        ``evaluations_from`` or later.
+        """Remove the rows that a resumed run is going to repeat.
+
+        These are steps from ``from_step`` on, all of these phases, and evaluations at ``evaluations_from`` or later.
         """
         # A comparison with NULL holds for no row.
         steps = "(phase = 'train' AND step >= ?) OR (phase = 'eval' AND step >= ?)"

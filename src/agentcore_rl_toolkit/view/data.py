@@ -48,14 +48,14 @@ class Runs:
         return self._folders[1]
 
     def folder(self, name: str) -> Path:
-        """Raises: ConfigError for a run that is not shown."""
+        """Return a run's folder. Raises: ConfigError for a run that is not shown."""
         found = self.folders().get(name) or self.folders(fresh=True).get(name)  # a new run
         if found is None:
             raise ConfigError(f"there is no run {name!r} here")
         return found
 
     def kept(self, kind: str, path: Path, make: Callable[[Path], Any]) -> Any:
-        """What ``make`` returned for the run when it was last written."""
+        """Return the result of ``make`` for the run, computed when the run was last written."""
         now = stamp(path)
         known, value = self._kept.get((kind, path), (None, None))
         if known != now:
@@ -64,11 +64,11 @@ class Runs:
         return value
 
     def heads(self) -> list[dict[str, Any]]:
-        """The runs as a list shows them; one that cannot be read says why."""
+        """Return the runs as a list shows them. A run that cannot be read has the reason."""
         return [{**self.kept("head", path, head), "name": name} for name, path in self.folders().items()]
 
     def overview(self, name: str) -> dict[str, Any]:
-        """A run as a whole, with the settings of the run before it."""
+        """Return the facts of a run, with the settings of the run before it."""
         path, names = self.folder(name), list(self.folders())
         found = {**self.kept("overview", path, overview), "in_flight": read_in_flight(path)}
         for before in names[names.index(name) + 1 :][:1]:
@@ -86,14 +86,14 @@ class Runs:
             return compare(*sides)
 
     def version(self, name: str) -> Any:
-        """The status, and what changes when a run grows or ends, or with no name when any of them does."""
+        """Return a value that changes when this run grows or ends, or without a name when any run does."""
         if name:
             return *stamp(self.folder(name)), (read_in_flight(self.folder(name)) or {}).get("at_s")
         return "", [(name, stamp(path)) for name, path in self.folders().items()]
 
 
 def overview(folder: Path) -> dict[str, Any]:
-    """A run as a whole."""
+    """Return the facts of a run."""
     with RunReader(folder) as run:
         steps = run.steps()
         trained = [step for step in steps if step["phase"] == "train"]
@@ -144,13 +144,13 @@ def tools(steps: Steps) -> list[dict[str, Any]]:
 
 
 def _sum(values: Iterable[Any]) -> Any:
-    """The sum of the known values, None if there is none."""
+    """Return the sum of the known values, or None."""
     known = [value for value in values if value is not None]
     return sum(known) if known else None
 
 
 def log_tail(folder: Path) -> dict[str, str] | None:
-    """The end of the log that was written last."""
+    """Return the end of the log that was written last."""
     logs = sorted([*folder.glob("*.log"), *folder.glob("*/*.log")], key=lambda path: path.stat().st_mtime)
     if not logs:
         return None
@@ -160,7 +160,7 @@ def log_tail(folder: Path) -> dict[str, str] | None:
 
 
 def inputs(run: RunReader, query: Query) -> list[dict[str, Any]]:
-    """The inputs of rollouts with how often they were solved, the least first."""
+    """Return the inputs of rollouts and how often they were solved, the least first."""
     found = [{"input_key": key, **entry} for key, entry in run.inputs(query).items()]
     return sorted(found, key=lambda entry: (not entry["scores"], entry["rate"], entry["reward"]))[:PAGE]
 
@@ -194,7 +194,7 @@ def histogram(values: list[float]) -> list[dict[str, float]]:
 
 
 def query_of(given: Mapping[str, str]) -> Query:
-    """A query out of the words of an address. Raises: ConfigError."""
+    """Read a query from an address. Raises: ConfigError."""
     asked = {k: v for k, v in given.items() if k not in ("offset", "limit", "at") and (v != "" or k == "tool")}
     for name in asked.keys() - Query.__dataclass_fields__:
         raise ConfigError(f"there is no filter {name!r}")
@@ -205,7 +205,7 @@ def query_of(given: Mapping[str, str]) -> Query:
 
 
 def rows(run: RunReader, given: Mapping[str, str]) -> dict[str, Any]:
-    """A page of a list."""
+    """Return a page of a list."""
     query = query_of(given)
     try:
         offset, limit = int(given.get("offset", 0)), int(given.get("limit", 200))
@@ -237,7 +237,7 @@ Side = tuple[RunReader, Query]
 
 
 def compare(one: Side, other: Side) -> dict[str, Any]:
-    """Inputs that both sides have, the ones that changed most first."""
+    """Return the inputs that both sides have, those with the largest changes first."""
     a, b = (run.inputs(query) for run, query in (one, other))
     found: list[dict[str, Any]] = []
     for key in a.keys() & b.keys():

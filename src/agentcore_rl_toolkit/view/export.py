@@ -30,8 +30,9 @@ def script() -> str:
 
 
 def sample(run: RunReader, limit: int) -> tuple[list[int], str]:
-    """The rollouts that a file holds, and a sentence that says which: all of evaluations, and of each training step groups that
-    lie evenly in it, at least one, with about ``limit`` rollouts in all.
+    """Choose the rollouts of a file, and describe the choice in a sentence.
+
+    The file has all rollouts of evaluations, and about ``limit`` of training: evenly spaced groups of each step, at least one.
     """
     steps: dict[int | None, dict[str, list[int]]] = {}  # of the training: the rollouts of each group
     chosen = []

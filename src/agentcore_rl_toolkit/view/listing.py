@@ -10,8 +10,10 @@ from ..runs import RunReader, read_config, status
 
 
 def head(folder: Path) -> dict[str, Any]:
-    """Return what a list shows of a run: `reward` of the last training step (else of the last evaluation), its 95 % `interval`
-    over inputs, and `rewards` of all such steps. ``problem`` says why a run cannot be read.
+    """Return a run's entry in a list of runs. ``problem`` is the reason why a run cannot be read.
+
+    It has the `reward` of the last training step (or of the last evaluation), its 95 % `interval` over inputs, and the
+    `rewards` of all such steps.
     """
     config, path, problem = read_config(folder), folder.resolve(), None
     try:
@@ -37,5 +39,5 @@ def head(folder: Path) -> dict[str, Any]:
 
 
 def _short(value: Any) -> str | None:
-    """The last part of a path or of a model's name."""
+    """Return the last part of a path or of a model's name."""
     return Path(value).name if isinstance(value, str) and value else None

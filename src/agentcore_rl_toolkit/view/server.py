@@ -43,7 +43,7 @@ HEADERS = {
 
 
 def app(runs: Runs, hosts: HostCheck, key: str, *, ending: Callable[[], bool]) -> Starlette:
-    """The routes, behind ``key``. Streams of changes end when ``ending`` says so."""
+    """Return the routes, which need ``key``. Streams of changes end when ``ending`` returns True."""
 
     def answer(make: Callable[[Request], Any]) -> Callable[[Request], Any]:
         async def handle(request: Request) -> Response:

@@ -16,7 +16,7 @@ DEPLOYED = Path("agentcore") / ".cli" / "deployed-state.json"
 
 
 def find_runtime(name: str, folder: Path) -> Path | None:
-    """The file of the runtime of this name, in the project that a folder belongs to; None without such a project.
+    """Return the file of the runtime of this name in the folder's project, or None if the folder is in no project.
 
     Raises: ConfigError if the project has no such runtime, or none in Python.
     """
@@ -35,7 +35,7 @@ def find_runtime(name: str, folder: Path) -> Path | None:
 
 
 def deployed_arn(name: str, folder: Path) -> str | None:
-    """The ARN of the runtime of this name, if the project that a folder belongs to is deployed.
+    """Return the ARN of the runtime of this name if the folder's project is deployed, otherwise None.
 
     Raises: ConfigError if several targets have it.
     """
@@ -52,7 +52,7 @@ def deployed_arn(name: str, folder: Path) -> str | None:
 
 
 def variables_of(agent: Path) -> dict[str, str]:
-    """The variables of an agent's file that is a runtime of such a project, as `agentcore dev` sets them.
+    """Return the variables of an agent's file that is a runtime of such a project, as `agentcore dev` sets them.
 
     They are the runtime's ``envVars``, those of ``agentcore/.env.local``, and a placeholder for each missing API key: the gateway
     answers the model calls.
@@ -91,7 +91,7 @@ def _entries(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _file_of(root: Path, entry: Mapping[str, Any]) -> Path:
-    """The entry point of a runtime, without the name of a function behind it."""
+    """Return the entry point of a runtime, without the name of a function after it."""
     file, _, handler = str(entry["entrypoint"]).rpartition(":")
     place = root / str(entry.get("codeLocation") or ".") / (file or handler)
     return place.resolve()

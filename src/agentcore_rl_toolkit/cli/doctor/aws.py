@@ -156,7 +156,6 @@ class Account:
         return ok("agent", f"{name}, version {now.get('agentRuntimeVersion', '?')}, READY")
 
     def quotas(self) -> Finding:
-        """The account's."""
         found = quotas.read(self.client("service-quotas"), self.region)
         refusal = quotas.nothing_runs(found)
         if refusal is not None:
@@ -259,7 +258,7 @@ class Account:
 
 
 def _refused(name: str, error: Exception, advice: str) -> Finding:
-    """A call that AWS refused, or that did not reach it."""
+    """Return the finding of a call that AWS refused, or that did not reach it."""
     found = getattr(error, "response", {}).get("Error", {})
     if not found:
         return fail(name, str(error)[:500], advice)
@@ -318,7 +317,7 @@ def ask(client: Any, arn: str, session_id: str, rollout: Mapping[str, Any]) -> l
 
 
 def findings(report: Mapping[str, Any], rollout: Mapping[str, Any], asked_s: float, answered_s: float) -> list[Finding]:
-    """The findings of a session's report. Its clock must lie between question and answer."""
+    """Return the findings of a session's report. Its clock must lie between question and answer."""
     found = [
         ok("session", f"starts, {report['architecture']}, Python {report['python']}, toolkit {report['toolkit']}"),
         _clock(float(report["time_s"]), asked_s, answered_s),

@@ -38,7 +38,7 @@ def fail(name: str, text: str, advice: str) -> Finding:
 
 
 def run(checks: Iterable[tuple[str, Callable[[], Finding | list[Finding]]]]) -> Iterable[Finding]:
-    """The findings of all checks. A check that breaks is a finding, too."""
+    """Yield the findings of all checks. A check that fails with an error is a finding, too."""
     for name, check in checks:
         try:
             found = check()

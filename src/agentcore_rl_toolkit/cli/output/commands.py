@@ -20,6 +20,6 @@ def program(name: str = "agentcore-rl") -> str:
 
 
 def nearby(path: Path) -> str:
-    """A path as a word of a shell's command, from the current folder where it lies below that."""
+    """Return a path as a word of a shell's command, relative to the current folder if it lies in it."""
     whole = Path(os.path.abspath(path))
     return shlex.quote(str(whole.relative_to(Path.cwd()) if whole.is_relative_to(Path.cwd()) else whole))

@@ -54,7 +54,7 @@ def dialogue_lines(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def plain_log(text: str) -> str:
-    """A log of which some lines are JSON objects, for people: time and message, then the traceback."""
+    """Convert a log with lines that are JSON objects to plain lines: level and message, then the traceback."""
     lines = []
     for line in text.splitlines():
         entry = None
@@ -71,7 +71,7 @@ def plain_log(text: str) -> str:
 
 
 def visible(text: object) -> str:
-    """The text with every character that a terminal would obey written out; a carriage return begins a new line."""
+    """Escape every character that a terminal would obey. A carriage return begins a new line."""
     plain = str(text).replace("\r\n", "\n").replace("\r", "\n")
     return _COMMANDS.sub(_written_out, plain)
 

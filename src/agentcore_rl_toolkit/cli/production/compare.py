@@ -221,7 +221,7 @@ def _stamps(model: Path) -> list[str]:
 
 
 def _check_kept(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Raises: ConfigError if the folder holds an evaluation that measured something else."""
+    """Raise ConfigError if the folder holds an evaluation that measured something else."""
     from ...runs.folder import read_object
 
     if not (folder / "ledger.jsonl").exists() and not (folder / "summary.json").exists():
@@ -235,7 +235,7 @@ def _check_kept(folder: Path, settings: Mapping[str, Any]) -> None:
 
 
 def _check_payloads(a: Results, b: Results) -> None:
-    """Raises: ConfigError if one id stands for different inputs."""
+    """Raise ConfigError if one id stands for different inputs."""
     for name, key in a.keys.items():
         other = b.keys.get(name)
         if None not in (key, other) and key != other:

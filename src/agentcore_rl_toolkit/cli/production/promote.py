@@ -194,7 +194,7 @@ def _promote(model: Path, to: str, options: Mapping[str, Any], say: Callable[[st
 
 
 def _name(model: Path, name: str | None) -> str:
-    """Raises: ConfigError."""
+    """Return the model's name in production. Raises: ConfigError."""
     run = model.parent.name if model.name == "policy" else model.name
     name = name or re.sub(r"[^A-Za-z0-9]+", "-", run).strip("-")[:40].rstrip("-")
     if not re.fullmatch(r"[A-Za-z0-9](?:-?[A-Za-z0-9]){0,39}", name) or len(name) > 40:

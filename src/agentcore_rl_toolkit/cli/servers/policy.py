@@ -15,7 +15,7 @@ from .vllm import command as vllm_command
 
 @click.group(name="policy")
 def group() -> None:
-    """The built-in policy: a small language model that runs and trains on a CPU."""
+    """Run the built-in policy: a small language model that runs and trains on a CPU."""
 
 
 @group.command(short_help="Serve the policy: token ids in, token ids and logprobs out.")

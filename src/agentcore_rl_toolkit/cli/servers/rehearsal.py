@@ -39,7 +39,7 @@ def rehearsed(config: T) -> T:
 
 @contextlib.contextmanager
 def agent_here(agent: Path, config: T, environment: Mapping[str, str]) -> Iterator[T]:
-    """The run with an agent's file on a local runtime, whose sessions get the variables of the local service."""
+    """Serve an agent's file on a local runtime, and yield the run with it. Its sessions get ``environment``."""
     records = (config.output_dir / "records").resolve()
     records.mkdir(parents=True, exist_ok=True)
     options = ["--store", str(records), *(word for name in environment for word in ("--session-env", name))]
@@ -56,9 +56,9 @@ def agent_here(agent: Path, config: T, environment: Mapping[str, str]) -> Iterat
 
 @contextlib.contextmanager
 def local_sagemaker(folder: Path) -> Iterator[Mapping[str, str]]:
-    """The local service of training sessions and jobs, which boto3 finds. The run's folder keeps what it saves.
+    """Start the local service of training sessions and jobs, which boto3 finds. It saves into the run's folder.
 
-    Yields the variables of its clients in other processes.
+    Yield the variables of its clients in other processes.
     """
     from ...backends.sagemaker.local.service import running
     from ...backends.training.local import LocalModel

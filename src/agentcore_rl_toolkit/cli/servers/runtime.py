@@ -20,7 +20,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 
 @click.group()
 def group() -> None:
-    """A local AgentCore Runtime: the AWS wire API, one isolated process per session, no AWS account.
+    """Run a local AgentCore Runtime: the AWS wire API, one isolated process per session, no AWS account.
 
     Point any AWS client at it with AWS_ENDPOINT_URL_BEDROCK_AGENTCORE (and ..._CONTROL for the control plane).
     """

@@ -48,7 +48,7 @@ def find_python() -> Path:
 
 
 def command_line(python: Path, model: Path, *, port: int, cpu: bool, more: list[str]) -> list[str]:
-    """Settings of a vLLM server for training."""
+    """Return the command of a vLLM server for training."""
     line = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
     line += ["--served-model-name", MODEL_ID, "--host", "127.0.0.1", "--port", str(port), "--enable-scale-out"]
     line += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--worker-extension-cls", EXTENSION]
@@ -60,7 +60,7 @@ def command_line(python: Path, model: Path, *, port: int, cpu: bool, more: list[
 
 
 def environment(folder: Path, *, cpu: bool) -> dict[str, str]:
-    """vLLM's environment variables; ``folder`` is given this package alone."""
+    """Return the environment variables of vLLM. Only this package is linked into ``folder``, its PYTHONPATH."""
     package = Path(__file__).resolve().parents[2]
     (folder / package.name).symlink_to(package)
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
@@ -69,7 +69,7 @@ def environment(folder: Path, *, cpu: bool) -> dict[str, str]:
 
 
 def context_of(model: Path) -> int | None:
-    """The window of a model, in tokens, as its configuration names it."""
+    """Return the window of a model, in tokens, if its configuration has it."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         found = json.loads((model / "config.json").read_text()).get("max_position_embeddings")
         return found if isinstance(found, int) else None

@@ -46,7 +46,7 @@ COLUMNS = (
 
 
 def share(value: float | None) -> str:
-    """A reward or a share in percent. A reward beyond 0 to 1 is shown as it is."""
+    """Format a reward or a share in percent. A reward outside 0 to 1 stays as it is."""
     if value is None:
         return "-"
     return f"{100 * value:.0f} %" if 0 <= value <= 1 else f"{value:.3g}"
@@ -68,7 +68,7 @@ def token_counts(facts: Mapping[str, Any]) -> str:
 
 
 def share_of(value: float | None, n: int) -> str:
-    """A share, and of how many."""
+    """Format a share, and its total."""
     return "-" if value is None else f"{share(value)} of {n}"
 
 

@@ -52,7 +52,7 @@ def example(name: str) -> Path:
 
 @contextlib.contextmanager
 def observed(job: Job, console: Console) -> Iterator[tuple[Report, Observer]]:
-    """A receiver of a run's events: the display, the files of its folder, the trackers."""
+    """Yield a receiver of a run's events, for the display, the files of its folder, and the trackers."""
     from .display import Display
     from .report import Report
     from .trackers import tracked

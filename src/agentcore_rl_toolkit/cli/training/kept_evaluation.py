@@ -95,10 +95,10 @@ def judge_items(
 
 
 def scored_item(item: BatchItem, payload: Mapping[str, Any], fetch: Fetch | None, scorer: Scorer | None) -> BatchItem:
-    """The item with the scorer's reward in its record; the agent's own becomes a metric. Blocks.
+    """Replace the reward in an item's record with the scorer's, and keep the agent's as a metric. Block meanwhile.
 
-    Where the scorer fails, the record has no reward, and the item has the error and the cause `scorer`. Where the gateway cannot
-    be asked for the trajectory, the scorer is not called, and the cause is `infrastructure`.
+    If the scorer fails, the record has no reward, and the item has the error and the cause `scorer`. If the gateway cannot be
+    asked for the trajectory, the scorer is not called, and the cause is `infrastructure`.
     """
     if scorer is None or not item.success or item.result is None:
         return item
@@ -132,13 +132,13 @@ def missing_calls(items: Sequence[BatchItem]) -> str:
 def row_of(
     item: BatchItem, rollout: CollectedRollout, payload: Mapping[str, Any], phase: str = "eval", step: int | None = None
 ) -> Rollout:
-    """The row of an item in the run's folder."""
+    """Return the row of an item in the run's folder."""
     row = as_row(rollout, GroupRequest(input_id=str(item.input_id), payload=payload), phase=phase, step=step)
     return dataclasses.replace(row, attempt=item.attempt, error=item.error, traceback=item.traceback)
 
 
 def collected(item: BatchItem, fetch: Fetch | None) -> CollectedRollout:
-    """The item as trainers have it."""
+    """Convert an item to the rollout that trainers read."""
     capture: Any = None
     trajectory: Trajectory | None = None
     try:

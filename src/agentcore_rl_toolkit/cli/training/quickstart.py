@@ -54,7 +54,7 @@ def command(out: Path | None, resume: bool, words: tuple[str, ...], as_json: boo
 
 
 def _new(out: Path | None, given: dict[str, Any]) -> tuple[Path, LocalRun]:
-    """The folder of a new run, with its problems, and its settings. Raises: ConfigError."""
+    """Return the folder of a new run, with its problems, and its settings. Raises: ConfigError."""
     from ...policy import problems
 
     run_dir = new_folder(out, "quickstart")

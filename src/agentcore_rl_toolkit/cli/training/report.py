@@ -102,7 +102,7 @@ class Report:
         return summary
 
     def _held_out(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-        """The rollouts before and after of the held-out rows that have a score both times."""
+        """Return the rollouts before and after of the held-out rows that have a score both times."""
         if not (self.run_dir / ROLLOUTS).exists():
             return []
         with RunReader(self.run_dir) as run:

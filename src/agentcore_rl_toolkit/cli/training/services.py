@@ -44,8 +44,9 @@ class Services:
     def launch(
         self, name: str, arguments: Sequence[str], *, doing: str = "", env: Mapping[str, str] | None = None
     ) -> Child:
-        """Start `agentcore-rl ARGUMENTS` without waiting for it, with extra variables ``env``. ``doing`` describes what takes its
-        time before it listens.
+        """Start `agentcore-rl ARGUMENTS` with extra variables ``env``, without waiting for it.
+
+        ``doing`` describes its work before it listens.
         """
         log = self._log_dir / f"{name}.log"
         log.unlink(missing_ok=True)  # left by the earlier part of a resumed run

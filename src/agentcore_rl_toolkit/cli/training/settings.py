@@ -54,7 +54,7 @@ class LearnerSettings(SettingsGroup):
     kl_penalty: NotNegative = 0.0
 
     def torch(self, *, seed: int, temperature: float = 1.0, **more: Any) -> TorchSettings:
-        """The settings of the training client. ``more`` wins over these settings."""
+        """Return the settings of the training client. ``more`` wins over these settings."""
         from ...backends.training.torch_client import TorchSettings
 
         same = {name: value for name, value in self if name != "model"}
@@ -183,12 +183,12 @@ class LocalRun(LoopSettings):
         return rows, held_out
 
     def kept(self) -> dict[str, Any]:
-        """The settings as a run keeps them: of session variables only the names."""
+        """Return the settings as a run keeps them: only the names of session variables."""
         return {**self.flat(), "session_env": variable_names(self.sessions.session_env)}
 
 
 def by_size(model: Path | None, lora_rank: int | None = None) -> dict[str, Any]:
-    """The settings that follow from a model's size. Raises: ConfigError when there is too little memory to train it here."""
+    """Return the settings that follow from a model's size. Raises: ConfigError if this machine has too little memory."""
     if model is None:
         small = {"learning_rate": 5e-4, "lora_rank": 0, "tokens_at_once": 4096, "gradient_checkpointing": False}
         return {**small, "dtype": "float32"}
@@ -210,7 +210,7 @@ def by_size(model: Path | None, lora_rank: int | None = None) -> dict[str, Any]:
 
 
 def read(flags: Mapping[str, Any], file: Path | None) -> LocalRun:
-    """Flags over the file; paths in the file are seen from its folder. Raises: ConfigError."""
+    """Read the settings. Flags win over the file, whose paths are relative to its folder. Raises: ConfigError."""
     values: dict[str, Any] = {}
     if file is not None:
         values = LocalRun.plain(read_settings(file))
@@ -235,26 +235,26 @@ def read(flags: Mapping[str, Any], file: Path | None) -> LocalRun:
 
 
 def _given(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that were given, paths as they are stored."""
+    """Return the options that were given, with paths as they are stored."""
     given = LocalRun.plain({k: v for k, v in flags.items() if v not in (None, ())})
     given |= {k: str(model_folder(v) if k == "model" else Path(v).resolve()) for k, v in given.items() if k in _PATHS}
     return {**given, "agent": str(find_agent(str(flags["agent"])))} if "agent" in given else given
 
 
 def variable_names(session_env: Sequence[str]) -> list[str]:
-    """The names of session variables: what may be written down and printed."""
+    """Return the names of session variables, which may be written and printed."""
     return [pair.partition("=")[0] for pair in session_env]
 
 
 def new_run(settings: LocalRun, out: Path | None, name: str | None = None) -> Path:
-    """A folder for the run, with its settings. Raises: ConfigError when it holds one."""
+    """Make a folder for the run, with its settings. Raises: ConfigError if the folder has a run."""
     run_dir = new_folder(out, name or settings.inputs.agent.parent.name)
     write_config(run_dir, settings.kept())
     return run_dir
 
 
 def new_folder(out: Path | None, name: str) -> Path:
-    """The folder of a new run. Raises: ConfigError when it holds one."""
+    """Make the folder of a new run. Raises: ConfigError if it has one."""
     if out is None:
         return make_folder(Path("runs").resolve(), f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
     run_dir = out.resolve()

@@ -66,7 +66,7 @@ class Imitation(Settings):
         return fitted({**given, "model": model})
 
     def rows(self, source: str) -> Sequence[Mapping[str, Any]]:
-        """The sequences of one source; prints how those of a run were selected. Raises: ConfigError when there is none."""
+        """Return the sequences of one source. Print how those of a run were selected. Raises: ConfigError without any."""
         if Path(source).is_file():
             return read_rows(source)
         how = self.imitation

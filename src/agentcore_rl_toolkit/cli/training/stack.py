@@ -68,7 +68,7 @@ class Stack:
     score: str | None = None  # the scorer of its rollouts
 
     def environment(self) -> dict[str, str]:
-        """The variables that other programs need to use the stack."""
+        """Return the variables that other programs need to use the stack."""
         return {
             "AWS_ENDPOINT_URL_BEDROCK_AGENTCORE": self.runtime_url,
             "AWS_ENDPOINT_URL_BEDROCK_AGENTCORE_CONTROL": self.runtime_url,
@@ -107,10 +107,10 @@ class Stack:
         forced_tools: str | None = None,
         history: str = "sampled",
     ) -> Stack | None:
-        """The running one of this folder where it has this agent's file, this model (None: the built-in policy), this engine
-        this treatment of forced tools (None: any) and of histories. An agent whose files have changed since is loaded again.
+        """Return this folder's running stack if it has this agent's file and these settings, otherwise None.
 
-        This process can sign requests to it afterwards, also where the environment has no credentials.
+        ``model`` None is the built-in policy. ``engine`` and ``forced_tools`` None match any. An agent whose files have
+        changed since is loaded again. This process can sign requests to the stack afterwards, also without credentials.
         """
         found = cls.running()
         if found is None or engine not in (None, found.engine) or forced_tools not in (None, found.forced_tools):
@@ -169,7 +169,7 @@ class Stack:
 
 @contextlib.contextmanager
 def _lock(place: Path) -> Iterator[None]:
-    """Raises: ConfigError when another stack runs in this folder."""
+    """Lock the folder. Raises: ConfigError when another stack runs in it."""
     lock = os.open(place / "up.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:
@@ -197,7 +197,7 @@ class Upstream:
 
 
 def say_what_is_slow(name: str, text: str) -> None:
-    """A ``report`` of `start` that prints nothing but what takes time."""
+    """Print the services that take time: a ``report`` of `start`."""
     if name in (SESSIONS, ENVIRONMENT, MODEL):
         click.echo(visible(f"note: {name}: {text}"), err=True)
 
@@ -333,7 +333,7 @@ def gateway_words(upstream: Upstream, turns: Path, model: Path | None) -> list[s
 
 @contextlib.contextmanager
 def own(agent: Path, *, folder: Path, **wanted: Any) -> Iterator[Stack]:
-    """A stack for one command, gone when the block ends. ``wanted``: further arguments of `start`.
+    """Run a stack for one command, until the block ends. ``wanted``: further arguments of `start`.
 
     Enter it on the main thread. Raises: as `start`; ServiceError in the block within a second of a service's death.
     """
@@ -354,7 +354,7 @@ def _slow_start(runtime: Any) -> str | None:
 
 
 def check_agent(agent: str | None, *, own_sessions: bool) -> None:
-    """Raises: ConfigError without an agent, named or served here, or if the served agent lacks the requested sessions."""
+    """Raise ConfigError if no agent is given or served here, or if the served agent lacks the requested sessions."""
     if agent is not None:
         return
     if Stack.running() is None:
@@ -367,7 +367,7 @@ def check_agent(agent: str | None, *, own_sessions: bool) -> None:
 
 
 def agent_file(path: str) -> Path:
-    """The agent's file, as `find_agent` finds it. Raises: ConfigError with what to do."""
+    """Return the agent's file, as `find_agent` finds it. Raises: ConfigError with what to do."""
     found = find_agent(path)
     if not found.is_file():
         raise ConfigError(f"there is no agent file {path}; `agentcore-rl init NAME` makes one")
@@ -375,10 +375,10 @@ def agent_file(path: str) -> Path:
 
 
 def find_agent(path: str) -> Path:
-    """An agent's file by its path, by its module in this folder or its `src` (`shop.agent`, or `shop.agent:app`), or by its name
-    in a project of AWS's command `agentcore`.
+    """Find an agent's file by its path, its module, or its name in a project of AWS's command `agentcore`.
 
-    Raises: ConfigError where another app of the module is served.
+    A module (`shop.agent`, or `shop.agent:app`) is looked for in this folder and its `src`.
+    Raises: ConfigError if another app of the module is served.
     """
     module, _, app = path.partition(":")
     if Path(path).is_file() or not all(name.isidentifier() for name in module.split(".")):
@@ -394,9 +394,9 @@ def find_agent(path: str) -> Path:
 
 
 def explain(error: AgentCoreRLError, gone: str | None = None) -> str:
-    """The cause first, then the whole of the error: that of a runtime may be a traceback.
+    """Return the cause, and then the whole error: a runtime's may be a traceback.
 
-    ``gone`` is a folder that no longer exists: files in it are not named.
+    ``gone`` is a folder that no longer exists: its files are left out.
     """
     text = str(error).strip()
     if gone is not None:
@@ -407,7 +407,7 @@ def explain(error: AgentCoreRLError, gone: str | None = None) -> str:
 
 @contextlib.contextmanager
 def scratch_folder(command: str) -> Iterator[Path]:
-    """A folder for the services of one command. What fails in the block, but for a wrong option, ends the process with 1."""
+    """Make a folder for the services of one command. An error in the block ends the process, except a ConfigError."""
     scratch = tempfile.TemporaryDirectory(prefix=f"agentcore-rl-{command}-", ignore_cleanup_errors=True)
     try:
         with scratch:
@@ -420,5 +420,5 @@ def scratch_folder(command: str) -> Iterator[Path]:
 
 
 def describe(environment: Mapping[str, str]) -> str:
-    """Exports for another shell."""
+    """Return export commands for another shell."""
     return "\n".join(f"    export {name}={shlex.quote(value)}" for name, value in environment.items())

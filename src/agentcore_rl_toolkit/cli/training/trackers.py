@@ -39,7 +39,7 @@ def _tensorboard(run_dir: Path, settings: Mapping[str, Any]) -> Iterator[Log]:
 
 @contextlib.contextmanager
 def _wandb(run_dir: Path, settings: Mapping[str, Any]) -> Iterator[Log]:
-    """A run of `wandb`; its own variables apply (WANDB_MODE=offline, WANDB_PROJECT, WANDB_ENTITY, WANDB_API_KEY)."""
+    """Log to a run of `wandb`, with its own variables (WANDB_MODE=offline, WANDB_PROJECT, WANDB_ENTITY, WANDB_API_KEY)."""
     import wandb
 
     try:
@@ -64,7 +64,7 @@ def _wandb(run_dir: Path, settings: Mapping[str, Any]) -> Iterator[Log]:
 
 @contextlib.contextmanager
 def _mlflow(run_dir: Path, settings: Mapping[str, Any]) -> Iterator[Log]:
-    """A run of MLflow: at MLFLOW_TRACKING_URI if that is set, otherwise in files under ``mlflow/`` of the run's folder."""
+    """Log to a run of MLflow, at MLFLOW_TRACKING_URI if that is set, otherwise in ``mlflow/`` of the run's folder."""
     import mlflow
 
     if "MLFLOW_TRACKING_URI" not in os.environ:
@@ -85,7 +85,7 @@ TRACKERS = {"tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow}
 
 
 def check_installed(names: Sequence[str]) -> None:
-    """Raises: MissingExtraError naming the command that installs what is missing, before anything has started."""
+    """Raise MissingExtraError with the command that installs a missing tracker, before anything has started."""
     for name in names:
         if importlib.util.find_spec(name) is None:
             raise missing_extra(f"tracker {name} needs the package {name!r}", name)

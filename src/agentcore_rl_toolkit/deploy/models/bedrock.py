@@ -1,5 +1,4 @@
-"""Imports a model into Amazon Bedrock, step by step. Each step looks at the present state first, so that an interrupted run
-continues.
+"""Imports a model into Amazon Bedrock, step by step. Each step checks the present state, so an interrupted run continues.
 
 An imported model never changes. Each promoted model is a new one, whose name ends with the digest of its files. Earlier ones stay
 for roll-backs.

@@ -1,5 +1,4 @@
-"""Puts a model on a SageMaker endpoint, step by step. Each step looks at the present state first, so that an interrupted run
-continues.
+"""Puts a model on a SageMaker endpoint, step by step. Each step checks the present state, so an interrupted run continues.
 
 The endpoint keeps its name when the model changes. SageMaker starts the new model first, and then
 moves the traffic.
