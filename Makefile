@@ -8,9 +8,6 @@ COMPILE := $(if $(CI),,--compile-bytecode)
 CONSTRAINTS ?= constraints.txt
 UV := $(BIN)/uv pip install -q --python $(BIN)/python $(COMPILE) -c $(CONSTRAINTS)
 
-# Docstrings: names that explain themselves need none (D102 to D107, D417), and product names begin with a small letter (D403).
-UNDESCRIBED := D102,D103,D105,D107,D205,D401,D403,D417
-
 # Shared machines stall: on CI a failed test is tried up to twice more, and the summary says so.
 RERUNS := $(if $(CI),--reruns 2 -rR)
 
@@ -78,7 +75,6 @@ nightly: ## Everything: more examples and repetitions, vLLM, verl, all examples,
 
 check: $(VENV)/.dev ## Lint, formatting and types
 	$(BIN)/ruff check .
-	$(BIN)/ruff check --select D --ignore $(UNDESCRIBED) src
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/mypy --config-file examples/mypy.ini examples scripts benchmarks

@@ -465,6 +465,7 @@ def nearly_equal(numbers: Sequence[float]) -> bool:
 
 
 def short(value: object) -> str:
+    """Return at most 200 characters of a value's repr."""
     try:
         text = repr(value)
     except Exception:  # integers of more than 4300 digits have no repr, and a user's class may raise in its own

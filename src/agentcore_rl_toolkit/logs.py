@@ -38,6 +38,7 @@ class JsonFormatter(logging.Formatter):
     """Formats lines as JSON objects: ``timestamp`` (UTC, ms), ``level``, ``message``, ``logger``, ids in context, the error."""
 
     def format(self, record: logging.LogRecord) -> str:
+        """Return the line of a record."""
         at = datetime.fromtimestamp(record.created, UTC)
         entry: dict[str, Any] = {
             "timestamp": at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),

@@ -57,6 +57,7 @@ class ProofKey:
 
     @functools.cached_property
     def id(self) -> str:
+        """The id of the key, which records carry."""
         return self._derive(b"id", "")[:16]
 
     def session_secret(self, session_id: str) -> str:

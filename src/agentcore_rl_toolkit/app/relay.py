@@ -48,6 +48,7 @@ class Relay:
         self._server.should_exit = True
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Serve a request of this process at the address that `open` returned."""
         if scope["type"] != "http":
             return
         request = Request(scope, receive)

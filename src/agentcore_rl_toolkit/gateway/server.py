@@ -90,6 +90,7 @@ class Gateway:
         context.new_engine = partial(ServiceSampling, context, mode=mode, samplers=context.samplers)
 
     async def start(self) -> None:
+        """Open the store and listen. Raises: ConfigError when the address is in use."""
         loop, context = asyncio.get_running_loop(), self._context
         self.store.start(loop)
         try:

@@ -57,6 +57,7 @@ class TrainingSequence:
 
     @property
     def trained_tokens(self) -> int:
+        """The number of tokens that are trained."""
         return sum(self.loss_mask)
 
 
@@ -108,6 +109,7 @@ class FidelityReport:
 
     @property
     def side_call_tokens(self) -> int:
+        """The number of tokens of calls that do not train."""
         return sum(self.side_calls.values())
 
     @property

@@ -41,6 +41,8 @@ class Forwarded(Response):
         self.background = None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Send the response, and stop when the client disconnects."""
+
         async def gone() -> None:
             while (await receive())["type"] != "http.disconnect":
                 continue

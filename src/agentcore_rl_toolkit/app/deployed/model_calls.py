@@ -52,6 +52,7 @@ class ModelCalls:
         self._served = False
 
     async def __call__(self, request: Request, path: str) -> Response:
+        """Pass a model call on to the running rollout's route."""
         wire, _, rest = path.partition("/")
         if wire not in PROVIDERS:
             return refusal(404, "there is nothing here")

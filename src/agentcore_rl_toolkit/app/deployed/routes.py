@@ -83,6 +83,7 @@ class Route:
 
     @property
     def taken(self) -> int:
+        """The number of requests that were sent to the route, also by forks."""
         return int.from_bytes(self._taken[:8], "little")
 
     def _take(self) -> None:

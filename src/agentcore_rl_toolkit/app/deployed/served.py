@@ -161,6 +161,7 @@ class DeployedApp:
         _watch_sdk()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request: run a rollout, or pass it to the agent's app."""
         self._loop = asyncio.get_running_loop()
         if scope["type"] == "lifespan":
             with unrouted():

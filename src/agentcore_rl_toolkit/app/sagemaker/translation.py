@@ -46,6 +46,7 @@ class TranslatedCall:
 
     @property
     def media_type(self) -> str:
+        """The media type of the reply."""
         return self._dialect.stream_type if self._request.stream else "application/json"
 
     def failure(self, error: JobCallError) -> tuple[bytes, int, dict[str, str]]:

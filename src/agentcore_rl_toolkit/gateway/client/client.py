@@ -100,6 +100,7 @@ class OneGateway:
         return self._admin_key if self._admin_key is not None else key_for("gateway", self.url, ADMIN_KEY_ENV)
 
     async def call(self, method: str, path: str, body: Any = None, *, timeout_s: float | None = None) -> Any:
+        """Send a request of the admin API and return its JSON. Raises: GatewayError."""
         limit_s = self.timeout_s if timeout_s is None else timeout_s
         status, data = await request(method, self.url + path, body=body, key=self.key, timeout_s=limit_s)
         if status >= 400:
@@ -127,6 +128,7 @@ class OneGateway:
         ]
 
     async def fetch(self, session_ids: Sequence[str], *, close: bool) -> dict[str, SessionCapture]:
+        """Return the captures of sessions, fetched in parts."""
         found: dict[str, SessionCapture] = {}
         for at in range(0, len(session_ids), FETCH_AT_ONCE):
             body = {"session_ids": list(session_ids[at : at + FETCH_AT_ONCE]), "close": close}
@@ -136,18 +138,22 @@ class OneGateway:
         return found
 
     async def delete(self, session_ids: Sequence[str]) -> int:
+        """Delete sessions, and return how many existed."""
         return int((await self.call("POST", "/admin/delete", {"session_ids": list(session_ids)}))["deleted"])
 
     async def publish(self, version: int, sampler: str | None) -> None:
+        """Set the weight version, and the sampler of a sampling service."""
         body = {"weight_version": version} | ({} if sampler is None else {"sampler": sampler})
         limit_s = self.timeout_s if sampler is None else _SAMPLER_S
         await self.call("POST", "/admin/weight_version", body, timeout_s=limit_s)
 
     async def pause(self, in_flight: str, timeout_s: float) -> dict[str, Any]:
+        """Pause model calls."""
         body = {"in_flight": in_flight, "timeout_s": timeout_s}
         return dict(await self.call("POST", "/admin/pause", body, timeout_s=timeout_s + self.timeout_s))
 
     async def resume(self) -> None:
+        """Resume model calls."""
         await self.call("POST", "/admin/resume", {})
 
 
@@ -328,6 +334,7 @@ class GatewayClient:
         return {"paused": True, "in_flight": sum(int(answer["in_flight"]) for answer in answers.values())}
 
     async def resume_async(self) -> None:
+        """Resume the model calls of all gateways."""
         self._paused = ""  # also for a gateway that comes back while the others resume
         await self._everywhere("resume", lambda gateway: gateway.resume())
 
