@@ -65,7 +65,7 @@ def test_what_is_not_listed_or_not_readable_is_awss_default_and_said_so(service:
     service.listed = [{"QuotaName": "Rate of new Runtime session creation", "Value": 25.0}]
     found = read()
     assert found == Quotas(why=found.why)  # 25 a second is the default of archives; images start 400 a minute
-    assert "400 new ones a minute (deployed as code: 1,500), 200 requests a second" in quotas.line(found)
+    assert "400 new ones per minute (deployed as code: 1,500), 200 requests per second" in quotas.line(found)
     assert "lists none of sessions, requests" in found.why
     service.listed = None
     found = read("eu-west-1")

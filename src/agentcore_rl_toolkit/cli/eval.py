@@ -75,7 +75,7 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
 class Target:
     """The agent to evaluate: its ARN, where it is served, and where it stores results.
 
-    ``stack``, where `agentcore-rl up` runs it: its gateway gives each rollout a session with the model behind it.
+    ``stack`` is that of `agentcore-rl up`, if it runs the agent. Its gateway opens a session for each rollout.
     """
 
     arn: str

@@ -175,7 +175,7 @@ def as_is_variables(model_hosts: Iterable[str], policy_models: Iterable[str]) ->
     return [f"AGENTCORE_RL_{name}={value}" for name, value in given.items() if value]
 
 
-AGENT = "FILE|MODULE|NAME"  # of --agent; NAME is that of a runtime in a project of AWS's command `agentcore`
+AGENT = "FILE|MODULE|NAME"  # --agent; NAME is a runtime's in a project of AWS's command `agentcore`
 AGENT_HELP = "The agent: its file, its module, or its name in a project of AWS's command `agentcore`"
 UP_AGENT = " [default: that of `agentcore-rl up` in this folder]"
 

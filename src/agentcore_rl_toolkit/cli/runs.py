@@ -129,7 +129,7 @@ def show(
 
 
 def _array(values: Iterable[Any]) -> Iterator[str]:
-    """Yield the lines of a JSON array, whose values are made one at a time."""
+    """Yield the lines of a JSON array, and take its values one at a time."""
     before = "["
     for value in values:
         yield before + json.dumps(value)
@@ -247,7 +247,7 @@ def _overview(run: Mapping[str, Any]) -> Iterator[str]:
             *(_number(s["tokens_mean"], 0), _small(s["gap_max"])),
         )
         yield f"{s['at']:10}{''.join(str(cell).rjust(9) for cell in cells)}  {ends}"
-    for job in run["jobs"]:  # of SageMaker, as they were last seen
+    for job in run["jobs"]:  # SageMaker's, as they were last read
         facts = ({k: v} for k, v in job.items() if k not in ("event", "job", "status"))
         yield f"{job['job']}  {job['status']}  {'  '.join(map(json.dumps, facts))}"
     for reason, count in run["not_kept"].items():

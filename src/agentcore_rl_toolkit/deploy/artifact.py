@@ -23,8 +23,8 @@ from ..errors import ConfigError
 AGENTCORE_PLATFORM = "linux/arm64"
 UV_PLATFORMS = {"linux/arm64": "aarch64-manylinux_2_28", "linux/amd64": "x86_64-manylinux_2_28"}
 BUILD_S, PUSH_S, RESOLVE_S = 3600.0, 3600.0, 900.0
-# Names of files and folders, in lower case: caches, keys and settings of this machine (`deploy` writes .env itself), and the rows
-# with their answers.
+# Names of files and folders, in lower case: caches, keys and settings of this machine (`deploy` writes .env itself), and rows,
+# which may contain the answers.
 NOT_THE_AGENT = (
     ".agentcore-rl",
     ".aws",

@@ -92,7 +92,7 @@ def line(q: Quotas, *, rollouts: int | None = None, concurrent: int | None = Non
     of = " (deployed as code: 1,500)" if q.new_sessions_per_min == Quotas.new_sessions_per_min else ""
     text = (
         f"quotas ({source}): {q.sessions:,} sessions alive, "
-        f"{q.new_sessions_per_min:,.0f} new ones a minute{of}, {q.requests_per_s:,.0f} requests a second"
+        f"{q.new_sessions_per_min:,.0f} new ones per minute{of}, {q.requests_per_s:,.0f} requests per second"
     )
     if rollouts is not None:
         minutes = math.ceil(rollouts / min(q.new_sessions_per_min, q.requests_per_s * 60))

@@ -17,7 +17,7 @@ from .record import TokenSequence
 from .schema import COLUMNS
 
 _LISTED_REWARDS = 6
-_PARQUET_ROWS = 1000  # of a row group: what is in memory at a time
+_PARQUET_ROWS = 1000  # rows of a group, which are in memory together
 
 
 def demonstrations(
@@ -79,7 +79,7 @@ def _sequences(run: RunReader, row: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def write_rows(rows: Iterable[Mapping[str, Any]], target: Path) -> int:
-    """Write rows to a .jsonl or .parquet file as they come; returns how many. If one fails, no file is left behind.
+    """Write rows to a .jsonl or .parquet file as they come, and return their number. A failure leaves no file.
 
     Raises: ConfigError, MissingExtraError without pyarrow.
     """

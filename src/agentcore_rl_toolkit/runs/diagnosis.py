@@ -1,4 +1,4 @@
-"""Why a run does not learn: sentences with a cause, a number, and what to do.
+"""Reasons why a run does not learn: sentences with a cause, a number, and what to do.
 
 `diagnose` reads the last steps of a run's folder. The page, `runs show`, the panel of a training and its end show the same.
 """
@@ -14,7 +14,7 @@ from typing import Any
 from .reader import Query, RunReader
 from .steps import mean
 
-RECENT = 8  # training steps that are examined: enough to see a state, few enough to forget what was repaired
+RECENT = 8  # training steps that are examined: enough to see a state, few enough to leave out repaired faults
 TREND = 6  # steps that a trend needs at least
 STEADY = 3  # steps after which equal rewards are no accident of the first batch
 FEW = 20  # rollouts that a correlation needs at least

@@ -134,7 +134,7 @@ def find_run(name: str | Path | None) -> Path:
 
 
 def _written_s(folder: Path) -> float:
-    """When the run was last written."""
+    """Return the time at which the run was last written."""
     names = (ROLLOUTS, f"{ROLLOUTS}-wal", METRICS)
     return max((found.st_mtime for _, found in _stats(folder, names)), default=0.0)
 

@@ -58,7 +58,7 @@ def steps_df(run: str | Path | None = None) -> Any:
 
 def _frame(run: str | Path | None, rows: Any) -> Any:
     try:
-        import pandas  # type: ignore[import-untyped]  # it has no types of its own
+        import pandas  # type: ignore[import-untyped]  # it has no types
     except ImportError as e:
         raise MissingExtraError("data frames need pandas. Install it with:\n    pip install pandas") from e
     with RunReader(find_run(run)) as reader:

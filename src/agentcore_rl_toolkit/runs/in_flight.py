@@ -98,7 +98,7 @@ def in_flight(
 ) -> Iterator[None]:
     """Keep the file while the block runs; blocks of the same folder may overlap.
 
-    ``rollouts`` (`RolloutClient.flights`) and ``sessions`` (the gateway's with running calls) are called on a thread of its own.
+    ``rollouts`` (`RolloutClient.flights`) and ``sessions`` (the gateway's with running calls) are called on a separate thread.
     """
     path, me = folder.resolve() / IN_FLIGHT, object()
     with _lock:

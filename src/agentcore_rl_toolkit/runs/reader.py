@@ -30,7 +30,7 @@ def _where(condition: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Query:
-    """Which rollouts, and in which order. None does not filter.
+    """A selection of rollouts and its order. None does not filter.
 
     ``number`` is the step as it is shown (``number_from``: from there on), ``step`` the file's. ``outcome`` is an outcome, or a
     cause as ``cause:agent``. ``tool`` is a name, or "" for no tool at all. ``cut`` and ``unparsed``: with a reply that was cut
@@ -83,7 +83,7 @@ class Query:
 
 
 class RunReader:
-    """One run, read while it is written or afterwards. Raises: ConfigError."""
+    """Reads a run, also while it is written. Raises: ConfigError."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -123,13 +123,13 @@ class RunReader:
         return [row[0] for row in self._select("id", query, f"{query.order()} LIMIT :limit OFFSET :offset", page)]
 
     def total(self, query: Query) -> int:
-        """How many fit."""
+        """Return the number of rollouts that match."""
         return int(self._select("COUNT(*)", query)[0][0])
 
     def _select(
         self, columns: str, query: Query, tail: str = "", more: Mapping[str, Any] | None = None
     ) -> list[sqlite3.Row]:
-        """Select columns of the rollouts that fit."""
+        """Select columns of the rollouts that match."""
         values = query.values()
         conditions = [Query.__dataclass_fields__[name].metadata["where"] for name in values]
         if "tool" in values:
@@ -258,7 +258,7 @@ class RunReader:
         return found
 
     def solved(self) -> dict[str, int]:
-        """How many inputs of the training were never, sometimes and always solved, with a reward of 1 or more."""
+        """Count the inputs of the training that were never, sometimes and always solved (a reward of 1 or more)."""
         rates = (
             "SELECT AVG(score >= 1) AS r FROM rollouts WHERE phase = 'train' AND score IS NOT NULL GROUP BY input_key"
         )

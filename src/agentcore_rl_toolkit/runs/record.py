@@ -1,4 +1,4 @@
-"""One rollout as a run keeps it, and its binary form.
+"""A rollout as a run keeps it, and its binary form.
 
 Values for lists and filters are columns; the rest is one compressed part each: ``dialogue``, ``tokens``, ``detail``. Arrays in
 ``tokens`` are in base64 inside JSON, so that a browser reads them without a library of ours. Absent is NULL, and NaN inside an
@@ -23,12 +23,12 @@ from .schema import COLUMNS
 from .spans import seconds_of_tools
 
 DIALOGUE, TOKENS, DETAIL = "dialogue", "tokens", "detail"
-INPUT_CHARACTERS, ERROR_CHARACTERS = 300, 500  # of the columns
+INPUT_CHARACTERS, ERROR_CHARACTERS = 300, 500  # limits of the columns
 
 
 @dataclass(kw_only=True)
 class TokenSequence:
-    """One training sequence of a rollout.
+    """A training sequence of a rollout.
 
     Shapes: all lists (T,). ``logprobs`` are the sampler's, ``trainer_logprobs`` and ``entropies`` the trainer's; None where there
     is none, for single tokens as for a whole list. ``advantages`` are given if the tokens of the rollout have different ones;
@@ -151,7 +151,7 @@ class Rollout:
         return {"tool_calls": total, "tools": json.dumps(facts) if facts else None}
 
     def input(self) -> str | None:
-        """Return the beginning of the payload's prompt, else of the whole payload."""
+        """Return the beginning of the payload's prompt, or of a payload without one."""
         if not isinstance(self.payload, Mapping) or not self.payload:
             return None
         prompt = self.payload.get("prompt")
@@ -249,7 +249,7 @@ def text_of(message: Mapping[str, Any]) -> str:
     if isinstance(content, list):
         pieces += [str(p.get("text") or p.get("content") or "") for p in content if isinstance(p, Mapping)]
     pieces += [f"{c.get('name')}({c.get('arguments', c.get('input'))})" for c in _calls(message)]
-    pieces.append(str(message.get("output") or ""))  # of a tool, Responses
+    pieces.append(str(message.get("output") or ""))  # a tool's, in the Responses shape
     return " ".join(p for p in pieces if p)
 
 

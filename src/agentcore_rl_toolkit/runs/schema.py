@@ -86,7 +86,7 @@ def searchable(database: sqlite3.Connection) -> bool:
 
 
 def open_to_read(path: Path) -> sqlite3.Connection:
-    """Works beside a writer, and on folders that cannot be written. Raises: ConfigError."""
+    """Open the file to read, also while it is written, and if the folder is read-only. Raises: ConfigError."""
     if not path.is_file():
         raise ConfigError(f"{path.parent} has no {path.name}: it is no run, or one of an older version")
     for options in ("mode=ro", "mode=ro&immutable=1"):  # the second for folders in which SQLite cannot make its log

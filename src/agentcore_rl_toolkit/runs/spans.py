@@ -2,7 +2,7 @@
 
 The trace id follows from the session id (`contract.trace_id_of`), so a span, a row of the run, a session of the gateway and the
 agent's own spans find each other without passing an id on. Names are those of the GenAI conventions: `invoke_agent` for the
-rollout, `chat` for a model call, `execute_tool` for the time between two of them; stages have names of our own.
+rollout, `chat` for a model call, `execute_tool` for the time between two of them; stages have this project's names.
 
 Source: OpenTelemetry semantic conventions 1.38, gen-ai-spans and gen-ai-agent-spans.
 """
@@ -128,13 +128,13 @@ class SpanSender:
 
     @classmethod
     def from_env(cls) -> SpanSender | None:
-        """One, where the environment names a collector; None elsewhere, and (with a warning) without the libraries."""
+        """Return a sender if the environment names a collector. None otherwise, and (with a warning) without the libraries."""
         if not any(os.environ.get(name) for name in ENDPOINTS):
             return None
         try:
             return cls()
         except MissingExtraError as e:
-            log.warning("no spans are sent: %s", e)
+            log.warning("spans are not sent: %s", e)
             return None
 
     def send(self, rollout: Mapping[str, Any]) -> int:

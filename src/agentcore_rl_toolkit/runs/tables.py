@@ -1,4 +1,4 @@
-"""What is written to `rollouts.sqlite`: rollouts with their parts, what a trainer adds to them, and the summaries of steps."""
+"""Writes `rollouts.sqlite`: rollouts with their parts, the trainer's numbers, and the summaries of steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .steps import summarize
 
 log = logging.getLogger(__name__)
 
-_PARTS = (TOKENS, DIALOGUE, DETAIL)  # in this order they are given up
+_PARTS = (TOKENS, DIALOGUE, DETAIL)  # the order in which they are deleted from large runs
 Step = tuple[str, int | None]  # phase and step
 
 
@@ -31,7 +31,7 @@ class TokenTexts:
         self._path = Path(folder)
 
     def of(self, ids: Iterable[int]) -> dict[int, str]:
-        """Token id -> its text. Bytes that are no text of their own are U+FFFD, as every decoder shows them."""
+        """Return the text of each token id. Bytes that are not text are U+FFFD, as in every decoder."""
         found: dict[int, str] = {}
         for token in ids if self._tokenizer is not None else ():
             text = self._tokenizer.decode([token], skip_special_tokens=False)

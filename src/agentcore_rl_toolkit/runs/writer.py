@@ -1,7 +1,7 @@
 """Writes rollouts as they end, and never delays or breaks its caller.
 
-Theory of operation. Callers put rollouts into a bounded queue and go on; one thread writes the whole queue in one transaction, so
-that a group costs one commit. When the queue or the disk is full, new rollouts are dropped and counted. The counts are logged,
+Theory of operation. Callers put rollouts into a bounded queue and continue. One thread writes the whole queue in one transaction,
+so that a group costs one commit. When the queue or the disk is full, new rollouts are dropped and counted. The counts are logged,
 and kept in the run where that is possible. A process that is killed loses the last uncommitted second; the file stays whole
 (SQLite's write-ahead log).
 """
@@ -58,7 +58,7 @@ class RunWriter:
         try:
             self._tables = Tables(folder / ROLLOUTS, texts, max_gb * 2**30)
         except sqlite3.Error as e:
-            log.warning("no rollouts are kept: %s cannot be written: %s", folder / ROLLOUTS, e)
+            log.warning("rollouts are not kept: %s cannot be written: %s", folder / ROLLOUTS, e)
         self._thread = threading.Thread(target=self._run, name="agentcore-rl-run-writer", daemon=True)
         self._thread.start()
 
@@ -118,7 +118,7 @@ class RunWriter:
         return done.wait(max(0.0, deadline_s - time.monotonic()))
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
-        """Write what waits, say what was dropped. Twice does nothing."""
+        """Write the queue, and log how many rollouts were dropped. A second call does nothing."""
         if self._closed:
             return
         self._closed = True
@@ -187,7 +187,7 @@ class RunWriter:
             self._warnings.warning("rollouts of %s were not kept: %s", self.folder, e)
 
     def _one(self, tables: Tables, work: Work) -> None:
-        """One that cannot be written takes no other with it."""
+        """Do one piece of work. If it fails, the others are still written."""
         try:
             with tables.savepoint():
                 work(tables)

@@ -20,8 +20,8 @@ from ..stats.differences import change_of
 from .listing import head
 
 PAGE = 1000  # rows of one answer at most
-BINS = 12  # of a histogram
-FOLDERS_S = 1.0  # for how long the list of folders is not read again
+BINS = 12  # a histogram's
+FOLDERS_S = 1.0  # the list of folders is read again after this time
 LOG_BYTES = 4000
 MOST_TOOLS = 200
 
@@ -34,7 +34,7 @@ class Runs:
     def __init__(self, given: list[Path], folder: Path | None) -> None:
         self._given, self._folder = given, folder
         self._folders: tuple[float, dict[str, Path]] = (-FOLDERS_S, {})
-        self._kept: dict[tuple[str, Path], tuple[Any, Any]] = {}  # of a run, its stamp and what was computed then
+        self._kept: dict[tuple[str, Path], tuple[Any, Any]] = {}  # a run's stamp, and the result for that stamp
 
     def folders(self, *, fresh: bool = False) -> dict[str, Path]:
         """Return the folder of each name. A number distinguishes runs of one name. ``fresh`` reads the folders again now."""
@@ -166,7 +166,7 @@ def inputs(run: RunReader, query: Query) -> list[dict[str, Any]]:
 
 
 def evaluation(run: RunReader, query: Query) -> dict[str, Any]:
-    """One evaluation: its reward with the interval over inputs, pass@k, the histogram of rewards, failures and inputs."""
+    """Return an evaluation: its reward with the interval over inputs, pass@k, the rewards' histogram, failures, inputs."""
     step = next((s for s in run.steps() if (s["phase"], s["number"]) == (query.phase, query.number)), None)
     if step is None:
         raise ConfigError(f"{run.name} has no evaluation {query.phase} {query.number or ''}".rstrip())

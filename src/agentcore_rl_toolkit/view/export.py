@@ -17,7 +17,7 @@ STATIC = Path(__file__).parent / "static"
 # In the order of their imports.
 MODULES = ["dom", "source", "charts", "runs", "run", "rollouts", "tokens", "rollout", "group", "evaluation", "compare"]
 COMPARED = 12  # evaluations whose changes are computed for each pair
-MOST_ROLLOUTS = 500  # of trainings; those of evaluations are all in
+MOST_ROLLOUTS = 500  # the limit for training; a file has all rollouts of evaluations
 _IMPORT = re.compile(r"^import [^;]*;\n", re.MULTILINE)
 _EXPORT = re.compile(r"^export ", re.MULTILINE)
 
@@ -34,7 +34,7 @@ def sample(run: RunReader, limit: int) -> tuple[list[int], str]:
 
     The file has all rollouts of evaluations, and about ``limit`` of training: evenly spaced groups of each step, at least one.
     """
-    steps: dict[int | None, dict[str, list[int]]] = {}  # of the training: the rollouts of each group
+    steps: dict[int | None, dict[str, list[int]]] = {}  # the rollouts of each group of the training
     chosen = []
     every = run.ids(Query())
     for row in run.rows(every):
@@ -59,7 +59,7 @@ def sample(run: RunReader, limit: int) -> tuple[list[int], str]:
 
 
 def export(run: RunReader, target: Path, *, limit: int = MOST_ROLLOUTS) -> str:
-    """Write a `sample` of a run with all its parts. Returns the sentence that says what the file holds."""
+    """Write a `sample` of a run with all its parts. Return a sentence about the content of the file."""
     ids, left_out = sample(run, limit)
     rows = run.rows(ids)
     texts: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""What a list of runs shows of each."""
+"""The entries of a list of runs."""
 
 from __future__ import annotations
 

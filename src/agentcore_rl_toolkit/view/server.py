@@ -31,7 +31,7 @@ from .data import Runs, query_of
 from .export import STATIC
 
 LOOK_S, LIST_LOOKS = 0.5, 10
-SIDES = ("first", "second")  # of a comparison
+SIDES = ("first", "second")  # the sides of a comparison
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",

@@ -62,7 +62,7 @@ class JobConfig(Settings):
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any], *, where: str) -> JobConfig:
-        """Make the settings. Raises: ConfigError on an unknown setting, or on one that jobs cannot honor."""
+        """Make the settings. Raises: ConfigError on a setting that is unknown, or that jobs cannot honor."""
         job = "a multi-turn RL job"
         refuse(values, job, "SageMaker computes its advantages; `form: session` takes them from here")
         refuse(values, job, "SageMaker takes the agent's reward; `form: session` has a judge", JudgeSettings)
@@ -199,7 +199,7 @@ class Jobs:
                 break
             await asyncio.sleep(self._config.poll_s)
         if found["JobStatus"] != "Completed":
-            why = found.get("FailureReason", "no reason is given")
+            why = found.get("FailureReason", "SageMaker gave no reason")
             package = output.get("OutputModelPackageArn", "none")
             raise TrainingServiceError(
                 f"job {named['JobName']} is {found['JobStatus']}: {why}. Model package: {package}",

@@ -51,8 +51,8 @@ def generate_rollout_fully_async(args: Any, rollout_id: int, data_source: Any, e
 def _share_places(args: Any) -> None:
     """Replace the semaphore of slime 0.3.1, which has one per process.
 
-    Fully asynchronous rollouts and a concurrent evaluation run on different event loops. The second one that waits for
-    the semaphore would fail.
+    Fully asynchronous rollouts and a concurrent evaluation run on different event loops. The second loop that
+    waits for the semaphore would fail.
     """
     from slime.rollout.sglang_rollout import GenerateState
     from slime.utils.http_utils import get_rollout_num_engines

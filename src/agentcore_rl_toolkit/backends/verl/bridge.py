@@ -73,7 +73,7 @@ class Bridge:
 
         given = request.headers.get("authorization", "")
         if not hmac.compare_digest(given.encode(), b"Bearer " + self.key.encode()):
-            return JSONResponse({"error": {"message": "this server is for the gateway of its own trainer"}}, 401)
+            return JSONResponse({"error": {"message": "only the gateway of this server's trainer may use it"}}, 401)
         asked = await request.json()
         session = request.headers.get("x-smg-routing-key") or uuid.uuid4().hex
         work = asyncio.ensure_future(self.generate(asked["input_ids"], asked["sampling_params"], session=session))

@@ -27,7 +27,7 @@ from ..output.terminal import visible
 FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 FOLDER = click.Path(path_type=Path, file_okay=False)
 POSITIVE = click.FloatRange(min=0, min_open=True)
-SETTINGS = "compared.json"  # in the folder of a side that this command evaluates
+SETTINGS = "compared.json"  # written into the folder of a side that this command evaluates
 MEASURED = ("timeout", "sampling_params", "score", "judge")
 SHOWN = 5  # inputs that got better, and worse, on the screen; all are in compare.json
 

@@ -91,18 +91,18 @@ def serve(
 
     A call needs the key of its session, which a trainer opens. For a chat endpoint without sessions, use `agentcore-rl serve`.
 
-    Keys come from the environment. AGENTCORE_RL_GATEWAY_ADMIN_KEY is the administrator's key, required beyond loopback; else
-    the gateway makes one, in a file that only you can read. AGENTCORE_RL_GATEWAY_UPSTREAM_KEY is the inference servers' key (with
-    --engine tinker also TINKER_API_KEY).
+    Keys come from the environment. AGENTCORE_RL_GATEWAY_ADMIN_KEY is the administrator's key, required beyond loopback.
+    Without it, the gateway makes one, in a file that only you can read. AGENTCORE_RL_GATEWAY_UPSTREAM_KEY is the engines' key
+    (with --engine tinker also TINKER_API_KEY).
 
-    --set takes call_timeout (seconds a model call may take; 0: no limit), outage_timeout (seconds a call may wait while no
-    inference server is up), stream_timeout (seconds a server's stream may be silent), orphan_timeout (seconds a call goes on
-    when its agent has hung up: the agent may ask again), body_mb and reply_mb (the largest request and reply),
-    default_max_tokens (for requests without max_tokens, with --model), context_tokens (the model's window, with --model),
-    train_constrained=yes (train replies that were held to a schema, grammar or tool call), forced_tools=wish (leave a model free
-    that an agent forces to call a tool or to fit a schema; refuse: such a request gets an error), history=template (prompts as
-    the chat template writes them, without earlier thinking, with --model), allow_fields (request fields of your engine that
-    agents may use, with commas) and fsync=yes (wait for the disk before an agent gets the end of a reply).
+    --set takes call_timeout (the seconds for a model call; 0: no limit), outage_timeout (the seconds for which a call waits while
+    all engines are down), stream_timeout (the seconds for which an engine's stream may be silent), orphan_timeout (the seconds
+    for which a call continues after its agent has disconnected: the agent may ask again), body_mb and reply_mb (the largest
+    request and reply), default_max_tokens (for requests without max_tokens, with --model), context_tokens (the model's window,
+    with --model), train_constrained=yes (train replies that a schema, grammar or tool call constrained), forced_tools=wish (do
+    not force the model if an agent asks for a tool call or a schema; refuse: such a request gets an error), history=template
+    (prompts as the chat template writes them, without earlier thinking, with --model), allow_fields (request fields of your
+    engine that agents may use, with commas) and fsync=yes (wait for the disk before an agent gets the end of a reply).
     """
     import asyncio
 

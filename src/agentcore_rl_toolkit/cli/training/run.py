@@ -185,9 +185,7 @@ def print_end(console: Console, job: Job, report: Report, summary: dict[str, Any
     from .display import share, share_of, token_counts
 
     for when, rollout in report.example(job.settings.step.seed):
-        console.print(
-            f"\n[bold]An input drawn from those whose reward changed, {when} training[/] (reward {rollout['score']:g})"
-        )
+        console.print(f"\n[bold]A random input whose reward changed, {when} training[/] (reward {rollout['score']:g})")
         for line in dialogue_lines(rollout["dialogue"] or []):
             console.print(line, highlight=False, markup=False)
     if job.rows[1]:

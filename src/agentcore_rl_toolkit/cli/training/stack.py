@@ -354,15 +354,15 @@ def _slow_start(runtime: Any) -> str | None:
 
 
 def check_agent(agent: str | None, *, own_sessions: bool) -> None:
-    """Raise ConfigError if no agent is given or served here, or if the served agent lacks the requested sessions."""
+    """Raise ConfigError without a given or served agent, or if the served agent lacks the requested sessions."""
     if agent is not None:
         return
     if Stack.running() is None:
         raise ConfigError("--agent is missing, and no `agentcore-rl up` runs in this folder")
     if own_sessions:
         raise ConfigError(
-            "--agent FILE is missing: with --session-env, --readable or --writable this command starts its own services, "
-            "beside those of `agentcore-rl up`; to use those, give the options to `up`"
+            "--agent FILE is missing: with --session-env, --readable or --writable this command starts its own services; "
+            "to use those of `agentcore-rl up`, give the options to `up`"
         )
 
 

@@ -88,7 +88,7 @@ def serve(
         keys.forget(key_file)
 
     with listen(host, port) as listener, Engine.from_directory(weights, dtype=dtype, seed=seed) as engine:
-        # The engine's thread gives the interpreter lock away at every operation; with the default of 5 ms it would wait that long
-        # for it whenever the HTTP side is busy.
+        # The engine's thread gives the interpreter lock away at every operation. With the default, it would wait 5 ms to get the
+        # lock back whenever the HTTP side is busy.
         sys.setswitchinterval(0.0005)
         asyncio.run(run())

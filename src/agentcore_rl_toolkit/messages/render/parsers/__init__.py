@@ -1,7 +1,7 @@
 """Chooses the parser of a model's output: by its chat template, or by name.
 
-To add a family, write its `Grammar` in a file and list it in `_KNOWN`. A format that is not made of marked blocks has a parser
-of its own (`channels`, `llama`).
+To add a family, write its `Grammar` in a file and list it in `_KNOWN`. A format without marked blocks has its own parser
+(`channels`, `llama`).
 """
 
 from __future__ import annotations

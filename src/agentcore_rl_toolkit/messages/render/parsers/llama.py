@@ -2,8 +2,8 @@
 
 Source: the chat templates of meta-llama/Llama-3.1, 3.2 and 4: ``{"name": ..., "parameters": {...}}``, several
 separated by semicolons, or ``[name(key=value), ...]``; either may follow ``<|python_tag|>``. An answer that does not
-begin like a call is text and is given out as it comes; one that does is held until its end, because only the whole of
-it can be judged.
+begin like a call is text and is given out as it comes. Any other answer is held until its end, because only all of it
+shows if it is a call.
 """
 
 from __future__ import annotations
