@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.runs import Query, RunReader, RunWriter, diagnose
+from agentcore_rl_toolkit.runs import Query, Rollout, RunReader, RunWriter, diagnose
 from runs_that_cannot_learn import SENTENCES, STEPS, write
 
 GROUPS_OR_NUMBERS = ("all_fail", "all_pass", "no_spread", "opposed")  # their sentences count no rollouts
@@ -37,6 +38,29 @@ def test_a_policy_that_solves_its_inputs_has_no_reason_to_explore(tmp_path: Path
             run.event("step", {"step": step, "entropy": 0.1 if step < 3 else 0.001})
     with RunReader(tmp_path) as run:
         assert [finding.name for finding in diagnose(run)] == ["all_pass"]
+
+
+def test_all_failures_count_however_many_different_errors_there_are(tmp_path: Path) -> None:
+    facts: dict[str, Any] = {"phase": "train", "outcome": "agent_error", "cause": "agent", "score": 0.0}
+    with RunWriter(tmp_path) as run:
+        for n in range(400):
+            run.rollout(Rollout(session_id=str(n), step=n // 100, group=str(n // 4), error=f"KeyError: {n}", **facts))
+    with RunReader(tmp_path) as run:
+        text = diagnose(run)[0].text
+    assert text == "400 of 400 rollouts of the last 4 steps failed, for 100 or more different reasons."
+
+
+def test_numbers_beyond_all_bounds_oppose_nothing(tmp_path: Path) -> None:
+    with RunWriter(tmp_path) as run:
+        for n in range(40):
+            facts: dict[str, Any] = {
+                "metrics": {"a": 1e300 * (n % 3), "b": 1e308 * (n % 2)},
+                "reward": n % 2,
+                "score": n % 2,
+            }
+            run.rollout(Rollout(session_id=str(n), phase="train", step=0, group=str(n // 4), outcome="ok", **facts))
+    with RunReader(tmp_path) as run:
+        assert diagnose(run) == []
 
 
 def test_one_token_far_from_its_sampler_does_not_make_updates_too_large(tmp_path: Path) -> None:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import fcntl
+import functools
 import math
 import os
+import random
 import signal
 import sqlite3
 import subprocess
 import sys
 import threading
+import time
+from array import array
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +31,14 @@ from agentcore_rl_toolkit.runs import (
     RunReader,
     RunWriter,
     TokenSequence,
+    TokenTexts,
+    append_event,
     find_run,
     find_runs,
     locked,
+    read_metrics,
+    rollout_rows,
+    write_rows,
     writer,
 )
 
@@ -327,6 +337,131 @@ def test_one_that_cannot_be_written_takes_no_other_with_it(tmp_path: Path, caplo
     assert "no such thing" in caplog.text
     with RunReader(tmp_path) as reader:
         assert [r["reward"] for r in reader.rollouts()] == [0.0, 1.0, None]
+
+
+def after(event: threading.Event, n: int) -> Rollout:
+    assert event.wait(60)
+    return rollout(n)
+
+
+def test_odd_values_neither_end_the_writer_nor_cost_other_rollouts(tmp_path: Path) -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(100_000):
+        deep = {"a": deep}
+    with RunWriter(tmp_path) as run:
+        run.rollout(rollout(0, record=deep))
+        assert run.flush()
+        run.rollout(rollout(1, staleness=array("h", [3])[0], elapsed_s=math.inf, group="half \ud800", stage="x\0y"))
+        odd: Any = [3]
+        run.rollout(rollout(2, staleness=odd))  # SQLite takes no lists
+        run.rollout(rollout(3))
+        run.annotate("session-3", advantage=math.inf)
+    with RunReader(tmp_path) as reader:
+        assert [row["session_id"] for row in reader.rollouts()] == ["session-1", "session-3"]
+        assert [row["elapsed_s"] for row in reader.rollouts()] == [None, None]
+        assert [row["advantage"] for row in reader.rollouts()] == [None, None]
+        assert [step["staleness"] for step in reader.steps()] == [3]
+        assert reader.counters() == {"not_kept_error": 2}
+
+
+def test_a_transaction_that_fails_costs_its_rollouts_and_nothing_later(tmp_path: Path) -> None:
+    class Texts(TokenTexts):
+        def of(self, ids: Iterable[int]) -> dict[int, str]:
+            return {token: f"<{token}>" for token in ids}
+
+    def full() -> Rollout:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    began = threading.Event()
+    with RunWriter(tmp_path, texts=Texts(tmp_path)) as run:
+        run.rollout(functools.partial(after, began, 0))
+        run.rollout(full)
+        began.set()
+        assert run.flush()
+        run.rollout(rollout(1))
+    with RunReader(tmp_path) as reader:
+        assert [row["session_id"] for row in reader.rollouts()] == ["session-1"]
+        assert reader.texts([10]) == {10: "<10>"}
+        assert reader.counters() == {"not_kept_error": 2}
+
+
+def test_a_slow_disk_gets_the_time_that_it_needs_at_the_end_and_a_hanging_one_does_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def slow(n: int) -> Rollout:
+        time.sleep(0.2)
+        return rollout(n)
+
+    run = RunWriter(tmp_path / "slow")
+    for n in range(8):
+        run.rollout(functools.partial(slow, n))
+    run.close(0.6)
+    with RunReader(tmp_path / "slow") as reader:
+        assert reader.count() == 8
+    go = threading.Event()
+    run = RunWriter(tmp_path / "hanging")
+    run.rollout(functools.partial(after, go, 0))
+    run.rollout(rollout(1))
+    run.close(0.1)
+    assert "takes no writes" in caplog.text
+    go.set()
+    assert run.flush()
+
+
+def test_an_event_after_a_line_that_was_cut_is_kept(tmp_path: Path) -> None:
+    append_event(tmp_path, "first", {})
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"event": "cut", "lo')
+    with RunWriter(tmp_path) as run:
+        run.event("resumed", {"loss": math.nan})
+        run.event("odd", {"what": {1, 2}})
+    assert [event["event"] for event in read_metrics(tmp_path)] == ["first", "resumed", "odd"]
+
+
+def test_reasoning_and_text_after_a_null_character_are_searched(tmp_path: Path) -> None:
+    with RunWriter(tmp_path) as run:
+        run.rollout(rollout(0, dialogue=[{"role": "user", "content": "before\0after"}]))
+        run.rollout(rollout(1, dialogue=[{"role": "assistant", "content": "", "reasoning_content": "so I looked"}]))
+    with RunReader(tmp_path) as reader:
+        assert reader.ids(Query(text="after")) == [1]
+        assert reader.ids(Query(text="SO I LOOKED")) == [2]
+
+
+def test_failures_have_the_numbers_of_steps_as_they_are_shown(tmp_path: Path) -> None:
+    failed = {"outcome": "agent_error", "cause": "agent", "error": "no lamp", "reward": None, "score": 0.0}
+    with RunWriter(tmp_path) as run:
+        run.rollout(rollout(0))
+        run.rollout(rollout(1, phase="eval", step=4, **failed))
+    with RunReader(tmp_path) as reader:
+        [failure] = reader.failures()
+        assert (failure["first"], failure["last"]) == (4, 4)
+
+
+def test_rows_have_a_column_for_every_number_also_of_later_rollouts(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    with RunWriter(tmp_path / "run") as run:
+        for n in range(1200):
+            run.rollout(rollout(n, metrics={} if n < 1100 else {"lamps": 2.0, "reward": 7.0}, sequences=None))
+    with RunReader(tmp_path / "run") as reader:
+        assert write_rows(rollout_rows(reader), tmp_path / "rows.parquet") == 1200
+    table = parquet.read_table(tmp_path / "rows.parquet")
+    assert [table[name][1199].as_py() for name in ("reward", "number_reward", "lamps")] == [1.0, 7.0, 2.0]
+    assert table["lamps"][0].as_py() is None
+
+
+def test_the_file_keeps_to_its_limit_with_the_index_of_texts(tmp_path: Path) -> None:
+    rng = random.Random(1)
+    with RunWriter(tmp_path, max_gb=2_000_000 / 2**30) as run:
+        for n in range(300):
+            words = " ".join(str(rng.random()) for _ in range(300))
+            run.rollout(rollout(n, dialogue=[{"role": "user", "content": words}]))
+            if n % 10 == 0:
+                assert run.flush()
+    assert (tmp_path / ROLLOUTS).stat().st_size < 3_000_000  # the limit and one transaction
+    with RunReader(tmp_path) as reader:
+        assert reader.count() == 300
+        with pytest.raises(ConfigError, match="too large"):
+            reader.ids(Query(text="0.1"))
 
 
 def test_the_oldest_lose_their_tokens_first_and_say_so(tmp_path: Path) -> None:

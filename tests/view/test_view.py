@@ -226,7 +226,10 @@ def test_filters_orders_and_keys(shown: Shown) -> None:
     page.fill("[name=number]", "1.5")
     page.wait_for_selector("[name=number]:invalid")
     page.fill("[name=number]", "2")
-    page.click("[data-sort=reward]")
+    shown.settled().wait_for_selector(".rows .row >> nth=3")
+    page.keyboard.press("j")
+    page.focus("[data-sort=reward]")
+    page.keyboard.press("Enter")  # of a button, not of the list
     page.wait_for_selector("[data-sort=reward][aria-sort=ascending]")
     assert "number=2" in page.url  # a link that gives the same list
     shown.settled().wait_for_selector(".rows .row >> nth=3")
@@ -247,6 +250,15 @@ def test_filters_orders_and_keys(shown: Shown) -> None:
     assert page.locator("nav .item").count() == 4
     page.fill("[name=find]", "lamps")
     page.wait_for_selector("#hits:text-is('2 places')")
+
+
+def test_links_of_a_group_open_by_keyboard_and_a_wrong_address_shows_the_run(shown: Shown) -> None:
+    page = shown.at("#/run/loop/group/1")
+    page.focus(".member[data-id='4']")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("h1:text-is('Rollout 4')")
+    page = shown.at("#/run/loop/%zz")
+    page.wait_for_selector("#diagnosis", state="attached")
 
 
 def test_a_rollout_shows_its_fidelity_and_its_raw_record(shown: Shown) -> None:
@@ -472,6 +484,7 @@ QUERIES = [
     {"text": "世界"},
     {"text": "onerror='window"},
     {"text": "no such word"},
+    {"text": "null"},
 ]
 
 

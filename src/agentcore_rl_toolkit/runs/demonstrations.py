@@ -32,7 +32,7 @@ def demonstrations(
     ``reward``, ``session_id``, ``input_id``. ``report`` gets a line about the selection at the end.
     Raises: ConfigError without ``min_reward``, with the rewards that there are, and when nothing is left.
     """
-    imitated: list[tuple[int | None, str]] = []  # the group of each rollout
+    imitated, taken = 0, set()  # the groups of the imitated rollouts
     fit = Query(phase="train", outcome="ok", usable=True, sort="reward", descending=True)
     with RunReader(folder) as run:
         rewards = run.numbers(fit)["reward"]
@@ -52,12 +52,13 @@ def demonstrations(
         for rollout in enough:
             [row] = run.rows([rollout])
             group = (row["step"], row["grp"])
-            if best_of_group and (group in imitated or row["reward"] <= 0):
+            if best_of_group and (group in taken or row["reward"] <= 0):
                 continue
-            sequences = _sequences(run, row)
-            yield from sequences
-            imitated += [group] if sequences else []
-        text = f"{run.name}: {len(imitated)} of {run.count()} rollouts are imitated; {len(rewards)} of the training ended ok and "
+            if sequences := _sequences(run, row):
+                yield from sequences
+                imitated += 1
+                taken.add(group)
+        text = f"{run.name}: {imitated} of {run.count()} rollouts are imitated; {len(rewards)} of the training ended ok and "
         text += f"are usable, {len(enough)} of these have a reward of {min_reward:g} or more"
     if not imitated:
         raise ConfigError(f"nothing to imitate: {text}")
@@ -102,7 +103,7 @@ def write_rows(rows: Iterable[Mapping[str, Any]], target: Path) -> int:
 
 
 def _write_parquet(rows: Iterable[Mapping[str, Any]], target: Path) -> int:
-    """Write groups of rows. The names and types of columns are those of `schema.COLUMNS`, otherwise those of the first group."""
+    """Write groups of rows. The types of columns are those of `schema.COLUMNS`, otherwise those of the first group."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -114,7 +115,8 @@ def _write_parquet(rows: Iterable[Mapping[str, Any]], target: Path) -> int:
             if writer is None:
                 found = pa.Table.from_pylist(part).schema
                 types = {"TEXT": pa.string(), "INTEGER": pa.int64(), "REAL": pa.float64()}
-                known = [(f.name, types.get(COLUMNS.get(f.name, "").split(" ")[0], f.type)) for f in found]
+                plain = [(f.name, pa.float64() if f.type == pa.null() else f.type) for f in found]
+                known = [(name, types.get(COLUMNS.get(name, "").split(" ")[0], kind)) for name, kind in plain]
                 writer = pq.ParquetWriter(target, pa.schema(known))
             writer.write_table(pa.Table.from_pylist(part, schema=writer.schema))
             count += len(part)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .reader import Query, RunReader
+from .reader import MOST_FAILURES, Query, RunReader
 from .steps import mean
 
 RECENT = 8  # training steps that are examined: enough to see a state, few enough to leave out repaired faults
@@ -118,7 +118,7 @@ class _Window:
 def _failures(window: _Window) -> Found:
     total, usable = window.sum("rollouts"), window.sum("usable")
     errors = window.run.failures(Query(**window.query))
-    failed = sum(error["rollouts"] for error in errors)
+    failed = window.run.total(Query(**window.query, failed=True))
     if errors and failed >= FAILED * total:
         first = errors[0]
         text = f"{failed} of {total} rollouts of {window.name} failed"
@@ -128,7 +128,8 @@ def _failures(window: _Window) -> Found:
             which = {"error": first["error"]} if first["error"] else {"outcome": first["outcome"]}
             yield "one_error", text, advice, {**window.query, **which}
         else:
-            yield "failures", f"{text}, for {len(errors)} different reasons.", advice, {**window.query, "failed": True}
+            reasons = f"{len(errors)}{' or more' if len(errors) == MOST_FAILURES else ''} different reasons"
+            yield "failures", f"{text}, for {reasons}.", advice, {**window.query, "failed": True}
     if window.query["phase"] == "train" and total and not usable:
         text = f"None of the {total} rollouts of {window.name} is usable for training."
         yield "not_usable", text, "not_usable", {**window.query, "usable": False}
@@ -174,21 +175,22 @@ def _opposed_numbers(window: _Window) -> Found:
     columns = window.run.numbers(Query(**window.query))
     reward = columns.pop("reward", {})
     helpful = {name: values for name, values in columns.items() if (_correlation(values, reward) or -1.0) >= 0}
-    for one, other in itertools.combinations(sorted(helpful), 2):
-        found = _correlation(helpful[one], helpful[other])
-        if found is not None and found <= OPPOSED:
-            text = (
-                f"The numbers {one} and {other} oppose each other: if one rises, the other falls. Their correlation is "
-            )
-            yield "opposed", f"{text}{found:.2f} over the rollouts of {window.name}.", "opposed", window.query
+    pairs = itertools.combinations(sorted(helpful), 2)
+    found, one, other = min(
+        ((_correlation(helpful[a], helpful[b]) or 0.0, a, b) for a, b in pairs), default=(0.0, "", "")
+    )
+    if found <= OPPOSED:
+        text = f"The numbers {one} and {other} oppose each other: if one rises, the other falls. Their correlation is "
+        yield "opposed", f"{text}{found:.2f} over the rollouts of {window.name}.", "opposed", window.query
 
 
 def _correlation(one: Mapping[int, float], other: Mapping[int, float]) -> float | None:
     both = sorted(one.keys() & other.keys())
     a, b = [one[n] for n in both], [other[n] for n in both]
-    if len(both) < FEW or len(set(a)) == 1 or len(set(b)) == 1:
+    try:
+        return statistics.correlation(a, b) if len(both) >= FEW else None
+    except (statistics.StatisticsError, OverflowError):  # one is constant, or too large
         return None
-    return statistics.correlation(a, b)
 
 
 def _updates(numbers: Sequence[Mapping[str, Any]]) -> Found:

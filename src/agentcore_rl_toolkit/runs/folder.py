@@ -108,7 +108,7 @@ def make_folder(root: Path, name: str) -> Path:
 
 
 def is_run(folder: Path) -> bool:
-    return (folder / ROLLOUTS).is_file() or (folder / METRICS).is_file()
+    return any(os.path.isfile(folder / name) for name in (ROLLOUTS, METRICS))  # a private folder is none
 
 
 def find_runs(root: Path) -> list[Path]:
@@ -177,6 +177,14 @@ def _last_event(folder: Path) -> dict[str, Any]:
         file.seek(-min(TAIL_BYTES, file.seek(0, os.SEEK_END)), os.SEEK_END)
         return next(filter(None, map(_object, reversed(file.read().splitlines()))), {})
     return {}
+
+
+def append_event(folder: Path, event: str, facts: Mapping[str, Any]) -> None:
+    """Append one line to `metrics.jsonl`. Raises: OSError; TypeError, ValueError if the facts are no JSON."""
+    line = json.dumps({"event": event, **facts}, default=str).encode() + b"\n"
+    with (folder / METRICS).open("a+b") as file:
+        file.seek(max(0, file.tell() - 1))
+        file.write(line if file.read() in (b"", b"\n") else b"\n" + line)  # after a line that a full disk cut
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:

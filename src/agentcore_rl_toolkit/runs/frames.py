@@ -15,11 +15,13 @@ _PART = 500  # rollouts that are read at a time
 
 
 def rollout_rows(run: RunReader, query: Query | None = None) -> Iterator[dict[str, Any]]:
-    """Yield a row for each rollout that fits: its columns, its place in the run, and the numbers that came with its reward."""
-    ids = run.ids(query or Query())
+    """Yield a row for each rollout that fits: its columns, its place in the run, and the numbers that came with its reward.
+    A number that has the name of a column is called ``number_NAME``.
+    """
+    ids, own = run.ids(query or Query()), {n: f"number_{n}" if n in ("at", *LISTED) else n for n in run.number_names()}
     for start in range(0, len(ids), _PART):
         for row in run.rows(ids[start : start + _PART]):
-            yield {name: row[name] for name in ("at", *LISTED, "numbers")}
+            yield {n: row[n] for n in ("at", *LISTED)} | {own[n]: row["numbers"].get(n) for n in own}
 
 
 def message_rows(run: RunReader, query: Query | None = None) -> Iterator[dict[str, Any]]:
@@ -33,7 +35,7 @@ def message_rows(run: RunReader, query: Query | None = None) -> Iterator[dict[st
 
 def step_rows(run: RunReader) -> Iterator[dict[str, Any]]:
     """Yield a row for each step and evaluation, with the numbers of its event in `metrics.jsonl`."""
-    events = {event["step"]: event for event in run.metrics() if event.get("event") == "step"}
+    events = {event.get("step"): event for event in run.metrics() if event.get("event") == "step"}
     for step in run.steps():
         yield {**(events.get(step["step"], {}) if step["phase"] == "train" else {}), **step}
 
@@ -43,7 +45,7 @@ def rollouts_df(run: str | Path | None = None, query: Query | None = None) -> An
 
     Raises: ConfigError, MissingExtraError without pandas.
     """
-    return _frame(run, lambda reader: ({**row, **row.pop("numbers")} for row in rollout_rows(reader, query)))
+    return _frame(run, lambda reader: rollout_rows(reader, query))
 
 
 def messages_df(run: str | Path | None = None, query: Query | None = None) -> Any:

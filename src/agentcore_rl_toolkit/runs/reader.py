@@ -15,11 +15,12 @@ from .record import DETAIL, DIALOGUE, TOKENS, unpack
 from .schema import COLUMNS, open_to_read, searchable
 from .steps import mean, summarize
 
-LISTED = ("id", *(name for name in COLUMNS if name not in ("bytes", "tools", "numbers")))
+LISTED = ("id", *(name for name in COLUMNS if name not in ("tools", "numbers")))
 SORTED_BY = frozenset(LISTED) - {"dropped", "error"}
 # The difference between the shown number of a training step and the file's: some trainers' files count from 0, not 1.
 _COUNTED_FROM = "(SELECT COALESCE(MIN(step) = 0, 0) FROM rollouts WHERE phase = 'train')"
 _NUMBER = f"step + (phase = 'train') * {_COUNTED_FROM}"
+MOST_FAILURES = 100  # different ones
 SHORTEST = 2  # characters of a text to look for
 
 
@@ -52,8 +53,8 @@ class Query:
     text: str | None = _where(
         "id IN (SELECT rollout FROM search JOIN searched ON document = search.rowid WHERE search MATCH :text)"
     )
-    reward_from: float | None = _where("reward >= :reward_from")
-    reward_to: float | None = _where("reward <= :reward_to")
+    reward_from: float | None = _where("COALESCE(reward, score) >= :reward_from")
+    reward_to: float | None = _where("COALESCE(reward, score) <= :reward_to")
     tokens_from: int | None = _where("sampled_tokens >= :tokens_from")
     tokens_to: int | None = _where("sampled_tokens <= :tokens_to")
     usable: bool | None = _where("(mask_reason IS NULL) = :usable")
@@ -105,7 +106,7 @@ class RunReader:
     def _all(self, sql: str, values: Any = ()) -> list[sqlite3.Row]:
         try:
             return self._database.execute(sql, values).fetchall()
-        except sqlite3.OperationalError as e:
+        except (sqlite3.Error, OverflowError) as e:  # a damaged file; a number that SQLite does not have
             raise ConfigError(f"{self.folder / ROLLOUTS} cannot be read: {e}") from e
 
     # -- lists
@@ -143,7 +144,7 @@ class RunReader:
         """Convert a text for the index of texts, which has all sequences of three characters, in small letters."""
         if not searchable(self._database):
             raise ConfigError(
-                f"the texts of {self.name} cannot be searched: an older version, or one of SQLite, wrote the run"
+                f"the texts of {self.name} cannot be searched: its SQLite was too old, or the run too large"
             )
         found, low = [text], text.lower()
         if len(text) < 3:
@@ -259,19 +260,20 @@ class RunReader:
 
     def solved(self) -> dict[str, int]:
         """Count the inputs of the training that were never, sometimes and always solved (a reward of 1 or more)."""
-        rates = (
-            "SELECT AVG(score >= 1) AS r FROM rollouts WHERE phase = 'train' AND score IS NOT NULL GROUP BY input_key"
-        )
-        sql = f"SELECT TOTAL(r = 0), TOTAL(r > 0 AND r < 1), TOTAL(r = 1) FROM ({rates})"
+        rates = "SELECT AVG(score >= 1) AS r FROM rollouts WHERE phase = 'train' AND score IS NOT NULL"
+        sql = "SELECT TOTAL(r = 0), TOTAL(r > 0 AND r < 1), TOTAL(r = 1) "
+        sql += f"FROM ({rates} GROUP BY COALESCE(input_key, grp))"
         return dict(zip(("never", "sometimes", "always"), map(int, self._all(sql)[0]), strict=True))
 
     def failures(self, query: Query | None = None) -> list[dict[str, Any]]:
-        """Failed rollouts by error, the most frequent first, with the first and last step and one rollout as an example."""
-        columns = (
-            "error, outcome, cause, COUNT(*) AS rollouts, MIN(step) AS first, MAX(step) AS last, MAX(id) AS example"
-        )
+        """Return failed rollouts by error, the most frequent first, with the first and the last step and an example."""
+        columns = f"error, outcome, cause, COUNT(*) AS rollouts, MIN({_NUMBER}) AS first, MAX({_NUMBER}) AS last, "
+        columns += "MAX(id) AS example"
         failed = replace(query or Query(), failed=True)
-        return [dict(row) for row in self._select(columns, failed, "GROUP BY 1, 2, 3 ORDER BY 4 DESC, 1 LIMIT 100")]
+        return [
+            dict(row)
+            for row in self._select(columns, failed, f"GROUP BY 1, 2, 3 ORDER BY 4 DESC, 1 LIMIT {MOST_FAILURES}")
+        ]
 
     def numbers(self, query: Query) -> dict[str, dict[int, float]]:
         """Return the numbers that came with the reward, and ``reward``, by name and rollout."""
@@ -281,6 +283,10 @@ class RunReader:
                 if value is not None:
                     found.setdefault(name, {})[rollout] = value
         return found
+
+    def number_names(self) -> list[str]:
+        """Return the names of all numbers that came with rewards."""
+        return [row[0] for row in self._all("SELECT DISTINCT key FROM rollouts, JSON_EACH(numbers) ORDER BY key")]
 
     def counters(self) -> dict[str, Any]:
         """Return the writer's own report: the number of rollouts that it could not keep."""

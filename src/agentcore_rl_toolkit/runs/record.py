@@ -129,13 +129,12 @@ class Rollout:
     def columns(self) -> dict[str, Any]:
         """Return the values of the table's columns."""
         report = self.fidelity or {}
-        return {
+        found = {
             "grp": self.group,
             **{name: value for name, value in vars(self).items() if name in COLUMNS},
-            **{name: _finite(getattr(self, name)) for name in ("reward", "score", "advantage")},
             **{name: report.get(name) for name in _REPORTED},
             "input": self.input(),
-            "error": None if self.error is None else _text(self.error)[:ERROR_CHARACTERS],
+            "error": None if self.error is None else self.error[:ERROR_CHARACTERS],
             "stop": self.stop(),
             "cut_calls": self._calls_with("finish_reason", *TRUNCATED_REASONS),
             "unparsed_calls": self._calls_with("parse_status", "unparsed"),
@@ -143,6 +142,7 @@ class Rollout:
             "numbers": json.dumps(numbers) if (numbers := self.numbers()) else None,
             **self._tools(),
         }
+        return {name: stored(name, value) for name, value in found.items()}
 
     def _tools(self) -> dict[str, Any]:
         calls, errors, seconds = tools_of(self.dialogue), tool_errors(self.dialogue), seconds_of_tools(vars(self))
@@ -156,7 +156,7 @@ class Rollout:
             return None
         prompt = self.payload.get("prompt")
         text = prompt if isinstance(prompt, str) else json.dumps(redact(self.payload), ensure_ascii=False, default=str)
-        return _text(text)[:INPUT_CHARACTERS]
+        return text[:INPUT_CHARACTERS]
 
     def stop(self) -> str | None:
         """Return why the rollout ended: the policy's failure, an outcome other than ok, or how its last model call ended."""
@@ -245,7 +245,8 @@ def tool_errors(dialogue: Iterable[Mapping[str, Any]] | None) -> Counter[str]:
 def text_of(message: Mapping[str, Any]) -> str:
     """Return a message with its tool calls, as one string."""
     content = message.get("content")
-    pieces = [content] if isinstance(content, str) else []
+    pieces = [message["reasoning_content"]] if isinstance(message.get("reasoning_content"), str) else []
+    pieces += [content] if isinstance(content, str) else []
     if isinstance(content, list):
         pieces += [str(p.get("text") or p.get("content") or "") for p in content if isinstance(p, Mapping)]
     pieces += [f"{c.get('name')}({c.get('arguments', c.get('input'))})" for c in _calls(message)]
@@ -258,9 +259,8 @@ def searched_text(dialogue: Sequence[Mapping[str, Any]] | None, detail: Mapping[
     found = [text_of(message) for message in dialogue or ()]
     if not dialogue:
         found = [json.dumps(detail.get(name), ensure_ascii=False, default=str) for name in ("payload", "record")]
-    return _text(
-        "\n".join([*found, error or "", "", ""])
-    )  # the end: two characters are found as the beginning of three
+    text = "\n".join([*found, error or "", "", ""])  # the end: two characters are found as the beginning of three
+    return _text(text).replace("\0", " ")  # an index of SQLite ends at it
 
 
 def pack(value: Any) -> bytes:
@@ -278,8 +278,14 @@ def _text(value: str) -> str:
     return value.encode("utf-8", "replace").decode()
 
 
-def _finite(value: float | None) -> float | None:
-    return None if value is None or not math.isfinite(value) else float(value)
+def _finite(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
+
+
+def stored(column: str, value: Any) -> Any:
+    """Return a value as its column takes it: text that UTF-8 has, a whole number, or a finite one."""
+    kinds: dict[str, Any] = {"TEXT": _text, "INTEGER": int, "REAL": _finite, "JSON": str}
+    return None if value is None else kinds[COLUMNS[column].split()[0]](value)
 
 
 def _base64(values: array[Any]) -> str:

@@ -17,7 +17,7 @@ _ROLLOUT = """session_id TEXT NOT NULL UNIQUE, phase TEXT NOT NULL, step INTEGER
     sampled_tokens INTEGER, trained_tokens INTEGER, gradient_tokens INTEGER, sequence_tokens INTEGER, branches INTEGER,
     elapsed_s REAL, ended_s REAL, error TEXT, stop TEXT, cut_calls INTEGER, unparsed_calls INTEGER, logprob_min REAL,
     logprob_mean REAL, gap_max REAL, gap_mean REAL, entropy_mean REAL, tool_calls INTEGER, tools JSON, numbers JSON,
-    bytes INTEGER NOT NULL DEFAULT 0, dropped TEXT"""
+    dropped TEXT"""
 COLUMNS: dict[str, str] = dict(column.split(maxsplit=1) for column in _ROLLOUT.split(","))
 _TABLES = f"""
 CREATE TABLE IF NOT EXISTS run (name TEXT PRIMARY KEY, value) WITHOUT ROWID;

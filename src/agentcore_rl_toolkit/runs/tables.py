@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .record import DETAIL, DIALOGUE, TOKENS, Rollout, TokenSequence, numbers_of, pack, searched_text, unpack
+from .record import DETAIL, DIALOGUE, TOKENS, Rollout, TokenSequence, numbers_of, pack, searched_text, stored, unpack
 from .schema import open_to_write, searchable
 from .steps import summarize
 
@@ -73,9 +73,9 @@ class Tables:
         self.database = open_to_write(path)
         self.execute = self.database.execute
         self._texts, self._max_bytes = texts, max_bytes
-        self._bytes = int(self.execute("SELECT COALESCE(SUM(bytes), 0) FROM rollouts").fetchone()[0])
         self._searchable = searchable(self.database)
-        self._known = {row[0] for row in self.execute("SELECT id FROM token_texts")}  # tokens whose text is written
+        self._known: set[int] = set()  # tokens whose text is written
+        self._read_known()
         self._changed: set[Step] = set()  # steps that this transaction changes
         self._open: set[Step] = set(
             self.execute("SELECT phase, step FROM rollouts EXCEPT SELECT phase, step FROM steps")
@@ -94,9 +94,14 @@ class Tables:
         except BaseException:
             with contextlib.suppress(sqlite3.Error):
                 self.execute("ROLLBACK")
+                self._searchable = searchable(self.database)
+                self._read_known()
             raise
         finally:
             self._changed = set()
+
+    def _read_known(self) -> None:
+        self._known = {row[0] for row in self.execute("SELECT id FROM token_texts")}
 
     @contextlib.contextmanager
     def savepoint(self) -> Iterator[None]:
@@ -135,7 +140,6 @@ class Tables:
         if rollout.sequences is not None:
             parts[TOKENS] = pack([sequence.encoded() for sequence in rollout.sequences])
         columns = ({} if before is None else {"id": before[0]}) | rollout.columns()
-        columns["bytes"] = sum(map(len, parts.values()))
         names, places = ", ".join(columns), ", ".join("?" * len(columns))
         row = self.execute(f"INSERT INTO rollouts ({names}) VALUES ({places})", tuple(columns.values())).lastrowid
         for name, data in parts.items():
@@ -144,7 +148,6 @@ class Tables:
             document = self.execute("INSERT INTO searched (rollout) VALUES (?)", (row,)).lastrowid
             text = searched_text(rollout.dialogue, detail, columns["error"])
             self.execute("INSERT INTO search (rowid, text) VALUES (?, ?)", (document, text))
-        self._bytes += int(columns["bytes"])
         if self._texts is not None:
             new = {token for sequence in rollout.sequences or () for token in sequence.ids} - self._known
             found = self._texts.of(new)
@@ -153,8 +156,9 @@ class Tables:
 
     def annotate(self, session_id: str, columns: dict[str, Any], added: Mapping[int, Mapping[str, Any]]) -> None:
         """Set columns of a rollout, and fields of its sequences by their index. Without such a rollout do nothing."""
-        found = "SELECT id, bytes, phase, step FROM rollouts WHERE session_id = ?"
-        for row, size, phase, step in self.execute(found, (session_id,)).fetchall():
+        columns = {name: stored(name, value) for name, value in columns.items()}
+        found = "SELECT id, phase, step FROM rollouts WHERE session_id = ?"
+        for row, phase, step in self.execute(found, (session_id,)).fetchall():
             self._changed |= {(phase, step), (phase, columns.get("step", step))}
             part = self.execute("SELECT data FROM parts WHERE rollout = ? AND name = ?", (row, TOKENS)).fetchone()
             if added and part is not None:
@@ -167,8 +171,6 @@ class Tables:
                 self.execute("UPDATE parts SET data = ? WHERE rollout = ? AND name = ?", (data, row, TOKENS))
                 numbers = numbers_of(sequences)
                 columns |= {n: numbers[n] for n in ("gap_max", "gap_mean", "entropy_mean") if numbers[n] is not None}
-                columns["bytes"] = size + len(data) - len(part[0])
-                self._bytes += len(data) - len(part[0])
             sets = [f"{name} = ?" for name in columns]
             if "advantage" in columns and "gradient_tokens" not in columns:
                 sets.append(f"gradient_tokens = trained_tokens * {int(columns['advantage'] != 0)}")
@@ -177,29 +179,37 @@ class Tables:
 
     def remove(self, which: str, values: Sequence[Any]) -> None:
         """Remove the rollouts that a condition selects."""
-        rows = self.execute(f"SELECT id, bytes, phase, step FROM rollouts WHERE {which}", values).fetchall()
-        for row, size, phase, step in rows:
-            self._bytes -= size
+        for row, phase, step in self.execute(f"SELECT id, phase, step FROM rollouts WHERE {which}", values).fetchall():
             self._changed.add((phase, step))
             for table in ("parts", "searched"):
                 self.execute(f"DELETE FROM {table} WHERE rollout = ?", (row,))
             self.execute("DELETE FROM rollouts WHERE id = ?", (row,))
 
     def _shrink(self) -> None:
-        """Beyond the limit, give up parts of the oldest rollouts. Their room is used again by those that come."""
-        if self._bytes <= self._max_bytes:
+        """Beyond the limit, give up the index of texts, then parts of the oldest rollouts. What comes uses their room again."""
+        if (size := self._used_bytes()) > self._max_bytes and self._searchable:
+            self._searchable = False
+            for statement in ("DROP TABLE search_terms", "DROP TABLE search", "DELETE FROM searched"):
+                self.execute(statement)
+            size = self._used_bytes()
+        if size <= self._max_bytes:
             return
         for name in _PARTS:
             sql = "SELECT id, rollout, LENGTH(data) FROM parts WHERE name = ? ORDER BY rollout"
-            for part, row, size in self.execute(sql, (name,)).fetchall():
-                if self._bytes <= 0.9 * self._max_bytes:
+            for part, row, length in self.execute(sql, (name,)).fetchall():
+                if size <= 0.9 * self._max_bytes:
                     return
                 self.execute("DELETE FROM parts WHERE id = ?", (part,))
-                given_up = (
-                    "UPDATE rollouts SET bytes = bytes - ?, dropped = COALESCE(dropped || ' ', '') || ? WHERE id = ?"
-                )
-                self.execute(given_up, (size, name, row))
-                self._bytes -= size
+                given_up = "UPDATE rollouts SET dropped = COALESCE(dropped || ' ', '') || ? WHERE id = ?"
+                self.execute(given_up, (name, row))
+                size -= length
+
+    def _used_bytes(self) -> int:
+        """Return the size of the file without its free pages."""
+        page, pages, free = (
+            self.execute(f"PRAGMA {n}").fetchone()[0] for n in ("page_size", "page_count", "freelist_count")
+        )
+        return int(page * (pages - free))
 
     def _summarize(self) -> None:
         """Keep the summaries of steps that were changed before this transaction, and remove those of steps that it changes."""

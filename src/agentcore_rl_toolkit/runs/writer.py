@@ -9,19 +9,17 @@ and kept in the run where that is possible. A process that is killed loses the l
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import queue
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import AgentCoreRLError
 from ..logs import WarnsOnceAMinute
-from .folder import METRICS, ROLLOUTS
+from .folder import ROLLOUTS, append_event
 from .record import Rollout
 from .spans import SpanSender
 from .tables import Tables, TokenTexts
@@ -32,7 +30,7 @@ COMMIT_S = 1.0
 WAITING = 4096  # rollouts that wait to be written at most, and so the memory that they hold
 CLOSE_S = 30.0
 
-Make = Callable[[], Rollout | Iterable[Rollout]]
+Make = Callable[[], Rollout]
 Work = Callable[[Tables], None]
 
 
@@ -50,6 +48,7 @@ class RunWriter:
         self.folder, self.texts, self._spans = folder, texts, spans
         folder.mkdir(parents=True, exist_ok=True)
         self.written = self.dropped = self.failed = 0
+        self._done = 0  # works that were carried out
         self._work: queue.Queue[Work | threading.Event | None] = queue.Queue(WAITING)
         self._metrics_lock = threading.Lock()
         self._closed = False
@@ -99,10 +98,9 @@ class RunWriter:
     def event(self, event: str, facts: Mapping[str, Any]) -> None:
         """Append one line to `metrics.jsonl`, at once."""
         try:
-            line = json.dumps({"event": event, **facts}, default=str)
-            with self._metrics_lock, (self.folder / METRICS).open("a") as out:
-                out.write(line + "\n")
-        except (OSError, ValueError) as e:
+            with self._metrics_lock:
+                append_event(self.folder, event, facts)
+        except (OSError, TypeError, ValueError, RecursionError) as e:
             self._warnings.warning("a line of metrics was not kept: %s", e)
 
     def flush(self, timeout_s: float = CLOSE_S) -> bool:
@@ -118,13 +116,22 @@ class RunWriter:
         return done.wait(max(0.0, deadline_s - time.monotonic()))
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
-        """Write the queue, and log how many rollouts were dropped. A second call does nothing."""
+        """Write the queue, and log how many rollouts were dropped. A second call does nothing.
+
+        A slow disk gets the time that it needs. The writer gives up when nothing was written for ``timeout_s``.
+        """
         if self._closed:
             return
-        self._closed = True
-        with contextlib.suppress(queue.Full):
-            self._work.put(None, timeout=timeout_s)
-        self._thread.join(timeout_s)
+        self._closed, sent, before = True, False, -1
+        while self._thread.is_alive() and self._done != before:
+            before = self._done
+            with contextlib.suppress(queue.Full):
+                if not sent:
+                    self._work.put(None, timeout=timeout_s)
+                    sent = True
+            self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            log.warning("%s takes no writes: at least %d are not kept", self.folder, self._work.qsize())
         if self.dropped or self.failed:
             log.warning(
                 "%s: %d rollouts were not kept because they came faster than they could be written, %d because of errors",
@@ -182,26 +189,28 @@ class RunWriter:
                 for name, value in (("not_kept_full", self.dropped), ("not_kept_error", self.failed)):
                     if value:
                         self._tables.count(name, value)
-        except (sqlite3.Error, OSError) as e:
+        except Exception as e:  # the thread goes on with the next batch
             self.failed += len(batch)
             self._warnings.warning("rollouts of %s were not kept: %s", self.folder, e)
 
     def _one(self, tables: Tables, work: Work) -> None:
         """Do one piece of work. If it fails, the others are still written."""
+        self._done += 1
         try:
             with tables.savepoint():
                 work(tables)
-        except (AgentCoreRLError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:
+        except sqlite3.OperationalError:  # the file or the disk, not this rollout
+            raise
+        except Exception as e:
             self.failed += 1
             self._warnings.warning("a rollout was not kept: %s: %s", type(e).__name__, e)
 
     def _add(self, tables: Tables, given: Rollout | Make) -> None:
-        made = given if isinstance(given, Rollout) else given()
-        for rollout in [made] if isinstance(made, Rollout) else made:
-            tables.insert(rollout)
-            self.written += 1
-            try:
-                if self._spans is not None:
-                    self._spans.send(vars(rollout))
-            except Exception as e:  # whatever an exporter does: the rollout itself is kept
-                self._warnings.warning("spans of a rollout were not sent: %s: %s", type(e).__name__, e)
+        rollout = given if isinstance(given, Rollout) else given()
+        tables.insert(rollout)
+        self.written += 1
+        try:
+            if self._spans is not None:
+                self._spans.send(vars(rollout))
+        except Exception as e:  # whatever an exporter does: the rollout itself is kept
+            self._warnings.warning("spans of a rollout were not sent: %s: %s", type(e).__name__, e)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import itertools
+import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,7 +20,7 @@ from ..runs.spans import spans_of
 from ..stats.differences import change_of
 from .listing import head
 
-PAGE = 1000  # rows of one answer at most
+PAGE = 1000  # rollouts of one answer at most
 BINS = 12  # a histogram's
 FOLDERS_S = 1.0  # the list of folders is read again after this time
 LOG_BYTES = 4000
@@ -70,20 +71,21 @@ class Runs:
     def overview(self, name: str) -> dict[str, Any]:
         """Return the facts of a run, with the settings of the run before it."""
         path, names = self.folder(name), list(self.folders())
-        found = {**self.kept("overview", path, overview), "in_flight": read_in_flight(path)}
+        found = {**self.kept("overview", path, overview), "name": name}
+        if found["status"] == "running":  # a process that was killed leaves its file
+            found["in_flight"] = read_in_flight(path)
         for before in names[names.index(name) + 1 :][:1]:
             found["before"] = {"name": before, "config": read_config(self.folder(before))}
         return found
 
-    def compare(self, first: str, second: str) -> dict[str, Any]:
-        """Compare rollouts of a phase or a step, by RUN@PHASE or RUN@PHASE:STEP. Raises: ConfigError."""
-        with contextlib.ExitStack() as exits:
-            sides = []
-            for run, _, place in (name.rpartition("@") for name in (first, second)):
-                phase, _, step = place.partition(":")
-                reader = exits.enter_context(RunReader(self.folder(run)))
-                sides.append((reader, query_of({"phase": phase, "step": step})))
-            return compare(*sides)
+    def change(self, first: str, second: str) -> Any:
+        """Return the change from a phase or a step to another, by RUN@PHASE or RUN@PHASE:STEP. Raises: ConfigError."""
+        sides = []
+        for run, _, place in (name.rpartition("@") for name in (first, second)):
+            phase, _, step = place.partition(":")
+            with RunReader(self.folder(run)) as reader:
+                sides.append(reader.inputs(query_of({"phase": phase, "step": step})))
+        return change(*sides)
 
     def version(self, name: str) -> Any:
         """Return a value that changes when this run grows or ends, or without a name when any run does."""
@@ -111,7 +113,6 @@ def overview(folder: Path) -> dict[str, Any]:
             "inputs": run.solved(),
             "facets": facets(steps),
             "not_kept": run.counters(),
-            "counted_from": run.counted_from(),
             "log": log_tail(folder),
             "before": None,
             "in_flight": None,
@@ -162,7 +163,7 @@ def log_tail(folder: Path) -> dict[str, str] | None:
 def inputs(run: RunReader, query: Query) -> list[dict[str, Any]]:
     """Return the inputs of rollouts and how often they were solved, the least first."""
     found = [{"input_key": key, **entry} for key, entry in run.inputs(query).items()]
-    return sorted(found, key=lambda entry: (not entry["scores"], entry["rate"], entry["reward"]))[:PAGE]
+    return sorted(found, key=lambda entry: (not entry["scores"], entry["rate"], entry["reward"]))
 
 
 def evaluation(run: RunReader, query: Query) -> dict[str, Any]:
@@ -184,22 +185,30 @@ def evaluation(run: RunReader, query: Query) -> dict[str, Any]:
 
 
 def histogram(values: list[float]) -> list[dict[str, float]]:
-    """Values counted in `BINS` equal parts of their range, or each by itself if there are few different ones."""
-    counts = Counter(values)
-    if len(counts) <= BINS:
-        return [{"from": value, "to": value, "n": counts[value]} for value in sorted(counts)]
-    low, wide = min(values), (max(values) - min(values)) / BINS
-    found = Counter(min(BINS - 1, int((value - low) / wide)) for value in values)
-    return [{"from": low + n * wide, "to": low + (n + 1) * wide, "n": found[n]} for n in range(BINS)]
+    """Values counted in `BINS` equal parts of their range, or each by itself if there are few different ones. A part has its
+    first (``at``), and its lowest and highest value (``from``, ``to``).
+    """
+    parts: dict[float, list[float]] = {}
+    if len(set(values)) <= BINS:
+        parts = {value: [value] * count for value, count in Counter(values).items()}
+    else:
+        low, wide = min(values), (max(values) - min(values)) / BINS
+        for value in values:
+            parts.setdefault(low + wide * min(BINS - 1, int((value - low) / wide)), []).append(value)
+    return [{"at": at, "from": min(parts[at]), "to": max(parts[at]), "n": len(parts[at])} for at in sorted(parts)]
 
 
 def query_of(given: Mapping[str, str]) -> Query:
     """Read a query from an address. Raises: ConfigError."""
-    asked = {k: v for k, v in given.items() if k not in ("offset", "limit", "at") and (v != "" or k == "tool")}
+    asked = {k: v for k, v in given.items() if k not in ("offset", "limit", "key") and (v != "" or k == "tool")}
     for name in asked.keys() - Query.__dataclass_fields__:
         raise ConfigError(f"there is no filter {name!r}")
-    try:
-        return msgspec.convert(asked, Query, strict=False)
+    texts: dict[str, Any] = {
+        k: v for k, v in asked.items() if str(Query.__dataclass_fields__[k].type).startswith("str")
+    }
+    try:  # a text stays as it is: "null" is a word
+        found = msgspec.convert({k: v for k, v in asked.items() if k not in texts}, Query, strict=False)
+        return dataclasses.replace(found, **texts)
     except msgspec.ValidationError as e:
         raise ConfigError(str(e)) from e
 
@@ -208,11 +217,10 @@ def rows(run: RunReader, given: Mapping[str, str]) -> dict[str, Any]:
     """Return a page of a list."""
     query = query_of(given)
     try:
-        offset, limit = int(given.get("offset", 0)), int(given.get("limit", 200))
+        offset, limit = (max(0, int(given.get(name, default))) for name, default in (("offset", 0), ("limit", 200)))
     except ValueError:
         raise ConfigError("offset and limit are numbers") from None
-    found = run.rollouts(query, offset=max(0, offset), limit=max(0, min(limit, PAGE)))
-    return {"total": run.total(query), "offset": max(0, offset), "rows": found}
+    return {"total": run.total(query), "rows": run.rollouts(query, offset=offset, limit=min(limit, PAGE))}
 
 
 def rollout(run: RunReader, number: int) -> dict[str, Any]:
@@ -233,18 +241,15 @@ def group(run: RunReader, number: int) -> dict[str, Any]:
     return {"members": members, "history": run.history(members[0]["input_key"])}
 
 
-Side = tuple[RunReader, Query]
+def change(one: Mapping[str, Any], other: Mapping[str, Any]) -> Any:
+    """Return the change of the mean reward over inputs that both sides have, with its interval."""
+    pairs = [(one[key]["reward"], other[key]["reward"]) for key in one.keys() & other.keys()]
+    return change_of(sorted(pair for pair in pairs if None not in pair))
 
 
-def compare(one: Side, other: Side) -> dict[str, Any]:
-    """Return the inputs that both sides have, those with the largest changes first."""
-    a, b = (run.inputs(query) for run, query in (one, other))
-    found: list[dict[str, Any]] = []
-    for key in a.keys() & b.keys():
-        before, after = a[key]["reward"], b[key]["reward"]
-        change = None if before is None or after is None else after - before
-        found.append({"input_key": key, "text": a[key]["text"], "change": change, "first": a[key], "second": b[key]})
-    found.sort(key=lambda row: (-abs(row["change"] or 0.0), row["input_key"]))
-    pairs = [(r["first"]["reward"], r["second"]["reward"]) for r in found if r["change"] is not None]
-    only = {"only_first": len(a) - len(found), "only_second": len(b) - len(found)}
-    return {"rows": found[:PAGE], "change": change_of(pairs), "inputs": len(found), **only}
+def as_json(value: Any) -> str:
+    """Encode a value as JSON in ASCII. Numbers that JSON does not have, such as a loss of NaN, are null."""
+    try:
+        return json.dumps(value, allow_nan=False, separators=(",", ":"))
+    except ValueError:
+        return json.dumps(json.loads(json.dumps(value), parse_constant=lambda _: None), separators=(",", ":"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -24,9 +23,11 @@ _EXPORT = re.compile(r"^export ", re.MULTILINE)
 
 def script() -> str:
     """All modules as one: they import from each other only, by names that differ."""
-    return "\n".join(
-        _EXPORT.sub("", _IMPORT.sub("", (STATIC / f"{name}.js").read_text())) for name in (*MODULES, "app")
-    )
+    return "\n".join(_EXPORT.sub("", _IMPORT.sub("", _static(f"{name}.js"))) for name in (*MODULES, "app"))
+
+
+def _static(name: str) -> str:
+    return (STATIC / name).read_text(encoding="utf-8")
 
 
 def sample(run: RunReader, limit: int) -> tuple[list[int], str]:
@@ -58,51 +59,52 @@ def sample(run: RunReader, limit: int) -> tuple[list[int], str]:
     return sorted(chosen), text
 
 
+def answers(run: RunReader) -> dict[str, Any]:
+    """Return the server's answers to all requests but those of rollouts, by the words of the request."""
+    steps = run.steps()
+    evaluated = [step for step in steps if step["phase"] != "train"]
+    places = list(dict.fromkeys((s["phase"], step) for s in evaluated for step in (s["step"], None)))[-COMPARED:]
+    sides = {p if n is None else f"{p} {n}": Query(phase=p, step=n) for p, n in [("train", None), *places]}
+    inputs = {side: run.inputs(query) for side, query in sides.items()}
+    found = {
+        "": {**data.overview(run.folder), "log": None},  # a log may say more than the run
+        **{f"inputs {side}": data.inputs(run, query) for side, query in sides.items()},
+        **{f"change {a} {b}": data.change(inputs[a], inputs[b]) for a in inputs for b in inputs},
+    }
+    for step in evaluated:
+        which = {"phase": step["phase"], "number": step["number"]}
+        found[f"evaluation {' '.join(str(v) for v in which.values() if v is not None)}"] = data.evaluation(
+            run, Query(**which)
+        )
+    return found
+
+
 def export(run: RunReader, target: Path, *, limit: int = MOST_ROLLOUTS) -> str:
     """Write a `sample` of a run with all its parts. Return a sentence about the content of the file."""
     ids, left_out = sample(run, limit)
     rows = run.rows(ids)
     texts: dict[str, str] = {}
     details: dict[int, Any] = {}
-    histories: dict[str, Any] = {}
     for row in rows:
         found = details[row["id"]] = data.rollout(run, row["id"])
         texts |= found.pop("texts")
         row["searched"] = searched_text(found["dialogue"], found["detail"] or {}, row["error"]).lower()
-        if row["input_key"] not in histories:
-            histories[row["input_key"]] = run.history(row["input_key"])
-    evaluated = [step for step in run.steps() if step["phase"] != "train"]
-    places = [(s["phase"], s["step"]) for s in evaluated] + [(s["phase"], None) for s in evaluated]
-    sides = {phase if step is None else f"{phase}:{step}": Query(phase=phase, step=step) for phase, step in places}
-    compared = list(sides)[-COMPARED:]
-
-    def change(one: Query, other: Query) -> Any:
-        return data.compare((run, one), (run, other))["change"]
-
     held = {
         "name": run.name,
-        "overview": {**data.overview(run.folder), "log": None},  # a log may say more than the run
-        "inputs": {phase: data.inputs(run, Query(phase=phase)) for phase in {step["phase"] for step in run.steps()}},
-        "evaluations": {
-            f"{s['phase']}:{'' if s['number'] is None else s['number']}": data.evaluation(
-                run, Query(phase=s["phase"], number=s["number"])
-            )
-            for s in evaluated
-        },
-        "changes": {f"{a} {b}": change(sides[a], sides[b]) for a in compared for b in compared},
-        "rows": rows,
         "left_out": left_out,
+        "answers": answers(run),
+        "rows": rows,
         "rollouts": details,
-        "histories": histories,
+        "histories": {key: run.history(key) for key in {row["input_key"] for row in rows}},
         "texts": texts,
     }
     # `<` would let a text end the element that holds it.
-    text = json.dumps(held, separators=(",", ":")).replace("<", "\\u003c")
-    style = "\n".join((STATIC / name).read_text() for name in ("vendor/uPlot.min.css", "style.css"))
-    charts, code = (STATIC / "vendor" / "uPlot.iife.min.js").read_text(), script()
+    text = data.as_json(held).replace("<", "\\u003c")
+    style = "\n".join(map(_static, ("vendor/uPlot.min.css", "style.css")))
+    charts, code = _static("vendor/uPlot.iife.min.js"), script()
     scripts = " ".join(f"'{_hash(text)}'" for text in (charts, code))
     policy = f"default-src 'none'; script-src {scripts}; style-src '{_hash(style)}'; img-src data:"
-    page = (STATIC / "index.html").read_text()
+    page = _static("index.html")
     page = re.sub(r'<link rel="stylesheet".*?>\n', "", page).replace("</head>", f"<style>{style}</style>\n</head>")
     head = f'<meta charset="utf-8">\n<meta http-equiv="Content-Security-Policy" content="{policy}">'
     page = page.replace('<meta charset="utf-8">', head)
@@ -110,7 +112,8 @@ def export(run: RunReader, target: Path, *, limit: int = MOST_ROLLOUTS) -> str:
     before, _, after = page.partition('<script src="static/vendor/uPlot.iife.min.js"></script>')
     after = after.replace('<script type="module" src="static/app.js"></script>', "")
     held_data = f'<script type="application/json" id="held">{text}</script>'
-    target.write_text(f'{before}<script>{charts}</script>{held_data}<script type="module">{code}</script>{after}')
+    page = f'{before}<script>{charts}</script>{held_data}<script type="module">{code}</script>{after}'
+    target.write_text(page, encoding="utf-8")
     return left_out
 
 

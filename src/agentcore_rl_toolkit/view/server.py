@@ -47,7 +47,8 @@ def app(runs: Runs, hosts: HostCheck, key: str, *, ending: Callable[[], bool]) -
 
     def answer(make: Callable[[Request], Any]) -> Callable[[Request], Any]:
         async def handle(request: Request) -> Response:
-            return JSONResponse(await asyncio.to_thread(make, request))
+            text = await asyncio.to_thread(lambda: data.as_json(make(request)))
+            return Response(text, media_type="application/json")
 
         return handle
 
@@ -62,7 +63,10 @@ def app(runs: Runs, hosts: HostCheck, key: str, *, ending: Callable[[], bool]) -
         async def changes() -> AsyncIterator[str]:
             name, known = request.query_params.get("run", ""), None
             while not ending() and not await request.is_disconnected():
-                now = await asyncio.to_thread(runs.version, name)
+                try:
+                    now = await asyncio.to_thread(runs.version, name)
+                except ConfigError:  # its folder was removed
+                    return
                 if known != now:
                     yield f"data: {json.dumps({'status': now[0], 'changed': known is not None})}\n\n"
                 known = now
@@ -108,7 +112,7 @@ def app(runs: Runs, hosts: HostCheck, key: str, *, ending: Callable[[], bool]) -
             Route(
                 "/api/runs/{run}/groups/{number:int}", of_run(lambda run, r: data.group(run, r.path_params["number"]))
             ),
-            Route("/api/compare", answer(lambda r: runs.compare(*(r.query_params.get(n, "") for n in SIDES)))),
+            Route("/api/change", answer(lambda r: runs.change(*(r.query_params.get(n, "") for n in SIDES)))),
             Route("/api/events", events),
         ],
         exception_handlers={ConfigError: refused},

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...contract import Cause
-from ...runs import FAILED, METRICS, ROLLOUTS, Finding, Query, RunReader, diagnose, read_metrics
+from ...runs import FAILED, METRICS, ROLLOUTS, Finding, Query, RunReader, append_event, diagnose, read_metrics
 from ...stats.differences import change_of
 from ..output.failures import Failure, explain
 
@@ -35,8 +35,7 @@ class Report:
 
     def add(self, event: str, facts: dict[str, Any]) -> None:
         """Append one `step` or `evaluated` event."""
-        with (self.run_dir / METRICS).open("a") as out:
-            out.write(json.dumps({"event": event, **facts}) + "\n")
+        append_event(self.run_dir, event, facts)
 
     def drop_steps_from(self, step: int) -> None:
         """Forget steps that a resumed run is going to repeat, with their evaluations; before the first all of them.

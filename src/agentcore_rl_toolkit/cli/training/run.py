@@ -49,7 +49,7 @@ def carry_out(job: Job, console: Console, *, go_on: str, stack: Stack | None = N
         console.print(left, highlight=False, markup=False, soft_wrap=True)
         sys.exit(130)
     except AgentCoreRLError as e:
-        Report(job.run_dir).add(FAILED, {"reason": str(e).partition("\n")[0]})
+        Report(job.run_dir).add(FAILED, {"reason": str(e).partition("\n")[0][:2000]})
         click.echo(visible(f"error: {explain(e)}"), err=True)
         click.echo(f"Everything up to now is in {nearby(job.run_dir)}. Continue with:\n    {go_on}", err=True)
         sys.exit(1)

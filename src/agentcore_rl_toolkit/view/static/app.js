@@ -16,9 +16,13 @@ const keys = el("dialog", { id: "keys", "aria-label": "Keys" }, el("h2", {}, "Ke
 document.body.append(keys);
 let current = null, drawn = 0, watched = null, stop = () => {};
 
+function unescaped(word) {
+  try { return decodeURIComponent(word); } catch { return word; } // a lone %
+}
+
 function read() {
   const address = location.hash, [path, words = ""] = address.replace(/^#\/?/, "").split("?");
-  const [kind, run, name, id] = path.split("/").map(decodeURIComponent);
+  const [kind, run, name, id] = path.split("/").map(unescaped);
   return { address, kind: kind ?? "", run, name: name ?? "", id, query: Object.fromEntries(new URLSearchParams(words)) };
 }
 
@@ -80,8 +84,9 @@ async function draw(keep = false) {
 
 addEventListener("hashchange", () => draw());
 addEventListener("keydown", (event) => {
-  if (event.ctrlKey || event.metaKey || event.altKey || ["INPUT", "SELECT", "TEXTAREA"].includes(/** @type {HTMLElement} */ (event.target).tagName)) return;
-  if (keys.open) return;
+  const { tagName } = /** @type {HTMLElement} */ (event.target);
+  if (keys.open || event.ctrlKey || event.metaKey || event.altKey || ["INPUT", "SELECT", "TEXTAREA"].includes(tagName)) return;
+  if (event.key === "Enter" && ["A", "BUTTON", "SUMMARY"].includes(tagName)) return; // it acts by itself
   const at = read();
   if (event.key === "?") keys.showModal();
   else if (event.key === "r" && at.kind === "run") go(link(at.run, "rollouts"));

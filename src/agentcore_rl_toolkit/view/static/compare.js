@@ -2,17 +2,24 @@
 // Runs over each other on any number of a step, their settings, and two sides input by input.
 import { choice, el, filters, inputOf, link, many, notice, number, numbersIn, table, to } from "./dom.js";
 import { RING, lineChart } from "./charts.js";
-import { compareOf, runList } from "./source.js";
-import { heldOut, readRun, settingsTable } from "./run.js";
+import { changeOf, inputsOf, isHeld, runList, sideOf } from "./source.js";
+import { SHOWN, heldOut, readRun, settingsTable } from "./run.js";
 
 const OVERLAID = 8; // runs that are chosen at first at most two, and in all
 
+// The inputs that both sides have, the ones that changed most first.
+function paired(one, other) {
+  const others = new Map(other.map((i) => [i.input_key, i]));
+  const rows = one.filter((i) => others.has(i.input_key)).map((i) => { const second = others.get(i.input_key); return { input_key: i.input_key, text: i.text, first: i, second, change: i.reward === null || second.reward === null ? null : second.reward - i.reward }; });
+  return rows.sort((x, y) => Math.abs(y.change ?? 0) - Math.abs(x.change ?? 0) || (x.input_key < y.input_key ? -1 : 1));
+}
+
 export async function comparePage(query, go) {
-  const known = (await runList()).filter((r) => r.problem === null), named = (side) => side?.slice(0, side.lastIndexOf("@"));
+  const known = (await runList()).filter((r) => r.problem === null), named = (side) => side && sideOf(side).run;
   const asked = [...new Set([...(query.runs ? query.runs.split(",") : []), named(query.first), named(query.second)].filter(Boolean))];
   const chosen = (asked.length ? asked : known.slice(0, 2).map((r) => r.name)).filter((n) => known.some((r) => r.name === n)).slice(0, OVERLAID);
   const runs = await Promise.all(chosen.map(readRun));
-  const sides = runs.flatMap((run) => [...new Set(run.steps.map((s) => s.phase))].map((p) => [`${run.name}@${p}`, `${run.name}, ${p}`]).concat(run.steps.filter((s) => s.step !== null).map((s) => [`${run.name}@${s.phase}:${s.step}`, `${run.name}, ${s.at}`])));
+  const sides = runs.flatMap((run) => [...new Set(run.steps.map((s) => s.phase))].map((p) => [`${run.name}@${p}`, `${run.name}, ${p}`]).concat(run.steps.filter((s) => s.step !== null).map((s) => [`${run.name}@${s.phase}:${s.step}`, `${run.name}, ${s.at}`]))).filter(([s]) => isHeld("inputs", sideOf(s).query));
   const whole = sides.map(([s]) => s).filter((s) => !s.includes(":", s.lastIndexOf("@")));
   const first = query.first || whole[0] || sides[0]?.[0], second = query.second || whole.findLast((s) => named(s) === named(first) && s !== first) || whole.at(-1);
   const here = (changed) => { const all = { runs: chosen.join(","), first, second, metric: query.metric, flipped: query.flipped, ...changed }; return `#/compare?${new URLSearchParams(Object.entries(all).filter(([, v]) => v))}`; };
@@ -28,14 +35,15 @@ export async function comparePage(query, go) {
   const head = [el("h1", {}, "Compare"), boxes, over, settings];
   if (!first || !second) return [...head, notice("There is nothing to compare yet.")];
   const side = (key, value) => choice(key, key, value, sides, (chosen) => go(here({ [key]: chosen })));
-  const found = await compareOf(first, second), solved = (r) => (r === null ? null : r >= 1);
-  const better = found.rows.filter((r) => r.change > 0).length, worse = found.rows.filter((r) => r.change < 0).length;
-  const turned = found.rows.filter((r) => r.change !== null && solved(r.first.reward) !== solved(r.second.reward));
-  const rows = (query.flipped ? turned : found.rows).map((r) => [inputOf(r), number(r.first.reward), number(r.second.reward), el("span", { class: r.change > 0 ? "good" : r.change < 0 ? "bad" : null }, r.change > 0 ? `+${number(r.change)}` : number(r.change)), number(r.first.tokens, 0), number(r.second.tokens, 0),
+  const [all_first, all_second, change] = await Promise.all([...[first, second].map((s) => inputsOf(sideOf(s).run, sideOf(s).query)), changeOf(first, second)]);
+  const found = paired(all_first, all_second), solved = (r) => (r === null ? null : r >= 1);
+  const better = found.filter((r) => r.change > 0).length, worse = found.filter((r) => r.change < 0).length;
+  const turned = found.filter((r) => r.change !== null && solved(r.first.reward) !== solved(r.second.reward));
+  const rows = (query.flipped ? turned : found).slice(0, SHOWN).map((r) => [inputOf(r), number(r.first.reward), number(r.second.reward), el("span", { class: r.change > 0 ? "good" : r.change < 0 ? "bad" : null }, r.change > 0 ? `+${number(r.change)}` : number(r.change)), number(r.first.tokens, 0), number(r.second.tokens, 0),
     [to(link(named(first), `rollout/${r.first.first}`), "first"), "  ", to(link(named(second), `rollout/${r.second.first}`), "second")]]);
   return [...head, el("h2", {}, "Input by input"), filters(side("first", first), side("second", second)),
-    el("p", { id: "compared-counts" }, `${many(found.inputs, "input")} in both: `, el("span", { class: "good" }, `${better} better`), ", ", el("span", { class: "bad" }, `${worse} worse`), `. Only in the first: ${found.only_first}, only in the second: ${found.only_second}.`),
-    found.change ? notice(`Paired by input: ${found.change.text}`) : null,
+    el("p", { id: "compared-counts" }, `${many(found.length, "input")} in both: `, el("span", { class: "good" }, `${better} better`), ", ", el("span", { class: "bad" }, `${worse} worse`), `. Only in the first: ${all_first.length - found.length}, only in the second: ${all_second.length - found.length}.`),
+    notice(`Paired by input: ${change.text}`),
     el("p", {}, el("a", { href: here({ flipped: query.flipped ? "" : "1" }), id: "flipped" }, query.flipped ? "Show all inputs" : `Only the ${many(turned.length, "input")} that flipped between solved and not`)),
     table(["input", "#reward, first", "#reward, second", "#change", "#tokens, first", "#tokens, second", "rollouts"], rows, { id: "compared" })];
 }

@@ -46,15 +46,13 @@ export async function groupPage(name, id, query, go) {
   const expected = expectedOf(group.detail?.payload), history = found.history;
   const held = history.filter((h) => h.number !== null || h.phase !== "train");
   const past = held.length > 1 ? [el("h2", {}, "This input over the run"), lineChart("Reward of this input", ["train", ...new Set(held.map((h) => h.phase).filter((p) => p !== "train"))].map((phase) => ({ name: phase, kind: phase === "train" ? undefined : "held", points: held.filter((h) => h.phase === phase).map((h) => ({ x: h.number ?? (phase === "before" ? 0 : Math.max(1, ...held.map((o) => o.number ?? 0))), y: h.reward, low: h.low, high: h.high, href: link(name, `group/${h.first}`) })) })), { from: 0, to: 1, join: true, note: "Mean of each step. The band is from the lowest to the highest rollout. A click opens that group." })] : null;
-  return {
-    nodes: [el("h1", {}, "Group"),
-      el("p", { class: "spaced" }, to(link(name, "rollouts", { phase: group.phase, number: group.number }), group.at), el("span", {}, group.grp), soft(`${many(members.length, "rollout")} of one input`), group.input_key ? to(link(name, "rollouts", { input: group.input_key }), "all rollouts of this input") : null),
-      expected !== null ? el("p", { class: "notice", id: "expected" }, "Expected: ", el("b", {}, expected)) : null,
-      table(["rollout", "#reward", "#advantage", ...parts.map((p) => `#${p}`), "#turns", "#tokens", "end", "outcome", ""], rows, { id: "members" }),
-      shared ? [el("h2", {}, `The beginning of all: ${many(shared, "message")}`), el("details", { class: "card", id: "shared", open: shared <= 2 }, el("summary", {}, messageText(members.find((m) => m.dialogue?.length).dialogue[shared - 1]).slice(0, 120)), dialogueOf(members.find((m) => m.dialogue?.length).dialogue.slice(0, shared)))] : null,
-      el("h2", {}, "Side by side"), filters(pick("one", "left", one), pick("other", "right", other), soft("What differs is marked.")),
-      el("div", { class: "sides" }, side(one, other), one === other ? null : side(other, one)), past,
-      fold("input", el("pre", {}, JSON.stringify(group.detail?.payload, null, 2)))],
-    keys: (key) => (key === "Enter" ? (go(link(name, `rollout/${id}`)), true) : false),
-  };
+  const beginning = members.find((m) => m.dialogue?.length)?.dialogue.slice(0, shared);
+  return [el("h1", {}, "Group"),
+    el("p", { class: "spaced" }, to(link(name, "rollouts", { phase: group.phase, number: group.number }), group.at), el("span", {}, group.grp), soft(`${many(members.length, "rollout")} of one input`), group.input_key ? to(link(name, "rollouts", { input: group.input_key }), "all rollouts of this input") : null),
+    expected !== null ? el("p", { class: "notice", id: "expected" }, "Expected: ", el("b", {}, expected)) : null,
+    table(["rollout", "#reward", "#advantage", ...parts.map((p) => `#${p}`), "#turns", "#tokens", "end", "outcome", ""], rows, { id: "members" }),
+    shared ? [el("h2", {}, `The beginning of all: ${many(shared, "message")}`), el("details", { class: "card", id: "shared", open: shared <= 2 }, el("summary", {}, messageText(beginning[shared - 1]).slice(0, 120)), dialogueOf(beginning))] : null,
+    el("h2", {}, "Side by side"), filters(pick("one", "left", one), pick("other", "right", other), soft("What differs is marked.")),
+    el("div", { class: "sides" }, side(one, other), one === other ? null : side(other, one)), past,
+    fold("input", el("pre", {}, JSON.stringify(group.detail?.payload, null, 2)))];
 }

@@ -5,6 +5,7 @@ import { lineChart, sparkline, stackedChart } from "./charts.js";
 import { inputsOf, overview } from "./source.js";
 import { statusOf } from "./runs.js";
 
+export const SHOWN = 1000; // rows of a table
 const STOPS = { stop: "--good", tool_calls: "--cyan", length: "--warn", turns: "--violet", context: "--bad" };
 
 // All numbers of the steps by their names in metrics.jsonl. The charts are drawn when the section is opened.
@@ -115,14 +116,14 @@ function countsOf(run) {
   ];
 }
 
-// Failures by message, with the steps in which they came if there is a first step.
-export function failuresOf(name, failures, query = {}, from = null) {
-  const steps = ({ first, last }) => (first === null ? "–" : first === last ? first + from : `${first + from} to ${last + from}`);
+// Failures by message, with the steps in which they came.
+export function failuresOf(name, failures, query = {}, byStep = false) {
+  const steps = ({ first, last }) => (first === null ? "–" : first === last ? first : `${first} to ${last}`);
   const rows = failures.slice(0, 12).map((f) => {
     const which = { ...query, ...(f.error ? { error: f.error } : { outcome: f.outcome }) };
-    return [to(link(name, "rollouts", which), f.rollouts), el("span", { class: "long" }, f.error ?? "–"), f.outcome + (f.cause ? ` (${f.cause})` : ""), ...(from === null ? [] : [steps(f)]), to(link(name, `rollout/${f.example}`, which), `#${f.example}`)];
+    return [to(link(name, "rollouts", which), f.rollouts), el("span", { class: "long" }, f.error ?? "–"), f.outcome + (f.cause ? ` (${f.cause})` : ""), ...(byStep ? [steps(f)] : []), to(link(name, `rollout/${f.example}`, which), `#${f.example}`)];
   });
-  return section("Failures by message", null, rows.length ? table(["#rollouts", "error", "outcome", ...(from === null ? [] : ["steps"]), "example"], rows) : null);
+  return section("Failures by message", null, rows.length ? table(["#rollouts", "error", "outcome", ...(byStep ? ["steps"] : []), "example"], rows) : null);
 }
 
 function tables(run) {
@@ -135,7 +136,7 @@ function tables(run) {
   const longest = flights.reduce((a, b) => (a && a.stage_s >= b.stage_s ? a : b), null);
   const flight = run.in_flight ? el("p", { class: "card", id: "in-flight" }, el("b", {}, `${run.in_flight.count} in flight`), `: ${Object.entries(stages).map(([s, n]) => `${n} in stage ${s}`).join(", ")}. `, longest ? `The longest is ${longest.session_id}, ${seconds(longest.stage_s)} in stage ${longest.stage}. ` : null, el("code", {}, "agentcore-rl runs show --in-flight"), " says what each waits for.") : null;
   return [
-    failuresOf(name, run.failures, {}, run.counted_from), section("Tools", "Rewards are means over rollouts that called the tool, and over those that did not.", tools),
+    failuresOf(name, run.failures, {}, true), section("Tools", "Rewards are means over rollouts that called the tool, and over those that did not.", tools),
     section("Inputs of the training, by how often a rollout solved them", "Solved: a reward of 1 or more. Inputs that are never or always solved teach nothing.", inputs), section("In flight", null, flight),
   ];
 }
@@ -173,11 +174,11 @@ export async function runPage(name, _query, _go, mount) {
 
 // The inputs of a phase, with how often their rollouts solved them.
 export async function inputsPage(name, query) {
-  const phase = query.phase ?? "train", inputs = await inputsOf(name, phase);
+  const phase = query.phase ?? "train", inputs = await inputsOf(name, { phase });
   const kinds = { never: (r) => r === 0, sometimes: (r) => r > 0 && r < 1, always: (r) => r === 1 };
   const shown = inputs.filter((i) => !query.solved || (i.rate !== null && kinds[query.solved]?.(i.rate)));
-  const rows = shown.map((i) => [inputOf(i, link(name, "rollouts", { phase, input: i.input_key })), number(i.rollouts), percent(i.rate), number(i.reward), sparkline(i.rewards, "mean reward by step"), to(link(name, `group/${i.first}`), "first group")]);
+  const rows = shown.slice(0, SHOWN).map((i) => [inputOf(i, link(name, "rollouts", { phase, input: i.input_key })), number(i.rollouts), percent(i.rate), number(i.reward), sparkline(i.rewards, "mean reward by step"), to(link(name, `group/${i.first}`), "first group")]);
   const choice = ["", ...Object.keys(kinds)].map((word) => el("a", { href: link(name, "inputs", { ...query, solved: word }), "aria-current": (query.solved ?? "") === word ? "page" : null }, word || "all"));
   return [el("h1", {}, `${name}: inputs of ${phase}`), el("p", { class: "spaced" }, "solved", choice, el("span", { class: "soft", id: "count" }, many(shown.length, "input"))),
-    inputs.length >= 1000 ? notice("The 1,000 inputs that are solved least are shown.") : null, table(["input", "#rollouts", "#solved", "#mean reward", "reward by step", ""], rows, { id: "inputs" })];
+    shown.length > SHOWN ? notice(`The ${SHOWN} inputs that are solved least are shown.`) : null, table(["input", "#rollouts", "#solved", "#mean reward", "reward by step", ""], rows, { id: "inputs" })];
 }

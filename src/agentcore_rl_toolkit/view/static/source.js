@@ -6,40 +6,41 @@ export const exported = file !== null;
 // What an exported file leaves out, in a sentence.
 export const leftOut = file?.left_out ?? null;
 
-async function get(path) {
-  const answer = await fetch(path);
+async function get(path, query = {}) {
+  const answer = await fetch(`api/${path}?${new URLSearchParams(query)}`);
   const value = await answer.json();
   if (!answer.ok) throw new Error(value?.error?.message ?? `the server answered ${answer.status}`);
   return value;
 }
 
-const at = (run, rest = "") => `api/runs/${encodeURIComponent(run)}${rest}`;
+// What an exported file holds of the server's answers, by the words of the request.
+const words = (what, query) => [what, ...Object.values(query)].filter((word) => word !== undefined).join(" ").trim();
+export const isHeld = (what, query) => file === null || words(what, query) in file.answers;
+async function of(run, what, query = {}) {
+  if (!file) return get(`runs/${encodeURIComponent(run)}${what && `/${what}`}`, query);
+  if (!isHeld(what, query)) throw new Error("this is not in the file");
+  return file.answers[words(what, query)];
+}
 
 export async function runList() {
-  return file ? [{ name: file.name, rollouts: file.rows.length, problem: null, status: file.overview.status }] : get("api/runs");
+  return file ? [{ name: file.name, rollouts: file.rows.length, problem: null, status: file.answers[""].status }] : get("runs");
 }
-
-export async function overview(run) {
-  return file ? file.overview : get(at(run));
+export const overview = (run) => of(run, "");
+export const facetsOf = async (run) => (file ? file.answers[""].facets : of(run, "facets"));
+export const inputsOf = (run, query) => of(run, "inputs", query);
+export const evaluationOf = (run, { phase, number }) => of(run, "evaluation", number === undefined ? { phase } : { phase, number });
+// RUN@PHASE or RUN@PHASE:STEP as the run and a query.
+export function sideOf(name) {
+  const [phase, step] = name.slice(name.lastIndexOf("@") + 1).split(":");
+  return { run: name.slice(0, name.lastIndexOf("@")), query: step === undefined ? { phase } : { phase, step } };
 }
-
-export async function facetsOf(run) {
-  return file ? file.overview.facets : get(at(run, "/facets"));
-}
-
-export async function inputsOf(run, phase) {
-  return file ? file.inputs[phase] ?? [] : get(at(run, `/inputs?${new URLSearchParams({ phase })}`));
-}
-
-export async function evaluationOf(run, query) {
-  if (!file) return get(at(run, `/evaluation?${new URLSearchParams(query)}`));
-  const found = file.evaluations[`${query.phase}:${query.number ?? ""}`];
-  if (!found) throw new Error("this evaluation is not in the file");
-  return found;
+export async function changeOf(first, second) {
+  if (!file) return get("change", { first, second });
+  return of("", "change", Object.values({ ...sideOf(first).query }).concat(Object.values(sideOf(second).query)));
 }
 
 export async function rowsOf(run, query, offset, limit) {
-  if (!file) return get(at(run, `/rollouts?${new URLSearchParams({ ...query, offset, limit })}`));
+  if (!file) return of(run, "rollouts", { ...query, offset, limit });
   const rows = file.rows.filter((row) => fits(row, query));
   const by = query.sort || "id", sign = query.descending ? -1 : 1;
   rows.sort((a, b) => {
@@ -47,7 +48,7 @@ export async function rowsOf(run, query, offset, limit) {
     if (x === null || y === null) return Number(x === null) - Number(y === null) || (a.id - b.id) * sign;
     return (x < y ? -1 : x > y ? 1 : a.id - b.id) * sign;
   });
-  return { total: rows.length, offset, rows: rows.slice(offset, offset + limit) };
+  return { total: rows.length, rows: rows.slice(offset, offset + limit) };
 }
 
 const yes = (word) => ["1", "true"].includes(word);
@@ -60,8 +61,8 @@ const KEPT = {
   outcome: (row, v) => (v.startsWith("cause:") ? row.cause === v.slice(6) : row.outcome === v),
   stop: (row, v) => row.stop === v,
   error: (row, v) => row.error === v,
-  reward_from: (row, v) => row.reward !== null && row.reward >= Number(v),
-  reward_to: (row, v) => row.reward !== null && row.reward <= Number(v),
+  reward_from: (row, v) => (row.reward ?? row.score) !== null && (row.reward ?? row.score) >= Number(v),
+  reward_to: (row, v) => (row.reward ?? row.score) !== null && (row.reward ?? row.score) <= Number(v),
   tokens_from: (row, v) => row.sampled_tokens !== null && row.sampled_tokens >= Number(v),
   tokens_to: (row, v) => row.sampled_tokens !== null && row.sampled_tokens <= Number(v),
   usable: (row, v) => (row.mask_reason === null) === yes(v),
@@ -81,33 +82,15 @@ function fits(row, query) {
 }
 
 export async function rolloutOf(run, id) {
-  if (!file) return get(at(run, `/rollouts/${id}`));
+  if (!file) return of(run, `rollouts/${id}`);
   if (!file.rollouts[id]) throw new Error(`rollout ${id} is not in this file`);
   return { ...file.rollouts[id], texts: file.texts };
 }
 
 export async function groupOf(run, id) {
-  if (!file) return get(at(run, `/groups/${id}`));
+  if (!file) return of(run, `groups/${id}`);
   const row = await rolloutOf(run, id);
   return { members: row.group.map((r) => file.rollouts[r.id]), history: file.histories[row.input_key] };
-}
-
-export async function compareOf(first, second) {
-  return file ? compareHeld(first, second) : get(`api/compare?${new URLSearchParams({ first, second })}`);
-}
-
-// A file compares the rollouts that it holds: all of evaluations.
-function compareHeld(first, second) {
-  const mean = (rows, key, known = rows.map((r) => r[key]).filter((v) => v !== null)) => (known.length ? known.reduce((a, b) => a + b, 0) / known.length : null);
-  const [one, other] = [first, second].map((name) => name.slice(name.lastIndexOf("@") + 1));
-  const [a, b] = [one, other].map((place) => {
-    const [phase, step] = place.split(":"), found = new Map();
-    for (const row of file.rows) if (row.phase === phase && (step === undefined || row.step === Number(step)) && row.input_key) found.set(row.input_key, [...(found.get(row.input_key) ?? []), row]);
-    return new Map([...found].map(([key, rows]) => [key, { first: rows[0].id, rollouts: rows.length, text: rows[0].input, reward: mean(rows, "score"), tokens: mean(rows, "sampled_tokens") }]));
-  });
-  const rows = [...a].filter(([key]) => b.has(key)).map(([key, side]) => { const against = b.get(key); return { input_key: key, text: side.text, first: side, second: against, change: side.reward === null || against.reward === null ? null : against.reward - side.reward }; });
-  rows.sort((x, y) => Math.abs(y.change ?? 0) - Math.abs(x.change ?? 0) || (x.input_key < y.input_key ? -1 : 1));
-  return { rows, inputs: rows.length, only_first: a.size - rows.length, only_second: b.size - rows.length, change: file.changes[`${one} ${other}`] ?? null };
 }
 
 // Call `changed` when the run (or, without a name, any run) is written, and `say` with its status. Returns what ends it.

@@ -1,0 +1,130 @@
+"""The page's data: whatever is in a run, JSON comes out, and every number leads to the rollouts that it counts."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from agentcore_rl_toolkit._servers.host_check import HostCheck
+from agentcore_rl_toolkit.runs import ROLLOUTS, Query, Rollout, RunReader, RunWriter, TokenSequence
+from agentcore_rl_toolkit.view import data
+from agentcore_rl_toolkit.view.server import app
+
+
+def rollout(n: int, **facts: Any) -> Rollout:
+    defaults = {"phase": "eval", "step": None, "group": f"g{n}", "input_key": f"k{n}", "outcome": "ok"}
+    defaults |= {"reward": float(n % 2), "score": float(n % 2), "dialogue": [{"role": "user", "content": f"null {n}"}]}
+    return Rollout(session_id=f"session-{n}", **{**defaults, **facts})
+
+
+def write(folder: Path, *rollouts: Rollout) -> Path:
+    with RunWriter(folder) as run:
+        for each in rollouts:
+            run.rollout(each)
+    return folder
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[TestClient]:
+    runs = data.Runs([], tmp_path)
+    served = app(runs, HostCheck(("localhost", "localhost"), ()), "key", ending=lambda: False)
+    with TestClient(served, base_url="http://localhost", raise_server_exceptions=False) as found:
+        assert found.get("/?key=key").status_code == 200  # sets the cookie
+        yield found
+
+
+def test_numbers_that_json_does_not_have_are_null(client: TestClient, tmp_path: Path) -> None:
+    tokens = TokenSequence(ids=[1, 2], mask=[0, 1], logprobs=[None, -0.5], trainer_logprobs=[None, -math.inf])
+    odd = rollout(0, phase="train", step=0, record={"x": math.nan}, elapsed_s=math.inf, sequences=[tokens])
+    with RunWriter(write(tmp_path / "odd", odd)) as run:
+        run.event("step", {"step": 0, "loss": math.nan, "why": "half a character \ud800"})
+    found = client.get("/api/runs/odd").json()
+    assert found["metrics"][0]["loss"] is None
+    assert found["steps"][0]["gap_max"] is None
+    assert client.get("/api/runs/odd/rollouts").json()["rows"][0]["elapsed_s"] is None
+    assert client.get("/api/runs/odd/rollouts/1").json()["detail"]["record"] == {"x": None}
+
+
+@pytest.mark.parametrize(
+    ("words", "total"),
+    [("text=null", 3), ("tool=null", 0), ("text=%00%00", 0), ("reward_from=nan", 0), ("text=%22%22", 0)],
+)
+def test_a_text_is_never_anything_else(client: TestClient, tmp_path: Path, words: str, total: int) -> None:
+    write(tmp_path / "run", *map(rollout, range(3)))
+    assert client.get(f"/api/runs/run/rollouts?{words}").json()["total"] == total
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("rollouts?number=99999999999999999999", "rollouts?offset=99999999999999999999", "rollouts?limit=x"),
+        *("rollouts?text=a", "rollouts?sort=evil", "rollouts?evil=1", "rollouts?usable=maybe", "evaluation?phase=evil"),
+        *("rollouts/99999999999999999999", "groups/99999999999999999999", "rollouts/7", "groups/7"),
+    ],
+)
+def test_what_cannot_be_answered_is_refused_with_the_reason(client: TestClient, tmp_path: Path, path: str) -> None:
+    write(tmp_path / "run", *map(rollout, range(3)))
+    found = client.get(f"/api/runs/run/{path}")
+    assert found.status_code == 404
+    assert found.json()["error"]["message"]
+
+
+def test_a_damaged_run_says_so_and_keeps_no_other_from_the_list(client: TestClient, tmp_path: Path) -> None:
+    write(tmp_path / "whole", rollout(0))
+    file = write(tmp_path / "damaged", *(rollout(n, stage="x" * 300) for n in range(400))) / ROLLOUTS
+    content = bytearray(file.read_bytes())
+    with RunReader(tmp_path / "whole") as run:
+        page = int(run._all("PRAGMA page_size")[0][0])
+    content[30 * page :] = b"\xab" * (len(content) - 30 * page)
+    file.write_bytes(content)
+    found = {run["name"]: run["problem"] for run in client.get("/api/runs").json()}
+    assert found["whole"] is None
+    assert "malformed" in found["damaged"]
+    assert "malformed" in client.get("/api/runs/damaged").json()["error"]["message"]
+
+
+def test_every_bar_of_a_histogram_leads_to_its_rollouts(tmp_path: Path) -> None:
+    rollouts = [rollout(n, reward=n / 40, score=n / 40) for n in range(41)]
+    failed = rollout(99, outcome="agent_error", reward=None, score=0.0)
+    with RunReader(write(tmp_path / "run", *rollouts, failed)) as run:
+        bars = data.evaluation(run, Query(phase="eval"))["histogram"]
+        assert sum(bar["n"] for bar in bars) == 42
+        for bar in bars:
+            assert run.total(Query(reward_from=bar["from"], reward_to=bar["to"])) == bar["n"]
+
+
+def test_all_inputs_are_counted_and_solved_ones_are_those_of_the_list(client: TestClient, tmp_path: Path) -> None:
+    rollouts = [
+        rollout(n, phase="train", step=0, input_key=None, score=float(n >= 1000), reward=float(n >= 1000))
+        for n in range(1500)
+    ]
+    write(tmp_path / "run", *rollouts)
+    assert client.get("/api/runs/run").json()["inputs"] == {"never": 1000, "sometimes": 0, "always": 500}
+    rates = [entry["rate"] for entry in client.get("/api/runs/run/inputs?phase=train").json()]
+    assert (rates.count(0), rates.count(1)) == (1000, 500)
+
+
+def test_runs_of_one_name_are_two_and_a_dead_process_has_nothing_in_flight(tmp_path: Path) -> None:
+    folders = [write(tmp_path / place / "run", rollout(0)) for place in ("a", "b")]
+    (folders[1] / "run.lock").write_text("")
+    (folders[1] / "in_flight.json").write_text(json.dumps({"at_s": 1.0, "pid": 1, "count": 3, "rollouts": []}))
+    found = data.Runs(folders, None).overview("run~2")
+    assert (found["name"], found["status"], found["in_flight"]) == ("run~2", "stopped", None)
+
+
+def test_the_events_of_a_run_end_when_its_folder_is_removed(
+    client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data, "FOLDERS_S", 0.0)
+    folder = write(tmp_path / "run", rollout(0))
+    with client.stream("GET", "/api/events?run=gone") as stream:
+        assert list(stream.iter_lines()) == []
+    shutil.rmtree(folder)
+    assert client.get("/api/runs/run").status_code == 404
