@@ -15,9 +15,7 @@ _PART = 500  # rollouts that are read at a time
 
 
 def rollout_rows(run: RunReader, query: Query | None = None) -> Iterator[dict[str, Any]]:
-    """Yield a row for each rollout that fits: its columns, its place in the run, and the numbers that came with its reward.
-    A number that has the name of a column is called ``number_NAME``.
-    """
+    """Yield a row for each matching rollout: columns, place in the run, numbers (``number_NAME`` if a column is called NAME)."""
     ids, own = run.ids(query or Query()), {n: f"number_{n}" if n in ("at", *LISTED) else n for n in run.number_names()}
     for start in range(0, len(ids), _PART):
         for row in run.rows(ids[start : start + _PART]):

@@ -185,11 +185,9 @@ def evaluation(run: RunReader, query: Query) -> dict[str, Any]:
 
 
 def histogram(values: list[float]) -> list[dict[str, float]]:
-    """Values counted in `BINS` equal parts of their range, or each by itself if there are few different ones. A part has its
-    first (``at``), and its lowest and highest value (``from``, ``to``).
-    """
+    """Count values in `BINS` equal parts of their range: the beginning of a part, its lowest and its highest value."""
     parts: dict[float, list[float]] = {}
-    if len(set(values)) <= BINS:
+    if len(set(values)) <= BINS:  # each by itself
         parts = {value: [value] * count for value, count in Counter(values).items()}
     else:
         low, wide = min(values), (max(values) - min(values)) / BINS
