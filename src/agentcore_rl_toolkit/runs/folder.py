@@ -184,7 +184,7 @@ def append_event(folder: Path, event: str, facts: Mapping[str, Any]) -> None:
     line = json.dumps({"event": event, **facts}, default=str).encode() + b"\n"
     with (folder / METRICS).open("a+b") as file:
         file.seek(max(0, file.tell() - 1))
-        file.write(line if file.read() in (b"", b"\n") else b"\n" + line)  # after a line that a full disk cut
+        file.write(line if file.read() in (b"", b"\n") else b"\n" + line)  # a full disk may have cut the last line
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:

@@ -189,7 +189,7 @@ class RunWriter:
                 for name, value in (("not_kept_full", self.dropped), ("not_kept_error", self.failed)):
                     if value:
                         self._tables.count(name, value)
-        except Exception as e:  # the thread goes on with the next batch
+        except Exception as e:  # the next batch may succeed
             self.failed += len(batch)
             self._warnings.warning("rollouts of %s were not kept: %s", self.folder, e)
 
