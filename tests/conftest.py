@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
+import gc
 import hashlib
 import importlib.util
 import json
@@ -48,6 +49,16 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 os.environ.pop("PYTEST_ADDOPTS", None)
 
 ROOT = Path(__file__).parents[1]
+
+
+def pytest_collection() -> None:
+    gc.disable()  # imports make few cycles and many objects
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
+    gc.collect()
+    gc.freeze()  # later collections look at the objects of the tests only
 
 
 @pytest.fixture(autouse=True)
