@@ -231,3 +231,12 @@ def test_an_environment_that_is_a_link_in_the_project_is_shown(tmp_path: Path) -
     words = [*command([project, project / ".venv"], covers=covers), "cat", f"{project}/.venv/library"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, cwd="/")
     assert (done.stdout, done.returncode) == ("found", 0), done.stderr
+
+
+def test_installed_packages_on_the_import_path_are_not_searched(tmp_path: Path) -> None:
+    project, packages = tmp_path / "project", tmp_path / "lib" / "site-packages"
+    (packages / "proxy").mkdir(parents=True)
+    project.mkdir()
+    (packages / "proxy" / "ca.key").write_text("a key that everybody has")
+    covers = Cover(project / "agent.py", [project, packages], [], [], root=tmp_path).mounts
+    assert not [path for path in covers if path.startswith(str(packages))]

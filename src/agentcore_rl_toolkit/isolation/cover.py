@@ -31,7 +31,7 @@ class Cover:
     """The mounts that hide files from an agent's sessions. Blocks.
 
     Sessions see ``readable`` and ``writable``. Such a path stays visible if it is hidden itself, or lies in a hidden folder.
-    `private_files` finds more to hide in the project and in what is readable, but not in the system and in interpreters.
+    `private_files` finds more to hide in the project and in what is readable, except the system, interpreters and packages.
     Listings lie below ``root``.
     """
 
@@ -47,7 +47,8 @@ class Cover:
             name for path in tuple(hidden) for name in (os.path.join(realpath(path.parent), path.name), realpath(path))
         }
         linked = {(s.st_dev, s.st_ino) for s in map(os.stat, filter(os.path.isfile, named)) if s.st_nlink > 1}
-        programs = [*SYSTEM, *(top for top in tops if glob.glob(f"{glob.escape(top)}/bin/python*"))]
+        packages = (top for top in tops if "site-packages" in top.split("/"))
+        programs = [*SYSTEM, *packages, *(top for top in tops if glob.glob(f"{glob.escape(top)}/bin/python*"))]
         searched = {path for path in map(realpath, readable) if not _in(path, programs)} | {
             realpath(project_of(script))
         }
