@@ -2,10 +2,10 @@
 
     python benchmarks/gateway.py [--quick] [--json FILE] [--only ours,direct] [--checks none|NAMES] [--seconds 3]
 
-A scripted inference server (vLLM's formats, ready-made answers of 64 and 1,024 tokens over a 512-token prompt) and wrk share
+A scripted engine (vLLM's formats, ready-made answers of 64 and 1,024 tokens over a 512-token prompt) and wrk share
 one core, the gateway under test has another to itself. Peers are installed from the package index into environments of
 their own under `.venvs/`. CPU per call depends least on what else the machine does, and the least CPU of several passes
-counts; `server` is the CPU of the inference server per request, `others` the cores that everything else used meanwhile.
+counts; `server` is the CPU of the engine per request, `others` the cores that everything else used meanwhile.
 A stream comes from the server in one write, so that only the gateway limits. wrk counts an answer that took longer than
 twice the mean several times over: p99 errs upwards.
 

@@ -46,7 +46,7 @@ PROGRAMS = {
     "AGENTCORE_RL_CREDENTIALS": "Keys that may call `runtime serve`: `KEY:SECRET`, several with spaces between",
     "AGENTCORE_RL_ENGINE_PYTHON": "Python of the environment with vLLM, for `--engine vllm`",
     "AGENTCORE_RL_GATEWAY_ADMIN_KEY": "Admin key of the gateway, for the gateway and for trainers",
-    "AGENTCORE_RL_GATEWAY_UPSTREAM_KEY": "Key of the inference servers, for the gateway",
+    "AGENTCORE_RL_GATEWAY_UPSTREAM_KEY": "Key of the engines, for the gateway",
     "AGENTCORE_RL_GATEWAY_URL": "Gateway of `doctor --aws`",
     "AGENTCORE_RL_JUDGE_KEY": "Key of the judge",
     "AGENTCORE_RL_MODEL_BUCKET": "Bucket of `promote`",

@@ -1,1 +1,1 @@
-"""The parts of `benchmarks/gateway.py`: a scripted inference server, the gateways under test, loads and checks."""
+"""The parts of `benchmarks/gateway.py`: a scripted engine, the gateways under test, loads and checks."""

@@ -1,4 +1,4 @@
-"""The gateways under test, each in front of the same inference server with what it can record switched on."""
+"""The gateways under test, each in front of the same engine with what it can record switched on."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def gateway(
     sessions: int = SESSIONS,
     core: int | None = GATEWAY_CORE,
 ) -> Iterator[Target]:
-    """Start one of `NAMES` in front of an inference server."""
+    """Start one of `NAMES` in front of an engine."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         rows = folder / "sessions.txt"

@@ -137,7 +137,7 @@ class Server:
 
 @contextmanager
 def upstream() -> Iterator[Server]:
-    """The scripted inference server of `upstream.py`, on the load's core."""
+    """The scripted engine of `upstream.py`, on the load's core."""
     command = [sys.executable, "-m", "gateway_load.upstream"]
     with process(command, core=LOAD_CORE, stdout=subprocess.PIPE, cwd=BENCHMARKS) as running:
         assert running.stdout is not None

@@ -1,4 +1,4 @@
-"""Ready-made answers of the scripted inference server, byte for byte as vLLM frames them.
+"""Ready-made answers of the scripted engine, byte for byte as vLLM frames them.
 
 One token is one server-sent event and one HTTP chunk. Nothing is serialized while a measurement runs.
 """

@@ -32,7 +32,7 @@ KINDS = (Kind(64, False), Kind(64, True), Kind(1024, False), Kind(1024, True))
 
 @dataclass
 class Row:
-    """A cell. CPU in ms per request: of the gateway, of the inference server; `others_cores` is what everything else on
+    """A cell. CPU in ms per request: of the gateway, of the engine; `others_cores` is what everything else on
     the machine used meanwhile, load and hypervisor's share included."""
 
     gateway: str

@@ -1,4 +1,4 @@
-"""The scripted inference server: one process, plain sockets and epoll, answers made before the first call.
+"""The scripted engine: one process, plain sockets and epoll, answers made before the first call.
 
     python -m gateway_load.upstream
 

@@ -22,7 +22,7 @@
     ├── GatewayError                        the model gateway refused or failed
     │   ├── GatewayLostError                one of several gateways does not answer (`found` is what the others gave)
     │   ├── CaptureError                    tokens of a turn are missing or inconsistent
-    │   └── UpstreamError                   the inference server behind the gateway failed
+    │   └── UpstreamError                   the engine behind the gateway failed
     ├── LocalRuntimeError                   the local AgentCore Runtime failed
     │   └── AgentLoadError                  an agent file did not import (the message carries its traceback)
     ├── PolicyError                         the built-in policy or its server failed
@@ -248,7 +248,7 @@ class CaptureError(GatewayError):
 
 
 class UpstreamError(GatewayError):
-    """The inference server behind the gateway failed or could not be reached."""
+    """The engine behind the gateway failed or could not be reached."""
 
 
 class LocalRuntimeError(AgentCoreRLError):

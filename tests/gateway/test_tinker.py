@@ -157,7 +157,7 @@ async def test_agents_are_not_told_what_is_sampled_nor_where(service: ScriptedTi
     session = await opened(gateway)
     with pytest.raises(openai.APIStatusError) as caught:
         await say(session)
-    assert "inference server" in caught.value.response.text
+    assert "engine" in caught.value.response.text
     assert "inner" not in caught.value.response.text
     await GatewayClient(gateway.url).set_weight_version_async(0, sampler=NEW)
     service.faults.append(Fault(drop_after=0))

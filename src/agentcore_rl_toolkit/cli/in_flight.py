@@ -108,7 +108,7 @@ def _in_gateway(rollout: Mapping[str, Any], gateway: Mapping[str, Any], state: s
     if call["state"] == "held":
         return "weights", f"the gateway holds its model call for {seconds}: the trainer has paused it{left}"
     if call["state"] == "sampling":
-        server = known["server"] or "the inference server"
+        server = known["server"] or "the engine"
         return "model", f"{server} has a model call of it for {seconds}{left}"
     return "gateway", f"its model call is {call['state']} for {seconds}{left}"
 

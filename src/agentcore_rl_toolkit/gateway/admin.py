@@ -51,7 +51,7 @@ _to_json = msgspec.json.Encoder().encode
 _COUNTERS = {
     "calls": "Model calls received from agents",
     "refused": "Calls refused before they were sent on (keys, closed sessions, bad requests)",
-    "retries": "Calls sent to another inference server after a failure",
+    "retries": "Calls sent to another engine after a failure",
     "turns_error": "Calls that ended in an error, not stored as turns",
     "turns_partial": "Replies that broke off at the engine, not stored as turns",
     "turns_aborted": "Calls the agent gave up on, not stored as turns",
@@ -104,7 +104,7 @@ class Pause(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class AddWorker(msgspec.Struct):
-    """A request to add an inference server."""
+    """A request to add an engine."""
 
     url: str
     worker_id: str | None = None
@@ -381,7 +381,7 @@ class Admin:
             shown = f"{name.removesuffix('_s')}_seconds" if name.endswith("_s") else name
             metric(shown, "gauge", text, {"": values[name]})
         labelled = [(f'{{worker="{_label(w["worker_id"])}"}}', w) for w in values["workers"]]
-        text = "Model calls at an inference server"
+        text = "Model calls at an engine"
         metric("upstream_in_flight", "gauge", text, {label: w["active"] for label, w in labelled})
         text = "1 while calls to the server succeed"
         metric("upstream_healthy", "gauge", text, {label: int(w["healthy"]) for label, w in labelled})
@@ -416,7 +416,7 @@ class Admin:
         try:
             return [model for model in msgspec.json.decode(body)["data"] if isinstance(model["id"], str)]
         except (*NOT_JSON, KeyError, TypeError) as e:
-            raise RequestError(f"the inference server's list of models cannot be read: {e}", kind="upstream") from e
+            raise RequestError(f"the engine's list of models cannot be read: {e}", kind="upstream") from e
 
     async def count_tokens(self, asked: ModelRequest, session: Session) -> int:
         """Return the number of tokens of the prompt as the engine would see it. Nothing is sampled."""
@@ -440,7 +440,7 @@ class Admin:
         if self._context.samplers is None:
             status, answer = await self._ask(session.worker, b"/v1/embeddings", body, "make embeddings")
         if status in _NO_ROUTE or (status == 400 and b"does not support Embeddings" in answer):
-            why = "the inference server has no embeddings; give the agent's embedding client the base URL of another server"
+            why = "the engine has no embeddings; give the agent's embedding client the base URL of another server"
             raise RequestError(why, kind="not_found")
         return web.Response(status=status, body=answer, content_type="application/json")
 
@@ -450,22 +450,22 @@ class Admin:
         asked = _to_json({k: body[k] for k in ("model", "messages", "tools", "chat_template_kwargs") if k in body})
         status, answer = await self._ask(session.worker, b"/tokenize", asked, "count tokens")
         if status != 200:
-            raise RequestError("this inference server cannot count tokens (no /tokenize)", kind="unsupported")
+            raise RequestError("this engine cannot count tokens (no /tokenize)", kind="unsupported")
         try:
             return int(msgspec.json.decode(answer)["count"])
         except (*NOT_JSON, KeyError, TypeError, ValueError) as e:
-            raise RequestError(f"the inference server's count cannot be read: {e}", kind="upstream") from e
+            raise RequestError(f"the engine's count cannot be read: {e}", kind="upstream") from e
 
     async def _ask(self, at: Worker | None, path: bytes, body: bytes | None, purpose: str) -> tuple[int, bytes]:
-        """Ask an inference server for an agent, which does not learn its address. Raises: RequestError."""
+        """Ask an engine for an agent, which does not learn its address. Raises: RequestError."""
         worker = self._context.router.pick(at)
         if worker is None:
-            raise RequestError("the gateway has no inference server", kind="overloaded")
+            raise RequestError("the gateway has no engine", kind="overloaded")
         try:
             return await worker.ask(path, body, timeout_s=30.0)
         except GatewayError as e:
             log.warning("%s did not %s: %s", worker.config.url, purpose, e)
-            raise RequestError(f"the inference server did not {purpose}", kind="upstream") from e
+            raise RequestError(f"the engine did not {purpose}", kind="upstream") from e
 
 
 def _frame(data: bytes) -> tuple[bytes, bytes]:

@@ -127,7 +127,7 @@ class Call:
                 await context.running.resumed(self)
             worker = session.worker = self.recorder.worker = router.pick(session.worker, tried)
             if worker is None:
-                why = "the gateway has no inference server; add one with POST /admin/workers"
+                why = "the gateway has no engine; add one with POST /admin/workers"
                 raise RequestError(why, kind="overloaded")
             try:
                 await self._sample_at(worker)

@@ -28,7 +28,7 @@ _PATH = re.compile(r"/[A-Za-z0-9._~!$&'()*+,;=:@%/-]*")
 
 @dataclass(frozen=True, kw_only=True)
 class UpstreamConfig:
-    """An inference server.
+    """An engine of the gateway.
 
     ``api_path`` is the path of the server's OpenAI routes below the URL. ``worker_id`` and ``model_name`` are shown in lists of
     servers.
@@ -173,7 +173,7 @@ class GatewayConfig:
 
     @property
     def kind(self) -> Engine:
-        """Return the kind of the inference servers."""
+        """Return the kind of the engines."""
         return self.upstreams[0].engine if self.upstreams else self.engine
 
 

@@ -41,11 +41,11 @@ class Engine:
         """Make the prompt. `release` follows, also after an error. Raises: RequestError."""
 
     def request(self, worker: Worker) -> tuple[bytes, bytes] | None:
-        """Begin an attempt. Return path and body for the inference server, or None if `sample` samples the call."""
+        """Begin an attempt. Return path and body for the engine, or None if `sample` samples the call."""
         raise NotImplementedError
 
     async def sample(self, worker: Worker) -> list[Delta]:
-        """Sample the call without a request to an inference server. Raises: RequestError, CaptureError."""
+        """Sample the call without a request to an engine. Raises: RequestError, CaptureError."""
         raise NotImplementedError
 
     def read(self, body: bytes) -> None:
@@ -68,7 +68,7 @@ class Engine:
 
 
 class Context:
-    """``engine`` is the kind of the inference servers; ``allow_fields`` are fields of requests that pass besides the known ones.
+    """``engine`` is the kind of the engines; ``allow_fields`` are fields of requests that pass besides the known ones.
 
     ``token_mode`` (`TokenMode`) is None where chats are passed on, ``samplers`` (`Samplers`) where no service samples.
     """

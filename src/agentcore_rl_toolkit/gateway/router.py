@@ -1,4 +1,4 @@
-"""The inference servers: which of them takes a call, connections to them, outages, and pauses for new weights.
+"""The engines: which of them takes a call, connections to them, outages, and pauses for new weights.
 
 A session stays with its server, whose prefix cache has its prompt. A new session goes to the server with the fewest running
 calls, among equals to the one with the fewest calls so far. A server is judged by its calls: if it refuses connections, or fails
@@ -45,8 +45,8 @@ PROBE_S = 5.0
 _WEIGHTS = {"vllm": b"/weight_info", "sglang": b"/model_info", "sglang-experts": b"/model_info"}
 _FIRST_WEIGHTS = "default"  # vLLM's and SGLang's name of the weights that a server was started with
 _LARGE = 2**20  # aiohttp copies larger bodies in pieces, without a warning, if they are files
-BROKEN_OFF = "the inference server closed the connection before its reply was whole"
-UNREACHABLE = "the inference server cannot be reached"
+BROKEN_OFF = "the engine closed the connection before its reply was whole"
+UNREACHABLE = "the engine cannot be reached"
 
 _opened: ContextVar[list[bool]] = ContextVar("opened")  # filled if the request in this context opens a connection
 
@@ -84,7 +84,7 @@ def _socket(address: Any) -> socket:
 
 
 class Worker:
-    """An inference server. ``forgot``: it reports the weights of its start after it had reported a version."""
+    """An engine. ``forgot``: it reports the weights of its start after it had reported a version."""
 
     def __init__(self, worker_id: str, config: UpstreamConfig, router: Router) -> None:
         self.id = worker_id
@@ -133,7 +133,7 @@ class Worker:
             finally:
                 response.release()
         except aiohttp.SocketTimeoutError as e:
-            why = f"the inference server sent nothing for {router.limits.stream_idle_s:g} s"
+            why = f"the engine sent nothing for {router.limits.stream_idle_s:g} s"
             raise ServerLostError(why) from e
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as e:
             if getattr(e, "errno", None) in (errno.EMFILE, errno.ENFILE):
@@ -180,7 +180,7 @@ class Worker:
         elif self._named and not self.forgot and version == _FIRST_WEIGHTS:
             self.forgot = True
             log.error(
-                "inference server %s was started again: it has its first weights, not the published ones. Its turns are not "
+                "engine %s was restarted: it has its first weights, not the published ones. Its turns are not "
                 "trained until weights are published again",
                 self.config.url,
             )
@@ -221,7 +221,7 @@ class Worker:
         self.total_failures += 1
         if unreachable or self.failures >= FAILURES_IN_A_ROW:
             if now >= self.resting_until:  # once, however many calls it fails at the same time
-                log.warning("inference server %s is left alone for a while: %s", self.config.url, why)
+                log.warning("engine %s gets no calls for a while: %s", self.config.url, why)
             self.rest_s = min(MAX_REST_S, self.rest_s * 2 or FIRST_REST_S)
             self.resting_until = now + self.rest_s
 
@@ -319,9 +319,9 @@ class Router:
         """Return a message for the operator; None when all is well."""
         workers = self.workers.values()
         if workers and all(worker.resting_until for worker in workers):
-            return "no inference server is up"
+            return "all engines are down"
         if any(worker.forgot for worker in workers):
-            return "an inference server was started again and has not the published weights"
+            return "an engine was restarted and does not have the published weights"
         return None
 
     @property
@@ -333,7 +333,7 @@ class Router:
     async def wait_until_up(self, until: float) -> None:
         """Return when a server is back. ``until`` is on the event loop's clock. Raises: RequestError."""
         if self._probing is None or self._probing.done():
-            log.warning("no inference server is up: calls wait for up to %g s", self.limits.outage_s)
+            log.warning("all engines are down: calls wait for up to %g s", self.limits.outage_s)
             self._back.clear()
             self._probing = self._tasks.start(self._probe())
         self.waiting += 1
@@ -341,7 +341,7 @@ class Router:
             async with asyncio.timeout_at(until):
                 await self._back.wait()
         except TimeoutError:
-            why = f"no inference server has been up for {self.limits.outage_s:g} s; try again later"
+            why = f"all engines have been down for {self.limits.outage_s:g} s; try again later"
             raise RequestError(why, kind="overloaded") from None
         finally:
             self.waiting -= 1
@@ -351,7 +351,7 @@ class Router:
             await asyncio.sleep(min(PROBE_EVERY_S, self.limits.outage_s))
             workers = list(self.workers.values())
             if any(await asyncio.gather(*(worker.is_up() for worker in workers))):
-                log.warning("an inference server is back; %d calls continue", self.waiting)
+                log.warning("an engine is back; %d calls continue", self.waiting)
                 self._back.set()
                 return
 

@@ -121,7 +121,7 @@ def _incomplete(captured: Captured, *, stream: bool) -> RequestError | None:
     why = "ended its reply before it was whole"
     if not stream and not captured.choices:
         why = f"answered 200 with no reply: {captured.problem or 'it has no choices'}"
-    return RequestError(f"the inference server {why}", kind="upstream")
+    return RequestError(f"the engine {why}", kind="upstream")
 
 
 Writer = PassingWriter | EncodingWriter

@@ -49,7 +49,7 @@ ADVICE = {
     "updates": "Lower the learning rate, use fewer minibatches per step, or lower `staleness`.",
     "gap": "Sampler and trainer should be the same model. Check that new weights reach the sampler, and the dtype of both.",
     "stale": "Lower `staleness`, make the rollouts shorter, or run more rollouts at the same time.",
-    "waiting": "Add inference servers or raise `max_concurrent`. The page of a long rollout shows where its time went.",
+    "waiting": "Add engines or raise `max_concurrent`. The page of a long rollout shows where its time went.",
     "held_out": "The policy learns its inputs by heart, or how to please the reward. Add inputs, stop earlier, and read rollouts "
     "with a high reward.",
 }

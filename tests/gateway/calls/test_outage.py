@@ -1,4 +1,4 @@
-"""Calls while no inference server is up, what is whose fault then, and turns that must not be trained on."""
+"""Calls while all engines are down, the cause of failures then, and turns that must not be trained on."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def test_calls_wait_for_the_only_server_and_health_says_so(
     calls = [asyncio.ensure_future(ask(session, stream=stream)) for session in sessions]
     await until(lambda: gateway.router.waiting == 3)
     seen = await health(gateway)
-    assert (seen["status"], seen["waiting_for_a_server"]) == ("no inference server is up", 3)
+    assert (seen["status"], seen["waiting_for_a_server"]) == ("all engines are down", 3)
     async with ScriptedEngine() as again:
         await again.stop()
         await again.start(port)
@@ -82,7 +82,7 @@ async def test_turns_of_a_server_that_lost_its_weights_are_not_trained(
     worker.report_weights("4")
     worker.report_weights("default")
     await ask(session)
-    assert (await health(gateway))["status"].startswith("an inference server was started again")
+    assert (await health(gateway))["status"].startswith("an engine was restarted")
     await GatewayClient(gateway.url).set_weight_version_async(5)
     await ask(session)
     found = await captured(gateway, session)

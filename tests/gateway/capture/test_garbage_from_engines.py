@@ -1,4 +1,4 @@
-"""Whatever an inference server answers with a good status: what is no reply is an error, in every dialect."""
+"""Whatever an engine answers with a good status: what is no reply is an error, in every dialect."""
 
 from __future__ import annotations
 

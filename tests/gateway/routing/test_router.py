@@ -45,7 +45,7 @@ async def opened(gateway: Gateway, count: int) -> tuple[GatewayClient, list[Sess
 
 
 async def add_server(gateway: Gateway, url: str, **more: Any) -> str:
-    """The id of an inference server that is added, or what is wrong with it."""
+    """The id of an engine that is added, or what is wrong with it."""
     status, reply = await request("POST", gateway.url + "/admin/workers", body={"url": url, **more})
     answer = json.loads(reply)
     return str(answer["worker_id"] if status == 200 else answer["error"]["message"])

@@ -22,7 +22,7 @@ def main() -> None:
     parser.add_argument("--host", help="127.0.0.1; 0.0.0.0 needs AGENTCORE_RL_GATEWAY_ADMIN_KEY")
     parser.add_argument("--port", type=int, help="9090")
     parser.add_argument("--config", metavar="FILE", help="settings of GatewayConfig as YAML; options win")
-    parser.add_argument("--worker", action="append", default=[], help="inference server; repeat for several")
+    parser.add_argument("--worker", action="append", default=[], help="engine; repeat for several")
     parser.add_argument("--store", choices=["sqlite", "memory", "compact"], help="sqlite: keep calls in --db-path")
     parser.add_argument("--db-path", help="directory of the store; ~/.rllm/gateway_traces")
     parser.add_argument("--model", help="model name of every call, whatever the agent names")

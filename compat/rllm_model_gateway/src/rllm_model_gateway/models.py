@@ -49,7 +49,7 @@ class TraceRecord(BaseModel):
 
 
 class WorkerConfig(BaseModel):
-    """One inference server. Without ``api_path`` a path in the URL is that: ``/v1`` where there is none."""
+    """One engine. Without ``api_path`` a path in the URL is that: ``/v1`` where there is none."""
 
     worker_id: str = ""
     url: str
@@ -67,7 +67,7 @@ class WorkerConfig(BaseModel):
 
 
 class WorkerInfo(WorkerConfig):
-    """One inference server as the gateway sees it."""
+    """One engine as the gateway sees it."""
 
     model_config = ConfigDict(extra="allow")
 

@@ -86,7 +86,7 @@ def engine_of(config: GatewayConfig) -> str:
 
 
 class LocalServer:
-    """A sampler in this process as an inference server on loopback; a streamed reply is one chunk."""
+    """A sampler in this process as an engine on loopback; a streamed reply is one chunk."""
 
     def __init__(self, handler: LocalHandler, engine: str) -> None:
         self._handler = handler

@@ -285,7 +285,7 @@ def _model(session: Any) -> Finding:
         messages = [{"role": "user", "content": "Say one word."}]
         ask("chat/completions", {"model": model, "max_tokens": 1, "messages": messages})
     except (GatewayError, ValueError, LookupError) as e:
-        return fail("model", str(e), "look at the inference server's log")
+        return fail("model", str(e), "look at the engine's log")
     return ok("model", f"{model!r} answered one token")
 
 

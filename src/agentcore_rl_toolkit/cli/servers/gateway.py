@@ -34,11 +34,11 @@ class _Rare:
 
 @click.group()
 def group() -> None:
-    """Model gateway: stands between agents and inference servers and records the exact tokens of every session."""
+    """Run a model gateway: a proxy between agents and engines that records the exact tokens of every session."""
 
 
 @group.command(short_help="Serve model calls to agents and record them.")
-@click.option("--upstream", "upstreams", multiple=True, metavar="URL", help="Inference server; repeatable.")
+@click.option("--upstream", "upstreams", multiple=True, metavar="URL", help="Engine; repeat it for several.")
 @click.option(
     "--engine",
     type=click.Choice(["policy", "vllm", "sglang", "sglang-experts", "tinker", "sagemaker", "openai"]),

@@ -189,7 +189,7 @@ def use_local_credentials() -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Upstream:
-    """An inference server: its address, and which engine it is. ``relayed``: the gateway passes messages on as they are."""
+    """An engine: its address and kind. ``relayed``: the gateway passes messages on as they are."""
 
     url: str
     engine: str

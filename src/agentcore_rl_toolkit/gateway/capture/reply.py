@@ -189,7 +189,7 @@ class ReplyReader:
         """Return True if the reply ends with an event. Raises: UpstreamError when it is no event of any kind."""
         if event is None:
             if data.lstrip()[:1] != b"{":
-                raise UpstreamError("the inference server sent data in its reply that is not an event")
+                raise UpstreamError("the engine sent data in its reply that is not an event")
             return False
         final = event.error is not None
         for choice in event.choices:

@@ -1,4 +1,4 @@
-"""Errors of inference servers, whatever their shape, in words for the agent."""
+"""Engines' errors, of all shapes, as errors for the agent."""
 
 from __future__ import annotations
 
@@ -62,16 +62,14 @@ def upstream_error(status: int, body: bytes) -> RequestError:
         return RequestError(message or "the prompt is too long", kind="context_overflow", param=param or "messages")
     kind = _KIND_OF.get(status, "invalid_request" if 400 <= status < 500 else "internal")
     if status < 400:  # a redirect, say: nothing here follows one
-        return RequestError(f"the inference server answered {status}", kind="upstream")
+        return RequestError(f"the engine answered {status}", kind="upstream")
     shown = 502 if status in (401, 403) else status
     if status == 401:
-        message = (
-            f"the inference server refused the gateway's key ({status}); set it in AGENTCORE_RL_GATEWAY_UPSTREAM_KEY"
-        )
+        message = f"the engine refused the gateway's key ({status}); set it in AGENTCORE_RL_GATEWAY_UPSTREAM_KEY"
     elif status == 403:  # a key that may not, or a route that is closed: vLLM's token route without --enable-scale-out
-        message = f"the inference server refused the gateway (403): {message or 'it does not say why'}"
+        message = f"the engine refused the gateway (403): {message or 'it gives no reason'}"
     return RequestError(
-        message or f"the inference server answered {status}",
+        message or f"the engine answered {status}",
         kind=kind,
         param=param,
         code=code if isinstance(code, str) else None,

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 JSON = "application/json"
 CALLS_TYPE = "application/vnd.agentcore-rl.calls"
-# The headers of an inference server's reply that reach the agent. The others are about the server's connection.
+# The headers of an engine's reply that reach the agent. The others are about the server's connection.
 PASSED_HEADERS = (
     "content-type",
     "x-request-id",

@@ -180,8 +180,8 @@ class SageMakerService:
             if error.code == INVALID or found.kind == "context_overflow":
                 return found
         if isinstance(error, TrainingServiceError) and error.code == "ThrottlingException":
-            return RequestError("the inference server has too many requests", kind="rate_limit")
-        return RequestError("the inference server did not answer", kind="upstream")
+            return RequestError("the engine has too many requests", kind="rate_limit")
+        return RequestError("the engine did not answer", kind="upstream")
 
     async def close(self) -> None:
         self._runtime.close()

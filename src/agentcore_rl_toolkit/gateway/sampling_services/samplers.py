@@ -74,7 +74,7 @@ class Samplers:
                 if self._open is opening:
                     self._open = None
                 log.warning("no sampler for %s: %s", self.wanted[0], e)
-                raise RequestError("the inference server has no weights to sample from", kind="upstream") from e
+                raise RequestError("the engine has no weights to sample from", kind="upstream") from e
             if self._open is opening:  # or others were published meanwhile
                 return sampler, self.wanted[1]
         raise RequestError(

@@ -61,7 +61,7 @@ class TinkerService:
             return RequestError(f"sampling failed: {error.message}", kind="upstream")
         if isinstance(error, tinker.APIStatusError) and error.status_code not in (404, 410):
             return upstream_error(error.status_code, error.response.content)
-        return RequestError("the inference server did not answer", kind="upstream")
+        return RequestError("the engine did not answer", kind="upstream")
 
     async def close(self) -> None:
         await asyncio.to_thread(lambda: self._service.close("success").result(CLOSE_S))

@@ -1,4 +1,4 @@
-"""A scripted inference server for tests: speaks the wire formats of the engines exactly, samples nothing."""
+"""A scripted engine for tests: speaks the wire formats of the engines exactly, samples nothing."""
 
 from .engine import ScriptedEngine
 from .model import Cut, ScriptedModel, ToolCall

@@ -1,4 +1,4 @@
-"""A scripted inference server for tests: speaks the wire formats of the engines exactly, samples nothing.
+"""A scripted engine for tests: speaks the wire formats of the engines exactly, samples nothing.
 
 `ScriptedEngine` answers vLLM's chat and text completions (with ``return_token_ids``), whole or streamed token by
 token, from a toy tokenizer that is exact in both directions, so a test can say which tokens must have been recorded.

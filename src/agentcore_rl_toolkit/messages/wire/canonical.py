@@ -1,6 +1,6 @@
 """The form between all dialects: one request, one reply, and the deltas of a streamed reply.
 
-Messages and tools keep the shape of OpenAI chat completions, which chat templates and inference servers take:
+Messages and tools keep the shape of OpenAI chat completions, which chat templates and engines take:
 ``{"role", "content", "tool_calls": [{"id", "type": "function", "function": {"name", "arguments": "<JSON text>"}}],
 "tool_call_id", "reasoning_content"}`` and ``{"type": "function", "function": {"name", "description", "parameters"}}``.
 ``content`` is a string, or a list of parts (``text``, ``image_url``) if it has images.
