@@ -117,7 +117,7 @@ def run_tool(
 
 
 def wheel_digest() -> str:
-    """Hexadecimal digits that stand for what `write_wheel` would write, without packing it. Raises: as `write_wheel`."""
+    """Return hexadecimal digits that identify the wheel of `write_wheel`, without packing it. Raises: as that."""
     found = hashlib.sha256()
     for name, data in _contents().items():
         found.update(f"{name}\0{len(data)}\0".encode())

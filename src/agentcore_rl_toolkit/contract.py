@@ -370,7 +370,7 @@ class SessionFacts:
 
 
 def verdict(record: Mapping[str, Any], facts: SessionFacts | None = None) -> tuple[Outcome, Cause | None, str | None]:
-    """Outcome, cause and the policy's failure of a stored record.
+    """Return outcome, cause and the policy's failure of a stored record.
 
     If an agent raised and its last model call failed, the policy failed: frameworks raise anything for that. Without ``facts``
     the class of the exception decides, which the agent's side has written into the record.

@@ -72,4 +72,4 @@ class RewardFunction(ABC):
 
     @abstractmethod
     def __call__(self, **kwargs: Any) -> float | list[float]:
-        """Reward of the rollout: a finite number, or a list of numbers whose last element is the rollout's reward."""
+        """Return the rollout's reward: a finite number, or a list of numbers whose last one is the rollout's reward."""

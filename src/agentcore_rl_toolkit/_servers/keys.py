@@ -71,7 +71,7 @@ def key_for(kind: str, url: str, variable: str) -> str | None:
 
 
 def credential_of_runtime(url: str) -> tuple[str, str] | None:
-    """Access key and secret for requests to the local runtime at this address, or None where this user has none there."""
+    """Return this user's access key and secret for the local runtime at this address, or None."""
     access_key, sign, secret = (find(RUNTIME, url) or "").partition(":")
     return (access_key, secret) if sign else None
 

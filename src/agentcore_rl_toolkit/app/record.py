@@ -199,7 +199,7 @@ def check_policy_reward(value: PolicyReward) -> PolicyReward:
 
 
 def find_secrets(config: RolloutConfig, *keep: str) -> tuple[str, ...]:
-    """Secret values of the `_rollout` block, which are blanked in the agent's output.
+    """Return the secret values of the `_rollout` block, which are blanked in the agent's output.
 
     A value that is part of one of `keep` is no secret: some agents use the session id as their key.
     """
@@ -313,7 +313,7 @@ def _shortened(text: str) -> str:
 
 
 def describe(e: BaseException) -> tuple[str, str]:
-    """(stop_reason, error_type) of an exception. Neither is ever empty."""
+    """Return (stop_reason, error_type) of an exception. Neither is ever empty."""
     if isinstance(e, AgentError) and e.error_type:
         return e.message or e.error_type, e.error_type
     error_type = type(e).__name__

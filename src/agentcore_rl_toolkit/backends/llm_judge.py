@@ -185,7 +185,7 @@ def _question(
 
 
 def transcript(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Messages as text, a line each."""
+    """Return messages as text, one per line."""
     return "\n".join(f"{m.get('role') or m.get('type')}: {text_of(m)}" for m in messages)
 
 

@@ -172,7 +172,7 @@ def scorer_files(spec: str | None) -> list[Path]:
 
 @contextlib.contextmanager
 def _from_here() -> Iterator[None]:
-    """Modules are found in the working directory. Bytecode, which sessions could read, is not written; prints go to stderr."""
+    """Find modules in the working directory. Write no bytecode, which sessions could read, and send prints to stderr."""
     before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))

@@ -229,7 +229,7 @@ class RolloutService:
         phase: str = "train",
         step: int | None = None,
     ) -> Group:
-        """All rollouts of one input; ``phase`` and ``step`` say where in a run's folder they belong."""
+        """Collect the rollouts of one input. ``phase`` and ``step`` are their place in a run's folder."""
         (group,) = await collect_async(
             [request],
             client=self.client,

@@ -185,7 +185,7 @@ class Settings(SettingsGroup):
 
     @classmethod
     def known(cls) -> Mapping[str, tuple[str, FieldInfo]]:
-        """Each setting by name: its group, empty for one without a group, and its definition."""
+        """Return each setting by name: its group, empty for one without a group, and its definition."""
         return _known(cls)
 
     @classmethod
@@ -202,7 +202,7 @@ class Settings(SettingsGroup):
         return getattr(getattr(self, group) if group else self, place)
 
     def flat(self) -> dict[str, Any]:
-        """All settings by name."""
+        """Return all settings by name."""
         return {name: getattr(self, name) for name in self.known()}
 
     def shown(self) -> dict[str, Any]:

@@ -186,7 +186,7 @@ def _name(name: str | None, folder: Path | None, end: str = "") -> str:
 
 
 def _records(bucket: str | None) -> tuple[str | None, str]:
-    """Bucket and prefix: s3://BUCKET/PREFIX, as .env has it, or the name of a bucket."""
+    """Return bucket and prefix of s3://BUCKET/PREFIX, as .env has it, or of a bucket's name."""
     from ..store import parse_url
 
     if bucket is None:

@@ -178,7 +178,7 @@ def command(**options: Any) -> None:
 
 
 def _check_rewards(rows: list[EvalRow], options: dict[str, Any]) -> None:
-    """`eval --check`. Exit code: 1 if a row rewards an empty reply."""
+    """Run `eval --check`. Exit with 1 if a row rewards an empty reply."""
     from .doctor.rewards import check_rewards
     from .training.stack import agent_file, scratch_folder
 
@@ -532,7 +532,7 @@ def _target(options: dict[str, Any], out: Path) -> Iterator[Target]:
 
 @contextlib.contextmanager
 def _model_of(target: Target, given: dict[str, Any]) -> Iterator[tuple[Prepare | None, Fetch | None, Sessions | None]]:
-    """Functions that open each rollout's session at the stack's gateway and fetch its recorded calls.
+    """Yield functions that open each rollout's session at the stack's gateway and fetch its recorded calls.
 
     None if a model is named, and for an agent with its own model.
     """

@@ -21,7 +21,7 @@ NONE = "nothing is in flight: the run has ended, is starting, or its trainer com
 
 
 def facts(reader: RunReader) -> dict[str, Any]:
-    """Each rollout with the place where it waits, and the places with their counts, the most frequent first."""
+    """Return each rollout with the place where it waits, and the places with their counts, the most frequent first."""
     found = read_in_flight(reader.folder)
     if found is None:
         return {"run": reader.name, "count": 0, "waiting_for": [], "rollouts": [], "note": NONE}

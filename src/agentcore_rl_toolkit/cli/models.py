@@ -32,7 +32,7 @@ class Model(click.ParamType[Any]):
 
 
 def model_option(**changes: Any) -> Callable[[Any], Any]:
-    """`--model` of a command that serves or trains one."""
+    """Return the option `--model` of a command that serves or trains one."""
     options = {"help": f"The model: {WORDS} [default: the built-in policy].", "metavar": "MODEL", "type": Model()}
     return click.option("--model", **{**options, **changes})
 

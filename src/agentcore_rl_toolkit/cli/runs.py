@@ -291,7 +291,7 @@ def _read_out(reader: RunReader, rollout: Mapping[str, Any]) -> Iterator[str]:
 
 
 def least_likely(sequence: TokenSequence) -> tuple[float, int] | None:
-    """Logprob and position of the trained token that the sampler thought least likely."""
+    """Return logprob and position of the trained token with the lowest logprob."""
     known = [(lp, i) for i, lp in enumerate(sequence.logprobs or ()) if lp is not None and sequence.mask[i]]
     return min(known, default=None)
 
@@ -318,7 +318,7 @@ def bars(values: Sequence[float | None]) -> str:
 
 
 def _plain(rollout: dict[str, Any]) -> dict[str, Any]:
-    """With lists in place of packed arrays."""
+    """Replace packed arrays with lists."""
     sequences = rollout.get("sequences")
     if sequences is None:
         return rollout

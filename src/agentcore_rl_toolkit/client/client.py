@@ -190,7 +190,7 @@ class RolloutClient:
         input_id: IdValue | None = None,
         **rollout_overrides: Any,
     ) -> RolloutFuture:
-        """Async `invoke`. Cancelling it ends the rollout."""
+        """Run `invoke` without blocking. Cancelling it ends the rollout."""
         future = self.submit(payload, session_id, input_id, **rollout_overrides)
         try:
             accepted = await asyncio.wrap_future(future._accepted)
@@ -369,7 +369,7 @@ class RolloutClient:
         return self._portal.call(self._dispatcher.close_async()) if self._portal.started else []
 
     async def flush_async(self) -> list[str]:
-        """Async `flush`."""
+        """Run `flush` without blocking."""
         return await self._portal.run(self._dispatcher.close_async()) if self._portal.started else []
 
     def close(self) -> list[str]:
@@ -393,7 +393,7 @@ class RolloutClient:
         return list(self._dispatcher.stops.left)
 
     async def aclose(self) -> list[str]:
-        """Async `close`."""
+        """Run `close` without blocking."""
         self._dispatcher.closing = True
         try:
             if self._portal.started:

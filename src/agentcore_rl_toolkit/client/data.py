@@ -22,7 +22,7 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
 
 
 def numbered_rows(path: Path) -> list[tuple[int, dict[str, Any]]]:
-    """Payloads of a ``.jsonl`` (or ``.json``: a list of objects) or ``.parquet`` file, in order, by the number of line or row.
+    """Read the payloads of a ``.jsonl``, ``.json`` (a list) or ``.parquet`` file, in order, by the number of line or row.
 
     Every field of a row is the payload, no envelope. Rows of the form ``{"prompt": ..., "metadata": {...}}``, as
     slime reads them, are accepted too: there the metadata is the payload, and `prompt` and `label` are added to it

@@ -160,7 +160,7 @@ def mean_metrics(each: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 def metrics_line(metrics: Mapping[str, float]) -> str:
-    """Metrics for people, or empty without any."""
+    """Format metrics, or return "" without any."""
     return ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
 
 
@@ -211,7 +211,7 @@ def summarize(
 
 
 def pass_rates(scores: Iterable[Sequence[float]]) -> tuple[dict[int, float], dict[int, float]]:
-    """pass@k and pass^k: the chance that one of k rollouts of an input is solved, and that all k are. Means over inputs.
+    """Return pass@k and pass^k: the chances that one or all of k rollouts of an input are solved. Means over inputs.
 
     A rollout is solved with a reward of 1 or more. k is 1, 2, 4 and so on, and the most that an input has. Each k is over the
     inputs that have so many scored rollouts.

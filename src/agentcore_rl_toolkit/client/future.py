@@ -107,7 +107,7 @@ class RolloutFuture:
         return self._verdict is not None
 
     async def done_async(self) -> bool:
-        """Async `done`."""
+        """Run `done` without blocking."""
         return self.done()
 
     def ready_to_poll(self) -> bool:
@@ -134,7 +134,7 @@ class RolloutFuture:
         return self._portal.call(self.result_async(timeout))
 
     async def result_async(self, timeout: float | None = None) -> dict[str, Any]:
-        """Async `result`. Cancelling the awaiting task does not cancel the rollout."""
+        """Run `result` without blocking. Cancelling the awaiting task does not cancel the rollout."""
         if self._verdict is not None:
             return self._open(self._verdict)
         if timeout is not None and timeout <= 0:
@@ -192,7 +192,7 @@ class RolloutFuture:
         return self._end(Verdict.of(RolloutCancelledError("the rollout was cancelled")))
 
     async def cancel_async(self) -> bool:
-        """Async `cancel`. Returns when the rollout is over."""
+        """Run `cancel` without blocking. It returns when the rollout is over."""
         cancelled = self.cancel()
         await asyncio.wait([asyncio.wrap_future(self._done)])
         return cancelled

@@ -149,7 +149,7 @@ def parse_lines(content: bytes) -> Iterable[dict[str, Any]]:
 
 
 def attempts_of(lines: Iterable[Mapping[str, Any]]) -> dict[str, Attempt]:
-    """Replay the lines. Returns the attempts by session id, in the order of their intents."""
+    """Replay the lines. Return the attempts by session id, in the order of their intents."""
     attempts: dict[str, Attempt] = {}
     for line in lines:
         event, at_s, session_id = line["event"], line.get("t", 0.0), line["session_id"]

@@ -55,7 +55,7 @@ class RateBucket:
 
 
 def backoff_s(failures: int, *, base_s: float = 0.5, cap_s: float = 20.0, jitter: float = 0.0) -> float:
-    """Delay after `failures` failed tries: doubling, capped, shortened by up to a half with `jitter` in [0, 1)."""
+    """Return the delay after failed attempts: doubling, capped, shortened by up to a half with `jitter` in [0, 1)."""
     return float(min(cap_s, base_s * 2 ** min(failures - 1, 30))) * (1.0 - 0.5 * jitter)
 
 

@@ -182,7 +182,7 @@ CMD ["python", "{entry}"]
 
 
 def digest_of(folder: Path, *more: str) -> str:
-    """12 hexadecimal digits that stand for what a folder holds, the toolkit's wheel aside, and for how it is built (``more``)."""
+    """Return 12 hexadecimal digits for a folder's content, without the toolkit's wheel, and for its build (``more``)."""
     found = hashlib.sha256(json.dumps(more).encode())
     for path in files_of(folder):
         if _is_our_wheel(path):
@@ -203,7 +203,7 @@ def _takes_wheel(folder: Path) -> bool:
 
 
 def _is_our_wheel(path: Path) -> bool:
-    """Also what is left of one whose writer was killed."""
+    """Return True for our wheel, also for the rest of one whose writer was killed."""
     return path.name.lstrip(".").startswith("agentcore_rl_toolkit-") and ".whl" in path.name
 
 

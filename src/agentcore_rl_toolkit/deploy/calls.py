@@ -132,7 +132,7 @@ class Calls:
             raise RefusedError(f"s3: {file.name} was not uploaded to s3://{bucket}/{key}: {e}") from e
 
     def parameters_of(self, service: str, operation: str) -> frozenset[str]:
-        """Names of what an operation takes, as far as this boto3 knows it."""
+        """Return the names of an operation's parameters that this boto3 knows."""
         shape = self._client(service).meta.service_model.operation_model(operation).input_shape
         return frozenset(shape.members if shape else ())
 
@@ -151,7 +151,7 @@ def _without_none(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _shown(parameters: Mapping[str, Any]) -> str:
-    """Parameters for a person: policies, which travel as text, as documents; archives by their size; of variables the names."""
+    """Return parameters to show: policies as documents, archives by their size, variables by their names."""
 
     def readable(value: Any) -> Any:
         if isinstance(value, bytes):

@@ -65,7 +65,7 @@ class Place:
 
 
 def execution_trust(place: Place) -> Policy:
-    """Trust of the execution role: AgentCore may assume it, for agents of this account and region."""
+    """Return the trust of the execution role: AgentCore may assume it, for agents of this account and region."""
     condition = {
         "StringEquals": {"aws:SourceAccount": place.account},
         "ArnLike": {"aws:SourceArn": place.arn("bedrock-agentcore", "*")},
@@ -74,7 +74,7 @@ def execution_trust(place: Place) -> Policy:
 
 
 def execution(place: Place) -> Policy:
-    """Rights of the agent's sessions: pull the image, log, trace, write records."""
+    """Return the rights of the agent's sessions: pull the image, log, trace, write records."""
     streams = place.arn("logs", f"{LOGS}:log-stream:*")
     tracing = "PutTraceSegments PutTelemetryRecords GetSamplingRules GetSamplingTargets"
     metrics = {"StringEquals": {"cloudwatch:namespace": NAMESPACE}}
@@ -98,7 +98,7 @@ def execution(place: Place) -> Policy:
 
 
 def trainer(place: Place) -> Policy:
-    """Rights of a trainer's client: start and stop sessions, read records."""
+    """Return the rights of a trainer's client: start and stop sessions, read records."""
     statements = [
         _allow("Rollouts", "bedrock-agentcore", "InvokeAgentRuntime StopRuntimeSession", place.runtimes),
         _allow("Quotas", "servicequotas", "ListServiceQuotas", "*"),
@@ -115,12 +115,12 @@ def trainer(place: Place) -> Policy:
 
 
 def doctor(place: Place) -> Policy:
-    """Rights of `agentcore-rl doctor --aws` beyond a trainer's."""
+    """Return the rights of `agentcore-rl doctor --aws` beyond a trainer's."""
     return _document(_allow("Agent", "bedrock-agentcore", "GetAgentRuntime", place.runtimes))
 
 
 def deployer(place: Place, *, role: str) -> Policy:
-    """Rights of the user of `agentcore-rl deploy`. ``role``: ARN of the execution role."""
+    """Return the rights of the user of `agentcore-rl deploy`. ``role``: ARN of the execution role."""
     control = "bedrock-agentcore"
     runtimes = """CreateAgentRuntime DeleteAgentRuntime GetAgentRuntime UpdateAgentRuntime
         CreateAgentRuntimeEndpoint DeleteAgentRuntimeEndpoint GetAgentRuntimeEndpoint UpdateAgentRuntimeEndpoint
@@ -159,13 +159,13 @@ def deployer(place: Place, *, role: str) -> Policy:
 
 
 def hosting_trust(account: str) -> Policy:
-    """Trust of a model's execution role: SageMaker may assume it, for this account."""
+    """Return the trust of a model's execution role: SageMaker may assume it, for this account."""
     condition = {"StringEquals": {"aws:SourceAccount": account}}
     return _document(_trust("SageMakerHostsTheModel", "sagemaker.amazonaws.com", condition))
 
 
 def hosting(partition: str, bucket: str, prefix: str) -> Policy:
-    """Rights of a model's endpoint: read the weights, pull the image, log."""
+    """Return the rights of a model's endpoint: read the weights, pull the image, log."""
     image = "BatchCheckLayerAvailability BatchGetImage GetAuthorizationToken GetDownloadUrlForLayer"
     logs = f"arn:{partition}:logs:*:*:log-group:/aws/sagemaker/Endpoints/*"
     return _document(
@@ -177,7 +177,7 @@ def hosting(partition: str, bucket: str, prefix: str) -> Policy:
 
 
 def import_trust(partition: str, region: str, account: str) -> Policy:
-    """Trust of an import's role: Bedrock may assume it, for import jobs of this account and region.
+    """Return the trust of an import's role: Bedrock may assume it, for import jobs of this account and region.
 
     Source: User guide of Amazon Bedrock, "Create a service role for model import".
     """
@@ -189,12 +189,12 @@ def import_trust(partition: str, region: str, account: str) -> Policy:
 
 
 def imports(partition: str, bucket: str, prefix: str) -> Policy:
-    """Rights of an import: read the weights."""
+    """Return the rights of an import: read the weights."""
     return _document(*_weights(partition, bucket, prefix))
 
 
 def endpoint_user(endpoint_arn: str) -> Policy:
-    """Rights that an agent's role needs to call a model's endpoint with a bearer token."""
+    """Return the rights with which an agent's role calls a model's endpoint with a bearer token."""
     return _document(
         _allow("CallTheModel", "sagemaker", "InvokeEndpoint InvokeEndpointWithResponseStream", endpoint_arn),
         _allow("SignBearerTokens", "sagemaker", "CallWithBearerToken", "*"),
@@ -202,12 +202,12 @@ def endpoint_user(endpoint_arn: str) -> Policy:
 
 
 def imported_model_user(*model_arns: str) -> Policy:
-    """Rights that an agent's role needs to call imported models."""
+    """Return the rights with which an agent's role calls imported models."""
     return _document(_allow("CallTheModel", "bedrock", "InvokeModel InvokeModelWithResponseStream", [*model_arns]))
 
 
 def bundle_user(bundle_arn: str) -> Policy:
-    """Rights that an agent's role needs to read a configuration bundle."""
+    """Return the rights with which an agent's role reads a configuration bundle."""
     return _document(_allow("ReadTheBundle", "bedrock-agentcore", "GetConfigurationBundleVersion", bundle_arn))
 
 
@@ -226,7 +226,7 @@ def _trust(sid: str, service: str, condition: Policy) -> Policy:
 
 
 def _weights(partition: str, bucket: str, prefix: str) -> list[Policy]:
-    """Statements of a role that reads a model's weights."""
+    """Return the statements of a role that reads a model's weights."""
     below = {"StringLike": {"s3:prefix": f"{prefix}*"}}
     return [
         _allow("ReadWeights", "s3", "GetObject", f"arn:{partition}:s3:::{bucket}/{prefix}*"),

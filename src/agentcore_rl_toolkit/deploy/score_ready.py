@@ -55,7 +55,7 @@ def start_command(words: Sequence[str]) -> list[str]:
 
 
 def _of_python(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Python's own options, and what it starts: a file or ``-m`` and a module, with arguments; nothing for ``-c`` and stdin."""
+    """Split Python's arguments: its own options, and a file or ``-m MODULE`` with arguments. For ``-c`` and stdin: none."""
     options, rest = [], [*words]
     while rest and rest[0].startswith("-"):
         word = rest.pop(0)

@@ -478,7 +478,7 @@ def _label(value: str) -> str:
 
 
 def _described(session: Session, now_s: float) -> dict[str, Any]:
-    """Units: unix seconds; of calls: seconds since their start, and until their deadline."""
+    """Describe a session. Units: unix seconds; of calls: seconds since their start, and until their deadline."""
     return {
         "session_id": session.id,
         "created_s": session.created_s,

@@ -287,7 +287,7 @@ class Call:
         return True
 
     def connect(self) -> None:
-        """Another connection waits for the reply."""
+        """Count another connection that waits for the reply."""
         self.connections += 1
         if self._orphan_timer is not None:
             self._orphan_timer.cancel()

@@ -146,7 +146,7 @@ class Session:
         return self.id.encode()
 
     def save(self) -> None:
-        """Have the session stored as it is now."""
+        """Store the session as it is now."""
         settings = _to_json(self.settings).decode()
         self.store.put_session(self.number, self.id, self.created_s, self.closed_s, settings)
 
@@ -189,7 +189,7 @@ class Session:
         return self.store.append(self, record)
 
     def add_reply(self, digest: int, position: int, *, received: bool = False, connections: int = 0) -> RecordedReply:
-        """Remember a stored reply, for requests that repeat its call."""
+        """Keep a stored reply, for requests that repeat its call."""
         reply = RecordedReply(self, position, received=received, connections=connections)
         replies = self.repeats_of(digest).replies
         replies.append(reply)
@@ -293,7 +293,7 @@ class Sessions:
                 )
 
     def _refused(self, session: Session) -> None:
-        """Forget the texts of a session whose call the disk refused: later records must not refer to it."""
+        """Delete the texts of a session whose call the disk refused: later records must not refer to it."""
         session.texts = Texts()
         session.records -= 1
 

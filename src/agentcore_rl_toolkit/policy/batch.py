@@ -46,7 +46,7 @@ class PrefixCache:
         self.asked_tokens = 0
 
     def clear(self) -> None:
-        """Forget everything; called when the weights change."""
+        """Delete everything. Called when the weights change."""
         self._known.clear()
         self._free = list(range(self._capacity - 1, -1, -1))
 
@@ -81,7 +81,7 @@ class PrefixCache:
 
     @torch.inference_mode()
     def keep(self, ids: Sequence[int], row: int) -> None:
-        """Remember the full blocks of a row whose first ``len(ids)`` tokens have been computed."""
+        """Keep the full blocks of a row whose first ``len(ids)`` tokens have been computed."""
         if self._capacity == 0:
             return
         if self._pool.numel() == 0:

@@ -210,7 +210,7 @@ class Decoder:
         last_N: torch.Tensor | None = None,
         every: bool = False,
     ) -> torch.Tensor:
-        """Logits of the next token of each row; with ``every``, after each of its new tokens: (N, Q, V).
+        """Compute the logits of the next token of each row. With ``every``, after each of its new tokens: (N, Q, V).
 
         ``starts_N`` says how many tokens of a row the cache already holds; ``last_N`` which of the Q new ones is its last
         (rows may be padded on the right), None for Q - 1. ``width`` is an upper bound of starts + Q over the rows.
@@ -297,7 +297,7 @@ def check_tensors(state: Mapping[str, torch.Tensor], expected: Mapping[str, tupl
 
 
 def expected_tensors(shape: DecoderShape) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the tensors of a policy, as transformers names them."""
+    """Return names and shapes of the tensors of a policy, as transformers names them."""
     d, size = shape.hidden, shape.head_size
     per_layer: dict[str, tuple[int, ...]] = {"input_layernorm.weight": (d,), "post_attention_layernorm.weight": (d,)}
     for name, rows, columns, bias in (

@@ -24,7 +24,7 @@ def suits(columns: int, device: str, dtype: torch.dtype) -> bool:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """As `torch.nn.functional.linear`, without gradients. The weight may be in oneDNN's order."""
+    """Compute `torch.nn.functional.linear` without gradients. The weight may be in oneDNN's order."""
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")  # type: ignore[no-any-return]
 
 

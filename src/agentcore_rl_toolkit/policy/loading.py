@@ -68,7 +68,7 @@ def converted(file: Path) -> Path:
 
 
 def placement(parameters: int) -> tuple[str, torch.dtype]:
-    """Device and type of numbers for a model of this size: a GPU in bfloat16 if there is one, otherwise the CPU in float32.
+    """Return device and type of numbers for a model of this size: a GPU in bfloat16, or the CPU in float32.
 
     On a CPU float32 proves weights to 1e-3; bfloat16, 1.6 times as fast on some, rounds too much for that. Small models
     stay on the CPU.
@@ -98,7 +98,7 @@ class Sizes:
         return (dtype.itemsize + arriving) * self.parameters
 
     def training(self, lora: bool) -> int:
-        """Trainer and engine together, without activations. AdamW keeps weights, gradients and two moments."""
+        """Return the bytes of trainer and engine without activations. AdamW keeps weights, gradients and two moments."""
         return self.engine + (2 if lora else 4) * _FLOAT * self.parameters
 
 
@@ -124,7 +124,7 @@ def check_memory(needed: int, what: str) -> None:
 
 
 def free_memory() -> int | None:
-    """Bytes that a process can still have: on the GPU if there is one, otherwise by the machine and its control group.
+    """Return the bytes that a process can still get: on the GPU, or of the machine and its control group.
 
     None if the limit is unknown.
     """
@@ -178,7 +178,7 @@ def load_decoder(
 
 
 def cache_numbers(shape: DecoderShape) -> int:
-    """Numbers that a token takes in the cache."""
+    """Return how many numbers a token takes in the cache."""
     return 2 * shape.layers * shape.kv_heads * shape.head_size
 
 

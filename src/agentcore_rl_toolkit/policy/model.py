@@ -20,7 +20,7 @@ TOKENIZER_FILE = "tokenizer.json"
 
 
 def load_policy(directory: str | Path | None = None) -> tuple[Any, Any]:
-    """``(model, tokenizer)`` as transformers objects, fp32, in evaluation mode: what a trainer starts from.
+    """Load ``(model, tokenizer)`` as transformers objects, fp32, in evaluation mode: the start of a training.
 
     Without a directory: the warm-started policy that ships with the package.
     Raises: ConfigError when the directory does not hold a policy.

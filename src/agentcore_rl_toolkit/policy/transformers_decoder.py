@@ -54,7 +54,7 @@ class TransformersDecoder:
                 parameter.copy_(state[name])
 
     def plain_tensors(self) -> dict[str, torch.Tensor]:
-        """As `Decoder.plain_tensors`: the first and the last."""
+        """Return the first and the last tensor, as `Decoder.plain_tensors`."""
         own = list(self._model.named_parameters())
         return dict((own[0], own[-1]))
 
@@ -69,7 +69,7 @@ class TransformersDecoder:
         last_N: torch.Tensor | None = None,
         every: bool = False,
     ) -> torch.Tensor:
-        """As `Decoder.forward`. A row that starts at 0 gets a new cache."""
+        """Compute as `Decoder.forward`. A row that starts at 0 gets a new cache."""
         logits = []
         lasts = [ids_NQ.shape[1] - 1] * len(ids_NQ) if last_N is None else last_N.tolist()
         for row, ids_Q, start, last in zip(
@@ -88,4 +88,4 @@ class TransformersDecoder:
         self._caches[target], self._caches[source] = self._caches[source], None
 
     def reserve(self, rows: int, width: int) -> None:
-        """Nothing to do: caches grow by themselves."""
+        """Do nothing: caches grow by themselves."""

@@ -92,7 +92,7 @@ def split_of(numbers: tuple[int, ...]) -> Split:
 
 
 def problems(split: Split, n: int, *, seed: int = 0) -> list[Problem]:
-    """``n`` different problems of a split; the same arguments give the same list.
+    """Return ``n`` different problems of a split. The same arguments give the same list.
 
     Raises: ConfigError for an unknown split or a negative ``n``.
     """

@@ -112,7 +112,7 @@ def is_run(folder: Path) -> bool:
 
 
 def find_runs(root: Path) -> list[Path]:
-    """Folders of runs: `root` itself, or those directly in it or in its `runs/`, the one written last first."""
+    """Return folders of runs: `root` itself, or those directly in it or in its `runs/`, the newest first."""
     if is_run(root):
         return [root]
     places = [root, root / "runs"]

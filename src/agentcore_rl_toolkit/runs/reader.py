@@ -115,7 +115,7 @@ class RunReader:
         return self.total(Query())
 
     def rollouts(self, query: Query | None = None, *, offset: int = 0, limit: int = 200) -> list[dict[str, Any]]:
-        """Rows of the rollouts that fit, without their parts."""
+        """Return the rows of the rollouts that match, without their parts."""
         return self.rows(self.ids(query or Query(), offset=offset, limit=limit))
 
     def ids(self, query: Query, *, offset: int = 0, limit: int = -1) -> list[int]:
@@ -153,7 +153,7 @@ class RunReader:
         return " OR ".join('"{}"'.format(term.replace('"', '""')) for term in found) or '""'
 
     def rows(self, ids: Sequence[int]) -> list[dict[str, Any]]:
-        """Rows by id, in the given order, each with its calls by tool and the numbers that came with its reward."""
+        """Return rows by id, in the given order, each with its calls by tool and the numbers of its reward."""
         found = {
             row["id"]: row
             for row in self._of(f"SELECT tools, numbers, {', '.join(LISTED)} FROM rollouts WHERE id", ids)
@@ -213,7 +213,7 @@ class RunReader:
         return {**rows[0], **{name: parts.get(part) for name, part in named.items()}}
 
     def texts(self, ids: Iterable[int]) -> dict[int, str]:
-        """Texts of tokens, where they are known."""
+        """Return the texts of tokens, if they are known."""
         return dict(map(tuple, self._of("SELECT id, text FROM token_texts WHERE id", sorted(set(ids)))))
 
     # -- the whole run
@@ -266,7 +266,7 @@ class RunReader:
         return dict(zip(("never", "sometimes", "always"), map(int, self._all(sql)[0]), strict=True))
 
     def failures(self, query: Query | None = None) -> list[dict[str, Any]]:
-        """Return failed rollouts by error, the most frequent first, with the first and the last step and an example."""
+        """Return failed rollouts by error, the most frequent first, with the first and last step and an example."""
         columns = f"error, outcome, cause, COUNT(*) AS rollouts, MIN({_NUMBER}) AS first, MAX({_NUMBER}) AS last, "
         columns += "MAX(id) AS example"
         failed = replace(query or Query(), failed=True)
@@ -299,5 +299,5 @@ class RunReader:
         return read_metrics(self.folder)
 
     def summary(self) -> Mapping[str, Any]:
-        """`summary.json`, where the run has ended; empty before."""
+        """Return `summary.json`, or nothing before the run has ended."""
         return read_object(self.folder / SUMMARY)

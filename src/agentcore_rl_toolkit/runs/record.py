@@ -53,7 +53,7 @@ class TokenSequence:
     updates: int | None = None  # optimizer steps between sampling and the trainer's logprobs
 
     def encoded(self) -> dict[str, Any]:
-        """As JSON."""
+        """Encode as JSON."""
         return {
             **vars(self),
             "ids": _base64(array("i", self.ids)),
@@ -188,7 +188,7 @@ class Rollout:
 
 
 def numbers_of(sequences: Sequence[TokenSequence] | None) -> dict[str, float | None]:
-    """Smallest and mean logprob of the trained tokens, the largest and mean gap to the trainer's, the mean entropy."""
+    """Return smallest and mean logprob of the trained tokens, largest and mean gap to the trainer's, mean entropy."""
     sampled: list[float] = []
     gaps: list[float] = []
     entropies: list[float] = []
@@ -228,7 +228,7 @@ def tools_of(dialogue: Iterable[Mapping[str, Any]] | None) -> dict[str, int]:
 
 
 def tool_errors(dialogue: Iterable[Mapping[str, Any]] | None) -> Counter[str]:
-    """Results that report an error, by the name of the tool. A result is that of the oldest call that has none, or of its id."""
+    """Count results that report an error, by tool. A result without a call's id belongs to the oldest open call."""
     waiting: list[tuple[Any, str]] = []
     found: Counter[str] = Counter()
     for message in dialogue or ():
@@ -264,7 +264,7 @@ def searched_text(dialogue: Sequence[Mapping[str, Any]] | None, detail: Mapping[
 
 
 def pack(value: Any) -> bytes:
-    """JSON, compressed."""
+    """Encode as compressed JSON."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)
     return zlib.compress(text.encode("utf-8", "replace"), 1)  # a model may say lone surrogates, UTF-8 cannot
 
@@ -274,7 +274,7 @@ def unpack(data: bytes) -> Any:
 
 
 def _text(value: str) -> str:
-    """SQLite takes no lone surrogates."""
+    """Replace lone surrogates, which SQLite does not store."""
     return value.encode("utf-8", "replace").decode()
 
 

@@ -138,7 +138,7 @@ class SpanSender:
             return None
 
     def send(self, rollout: Mapping[str, Any]) -> int:
-        """Queue the spans of a rollout, whose ids follow from its own. Returns how many."""
+        """Queue the spans of a rollout, whose ids follow from its own. Return their number."""
         api, trace_id = self._api, int(trace_id_of(rollout["session_id"]), 16)
 
         def context(span_id: str) -> Any:

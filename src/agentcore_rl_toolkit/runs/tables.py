@@ -43,7 +43,7 @@ class TokenTexts:
         return found
 
     def probe(self, count: int) -> dict[int, str]:
-        """`of` the special tokens and of about ``count`` others from all over the vocabulary."""
+        """Return `of` the special tokens and of about ``count`` others, evenly spaced in the vocabulary."""
         if self._tokenizer is None:
             return {}
         size = self._tokenizer.get_vocab_size()
@@ -186,7 +186,7 @@ class Tables:
             self.execute("DELETE FROM rollouts WHERE id = ?", (row,))
 
     def _shrink(self) -> None:
-        """Beyond the limit, give up the index of texts, then parts of the oldest rollouts. What comes uses their room again."""
+        """Delete parts of the oldest rollouts beyond the limit. Later rollouts use their space again."""
         if (size := self._used_bytes()) > self._max_bytes and self._searchable:
             self._searchable = False
             for statement in ("DROP TABLE search_terms", "DROP TABLE search", "DELETE FROM searched"):

@@ -80,7 +80,7 @@ class RuntimeView:
         return json.loads(self.call("GET", path))
 
     def sessions(self, *, ended: bool = False) -> list[dict[str, Any]]:
-        """Live sessions, and the last that ended when asked for."""
+        """Return live sessions, and the last that ended when asked for."""
         answer = self.get("/_local/sessions")
         found: list[dict[str, Any]] = [*(answer["ended"] if ended else ()), *answer["sessions"]]
         return found

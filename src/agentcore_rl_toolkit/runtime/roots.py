@@ -114,7 +114,7 @@ def describe_server(root: Path, content: dict[str, Any]) -> None:
 
 
 def live_servers() -> list[dict[str, Any]]:
-    """Runtimes of this user that are running, newest first."""
+    """Return this user's runtimes that run, newest first."""
     found = []
     for file in base_dir().glob("*/server.json"):
         try:

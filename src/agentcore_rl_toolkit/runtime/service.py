@@ -32,7 +32,7 @@ AFTER_SESSIONS_S = 2  # time for the replies to calls of killed sessions
 
 
 def run(config: RuntimeConfig, agents: Sequence[tuple[str, Path]], **options: Any) -> None:
-    """Blocking form of `serve` on uvloop. The options are its keywords."""
+    """Run `serve` on uvloop, and block. The options are its keywords."""
     raise_file_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(config, agents, **options))

@@ -150,6 +150,6 @@ def parse_environment(pairs: Sequence[str]) -> dict[str, str]:
 
 
 def handed_environment() -> dict[str, str]:
-    """Session variables that the starting process hands over in `HANDED`, where no command line shows them."""
+    """Return session variables that the starting process hands over in `HANDED`, where no command line shows them."""
     found: dict[str, str] = json.loads(os.environ.pop(HANDED, "{}"))
     return found

@@ -64,7 +64,7 @@ def difference(a: Mapping[str, float], b: Mapping[str, float]) -> Difference:
 
 
 def difference_interval(changes: Sequence[float]) -> tuple[float | None, float | None]:
-    """95 % confidence interval of a mean difference of paired rewards.
+    """Return the 95 % confidence interval of a mean difference of paired rewards.
 
     The differences get half a further one at each end of their range, -1 and 1, and the interval is the normal one of all of
     them. For rewards of 0 and 1 it is close to that of Agresti and Min.
@@ -77,7 +77,7 @@ def difference_interval(changes: Sequence[float]) -> tuple[float | None, float |
 
 
 def sign_flip_p(changes: Sequence[float]) -> float:
-    """Two-sided p value of a mean difference, if each difference could as well have the other sign.
+    """Return the two-sided p value of a mean difference, if each difference could as well have the other sign.
 
     For rewards of 0 and 1 this is the exact test of McNemar. Means of up to 64 rollouts are tested exactly, too. Other rewards
     get 20,000 random choices of signs, which are the same in each call.

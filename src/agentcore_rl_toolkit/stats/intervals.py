@@ -9,7 +9,7 @@ Z_95 = 1.959964  # normal quantile of a two-sided 95 % interval
 
 
 def interval(values: Sequence[float], weight: float = Z_95**2 / 2) -> tuple[float | None, float | None]:
-    """95 % confidence interval of a mean of rewards.
+    """Return the 95 % confidence interval of a mean of rewards.
 
     The values get ``weight`` further ones at each end of the range of rewards, which is 0 to 1 unless a value is outside of it.
     The interval is the normal one of all of them, within that range. For values of 0 and 1 and the default weight, it is that of

@@ -146,7 +146,7 @@ class ObjectStore(ABC):
     async def get_async(
         self, key: str, *, max_bytes: int | None = None, timeout_s: float | None = DEFAULT_TIMEOUT_S
     ) -> bytes:
-        """Content of an object. With `max_bytes`, a larger one is refused without reading it.
+        """Return the content of an object. With `max_bytes`, refuse a larger one without reading it.
 
         Raises: ObjectNotFoundError; ObjectTooLargeError.
         """
@@ -160,7 +160,7 @@ class ObjectStore(ABC):
             return False
 
     async def head_async(self, key: str, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> ObjectInfo:
-        """Size and age of an object. Raises: ObjectNotFoundError."""
+        """Return size and age of an object. Raises: ObjectNotFoundError."""
         check_key(key)
         return await self._until_deadline("head", key, lambda: self._here()._head(key), timeout_s, 0)
 
@@ -236,5 +236,5 @@ def check_size(key: str, url: str, size: int, max_bytes: int | None) -> None:
 
 
 def utc(seconds: float) -> datetime:
-    """Unix seconds as an aware datetime."""
+    """Convert unix seconds to an aware datetime."""
     return datetime.fromtimestamp(seconds, UTC)

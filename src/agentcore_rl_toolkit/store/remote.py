@@ -34,7 +34,7 @@ _FILES = {"AWS_CONFIG_FILE": "~/.aws/config", "AWS_SHARED_CREDENTIALS_FILE": "~/
 
 
 def find_session() -> Any:
-    """boto3's default session, or a fresh one: the one session of every AWS call of this toolkit. Raises: ConfigError."""
+    """Return boto3's default session, or a fresh one, for every AWS call of this toolkit. Raises: ConfigError."""
     import boto3
     from botocore.exceptions import BotoCoreError
 
@@ -45,7 +45,7 @@ def find_session() -> Any:
 
 
 def find_region(default: str | None = None) -> str | None:
-    """AWS_REGION (which botocore does not read), AWS_DEFAULT_REGION, that of the session, or the default. Raises: ConfigError."""
+    """Return AWS_REGION (which botocore ignores), AWS_DEFAULT_REGION, the session's, or the default. Raises: ConfigError."""
     named = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
     return named or (find_session().region_name if _has_configuration() else None) or default
 

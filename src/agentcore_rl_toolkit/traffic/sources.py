@@ -64,7 +64,7 @@ def read_cloudwatch(call: Call, source: str, *, begin_s: int, end_s: int) -> Ite
 
 
 def _window(call: Call, group: str, begin_s: int, end_s: int) -> Iterator[dict[str, Any]]:
-    """Query a window of time. One with too many records is halved."""
+    """Query a window of time. A window with too many records is halved."""
     started = call(
         "StartQuery",
         logGroupName=group,

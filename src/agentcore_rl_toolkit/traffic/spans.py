@@ -74,7 +74,7 @@ def _span(raw: Mapping[str, Any], attributes: dict[str, Any]) -> Span:
 
 
 def _event_record(record: Mapping[str, Any]) -> Span:
-    """Texts that ADOT moved from a span into a log event."""
+    """Restore the texts that ADOT moved from a span into a log event."""
     span = Span(
         trace_id=str(record["traceId"]), span_id=str(record["spanId"]), attributes=_plain(record.get("attributes"))
     )

@@ -64,7 +64,7 @@ class Placed:
 
 
 def find_compactions(placed: Sequence[Placed]) -> list[tuple[Placed, list[Placed]]]:
-    """Branches that begin with a summary of what came before, and the summaries that each quotes. They get their reason."""
+    """Find branches that begin with a summary of earlier turns, and the summaries in each. Set their reason."""
     found = []
     latest: dict[tuple[str, tuple[str, ...] | None], Placed] = {}  # the last turn of each agent
     for node in placed:

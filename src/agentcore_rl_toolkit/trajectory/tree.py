@@ -67,7 +67,7 @@ class TokenTree:
         return match
 
     def _continued(self, prompt: bytes, at: int) -> tuple[int, ...]:
-        """Positions of the turns that end deepest in the prompt; ``at`` is its place in the list."""
+        """Return positions of the turns that end deepest in the prompt. ``at`` is its place in the list."""
         while at:
             before = self._strings[at - 1]
             if prompt.startswith(before):

@@ -147,7 +147,7 @@ class Turn:
         return ", ".join(name if name == "logit_bias" else f"{name} {value:g}" for name, value in found.items()) or None
 
     def token_versions(self) -> list[int | None]:
-        """Weight version of each completion token.
+        """Return the weight version of each completion token.
 
         An engine that says it per token is believed. Otherwise first and last are known: tokens between them get the
         first one, so that staleness is never understated. Shapes: -> (C,).

@@ -185,7 +185,7 @@ def evaluation(run: RunReader, query: Query) -> dict[str, Any]:
 
 
 def histogram(values: list[float]) -> list[dict[str, float]]:
-    """Count values in `BINS` equal parts of their range: the beginning of a part, its lowest and its highest value."""
+    """Count values in `BINS` equal parts of their range, or each value if only a few differ."""
     parts: dict[float, list[float]] = {}
     if len(set(values)) <= BINS:  # each by itself
         parts = {value: [value] * count for value, count in Counter(values).items()}
@@ -222,7 +222,7 @@ def rows(run: RunReader, given: Mapping[str, str]) -> dict[str, Any]:
 
 
 def rollout(run: RunReader, number: int) -> dict[str, Any]:
-    """Everything of one rollout, with the texts of its tokens. Raises: ConfigError when there is none."""
+    """Return everything of one rollout, with the texts of its tokens. Raises: ConfigError when there is none."""
     found = run.rollout(number)
     if found is None:
         raise ConfigError(f"there is no rollout {number}")
@@ -232,7 +232,7 @@ def rollout(run: RunReader, number: int) -> dict[str, Any]:
 
 
 def group(run: RunReader, number: int) -> dict[str, Any]:
-    """All rollouts that are compared with one, without their tokens, and the history of their input."""
+    """Return all rollouts that are compared with one, without their tokens, and the history of their input."""
     members = [{**(run.rollout(each) or {}), "sequences": None} for each in run.group(number)]
     if not members:
         raise ConfigError(f"there is no rollout {number}")

@@ -22,7 +22,7 @@ _EXPORT = re.compile(r"^export ", re.MULTILINE)
 
 
 def script() -> str:
-    """All modules as one: they import from each other only, by names that differ."""
+    """Join all modules to one: they import from each other only, by names that differ."""
     return "\n".join(_EXPORT.sub("", _IMPORT.sub("", _static(f"{name}.js"))) for name in (*MODULES, "app"))
 
 

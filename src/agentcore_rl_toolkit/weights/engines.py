@@ -90,7 +90,7 @@ class Engine:
         return ""
 
     def _read(self, answer: Any, tokens_of: Callable[[Any], Iterable[tuple[Any, Any]]]) -> list[Sampled]:
-        """Ids and logprobs of each answer."""
+        """Return ids and logprobs of each answer."""
         try:
             return [Sampled([int(i) for i in ids], [float(v) for v in lps]) for ids, lps in tokens_of(answer)]
         except (KeyError, TypeError, ValueError, IndexError) as e:

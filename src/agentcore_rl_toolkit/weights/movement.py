@@ -48,7 +48,7 @@ class Movement:
 
     @classmethod
     def of(cls, trainer: Sequence[float], engine: Sequence[float], noise: float) -> Movement:
-        """From the changes of both. Shapes: (N,) both."""
+        """Compute the movement from both changes. Shapes: (N,) both."""
         square = math.fsum(x * x for x in trainer)
         if not square:
             return cls(slope=0.0, error=math.inf, size=math.inf)

@@ -144,7 +144,7 @@ def gap(model: Any, prompt: list[int], sampled: Sequence[Sampled], temperature: 
 
 
 def probe_prompt(vocabulary: int) -> list[int]:
-    """Token ids from all over a vocabulary, the same for each run."""
+    """Return token ids from all over a vocabulary, the same for each run."""
     return random.Random("probe").choices(range(vocabulary), k=PROBE_PROMPT_TOKENS)
 
 

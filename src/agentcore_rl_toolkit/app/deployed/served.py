@@ -62,7 +62,7 @@ _seen: ContextVar[_Seen | None] = ContextVar("agentcore_rl_seen", default=None)
 
 
 def _watch_sdk() -> None:
-    """See what the SDK's app, if the agent has imported one, catches of its entrypoints."""
+    """Observe the errors that the SDK's app, if the agent has imported one, catches of its entrypoints."""
     sdk = getattr(sys.modules.get(SDK_MODULE), "BedrockAgentCoreApp", None)
     if sdk is None or hasattr(sdk, "_agentcore_rl_watched"):
         return

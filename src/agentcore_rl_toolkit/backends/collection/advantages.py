@@ -20,7 +20,7 @@ STD_EPSILON = 1e-6  # slime and verl divide by (std + 1e-6); TRL uses 1e-4
 
 
 def grpo(rewards_G: Sequence[float | None], *, epsilon: float = STD_EPSILON) -> list[float | None]:
-    """Centre the rewards on the mean of the usable ones and divide by their sample standard deviation.
+    """Center the rewards on the mean of the usable ones and divide by their sample standard deviation.
 
     Shapes: (G,) -> (G,).   Units: standard deviations of the group.
     A group without spread, or with a single usable reward, gives 0.0 for its usable entries: nothing to learn from it.
@@ -64,7 +64,7 @@ def rloo(rewards_G: Sequence[float | None]) -> list[float | None]:
 
 
 def advantages(rewards_G: Sequence[float | None], *, estimator: Estimator = "grpo") -> list[float | None]:
-    """Advantages of a group by name of the estimator. Raises: ConfigError on an unknown name or a bad reward."""
+    """Return the advantages of a group by an estimator's name. Raises: ConfigError on a bad name or reward."""
     if estimator not in ESTIMATORS:
         raise ConfigError(f"unknown advantage estimator {estimator!r}; known: {', '.join(ESTIMATORS)}")
     return ESTIMATORS[estimator](rewards_G)

@@ -88,7 +88,7 @@ class _Rollout:
 
 
 def collect(requests: Sequence[GroupRequest], **arguments: Any) -> list[Group]:
-    """`collect_async` for synchronous callers (trainers' rollout hooks); same arguments and result."""
+    """Run `collect_async` for synchronous callers (trainers' rollout hooks), with the same arguments and result."""
     return run_sync(collect_async(requests, **arguments))
 
 

@@ -13,7 +13,7 @@ INT32_BYTES = 4
 
 
 def routed_experts(sample: Sample, *, layers: int, top_k: int) -> memoryview[Any] | None:
-    """Expert numbers of every token but the last, as they were when it was sampled; None when the engine reported none.
+    """Return the experts of every token but the last, as they were when it was sampled, if the engine reports them.
 
     A turn's routing covers its whole prompt and completion. Each turn gives the rows from where the turn before it ends: those of
     its own tokens, and of the context that it was the first to read. What a later turn says of earlier tokens is what other

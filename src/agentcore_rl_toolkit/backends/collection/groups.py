@@ -332,7 +332,7 @@ class CollectStats:
         return failed - self.causes.get(Cause.POLICY, 0)
 
     def evaluation(self) -> dict[str, Any]:
-        """Both means with their counts, and how the rollouts ended, under the names that reports have for them."""
+        """Return both means with their counts, and the outcomes, under the names of reports."""
         return {
             "reward": self.score_mean,
             "scored": self.scored,

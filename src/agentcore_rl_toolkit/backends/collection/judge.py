@@ -223,7 +223,7 @@ def facts_of(capture: Any) -> SessionFacts:
 
 
 def trained_versions(trajectory: Trajectory | None) -> tuple[int, int] | None:
-    """Oldest and newest weight version of the trained tokens; None when there are none or any has no version."""
+    """Return the oldest and newest weight version of the trained tokens, or None if one is missing."""
     if trajectory is None:
         return None
     known: set[int] = set()

@@ -94,7 +94,7 @@ class Recording:
         self.run.rollout(make)
 
     def resumed(self, steps_done: int) -> None:
-        """Forget what a resumed run is going to repeat: the steps from here on, and the evaluations after them."""
+        """Delete what a resumed run is going to repeat: the steps from here on, and the evaluations after them."""
         again = ("after",) if steps_done else ("before", "after")
         self.run.forget(from_step=steps_done, phases=again, evaluations_from=steps_done + 1)
 

@@ -134,7 +134,7 @@ class Sessions:
         return {url for url, away_s in self.away.items() if away_s >= self._config.gateway_patience_s}
 
     async def look(self) -> None:
-        """See which of several gateways answer, at most once every `GATEWAY_LOOK_S`."""
+        """Check which of several gateways answer, at most once every `GATEWAY_LOOK_S`."""
         if time.monotonic() - self._looked_s < GATEWAY_LOOK_S:
             return
         self._looked_s = time.monotonic()

@@ -249,7 +249,7 @@ class GroupStream:
                 where.add(rollout, request, self.weight_version)
 
     def _aged(self, rollout: CollectedRollout, version: int) -> CollectedRollout:
-        """Masked where the engine says that it sampled from older weights than were thought to be in place."""
+        """Mask a rollout if the engine reports that it sampled from older weights than expected."""
         oldest = rollout.weight_version_min
         if rollout.usable and oldest is not None and oldest < version - self.max_staleness:
             return replace(rollout, mask_reason="stale")

@@ -40,7 +40,7 @@ class Teacher:
         self._model: str | None = None  # the name of the model that it serves
 
     async def read(self, ids: Sequence[int]) -> list[Token]:
-        """Logprob and text of each token but the first. Shapes: (T,) -> (T - 1,)."""
+        """Return logprob and text of each token but the first. Shapes: (T,) -> (T - 1,)."""
         return await tried(lambda: self._completed(ids), functools.partial(self._read, ids))
 
     async def _completed(self, ids: Sequence[int]) -> bytes:

@@ -95,7 +95,7 @@ def credit_of(args: Any) -> Credit:
 
 
 def flat(samples: Any) -> Iterator[Any]:
-    """All samples of slime's nested lists: groups, and forked rollouts in them."""
+    """Yield the samples of slime's nested lists: groups, and forked rollouts in them."""
     if isinstance(samples, list):
         for part in samples:
             yield from flat(part)
@@ -151,7 +151,7 @@ def _replays(args: Any) -> bool:
 
 
 def _tensor(experts: memoryview[Any]) -> Any:
-    """As numpy, which slime makes a tensor of without looking at every number; a long episode has millions."""
+    """Return numpy's array, which slime makes a tensor of without reading every number. A long episode has millions."""
     import numpy as np
 
     return np.array(experts)

@@ -131,7 +131,7 @@ def payload_of(sample: Any) -> dict[str, Any]:
 
 
 def openai_params(sampling_params: Mapping[str, Any]) -> dict[str, Any]:
-    """SGLang's sampling parameters under the names OpenAI clients use; absent and neutral ones are left out."""
+    """Convert SGLang's sampling parameters to the names of OpenAI clients. Leave out absent and neutral ones."""
     found = {_PARAMETERS[k]: v for k, v in sampling_params.items() if k in _PARAMETERS and v is not None}
     return {k: v for k, v in found.items() if not (k == "top_k" and v == -1)}
 

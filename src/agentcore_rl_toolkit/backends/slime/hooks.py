@@ -91,7 +91,7 @@ def keep_informative_group(args: Any, samples: Any, **_: Any) -> Any:
 
 
 def _note_advantages(found: dict[str | None, float | None]) -> None:
-    """Into the run's folder, where this process keeps one."""
+    """Write the advantages into the run's folder, if this process has one."""
     recording = recording_of_process()
     for session_id, advantage in found.items() if recording is not None else ():
         if recording is not None and session_id is not None and advantage is not None:

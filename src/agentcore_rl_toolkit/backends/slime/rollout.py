@@ -150,7 +150,7 @@ def leave_masked_out(name: str, data: dict[str, dict[str, Any]], args: Any) -> N
 
 
 def _kept(samples: list[Any], group_size: int) -> list[int]:
-    """Positions of each usable rollout's first sample; those of whole groups only when groups are larger than 1."""
+    """Return positions of each usable rollout's first sample; only those of whole groups if groups are larger than 1."""
     first: dict[Any, int] = {}
     for i, sample in enumerate(samples):
         if not sample.remove_sample:

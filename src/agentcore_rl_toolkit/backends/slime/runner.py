@@ -115,7 +115,7 @@ class SlimeRunner(SlimeSettings):
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> SlimeRunner:
-        """`from_file` under the published toolkit's name."""
+        """Call `from_file`: the published toolkit's name for it."""
         return cls.from_file(path)
 
     def train(self, num_rollout: int = 1, *, dry_run: bool = False) -> Plan:
@@ -162,7 +162,7 @@ class SlimeRunner(SlimeSettings):
         return Plan(backend="slime", facts=facts, command=command, needs=self._missing())
 
     def flags(self, num_rollout: int) -> list[str]:
-        """Arguments of slime's train.py. Source: slime/utils/arguments.py and backends/sglang_utils/arguments.py, 0.3.1."""
+        """Return the arguments of slime's train.py. Source: arguments.py in slime/utils and backends/sglang_utils, 0.3.1."""
         per_step = self.training.groups * self.training.rollouts
         wandb = self.wandb_project if os.environ.get("WANDB_API_KEY") else None
         # None and False leave an option out, True is one without a value.
@@ -328,7 +328,7 @@ class SlimeRunner(SlimeSettings):
         return self.machines.ray_address or ADDRESS
 
     def _new_job_id(self) -> str:
-        """Ours, so that a run that is interrupted can stop its job."""
+        """Return a new id, by which an interrupted run can stop its job."""
         return f"{re.sub(r'[^A-Za-z0-9_-]', '-', self.exp_id)}-{secrets.token_hex(4)}"
 
     def _model_script(self) -> Path:

@@ -74,7 +74,7 @@ def take(recording: Recording, max_mean_gap: float | None = None) -> int:
 
 
 def take_rest(run: Path) -> None:
-    """`take` what is left when slime has ended, from another process than its rollouts'. Nothing stays behind."""
+    """Call `take` for the files that remain when slime has ended, from another process than its rollouts'."""
     folder = run / FOLDER
     if any(folder.glob("*.pt")):
         with Recording(run=RunWriter(run)) as recording:

@@ -96,7 +96,7 @@ class LocalModel:
             client.optimizer.load_state_dict(saved["optimizer"])
 
     def sample(self, path: str | None, prompt_ids: list[int], n: int, params: Mapping[str, Any]) -> list[Generation]:
-        """Completions of one prompt. ``params`` have the names of Tinker's `SamplingParams`."""
+        """Return completions of one prompt. ``params`` have the names of Tinker's `SamplingParams`."""
         engine = self._engine(path)
         limit = engine.context - len(prompt_ids)
         if limit < 1:

@@ -170,7 +170,7 @@ async def update(
 
 
 def _of_targets(values: Sequence[float], datum: Datum) -> list[float | None]:
-    """Values of the trained targets, one entry per token of the sequence. Shapes: (T - 1,) -> (T,)."""
+    """Align the values of the trained targets with the sequence's tokens. Shapes: (T - 1,) -> (T,)."""
     return [None, *(value if m else None for value, m in zip(values, datum.mask, strict=True))]
 
 

@@ -42,7 +42,7 @@ async def publish(training: Sampler, name: str, version: int, gateway: Any, *, m
 
 
 async def gap(training: Sampler, path: str) -> float:
-    """Largest difference between the logprobs of sampled tokens and those of the weights in training. Units: nats."""
+    """Return the largest difference between recorded logprobs and those of the weights in training. Units: nats."""
     prompt = list(range(1, PROBE_PROMPT_TOKENS + 1))  # ids that any vocabulary has
     answers = await training.sample(path, prompt, n=PROBE_ANSWERS, max_tokens=PROBE_ANSWER_TOKENS)
     computed = await training.compute_logprobs([[*prompt, *answer.ids] for answer in answers])

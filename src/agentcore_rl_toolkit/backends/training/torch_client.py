@@ -273,7 +273,7 @@ def token_logprobs(model: Any, batch: Batch, temperature: float = 1.0) -> tuple[
 def of_head(
     head: Any, config: Any, hidden_ND: torch.Tensor, chosen_N: torch.Tensor, temperature: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logprobs of the chosen tokens, and entropies, from the input of the output head."""
+    """Return the logprobs of the chosen tokens, and entropies, from the input of the output head."""
     logits_NV = head(hidden_ND).float()
     scale = (getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
     logits_NV = logits_NV * scale if scale != 1.0 else logits_NV  # Cohere, Granite
@@ -287,7 +287,7 @@ def of_head(
 
 
 def at_once(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
-    """Places of sequences, those of about the same length together, as many as ``tokens`` hold with their padding."""
+    """Yield places of sequences of similar length, as many as ``tokens`` hold with their padding."""
     piece: list[int] = []
     for place in sorted(range(len(lengths)), key=lengths.__getitem__):
         if piece and (len(piece) + 1) * lengths[place] > tokens:

@@ -108,7 +108,7 @@ class AgentCoreRollouts:
         return output
 
     def _credit(self, trainer: Any) -> dict[str, float]:
-        """Work out the advantages of tokens, where TRL is not to give each rollout one. Returns numbers for the step's log."""
+        """Compute the advantages of tokens, unless TRL gives each rollout one. Return numbers for the step's log."""
         if not (self.config.signals.per_token and trainer.model.training):
             return {}
         report = CreditReport()
@@ -197,7 +197,7 @@ class AgentCoreGRPOTrainer(GRPOTrainer):
             raise ConfigError("this TRL version has no _generate_and_score_completions; use trl>=1.16,<2")
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """TRL's own; leaves the server with the final weights, so that an evaluation after training measures them."""
+        """Train as TRL does, and then publish the final weights, so that a later evaluation measures them."""
         found = super().train(*args, **kwargs)
         self.rollouts.sync_weights(self)
         return found
@@ -294,12 +294,12 @@ class StepMetrics(TrainerCallback):
 
 
 def _parts(args: Any) -> int:
-    """Optimizer steps on one batch."""
+    """Return the optimizer steps on one batch."""
     return max(1, int(args.steps_per_generation) * int(args.num_iterations) // int(args.gradient_accumulation_steps))
 
 
 def agent_reward(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
-    """TRL's reward function: what the agent returned; None for masked rollouts, which TRL then leaves out."""
+    """Return the agent's rewards, as TRL's reward function. TRL leaves out masked rollouts, whose reward is None."""
     rewards: list[float | None] = columns[REWARD_KEY]
     return rewards
 
@@ -367,7 +367,7 @@ def batch_metrics(groups: Sequence[Group], stats: ConvertStats) -> dict[str, flo
 
 
 def grpo_config(config: TrlConfig) -> Any:
-    """TRL's own configuration. Our defaults: no KL term, mean over all tokens, every step logged."""
+    """Return TRL's configuration. Our defaults: no KL term, mean over all tokens, every step logged."""
     training: dict[str, Any] = {
         "num_generations": config.trl.rollouts,
         "beta": 0.0,

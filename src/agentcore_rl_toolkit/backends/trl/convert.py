@@ -109,7 +109,7 @@ def to_trl(
 
 
 def _group_rows(group: Group, n: int, *, fork_policy: ForkPolicy, max_tokens: int | None) -> list[_Row]:
-    """Exactly n rows: usable rollouts, then masked ones, in submission order; fillers where there are too few."""
+    """Return exactly n rows: usable rollouts, then masked ones, in submission order, then fillers."""
     masked = [r for r in group.rollouts if not r.usable]
     chosen = sorted([*group.usable, *masked][:n], key=lambda r: r.index)
     missing = [_Row()] * (n - len(chosen))

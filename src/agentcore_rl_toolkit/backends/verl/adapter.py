@@ -15,7 +15,7 @@ _PARAMETERS = ("temperature", "top_p", "top_k", "repetition_penalty")
 
 
 def open_service(agentcore: AgentCoreConfig, config: Any, llm_client: Any) -> tuple[RolloutService, Bridge | None]:
-    """Clients and gateway over verl's rollout servers; the bridge where the gateway samples through `llm_client`."""
+    """Open clients and gateway over verl's engines, and the bridge if the gateway samples through `llm_client`."""
     rollout = config.actor_rollout_ref.rollout
     settings = agentcore.service(str(config.actor_rollout_ref.model.path))
     if agentcore.gateway_url is not None:

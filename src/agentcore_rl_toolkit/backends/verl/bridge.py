@@ -137,7 +137,7 @@ class Bridge:
 
 
 def _finish(stop_reason: str | None, tokens: int, limit: int | None) -> str:
-    """SGLang's finish reason. verl says "completed" for both a stop and a length limit."""
+    """Return SGLang's finish reason. verl says "completed" for both a stop and a length limit."""
     if stop_reason in ("abort", "aborted"):
         return "abort"
     if stop_reason == "length" or (limit is not None and tokens >= limit):

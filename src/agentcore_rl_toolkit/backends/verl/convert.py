@@ -23,7 +23,7 @@ def to_verl(
     response_length: float = math.inf,
     expert_shape: tuple[int, int] | None = None,
 ) -> list[dict[str, Any]]:
-    """Keyword arguments of `AgentLoopOutput`, one dict per training sequence; empty for a masked rollout.
+    """Return arguments of `AgentLoopOutput`, one dict per training sequence, none for a masked rollout.
 
     The sequence with the most trained tokens comes last, because V1 takes metrics of a session from its last row.
     A usable rollout with a sequence longer than `prompt_length` or `response_length` allows gives nothing:

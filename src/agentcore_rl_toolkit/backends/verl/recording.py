@@ -92,7 +92,7 @@ class TrainerNumbers:
             self._recording.run.annotate(session_id, mask_reason=reason)
 
     def put(self, keys: Sequence[str], partition_id: str, fields: Any = None, *rest: Any, **more: Any) -> None:
-        """Rows go into the queue: those with logprobs are the trainer's own."""
+        """Put rows into the queue: those with logprobs are the trainer's own."""
         if fields is not None and LOGPROBS in (names := set(fields.keys())):
             self.computed(keys, {name: fields[name] for name in (LOGPROBS, ENTROPY) if name in names})
 

@@ -157,7 +157,7 @@ class VerlConfig:
 
 
 def translate(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> tuple[AgentCoreConfig, list[str]]:
-    """Command-line arguments of our `main` -> our settings, and the arguments of verl's own main.
+    """Split the arguments of our `main` into our settings and the arguments of verl's own main.
 
     Keys under ``actor_rollout_ref.rollout.agentcore.`` (as the published guide writes them) or ``agentcore.`` are
     ours; they are in a top-level ``agentcore`` section, because verl turns its rollout section into a dataclass

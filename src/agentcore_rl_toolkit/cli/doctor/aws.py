@@ -193,7 +193,7 @@ class Account:
         return list(found.values())
 
     def gateway(self) -> list[Finding]:
-        """Reachable from here, with this key, and its engine answers. From inside a session it may still be out of reach."""
+        """Check that the gateway and its engine answer this machine with this key. Sessions may still not reach it."""
         from ...gateway import GatewayClient
 
         if self.gateway_url is None:

@@ -43,7 +43,7 @@ class Waiting:
 
 
 def dialogue_lines(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Role, text and tool calls of each message, without what a terminal would obey."""
+    """Yield role, text and tool calls of each message, without characters that a terminal would obey."""
     for message in messages:
         content = message.get("content") or ""
         if isinstance(content, list):

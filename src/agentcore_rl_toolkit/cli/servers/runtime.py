@@ -48,7 +48,7 @@ class _Rare:
 
 
 def _credentials() -> dict[str, str]:
-    """Access keys and secrets of AGENTCORE_RL_CREDENTIALS. It is taken out of the environment: sessions do not inherit it."""
+    """Take access keys and secrets out of AGENTCORE_RL_CREDENTIALS, which sessions must not inherit."""
     pairs = [word.partition(":") for word in os.environ.pop("AGENTCORE_RL_CREDENTIALS", "").split()]
     if not all(key and secret for key, _, secret in pairs):
         raise ConfigError("AGENTCORE_RL_CREDENTIALS holds KEY:SECRET, several with blanks in between")

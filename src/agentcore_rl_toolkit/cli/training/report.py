@@ -38,7 +38,7 @@ class Report:
         append_event(self.run_dir, event, facts)
 
     def drop_steps_from(self, step: int) -> None:
-        """Forget steps that a resumed run is going to repeat, with their evaluations; before the first all of them.
+        """Delete steps that a resumed run is going to repeat, with their evaluations. Before the first step, delete all.
 
         The evaluation after the last step of an ended run stays under the name of its step.
         """

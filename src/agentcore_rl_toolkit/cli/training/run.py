@@ -170,7 +170,7 @@ async def _train(job: Job, services: Services, engine: EngineAddress, observe: O
 
 
 def quiet_libraries() -> None:
-    """Progress bars of libraries would break the live panel, and saving a policy of 2 MB needs none."""
+    """Turn off progress bars of libraries, which would break the live panel."""
     with contextlib.suppress(ModuleNotFoundError):
         from transformers.utils import logging
 

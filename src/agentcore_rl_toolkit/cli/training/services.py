@@ -98,7 +98,7 @@ class Services:
             over.set()
 
     def stop(self) -> None:
-        """SIGTERM to all, SIGKILL to what is left of their process groups after the deadline."""
+        """Send SIGTERM to all, and SIGKILL to the rest of their process groups after the deadline."""
         for service in self._services:
             service.process.terminate()
         give_up = time.monotonic() + STOP_DEADLINE_S

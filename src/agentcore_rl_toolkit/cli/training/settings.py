@@ -166,7 +166,7 @@ class LocalRun(LoopSettings):
         return agent.parent.name if agent.stem in ("agent", "rl_app", "app") else agent.stem
 
     def rows(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """(trained on, held out). Raises: ConfigError when there is nothing to train on."""
+        """Return the rows (to train on, held out). Raises: ConfigError when there is nothing to train on."""
         inputs = self.inputs
         rows = read_rows(inputs.data_path)
         held_out = read_rows(inputs.eval_data_path) if inputs.eval_data_path is not None else []

@@ -24,7 +24,7 @@ Log = Callable[[Mapping[str, float], int], object]  # numbers, and the steps of 
 
 @contextlib.contextmanager
 def _tensorboard(run_dir: Path, settings: Mapping[str, Any]) -> Iterator[Log]:
-    """Event files under ``tensorboard/`` of the run's folder."""
+    """Log to event files under ``tensorboard/`` of the run's folder."""
     from torch.utils.tensorboard import SummaryWriter
 
     def log(values: Mapping[str, float], step: int) -> None:
@@ -95,7 +95,7 @@ def check_installed(names: Sequence[str]) -> None:
 def tracked(
     names: Sequence[str], run_dir: Path, settings: Mapping[str, Any]
 ) -> Iterator[Callable[[str, Mapping[str, Any]], None]]:
-    """All trackers of a run as one function, which takes the `step` and `evaluated` events as `metrics.jsonl` gets them."""
+    """Yield one function for all trackers of a run. It takes the `step` and `evaluated` events of `metrics.jsonl`."""
     check_installed(names)
     with contextlib.ExitStack() as exits:
         logs = [exits.enter_context(TRACKERS[name](run_dir, settings)) for name in names]
@@ -110,7 +110,7 @@ def tracked(
 
 
 def numbers(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """(name, number) of an event, nested ones with a slash. What is absent or no finite number is left out, never zero."""
+    """Yield (name, number) of an event, nested ones with a slash. Missing and infinite values are left out, never zero."""
     for name, value in facts.items():
         if isinstance(value, Mapping):
             yield from numbers(value, f"{prefix}{name}/")

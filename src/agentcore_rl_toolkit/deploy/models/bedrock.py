@@ -45,7 +45,7 @@ class ImportedModel:
         return {"model_id": self.arn}
 
     def addresses(self) -> list[str]:
-        """All addresses that agents may have of the model: those of earlier imports, too."""
+        """Return all addresses that agents may have of the model, also those of earlier imports."""
         return [str(model["modelArn"]) for model in self._models()]
 
     @property

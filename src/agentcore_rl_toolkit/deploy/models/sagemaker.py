@@ -69,7 +69,7 @@ class SageMakerEndpoint:
         return {"base_url": f"{base.rstrip('/')}/endpoints/{self.settings.name}/openai/v1"}
 
     def addresses(self) -> list[str]:
-        """All addresses that agents may have of the model."""
+        """Return all addresses that agents may have of the model."""
         return list(self.address.values())
 
     @property

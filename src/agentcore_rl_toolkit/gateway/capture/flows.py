@@ -156,7 +156,7 @@ def _unescape(match: re.Match[str]) -> str:
 
 
 def _runs(words: Sequence[str], size: int) -> Iterator[int]:
-    """Hashes of so many words in a row: numbers cost the garbage collector nothing."""
+    """Yield hashes of so many words in a row: numbers cost the garbage collector nothing."""
     return map(hash, zip(*(words[i:] for i in range(size)), strict=False))
 
 

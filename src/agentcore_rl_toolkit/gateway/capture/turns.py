@@ -190,7 +190,7 @@ def _place(places: dict[str | None, int], call_id: str | None) -> int:
 
 
 def _whole_ids(records: Sequence[CallRecord]) -> tuple[list[list[int]], list[list[list[int]]]]:
-    """Whole prompt ids of each record, and completion ids of each of its choices."""
+    """Return the whole prompt ids of each record, and the completion ids of each of its choices."""
     completions = [[unpack_ids(choice.ids) for choice in record.choices] for record in records]
     prompts: list[list[int]] = []
     places = places_of(records)
@@ -245,7 +245,7 @@ def message_lists(records: Sequence[CallRecord]) -> list[list[Any]]:
 
 
 def _facts(request: bytes) -> dict[str, Any]:
-    """Fields of a `Turn`, from a recorded request; none when an engine took what is not understood here.
+    """Return the fields of a `Turn` from a recorded request, or none if it cannot be read again.
 
     A tool that the model must call is the form of an answer, and not offered.
     """
@@ -267,7 +267,7 @@ def _facts(request: bytes) -> dict[str, Any]:
 
 
 def _system(messages: Sequence[Message]) -> str:
-    """Stands for the leading system messages: the same for the same texts."""
+    """Return a digest of the leading system messages."""
     leading = []
     for message in messages:
         if message.get("role") not in ("system", "developer"):

@@ -451,7 +451,7 @@ class GatewayClient:
             gateway.undeleted.clear()
 
     async def _look(self, gateway: OneGateway) -> None:
-        """See whether a gateway answers."""
+        """Check if a gateway answers."""
         gateway.look_at_s = time.monotonic() + LOOK_S  # concurrent requests do not wait for it
         try:
             await self._ask(gateway, partial(gateway.call, "GET", "/healthz", timeout_s=min(LOOK_S, gateway.timeout_s)))

@@ -123,7 +123,7 @@ def trouble(error: sqlite3.Error, path: Path) -> str:
 
 
 def os_error(error: sqlite3.Error, path: Path) -> OSError:
-    """SQLite's error as an OSError, which callers of a write expect."""
+    """Return SQLite's error as an OSError, which callers of a write expect."""
     kind = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
     full = kind == sqlite3.SQLITE_FULL
     number = errno.ENOSPC if full else errno.EBUSY if kind == sqlite3.SQLITE_BUSY else errno.EIO

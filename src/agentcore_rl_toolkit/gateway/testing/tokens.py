@@ -57,7 +57,7 @@ def error_body(status: int, message: str = "scripted failure") -> bytes:
 
 
 def encode_text(text: str) -> list[int]:
-    """Toy tokenizer: the word ``w17`` is token 17, any other word a token made from its checksum."""
+    """Tokenize text: the word ``w17`` is token 17, any other word a token made from its checksum."""
     return [
         int(word[1:])
         if word[:1] == "w" and word[1:].isdigit()

@@ -166,7 +166,7 @@ def _relaxed(schema: Any, root: Mapping[str, Any]) -> Any:
 
 
 def _type(kind: Any) -> str | None:
-    """JSON's name of a type; None for a name that stands for any type, or for nothing."""
+    """Return JSON's name of a type, or None for a name that stands for any type, or for nothing."""
     lowered = kind.lower() if isinstance(kind, str) else ""
     return lowered if lowered in _TYPES else _OTHER_TYPES.get(lowered)
 

@@ -248,7 +248,7 @@ class Renderer:
         tools: Sequence[dict[str, Any]] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> int:
-        """Tokens of the prompt for these messages, rendered in full."""
+        """Count the tokens of the prompt for these messages, rendered in full."""
         return len(self._plain.encode(self._text(messages, tools, self.template.options(options))))
 
     def _text(

@@ -131,7 +131,7 @@ class ChatTemplate:
         return True
 
     def options(self, given: Mapping[str, Any] | None) -> dict[str, Any] | None:
-        """Variables as the template takes them: an effort that it does not know becomes the nearest, or is left out.
+        """Return the variables as the template takes them. An unknown effort becomes the nearest, or is left out.
 
         So is a variable that the template does not read.
         """

@@ -60,7 +60,7 @@ class PlainText:
         return value
 
     def messages(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Messages as the template is to get them."""
+        """Return the messages for the template."""
         return [self.mask(message, sampled=message.get("role") == "assistant") for message in messages]
 
     def shown(self, text: str) -> str:
@@ -163,7 +163,7 @@ class Tokenizer:
         return cls(backend, special_tokens=special, eos_ids=eos_ids)
 
     def encode(self, text: str) -> list[int]:
-        """Shapes: -> (T,). Nothing is put in front: templates write the start token themselves."""
+        """Return the token ids of a text. Shapes: -> (T,). No start token is added: templates write it themselves."""
         # The fast variant leaves out character offsets, which are not needed here.
         return list(self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
@@ -210,7 +210,7 @@ def _byte_table() -> dict[str, int]:
 
 
 def special_token_texts(config: dict[str, Any]) -> dict[str, str]:
-    """``eos_token`` and its kin as plain strings; some files hold objects with a ``content``."""
+    """Return ``eos_token`` and other special tokens as plain strings. Some files hold objects with a ``content``."""
     found: dict[str, str] = {}
     for name in _SPECIAL_NAMES:
         value = config.get(name)

@@ -21,7 +21,7 @@ from .fields import replace_half_surrogates
 
 
 def loads(text: str, *, strict: bool = True) -> Any:
-    """JSON as Python reads it, with strings for numbers that JSON does not have. Raises: ValueError, RecursionError."""
+    """Decode JSON as Python does, with strings for numbers that it does not have. Raises: ValueError, RecursionError."""
     value = json.loads(text, strict=strict, parse_constant=str, parse_float=_number)
     json.dumps(value)  # it is not deeper than what can be written
     return value

@@ -119,7 +119,7 @@ class ModelRequest(msgspec.Struct, kw_only=True):
     received_s: float = 0.0  # some dialects report how long a reply took
 
     def template_options(self) -> dict[str, Any]:
-        """Variables for the model's chat template: what the agent passed, and its reasoning effort where templates look."""
+        """Return the variables for the chat template: the agent's, and its reasoning effort by the templates' name."""
         options = dict(self.template_kwargs)
         if self.reasoning_effort is not None:
             options.setdefault("reasoning_effort", self.reasoning_effort)
@@ -128,7 +128,7 @@ class ModelRequest(msgspec.Struct, kw_only=True):
         return options
 
     def features(self) -> dict[str, str]:
-        """Abilities an engine needs for this request -> the field, in the dialect's own words, that asks for it."""
+        """Return the abilities that this request needs of an engine, each with the dialect's field that asks for it."""
         sampling, form = self.sampling, self.response_format or {}
         asked = {
             "n": self.n > 1,

@@ -162,7 +162,7 @@ def without_images(messages: list[Message]) -> tuple[list[Message], int]:
 
 
 def joined(parts: list[Part], between: str = "") -> str | list[Part]:
-    """Parts of a content as one string if all of them are text."""
+    """Join the parts of a content to one string if all of them are text."""
     return between.join(part["text"] for part in parts) if all(part["type"] == "text" for part in parts) else parts
 
 
@@ -249,7 +249,7 @@ def any_tool(tools: list[dict[str, Any]]) -> str:
 
 
 def tool_choice(choice: str | dict[str, Any], tools: list[dict[str, Any]], *path: str) -> str:
-    """OpenAI's tool choice, a word or an object that names a tool at ``path``, in canonical form. Raises: RequestError."""
+    """Convert OpenAI's tool choice, a word or an object that names a tool, to canonical form. Raises: RequestError."""
     if isinstance(choice, str):
         if choice not in ("auto", "none", "required"):
             raise RequestError(f"tool_choice must be auto, none or required, got {choice!r}", param="tool_choice")

@@ -184,7 +184,7 @@ class _Sampling(Response):
                 await reply(scope, receive, send)
 
     async def _changes(self, receive: Receive) -> AsyncIterator[bool]:
-        """Each time there is news: whether all completions have ended. Ends early when the client hangs up."""
+        """Yield at each change if all completions have ended. End early when the client disconnects."""
         hung_up = asyncio.ensure_future(_hung_up(receive))
         ended = False
         try:

@@ -81,7 +81,7 @@ def lifecycle_on_the_wire(idle_s: float, lifetime_s: float) -> dict[str, int]:
 
 
 def check_tags(tags: Any) -> dict[str, str]:
-    """Tags of a request, none for None. Raises: WireError 400."""
+    """Return the tags of a request, none for None. Raises: WireError 400."""
     given = {} if tags is None else tags
     if not isinstance(given, dict) or not all(isinstance(value, str) for value in given.values()):
         raise invalid("tags must be an object of strings", field="tags")

@@ -130,7 +130,7 @@ class FaultPlan:
 
     @classmethod
     def parse(cls, data: Any) -> FaultPlan:
-        """From ``{"seed": ..., "fault": [{"kind": ...}, ...]}`` or the list alone. Raises: ConfigError on anything unknown."""
+        """Read ``{"seed": ..., "fault": [{"kind": ...}, ...]}``, or only the list. Raises: ConfigError on anything unknown."""
         given = data if isinstance(data, dict) else {"fault": data}
         try:
             return cls([Fault(**rule) for rule in given["fault"]], **{k: v for k, v in given.items() if k != "fault"})
@@ -139,7 +139,7 @@ class FaultPlan:
 
     @classmethod
     def load(cls, path: Path) -> FaultPlan:
-        """From a TOML or JSON file. Raises: ConfigError."""
+        """Read a TOML or JSON file. Raises: ConfigError."""
         try:
             text = path.read_text()
             return cls.parse(json.loads(text) if path.suffix == ".json" else tomllib.loads(text))

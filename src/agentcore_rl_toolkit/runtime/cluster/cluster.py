@@ -101,7 +101,7 @@ class RemoteProcess(SessionProcess):
         return CommandEnd(-signal.SIGKILL)
 
     def stop(self, grace_s: float) -> None:
-        """SIGTERM now and SIGKILL after the grace."""
+        """Send SIGTERM now and SIGKILL after the grace."""
         if not self.ended.done():
             self._node.actor.stop.remote(self._token, grace_s)
 
@@ -165,7 +165,7 @@ class Cluster:
             await asyncio.sleep(POLL_S)
 
     async def _run(self, node: Node) -> None:
-        """Live from the start of the node's actor to its end."""
+        """Run from the start of the node's actor to its end."""
         try:
             async with asyncio.timeout(JOIN_TIMEOUT_S):
                 await self._join(node)
@@ -306,7 +306,7 @@ def _succeeded(task: asyncio.Task[Any]) -> bool:
 
 
 def _capacity(machine: Machine, session_bytes: int | None) -> int:
-    """Sessions that a machine takes at once, at least 1."""
+    """Return the number of sessions that a machine takes at once, at least 1."""
     count = int(SESSIONS_PER_CPU * machine.cpus)
     if machine.memory_bytes is not None:
         count = min(count, int(USABLE_MEMORY * machine.memory_bytes / (session_bytes or SESSION_BYTES)))

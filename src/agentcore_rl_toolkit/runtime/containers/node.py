@@ -78,7 +78,7 @@ class ContainerNode:
                         await found.delete(force=True, v=True)
 
     async def prepare(self, agent: Agent) -> None:
-        """See to the agent's image. Raises: AgentLoadError with the reason."""
+        """Prepare the agent's image. Raises: AgentLoadError with the reason."""
         try:
             engine = await self.open()
             found = await (host_files.prepare(engine) if agent.image is None else engine.fetch(agent.image))

@@ -24,7 +24,7 @@ SESSION_END_S = 0.2
 
 
 def parse_command(body: bytes) -> tuple[str, int]:
-    """Command and timeout of a request body. Raises: WireError 400."""
+    """Return command and timeout of a request body. Raises: WireError 400."""
     try:
         request = parse_json(body)
         command, timeout = request["command"], request.get("timeout", DEFAULT_TIMEOUT_S)

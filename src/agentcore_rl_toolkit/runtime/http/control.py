@@ -25,7 +25,7 @@ _ENDPOINT = _ENDPOINTS + "/{endpoint}"
 
 
 def routes(runtime: Runtime) -> Iterator[tuple[str, str, str, Callable[[Request], Awaitable[Response]]]]:
-    """Path, method, operation and endpoint of each."""
+    """Yield path, method, operation and endpoint of each route."""
     plane = ControlPlane(runtime)
     yield "/runtimes", "PUT", "CreateAgentRuntime", plane.create
     yield "/runtimes", "POST", "ListAgentRuntimes", plane.list

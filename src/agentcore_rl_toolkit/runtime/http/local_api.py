@@ -22,7 +22,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def routes(runtime: Runtime) -> Iterator[tuple[str, str, str, Endpoint]]:
-    """Path, method, operation and endpoint of each."""
+    """Yield path, method, operation and endpoint of each route."""
     api = LocalApi(runtime)
     for method, path, endpoint in (
         ("GET", "sessions", api.sessions),

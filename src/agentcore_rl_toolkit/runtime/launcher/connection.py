@@ -92,5 +92,5 @@ async def request(
 
 
 def header(headers: Headers, name: bytes) -> bytes | None:
-    """First value of a header (lower-case name), or None."""
+    """Return the first value of a header (lower-case name), or None."""
     return next((value for key, value in headers if key == name), None)

@@ -47,7 +47,7 @@ def adopt_orphans() -> bool:
 
 
 def children(pid: int | None = None) -> list[int]:
-    """Direct children of a process (default: this one), of all its threads. Empty where the kernel does not tell."""
+    """Return children of a process (default: this one), of all its threads. Empty if the kernel does not report them."""
     tasks = f"/proc/{os.getpid() if pid is None else pid}/task"
     found: list[int] = []
     with contextlib.suppress(OSError):
@@ -66,7 +66,7 @@ def kill_below(pid: int) -> None:
 
 
 def thread_count() -> int | None:
-    """Threads of this process as the kernel counts them, native ones included. None where the kernel does not tell."""
+    """Return the number of threads of this process, native ones included. None if the kernel does not report it."""
     try:
         return len(os.listdir("/proc/self/task"))
     except OSError:

@@ -109,7 +109,7 @@ class Session:
         starting: asyncio.Semaphore,
         delay_s: float = 0.0,
     ) -> None:
-        """Live from the start of the process, by ``spawn``, to its end. Never raises.
+        """Run from the start of the process, by ``spawn``, to its end. Never raise.
 
         ``starting`` bounds how many sessions start at once: each would miss its init timeout if all did.
         """
@@ -348,6 +348,6 @@ def ping_status(body: bytes) -> tuple[str, Any]:
 
 
 def shortened(text: str) -> str:
-    """Beginning and end of what may be a long traceback, on one line."""
+    """Return the beginning and end of a text that may be a long traceback, on one line."""
     line = " | ".join(part.strip() for part in text.splitlines() if part.strip())
     return line if len(line) <= SHOWN_CHARS else f"{line[: SHOWN_CHARS // 3]} ... {line[-SHOWN_CHARS // 2 :]}"

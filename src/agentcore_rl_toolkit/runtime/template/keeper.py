@@ -60,7 +60,7 @@ class Keeper:
         self._previous_handler: Any = None
 
     def loop(self) -> None:
-        """Carry out orders until the runtime goes away. Forked sessions never come back from it."""
+        """Carry out orders until the runtime ends. Forked sessions never return from it."""
         linux.die_with_parent(0)  # the closed control socket shows the same, and leaves time to end the sessions
         self._previous_handler = signal.signal(signal.SIGCHLD, lambda number, frame: None)
         self._wake = os.pipe()
@@ -226,7 +226,7 @@ class Keeper:
             self._report(ev="exit", id=child.order["id"], status=status, cpu_s=cpu_s, max_rss=max_rss)
 
     def _strays(self) -> list[int]:
-        """Children that belong to no session that lives."""
+        """Return children that belong to no live session."""
         return [pid for pid in linux.children() if pid not in self._children and pid not in self._helpers]
 
     def _end_everything(self) -> None:

@@ -130,7 +130,7 @@ class Session:
         return f"sample-{len(self._sampling)}"
 
     def result(self, operation_id: str) -> dict[str, Any]:
-        """Status and result of an operation. Raises: RefusedError."""
+        """Return status and result of an operation. Raises: RefusedError."""
         kind, _, number = operation_id.partition("-")
         known = dict(enumerate(self._training if kind == "train" else self._sampling, 1))
         if int(number) not in known:

@@ -124,7 +124,7 @@ class Grammar:
 
 
 def schemas_of(tools: Sequence[dict[str, Any]] | None) -> dict[str, Mapping[str, Any]]:
-    """Parameter schemas by tool name, for formats that do not say the type of a value."""
+    """Return parameter schemas by tool name, for formats that do not state the type of a value."""
     found: dict[str, Mapping[str, Any]] = {}
     for tool in tools or ():
         function = tool.get("function") or {}

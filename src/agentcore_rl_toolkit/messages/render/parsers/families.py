@@ -29,7 +29,7 @@ _CALL_DECODER = msgspec.json.Decoder(_Json)
 
 
 def dumps(value: Any) -> str:
-    """JSON text that any agent can read. Raises: RecursionError."""
+    """Encode as JSON text that any agent can read. Raises: RecursionError."""
     text = json.dumps(value, ensure_ascii=False)
     try:
         text.encode()
@@ -39,7 +39,7 @@ def dumps(value: Any) -> str:
 
 
 def call_from_json(text: str) -> Call | None:
-    """``{"name": ..., "arguments": {...}}`` -> call; arguments that are JSON keep the very characters that were sampled."""
+    """Read ``{"name": ..., "arguments": {...}}`` as a call. Arguments that are JSON keep the sampled characters."""
     try:
         found = _CALL_DECODER.decode(text)
     except NOT_JSON:
@@ -49,7 +49,7 @@ def call_from_json(text: str) -> Call | None:
 
 
 def _lenient(text: str) -> Call | None:
-    """Forgive raw line ends inside strings and numbers such as NaN; everything else stays unparsed."""
+    """Read a call with raw line ends inside strings and numbers such as NaN. Other errors stay unparsed."""
     try:
         found = loads(text, strict=False)
     except (ValueError, RecursionError):
@@ -177,7 +177,7 @@ def _glm_block(inner: str, schemas: Schemas) -> list[Call] | None:
 
 
 def _deepseek_block(inner: str, _schemas: Schemas) -> list[Call] | None:
-    """V3 and R1: ``function<sep>NAME`` and the arguments in a fenced block; V3.1: ``NAME<sep>{...}``."""
+    """Read ``function<sep>NAME`` and arguments in a fenced block (V3 and R1), or ``NAME<sep>{...}`` (V3.1)."""
     head, mark, tail = inner.partition("<｜tool▁sep｜>")
     if not mark:
         return None

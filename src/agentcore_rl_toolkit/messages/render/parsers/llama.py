@@ -106,7 +106,7 @@ def _python_calls(body: str, tools: Schemas) -> list[Call] | None:
 
 
 def _value(value: Any, schema: Any) -> Any:
-    """Llama 4's template shows the model every value in quotes; the schema knows better."""
+    """Convert a value by its schema: Llama 4's template shows the model every value in quotes."""
     return typed_value(value, schema) if isinstance(value, str) and schema is not None else value
 
 
