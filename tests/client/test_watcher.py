@@ -6,7 +6,9 @@ import asyncio
 import dataclasses
 import datetime
 import math
+import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -349,3 +351,35 @@ async def test_a_permanent_error_of_the_store_ends_its_rollouts(store: ObjectSto
     errors = [waiter.found.exception() for waiter in waiters]
     assert [str(error) for error in errors] == ["there is no such bucket"] * 2
     assert errors[0] is not errors[1]  # each gets the ids of its rollout
+
+
+async def test_a_runtime_that_does_not_reply_delays_no_round(store: ObjectStore) -> None:
+    asked, go_on = threading.Event(), threading.Event()
+
+    def endings(sessions: Sequence[str]) -> dict[str, str]:
+        asked.set()
+        go_on.wait(60)
+        return {}
+
+    w = watcher(store, endings=endings)
+    waiter = w.add("e/i/s.json", "s", expects_life=False, silence_s=9.0)
+    await asyncio.to_thread(asked.wait, 30)
+    await store.put_async("e/i/s.json", b"{}")
+    assert await asyncio.wait_for(waiter.found, 30) is True
+    go_on.set()
+    w.close()
+
+
+async def test_sessions_are_not_lost_because_the_right_to_read_was(store: ObjectStore) -> None:
+    flaky = FlakyStore(store)
+    w = watcher(flaky)
+    waiter = w.add("e/i/s.json", expects_life=True, silence_s=0.3)
+    await store.put_async(alive_key("e/i/s.json"), b"{}")
+    await asyncio.wait_for(waiter.seen_life.wait(), 30)
+    flaky.error, flaky.denied = StorePermissionError("403"), {"e/i/s.json", alive_key("e/i/s.json")}
+    await asyncio.sleep(1.0)  # longer than the silence that means loss
+    assert not waiter.found.done()
+    assert isinstance(w.trouble, StorePermissionError)
+    flaky.error, flaky.denied = None, set()
+    await store.put_async("e/i/s.json", b"{}")
+    assert await asyncio.wait_for(waiter.found, 30) is True

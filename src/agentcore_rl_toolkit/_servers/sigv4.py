@@ -6,8 +6,10 @@ import base64
 import hashlib
 import hmac
 import re
+import urllib.request
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
+from typing import Any
 
 from botocore.auth import SIGV4_TIMESTAMP, SigV4Auth
 from botocore.awsrequest import AWSRequest
@@ -17,6 +19,7 @@ UNSIGNED = "UNSIGNED-PAYLOAD"
 MAX_SKEW_S = 300.0
 _REGION, _SERVICE = "us-west-2", "bedrock-agentcore"  # the scope of our requests. A runtime takes any.
 _HASH = "x-amz-content-sha256"
+_DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 _AUTHORIZATION = re.compile(
     r"AWS4-HMAC-SHA256\s+Credential=([^,\s]+)/(\d{8})/([^/,\s]+)/([^/,\s]+)/aws4_request,"
     r" ?SignedHeaders=([^,\s]+), ?Signature=([0-9a-f]{64})"
@@ -28,6 +31,16 @@ def sign(credential: tuple[str, str], *, method: str, url: str, body: bytes) -> 
     request = AWSRequest(method, url, data=body, headers={_HASH: hashlib.sha256(body).hexdigest()})
     SigV4Auth(Credentials(*credential), _SERVICE, _REGION).add_auth(request)
     return dict(request.headers)
+
+
+def send(credential: tuple[str, str] | None, *, method: str, url: str, body: bytes | None, timeout_s: float) -> Any:
+    """Send a request to a local runtime, signed if there is a credential, and return the open reply. Proxies are not used.
+
+    Raises: OSError; its subclass `urllib.error.HTTPError` for a status from 400 on. ``timeout_s`` bounds each read.
+    """
+    headers = {} if credential is None else sign(credential, method=method, url=url, body=body or b"")
+    request = urllib.request.Request(url, body, {"content-type": "application/json", **headers}, method=method)
+    return _DIRECTLY.open(request, timeout=timeout_s)
 
 
 def refusal(

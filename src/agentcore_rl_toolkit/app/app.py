@@ -7,7 +7,7 @@ import contextlib
 import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Any, overload
+from typing import Any
 
 from bedrock_agentcore.runtime import BedrockAgentCoreApp, PingStatus
 from starlette.exceptions import HTTPException
@@ -23,6 +23,7 @@ from .engine import Engine, is_rollout
 from .model import CURRENT, Call, Default, Model, resolve
 from .record import PolicyReward, RolloutInfo, check_policy_reward, success_body
 from .rollout import RolloutFunction
+from .runner import wait_for
 from .sagemaker.job import check_reports_nothing
 from .settings import AgentSettings
 
@@ -109,18 +110,6 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
         needs_call = self._served and self._rollout is not None and self._takes_rollouts()
         return resolve(default, self._engine.settings, needs_call)
 
-    @overload
-    def rollout_entrypoint(self, func: Callable[..., Any]) -> Callable[..., Any]: ...
-
-    @overload
-    def rollout_entrypoint(
-        self,
-        *,
-        on_policy_failure: PolicyReward = 0.0,
-        policy_failures: tuple[type[BaseException], ...] = (),
-        train: str | None = None,
-    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
-
     def rollout_entrypoint(
         self,
         func: Callable[..., Any] | None = None,
@@ -197,7 +186,7 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
         try:
             result = await serve(function.call, request_context, function.takes_context, payload)
             if inspect.isawaitable(result):  # a partial or lambda around an async function
-                result = await serve(_wait_for, request_context, False, result)
+                result = await serve(wait_for, request_context, False, result)
         except KeyError as e:
             if e.args == (ROLLOUT_FIELD,):
                 raise ConfigError(
@@ -281,10 +270,6 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
                 restore()
 
         return with_shutdown
-
-
-async def _wait_for(result: Any) -> Any:
-    return await result
 
 
 def _check_classes(classes: Any) -> tuple[type[BaseException], ...]:

@@ -10,9 +10,10 @@ import asyncio
 import concurrent.futures
 import contextlib
 import contextvars
+import functools
 import inspect
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 
@@ -61,11 +62,8 @@ class AgentRunner:
             try:
                 result = func(*args)
                 if inspect.isawaitable(result):  # a partial or lambda around an async function
-
-                    async def wait() -> Any:
-                        return await result
-
-                    self.loop().call_soon_threadsafe(begin, wait, contextvars.copy_context())
+                    call = functools.partial(wait_for, result)
+                    self.loop().call_soon_threadsafe(begin, call, contextvars.copy_context())
                     return
             except BaseException as e:  # a SystemExit in the agent is a failed rollout, not the end of the server
                 future.set_exception(e)
@@ -84,6 +82,11 @@ class AgentRunner:
             task = self._tasks.get(future)
             if task is not None:
                 self.loop().call_soon_threadsafe(task.cancel)
+
+
+async def wait_for(result: Awaitable[Any]) -> Any:
+    """Make a coroutine of any awaitable."""
+    return await result
 
 
 def _keep_running(loop: asyncio.AbstractEventLoop) -> None:

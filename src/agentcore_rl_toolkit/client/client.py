@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import difflib
 import inspect
 import os
 import uuid
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence, Sized
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from .._portal import Portal
 from ..contract import IdValue, check_id, new_session_id
 from ..errors import ConfigError, MissingExtraError
 from ..store import open_store, parse_url
+from ..store.remote import find_region, find_session
 from .batch import BatchItem, BatchResult, ProgressHook, Resume, Run, continue_from, open_ledger, print_progress
 from .future import RolloutFuture
 from .ledger import NO_LEDGER, FileLedger
@@ -129,7 +131,7 @@ class RolloutClient:
             transport=Transport(
                 agent_runtime_arn,
                 region=self.region,
-                endpoint_url=endpoint_url,
+                endpoint_url=self.endpoint_url,
                 qualifier=qualifier,
                 pool_connections=pool,
                 read_timeout_s=self.deadlines.start_s,
@@ -362,7 +364,7 @@ class RolloutClient:
     @property
     def s3_client(self) -> Any:
         """A boto3 S3 client, for your own code."""
-        return self._dispatcher.transport.make_s3_client()
+        return find_session().client("s3", region_name=find_region(self.region))
 
     def flush(self) -> list[str]:
         """Wait until all ended sessions are stopped. Returns and gives up as `close` does."""
@@ -382,27 +384,28 @@ class RolloutClient:
             them.
         """
         self._portal.refuse_own_thread()
-        self._dispatcher.closing = True
-        try:
+        with self._closed():
             if self._portal.started:
                 self._portal.call(self._shut())
-        except (concurrent.futures.CancelledError, ConfigError):  # another call was interrupted, or finished first
-            pass
-        finally:
-            self._leave()
         return list(self._dispatcher.stops.left)
 
     async def aclose(self) -> list[str]:
         """Run `close` without blocking."""
-        self._dispatcher.closing = True
-        try:
+        with self._closed():
             if self._portal.started:
                 await asyncio.wait([asyncio.wrap_future(self._portal.submit(self._shut()))])
-        except ConfigError:  # another call finished first
-            pass
-        finally:
-            self._leave()
         return list(self._dispatcher.stops.left)
+
+    @contextlib.contextmanager
+    def _closed(self) -> Iterator[None]:
+        self._dispatcher.closing = True
+        try:
+            with contextlib.suppress(concurrent.futures.CancelledError, ConfigError):  # another call finished first
+                yield
+        finally:
+            self._dropped.detach()
+            self._dispatcher.leave()
+            self._portal.close()
 
     async def _shut(self) -> None:
         if self._closing is None:
@@ -410,11 +413,6 @@ class RolloutClient:
         await asyncio.wait([self._closing])
         for ledger in self._ledgers.values():
             ledger.close()
-
-    def _leave(self) -> None:
-        self._dropped.detach()
-        self._dispatcher.leave()
-        self._portal.close()
 
     def __enter__(self) -> RolloutClient:
         return self

@@ -12,18 +12,17 @@ import http.client
 import json
 import threading
 import urllib.error
-import urllib.request
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from .._servers import sigv4
-from .._servers.keys import credential_of_runtime
+from .._servers.keys import credential_of_runtime, is_here
 from ..aws_errors import Fate, Fault, look_up
 from ..contract import REFUSED, ROLLOUTS_OFF
 from ..errors import AgentCoreRLError, AgentError, ConfigError, InvalidResultError, RolloutLostError
-from ..store.remote import find_region, find_session
+from ..store.remote import find_session
 
 T = TypeVar("T")
 
@@ -40,7 +39,6 @@ HOW_TO_HAVE_THEM = (
 NO_ROLLOUT = "not as a rollout does: it needs a function with @app.rollout_entrypoint on an AgentCoreRLApp"
 MAX_REPLY_BYTES = 2**20  # a reply has ids, a key and a status
 STORE_REFUSED = "StoreRefused"  # code of the error when the agent cannot store its record
-_DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a local runtime needs no proxy
 
 
 class CallError(AgentCoreRLError):
@@ -143,18 +141,16 @@ class Transport:
         client = self._client
         if client is None:
             with self._lock:
-                client = self._client = self._client or self._make(DATA_PLANE, self.endpoint_url, self.region)
+                client = self._client = self._client or self._make()
         return client
 
-    def make_s3_client(self) -> Any:
-        """Make a boto3 S3 client for users' own code. The toolkit reads results through its store."""
-        return self._make("s3", None, find_region(self.region))
-
-    def _make(self, service: str, endpoint_url: str | None, region: str | None) -> Any:
+    def _make(self) -> Any:
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError, PartialCredentialsError
 
+        here = self.endpoint_url is not None and is_here(urlsplit(self.endpoint_url).hostname or "")
         config = Config(
+            proxies={} if here else None,  # the environment's are not for servers of this machine
             retries={"total_max_attempts": 1, "mode": "standard"},
             max_pool_connections=self.pool_connections,
             connect_timeout=CONNECT_TIMEOUT_S,
@@ -164,24 +160,22 @@ class Transport:
             parameter_validation=False,  # ids are checked by us. This saves a fifth of the CPU of a call
         )
         self._session = self._session or find_session()
-        made = {"region_name": region, "endpoint_url": endpoint_url, "config": config}
+        made = {"region_name": self.region, "endpoint_url": self.endpoint_url, "config": config}
         try:
-            client = self._session.client(service, **made)
-            if service != DATA_PLANE:
-                return client
+            client = self._session.client(DATA_PLANE, **made)
             found = self._local_key = credential_of_runtime(client.meta.endpoint_url)
             if found is None:
                 return client
             client.close()
             key, secret = found
-            return self._session.client(service, aws_access_key_id=key, aws_secret_access_key=secret, **made)
+            return self._session.client(DATA_PLANE, aws_access_key_id=key, aws_secret_access_key=secret, **made)
         except PartialCredentialsError as e:
             raise ConfigError(f"no credentials: {HOW_TO_HAVE_THEM} ({e})", code=type(e).__name__) from e
         except (BotoCoreError, ValueError) as e:
             fault = look_up(e)
             if fault is not None and fault.credentials:  # the source of credentials did not answer
                 raise CallError(str(e), fate=fault.fate, credentials=True, code=fault.code) from e
-            raise ConfigError(f"boto3 could not make a {service} client: {e}", code=type(e).__name__) from e
+            raise ConfigError(f"boto3 could not make a {DATA_PLANE} client: {e}", code=type(e).__name__) from e
 
     def _renew(self, client: Any) -> None:
         """Use fresh credentials from the next call on. A session with keys from the program itself has no others."""
@@ -214,6 +208,10 @@ class Transport:
             response = client.invoke_agent_runtime(payload=payload, **about)
         except Exception as e:
             raise self._error(e, client, session_id) from e
+        kind = str(response.get("contentType", ""))
+        if kind.startswith("text/event-stream"):  # it may have no end
+            response["response"].close()
+            raise InvalidResultError(f"the agent answered with a stream, {NO_ROLLOUT}", session_id=session_id)
         try:
             body: bytes = response["response"].read(MAX_REPLY_BYTES + 1)
         except Exception as e:
@@ -250,15 +248,12 @@ class Transport:
         if is_aws(base):
             return None
         question = json.dumps({**self._address, "sessions": list(session_ids)}).encode()
-        url, headers = f"{base.rstrip('/')}/_local/endings", {"content-type": "application/json"}
-        credential = self._local_key
+        url, credential = f"{base.rstrip('/')}/_local/endings", self._local_key
         if credential is None and (found := self._session.get_credentials()) is not None:
             credential = found.get_frozen_credentials()[:2]
-        if credential is not None:
-            headers |= sigv4.sign(credential, method="POST", url=url, body=question)
         try:
-            sent = urllib.request.Request(url, question, headers)
-            with _DIRECTLY.open(sent, timeout=ENDINGS_TIMEOUT_S) as answer:
+            sent = sigv4.send(credential, method="POST", url=url, body=question, timeout_s=ENDINGS_TIMEOUT_S)
+            with sent as answer:
                 ended = json.load(answer)["ended"]
             # A session without a process stores nothing more.
             return {name: _cause_of_end(entry) for name, entry in ended.items() if entry["gone"]}

@@ -46,6 +46,7 @@ LONGEST_PAUSE_S = 5.0  # between two rounds that failed
 CHECK_S = 0.5  # between two checks for silence
 ENDINGS_S = 0.5  # between two questions to a local runtime. A failure makes the pause ten times as long.
 MOST_ASKED = 5_000  # sessions in one question
+Endings = Callable[[Sequence[str]], Mapping[str, str] | None]
 LATE_S = 2.0  # a round this late means that the process did not run, and as a rule its agents did not either
 
 
@@ -112,12 +113,13 @@ class Watcher:
         *,
         interval_s: float | None = None,
         cost: LookCost | None = None,
-        endings: Callable[[Sequence[str]], Mapping[str, str] | None] | None = None,
+        endings: Endings | None = None,
     ) -> None:
         self._store, self._root = store, root
         self._cost = cost or (LOCAL_COST if store.url.startswith(("file:", "memory:")) else REMOTE_COST)
         self._interval_s = self._cost.interval_s if interval_s is None else interval_s
         self._endings, self._ask_at_s = endings, 0.0
+        self._asking: asyncio.Task[None] | None = None  # the runtime may reply late or never, which delays no round
         self._waiters: dict[str, Waiter] = {}
         self._lines = 0  # length of the last listing of the experiment
         self._pages = self._heads = 0  # requests since the last pause
@@ -157,8 +159,9 @@ class Watcher:
 
     def close(self) -> None:
         """Stop watching."""
-        if self._task is not None:
-            self._task.cancel()
+        for task in (self._task, self._asking):
+            if task is not None:
+                task.cancel()
 
     # ---- rounds
 
@@ -173,7 +176,13 @@ class Watcher:
             if began_s >= check_s and not self._unseen:
                 await self._check_silence(began_s)
                 check_s = began_s + CHECK_S
-            await self._ask_runtime(began_s)
+            if (
+                self._endings is not None
+                and began_s >= self._ask_at_s
+                and (self._asking is None or self._asking.done())
+            ):
+                self._ask_at_s = began_s + ENDINGS_S
+                self._asking = asyncio.create_task(self._ask_runtime(self._endings))
             now_s = time.monotonic()
             pause_s = min(max(0.0, round_s - now_s), max(CHECK_S, self._interval_s))
             late_s = now_s + pause_s + LATE_S
@@ -258,15 +267,19 @@ class Watcher:
         if await self._head(waiter.key) is not None:
             self._settle(waiter)
             return True
-        alive = await self._head(alive_key(waiter.key))
+        alive = await self._head(alive_key(waiter.key), seen=waiter.stamp is not None)
         return alive is not None and self._sign_of_life(waiter, alive)
 
-    async def _head(self, key: str) -> ObjectInfo | None:
+    async def _head(self, key: str, *, seen: bool = False) -> ObjectInfo | None:
         self.requests += 1
         self._heads += 1
         try:
             return await self._store.head_async(key, timeout_s=LOOK_TIMEOUT_S)
-        except (ObjectNotFoundError, StorePermissionError):
+        except ObjectNotFoundError:
+            return None
+        except StorePermissionError:
+            if seen:  # access was lost, which shows nothing about the session
+                raise
             return None  # S3 answers 403 for a missing key to callers that may not list
 
     def _sign_of_life(self, waiter: Waiter, item: ObjectInfo) -> bool:
@@ -303,14 +316,11 @@ class Watcher:
         for waiter, error in failed.items():
             logger.debug("the last look at %s failed: %s", waiter.key, error)
 
-    async def _ask_runtime(self, now_s: float) -> None:
+    async def _ask_runtime(self, endings: Endings) -> None:
         """Ask a local runtime which of the sessions are over, and look for their records."""
-        if self._endings is None or now_s < self._ask_at_s:
-            return
-        self._ask_at_s = now_s + ENDINGS_S
         waiting = {waiter.session_id: waiter for waiter in self._waiters.values()}
         try:
-            found = await in_thread(self._endings, list(waiting)[:MOST_ASKED])
+            found = await in_thread(endings, list(waiting)[:MOST_ASKED])
         except Exception as e:  # it is asked again
             self._ask_at_s = time.monotonic() + 10 * ENDINGS_S
             logger.debug("the runtime did not report how sessions ended: %s", e)
@@ -319,9 +329,8 @@ class Watcher:
             self._endings = None
             return
 
-        async def died(
-            waiter: Waiter,
-        ) -> None:  # it stores nothing more: without a record at the second look, it is lost
+        async def died(waiter: Waiter) -> None:
+            # It stores nothing more: without a record at the second look, it is lost.
             if await self._head(waiter.key) is not None:
                 self._settle(waiter)
             elif waiter.ended:

@@ -33,10 +33,6 @@ _NOTHING_THERE: dict[str, Any] = {
 class RefusedError(ConfigError):
     """AWS refused a call. ``code`` is its error code, such as `AccessDeniedException`."""
 
-    def __init__(self, message: str, *, code: str = "") -> None:
-        super().__init__(message)
-        self.code = code
-
 
 class Calls:
     """The AWS calls of one deployment.

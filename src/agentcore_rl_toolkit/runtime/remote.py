@@ -9,7 +9,6 @@ import os
 import time
 import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -60,12 +59,9 @@ class RuntimeView:
     def call(self, method: str, path: str, body: Any = None) -> bytes:
         """Send a request, and return the body of the reply."""
         data = json.dumps(body).encode() if body is not None else None
-        url, headers = self.url + path, {"content-type": "application/json"}
-        if self._credential is not None:
-            headers |= sigv4.sign(self._credential, method=method, url=url, body=data or b"")
-        request = urllib.request.Request(url, data, headers, method=method)
+        url, timeout_s = self.url + path, self._timeout_s
         try:
-            with urllib.request.urlopen(request, timeout=self._timeout_s) as reply:
+            with sigv4.send(self._credential, method=method, url=url, body=data, timeout_s=timeout_s) as reply:
                 return bytes(reply.read())
         except urllib.error.HTTPError as e:
             text = e.read().decode(errors="replace") or e.reason

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,22 +30,26 @@ def group() -> None:
 _TIMES = ("init_timeout", "idle_timeout", "invoke_timeout", "max_lifetime", "stop_grace", "stream_timeout")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Rare:
+def _rare(words: Sequence[str]) -> Any:
     """Settings of `runtime serve --set`. Units: seconds. ``tps`` and what follows it replace the quota profile's."""
+    from ...runtime.config import RuntimeConfig, TimeLimits
 
-    region: str = "us-west-2"
-    account_id: str = "123456789012"
-    start_mode: Literal["auto", "exec"] = "auto"
-    init_timeout: float = 30.0
-    idle_timeout: float = 900.0
-    invoke_timeout: float = 900.0
-    max_lifetime: float = 28_800.0
-    stop_grace: float = 60.0
-    stream_timeout: float = 3600.0
-    tps: float | None = None
-    new_sessions_per_minute: float | None = None
-    max_sessions: int | None = None
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Rare:
+        region: str = RuntimeConfig.region
+        account_id: str = RuntimeConfig.account_id
+        start_mode: Literal["auto", "exec"] = RuntimeConfig.start_mode
+        init_timeout: float = TimeLimits.init_timeout_s
+        idle_timeout: float = TimeLimits.idle_timeout_s
+        invoke_timeout: float = TimeLimits.invoke_timeout_s
+        max_lifetime: float = TimeLimits.max_lifetime_s
+        stop_grace: float = TimeLimits.stop_grace_s
+        stream_timeout: float = TimeLimits.stream_timeout_s
+        tps: float | None = None
+        new_sessions_per_minute: float | None = None
+        max_sessions: int | None = None
+
+    return settings_of(words, Rare)
 
 
 def _credentials() -> dict[str, str]:
@@ -117,7 +122,7 @@ def serve(**options: Any) -> None:
     from ...runtime.service import run
     from ...runtime.wire import handed_environment, parse_environment
 
-    rare = settings_of(options["words"], _Rare)
+    rare = _rare(options["words"])
     credentials = _credentials()
     folder, memory = (options[name] for name in ("state_dir", "memory_mb"))
     config = RuntimeConfig(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import string
 import sys
 import time
 from collections.abc import Mapping
@@ -16,7 +15,6 @@ from typing import Any
 from ...errors import ConfigError
 
 NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9_]{0,47}")
-_ALPHABET = string.ascii_letters + string.digits
 _PATHS = {"MCP": b"/mcp", "A2A": b"/"}  # where the protocols other than HTTP and AGUI take their requests
 
 
@@ -90,12 +88,7 @@ class Agent:
 
 def make_runtime_id(name: str, salt: str) -> str:
     """Return ``name-`` and ten characters. They depend on the salt only, so a restarted runtime keeps its ARNs."""
-    number = int.from_bytes(hashlib.sha256(f"{name}\0{salt}".encode()).digest(), "big")
-    suffix = ""
-    for _ in range(10):
-        number, index = divmod(number, len(_ALPHABET))
-        suffix += _ALPHABET[index]
-    return f"{name}-{suffix}"
+    return f"{name}-{hashlib.sha256(f'{name}{chr(0)}{salt}'.encode()).hexdigest()[:10]}"
 
 
 def runtime_arn(region: str, account_id: str, runtime_id: str) -> str:

@@ -32,9 +32,7 @@ _BUILT_HERE = "localhost/"  # what Podman calls images that were never pushed. T
 class EngineError(LocalRuntimeError):
     """The engine refused. ``status``: its HTTP status, 0 when it did not answer."""
 
-    def __init__(self, message: str = "", *, status: int = 0, session_id: str | None = None) -> None:
-        super().__init__(message, session_id=session_id)
-        self.status = status
+    status = 0
 
 
 class ContainerEngine:
