@@ -19,7 +19,7 @@ _NAMES = {b"o": "stdout", b"e": "stderr"}
 async def written(path: str, write: Write) -> AsyncIterator[None]:
     """Listen at ``path``, and pass the output to ``write``. At the end of the block, wait for the rest of the output."""
     copying: set[asyncio.Task[None]] = set()
-    ends = asyncio.Semaphore(0)  # of the two streams
+    stream_ends = asyncio.Semaphore(0)
     writing, bytes_left = 0, math.inf  # streams that wait for the reader of the output, who may be slow
 
     async def copy(name: str, reader: asyncio.StreamReader) -> None:
@@ -42,7 +42,7 @@ async def written(path: str, write: Write) -> AsyncIterator[None]:
             with contextlib.suppress(ConnectionError), contextlib.closing(writer):
                 await copy(_NAMES[await reader.readexactly(1)], reader)
         finally:
-            ends.release()
+            stream_ends.release()
 
     server = await asyncio.start_unix_server(connected, path)
     try:
@@ -52,7 +52,7 @@ async def written(path: str, write: Write) -> AsyncIterator[None]:
             before = bytes_left
             try:
                 async with asyncio.timeout(AFTER_EXIT_S / 2):
-                    await ends.acquire()
+                    await stream_ends.acquire()
                     ended += 1
             except TimeoutError:
                 idle = 0 if writing or bytes_left != before else idle + 1

@@ -42,7 +42,7 @@ from .script import run_script
 from .serve import leave, make_config, serve
 from .shared import shared_by_forks
 
-MOST_CHARS = 20_000  # of a traceback
+MOST_CHARS = 20_000  # length of a traceback
 ENDING_THREAD_S = 0.5  # the kernel lists a thread a moment longer than `join` waits for it
 # Loaded library -> modules it imports on first use.
 LATE_IMPORTS = {
