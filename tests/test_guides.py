@@ -63,7 +63,7 @@ def keep_rows(file: Path, count: int) -> None:
     file.write_text("".join(file.read_text().splitlines(keepends=True)[:count]))
 
 
-@pytest.mark.system
+@pytest.mark.nightly
 @pytest.mark.timeout(1200)
 def test_an_agent_of_ones_own_is_made_run_trained_and_measured(tmp_path: Path, started: ExitStack) -> None:
     reader = Reader("docs/your-agent.md", tmp_path)

@@ -18,7 +18,7 @@ from agentcore_rl_toolkit.cli.init import write
 from agentcore_rl_toolkit.runs import Query, RunReader
 from serving import wait_for
 
-pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.nightly, pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
 DEADLINE_S = 240.0
 STEPS = 3  # two of them warm the learning rate up
 # What a tracker has of a run, read back with its own library: {metric: {step: value}}.
