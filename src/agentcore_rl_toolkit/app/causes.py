@@ -50,7 +50,7 @@ _KINDS = {
 }
 _TABLE = {name: kind for kind, names in _KINDS.items() for name in names.split()}
 
-# With these replies of a model server, its address, key or model are wrong, and not the agent's code.
+# These replies of an engine show that its address, key or model is wrong, and not the agent's code.
 _REFUSED = frozenset({401, 403, 404, 409})
 _TRY_LATER = frozenset({408, 425, 429})
 # The words of providers, engines and our gateway for a conversation that does not fit.

@@ -34,7 +34,7 @@ PARTS = ("before", "after", "eval", "train")
 
 @click.group()
 def group() -> None:
-    """Look at what trainings and evaluations left: agentcore-rl view shows the same in a browser."""
+    """Show the runs in a folder, of training and evaluation. `agentcore-rl view` shows the same in a browser."""
 
 
 @group.command("list", short_help="List runs, the one written last first.")

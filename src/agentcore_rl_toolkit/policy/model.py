@@ -20,7 +20,7 @@ TOKENIZER_FILE = "tokenizer.json"
 
 
 def load_policy(directory: str | Path | None = None) -> tuple[Any, Any]:
-    """Load ``(model, tokenizer)`` as transformers objects, fp32, in evaluation mode: the start of a training.
+    """Load ``(model, tokenizer)`` as transformers objects, fp32, in evaluation mode, for a trainer.
 
     Without a directory: the warm-started policy that ships with the package.
     Raises: ConfigError when the directory does not hold a policy.

@@ -1,4 +1,4 @@
-"""A run on disk: the folder of a training or an evaluation, written as it happens, read one rollout at a time."""
+"""A run on disk: the folder of training or evaluation, written as it happens, read one rollout at a time."""
 
 from .demonstrations import demonstrations, write_rows
 from .diagnosis import Finding, diagnose

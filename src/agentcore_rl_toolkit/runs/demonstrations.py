@@ -38,7 +38,7 @@ def demonstrations(
         rewards = run.numbers(fit)["reward"]
         if not rewards:
             raise ConfigError(
-                f"nothing to imitate: {run.name} has no rollout of a training that ended ok, is usable and has a reward. "
+                f"nothing to imitate: {run.name} has no training rollout that ended ok, is usable and has a reward. "
                 "`agentcore-rl eval --for-training` samples rollouts to train on"
             )
         if min_reward is None or math.isnan(min_reward):

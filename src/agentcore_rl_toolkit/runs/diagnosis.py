@@ -1,6 +1,6 @@
 """Reasons why a run does not learn: sentences with a cause, a number, and what to do.
 
-`diagnose` reads the last steps of a run's folder. The page, `runs show`, the panel of a training and its end show the same.
+`diagnose` reads the last steps of a run's folder. The page, `runs show`, and `train` show the same.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class Capture:
 
 @dataclass(eq=False)
 class Recorder:
-    """Writes the rollouts of this process's rLLM trainer. Only `check` ends a training.
+    """Writes the rollouts of this process's rLLM trainer. Only `check` ends the run.
 
     ``filtering`` is rLLM's section `rllm.compact_filtering`; ``max_mean_gap`` is by how much sampled logprobs and the
     trainer's may differ on average (nats), None without a limit.

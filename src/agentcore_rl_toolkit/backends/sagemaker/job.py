@@ -29,7 +29,7 @@ from .settings import needs_of_botocore
 Show = Callable[[str], None]
 ACTIVE = ("InProgress", "Stopping")
 SHOWN = ("ProgressInfo", "RolloutInfo", "BillableTokenUsage", "EvaluationMetrics")
-SAMPLING = ("temperature", "sampling_top_p", "sampling_max_tokens")  # hyperparameters of trainings and of evaluations
+SAMPLING = ("temperature", "sampling_top_p", "sampling_max_tokens")  # hyperparameters of training and of evaluation
 BATCH = 128  # global_batch_size of a job that names none
 
 
@@ -85,7 +85,7 @@ class JobConfig(Settings):
 
 
 class Jobs:
-    """The jobs of one configuration: a training, and evaluations around it.
+    """The jobs of one configuration: a training job, and evaluations before and after it.
 
     ``output_dir`` is a run's folder. It has the API's data (states, progress, billed tokens), the evaluations' rewards,
     and ``job.json`` at the end.

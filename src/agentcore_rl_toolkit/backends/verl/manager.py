@@ -82,7 +82,7 @@ class AgentCoreManager:
         return cls(*args, **kwargs)
 
     def service(self) -> RolloutService:
-        """Return the clients, opened with the first batch, when the rollout servers run. Block while the gateway starts."""
+        """Return the clients, opened with the first batch, when verl's engines run. Block while the gateway starts."""
         if self._service is None:
             self._service, self._bridge = open_service(AgentCoreConfig.of(self.config), self.config, self.llm_client)
         correction = self.config.algorithm.get("rollout_correction") or {}

@@ -54,7 +54,7 @@ Fraction = Annotated[float, Meta(ge=0, le=1)]
 
 
 class Rollouts(Struct, kw_only=True, forbid_unknown_fields=True):
-    """The hyperparameters that trainings and evaluations share. Those of type Any are read by AWS only."""
+    """The hyperparameters that training and evaluation share. Only AWS reads those of type Any."""
 
     temperature: Annotated[float, Meta(ge=0, le=2)] = 0.0
     sampling_top_p: Fraction = 1.0
