@@ -209,7 +209,7 @@ MEANINGS: dict[str, str] = {
     "rank": "Rank of the LoRA adapters",
     "form": "Training Session or job",
     # others
-    "engine": "Inference engine",
+    "engine": "Engine that samples",
     "forced_tools": "[Calls that force a tool or a schema](rendering.md#holding-an-answer-to-a-form)",
     "history": "[Prompts](rendering.md#prompts-as-sampled-or-as-the-template-writes-them) as sampled, or of the template",
     "tracker": "Receivers of the metrics",

@@ -23,7 +23,7 @@ BOXES = (
         ("OpenAI, Anthropic,", "Bedrock, Gemini", "", "records the exact", "token ids"),
     ),
     (28, 340, 170, 84, "Object store", ("S3, or a folder:", "result and reward", "of each rollout")),
-    (234, 340, 146, 84, "Inference engine", ("your open model in", "vLLM, SGLang, Tinker,", "or built in")),
+    (234, 340, 146, 84, "Engine", ("your open model in", "vLLM, SGLang, Tinker,", "or built in")),
 )
 # An arrow: its path, where its number stands, the number, and a word at the right (start) or left (end) of it.
 ARROWS = (

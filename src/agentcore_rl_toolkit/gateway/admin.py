@@ -1,7 +1,7 @@
 """Routes for trainers and operators: sessions, weight versions, pause, servers, metrics; and the two small routes of agents.
 
-Each route about sessions takes and gives many. A fetch is written piece by piece, with a pause for the agents' calls in between.
-The weight version and a pause outlive a restart: a request that changes them is answered when the change is stored.
+Each route about sessions handles several. A fetch is written in pieces, and the agents' calls run in between.
+The weight version and a pause outlive a restart: a request that changes them gets its response when the change is stored.
 """
 
 from __future__ import annotations
@@ -53,22 +53,22 @@ _COUNTERS = {
     "refused": "Calls refused before they were sent on (keys, closed sessions, bad requests)",
     "retries": "Calls sent to another engine after a failure",
     "turns_error": "Calls that ended in an error, not stored as turns",
-    "turns_partial": "Replies that broke off at the engine, not stored as turns",
-    "turns_aborted": "Calls the agent gave up on, not stored as turns",
+    "turns_partial": "Replies that the engine did not complete, not stored as turns",
+    "turns_aborted": "Calls whose agent disconnected, not stored as turns",
     "turns_invalid": "Replies whose tokens do not fit together, not stored as turns",
     "turns_joined": "Repeated requests answered from the record of the first",
     "deadlines": "Calls ended because they took too long",
-    "tokens_cut": "Tokens that a sampling service gave beyond the request, left out of turns",
-    "store_failures": "Calls whose record the disk did not take (their agents got an error)",
+    "tokens_cut": "Tokens of a sampling service beyond the request, left out of turns",
+    "store_failures": "Calls that could not be stored (their agents got an error)",
 }
 _NO_ROUTE = (404, 405, 501)
 _GAUGES = {
     "sessions": "Sessions held",
-    "in_flight": "Model calls under way, held ones included",
+    "in_flight": "Running model calls, including those that a pause holds",
     "held": "Model calls waiting for a pause to end",
     "connections": "Open client connections",
-    "event_loop_lag_s": "How late the last timer ran",
-    "event_loop_lag_max_s": "How late a timer ran at worst",
+    "event_loop_lag_s": "Delay of the event loop's last timer",
+    "event_loop_lag_max_s": "Longest delay of a timer of the event loop",
     "history_bytes": "Tokens and messages of sessions held in memory, if the gateway renders prompts",
     "store_queue": "Calls waiting to be committed",
     "store_bytes": "Size of the store",
@@ -115,7 +115,7 @@ class AddWorker(msgspec.Struct):
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
-    """The state that outlives a restart. ``sampler`` is what a sampling service samples as that version."""
+    """The state that is kept over a restart. ``sampler`` is a sampling service's path of that version's weights."""
 
     weight_version: int | None = None
     paused: bool = False
@@ -198,12 +198,12 @@ class Admin:
     async def delete_sessions(self, session_ids: list[str]) -> int:
         """Delete sessions, and return when that is stored. Returns how many there were.
 
-        Raises: RequestError 503 where the disk does not take it: after a crash the sessions would be there again.
+        Raises: RequestError 503 if it cannot be stored: after a crash the sessions would exist again.
         """
         count = self._sessions.delete([s.encode() for s in session_ids])
         error = await self._store.kept()
         if error is not None:
-            raise RequestError(f"the deletion is not stored, try it again: {error}", kind="overloaded", status=503)
+            raise RequestError(f"the deletion could not be stored; try again: {error}", kind="overloaded", status=503)
         return count
 
     async def _fetch(self, request: Request) -> AsyncIterator[bytes]:
@@ -217,7 +217,7 @@ class Admin:
     def _frames(self, reader: Reader, session_ids: list[str]) -> Iterator[bytes]:
         """Make the head and the records of each session, each with its length before it. Runs in a thread."""
         for session_id in session_ids:
-            # Looked up now and not before: while others were written it may have been deleted.
+            # Looked up only now: it may have been deleted while others were written.
             session = self._sessions.by_id.get(session_id.encode())
             numbers = [] if session is None else reader.numbers(session.number)
             head = FetchedHead(session_id=session_id, known=False)
@@ -271,7 +271,7 @@ class Admin:
         self._put_state()
         error = await self._store.kept()
         if error is not None:
-            why = f"this holds, but the gateway cannot store it for a restart ({error.strerror or error}); try again"
+            why = f"this is set until a restart: the gateway cannot store it ({error.strerror or error}); try again"
             raise RequestError(why, kind="overloaded") from error
         return answer
 
@@ -283,7 +283,7 @@ class Admin:
         if context.samplers is not None:
             await context.samplers.use(asked.sampler, asked.weight_version)
         elif asked.sampler is not None:
-            why = "'sampler' names weights at a sampling service; this gateway's engine is none"
+            why = "'sampler' is for the engines tinker and sagemaker; this gateway has another engine"
             raise RequestError(why, param="sampler")
         context.running.weight_version = asked.weight_version
         for worker in context.router.workers.values():
@@ -308,7 +308,7 @@ class Admin:
         asked, router = decode_body(request.body, AddWorker), self._context.router
         kind, known = self._context.engine, router.at(asked.url)
         if kind in SAMPLING_SERVICES:
-            raise RequestError(f"engine {kind} has one service, named when the gateway starts", param="engine")
+            raise RequestError(f"engine {kind} has one service, which is set when the gateway starts", param="engine")
         if asked.engine not in (None, kind):
             raise RequestError(f"the servers of this gateway are of engine {kind}", param="engine")
         upstream = UpstreamConfig(
@@ -342,7 +342,7 @@ class Admin:
         }
 
     async def _stats(self, request: Request) -> dict[str, Any]:
-        """Return everything that is counted. Units: seconds, bytes."""
+        """Return all counters. Units: seconds, bytes."""
         context, store, running = self._context, self._store, self._context.running
         histories = context.token_mode.histories if context.token_mode is not None else None
         return {
@@ -366,7 +366,7 @@ class Admin:
         }
 
     async def _metrics(self, request: Request) -> web.Response:
-        """Return the same for Prometheus."""
+        """Return all counters in the format of Prometheus."""
         values = await self._stats(request)
         lines: list[str] = []
 
@@ -427,7 +427,7 @@ class Admin:
         loop, count, (messages, _) = asyncio.get_running_loop(), mode.renderer.count, without_images(asked.messages)
         history = mode.histories.pin(session)
         try:
-            async with history.order:  # one thread per session, so that no session has them all
+            async with history.order:  # one thread per session, so that no session can use all threads
                 counted = loop.run_in_executor(mode.executor, count, messages, asked.tools or None, options)
                 return int(await counted)
         finally:

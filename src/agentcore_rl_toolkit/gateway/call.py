@@ -1,9 +1,9 @@
 """A model call: the coroutines `Call.run` and `answer`.
 
 `Call.run` is a task of the session. It makes the prompt, samples the reply into one buffer, and records it. `answer` runs once
-per connection: it writes the buffer from its beginning, and waits for more. So a slow agent holds up its own connection only, and
-an agent that hung up and asks again gets a new `answer` on the running call. A call without a connection is cancelled after
-`Limits.orphan_s`.
+per connection: it writes the buffer from its beginning, and waits for more. So a slow agent delays only its own connection. An
+agent that disconnected and sends its request again gets a new `answer` on the running call. A call without a connection is
+cancelled after `Limits.orphan_s`.
 
 A reply that is not streamed, and the end of a stream, wait until the record is in the store: an agent that has read the finish
 reason has a complete reply.
@@ -106,7 +106,7 @@ class Call:
             self._fail(e)
         except (CaptureError, UpstreamError, ServerLostError) as e:
             self._fail(RequestError(str(e), kind="upstream"))
-        except BaseException as e:  # a panic in the tokenizer's Rust code is no `Exception`
+        except BaseException as e:  # a panic in the tokenizer's Rust code is not an `Exception`
             self._fail(self._unexpected(e))
         finally:
             self._task = None
@@ -119,8 +119,8 @@ class Call:
         context, session = self._context, self.session
         router, limits = context.router, context.limits
         tried: tuple[Worker, ...] = ()
-        second = False  # whether the only server has been given a second chance
-        until: float | None = None  # when the call has waited long enough for a server to come up
+        second = False  # True if the only server was tried twice
+        until: float | None = None  # the end of the wait for a server
         self.state = "sampling"
         while True:
             while context.running.paused:
@@ -251,7 +251,12 @@ class Call:
         """Return an error of the gateway itself."""
         if isinstance(error, RecursionError) and self.state == "rendering":
             return RequestError("the request is nested too deeply")
-        log.error("call %s of session %s broke", self.recorder.call_id, self.session.id, exc_info=error)
+        log.error(
+            "call %s of session %s failed with an unexpected error",
+            self.recorder.call_id,
+            self.session.id,
+            exc_info=error,
+        )
         why = f"the gateway could not handle this call ({type(error).__name__}); see its log"
         return RequestError(why, kind="internal")
 

@@ -20,7 +20,7 @@ REFUSED_FORM = "this gateway refuses calls that force a tool or a schema (forced
 _TOKENS_ONLY = ("sglang", "sglang-experts")  # SGLang's chat gives no token ids
 SAMPLING_SERVICES = frozenset({"tinker", "sagemaker"})  # one service for a gateway, sampled by its client library
 ADMIN_KEY_ENV = "AGENTCORE_RL_GATEWAY_ADMIN_KEY"
-BUILT_IN = Path(__file__).parents[1] / "policy" / "weights"  # tokenizer and chat template of the built-in policy
+BUILT_IN = Path(__file__).parents[1] / "policy" / "weights"  # the built-in policy's tokenizer and chat template
 BUILT_IN_CONTEXT = 1024
 _KEY = re.compile(r"[!-~]+")  # what fits into a header as it is
 _PATH = re.compile(r"/[A-Za-z0-9._~!$&'()*+,;=:@%/-]*")
@@ -70,18 +70,18 @@ class UpstreamConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Bounds that keep one agent from hurting the others. Units: bytes, seconds."""
+    """Limits that protect agents from each other. Units: bytes, seconds."""
 
     body_bytes: int = 16 * 2**20  # a chat of 128k tokens reaches 6 MB; images may need more
-    reply_bytes: int = 64 * 2**20  # a longer reply fails its call
+    reply_bytes: int = 64 * 2**20  # a call with a longer reply fails
     header_bytes: int = 64 * 2**10  # one header
     call_s: float | None = 1800.0
     connect_s: float = 5.0
-    idle_connection_s: float = 300.0  # a client's silence between requests, in a head, or in a body
-    stream_idle_s: float = 600.0  # how long an engine's stream may be silent
-    orphan_s: float = 20.0  # how long a call continues after its agent hung up: the agent may ask again
-    hold_s: float = 600.0  # how long a call may wait while the gateway is paused
-    outage_s: float = 0.0  # how long a call may wait while all servers are down; 0: it fails at once
+    idle_connection_s: float = 300.0  # the silence of a client between or in requests
+    stream_idle_s: float = 600.0  # the silence of an engine's stream
+    orphan_s: float = 20.0  # a call without a connection continues for this time: its agent may send the request again
+    hold_s: float = 600.0  # the wait of a call during a pause
+    outage_s: float = 0.0  # the wait of a call while all engines are down; 0: it fails at once
     keep_alive_s: float = 15.0  # silence until a stream gets a comment or a ping
 
     default_max_tokens: int = 4096  # the default of requests if prompts are rendered here
@@ -92,24 +92,24 @@ class Limits:
 class GatewayConfig:
     """The settings of a gateway process.
 
-    ``engine`` is the kind of the servers added at run time; with ``upstreams`` it is theirs.
+    ``engine`` is the kind of engines that are added later; with ``upstreams`` it is theirs.
     ``admin_key`` guards every route that is not an agent's; without one the gateway listens on loopback only.
     ``store_dir`` None keeps the calls in a temporary directory, which `stop` removes. ``fsync``
     makes an agent's reply wait for the disk, not only for the operating system. ``session_keys`` False lets agents
     call without the per-session key; a call to an unknown session opens it (rLLM's agents have no key).
     ``model_id`` replaces the model name that the agent sends; a session's own wins. ``allowed_hosts`` are more names of this
-    server (`HostCheck`). ``allow_fields`` are request fields that your engines take and `wire.passthrough` does not know.
-    ``train_constrained`` trains on answers that were held to a form (a schema, a grammar, a required tool call): their
-    logprobs are relative to what the form allows, so a trainer's own differ.
-    ``forced_tools`` is what becomes of a call that must call a tool or fit a schema. "constrain": the engine's grammar enforces
-    it. "wish": the model is free, and the report's ``left_out`` counts the call. "refuse": the agent gets a 400. An engine, or a
-    model's format, that cannot enforce it makes a wish of it in token mode.
-    ``history`` "sampled": a prompt repeats the sampled tokens of the session. "template": it is what the model's template makes
-    of the messages, as the engine renders them that serves the model. A turn whose prompt lost thinking starts a sequence.
+    server (`HostCheck`). ``allow_fields`` are further request fields that your engines take (not in `wire.passthrough`).
+    ``train_constrained`` trains answers with a required form (a schema, a grammar, a tool call): the engine's logprobs are
+    relative to the tokens that the form allows, so a trainer's differ.
+    ``forced_tools`` decides about a request for a tool call or a schema. "constrain": the engine's grammar enforces it.
+    "wish": the model is free, and the report's ``left_out`` counts the call. "refuse": the agent gets a 400. In token mode it
+    is a wish if the engine, or the model's format, cannot enforce it.
+    ``history`` "sampled": a prompt repeats the sampled tokens of the session. "template": the template renders the messages, as
+    the engine does that serves the model. A turn whose prompt lost thinking starts a sequence.
     ``model_dir`` is a folder with tokenizer and chat template: the gateway renders prompts and sends token ids. Engine policy
     takes only token ids; its default is the built-in policy's folder.
-    ``template`` is a file with another chat template than ``model_dir`` brings, ``parser`` the name of an output parser (one of
-    `render.parsers.GRAMMARS`) instead of the parser that the template's text suggests.
+    ``template`` is a file that replaces ``model_dir``'s chat template. ``parser`` is the name of an output parser (one of
+    `render.parsers.GRAMMARS`) that replaces the parser of the template's text.
     Raises: ConfigError.
     """
 
@@ -138,9 +138,7 @@ class GatewayConfig:
         if self.model_id == "":
             raise ConfigError("model_id must name a model, or be left out")
         if self.admin_key is not None and not _KEY.fullmatch(self.admin_key):
-            raise ConfigError(
-                "the admin key must be visible ASCII characters, without spaces, and not empty: everyone would have it"
-            )
+            raise ConfigError("the admin key must be visible ASCII characters, without spaces, and not empty")
         if self.admin_key is None and not is_loopback(self.host):
             raise ConfigError(
                 f"refusing to listen on {self.host} without an admin key: anyone who reaches it could read every session. "
@@ -149,9 +147,9 @@ class GatewayConfig:
         engines = {u.engine for u in self.upstreams}
         if len(engines) > 1:
             raise ConfigError(
-                f"one gateway has servers of one kind, not {', '.join(sorted(engines))}: start one for each"
+                f"one gateway has engines of one kind, not {', '.join(sorted(engines))}: start one for each"
             )
-        if "policy" in engines and self.model_dir is None:  # it takes token ids alone
+        if "policy" in engines and self.model_dir is None:  # it takes only token ids
             object.__setattr__(self, "model_dir", str(BUILT_IN))
             object.__setattr__(self, "context_tokens", self.context_tokens or BUILT_IN_CONTEXT)
         if engines & SAMPLING_SERVICES and (len(self.upstreams) > 1 or self.model_dir is None):
@@ -164,10 +162,10 @@ class GatewayConfig:
         if self.model_dir is None and (self.template is not None or self.parser is not None):
             name = "template" if self.template is not None else "parser"
             raise ConfigError(
-                f"a {name} is for prompts that are rendered here: give --model DIR (with the tokenizer) too"
+                f"a {name} needs a gateway that renders prompts: give --model DIR (with the tokenizer) too"
             )
         if self.model_dir is None and self.history == "template":
-            raise ConfigError("history template is for prompts that are rendered here: give --model DIR too")
+            raise ConfigError("history template needs a gateway that renders prompts: give --model DIR too")
         if self.sampler is not None and not engines & SAMPLING_SERVICES:
             raise ConfigError("a sampler is for the engines tinker and sagemaker only")
 

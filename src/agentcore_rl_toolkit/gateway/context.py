@@ -90,7 +90,7 @@ class Context:
         self.token_mode: Any = None
         self.samplers: Any = None
         self.connections: Sized = ()
-        self.lag_s = self.lag_max_s = 0.0  # how late timers run: the last one, and at worst
+        self.lag_s = self.lag_max_s = 0.0  # delay of timers: of the last one, and the longest
         self.started_s = time.time()
-        self.run_id = secrets.token_hex(5)  # ids of one run of the gateway must not meet those of the last one
+        self.run_id = secrets.token_hex(5)  # a restarted gateway must not use ids of the last run
         self.numbers = itertools.count()

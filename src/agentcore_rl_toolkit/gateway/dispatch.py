@@ -1,4 +1,4 @@
-"""The requests of agents: model calls and the few other routes of a session. All others are administration."""
+"""The requests of agents: model calls and the few other routes of a session. All other requests are administration."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Dispatch:
         """Answer a request. Its body is read after its key was checked, so that strangers cannot send much."""
         raw, _, query = http.raw_path.encode("utf-8", "surrogateescape").partition(b"?")
         name, slash, rest = raw[10:].partition(b"/v1/")
-        if not slash:  # Google's clients have their own version in the path
+        if not slash:  # Google's clients write their own version into the path
             name, slash, rest = raw[10:].partition(b"/v1beta/")
         if not slash:  # Amazon's clients have no version
             name, slash, rest = raw[10:].rpartition(b"/bedrock/")
@@ -67,7 +67,7 @@ class Dispatch:
             if refusal is not None:
                 raise RequestError(refusal.message, kind="permission", status=refusal.status)
             if http.method == "CONNECT":
-                raise RequestError("this server is no proxy", kind="method_not_allowed")
+                raise RequestError("this server is not a proxy; use its URL as base URL", kind="method_not_allowed")
             if http.method == "HEAD":  # the response has no body
                 return web.Response(status=200 if raw in _HEALTH else 405, headers={"allow": "GET, POST"})
             if slash and raw.startswith(b"/sessions/"):
@@ -93,7 +93,7 @@ class Dispatch:
         if rest.startswith(b"tag/"):
             path_tag, _, rest = rest[4:].partition(b"/")
             tag = path_tag.decode("utf-8", "replace")
-            rest = rest.removeprefix(b"v1/")  # Anthropic's clients put it behind any base URL
+            rest = rest.removeprefix(b"v1/")  # Anthropic's clients append it to any base URL
         # A key in the path: botocore sends bearer tokens over HTTPS only.
         path_key = rest.split(b"/")[1].decode("latin-1") if rest.startswith(b"bedrock/") else ""
         api = bedrock if rest.startswith(b"bedrock/") else gemini
@@ -137,7 +137,7 @@ class Dispatch:
         except RecursionError:
             error = RequestError("the request is nested too deeply")
         except Exception as e:
-            log.exception("a call of session %s broke", session.id)
+            log.exception("a call of session %s failed with an unexpected error", session.id)
             why = f"the gateway could not handle this call ({type(e).__name__}); see its log"
             error = RequestError(why, kind="internal")
         else:
@@ -158,7 +158,7 @@ class Dispatch:
             raise RequestError("a streamed reply needs HTTP/1.1", param="stream")
         engine = context.new_engine(session, request)
         fields = request.fields = engine.understand()
-        # A repetition uses up no turn, so it comes before the session's limits.
+        # A repetition uses no turn, so it comes before the session's limits.
         if (running := running_call(session, request)) is not None:
             context.counters["turns_joined"] += 1
             return answer(running, http)
@@ -175,7 +175,9 @@ class Dispatch:
         plain, sessions = unquote_to_bytes(name), self._context.sessions
         if self._session_keys or sessions.deleted_before(plain):
             shown = name.decode("utf-8", "replace")[:120]
-            raise RequestError(f"there is no session {shown!r} here: never opened, or deleted", kind="not_found")
+            raise RequestError(
+                f"there is no session {shown!r} here: it was never opened, or was deleted", kind="not_found"
+            )
         try:
             return sessions.create(plain.decode(), SessionSettings())
         except (ContractError, UnicodeDecodeError) as e:
@@ -193,7 +195,7 @@ class Dispatch:
                 return await respond(self._admin.embeddings(body, session), http)
             return await respond(self._count(body, session, rest), http, dialect=_COUNTS[rest])
         shown = rest.decode("utf-8", "replace")[:80]
-        hint = " (Anthropic's clients want the base URL without its /v1)" if rest.startswith(b"v1/") else ""
+        hint = " (Anthropic's clients need the base URL without its /v1)" if rest.startswith(b"v1/") else ""
         raise RequestError(
             f"/v1/{shown} is not served here; there are chat/completions, responses, messages, "
             f"models/{{model}}:generateContent, bedrock, embeddings and models{hint}",
@@ -210,7 +212,7 @@ class Dispatch:
 
 
 def _shows(headers: Mapping[str, str], key: bytes, path_key: str = "") -> bool:
-    """Return True if one of the credentials is this key. Anthropic's client sends two when its environment has another.
+    """Return True if one of the credentials is this key. Anthropic's client sends two if its environment has another key.
 
     A request that is signed for AWS has the key as its access key id. The signature is not read.
     """

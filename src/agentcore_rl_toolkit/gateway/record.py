@@ -1,4 +1,4 @@
-"""Stores what became of a call: a turn, a failure, or a refused request."""
+"""Stores the result of a call: a turn, a failure, or a refused request."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from .http.request import CallRequest
 from .router import Worker
 from .sessions import Session
 
-AGENT_GONE = "agent_gone"  # the code of the error of a call whose agent hung up
-_MOST_REFUSED = 50  # requests of one session that are entries of it: an agent may repeat one forever
+AGENT_GONE = "agent_gone"  # the error code of a call whose agent disconnected
+_MOST_REFUSED = 50  # refused requests that a session records: an agent may repeat one forever
 
 
 class Recorder:
@@ -73,7 +73,7 @@ class Recorder:
             return record, captured, number
         session.errors += 1
         session.started_turns -= 1
-        if not begun:  # the agent gets an error, and its repetition is of this call
+        if not begun:  # the agent gets an error, and may repeat this call
             session.repeats_of(record.digest).failed += 1
         if status not in TURNS:
             context.counters["turns_" + status] += 1
@@ -90,12 +90,12 @@ class Recorder:
         session.started_turns -= 1
         status = kinds.ABORTED if error.code == AGENT_GONE else kinds.PARTIAL if begun else kinds.ERROR
         self._context.counters["turns_" + status] += 1
-        if not begun:  # clients that have the head of a reply do not try again
+        if not begun:  # clients that have the head of a reply do not retry
             session.repeats_of(self._request.digest).failed += 1
         self._store_error(status, error, kind, str(error))
 
     def store_refusal(self, error: RequestError) -> None:
-        """Store a request that never became a call: when it was, its status, the field at fault and why."""
+        """Store a refused request: its time, its status, the field at fault and the reason."""
         session = self._session
         if session.closed or session.refused >= _MOST_REFUSED:
             return

@@ -63,11 +63,11 @@ class RelayedChat(Engine):
         return fields
 
     def compose(self, fields: Fields) -> None:
-        """Ask for the tokens whatever the agent asked for; a plain OpenAI endpoint has none to give."""
+        """Ask for the tokens in every request, except of a plain OpenAI endpoint, which has none."""
         context = self._context
         field = passthrough.foreign(fields, context.allow_fields) if context.engine == "vllm" else None
         if field is not None:
-            raise unsupported(field, f"the inference engine ({context.engine}) has no such ability")
+            raise unsupported(field, f"the engine ({context.engine}) has no such ability")
         numbers = {} if self.plain_endpoint else {"logprobs": _TRUE, "return_token_ids": _TRUE}
         self._sent = _to_json({**fields, **numbers})
 
@@ -107,10 +107,10 @@ class RelayedChat(Engine):
         if request.images:
             captured.untrainable = IMAGES
             _images.warning(
-                "session %s sends images or sound: the trainer would get neither, so these calls and those that continue them "
+                "session %s sends images or sound, which the trainer does not get: these calls and those that continue them "
                 "are recorded and not trained",
                 self._session.id,
             )
         if not self.passes:
-            captured.reply_id = request.reply_id  # what the agent gets, now and when it asks again
+            captured.reply_id = request.reply_id  # the agent's reply, also for a repeated request
         return captured

@@ -26,7 +26,7 @@ from .sessions import REMEMBERED, RecordedReply, Repeats, Session
 
 log = logging.getLogger(__name__)
 
-MEMORY_S = 600.0  # how long a received reply may be asked for again
+MEMORY_S = 600.0  # the time in which a request may repeat a received reply
 
 
 def running_call(session: Session, request: CallRequest) -> Any:
@@ -56,7 +56,7 @@ def recorded_reply(session: Session, request: CallRequest) -> tuple[RecordedRepl
     try:
         record = decode(session.store.reader.call(reply.position))
     except (GatewayError, CaptureError) as e:
-        log.error("session %s: a call that is asked for again cannot be read: %s", session.id, e)
+        log.error("session %s: the call that a request repeats cannot be read: %s", session.id, e)
         return None
     if lost is None and not request.keyed and time.time() - record.finished_s > MEMORY_S:
         return None
@@ -64,13 +64,13 @@ def recorded_reply(session: Session, request: CallRequest) -> tuple[RecordedRepl
 
 
 def _recall(session: Session) -> OrderedDict[int, Repeats]:
-    """Return which of the session's last calls an earlier process answered."""
+    """Return the last calls of the session that an earlier process answered."""
     store, recent = session.store, OrderedDict[int, Repeats]()
     session.recent = recent
     try:
         last = store.reader.last_calls(session.number, REMEMBERED)
     except GatewayError as e:
-        log.error("session %s: calls that may be asked for again cannot be read: %s", session.id, e)
+        log.error("session %s: calls that requests may repeat cannot be read: %s", session.id, e)
         return recent
     for position, digest, status, delivered in reversed(last):
         if position < store.first_call and status in TURNS:

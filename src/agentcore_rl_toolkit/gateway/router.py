@@ -39,11 +39,11 @@ log = logging.getLogger(__name__)
 FIRST_REST_S = 0.25
 MAX_REST_S = 10.0
 FAILURES_IN_A_ROW = 3
-IDLE_S = 4.0  # uvicorn closes idle connections after 5 s; a call sent into that moment would have to be repeated
+IDLE_S = 4.0  # uvicorn closes idle connections after 5 s; a call at that moment would have to be repeated
 PROBE_EVERY_S = 1.0
 PROBE_S = 5.0
 _WEIGHTS = {"vllm": b"/weight_info", "sglang": b"/model_info", "sglang-experts": b"/model_info"}
-_FIRST_WEIGHTS = "default"  # vLLM's and SGLang's name of the weights that a server was started with
+_FIRST_WEIGHTS = "default"  # vLLM's and SGLang's version of the weights at the start of a server
 _LARGE = 2**20  # aiohttp copies larger bodies in pieces, without a warning, if they are files
 BROKEN_OFF = "the engine closed the connection before its reply was whole"
 UNREACHABLE = "the engine cannot be reached"
@@ -52,7 +52,7 @@ _opened: ContextVar[list[bool]] = ContextVar("opened")  # filled if the request 
 
 
 class ServerLostError(GatewayError):
-    """A server gave no whole reply. The message is for the agent. ``refused``: no connection could be made."""
+    """A server did not send a complete reply. The message is for the agent. ``refused``: no connection could be made."""
 
     def __init__(self, message: str, *, refused: bool = False) -> None:
         super().__init__(message)
@@ -101,7 +101,7 @@ class Worker:
         self.use(config)
 
     def use(self, config: UpstreamConfig) -> None:
-        """Continue with another key at the same address."""
+        """Use another key at the same address."""
         self.config = config
         self.draining = False
         self._urls: dict[bytes, URL] = {}
@@ -146,7 +146,7 @@ class Worker:
     async def _send(
         self, path: bytes, body: bytes, headers: dict[str, str], timeout: aiohttp.ClientTimeout
     ) -> aiohttp.ClientResponse:
-        """Return the response's head. A server may close a kept connection just when it is used; then it has seen no request."""
+        """Return the response's head. A server may close an idle connection before it reads the request."""
         opened: list[bool] = []
         _opened.set(opened)
         while True:
@@ -174,7 +174,7 @@ class Worker:
             raise GatewayError(f"{method} {url}: {str(e) or repr(e)}") from e
 
     def report_weights(self, version: str | int | None) -> None:
-        """Handle the engine's name of its weights."""
+        """Handle the weight version that the engine reports."""
         if version is not None and str(version).isdigit():
             self._named, self.forgot = True, False
         elif self._named and not self.forgot and version == _FIRST_WEIGHTS:
@@ -201,7 +201,7 @@ class Worker:
             status, _ = await self.ask(b"/health", timeout_s=PROBE_S)
         except GatewayError:
             return False
-        if status >= 500:  # any other server that answers is up: plain endpoints have no such route
+        if status >= 500:  # every server that answers is up: plain endpoints do not have this route
             return False
         await self.ask_weights()
         self.succeeded()
@@ -214,13 +214,13 @@ class Worker:
     def failed(self, *, unreachable: bool, why: str) -> None:
         """Count a failed call. ``unreachable``: no connection, or it broke; otherwise the server answered with a 5xx.
 
-        ``why`` is for the log. Only the log names the server: agents do not learn its address.
+        ``why`` is for the log. Only the log has the server's address: agents do not get it.
         """
         now = time.monotonic()
         self.failures += 1
         self.total_failures += 1
         if unreachable or self.failures >= FAILURES_IN_A_ROW:
-            if now >= self.resting_until:  # once, however many calls it fails at the same time
+            if now >= self.resting_until:  # once for all calls that fail at the same time
                 log.warning("engine %s gets no calls for a while: %s", self.config.url, why)
             self.rest_s = min(MAX_REST_S, self.rest_s * 2 or FIRST_REST_S)
             self.resting_until = now + self.rest_s
@@ -249,7 +249,7 @@ class Router:
             self.add(upstream, upstream.worker_id)
 
     def start(self) -> None:
-        """Make connections possible. Call it in the event loop."""
+        """Open the pool of connections. Call it in the event loop."""
         self.http = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S, socket_factory=_socket),
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -286,7 +286,7 @@ class Router:
         return next((w for w in self.workers.values() if w.config.url.rstrip("/") == url.rstrip("/")), None)
 
     def drain(self, worker_id: str) -> Worker | None:
-        """Give a server no further calls. `sweep` removes it when its running ones are done."""
+        """Send a server no further calls. `sweep` removes it when its running calls have ended."""
         worker = self.workers.get(worker_id)
         if worker is not None:
             worker.draining = True
@@ -326,7 +326,7 @@ class Router:
 
     @property
     def is_down(self) -> bool:
-        """Return True if a call that no server took should wait. Otherwise some server is only busy."""
+        """Return True if all servers are down, so that a call should wait. A busy server is not down."""
         workers = [worker for worker in self.workers.values() if not worker.draining]
         return bool(self.limits.outage_s) and all(worker.resting_until for worker in workers)
 
@@ -356,7 +356,7 @@ class Router:
                 return
 
     def ask_weights(self) -> None:
-        """Ask all servers which weights they have: when the gateway starts, and when weights were published."""
+        """Ask all servers for their weight version, at the start and after weights were published."""
         for worker in self.workers.values() if self.limits.outage_s else ():
             self._tasks.start(worker.ask_weights())
 
@@ -402,7 +402,7 @@ class RunningCalls:
             self._watchers.discard(changed)
 
     async def resumed(self, call: Any) -> None:
-        """Hold a call that arrives during a pause. Its own time begins when the pause ends."""
+        """Hold a call that arrives during a pause. Its time limit begins when the pause ends."""
         call.enter("held", self.limits.hold_s)
         with self.without_server(call):
             await self._resumed.wait()

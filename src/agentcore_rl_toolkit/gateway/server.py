@@ -35,8 +35,8 @@ TICK_S = 0.25
 class Gateway:
     """A running gateway. Make it, then `await start()`; `url` is where it listens.
 
-    ``connect`` makes what engine tinker samples with, an object with the methods of `tinker.ServiceClient`; None: the SDK's own.
-    For engine sagemaker it makes a `SamplingService`; None: AWS's.
+    ``connect`` replaces the client of a sampling service: for engine tinker it makes an object with the methods of
+    `tinker.ServiceClient`, for engine sagemaker a `SamplingService`.
     Raises: ConfigError from `start` when the port is in use or another gateway holds the store.
     """
 
@@ -68,7 +68,7 @@ class Gateway:
         self._ticker: asyncio.Task[None] | None = None
 
     def _load_model(self, connect: Callable[[], Any] | None) -> None:
-        """Choose what samples the calls, with tokenizer and template if prompts are rendered here.
+        """Choose the engine of calls, and load tokenizer and template if the gateway renders prompts.
 
         Raises: ConfigError, MissingExtraError.
         """
@@ -139,8 +139,8 @@ class Gateway:
             for work in (self.router.sweep, self.store.tend):
                 try:
                     work()
-                except Exception:  # the others are needed all the same, and every later turn
-                    log.exception("looking after the gateway failed")
+                except Exception:  # the other tasks, and all later rounds, must still run
+                    log.exception("a periodic task of the gateway failed")
 
 
 def _service(upstream: UpstreamConfig, connect: Callable[[], Any] | None, mode: TokenMode) -> SamplingService:

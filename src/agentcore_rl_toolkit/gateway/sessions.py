@@ -35,23 +35,21 @@ from .store.reader import Counts, StoredSession
 from .store.replies import RecordedReplies
 from .store.writer import Store
 
-REMEMBERED = 64  # answered calls per session that a repeated request may be joined to
+REMEMBERED = 64  # answered calls per session that requests may repeat
 _TOMBSTONES = 100_000
 _LENGTHS = ("max_tokens", "max_completion_tokens")
 # The characters that a client writes into the path of a URL as they are (RFC 3986, pchar).
-# Parts may be divided by "/" (Harbor's are), none of which is a step up or down, or where a session's routes begin.
+# Parts may be divided by "/" (as Harbor's are). A part is not "..", and not the beginning of a session's routes.
 _ID = re.compile(
     r"(?=.{1,200}\Z)(?!(?:.*/)?(?:\.\.?|v1|traces)(?:/|\Z))[A-Za-z0-9._~!$&'()*+,;=:@-]+(?:/[A-Za-z0-9._~!$&'()*+,;=:@-]+)*"
 )
 # Members of a request that are no sampling parameters, with the reason.
 _NOT_SAMPLING = {
-    **dict.fromkeys(("messages", "prompt", "input", "system"), "the conversation is the agent's"),
-    **dict.fromkeys(("stream", "stream_options"), "how a reply is written is the agent's choice"),
-    **dict.fromkeys(("return_token_ids", "return_tokens_as_token_ids", "echo"), "the gateway asks for what it records"),
-    **dict.fromkeys(
-        ("best_of", "use_beam_search", "logits_processors"), "only samples of the policy can be trained on"
-    ),
-    "request_id": "all calls of the session would have it",
+    **dict.fromkeys(("messages", "prompt", "input", "system"), "the agent sends the conversation"),
+    **dict.fromkeys(("stream", "stream_options"), "the agent chooses the form of its reply"),
+    **dict.fromkeys(("return_token_ids", "return_tokens_as_token_ids", "echo"), "the gateway sets it, for its record"),
+    **dict.fromkeys(("best_of", "use_beam_search", "logits_processors"), "only samples of the policy can be trained"),
+    "request_id": "it would be the same in all calls of the session",
     "model": "use model_id",
 }
 _to_json = msgspec.json.Encoder().encode
@@ -60,7 +58,7 @@ _to_json = msgspec.json.Encoder().encode
 class SessionSettings(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True, frozen=True, dict=True):
     """The settings that a session's calls must keep. They are checked when it is opened: a later error would fail the agent.
 
-    ``sampling_params`` win over the agent's; ``max_tokens`` is an upper bound on what it asks for. ``train`` is the trainer's
+    ``sampling_params`` replace the agent's. ``max_tokens`` is an upper bound of the agent's. ``train`` is the trainer's
     rule of which conversations train (`trajectory.selection`); None leaves it to agent and client.
     """
 
@@ -97,18 +95,20 @@ class SessionSettings(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=
         params = self.sampling_params
         for name, why in _NOT_SAMPLING.items():
             if name in params:
-                raise RequestError(f"{name} is no sampling parameter: {why}", param=name)
+                raise RequestError(f"{name} is not a sampling parameter: {why}", param=name)
         for names in (["max_tokens", "max_completion_tokens"], ["tool_choice", *passthrough.forms(self.overrides)]):
             given = [name for name in names if params.get(name) not in (None, "auto", "none")]
             if len(given) > 1:
-                raise RequestError(f"{given[1]} and {given[0]} have one purpose: give one of them", param=given[1])
+                raise RequestError(
+                    f"{given[1]} and {given[0]} set the same parameter: give one of them", param=given[1]
+                )
         return parse_parameters(params)
 
 
 class Session:
     """A session. ``number`` is its row in the store. ``records`` counts its stored calls, ``turns`` those that are turns.
 
-    ``undelivered`` are stored calls whose reply no agent has whole. ``started_turns`` counts the calls against max_turns:
+    ``undelivered`` are stored calls without a complete reply at the agent. ``started_turns`` counts the calls against max_turns:
     running ones and turns.
     """
 
@@ -128,7 +128,7 @@ class Session:
         self.records = 0
         self.turns = 0
         self.errors = 0
-        self.refused = 0  # requests that are entries of it and no calls
+        self.refused = 0  # refused requests that it records
         self.undelivered: set[int] = set()
         self.inflight: set[Any] = set()  # its running calls (`Call`)
         self.worker: Worker | None = None
@@ -197,7 +197,7 @@ class Session:
         return reply
 
     def deliver(self, call: int, *, whole: bool) -> None:
-        """Store whether an agent has the whole reply of a call. A call whose reply no agent has uses up no turn."""
+        """Store if an agent has the complete reply of a call. A call without a delivered reply uses no turn."""
         if whole == (call not in self.undelivered):
             return
         if whole:
@@ -284,7 +284,7 @@ class Sessions:
             if not _ID.fullmatch(session_id):
                 raise ContractError(
                     f"session id {session_id[:250]!r} must be 1 to 200 letters, digits or characters of .-_~!$&'()*+,;=:@, "
-                    "in parts divided by / of which none is empty, '.', '..', 'v1' or 'traces'"
+                    "in parts divided by /; a part must not be empty, '.', '..', 'v1' or 'traces'"
                 )
             known = self.by_id.get(session_id.encode())
             if known is not None and known.closed:

@@ -118,9 +118,9 @@ class EncodingWriter:
 def _incomplete(captured: Captured, *, stream: bool) -> RequestError | None:
     if captured.complete and captured.choices:
         return None
-    why = "ended its reply before it was whole"
+    why = "ended its reply too early"
     if not stream and not captured.choices:
-        why = f"answered 200 with no reply: {captured.problem or 'it has no choices'}"
+        why = f"answered 200 without a reply: {captured.problem or 'it has no choices'}"
     return RequestError(f"the engine {why}", kind="upstream")
 
 

@@ -45,7 +45,9 @@ def without_an_end(chunk: dict[str, Any]) -> dict[str, Any]:
     return chunk
 
 
-@pytest.mark.parametrize(("edit", "words"), [(out_of_memory, "out of memory"), (without_an_end, "before it was whole")])
+@pytest.mark.parametrize(
+    ("edit", "words"), [(out_of_memory, "out of memory"), (without_an_end, "ended its reply too early")]
+)
 async def test_a_stream_the_engine_does_not_finish_is_no_finished_answer(
     engine: ScriptedEngine,
     client: GatewayClient,

@@ -69,7 +69,7 @@ async def test_a_change_that_cannot_be_stored_is_no_success(
     )
     with refused(gateway):
         for change in changes:
-            with pytest.raises(GatewayError, match="cannot store it for a restart") as caught:
+            with pytest.raises(GatewayError, match="the gateway cannot store it") as caught:
                 await change()
             assert caught.value.status == 503
     await until(lambda: gateway.store.failed is None)

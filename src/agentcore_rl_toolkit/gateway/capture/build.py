@@ -19,7 +19,7 @@ from ...messages.errors import NOT_JSON
 from ...messages.wire.passthrough import Fields
 from .record import INVALID, NO_BASE, OK, PARTIAL, TURNS, Base, CallRecord, Captured, pack_ids
 
-_KEPT = 8  # branches of a session that are followed at the same time; an older one costs disk space
+_KEPT = 8  # branches of a session that are known at the same time; calls of older ones are stored whole
 _TAIL = 24  # bytes that are compared before a long text is hashed
 _ids = msgspec.json.Decoder(list[int]).decode
 _items = msgspec.json.Decoder(list[msgspec.Raw]).decode

@@ -1,7 +1,7 @@
 """The tokens of one choice, while they arrive.
 
-An engine that names the version of its weights is believed, choice by choice. A version in an event without tokens belongs to a
-moment without sampling, so it counts only if no other event names one.
+If an engine reports its weight version, that version counts, choice by choice. A version in an event without tokens counts only
+if no other event has one, because nothing was sampled then.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .record import Captured, ChoiceRecord, pack_ids, pack_logprobs
 
 
 class ChoiceTokens:
-    """Token ids, logprobs, expert routing and weight versions of a choice. ``ids`` None: the engine gives none.
+    """Token ids, logprobs, expert routing and weight versions of a choice. ``ids`` None: the engine reports none.
 
     ``both_ends``: the engine named the versions of the first and of the last token. ``spans`` are pairs of first token and
     version, if weights changed on the way.
@@ -52,7 +52,7 @@ class ChoiceTokens:
         self._version_of_tokens = tokens
 
     def set_versions(self, first: int, last: int) -> None:
-        """Take the versions of the first and the last token. They count more than any other."""
+        """Take the versions of the first and the last token. They replace all others."""
         self.first, self.last, self.both_ends = first, last, True
 
     def record(
@@ -98,7 +98,7 @@ def read_experts(value: Any) -> bytes:
     try:
         return binascii.a2b_base64(value, strict_mode=True)
     except (TypeError, ValueError) as e:
-        raise CaptureError(f"the engine's routed_experts are no base64: {e}") from e
+        raise CaptureError(f"the engine's routed_experts are not base64: {e}") from e
 
 
 def version_of(value: int | str | None) -> int | None:

@@ -3,7 +3,7 @@
 Replies are JSON in the shape of OpenAI's chat completions with the token fields of vLLM: ``prompt_token_ids`` at the top,
 ``choices[].token_ids``, ``choices[].logprobs``. A typed decoder reads a whole reply, or each event of a stream, once. It skips
 all other fields. The numbers of a choice are decoded apart, so the agent gets a text whose numbers cannot be read. An agent that
-speaks chat gets the bytes of the events; without token fields if it did not ask for them.
+uses the chat API gets the bytes of the events, without token fields if it did not ask for them.
 
 Structs without a place in the garbage collector's lists (``gc=False``) make this three times as fast.
 """
@@ -155,7 +155,7 @@ class ReplyReader:
         except NOT_JSON as e:
             self._unread = self._unread or f"the engine's reply cannot be read: {e}"
             try:
-                return _ends.decode(data)  # an agent may understand the event all the same
+                return _ends.decode(data)  # an agent may still understand the event
             except NOT_JSON:
                 return None
         if not self._begun:
@@ -226,7 +226,7 @@ class ReplyReader:
         if self._unread is not None:
             raise CaptureError(self._unread)
         if not self._begun and (sent := self.rest.strip()).startswith((b"{", b"[", b"<")):
-            raise CaptureError(f"the engine was asked for a stream and sent something else: {sent[:100]!r}")
+            raise CaptureError(f"the gateway asked the engine for a stream and got something else: {sent[:100]!r}")
         captured.choices = [each.record(captured, index) for index, each in sorted(self._choices.items())]
         _check(captured)
         return captured

@@ -20,7 +20,7 @@ class SessionCapture:
 
     ``errors`` lists the calls that did not become turns, each with ``status`` (error, partial, aborted, invalid,
     refused), ``http_status``, ``type``, ``field`` (of a refused request), ``message``, ``started_s``, ``finished_s``.
-    ``train`` is the rule that the session was opened with, if with any.
+    ``train`` is the session's rule of what trains, if it has one.
     """
 
     session_id: str
@@ -73,4 +73,4 @@ async def _frames(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
             start += 4 + size
         del buffer[:start]
     if buffer:
-        raise GatewayError("the gateway's answer broke off")
+        raise GatewayError("the gateway's answer ended early")

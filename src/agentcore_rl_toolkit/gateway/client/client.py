@@ -33,7 +33,7 @@ Urls = str | Sequence[str]
 
 ADMIN_KEY_ENV = "AGENTCORE_RL_GATEWAY_ADMIN_KEY"
 REST_S = 5.0  # pause before an away gateway is asked again
-LOOK_S = 3.0  # what a gateway may take to say that it is there
+LOOK_S = 3.0  # the time in which a live gateway answers
 FETCH_AT_ONCE = 256  # sessions per request: bounds what one response holds in memory on both sides
 _SAMPLER_S = 600.0  # opening new weights at a sampling service takes longer than other requests
 _ELSEWHERE = (None, 429, 502, 503, 504)  # statuses after which another gateway may take a session
@@ -44,9 +44,9 @@ def gateway_urls(given: Urls) -> tuple[str, ...]:
     parts = given.split(",") if isinstance(given, str) else given
     urls = tuple(part.strip().rstrip("/") for part in parts)
     if not urls or not all(urls):
-        raise ConfigError(f"{given!r} names no gateway: give a URL, or several with commas between")
+        raise ConfigError(f"{given!r} contains no gateway: give a URL, or several with commas between")
     if len(set(urls)) < len(urls):
-        raise ConfigError(f"{given!r} names a gateway twice")
+        raise ConfigError(f"{given!r} contains a gateway twice")
     return urls
 
 
@@ -96,7 +96,7 @@ class OneGateway:
 
     @property
     def key(self) -> str | None:
-        """Looked up for each request: a gateway that was started again has made another one."""
+        """The admin key, looked up for each request: a restarted gateway has a new one."""
         return self._admin_key if self._admin_key is not None else key_for("gateway", self.url, ADMIN_KEY_ENV)
 
     async def call(self, method: str, path: str, body: Any = None, *, timeout_s: float | None = None) -> Any:
@@ -206,7 +206,7 @@ class GatewayClient:
     ) -> list[SessionHandle]:
         """Open sessions, all with the same settings.
 
-        ``sampling_params`` win over what the agent asks for, ``model_id`` replaces its model name, ``max_tokens``
+        ``sampling_params`` replace those of the agent, ``model_id`` replaces its model name, ``max_tokens``
         bounds the length of a reply. ``train`` is kept with the session: the rule of what trains (`trajectory.selection`).
 
         Where a gateway does not take its share, the others do. A session that is open stays where it is, unless that gateway does
@@ -308,7 +308,7 @@ class GatewayClient:
     # -- weights
 
     async def set_weight_version_async(self, version: int, *, sampler: str | None = None) -> None:
-        """Publish which weights answer from now on. An engine that names them in its replies is believed instead.
+        """Set the version of the weights that answer from now on. A version in the engine's replies wins.
 
         ``sampler`` is for a sampling service: its path of these weights, from which calls are sampled once this
         returns.
@@ -342,17 +342,17 @@ class GatewayClient:
 
     @property
     def silent(self) -> dict[str, float]:
-        """Return the gateways that did not answer their last request, and since how many seconds. Sends no request."""
+        """Return the gateways that did not answer their last request, and the seconds since. Sends no request."""
         now_s = time.monotonic()
         return {g.url: now_s - g.away_since_s for g in self._all if g.away_since_s is not None}
 
     async def away_async(self) -> dict[str, float]:
-        """Ask each gateway whether it answers. Returns those that do not, and since how many seconds."""
+        """Ask each gateway for an answer. Return those without one, and the seconds since their last."""
         await asyncio.gather(*map(self._look, self._all))
         return self.silent
 
     async def catch_up_async(self, url: str) -> None:
-        """Send a gateway that was started again the weight version and the pause that hold."""
+        """Send a restarted gateway the current weight version and pause."""
         for gateway in self._all:
             if gateway.url == url.rstrip("/"):
                 await self._catch_up(gateway)
@@ -411,7 +411,7 @@ class GatewayClient:
     # -- whether a gateway answers
 
     async def _ask(self, gateway: OneGateway, request: Callable[[], Awaitable[T]]) -> T:
-        """Return the answer to a request, and remember whether there was one. Raises: GatewayError.
+        """Return the answer to a request, and mark the gateway as present or away. Raises: GatewayError.
 
         A gateway that answers again is sent what it missed. It stays away if it does not take that.
         """
@@ -439,7 +439,7 @@ class GatewayClient:
             log.warning("gateway %s does not answer: %s", gateway.url, error)
 
     async def _catch_up(self, gateway: OneGateway) -> None:
-        """Send a gateway the weight version and the pause that hold, and delete what it kept. Raises: GatewayError."""
+        """Send a gateway the current weight version and pause, and delete the sessions that it missed. Raises: GatewayError."""
         if self._weights is not None:
             await gateway.publish(*self._weights)
         if self._paused:
@@ -478,7 +478,7 @@ class GatewayClient:
                 raise error
         for gateway in self._all:
             if gateway not in answers:
-                log.warning("gateway %s did not %s: that follows when it answers again", gateway.url, what)
+                log.warning("gateway %s did not %s: it is asked again when it answers", gateway.url, what)
         return {gateway.url: answer for gateway, answer in answers.items()}
 
     async def _gather(

@@ -1,4 +1,4 @@
-"""Engines that take and give token ids: writes their requests and reads their answers. Sans-I/O."""
+"""Engines that take and return token ids: writes their requests and reads their answers. Sans-I/O."""
 
 from .base import GenerationStream as GenerationStream
 from .base import Piece as Piece

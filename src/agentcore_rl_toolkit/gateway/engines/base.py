@@ -1,4 +1,4 @@
-"""The interface of a token engine, and what the engines share."""
+"""The interface of a token engine, and the parts that engines share."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SGLANG_FORMS = frozenset({"json_schema", "regex", "ebnf", "structural_tag"})
 class Piece(msgspec.Struct, kw_only=True):
     """Some sampled tokens of one choice, in order. A whole answer is one piece per choice.
 
-    Shapes: ``ids`` and ``logprobs`` (K,); ``logprobs`` None where the engine gave none. ``finish_reason`` is set on a
+    Shapes: ``ids`` and ``logprobs`` (K,); ``logprobs`` None if the engine reported none. ``finish_reason`` is set on a
     choice's last piece.
     """
 
@@ -41,7 +41,7 @@ class Piece(msgspec.Struct, kw_only=True):
     weight_version: int | None = None
     weight_version_first: int | None = None  # the first token's version, if the engine names it
     routed_experts: Any = None  # base64
-    weights: str | None = None  # the engine's name of the weights of the last token, number or not
+    weights: str | None = None  # the engine's version of the last token's weights, a number or a text
     spans: list[tuple[int, int]] | None = None  # (first token, version), where weights changed within the choice
 
 

@@ -61,12 +61,12 @@ def upstream_error(status: int, body: bytes) -> RequestError:
     if status == 400 and any(words in body for words in _OVERFLOW):
         return RequestError(message or "the prompt is too long", kind="context_overflow", param=param or "messages")
     kind = _KIND_OF.get(status, "invalid_request" if 400 <= status < 500 else "internal")
-    if status < 400:  # a redirect, say: nothing here follows one
+    if status < 400:  # such as a redirect, which the gateway does not follow
         return RequestError(f"the engine answered {status}", kind="upstream")
     shown = 502 if status in (401, 403) else status
     if status == 401:
         message = f"the engine refused the gateway's key ({status}); set it in AGENTCORE_RL_GATEWAY_UPSTREAM_KEY"
-    elif status == 403:  # a key that may not, or a route that is closed: vLLM's token route without --enable-scale-out
+    elif status == 403:  # a key without the right, or a closed route: vLLM's token route without --enable-scale-out
         message = f"the engine refused the gateway (403): {message or 'it gives no reason'}"
     return RequestError(
         message or f"the engine answered {status}",
@@ -80,7 +80,7 @@ def upstream_error(status: int, body: bytes) -> RequestError:
 def event_error(error: bytes) -> RequestError:
     """Return the error for an event that an engine put into a stream after it had sent its status.
 
-    SGLang checks the length of a streamed prompt that late, and names the status in the event or not at all.
+    SGLang checks the length of a streamed prompt only then. The event may have the status.
     """
     body = b'{"error":%b}' % error
     try:

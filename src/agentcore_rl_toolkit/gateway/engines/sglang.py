@@ -1,8 +1,8 @@
 """SGLang's native ``/generate`` with token ids in and out.
 
 Each event of a stream repeats everything sampled so far, or, with ``--incremental-streaming-output``, has only the new tokens.
-``completion_tokens`` counts from the beginning in both. It leaves out tokens sampled behind a stop in the same step (speculative
-decoding); only the list of logprobs has them. SGLang notices a closed connection by a poll every few seconds, so the gateway
+``completion_tokens`` counts from the beginning in both. It leaves out tokens sampled after a stop in the same step (speculative
+decoding). Only the list of logprobs has them. SGLang notices a closed connection by a poll every few seconds, so the gateway
 also ends a cancelled call by name (``/abort_request``).
 Source: docs.sglang.ai, "Sampling parameters" and "Native APIs"; sglang 0.5.23, `api/v1/api_types.py`,
 `managers/io_struct.py`, `sampling/sampling_params.py`, `utils/weight_versions.py`.

@@ -65,4 +65,4 @@ async def _exchange(
     except httpx.TimeoutException as e:
         raise GatewayError(f"{method} {url}: no answer within {timeout_s} s") from e
     except httpx.HTTPError as e:
-        raise GatewayError(f"{method} {url}: there is no answer, or it broke off: {str(e) or repr(e)}") from e
+        raise GatewayError(f"{method} {url}: there is no answer, or it ended early: {str(e) or repr(e)}") from e

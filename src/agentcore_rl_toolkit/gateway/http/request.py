@@ -47,7 +47,7 @@ class CallRequest:
     keyed: bool = False
     asked: ModelRequest = field(default_factory=partial(ModelRequest, dialect="chat", model=""))
     reply_id: str = ""
-    left_out: Counter[str] = field(default_factory=Counter)  # the left-out parts of the history, by kind
+    left_out: Counter[str] = field(default_factory=Counter)  # the parts of the history that were left out, by kind
 
     @property
     def n(self) -> int:

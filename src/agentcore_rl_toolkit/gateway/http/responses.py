@@ -39,7 +39,7 @@ def passed(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def error_response(dialect: str, error: RequestError, headers: Mapping[str, str] | None = None) -> web.Response:
-    """Make an error in the shape that the dialect's clients read. Without ``headers``, a passing error has a retry-after."""
+    """Make an error in the shape that the dialect's clients read. Without ``headers``, a temporary error has a retry-after."""
     status, own = DIALECTS[dialect].error_head(error)
     own |= headers or {}
     if headers is None and (error.kind in _PASSING or error.status == 503):
@@ -54,7 +54,7 @@ def decode_body(body: bytes, kind: type[_T]) -> _T:
     try:
         return msgspec.json.decode(body or b"{}", type=kind)
     except NOT_JSON as e:
-        raise RequestError(f"the request body does not fit: {e}") from e
+        raise RequestError(f"the request body does not have the required form: {e}") from e
 
 
 async def respond(work: Awaitable[Any], http: web.BaseRequest, *, dialect: str = "chat") -> web.StreamResponse:
@@ -90,8 +90,8 @@ async def _stream(pieces: AsyncIterator[bytes], http: web.BaseRequest) -> web.St
             await asyncio.sleep(0)
     except Exception as e:  # a part was sent, so an error response is impossible
         known = isinstance(e, AgentCoreRLError | ConnectionError)
-        log.error("%s broke off: %s", http.raw_path, e, exc_info=None if known else e)
+        log.error("%s ended early: %s", http.raw_path, e, exc_info=None if known else e)
         if http.transport is not None:
             http.transport.abort()
-        raise ConnectionResetError("the response broke off") from e
+        raise ConnectionResetError("the response ended early") from e
     return response

@@ -54,7 +54,7 @@ class Connection(web.RequestHandler):
     ) -> web.StreamResponse:
         """Return the error for a request that is not valid HTTP or at which a handler failed. It ends the connection."""
         if isinstance(exc, ConnectionError) or request.writer.output_size:
-            raise ConnectionResetError("the client went away, or has a part of the reply") from exc
+            raise ConnectionResetError("the client disconnected, or has a part of the reply") from exc
         why = (message or "it cannot be read").strip().splitlines()[0]
         error = RequestError(f"the request is not valid HTTP: {why}", status=status)
         if status == 500:

@@ -1,1 +1,1 @@
-"""Engines that are sampled by calls of a client library and answer whole: one transport, and an adapter for each service."""
+"""Engines that a client library calls and that do not stream: one transport, and an adapter for each service."""

@@ -25,11 +25,11 @@ from ..engines.errors import upstream_error
 from ..engines.sampling_service import Asked
 
 RUNTIME, CONTROL = "sagemakertrainingsessionruntime", "sagemaker"
-SESSIONS = "/v1/training-sessions/"  # before a session's name, in the URL of its gateway's upstream
+SESSIONS = "/v1/training-sessions/"  # precedes the session's name in the URL of a gateway's upstream
 LEAST_TOKENS = 512  # botocore and the service refuse a smaller maxTokens
 CONNECTIONS = 64
-POLL_S = 2.0  # as AWS's own SDK asks; the first questions come sooner, for operations that are short
-PATIENCE_S = 300.0  # how long a service may throttle, fail or be unreachable
+POLL_S = 2.0  # as in AWS's SDK; the first polls come sooner, for short operations
+PATIENCE_S = 300.0  # the time for which a service may throttle, fail or be unreachable
 INVALID = "ValidationException"
 _FIRST_POLL_S, _GROWTH = 0.1, 1.5
 _BACKOFF = RetryPolicy(first_delay_s=0.25, max_delay_s=4.0)
@@ -65,7 +65,7 @@ def client_of(service: str, region: str | None, endpoint_url: str | None = None)
 
 
 class Caller:
-    """Calls of one boto3 client from asyncio, each in a thread. What may pass is tried again: 429, 5xx, a lost connection."""
+    """Calls of one boto3 client from asyncio, each in a thread. Temporary errors are retried: 429, 5xx, a lost connection."""
 
     def __init__(self, client: Any) -> None:
         self.client = client
@@ -91,7 +91,7 @@ class Caller:
             await asyncio.sleep(_BACKOFF.delay_s(failures, jitter()))
 
     async def create(self, verb: str, **request: Any) -> bool:
-        """Make a resource; False where one of its name is there. Cancelled, it ends with its request: a stop comes after that.
+        """Make a resource, or return False if its name exists. If cancelled, wait for the request: a stop must come after it.
 
         Raises: TrainingServiceError.
         """
@@ -121,7 +121,7 @@ class SessionRuntime(Caller):
         self._poll_s = poll_s
 
     async def train(self, number: int, token: str, operation: Mapping[str, Any]) -> str:
-        """Submit a training operation; its id. The same number and token again are the same operation."""
+        """Submit a training operation, and return its id. The same number and token are the same operation."""
         sent = await self.call(
             "execute_training_operation",
             trainingSessionName=self.session,
@@ -152,7 +152,7 @@ class SessionRuntime(Caller):
             if status == "Completed":
                 return next(iter(found.get("operationResult", {}).values()), {})
             if status not in ("Pending", "InProgress"):
-                why = found.get("errorDetails", "the service does not say why")
+                why = found.get("errorDetails", "the service gives no reason")
                 raise TrainingServiceError(f"operation {operation_id} ended as {status}: {why}", code=status)
             delay_s = min(self._poll_s, _GROWTH * delay_s)
 
@@ -201,7 +201,7 @@ class SageMakerSampler:
             "maxTokens": max(LEAST_TOKENS, asked.max_tokens),
             "temperature": asked.temperature,
             "topP": asked.top_p,
-            # Texts only: the model's own stop tokens are sent as theirs.
+            # The service takes only texts, so the model's stop tokens are sent as texts.
             "stop": [self._text_of([token]) for token in asked.stop_token_ids] + asked.stop,
             "topK": asked.top_k,
             "seed": asked.seed,

@@ -1,9 +1,8 @@
-"""Calls that a sampling service answers: the weights in use, and the `Engine` of a call to them.
+"""Calls to a sampling service: the weights in use, and the `Engine` of a call.
 
-A sampler stands for fixed weights, so a turn has its sampler's version. New weights are a new sampler; running calls end on
-the old one. The adapter waits for its service and tries again by itself. An answer reaches the agent when it is whole.
-An agent that streams gets comment lines meanwhile, which every client of server-sent events skips, so that no proxy takes the
-connection for dead.
+A sampler has fixed weights, so a turn has its sampler's version. New weights are a new sampler; running calls end on the old
+one. The adapter waits for its service and retries by itself. An answer reaches the agent when it is complete. An agent that
+streams gets comment lines meanwhile, which every client of server-sent events skips, so that proxies keep the connection open.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ class Samplers:
             except Exception as e:
                 if self._open is opening:
                     self._open = None
-                log.warning("no sampler for %s: %s", self.wanted[0], e)
+                log.warning("weights %s cannot be opened for sampling: %s", self.wanted[0], e)
                 raise RequestError("the engine has no weights to sample from", kind="upstream") from e
             if self._open is opening:  # or others were published meanwhile
                 return sampler, self.wanted[1]
@@ -121,7 +120,7 @@ class ServiceSampling(TokenSampling):
         pass  # the adapter ends a cancelled call
 
     async def sample(self, worker: Worker) -> list[Delta]:
-        # However long the call waits: no other weights have a part in its answer.
+        # All of the answer is of these weights, however long the call waits.
         sampler, version = await self._samplers.current()
         self.versions = version, version
         request = self._request.asked
@@ -135,7 +134,7 @@ class ServiceSampling(TokenSampling):
             stop=given.stop,
             temperature=1.0 if given.temperature is None else given.temperature,
             top_p=1.0 if given.top_p is None else given.top_p,
-            top_k=given.top_k if given.top_k and given.top_k > 0 else None,  # 0 and -1 cut nothing
+            top_k=given.top_k if given.top_k and given.top_k > 0 else None,  # 0 and -1 mean all tokens
             seed=given.seed,
         )
         try:
@@ -159,7 +158,7 @@ def cut(piece: Piece, asked: Asked, decode: Callable[[Sequence[int]], str]) -> i
     completes a stop string, whichever is first. The rest is neither shown to the agent nor recorded.
     """
     if piece.logprobs is not None and len(piece.logprobs) != len(piece.ids):
-        return 0  # the turn is invalid, and must stay so
+        return 0  # the turn is invalid, and must stay invalid
     sampled = len(piece.ids)
     if sampled > asked.max_tokens:
         _end(piece, asked.max_tokens, LENGTH)

@@ -1,4 +1,4 @@
-"""Tinker by its SDK, which waits for its service and tries again by itself. Source: the `tinker` package 0.38.0."""
+"""Tinker by its SDK, which waits for its service and retries by itself. Source: the `tinker` package 0.38.0."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class TinkerService:
         return TinkerSampler(self, path, await self.client(path))
 
     async def client(self, path: str, *, anew: bool = False) -> Any:
-        """Return the SDK's client of these weights. ``anew``: in another session at the service."""
+        """Return the SDK's client for these weights. ``anew`` opens another session of the service."""
         if anew:
             self._service = self._connect()
         named = {"model_path" if path.startswith("tinker://") else "base_model": path}
-        # In a thread: the SDK opens its session where it is called.
+        # In a thread: the SDK blocks while it opens its session.
         return await asyncio.to_thread(lambda: self._service.create_sampling_client(**named).result())
 
     def for_agent(self, error: Exception) -> RequestError:

@@ -1,7 +1,7 @@
 """Reads a store: sessions, their calls as records, and damaged calls.
 
-A reader sees committed data, also while a gateway writes. Every query runs to its end before its result is used, so none keeps
-the gateway from tidying up.
+A reader sees committed data, also while a gateway writes. Every query runs to its end before its result is used, so it does not
+block the gateway's maintenance.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def failure(call_id: str, index: int, error: str, *, at_s: float = 0.0) -> CallR
 
 
 class Reader:
-    """Reads with one connection, one query at a time. ``damaged`` are the numbers of the damaged calls that it met.
+    """Reads with one connection, one query at a time. ``damaged`` are the numbers of damaged calls.
 
     Raises: GatewayError where the file is damaged.
     """

@@ -99,7 +99,7 @@ def _check_format(database: sqlite3.Connection, path: Path) -> None:
         "SELECT count(*) FROM sqlite_master WHERE name IN ('meta', 'sessions', 'calls')"
     ).fetchone()
     if named != (3,):
-        raise ConfigError(f"{path} is a SQLite database, but no gateway's store; give another --store")
+        raise ConfigError(f"{path} is a SQLite database, but not a gateway's store; give another --store")
     row = database.execute("SELECT value FROM meta WHERE name = 'format'").fetchone()
     version = row[0] if row else None
     if version != FORMAT:
@@ -111,14 +111,14 @@ def trouble(error: sqlite3.Error, path: Path) -> str:
     code = getattr(error, "sqlite_errorcode", None) or 0
     kind = code & 0xFF
     if kind == sqlite3.SQLITE_NOTADB:
-        return f"{path} is no SQLite database, or its first page is damaged; restore a copy, or give another --store"
+        return f"{path} is not a SQLite database, or its first page is damaged; restore a copy, or give another --store"
     if kind == sqlite3.SQLITE_CORRUPT:
         return (
             f"{path} is damaged ({error}). What can be read becomes a new store with `sqlite3 {path} .recover | sqlite3 "
             f"NEW/{FILE}`; give another --store to continue"
         )
     if kind in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return f"{path} is locked by another program ({error}); end what holds it open for writing"
+        return f"{path} is locked by another program ({error}); end the program that writes to it"
     return f"{path} cannot be used: {error}"
 
 

@@ -8,7 +8,7 @@ Commits run on the event loop: they write to the system's page cache and cost te
 disk's time. Checkpoints run in a thread (`WriteAheadLog`). A commit that meets the end of one is tried again.
 
 When the disk refuses a commit, its calls are dropped, and their agents get the error. All else stays in memory for another
-try: sessions that were opened, closed or deleted, and the gateway's own settings. So calls and new sessions are refused on a
+attempt: sessions that were opened, closed or deleted, and the gateway's settings. So calls and new sessions are refused on a
 full disk, and work again when there is room.
 """
 
@@ -35,12 +35,12 @@ from .schema import FILE, INSERT_CALL, PAGE_BYTES, PUT_SESSION, Row, call_row, c
 
 log = logging.getLogger(__name__)
 
-_PROBE_BYTES = 64 * 2**10  # what a disk that refused must take before it counts as one with room
-_LOCKED_S = 5.0  # how long another program may hold the file before calls are refused
+_PROBE_BYTES = 64 * 2**10  # bytes that a full disk must store before it counts as free again
+_LOCKED_S = 5.0  # calls are refused if another program locks the file for longer
 _REST_S = 0.02  # pause between attempts at a locked file, and between removals
 _SLICE_S = 0.005  # time per removal: the loop has other work
 _REMOVED_AT_ONCE = 64
-_READ_BYTES = 2**20  # what a thread reads before it hands it on
+_READ_BYTES = 2**20  # bytes that a thread reads at a time
 _PRIVATE = "agentcore-rl-calls-"  # a directory of a private store
 
 WAL_BYTES = 32 * 2**20  # a write-ahead log longer than this is moved into the file
@@ -50,7 +50,7 @@ class QueuedCall(NamedTuple):
     """A call that is to be stored."""
 
     row: Row
-    session: Any  # which has a `number`
+    session: Any  # its session, which has a `number`
 
 
 @contextmanager
@@ -111,7 +111,7 @@ class WriteAheadLog:
 class Store:
     """The store of one gateway. ``directory`` None: a private one, which `close` removes. ``reader`` belongs to the event loop.
 
-    ``failed`` is why the disk refuses calls at the moment. ``on_refused`` runs for every call that was refused, with
+    ``failed`` is the reason why the disk refuses calls now. ``on_refused`` runs for every call that was refused, with
     its session. ``removing`` are deleted sessions whose calls are still to be removed.
     Belongs to one event loop. Raises: ConfigError when another gateway has the directory, or it holds no usable store.
     """
@@ -287,7 +287,7 @@ class Store:
                     self._remove_some(self.removing[0])
                 await asyncio.sleep(_REST_S)
         except sqlite3.Error as e:
-            log.error("removing deleted calls failed, and is tried again: %s", trouble(e, self.path))
+            log.error("deleted calls could not be removed (they are removed later): %s", trouble(e, self.path))
 
     def _remove_some(self, session: int) -> None:
         """Remove some calls of a deleted session; their space is used again. Raises: sqlite3.Error."""
@@ -348,7 +348,7 @@ def _private() -> Path:
 
 
 def _hold(directory: Path) -> int:
-    """Hold a directory for one gateway; returns the descriptor that holds it. Raises: ConfigError when another does."""
+    """Lock a directory for one gateway, and return the lock's descriptor. Raises: ConfigError if another has the lock."""
     directory.mkdir(parents=True, exist_ok=True)
     fd = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

@@ -1,7 +1,7 @@
 """A scripted engine for tests: speaks the wire formats of the engines exactly, samples nothing.
 
 `ScriptedEngine` answers vLLM's chat and text completions (with ``return_token_ids``), whole or streamed token by
-token, from a toy tokenizer that is exact in both directions, so a test can say which tokens must have been recorded.
+token, from a toy tokenizer that is exact in both directions, so a test knows which tokens must be recorded.
 Faults are queued and taken by the next calls, in order::
 
     async with ScriptedEngine() as engine:

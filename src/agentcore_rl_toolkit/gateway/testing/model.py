@@ -1,4 +1,4 @@
-"""A model whose replies a function decides: what a test or an example puts behind the gateway in place of weights.
+"""A model whose replies a function decides. Tests and examples use it in place of an engine.
 
 `ScriptedModel` is a `ScriptedEngine` in a thread. Each chat reply comes from ``decide(messages, tools)``, so an
 oracle, a solver that does nothing and a wrong one are plain functions::
@@ -55,10 +55,10 @@ Decide = Callable[[list[dict[str, Any]], list[dict[str, Any]]], Reply]
 class ScriptedModel:
     """An OpenAI-compatible chat server on a free loopback port, whole and streamed. Use as a context manager.
 
-    ``decide`` gets the messages and tools of a request in OpenAI's form, whatever API the agent spoke to the gateway; content
+    ``decide`` gets the messages and tools of a request in OpenAI's form, for every API of the agent; content
     that is a list of text parts arrives as one text. It runs on the server's thread, one call at a time, and may be replaced
-    between calls. A call for which it raises is answered with status 400, and the error kept in ``errors``: a broken script must
-    not look like a bad policy.
+    between calls. A call for which it raises gets status 400, and its error is kept in ``errors``: a broken script
+    must not look like a bad policy.
     """
 
     def __init__(self, decide: Decide | None = None, *, model: str = "scripted") -> None:
@@ -98,7 +98,7 @@ class ScriptedModel:
     def _decide(self, seen: Seen) -> dict[str, Any]:
         try:
             if self.decide is None:
-                raise ConfigError("this ScriptedModel was asked before it got a `decide` function")
+                raise ConfigError("this ScriptedModel was called before it had a `decide` function")
             reply = self.decide([_plain(m) for m in seen.body["messages"]], list(seen.body.get("tools") or []))
             if isinstance(reply, Cut):
                 return {"content": reply.text, "finish_reason": "length"}

@@ -127,7 +127,7 @@ def _logprobs(chat: bool, ids: list[int]) -> dict[str, Any]:
 
 
 def _delta(choice: Sampled, i: int, end: int) -> dict[str, Any]:
-    """Return what the tokens from ``i`` on say: words one by one, the arguments of calls at the end."""
+    """Return the content of the tokens from ``i`` on: words one by one, the arguments of calls at the end."""
     last, delta = end >= len(choice.ids), dict[str, Any]()
     if i == 0 and choice.reasoning_content:
         delta["reasoning_content"] = choice.reasoning_content

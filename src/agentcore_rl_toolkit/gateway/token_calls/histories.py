@@ -1,6 +1,6 @@
-"""The sessions' histories as tokens, as many as memory may hold; the others are in the store.
+"""The sessions' histories as tokens, up to a limit of memory; the others are in the store.
 
-In token mode the next prompt of a session extends the last one, so its tokens have to be at hand: some 15 bytes per
+In token mode the next prompt of a session extends the last one, so its tokens are kept: some 15 bytes per
 token of context, with the text that is sent and the messages that are compared. Histories of sessions with a running call stay
 in memory; of the others, the most recent ones up to a budget. A dropped history is built again from its records
 (`render.replay`) when its session calls again, as after a restart. That costs a few milliseconds of a rendering thread per
@@ -103,7 +103,7 @@ class Histories:
         return history.conversation
 
     def forget(self, session: Session) -> None:
-        """Keep a session's history no longer, which is quiet or closed."""
+        """Drop the history of a quiet or closed session."""
         history = self._of.pop(session, None)
         if history is not None:
             self.held_bytes -= history.size

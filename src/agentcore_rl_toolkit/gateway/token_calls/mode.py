@@ -61,11 +61,11 @@ class TokenMode:
         asked.sampling.other |= asked.unknown
         for feature in _FORMS:
             if feature in asked.features() and not self._enforces(asked, feature):
-                why = f"the inference engine ({self.config.kind}) cannot enforce it, or not in this model's format"
+                why = f"the engine ({self.config.kind}) cannot enforce it, or not in this model's format"
                 raise unsupported(f"sampling_params.{feature}", f"{why} ({self.renderer.grammar.name}); leave it out")
         asked.require(self.features, engine=self.config.kind, allowed=self.config.allow_fields, path="sampling_params.")
         if asked.top_logprobs:
-            why = "token engines give the logprob of the sampled token alone; leave it out"
+            why = "token engines report the logprob of the sampled token only; leave it out"
             raise unsupported("sampling_params.top_logprobs", why)
         read = self.renderer.template.all_text
         unread = [f"chat_template_kwargs.{name}" for name in asked.template_kwargs if name not in read]
@@ -115,7 +115,7 @@ class TokenMode:
             shape = {**wanted["json_schema"], "schema": relaxed(schema)}
             asked.response_format = {"type": "json_schema", "json_schema": shape}
         elif constrained(asked) and asked.tool_choice == "auto":
-            return None  # an answer in a form of the engine's own makes no calls
+            return None  # an answer in one of the engine's own forms has no calls
         form = answer_form(
             self.renderer.grammar,
             asked.tools,
@@ -130,12 +130,12 @@ class TokenMode:
         return form
 
     def cancel(self, worker: Worker, path: bytes, body: bytes) -> None:
-        """Tell an engine to end a call, without waiting for its answer."""
+        """Ask an engine to end a call, without waiting for its answer."""
         self.tasks.start(_tell(worker, path, body))
 
 
 def constrained(asked: ModelRequest) -> bool:
-    """Return True if the answer is held to a form, so that its logprobs are of the tokens that the form allows."""
+    """Return True if the answer has a required form: its logprobs are then relative to the tokens that the form allows."""
     kind = (asked.response_format or {}).get("type", "text")
     return kind != "text" or not _ENGINE_FORMS.isdisjoint(asked.sampling.other)
 
@@ -158,7 +158,7 @@ async def _tell(worker: Worker, path: bytes, body: bytes) -> None:
     try:
         status, answer = await worker.ask(path, body, timeout_s=CANCEL_S)
     except GatewayError as e:
-        log.warning("%s did not take the end of a call: %s", worker.config.url, e)
+        log.warning("%s could not be asked to end a call: %s", worker.config.url, e)
         return
     if status != 200:
-        log.warning("%s answered %d to the end of a call: %s", worker.config.url, status, answer[:200])
+        log.warning("%s answered %d to the request to end a call: %s", worker.config.url, status, answer[:200])

@@ -78,7 +78,7 @@ class TokenReply:
         if asked.logprobs and (entries := self._entries(tokens, len(piece.ids))):
             deltas.append(Delta(choice=piece.choice, logprob_entries=entries))
         if piece.finish_reason is not None:
-            # An engine that sampled past the stop string may name another reason. The answer ended at the string.
+            # An engine that sampled past the stop string may report another reason. The answer ended at the string.
             stopped = sampled.stream.stopped is not None
             parsed = sampled.parsed = sampled.stream.parsed(STOP if stopped else piece.finish_reason)
             parsed.stop_sequence = parsed.stop_sequence or piece.stop_sequence
