@@ -6,7 +6,6 @@ import fcntl
 import functools
 import math
 import os
-import random
 import signal
 import sqlite3
 import subprocess
@@ -447,38 +446,6 @@ def test_rows_have_a_column_for_every_number_also_of_later_rollouts(tmp_path: Pa
     table = parquet.read_table(tmp_path / "rows.parquet")
     assert [table[name][1199].as_py() for name in ("reward", "number_reward", "lamps")] == [1.0, 7.0, 2.0]
     assert table["lamps"][0].as_py() is None
-
-
-def test_the_file_keeps_to_its_limit_with_the_index_of_texts(tmp_path: Path) -> None:
-    rng = random.Random(1)
-    with RunWriter(tmp_path, max_gb=2_000_000 / 2**30) as run:
-        for n in range(300):
-            words = " ".join(str(rng.random()) for _ in range(300))
-            run.rollout(rollout(n, dialogue=[{"role": "user", "content": words}]))
-            if n % 10 == 0:
-                assert run.flush()
-    assert (tmp_path / ROLLOUTS).stat().st_size < 3_000_000  # the limit and one transaction
-    with RunReader(tmp_path) as reader:
-        assert reader.count() == 300
-        with pytest.raises(ConfigError, match="too large"):
-            reader.ids(Query(text="0.1"))
-
-
-def test_the_oldest_lose_their_tokens_first_and_say_so(tmp_path: Path) -> None:
-    noise = [float(-((i * 7919) % 1009)) for i in range(20_000)]
-    big = TokenSequence(ids=[(i * 7919) % 50_021 for i in range(20_000)], mask=[1] * 20_000, logprobs=noise)
-    with RunWriter(tmp_path, max_gb=400_000 / 2**30) as writer:
-        for n in range(12):
-            writer.rollout(rollout(n, sequences=[big]))
-            assert writer.flush()
-    with RunReader(tmp_path) as reader:
-        rows = [reader.rollout(i + 1) for i in range(12)]
-        dropped = [row is not None and row["dropped"] == "tokens" for row in rows]
-        assert dropped[0]
-        assert not dropped[-1]
-        assert dropped == sorted(dropped, reverse=True)
-        assert all(row is not None and row["dialogue"] and row["trained_tokens"] == 4 for row in rows)
-        assert [row is not None and row["sequences"] is None for row in rows] == dropped
 
 
 def test_a_lock_keeps_others_out_until_it_ends_and_waits_for_those_that_only_look(

@@ -12,11 +12,11 @@ from typing import Any
 from ..errors import ConfigError
 from .folder import ROLLOUTS, SUMMARY, read_config, read_metrics, read_object
 from .record import DETAIL, DIALOGUE, TOKENS, unpack
-from .schema import COLUMNS, open_to_read, searchable
+from .schema import COLUMNS, open_to_read
 from .steps import mean, summarize
 
 LISTED = ("id", *(name for name in COLUMNS if name not in ("tools", "numbers")))
-SORTED_BY = frozenset(LISTED) - {"dropped", "error"}
+SORTED_BY = frozenset(LISTED) - {"error"}
 # The difference between the shown number of a training step and the file's: some trainers' files count from 0, not 1.
 _COUNTED_FROM = "(SELECT COALESCE(MIN(step) = 0, 0) FROM rollouts WHERE phase = 'train')"
 _NUMBER = f"step + (phase = 'train') * {_COUNTED_FROM}"
@@ -142,10 +142,6 @@ class RunReader:
 
     def _match(self, text: str) -> str:
         """Convert a text for the index of texts, which has all sequences of three characters, in small letters."""
-        if not searchable(self._database):
-            raise ConfigError(
-                f"the texts of {self.name} cannot be searched: its SQLite was too old, or the run too large"
-            )
         found, low = [text], text.lower()
         if len(text) < 3:
             terms = "SELECT term FROM search_terms WHERE term >= ? AND term < ? || CHAR(1114111)"

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import sqlite3
 from pathlib import Path
 
 from ..errors import ConfigError
-
-log = logging.getLogger(__name__)
 
 VERSION = 3
 _ROLLOUT = """session_id TEXT NOT NULL UNIQUE, phase TEXT NOT NULL, step INTEGER, grp TEXT NOT NULL, input_key TEXT,
@@ -16,9 +13,10 @@ _ROLLOUT = """session_id TEXT NOT NULL UNIQUE, phase TEXT NOT NULL, step INTEGER
     stage TEXT, reward REAL, score REAL, advantage REAL, staleness INTEGER, weight_min INTEGER, weight_max INTEGER, turns INTEGER,
     sampled_tokens INTEGER, trained_tokens INTEGER, gradient_tokens INTEGER, sequence_tokens INTEGER, branches INTEGER,
     elapsed_s REAL, ended_s REAL, error TEXT, stop TEXT, cut_calls INTEGER, unparsed_calls INTEGER, logprob_min REAL,
-    logprob_mean REAL, gap_max REAL, gap_mean REAL, entropy_mean REAL, tool_calls INTEGER, tools JSON, numbers JSON,
-    dropped TEXT"""
+    logprob_mean REAL, gap_max REAL, gap_mean REAL, entropy_mean REAL, tool_calls INTEGER, tools JSON, numbers JSON"""
 COLUMNS: dict[str, str] = dict(column.split(maxsplit=1) for column in _ROLLOUT.split(","))
+# The index of texts holds no text, so a document is never deleted from it: `searched` is what counts. Three characters are the
+# unit, so that any part of a word is found, in languages without spaces too.
 _TABLES = f"""
 CREATE TABLE IF NOT EXISTS run (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS rollouts (id INTEGER PRIMARY KEY, {_ROLLOUT});
@@ -31,12 +29,8 @@ CREATE INDEX IF NOT EXISTS searched_of ON searched (rollout);
 CREATE TABLE IF NOT EXISTS parts (id INTEGER PRIMARY KEY, rollout INTEGER NOT NULL, name TEXT NOT NULL, data BLOB NOT NULL);
 CREATE UNIQUE INDEX IF NOT EXISTS parts_of ON parts (rollout, name);
 CREATE TABLE IF NOT EXISTS token_texts (id INTEGER PRIMARY KEY, text TEXT NOT NULL);
-"""
-# The index of texts holds no text, so a document is never deleted from it: `searched` is what counts. Three characters are the
-# unit, so that any part of a word is found, in languages without spaces too.
-_SEARCH = """
 CREATE VIRTUAL TABLE IF NOT EXISTS search USING fts5(text, content='', tokenize='trigram');
-CREATE VIRTUAL TABLE IF NOT EXISTS search_terms USING fts5vocab(search, row);
+CREATE VIRTUAL TABLE IF NOT EXISTS search_terms USING fts5vocab(search, row)
 """
 _PATIENCE_S = 20.0  # processes of one trainer may write to the same run
 
@@ -52,14 +46,8 @@ def open_to_write(path: Path) -> sqlite3.Connection:
         found = database.execute("PRAGMA user_version").fetchone()[0]
         if found:
             _check(path, found)
-        _run(database, _TABLES)
-        database.execute("SAVEPOINT search")
-        try:
-            _run(database, _SEARCH)
-        except sqlite3.OperationalError as e:  # SQLite before 3.34, or without FTS5
-            database.execute("ROLLBACK TO search")
-            log.warning("the texts of %s cannot be searched: %s", path.parent, e)
-        database.execute("RELEASE search")
+        for statement in _TABLES.split(";"):  # `executescript` would commit
+            database.execute(statement)
         database.execute(f"PRAGMA user_version={VERSION}")
         database.execute("COMMIT")
     except BaseException:
@@ -74,33 +62,16 @@ def _check(path: Path, found: int) -> None:
         raise ConfigError(f"{path} has format {found}, this version has {VERSION}: {what}")
 
 
-def _run(database: sqlite3.Connection, statements: str) -> None:
-    """Execute statements in the open transaction, which `executescript` would commit."""
-    for statement in statements.split(";"):
-        database.execute(statement)
-
-
-def searchable(database: sqlite3.Connection) -> bool:
-    """Return True if the file has an index of texts."""
-    return database.execute("SELECT 1 FROM sqlite_master WHERE name = 'search'").fetchone() is not None
-
-
 def open_to_read(path: Path) -> sqlite3.Connection:
-    """Open the file to read, also while it is written, and if the folder is read-only. Raises: ConfigError."""
+    """Open the file to read, also while it is written. Raises: ConfigError."""
     if not path.is_file():
         raise ConfigError(f"{path.parent} has no {path.name}: it is no run, or one of an older version")
-    for options in ("mode=ro", "mode=ro&immutable=1"):  # the second for folders in which SQLite cannot make its log
-        database = sqlite3.connect(
-            f"{path.absolute().as_uri()}?{options}", uri=True, timeout=5.0, check_same_thread=False
-        )
-        database.row_factory = sqlite3.Row
-        try:
-            _check(path, database.execute("PRAGMA user_version").fetchone()[0])
-            database.execute("SELECT 1 FROM rollouts LIMIT 1").fetchone()
-            return database
-        except (sqlite3.Error, ConfigError) as e:
-            database.close()
-            if isinstance(e, ConfigError):
-                raise
-            error = e
-    raise ConfigError(f"{path} cannot be read: {error}") from error
+    uri = f"{path.absolute().as_uri()}?mode=ro"
+    database = sqlite3.connect(uri, uri=True, timeout=5.0, check_same_thread=False)
+    database.row_factory = sqlite3.Row
+    try:
+        _check(path, database.execute("PRAGMA user_version").fetchone()[0])
+    except (sqlite3.Error, ConfigError) as e:
+        database.close()
+        raise ConfigError(f"{path} cannot be read: {e}") from e
+    return database

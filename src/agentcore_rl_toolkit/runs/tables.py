@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from .record import DETAIL, DIALOGUE, TOKENS, Rollout, TokenSequence, numbers_of, pack, searched_text, stored, unpack
-from .schema import open_to_write, searchable
+from .schema import open_to_write
 from .steps import summarize
 
 log = logging.getLogger(__name__)
 
-_PARTS = (TOKENS, DIALOGUE, DETAIL)  # the order in which they are deleted from large runs
 Step = tuple[str, int | None]  # phase and step
 
 
@@ -69,11 +68,10 @@ class Tables:
     Raises: ConfigError when another version wrote them; sqlite3.Error, OSError.
     """
 
-    def __init__(self, path: Path, texts: TokenTexts | None, max_bytes: float) -> None:
+    def __init__(self, path: Path, texts: TokenTexts | None) -> None:
         self.database = open_to_write(path)
         self.execute = self.database.execute
-        self._texts, self._max_bytes = texts, max_bytes
-        self._searchable = searchable(self.database)
+        self._texts = texts
         self._known: set[int] = set()  # tokens whose text is written
         self._read_known()
         self._changed: set[Step] = set()  # steps that this transaction changes
@@ -87,14 +85,12 @@ class Tables:
         self.execute("BEGIN IMMEDIATE")
         try:
             yield
-            self._shrink()
             self._summarize()
             self.execute("COMMIT")
             self._open = self._changed
         except BaseException:
             with contextlib.suppress(sqlite3.Error):
                 self.execute("ROLLBACK")
-                self._searchable = searchable(self.database)
                 self._read_known()
             raise
         finally:
@@ -144,10 +140,9 @@ class Tables:
         row = self.execute(f"INSERT INTO rollouts ({names}) VALUES ({places})", tuple(columns.values())).lastrowid
         for name, data in parts.items():
             self.execute("INSERT INTO parts (rollout, name, data) VALUES (?, ?, ?)", (row, name, data))
-        if self._searchable:
-            document = self.execute("INSERT INTO searched (rollout) VALUES (?)", (row,)).lastrowid
-            text = searched_text(rollout.dialogue, detail, columns["error"])
-            self.execute("INSERT INTO search (rowid, text) VALUES (?, ?)", (document, text))
+        document = self.execute("INSERT INTO searched (rollout) VALUES (?)", (row,)).lastrowid
+        text = searched_text(rollout.dialogue, detail, columns["error"])
+        self.execute("INSERT INTO search (rowid, text) VALUES (?, ?)", (document, text))
         if self._texts is not None:
             new = {token for sequence in rollout.sequences or () for token in sequence.ids} - self._known
             found = self._texts.of(new)
@@ -184,32 +179,6 @@ class Tables:
             for table in ("parts", "searched"):
                 self.execute(f"DELETE FROM {table} WHERE rollout = ?", (row,))
             self.execute("DELETE FROM rollouts WHERE id = ?", (row,))
-
-    def _shrink(self) -> None:
-        """Delete parts of the oldest rollouts beyond the limit. Later rollouts use their space again."""
-        if (size := self._used_bytes()) > self._max_bytes and self._searchable:
-            self._searchable = False
-            for statement in ("DROP TABLE search_terms", "DROP TABLE search", "DELETE FROM searched"):
-                self.execute(statement)
-            size = self._used_bytes()
-        if size <= self._max_bytes:
-            return
-        for name in _PARTS:
-            sql = "SELECT id, rollout, LENGTH(data) FROM parts WHERE name = ? ORDER BY rollout"
-            for part, row, length in self.execute(sql, (name,)).fetchall():
-                if size <= 0.9 * self._max_bytes:
-                    return
-                self.execute("DELETE FROM parts WHERE id = ?", (part,))
-                given_up = "UPDATE rollouts SET dropped = COALESCE(dropped || ' ', '') || ? WHERE id = ?"
-                self.execute(given_up, (name, row))
-                size -= length
-
-    def _used_bytes(self) -> int:
-        """Return the size of the file without its free pages."""
-        page, pages, free = (
-            self.execute(f"PRAGMA {n}").fetchone()[0] for n in ("page_size", "page_count", "freelist_count")
-        )
-        return int(page * (pages - free))
 
     def _summarize(self) -> None:
         """Keep the summaries of steps that were changed before this transaction, and remove those of steps that it changes."""

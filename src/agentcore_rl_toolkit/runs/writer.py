@@ -37,14 +37,11 @@ Work = Callable[[Tables], None]
 class RunWriter:
     """Appends to one run. Any thread may call it; nothing it does raises or waits, but `flush` and `close`.
 
-    Beyond ``max_gb`` the oldest rollouts lose their tokens, then the rest but their row; each such row says so. ``spans`` gets
-    each rollout too, and is closed with the run.
+    ``spans`` gets each rollout too, and is closed with the run.
     Raises: ConfigError when the folder holds a run of a newer version; OSError when it cannot be made.
     """
 
-    def __init__(
-        self, folder: Path, *, max_gb: float = 20.0, texts: TokenTexts | None = None, spans: SpanSender | None = None
-    ) -> None:
+    def __init__(self, folder: Path, *, texts: TokenTexts | None = None, spans: SpanSender | None = None) -> None:
         self.folder, self.texts, self._spans = folder, texts, spans
         folder.mkdir(parents=True, exist_ok=True)
         self.written = self.dropped = self.failed = 0
@@ -55,7 +52,7 @@ class RunWriter:
         self._warnings = WarnsOnceAMinute(log)
         self._tables: Tables | None = None
         try:
-            self._tables = Tables(folder / ROLLOUTS, texts, max_gb * 2**30)
+            self._tables = Tables(folder / ROLLOUTS, texts)
         except sqlite3.Error as e:
             log.warning("rollouts are not kept: %s cannot be written: %s", folder / ROLLOUTS, e)
         self._thread = threading.Thread(target=self._run, name="agentcore-rl-run-writer", daemon=True)

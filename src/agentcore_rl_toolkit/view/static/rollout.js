@@ -74,7 +74,6 @@ export async function rolloutPage(name, id, query, go) {
     el("div", { class: "three" },
       el("nav", { class: "card side", "aria-label": list.title }, el("b", {}, list.title), soft(` ${at >= 0 ? `${list.first + at + 1} of ` : ""}${list.total}`), list.rows.map((r, n) => el("a", { class: "item", href: link(name, `rollout/${r.id}`, list.of(n)), "aria-current": r.id === row.id ? "page" : null }, el("span", {}, `#${r.id}`), el("span", { class: outcomeClass(r) }, r.outcome === "ok" ? number(r.reward) : r.outcome)))),
       el("div", { class: "main" },
-        row.dropped ? notice(`To keep the run within its size, these parts were given up: ${row.dropped}.`) : null,
         row.error ? notice(row.stage ? `in stage ${row.stage}: ` : null, row.error, row.failure ? ` (policy failed at: ${row.failure})` : null) : null,
         judgeOf(detail.reward_parts), detail.traceback ? el("details", { class: "card", open: true }, el("summary", {}, "Traceback"), el("pre", {}, detail.traceback)) : null,
         el("div", { class: "tools" }, tabs, least, find, hits), middle),
