@@ -10,7 +10,7 @@ import argparse
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from agentcore_rl_toolkit.runs import read_metrics
+from agentcore_rl_toolkit.runs.folder import read_metrics
 
 WIDTH, HEIGHT = 480, 330
 LEFT, RIGHT, TOP, BOTTOM = 48, 456, 60, 280  # of the area with the points

@@ -12,7 +12,8 @@ import pytest
 
 from agentcore_rl_toolkit import AgentCoreRLApp, rollout_text
 from agentcore_rl_toolkit.gateway.testing import ScriptedModel
-from agentcore_rl_toolkit.runs import RunReader, read_metrics
+from agentcore_rl_toolkit.runs import RunReader
+from agentcore_rl_toolkit.runs.folder import read_metrics
 from scripted_runtime import ARN, TEST_CREDENTIALS, ScriptedRuntime
 from serving import hosted
 

@@ -18,7 +18,8 @@ from agentcore_rl_toolkit.cli.training import display as display_module
 from agentcore_rl_toolkit.cli.training.display import Display, share
 from agentcore_rl_toolkit.cli.training.report import Report
 from agentcore_rl_toolkit.contract import Cause, Outcome
-from agentcore_rl_toolkit.runs import Finding, Query, RunReader
+from agentcore_rl_toolkit.runs import Query, RunReader
+from agentcore_rl_toolkit.runs.diagnosis import Finding
 
 
 def rollout(index: int, end: float | Cause) -> CollectedRollout:

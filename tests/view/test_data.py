@@ -13,7 +13,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from agentcore_rl_toolkit._servers.host_check import HostCheck
-from agentcore_rl_toolkit.runs import ROLLOUTS, Query, Rollout, RunReader, RunWriter, TokenSequence
+from agentcore_rl_toolkit.runs import Query, Rollout, RunReader, RunWriter, TokenSequence
+from agentcore_rl_toolkit.runs.folder import ROLLOUTS
 from agentcore_rl_toolkit.view import data
 from agentcore_rl_toolkit.view.server import app
 

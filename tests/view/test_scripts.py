@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import math
 import re
 import shutil
 import subprocess
@@ -37,7 +38,8 @@ def test_the_scripts_have_no_type_errors() -> None:
         [str(compiler), *OPTIONS.split(), *files], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.stdout == ""
-    assert sum(len(Path(file).read_text().splitlines()) for file in files) <= 1600
+    lines = [line for file in files for line in Path(file).read_text().splitlines()]
+    assert sum(max(1, math.ceil(len(line) / 120)) for line in lines) <= 1600
 
 
 def test_the_library_of_charts_is_unmodified() -> None:

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from ..client.evaluation import EvalRow
     from ..client.settings import Prepare
     from ..runs import RunWriter
-    from ..runs.in_flight import Sessions
+    from ..runs.in_flight import Seen
     from .training.kept_evaluation import Fetch
     from .training.stack import Stack
 
@@ -210,7 +210,8 @@ def experiment(options: dict[str, Any], kind: str = "eval", begun: str = "ledger
 
     Raises: ConfigError.
     """
-    from ..runs import make_folder, read_config
+    from ..runs import read_config
+    from ..runs.folder import make_folder
 
     first = f"{kind}-{options['data'].stem}"
     if options["out"]:
@@ -414,7 +415,9 @@ def open_rollouts(
 ) -> Iterator[Opened]:
     """Check what the rollouts need, and open it. Raises: ConfigError."""
     from ..client import RolloutClient
-    from ..runs import RunWriter, SpanSender, TokenTexts, in_flight
+    from ..runs import RunWriter, TokenTexts
+    from ..runs.in_flight import in_flight
+    from ..runs.spans import SpanSender
 
     away = target.endpoint_url is None
     if away:
@@ -531,8 +534,8 @@ def _target(options: dict[str, Any], out: Path) -> Iterator[Target]:
 
 
 @contextlib.contextmanager
-def _model_of(target: Target, given: dict[str, Any]) -> Iterator[tuple[Prepare | None, Fetch | None, Sessions | None]]:
-    """Yield functions that open each rollout's session at the stack's gateway and fetch its recorded calls.
+def _model_of(target: Target, given: dict[str, Any]) -> Iterator[tuple[Prepare | None, Fetch | None, Seen | None]]:
+    """Functions that open each rollout's session at the stack's gateway and fetch its recorded calls.
 
     None if a model is named, and for an agent with its own model.
     """

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import LocalRuntimeError
-from ..runs import RunReader, read_in_flight
+from ..runs import RunReader
+from ..runs.in_flight import read_in_flight
 
 ASK_S = 3.0  # what a server may take to answer
 OLD_S = 10.0  # a file that is rewritten every two seconds should not be older

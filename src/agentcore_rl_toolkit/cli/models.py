@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from ..errors import ConfigError
-from ..runs import is_run
+from ..runs.folder import is_run
 
 _HUB_NAME = re.compile(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
 _TOKENIZER_FILES = ("*.json", "*.jinja", "*.model", "*.txt")

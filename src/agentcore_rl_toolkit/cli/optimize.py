@@ -22,7 +22,8 @@ from ..client import BatchItem
 from ..client.evaluation import EvalRow, as_facts, read_rows, score_of, summarize
 from ..contract import INFO_FIELD, TEXTS_FIELD, redact
 from ..errors import ConfigError, RolloutError
-from ..runs import locked, read_config, read_metrics, write_config
+from ..runs import locked, read_config, write_config
+from ..runs.folder import read_metrics
 from ..stats.differences import change_of
 from .eval import Opened, check_options, experiment, most_frequent, open_rollouts, open_target, with_agent
 from .options import from_environment, settings_of, settings_option

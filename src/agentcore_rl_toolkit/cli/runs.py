@@ -10,19 +10,10 @@ from typing import Any
 import click
 
 from ..errors import ConfigError
-from ..runs import (
-    Query,
-    RunReader,
-    TokenSequence,
-    demonstrations,
-    diagnose,
-    find_run,
-    find_runs,
-    is_run,
-    rollout_rows,
-    status,
-    write_rows,
-)
+from ..runs import Query, RunReader, TokenSequence, demonstrations, diagnose, find_run, find_runs
+from ..runs.demonstrations import write_rows
+from ..runs.folder import is_run, read_config, status
+from ..runs.frames import rollout_rows
 from ..view.listing import head
 from . import in_flight
 from .options import as_json, new_file, with_force
@@ -107,7 +98,7 @@ def show(
             facts = {
                 "name": reader.name,
                 "status": status(reader.folder),
-                "config": dict(reader.config()),
+                "config": read_config(reader.folder),
                 "diagnosis": [vars(finding) for finding in diagnose(reader, steps)],
                 "steps": steps,
                 "jobs": list({e["job"]: e for e in reader.metrics() if e.get("event") == "job"}.values()),

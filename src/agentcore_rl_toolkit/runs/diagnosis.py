@@ -88,12 +88,13 @@ def diagnose(run: RunReader, steps: Sequence[Mapping[str, Any]] | None = None) -
         _updates(numbers),
         _held_out(numbers, [event for event in events if event["event"] == "evaluated"]),
     )
-    findings = [Finding(name, text, ADVICE[advice], query) for name, text, advice, query in found]
+    findings = list(found)
     solved = any(finding.name == "all_pass" for finding in findings)  # a policy that is right has no reason to explore
     return [finding for finding in findings if not (solved and finding.name == "entropy")]
 
 
-Found = Iterator[tuple[str, str, str, Mapping[str, Any]]]  # name, text, name of the advice, query
+def _finding(name: str, text: str, query: Mapping[str, Any] | None = None, *, advice: str | None = None) -> Finding:
+    return Finding(name, text, ADVICE[advice or name], query or {})
 
 
 class _Window:
@@ -115,7 +116,7 @@ class _Window:
         return mean([*self.run.numbers(Query(**{**self.query, **which}))["reward"].values()])
 
 
-def _failures(window: _Window) -> Found:
+def _failures(window: _Window) -> Iterator[Finding]:
     total, usable = window.sum("rollouts"), window.sum("usable")
     errors = window.run.failures(Query(**window.query))
     failed = window.run.total(Query(**window.query, failed=True))
@@ -126,16 +127,16 @@ def _failures(window: _Window) -> Found:
         if first["rollouts"] >= failed / 2:
             text += f", {first['rollouts']} of them with {first['error'] or first['outcome']!r}."
             which = {"error": first["error"]} if first["error"] else {"outcome": first["outcome"]}
-            yield "one_error", text, advice, {**window.query, **which}
+            yield _finding("one_error", text, {**window.query, **which}, advice=advice)
         else:
             reasons = f"{len(errors)}{' or more' if len(errors) == MOST_FAILURES else ''} different reasons"
-            yield "failures", f"{text}, for {reasons}.", advice, {**window.query, "failed": True}
+            yield _finding("failures", f"{text}, for {reasons}.", {**window.query, "failed": True}, advice=advice)
     if window.query["phase"] == "train" and total and not usable:
         text = f"None of the {total} rollouts of {window.name} is usable for training."
-        yield "not_usable", text, "not_usable", {**window.query, "usable": False}
+        yield _finding("not_usable", text, {**window.query, "usable": False})
 
 
-def _calls(window: _Window) -> Found:
+def _calls(window: _Window) -> Iterator[Finding]:
     total, unparsed, cut = (window.sum(name) for name in ("rollouts", "unparsed", "cut"))
     for name, count, share, what in (
         ("unparsed", unparsed, UNPARSED, "a tool call that does not parse"),
@@ -146,42 +147,39 @@ def _calls(window: _Window) -> Found:
             having, others = (window.reward(**{name: value}) for value in (True, False))
             if having is not None and others is not None:
                 text += f" Their mean reward is {having:.2f}. That of the others is {others:.2f}."
-            yield name, text, name, {**window.query, name: True}
+            yield _finding(name, text, {**window.query, name: True})
 
 
-def _groups(window: _Window) -> Found:
+def _groups(window: _Window) -> Iterator[Finding]:
     groups, differ, failed, solved = (window.sum(f"groups{n}") for n in ("", "_differ", "_failed", "_solved"))
     if not groups or groups - differ < SAME * groups or (window.sum("gradient_tokens") and not differ):
         return  # advantages of a teacher need no rewards that differ
-
-    def of_groups(count: int) -> str:
-        return f"In {f'all {groups}' if count == groups else f'{count} of {groups}'} groups of {window.name}, "
-
+    count = failed if failed > groups / 2 else solved if solved > groups / 2 else groups - differ
+    begin = f"In {f'all {groups}' if count == groups else f'{count} of {groups}'} groups of {window.name}, "
     taught = "so these groups teach nothing."
     if failed > groups / 2:
-        text = f"{of_groups(failed)}every rollout scored 0 or less, {taught}"
-        yield "all_fail", text, "all_fail", {**window.query, "reward_to": 0}
+        text = f"{begin}every rollout scored 0 or less, {taught}"
+        yield _finding("all_fail", text, {**window.query, "reward_to": 0})
     elif solved > groups / 2:
-        text = f"{of_groups(solved)}every rollout scored the full reward, {taught}"
-        yield "all_pass", text, "all_pass", {**window.query, "reward_from": 1}
+        text = f"{begin}every rollout scored the full reward, {taught}"
+        yield _finding("all_pass", text, {**window.query, "reward_from": 1})
     else:
-        text = f"{of_groups(groups - differ)}all rollouts have the same reward, {taught}"
+        text = f"{begin}all rollouts have the same reward, {taught}"
         if failed or solved:
             text += f" {failed} of them scored 0 or less, {solved} the full reward."
-        yield "no_spread", text, "no_spread", {**window.query, "gradient": False}
+        yield _finding("no_spread", text, {**window.query, "gradient": False})
 
 
-def _opposed_numbers(window: _Window) -> Found:
+def _opposed_numbers(window: _Window) -> Iterator[Finding]:
     columns = window.run.numbers(Query(**window.query))
     reward = columns.pop("reward", {})
     helpful = {name: values for name, values in columns.items() if (_correlation(values, reward) or -1.0) >= 0}
     pairs = itertools.combinations(sorted(helpful), 2)
-    found, one, other = min(
-        ((_correlation(helpful[a], helpful[b]) or 0.0, a, b) for a, b in pairs), default=(0.0, "", "")
-    )
+    each = [(_correlation(helpful[one], helpful[other]) or 0.0, one, other) for one, other in pairs]
+    found, one, other = min(each, default=(0.0, "", ""))
     if found <= OPPOSED:
         text = f"The numbers {one} and {other} oppose each other: if one rises, the other falls. Their correlation is "
-        yield "opposed", f"{text}{found:.2f} over the rollouts of {window.name}.", "opposed", window.query
+        yield _finding("opposed", f"{text}{found:.2f} over the rollouts of {window.name}.", window.query)
 
 
 def _correlation(one: Mapping[int, float], other: Mapping[int, float]) -> float | None:
@@ -193,7 +191,7 @@ def _correlation(one: Mapping[int, float], other: Mapping[int, float]) -> float 
         return None
 
 
-def _updates(numbers: Sequence[Mapping[str, Any]]) -> Found:
+def _updates(numbers: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
     """Find what is wrong with the updates: their size, the gap, the age of rollouts, the time."""
 
     def known(name: str) -> list[float]:
@@ -207,28 +205,24 @@ def _updates(numbers: Sequence[Mapping[str, Any]]) -> Found:
         first, last = statistics.fmean(entropy[:3]), statistics.fmean(entropy[-3:])
         if last < min(LOW_NATS, COLLAPSED * first):
             text = f"The entropy fell from {first:.2g} to {last:.2g} nats. The policy repeats itself and no longer explores."
-            yield "entropy", text, "entropy", {}
+            yield _finding("entropy", text)
     kl, clipped, ratio = (lately(name) for name in ("kl_sampler", "clip_fraction", "ratio_max"))
     if kl > KL or clipped > CLIPPED or ratio > RATIO:
         text = f"The updates are too large. In the last steps, the KL divergence from the sampler is {kl:.2g}, {clipped:.0%} of "
-        yield (
-            "updates",
-            f"{text}the tokens are clipped, and the largest ratio of a step is {ratio:.3g} on average.",
-            "updates",
-            {},
-        )
+        text += f"the tokens are clipped, and the largest ratio of a step is {ratio:.3g} on average."
+        yield _finding("updates", text)
     gaps = known("logprob_gap") or known("gap_max")
     if gaps and gaps[-1] > max(GAP, GAP_GREW * (before := statistics.median(gaps[:3]))):
         text = f"The logprobs of sampler and trainer differ by {gaps[-1]:.2g} nats. At first they differed by {before:.2g}."
-        yield "gap", text, "gap", {}
+        yield _finding("gap", text)
     age, waiting = lately("staleness_mean") or lately("staleness"), lately("waiting")
     if age > STALE:
-        yield "stale", f"The rollouts are {age:.1f} weight versions old when the trainer uses them.", "stale", {}
+        yield _finding("stale", f"The rollouts are {age:.1f} weight versions old when the trainer uses them.")
     if waiting > WAITING:
-        yield "waiting", f"The trainer waits for rollouts {waiting:.0%} of the time.", "waiting", {}
+        yield _finding("waiting", f"The trainer waits for rollouts {waiting:.0%} of the time.")
 
 
-def _held_out(numbers: Sequence[Mapping[str, Any]], evaluated: Sequence[Mapping[str, Any]]) -> Found:
+def _held_out(numbers: Sequence[Mapping[str, Any]], evaluated: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
     rewards = [step["reward"] for step in numbers if step.get("reward") is not None]
     held = [event["reward"] for event in evaluated if event.get("reward") is not None]
     if len(rewards) < TREND or len(held) < 2:
@@ -239,4 +233,4 @@ def _held_out(numbers: Sequence[Mapping[str, Any]], evaluated: Sequence[Mapping[
         text = (
             f"The reward in training rose from {first:.2f} to {last:.2f}, but the reward on held-out inputs went from "
         )
-        yield "held_out", f"{text}{held[0]:.2f} to {held[-1]:.2f}.", "held_out", {}
+        yield _finding("held_out", f"{text}{held[0]:.2f} to {held[-1]:.2f}.")

@@ -150,10 +150,9 @@ def _object(text: str | bytes) -> dict[str, Any]:
 
 def read_object(file: Path) -> dict[str, Any]:
     """Read a JSON object of a run's folder. If there is none, it is empty."""
-    try:
+    with contextlib.suppress(OSError):
         return _object(file.read_bytes())
-    except OSError:
-        return {}
+    return {}
 
 
 def read_config(folder: Path) -> dict[str, Any]:

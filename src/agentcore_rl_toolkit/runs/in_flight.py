@@ -25,8 +25,7 @@ IN_FLIGHT = "in_flight.json"
 EVERY_S = 2.0
 MOST = 1000  # rollouts in the file, those that wait longest first
 
-Rollouts = Callable[[], Sequence[dict[str, Any]]]
-Sessions = Callable[[], Sequence[dict[str, Any]]]
+Seen = Callable[[], Sequence[dict[str, Any]]]  # of a client its rollouts, of a gateway its sessions
 
 
 class _Keeper:
@@ -34,7 +33,7 @@ class _Keeper:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.waiting: dict[object, tuple[Rollouts, Sessions | None, str | None]] = {}
+        self.waiting: dict[object, tuple[Seen, Seen | None, str | None]] = {}
         self._ending, self._writing = threading.Event(), threading.Lock()
         self._gateway: dict[str, Any] | None = None
         self._warnings = WarnsOnceAMinute(log)
@@ -94,7 +93,7 @@ _lock = threading.Lock()
 
 @contextlib.contextmanager
 def in_flight(
-    folder: Path, rollouts: Rollouts, sessions: Sessions | None = None, *, runtime_url: str | None = None
+    folder: Path, rollouts: Seen, sessions: Seen | None = None, *, runtime_url: str | None = None
 ) -> Iterator[None]:
     """Keep the file while the block runs; blocks of the same folder may overlap.
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
-from .folder import ROLLOUTS, SUMMARY, read_config, read_metrics, read_object
+from .folder import ROLLOUTS, read_metrics
 from .record import DETAIL, DIALOGUE, TOKENS, unpack
 from .schema import COLUMNS, open_to_read
 from .steps import mean, summarize
@@ -20,6 +21,7 @@ SORTED_BY = frozenset(LISTED) - {"error"}
 # The difference between the shown number of a training step and the file's: some trainers' files count from 0, not 1.
 _COUNTED_FROM = "(SELECT COALESCE(MIN(step) = 0, 0) FROM rollouts WHERE phase = 'train')"
 _NUMBER = f"step + (phase = 'train') * {_COUNTED_FROM}"
+_PLACE = f"{_NUMBER} AS number, phase || COALESCE(' ' || ({_NUMBER}), '') AS at"
 MOST_FAILURES = 100  # different ones
 SHORTEST = 2  # characters of a text to look for
 
@@ -83,7 +85,7 @@ class Query:
         return f"ORDER BY {self.sort} IS NULL, {self.sort} {direction}, id {direction}"
 
 
-class RunReader:
+class RunReader(contextlib.AbstractContextManager["RunReader"]):
     """Reads a run, also while it is written. Raises: ConfigError."""
 
     def __init__(self, folder: Path) -> None:
@@ -96,9 +98,6 @@ class RunReader:
 
     def close(self) -> None:
         self._database.close()
-
-    def __enter__(self) -> RunReader:
-        return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
@@ -120,16 +119,14 @@ class RunReader:
 
     def ids(self, query: Query, *, offset: int = 0, limit: int = -1) -> list[int]:
         """Return the ids of the rollouts that match, in order."""
-        page = {"limit": limit, "offset": offset}
-        return [row[0] for row in self._select("id", query, f"{query.order()} LIMIT :limit OFFSET :offset", page)]
+        tail = f"{query.order()} LIMIT :limit OFFSET :offset"
+        return [row[0] for row in self._select("id", query, tail, limit=limit, offset=offset)]
 
     def total(self, query: Query) -> int:
         """Return the number of rollouts that match."""
         return int(self._select("COUNT(*)", query)[0][0])
 
-    def _select(
-        self, columns: str, query: Query, tail: str = "", more: Mapping[str, Any] | None = None
-    ) -> list[sqlite3.Row]:
+    def _select(self, columns: str, query: Query, tail: str = "", **more: int) -> list[sqlite3.Row]:
         """Select columns of the rollouts that match."""
         values = query.values()
         conditions = [Query.__dataclass_fields__[name].metadata["where"] for name in values]
@@ -138,7 +135,7 @@ class RunReader:
         if "text" in values:
             values["text"] = self._match(values["text"].replace("\0", " "))
         where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
-        return self._all(f"SELECT {columns} FROM rollouts{where} {tail}", {**values, **(more or {})})
+        return self._all(f"SELECT {columns} FROM rollouts{where} {tail}", {**values, **more})
 
     def _match(self, text: str) -> str:
         """Convert a text for the index of texts, which has all sequences of three characters, in small letters."""
@@ -149,34 +146,16 @@ class RunReader:
         return " OR ".join('"{}"'.format(term.replace('"', '""')) for term in found) or '""'
 
     def rows(self, ids: Sequence[int]) -> list[dict[str, Any]]:
-        """Return rows by id, in the given order, each with its calls by tool and the numbers of its reward."""
-        found = {
-            row["id"]: row
-            for row in self._of(f"SELECT tools, numbers, {', '.join(LISTED)} FROM rollouts WHERE id", ids)
-        }
-        rows = self._placed(found[i] for i in ids if i in found)
-        for row in rows:
-            tools = json.loads(row["tools"] or "{}")
-            row |= {
-                "tools": {n: facts[0] for n, facts in tools.items()},
-                "numbers": json.loads(row["numbers"] or "{}"),
-            }
-        return rows
+        """Return rows by id, in the given order, each with its calls by tool and the numbers that came with its reward.
 
-    def _placed(self, rows: Iterable[Any]) -> list[dict[str, Any]]:
-        """Add the phase and step as text, and the step's number, to rows.
-
-        `train 1` is the first training step, `eval 4` comes after four steps.
+        ``number`` is that of the step as it is shown, ``at`` is for people: `train 1` is the first, `eval 4` is after step 4.
         """
-        found, counted_from = [dict(row) for row in rows], self.counted_from()
-        for row in found:
-            number = None if row["step"] is None else row["step"] + counted_from * (row["phase"] == "train")
-            row |= {"at": row["phase"] if number is None else f"{row['phase']} {number}", "number": number}
-        return found
-
-    def counted_from(self) -> int:
-        """Return the difference between the shown number of a training step and the file's."""
-        return int(self._all(f"SELECT {_COUNTED_FROM}")[0][0])
+        columns = f"{', '.join(LISTED)}, {_PLACE}, tools, numbers"
+        found = {row["id"]: dict(row) for row in self._of(f"SELECT {columns} FROM rollouts WHERE id", ids)}
+        for row in found.values():
+            row["tools"] = {name: facts[0] for name, facts in json.loads(row["tools"] or "{}").items()}
+            row["numbers"] = json.loads(row["numbers"] or "{}")
+        return [found[i] for i in ids if i in found]
 
     def _of(self, select: str, ids: Sequence[int]) -> list[sqlite3.Row]:
         """Return the rows of a selection that ends in a column of ids, in parts that SQLite accepts."""
@@ -187,18 +166,17 @@ class RunReader:
 
     def find(self, name: str | int) -> int | None:
         """Return the id of a rollout by id, session id, or an unambiguous beginning of one."""
-        if isinstance(name, int) or name.isdecimal():
-            found = self._all("SELECT id FROM rollouts WHERE id = ?", (int(name),))
-            if found:
-                return int(found[0][0])
         like = str(name).replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + "%"
-        found = self._all("SELECT id FROM rollouts WHERE session_id LIKE ? ESCAPE '\\' LIMIT 2", (like,))
-        return int(found[0][0]) if len(found) == 1 else None
+        for condition, value in (("id = ?", str(name)), ("session_id LIKE ? ESCAPE '\\'", like)):
+            found = self._all(f"SELECT id FROM rollouts WHERE {condition} LIMIT 2", (value,))
+            if len(found) == 1:
+                return int(found[0][0])
+        return None
 
     def rollout(self, rollout: int) -> dict[str, Any] | None:
         """Return everything kept of one rollout: its row, ``detail``, ``dialogue`` and ``sequences`` (encoded).
 
-        A part is None if it was not kept, or was deleted for its size.
+        A part is None if it was not kept.
         """
         rows = self.rows([rollout])
         if not rows:
@@ -217,9 +195,12 @@ class RunReader:
     def steps(self) -> list[dict[str, Any]]:
         """Return the `summarize`d steps and evaluations in the order of the run, each with its ``at`` and ``number``."""
         kept = {(phase, step): text for phase, step, text in self._all("SELECT phase, step, summary FROM steps")}
-        every = [tuple(row) for row in self._all("SELECT DISTINCT phase, step FROM rollouts")]
-        found = [json.loads(kept[s]) if s in kept else summarize(self._all, *s) for s in every]
-        return sorted(self._placed(filter(None, found)), key=lambda step: step["first"])
+        every = self._all(f"SELECT phase, step, {_PLACE} FROM (SELECT DISTINCT phase, step FROM rollouts)")
+        found = []
+        for phase, step, *place in every:
+            if summary := json.loads(kept.get((phase, step), "{}")) or summarize(self._all, phase, step):
+                found.append(summary | dict(zip(("number", "at"), place, strict=True)))
+        return sorted(found, key=lambda step: step["first"])
 
     def group(self, rollout: int) -> list[int]:
         """Return the ids of all rollouts that are compared with this one, including itself."""
@@ -228,9 +209,9 @@ class RunReader:
 
     def history(self, input_key: str | None) -> list[dict[str, Any]]:
         """Return the rollouts and the mean reward of an input in each phase and step, in the order of the run."""
-        sql = "SELECT phase, step, COUNT(*) AS rollouts, AVG(score) AS reward, MIN(score) AS low, MAX(score) AS high, "
-        sql += "MIN(id) AS first FROM rollouts WHERE input_key = ? GROUP BY 1, 2 ORDER BY MIN(id)"
-        return self._placed(self._all(sql, (input_key,)))
+        sql = f"SELECT phase, step, {_PLACE}, COUNT(*) AS rollouts, AVG(score) AS reward, MIN(score) AS low, MAX(score) AS high, "
+        sql += "MIN(id) AS first FROM rollouts WHERE input_key = ? GROUP BY phase, step ORDER BY MIN(id)"
+        return [dict(row) for row in self._all(sql, (input_key,))]
 
     def inputs(self, query: Query) -> dict[str, dict[str, Any]]:
         """Return the inputs (or the groups) of the rollouts that match, by key.
@@ -266,10 +247,8 @@ class RunReader:
         columns = f"error, outcome, cause, COUNT(*) AS rollouts, MIN({_NUMBER}) AS first, MAX({_NUMBER}) AS last, "
         columns += "MAX(id) AS example"
         failed = replace(query or Query(), failed=True)
-        return [
-            dict(row)
-            for row in self._select(columns, failed, f"GROUP BY 1, 2, 3 ORDER BY 4 DESC, 1 LIMIT {MOST_FAILURES}")
-        ]
+        tail = f"GROUP BY 1, 2, 3 ORDER BY 4 DESC, 1 LIMIT {MOST_FAILURES}"
+        return [dict(row) for row in self._select(columns, failed, tail)]
 
     def numbers(self, query: Query) -> dict[str, dict[int, float]]:
         """Return the numbers that came with the reward, and ``reward``, by name and rollout."""
@@ -288,12 +267,5 @@ class RunReader:
         """Return the writer's own report: the number of rollouts that it could not keep."""
         return dict(map(tuple, self._all("SELECT name, value FROM run")))
 
-    def config(self) -> dict[str, Any]:
-        return read_config(self.folder)
-
     def metrics(self) -> list[dict[str, Any]]:
         return read_metrics(self.folder)
-
-    def summary(self) -> Mapping[str, Any]:
-        """Return `summary.json`, or nothing before the run has ended."""
-        return read_object(self.folder / SUMMARY)

@@ -69,9 +69,10 @@ class TokenSequence:
         arrays: dict[str, Any] = {name: _unfloats(value.get(name)) for name in _FLOATS}
         arrays |= {name: tuple(plain.pop(name)) for name in ("turn_ids", "context_turn_ids")}
         return cls(
-            ids=_array("i", value["ids"]).tolist(),
+            ids=array("i", base64.b64decode(value["ids"])).tolist(),
             mask=list(base64.b64decode(value["mask"])),
-            versions=value["versions"] and [None if v < 0 else v for v in _array("i", value["versions"])],
+            versions=value["versions"]
+            and [None if v < 0 else v for v in array("i", base64.b64decode(value["versions"]))],
             **arrays,
             **plain,
         )
@@ -152,7 +153,7 @@ class Rollout:
 
     def input(self) -> str | None:
         """Return the beginning of the payload's prompt, or of a payload without one."""
-        if not isinstance(self.payload, Mapping) or not self.payload:
+        if not self.payload:
             return None
         prompt = self.payload.get("prompt")
         text = prompt if isinstance(prompt, str) else json.dumps(redact(self.payload), ensure_ascii=False, default=str)
@@ -173,8 +174,7 @@ class Rollout:
         found = dict(self.metrics)
         if isinstance(self.reward_parts, Mapping) and (judge := self.reward_parts.get("judge")):
             found["judge"] = judge["score"]
-        known = {name: _finite(value) for name, value in found.items()}
-        return {name: value for name, value in known.items() if value is not None}
+        return {name: known for name, value in found.items() if (known := _finite(value)) is not None}
 
     def detail(self) -> dict[str, Any]:
         """Return the details of a rollout besides its columns, dialogue and tokens."""
@@ -188,10 +188,8 @@ class Rollout:
 
 
 def numbers_of(sequences: Sequence[TokenSequence] | None) -> dict[str, float | None]:
-    """Return smallest and mean logprob of the trained tokens, largest and mean gap to the trainer's, mean entropy."""
-    sampled: list[float] = []
-    gaps: list[float] = []
-    entropies: list[float] = []
+    """Smallest and mean logprob of the trained tokens, the largest and mean gap to the trainer's, the mean entropy."""
+    sampled, gaps, entropies = list[float](), list[float](), list[float]()
     for s in sequences or ():
         values = (repeat(None) if v is None else v for v in (s.logprobs, s.trainer_logprobs, s.entropies))
         for trained, old, new, entropy in zip(s.mask, *values, strict=False):
@@ -202,12 +200,9 @@ def numbers_of(sequences: Sequence[TokenSequence] | None) -> dict[str, float | N
                     gaps.append(abs(new - old))
             if trained and entropy is not None:
                 entropies.append(entropy)
-    means = {
-        name: sum(v) / len(v) if v else None
-        for name, v in (("logprob", sampled), ("gap", gaps), ("entropy", entropies))
-    }
+    means = {"logprob_mean": sampled, "gap_mean": gaps, "entropy_mean": entropies}
     extremes = {"logprob_min": min(sampled, default=None), "gap_max": max(gaps, default=None)}
-    return {**{f"{name}_mean": mean for name, mean in means.items()}, **extremes}
+    return {**{name: sum(v) / len(v) if v else None for name, v in means.items()}, **extremes}
 
 
 def _calls(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -292,17 +287,9 @@ def _base64(values: array[Any]) -> str:
     return base64.b64encode(values.tobytes()).decode()
 
 
-def _array(code: str, text: str) -> array[Any]:
-    values = array(code)
-    values.frombytes(base64.b64decode(text))
-    return values
-
-
 def _floats(values: Sequence[float | None] | None) -> str | None:
-    if values is None:
-        return None
-    return _base64(array("f", [math.nan if v is None else v for v in values]))
+    return None if values is None else _base64(array("f", [math.nan if v is None else v for v in values]))
 
 
 def _unfloats(text: str | None) -> list[float | None] | None:
-    return None if text is None else [None if math.isnan(v) else v for v in _array("f", text)]
+    return None if text is None else [None if v != v else v for v in array("f", base64.b64decode(text))]

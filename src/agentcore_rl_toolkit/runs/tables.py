@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 import logging
 import sqlite3
@@ -72,8 +73,7 @@ class Tables:
         self.database = open_to_write(path)
         self.execute = self.database.execute
         self._texts = texts
-        self._known: set[int] = set()  # tokens whose text is written
-        self._read_known()
+        self._known = set(self._ids_with_text())  # tokens whose text is written
         self._changed: set[Step] = set()  # steps that this transaction changes
         self._open: set[Step] = set(
             self.execute("SELECT phase, step FROM rollouts EXCEPT SELECT phase, step FROM steps")
@@ -91,13 +91,13 @@ class Tables:
         except BaseException:
             with contextlib.suppress(sqlite3.Error):
                 self.execute("ROLLBACK")
-                self._read_known()
+                self._known = set(self._ids_with_text())
             raise
         finally:
             self._changed = set()
 
-    def _read_known(self) -> None:
-        self._known = {row[0] for row in self.execute("SELECT id FROM token_texts")}
+    def _ids_with_text(self) -> Iterator[int]:
+        return (row[0] for row in self.execute("SELECT id FROM token_texts"))
 
     @contextlib.contextmanager
     def savepoint(self) -> Iterator[None]:
@@ -120,8 +120,7 @@ class Tables:
         with contextlib.suppress(sqlite3.Error):
             self.execute("PRAGMA busy_timeout=0")
             self.execute("PRAGMA journal_mode=DELETE")
-        with contextlib.suppress(sqlite3.Error):
-            self.database.close()
+        self.database.close()
 
     def insert(self, rollout: Rollout) -> None:
         """Add a rollout, or put it in the place of the one of the same session."""
@@ -151,7 +150,6 @@ class Tables:
 
     def annotate(self, session_id: str, columns: dict[str, Any], added: Mapping[int, Mapping[str, Any]]) -> None:
         """Set columns of a rollout, and fields of its sequences by their index. Without such a rollout do nothing."""
-        columns = {name: stored(name, value) for name, value in columns.items()}
         found = "SELECT id, phase, step FROM rollouts WHERE session_id = ?"
         for row, phase, step in self.execute(found, (session_id,)).fetchall():
             self._changed |= {(phase, step), (phase, columns.get("step", step))}
@@ -170,7 +168,8 @@ class Tables:
             if "advantage" in columns and "gradient_tokens" not in columns:
                 sets.append(f"gradient_tokens = trained_tokens * {int(columns['advantage'] != 0)}")
             if sets:
-                self.execute(f"UPDATE rollouts SET {', '.join(sets)} WHERE id = ?", (*columns.values(), row))
+                values = itertools.starmap(stored, columns.items())
+                self.execute(f"UPDATE rollouts SET {', '.join(sets)} WHERE id = ?", (*values, row))
 
     def remove(self, which: str, values: Sequence[Any]) -> None:
         """Remove the rollouts that a condition selects."""

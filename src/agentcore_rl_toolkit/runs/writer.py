@@ -34,7 +34,7 @@ Make = Callable[[], Rollout]
 Work = Callable[[Tables], None]
 
 
-class RunWriter:
+class RunWriter(contextlib.AbstractContextManager["RunWriter"]):
     """Appends to one run. Any thread may call it; nothing it does raises or waits, but `flush` and `close`.
 
     ``spans`` gets each rollout too, and is closed with the run.
@@ -102,9 +102,6 @@ class RunWriter:
 
     def flush(self, timeout_s: float = CLOSE_S) -> bool:
         """Wait until everything so far is on disk. Returns whether it is."""
-        if self._closed:
-            self._thread.join(timeout_s)
-            return not self._thread.is_alive()
         done, deadline_s = threading.Event(), time.monotonic() + timeout_s
         try:
             self._work.put(done, timeout=timeout_s)
@@ -130,15 +127,8 @@ class RunWriter:
         if self._thread.is_alive():
             log.warning("%s takes no writes: at least %d are not kept", self.folder, self._work.qsize())
         if self.dropped or self.failed:
-            log.warning(
-                "%s: %d rollouts were not kept because they came faster than they could be written, %d because of errors",
-                self.folder / ROLLOUTS,
-                self.dropped,
-                self.failed,
-            )
-
-    def __enter__(self) -> RunWriter:
-        return self
+            text = "%s: %d rollouts were not kept because they came faster than they could be written, %d because of errors"
+            log.warning(text, self.folder / ROLLOUTS, self.dropped, self.failed)
 
     def __exit__(self, *exc: object) -> None:
         self.close()
@@ -153,9 +143,7 @@ class RunWriter:
             self._work.put_nowait(work)
         except queue.Full:
             self.dropped += 1
-            self._warnings.warning(
-                "rollouts come faster than they can be written to %s; some are not kept", self.folder
-            )
+            self._warnings.warning("some rollouts are not kept: they come faster than %s takes them", self.folder)
 
     def _run(self) -> None:
         ended = False
@@ -172,8 +160,8 @@ class RunWriter:
                 batch[-1].set()
         if self._spans is not None:
             self._spans.close()
+        self._write([])  # the summaries of the last steps
         if self._tables is not None:
-            self._write([])  # the summaries of the last steps
             self._tables.close()
 
     def _write(self, batch: Sequence[Work]) -> None:

@@ -15,7 +15,9 @@ import msgspec
 
 from ..client.evaluation import pass_rates
 from ..errors import ConfigError
-from ..runs import Query, RunReader, TokenSequence, diagnose, find_runs, read_config, read_in_flight, stamp, status
+from ..runs import Query, RunReader, TokenSequence, diagnose, find_runs, read_config
+from ..runs.folder import SUMMARY, read_object, stamp, status
+from ..runs.in_flight import read_in_flight
 from ..runs.spans import spans_of
 from ..stats.differences import change_of
 from .listing import head
@@ -102,8 +104,8 @@ def overview(folder: Path) -> dict[str, Any]:
         return {
             "name": run.name,
             "status": status(folder),
-            "config": run.config(),
-            "summary": run.summary(),
+            "config": read_config(folder),
+            "summary": read_object(folder / SUMMARY),
             "steps": steps,
             "metrics": run.metrics(),
             "diagnosis": [vars(finding) for finding in diagnose(run, steps)],

@@ -47,10 +47,8 @@ def sample(run: RunReader, limit: int) -> tuple[list[int], str]:
     if trained <= limit:
         return every, f"This file holds all {len(every)} rollouts of the run."
     for groups in steps.values():
-        each = list(groups.values())
-        wanted = min(len(each), max(1, round(limit / trained * len(each))))
-        places = {round(n * (len(each) - 1) / max(1, wanted - 1)) for n in range(wanted)}
-        chosen += [rollout for place in places for rollout in each[place]]
+        each = list(groups.values())[:: -(-trained // limit)]
+        chosen += [rollout for group in each for rollout in group]
     text = (
         f"This file holds {len(chosen)} of the {len(every)} rollouts of the run: all {evaluated} of evaluations, and "
         f"{len(chosen) - evaluated} of {trained} of the training, in groups that lie evenly in each step. Lists, "
@@ -61,22 +59,18 @@ def sample(run: RunReader, limit: int) -> tuple[list[int], str]:
 
 def answers(run: RunReader) -> dict[str, Any]:
     """Return the server's answers to all requests but those of rollouts, by the words of the request."""
-    steps = run.steps()
-    evaluated = [step for step in steps if step["phase"] != "train"]
-    places = list(dict.fromkeys((s["phase"], step) for s in evaluated for step in (s["step"], None)))[-COMPARED:]
-    sides = {p if n is None else f"{p} {n}": Query(phase=p, step=n) for p, n in [("train", None), *places]}
+    evaluated, sides = [step for step in run.steps() if step["phase"] != "train"], {"train": Query(phase="train")}
+    for step in evaluated[-COMPARED:]:
+        sides[step["phase"]] = Query(phase=step["phase"])
+        sides[step["at"]] = Query(phase=step["phase"], step=step["step"])
     inputs = {side: run.inputs(query) for side, query in sides.items()}
-    found = {
+    which = {step["at"]: Query(phase=step["phase"], number=step["number"]) for step in evaluated}
+    return {
         "": {**data.overview(run.folder), "log": None},  # a log may say more than the run
         **{f"inputs {side}": data.inputs(run, query) for side, query in sides.items()},
         **{f"change {a} {b}": data.change(inputs[a], inputs[b]) for a in inputs for b in inputs},
+        **{f"evaluation {at}": data.evaluation(run, query) for at, query in which.items()},
     }
-    for step in evaluated:
-        which = {"phase": step["phase"], "number": step["number"]}
-        found[f"evaluation {' '.join(str(v) for v in which.values() if v is not None)}"] = data.evaluation(
-            run, Query(**which)
-        )
-    return found
 
 
 def export(run: RunReader, target: Path, *, limit: int = MOST_ROLLOUTS) -> str:

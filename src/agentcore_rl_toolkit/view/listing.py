@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
-from ..runs import RunReader, read_config, status
+from ..runs import RunReader, read_config
+from ..runs.folder import status
 
 
 def head(folder: Path) -> dict[str, Any]:
@@ -27,7 +28,7 @@ def head(folder: Path) -> dict[str, Any]:
         "name": path.name,
         "path": str(path),
         "status": status(folder),
-        **{name: _short(config.get(name)) for name in ("model", "data")},
+        **{name: Path(str(config.get(name) or "")).name or None for name in ("model", "data")},
         "rollouts": None if problem else sum(step["rollouts"] for step in steps),
         "steps": None if problem else len(trained),
         "rewards": [step["reward"] for step in trained or steps],
@@ -36,8 +37,3 @@ def head(folder: Path) -> dict[str, Any]:
         "last_s": max((step["last_s"] for step in steps if step["last_s"] is not None), default=None),
         "problem": problem,
     }
-
-
-def _short(value: Any) -> str | None:
-    """Return the last part of a path or of a model's name."""
-    return Path(value).name if isinstance(value, str) and value else None

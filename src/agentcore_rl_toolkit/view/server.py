@@ -105,14 +105,9 @@ def app(runs: Runs, hosts: HostCheck, key: str, *, ending: Callable[[], bool]) -
             Route("/api/runs/{run}/evaluation", of_run(lambda run, r: data.evaluation(run, query_of(r.query_params)))),
             Route("/api/runs/{run}/facets", of_run(lambda run, r: data.facets(run.steps()))),
             Route("/api/runs/{run}/rollouts", of_run(lambda run, r: data.rows(run, r.query_params))),
-            Route(
-                "/api/runs/{run}/rollouts/{number:int}",
-                of_run(lambda run, r: data.rollout(run, r.path_params["number"])),
-            ),
-            Route(
-                "/api/runs/{run}/groups/{number:int}", of_run(lambda run, r: data.group(run, r.path_params["number"]))
-            ),
-            Route("/api/change", answer(lambda r: runs.change(*(r.query_params.get(n, "") for n in SIDES)))),
+            Route("/api/runs/{run}/rollouts/{n:int}", of_run(lambda run, r: data.rollout(run, r.path_params["n"]))),
+            Route("/api/runs/{run}/groups/{n:int}", of_run(lambda run, r: data.group(run, r.path_params["n"]))),
+            Route("/api/change", answer(lambda r: runs.change(*map(r.query_params.get, SIDES, ("", ""))))),
             Route("/api/events", events),
         ],
         exception_handlers={ConfigError: refused},
@@ -137,16 +132,8 @@ async def serve(
     key = secrets.token_urlsafe(16)
     hosts = HostCheck((host, listener.getsockname()[0]), allowed_hosts)
     page = app(runs, hosts, key, ending=lambda: server.should_exit)
-    server = uvicorn.Server(
-        uvicorn.Config(
-            page,
-            http=BoundedHeads,
-            lifespan="off",
-            log_level="warning",
-            access_log=False,
-            timeout_graceful_shutdown=2,
-        )
-    )
+    options: dict[str, Any] = {"lifespan": "off", "log_level": "warning", "access_log": False}
+    server = uvicorn.Server(uvicorn.Config(page, http=BoundedHeads, timeout_graceful_shutdown=2, **options))
 
     async def watch() -> None:
         ready(f"{url_of(listener)}/?key={key}")

@@ -27,7 +27,8 @@ from agentcore_rl_toolkit.backends.training.settings import STATE_FILE
 from agentcore_rl_toolkit.contract import Outcome
 from agentcore_rl_toolkit.errors import WeightsError
 from agentcore_rl_toolkit.policy import WEIGHTS_DIR, load_policy
-from agentcore_rl_toolkit.runs import Query, RunReader, TokenSequence, read_metrics
+from agentcore_rl_toolkit.runs import Query, RunReader, TokenSequence
+from agentcore_rl_toolkit.runs.folder import read_metrics
 
 from ..service_runs import RecordingModel, agents, check_tokens
 from .local_service import LocalService, run_over

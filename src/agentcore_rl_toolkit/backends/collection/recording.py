@@ -19,7 +19,9 @@ from typing import Any
 
 from ...client.data import encode_payload
 from ...errors import AgentCoreRLError
-from ...runs import Rollout, RunWriter, SpanSender, TokenSequence, TokenTexts, in_flight, write_config
+from ...runs import Rollout, RunWriter, TokenSequence, TokenTexts, write_config
+from ...runs.in_flight import in_flight
+from ...runs.spans import SpanSender
 from ...trajectory import SIDE_CALLS
 from .groups import CollectedRollout, GroupRequest
 from .samples import Sample

@@ -129,7 +129,7 @@ def command(a: str, b: str, **options: Any) -> None:
         agentcore-rl compare runs/eval-old runs/eval-new --at-least -0.02
     """
     from ...client.evaluation import read_rows
-    from ...runs import make_folder
+    from ...runs.folder import make_folder
     from ...stats.differences import difference
 
     out = options["out"]
@@ -184,7 +184,8 @@ def command(a: str, b: str, **options: Any) -> None:
 
 def _side(value: str, name: str, out: Path) -> Side:
     """Parse a side. Raises: ConfigError."""
-    from ...runs import is_run, read_config
+    from ...runs import read_config
+    from ...runs.folder import is_run
 
     if value.startswith(("http://", "https://")):
         url, _, model_id = value.partition("#")

@@ -19,7 +19,7 @@ from rich.text import Text
 from ...client.evaluation import metrics_line
 from ...contract import Cause
 from ...errors import AgentCoreRLError
-from ...runs import Finding
+from ...runs.diagnosis import Finding
 from ..output.failures import Failure, explain
 from ..output.terminal import visible
 

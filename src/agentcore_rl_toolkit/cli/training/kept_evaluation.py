@@ -21,7 +21,8 @@ from ...client.batch import error_line
 from ...client.evaluation import metrics_of
 from ...contract import CALLS_FIELD, DEFAULT_TRAIN, Cause, Outcome, advise_on_calls, extract_reward, record_train
 from ...errors import AgentCoreRLError, ScorerError
-from ...runs import ROLLOUTS, Query, Rollout, RunReader, RunWriter
+from ...runs import Query, Rollout, RunReader, RunWriter
+from ...runs.folder import ROLLOUTS
 from ...trajectory import Trajectory, build_trajectory
 
 Fetch = Callable[[str], Any]  # what the gateway recorded of a session; None where it knows none

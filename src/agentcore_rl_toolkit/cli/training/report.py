@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ...contract import Cause
-from ...runs import FAILED, METRICS, ROLLOUTS, Finding, Query, RunReader, append_event, diagnose, read_metrics
+from ...runs import Query, RunReader, diagnose
+from ...runs.diagnosis import Finding
+from ...runs.folder import FAILED, METRICS, ROLLOUTS, append_event, read_metrics
 from ...stats.differences import change_of
 from ..output.failures import Failure, explain
 

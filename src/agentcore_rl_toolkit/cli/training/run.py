@@ -36,7 +36,7 @@ def carry_out(job: Job, console: Console, *, go_on: str, stack: Stack | None = N
 
     Exit codes: 0, 1 when the run ended early, 130 after Ctrl-C.
     """
-    from ...runs import FAILED
+    from ...runs.folder import FAILED
     from .report import Report
 
     quiet_libraries()

@@ -21,7 +21,8 @@ from ...backends.training.settings import LoopSettings
 from ...client.data import read_rows
 from ...errors import ConfigError
 from ...gateway.config import ForcedTools, History
-from ...runs import locked, make_folder, read_config, write_config
+from ...runs import locked, read_config, write_config
+from ...runs.folder import make_folder
 from ..models import model_folder
 from ..servers.vllm import find_python
 from .stack import find_agent

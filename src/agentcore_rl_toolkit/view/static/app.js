@@ -51,7 +51,7 @@ async function pageOf(at) {
   return (pages[at.name] ?? (() => runPage(at.run, at.query, go, mount)))();
 }
 
-// The page's `data-shown` is the address whose content is there. Between addresses the old content is marked as busy, and its keys are off.
+// `data-shown` is the address whose content is shown. Until another one's comes, the page is busy and takes no keys.
 async function draw(keep = false) {
   const mine = ++drawn, at = read();
   if (page.dataset.shown !== at.address) { page.setAttribute("aria-busy", "true"); current = null; }

@@ -1,6 +1,6 @@
 // @ts-check
-// Charts of a run, drawn by uPlot. A chart is a card whose plot is made when the page is shown: a canvas needs its width.
-import { el, number, small, svg } from "./dom.js";
+// Charts of a run, drawn by uPlot. A plot is made when its card is shown, because a canvas needs a width.
+import { el, number, svg } from "./dom.js";
 
 const HEIGHT = 170, LABELLED = 60;
 const COLOURS = { main: "--main", held: "--good", other: "--warn" };
@@ -23,15 +23,15 @@ function stepsOf(curves) {
   return [...new Set([...known, ...Array.from({ length: Math.floor(known.at(-1)) - Math.ceil(known[0]) + 1 }, (_, i) => Math.ceil(known[0]) + i)])].sort((a, b) => a - b);
 }
 
-const valueAt = (x, points, key) => { const p = points.get(x); return p === undefined || p[key] === undefined ? null : p[key]; };
+const valueAt = (x, points, key) => points.get(x)?.[key] ?? null;
 
 /** @returns {any} */
-const abscissa = (options) => ({ label: options.x ?? "step", value: (_, v) => (v === null ? "" : small(v)) });
-const bandOf = (p) => (p === undefined || p.low === undefined || p.low === null ? "" : ` (${small(p.low)} to ${small(p.high)})`);
+const abscissa = (options) => ({ label: options.x ?? "step", value: (_, v) => (v === null ? "" : number(v)) });
+const bandOf = (p) => (typeof p?.low === "number" ? ` (${number(p.low)} to ${number(p.high)})` : "");
 // Labels of an axis, all in one notation.
 const ticks = (values) => values.map((v) => (v === null ? "" : v !== 0 && Math.max(...values.map(Math.abs)) < 0.001 ? v.toExponential(0) : String(Number(v.toPrecision(4)))));
 
-// curves: [{name, points: [{x, y, low?, high?, href?}], kind?}]. A point without a value is a gap, never 0. `held` ones are joined.
+// curves: [{name, points: [{x, y, low?, high?, href?}], kind?}]. A missing value is a gap; `held` curves are joined.
 export function lineChart(title, curves, options = {}) {
   const shown = curves.map((c) => ({ ...c, points: c.points.filter((p) => p.y !== null && p.y !== undefined) })).filter((c) => c.points.length);
   if (!shown.length) return null;
@@ -41,7 +41,7 @@ export function lineChart(title, curves, options = {}) {
     hrefs.push(points);
     data.push(xs.map((x) => valueAt(x, points, "y")));
     series.push({ label: curve.name, stroke: () => colour(name), width: 2, dash: curve.kind === "held" ? [4, 3] : undefined, spanGaps: curve.kind === "held" || options.join === true,
-      points: { show: xs.length <= LABELLED || curve.kind === "held", size: 6 }, value: (_, v, __, i) => (i === null ? "" : small(v) + bandOf(points.get(xs[i]))) });
+      points: { show: xs.length <= LABELLED || curve.kind === "held", size: 6 }, value: (_, v, __, i) => (i === null ? "" : number(v) + bandOf(points.get(xs[i]))) });
     if (curve.points.some((p) => p.low !== undefined && p.low !== null)) {
       for (const key of ["high", "low"]) {
         data.push(xs.map((x) => valueAt(x, points, key)));

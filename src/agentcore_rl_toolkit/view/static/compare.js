@@ -1,9 +1,9 @@
 // @ts-check
 // Runs over each other on any number of a step, their settings, and two sides input by input.
-import { choice, el, filters, inputOf, link, many, notice, number, numbersIn, table, to } from "./dom.js";
+import { choice, el, filters, inputOf, link, many, notice, number, table, to } from "./dom.js";
 import { RING, lineChart } from "./charts.js";
 import { changeOf, inputsOf, isHeld, runList, sideOf } from "./source.js";
-import { SHOWN, heldOut, readRun, settingsTable } from "./run.js";
+import { SHOWN, heldOut, namesOf, readRun, settingsTable, valuesOf } from "./run.js";
 
 const OVERLAID = 8; // runs that are chosen at first at most two, and in all
 
@@ -24,9 +24,8 @@ export async function comparePage(query, go) {
   const first = query.first || whole[0] || sides[0]?.[0], second = query.second || whole.findLast((s) => named(s) === named(first) && s !== first) || whole.at(-1);
   const here = (changed) => { const all = { runs: chosen.join(","), first, second, metric: query.metric, flipped: query.flipped, ...changed }; return `#/compare?${new URLSearchParams(Object.entries(all).filter(([, v]) => v))}`; };
   const boxes = known.length > 1 ? el("details", { class: "card over", open: known.length <= 12 }, el("summary", {}, `${many(chosen.length, "run")} chosen of ${known.length}, at most ${OVERLAID}`), el("div", { class: "spaced" }, known.map((r) => el("label", { class: "box" }, el("input", { type: "checkbox", name: `run-${r.name}`, checked: chosen.includes(r.name), disabled: !chosen.includes(r.name) && chosen.length >= OVERLAID, onchange: (event) => go(here({ runs: (event.target.checked ? [...chosen, r.name] : chosen.filter((n) => n !== r.name)).join(","), first: "", second: "" })) }), ` ${r.name}`)))) : null;
-  const valuesOf = (run) => run.trained.map((s) => [s, Object.fromEntries([...numbersIn(run.events.get(s.step) ?? {}), ...numbersIn(s)])]);
   const all = new Map(runs.map((run) => [run.name, valuesOf(run)]));
-  const metrics = [...new Set([...all.values()].flat().flatMap(([, v]) => Object.keys(v)))].filter((m) => !["step", "number"].includes(m)).sort();
+  const metrics = namesOf([...all.values()].flat());
   const metric = metrics.includes(query.metric) ? query.metric : "reward";
   const curves = runs.map((run, n) => ({ name: run.name, colour: RING[n % RING.length], points: all.get(run.name).map(([s, v]) => ({ x: s.number, y: v[metric] ?? null, href: run.listOf(s) })) }));
   const held = metric === "reward" && runs.length <= 3 ? runs.map((run, n) => ({ name: `${run.name}, held out`, kind: "held", colour: RING[n % RING.length], points: runs.length > 1 ? heldOut(run).map(({ x, y, href }) => ({ x, y, href })) : heldOut(run) })) : [];

@@ -26,7 +26,8 @@ function filled(made, children) {
 // Absent is not zero: it is a dash.
 export function number(value, digits = 3) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
-  return Number.isInteger(value) && Math.abs(value) < 1e15 ? String(value) : Number(value).toFixed(digits);
+  if (Number.isInteger(value) && Math.abs(value) < 1e15) return String(value);
+  return Math.abs(value) < 0.001 ? value.toExponential(1) : value.toFixed(digits);
 }
 
 // Why a rollout ended, for a reader.
@@ -65,11 +66,6 @@ export function many(count, one, several = `${one}s`) {
   return `${number(count)} ${count === 1 ? one : several}`;
 }
 
-export function small(value) {
-  if (value === null || value === undefined || Number.isNaN(value)) return "–";
-  return value !== 0 && Math.abs(value) < 0.001 ? value.toExponential(1) : number(value);
-}
-
 // A table from its heads and rows of cells. A head that begins with "#" is of numbers, which are on the right.
 export function table(heads, rows, options = {}) {
   const right = heads.map((h) => h.startsWith("#"));
@@ -103,10 +99,15 @@ export function outcomeText(row) {
   return row.outcome + (row.cause ? ` (${row.cause})` : "") + (row.mask_reason && row.outcome === "ok" ? `, ${row.mask_reason}` : "");
 }
 
-// The filters of a list, by their names in an address.
-export const FILTERS = ["phase", "number", "number_from", "outcome", "stop", "error", "tool", "group", "input", "reward_from", "reward_to",
-  "tokens_from", "tokens_to", "usable", "gradient", "failed", "cut", "unparsed", "text"];
-export const filtersOf = (query) => Object.fromEntries(FILTERS.filter((f) => query[f] !== undefined && (query[f] !== "" || f === "tool")).map((f) => [f, query[f]]));
+// Put rows in the order of a value. Rows without it come last.
+export function sortBy(rows, value, descending, tie = (_a, _b) => 0) {
+  const sign = descending ? -1 : 1;
+  return rows.sort((a, b) => {
+    const x = value(a) ?? null, y = value(b) ?? null;
+    if (x === null || y === null) return Number(x === null) - Number(y === null) || tie(a, b) * sign;
+    return (x < y ? -1 : x > y ? 1 : tie(a, b)) * sign;
+  });
+}
 
 // The address of a page: #/run/NAME/page?filters
 export function link(run, page = "", query = {}) {
@@ -119,7 +120,7 @@ export function messageText(message) {
   const content = message.content;
   if (typeof content === "string") return content;
   if (Array.isArray(content)) {
-    return content.map((p) => (typeof p === "string" ? p : p.text ?? (p.type === "tool_use" ? `${p.name}(${JSON.stringify(p.input)})` : p.type === "tool_result" ? String(typeof p.content === "string" ? p.content : JSON.stringify(p.content)) : `[${p.type ?? "part"}]`))).join("");
+    return content.map((p) => (typeof p === "string" ? p : p.text ?? p.content ?? `[${p.type ?? "part"}]`)).map((text) => (typeof text === "string" ? text : JSON.stringify(text))).join("");
   }
   return content === null || content === undefined ? "" : JSON.stringify(content);
 }

@@ -1,7 +1,7 @@
 // @ts-check
 // One rollout: the list that it is in, its dialogue or its tokens, and its facts.
-import { el, filtersOf, fold, hint, link, messageCalls, messageText, many, notice, number, onTyped, outcomeClass, outcomeText, seconds, small, soft, stopText, to, toolCalls } from "./dom.js";
-import { rolloutOf, rowsOf } from "./source.js";
+import { el, fold, hint, link, messageCalls, messageText, many, notice, number, onTyped, outcomeClass, outcomeText, seconds, soft, stopText, to, toolCalls } from "./dom.js";
+import { filtersOf, rolloutOf, rowsOf } from "./source.js";
 import { tokenView } from "./tokens.js";
 
 const STAGES = { queue: "waiting for a place and for the pace of requests", start: "the invoke, with a cold start", run: "from the accepted invoke to the record", result: "reading the record", stop: "ending the session" };
@@ -19,7 +19,7 @@ function marked(text, word) {
   return [...pieces, text.slice(from)];
 }
 
-// mark: of a message's place, [characters from which, and to which it differs, the other's calls]; turn: the address of a turn.
+// mark: of a message's place, [first and last character that differ, the other's calls]. turn: the address of a turn.
 /**
  * @param {any[] | null | undefined} dialogue
  * @param {{ mark?: Record<number, [number, number, string[]]> | null, find?: string, from?: number,
@@ -108,7 +108,7 @@ function factsOf(row, detail) {
     lines("Result", [["outcome", outcomeText(row), outcomeClass(row)], ["end", stopText(row.stop)], ["reward", number(row.reward) === "–" ? "none" : number(row.reward)], ["advantage", number(row.advantage)], ...Object.entries(detail.metrics ?? {}).map(([n, v]) => [n, number(v)]), ...parts.map(([n, v]) => [n, JSON.stringify(v)]), ["judge", number(detail.reward_parts?.judge?.score)], ["reward of turns", detail.reward_parts?.per_turn ? JSON.stringify(detail.reward_parts.per_turn) : null]]),
     lines("Answer", [["expected", expected], ["answered", last ? messageText(last).slice(-300) || "a tool call" : null]]),
     lines("Time", [["in all", seconds(row.elapsed_s)], ["model", seconds(model)], ["tools", seconds(tool)], ["agent", seconds(agent)], ["waiting", seconds((stages.queue ?? 0) + (stages.start ?? 0) || null)]]),
-    lines("Tokens", [["turns", number(row.turns)], ["sampled", number(row.sampled_tokens)], ["usable", row.mask_reason ? `0 (${row.mask_reason})` : number(row.trained_tokens)], ["with gradient", row.phase === "train" ? number(row.mask_reason ? 0 : row.gradient_tokens) : null], ["least logprob", number(row.logprob_min)], ["largest gap", small(row.gap_max)], ["entropy", number(row.entropy_mean)], ["weight version", version], ["versions behind", number(row.staleness)]]),
+    lines("Tokens", [["turns", number(row.turns)], ["sampled", number(row.sampled_tokens)], ["usable", row.mask_reason ? `0 (${row.mask_reason})` : number(row.trained_tokens)], ["with gradient", row.phase === "train" ? number(row.mask_reason ? 0 : row.gradient_tokens) : null], ["least logprob", number(row.logprob_min)], ["largest gap", number(row.gap_max)], ["entropy", number(row.entropy_mean)], ["weight version", version], ["versions behind", number(row.staleness)]]),
     report.length ? el("details", { id: "fidelity" }, el("summary", {}, "Fidelity"), el("dl", {}, report.map(([n, v]) => [el("dt", {}, n.replaceAll("_", " ")), el("dd", {}, typeof v === "object" ? Object.entries(v).map(([a, b]) => `${a} ${b}`).join(", ") : typeof v === "string" ? v : number(v))]))) : null,
   ];
 }
@@ -122,23 +122,25 @@ function covered(spans) {
 
 // Where the time went, from the same spans that a collector gets.
 function waterfall(row, detail) {
-  const stages = row.spans.filter((s) => s.name.startsWith("stage ")), run = stages.find((s) => s.name === "stage run"), bars = [], after = [];
-  for (const s of stages) { const name = s.name.slice(6), bar = ["stage", name, s.start_s, s.end_s, STAGES[name] ?? ""]; run && s.start_s >= run.end_s ? after.push(bar) : bars.push(bar); }
-  const calls = row.spans.filter((s) => s.name.startsWith("chat ")), tools = row.spans.filter((s) => s.name.startsWith("execute_tool "));
-  if (run && calls.length && calls[0].start_s > run.start_s) bars.push(["agent-bar", "agent begins", run.start_s, calls[0].start_s, "before its first model call"]);
-  calls.forEach((call, i) => {
-    const a = call.attributes, first = a["gen_ai.server.time_to_first_token"], facts = (detail.calls ?? []).find((c) => c.turn_id === a["agentcore_rl.turn_id"]);
-    const said = [first && `first token after ${number(first, 3)} s`, `${a["gen_ai.usage.input_tokens"] ?? "–"} tokens in, ${a["gen_ai.usage.output_tokens"] ?? "–"} sampled`, `ends with ${a["gen_ai.response.finish_reasons"]?.[0] ?? "–"}`, facts?.untrainable && `not trained: ${facts.untrainable}`];
-    bars.push(["model", `model call ${i + 1}`, call.start_s, call.end_s, said.filter(Boolean).join("\n")]);
-    const next = calls[i + 1], own = next ? tools.filter((t) => t.start_s >= call.end_s && t.start_s < next.start_s + 1e-9 && t.end_s <= next.start_s + 1e-9) : [];
-    for (const t of own) bars.push(["tool-bar", `tool ${t.attributes["gen_ai.tool.name"]}`, t.start_s, t.end_s, own.length > 1 ? `one of ${own.length} calls between two model calls` : "between two model calls"]);
-    if (next && !own.length && next.start_s > call.end_s) bars.push(["agent-bar", "agent", call.end_s, next.start_s, "between two model calls"]);
-  });
-  const done = calls.at(-1);
-  if (run && done && run.end_s > done.end_s) bars.push(["agent-bar", "agent, reward", done.end_s, run.end_s, "after its last model call: the agent ends, its reward is computed, the record is stored"]);
-  bars.push(...after);
+  const spans = row.spans.filter((s) => s.name !== "invoke_agent"), run = spans.find((s) => s.name === "stage run");
+  const refused = new Map((detail.calls ?? []).map((c) => [c.turn_id, c.untrainable])), bars = [];
+  let calls = 0, at = run?.start_s ?? Infinity;
+  const agent = (until) => { if (until > at + 1e-9) bars.push(["agent-bar", "agent", at, until, "no call of a model or tool"]); };
+  for (const s of spans) {
+    const [kind, name] = [s.name.slice(0, s.name.indexOf(" ")), s.name.slice(s.name.indexOf(" ") + 1)], a = s.attributes;
+    if (kind === "stage") { bars.push(["stage", name, s.start_s, s.end_s, STAGES[name] ?? ""]); continue; }
+    agent(s.start_s);
+    at = Math.max(at === Infinity ? s.start_s : at, s.end_s);
+    if (kind === "execute_tool") { bars.push(["tool-bar", `tool ${name}`, s.start_s, s.end_s, "between two model calls"]); continue; }
+    const first = a["gen_ai.server.time_to_first_token"], why = refused.get(a["agentcore_rl.turn_id"]);
+    const said = [first && `first token after ${number(first, 3)} s`, why && `not trained: ${why}`,
+      `${a["gen_ai.usage.input_tokens"] ?? "–"} tokens in, ${a["gen_ai.usage.output_tokens"] ?? "–"} sampled, ends with ${a["gen_ai.response.finish_reasons"]?.[0] ?? "–"}`];
+    bars.push(["model", `model call ${++calls}`, s.start_s, s.end_s, said.filter(Boolean).join("\n")]);
+  }
+  if (run) agent(run.end_s);
   if (!bars.length) return null;
-  const start = Math.min(...bars.map((b) => b[2])), end = Math.max(...bars.map((b) => b[3])), wide = end - start || 1;
+  bars.sort((a, b) => a[2] - b[2]);
+  const start = bars[0][2], end = Math.max(...bars.map((b) => b[3])), wide = end - start || 1;
   const lanes = bars.slice(0, 400).flatMap(([kind, label, from, to, note]) => {
     const bar = el("div", { class: `bar ${kind}`, role: "img", "aria-label": `${label} ${number(to - from)} s` });
     [bar.style.left, bar.style.width] = [((from - start) / wide) * 100, ((to - from) / wide) * 100].map((share) => `${share}%`);

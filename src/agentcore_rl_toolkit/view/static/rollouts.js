@@ -1,7 +1,7 @@
 // @ts-check
 // The list of rollouts: filters, orders, and only the rows in sight.
-import { FILTERS, choice, el, filters, filtersOf, link, many, number, onTyped, outcomeClass, outcomeText, small, stopText, to } from "./dom.js";
-import { facetsOf, rowsOf } from "./source.js";
+import { choice, el, filters, link, many, number, onTyped, outcomeClass, outcomeText, stopText, to } from "./dom.js";
+import { FILTERS, facetsOf, filtersOf, rowsOf } from "./source.js";
 
 const HIGH = 30, CHUNK = 100, AROUND = 12, AT_ONCE = 2;
 const COLUMNS = [["id", "#"], ["step", "step"], ["grp", "input"], ["outcome", "outcome"], ["reward", "reward"], ["advantage", "advantage"], ["turns", "turns"], ["sampled_tokens", "tokens"], ["logprob_min", "min logprob"], ["gap_max", "gap"], ["tool_calls", "tools or error"]];
@@ -66,7 +66,7 @@ class VirtualRows {
       if (this.space) this.space.style.height = `${this.total * HIGH}px`;
     } catch (error) { this.chunks.delete(chunk); throw error; }
   }
-  // Dragging the bar passes many pages: while some are loading no more are requested, and afterwards only those in sight.
+  // Dragging the bar passes many pages. While some load, no more are requested, and then only those in sight.
   want(chunk) {
     if (this.loading >= AT_ONCE) return;
     this.loading++;
@@ -97,7 +97,7 @@ class VirtualRows {
   }
   row(row, place) {
     const tools = Object.entries(row.tools).map(([t, n]) => `${t} ${n}`).join(", ") || (row.tool_calls === 0 ? "none" : "–");
-    const cells = [`${row.id}`, row.at, el("span", { title: `group ${row.grp}` }, row.input ?? row.grp), el("span", { class: outcomeClass(row) }, outcomeText(row)), number(row.reward), number(row.advantage), number(row.turns), number(row.sampled_tokens), number(row.logprob_min), small(row.gap_max), row.error ?? tools];
+    const cells = [`${row.id}`, row.at, el("span", { title: `group ${row.grp}` }, row.input ?? row.grp), el("span", { class: outcomeClass(row) }, outcomeText(row)), number(row.reward), number(row.advantage), number(row.turns), number(row.sampled_tokens), number(row.logprob_min), number(row.gap_max), row.error ?? tools];
     const made = el("a", { class: `row${place === this.at ? " at" : ""}`, href: link(this.name, `rollout/${row.id}`, { ...this.query, place }), role: "row", tabindex: -1, "data-id": row.id }, cells.map((c, i) => (c instanceof Node ? c : el("span", { class: WORDY.has(COLUMNS[i][0]) ? "" : "num" }, c))));
     made.style.top = `${place * HIGH}px`;
     return made;

@@ -1,6 +1,6 @@
 // @ts-check
 // One run: is it learning, and if not, why?
-import { el, facts, fold, inputOf, link, many, notice, number, numbersIn, percent, seconds, section, small, stopText, table, to } from "./dom.js";
+import { el, facts, fold, inputOf, link, many, notice, number, numbersIn, percent, seconds, section, stopText, table, to } from "./dom.js";
 import { lineChart, sparkline, stackedChart } from "./charts.js";
 import { inputsOf, overview } from "./source.js";
 import { statusOf } from "./runs.js";
@@ -8,10 +8,13 @@ import { statusOf } from "./runs.js";
 export const SHOWN = 1000; // rows of a table
 const STOPS = { stop: "--good", tool_calls: "--cyan", length: "--warn", turns: "--violet", context: "--bad" };
 
-// All numbers of the steps by their names in metrics.jsonl. The charts are drawn when the section is opened.
+// Each training step with all its numbers by name: those of its event in metrics.jsonl, and those of its rollouts.
+export const valuesOf = (run) => run.trained.map((s) => [s, Object.fromEntries([...numbersIn(run.events.get(s.step) ?? {}), ...numbersIn(s)])]);
+export const namesOf = (rows) => [...new Set(rows.flatMap(([, numbers]) => Object.keys(numbers)))].filter((name) => !["step", "number", "first"].includes(name)).sort();
+
+// All numbers of the steps. The charts are drawn when the section is opened.
 function everyNumber(run, mount) {
-  const rows = run.trained.map((s) => [s.number, Object.fromEntries(numbersIn(run.events.get(s.step) ?? {}))]);
-  const names = [...new Set(rows.flatMap(([, numbers]) => Object.keys(numbers)))].filter((name) => name !== "step").sort();
+  const rows = valuesOf(run), names = namesOf(rows);
   if (!names.length) return null;
   const filter = el("input", { type: "search", placeholder: "filter by name", "aria-label": "filter the numbers by name" });
   const smooth = el("input", { type: "range", min: 1, max: 20, value: 1, "aria-label": "mean over steps" }), said = el("span", {}, "every step");
@@ -20,7 +23,7 @@ function everyNumber(run, mount) {
   const draw = () => {
     const wide = Number(smooth.value);
     said.textContent = wide === 1 ? "every step" : `mean of ${wide} steps`;
-    grid.replaceChildren(...names.filter((name) => name.includes(filter.value)).map((name) => lineChart(name, [{ name, points: mean(rows.map(([x, numbers]) => ({ x, y: numbers[name] ?? null })), wide) }])).filter(Boolean));
+    grid.replaceChildren(...names.filter((name) => name.includes(filter.value)).map((name) => lineChart(name, [{ name, points: mean(rows.map(([s, numbers]) => ({ x: s.number, y: numbers[name] ?? null })), wide) }])).filter(Boolean));
     mount(grid);
   };
   const made = el("details", { class: "card", id: "numbers" }, el("summary", {}, `All ${names.length} numbers of a step`), el("p", { class: "tools" }, filter, el("label", { class: "soft" }, "smoothing ", smooth), " ", said), grid);
@@ -90,10 +93,7 @@ function charts(run) {
     stack("Failures by cause", "Whose failure it is: the policy's, the agent's code, or the infrastructure's.",
       [["ok", "--good", (s) => s.rollouts - sum(s.causes)], ...kinds("causes").map((cause) => [cause, { policy: "--warn", agent: "--bad" }[cause] ?? "--soft", (s) => s.causes[cause] ?? 0])]),
     line("Tokens sampled by a rollout", null, zero, ["mean", point("tokens_mean")], ["longest", point("tokens_max")]),
-    line("Turns and tool calls of a rollout", null, zero, ["turns", point("turns")], ["tool calls", point("tool_calls")]),
-    line("Weight versions behind", null, share, ["mean", point("staleness")], ["most", point("staleness_max")]),
     line("Share of the time the trainer waits", null, share, ["for rollouts", logged((e) => (e.rollout_s + e.train_s > 0 ? e.rollout_s / (e.rollout_s + e.train_s) : null))]),
-    line("Seconds of a rollout", null, zero, ["mean", point("elapsed_s")], ["longest", point("elapsed_max_s")]),
     line("Loss", "Its size says little: advantages sum to about 0.", {}, ["loss", logged((e) => e.loss)]),
   ].filter(Boolean);
 }
@@ -167,7 +167,7 @@ export async function runPage(name, _query, _go, mount) {
   const eventOf = (s) => (s.phase === "train" && s.step !== null ? run.events.get(s.step) : run.evaluated(s));
   const place = (s) => [to(run.listOf(s), s.at), s.phase === "train" ? null : [" ", to(link(name, "evaluation", { phase: s.phase, number: s.number }), "evaluation")]];
   const steps = table(["step", "#rollouts", "#reward", "#of ok", "#usable", "#mixed groups", "#tokens a rollout", "#largest gap", ...own.map((key) => `#${key}`), "outcomes"],
-    run.steps.map((s) => [place(s), number(s.rollouts), number(s.reward), number(s.reward_ok), number(s.usable), s.rollouts > s.groups ? `${number(s.groups_differ)} of ${number(s.groups)}` : "–", number(s.tokens_mean, 0), small(s.gap_max), ...own.map((key) => number(eventOf(s)?.metrics?.[key])), Object.entries(s.outcomes).map(([o, n]) => `${n} ${o}`).join(", ")]), { id: "steps" });
+    run.steps.map((s) => [place(s), number(s.rollouts), number(s.reward), number(s.reward_ok), number(s.usable), s.rollouts > s.groups ? `${number(s.groups_differ)} of ${number(s.groups)}` : "–", number(s.tokens_mean, 0), number(s.gap_max), ...own.map((key) => number(eventOf(s)?.metrics?.[key])), Object.entries(s.outcomes).map(([o, n]) => `${n} ${o}`).join(", ")]), { id: "steps" });
   return [head, el("div", { id: "diagnosis" }, findings(run)), change, facts(countsOf(run)), el("div", { class: "grid", id: "charts" }, charts(run)), tables(run),
     everyNumber(run, mount), el("h2", {}, trained.length && others.length ? "Steps and evaluations" : trained.length ? "Steps" : "Evaluations"), steps, settings];
 }

@@ -1,6 +1,6 @@
 // @ts-check
 // The list of runs: status, model, data, time, reward with its interval; sorted and searched here.
-import { el, filters, link, notice, number, onTyped, seconds, table, to } from "./dom.js";
+import { el, filters, link, notice, number, onTyped, seconds, sortBy, table, to } from "./dom.js";
 import { sparkline } from "./charts.js";
 import { exported, runList } from "./source.js";
 
@@ -28,7 +28,7 @@ export async function runsPage(query, go) {
   const words = (query.text ?? "").toLowerCase().split(/\s+/).filter(Boolean);
   const fit = (r) => words.every((w) => [r.name, r.model, r.data, r.status, r.problem].some((v) => String(v ?? "").toLowerCase().includes(w)));
   const shown = runs.filter(fit), by = RUN_COLUMNS.find(([name]) => name.replace("#", "") === query.sort);
-  if (by?.[1]) shown.sort((a, b) => { const [x, y] = [by[1](a) ?? null, by[1](b) ?? null]; return x === null || y === null ? Number(x === null) - Number(y === null) : (x < y ? -1 : x > y ? 1 : 0) * (query.descending ? -1 : 1); });
+  if (by?.[1]) sortBy(shown, by[1], query.descending);
   const address = (changed) => `#/?${new URLSearchParams(Object.entries({ ...query, ...changed }).filter(([, v]) => v))}`;
   const search = el("input", { type: "search", name: "text", value: query.text ?? "", placeholder: "name, model, data, status", "aria-label": "search the runs" });
   onTyped(search, () => go(address({ text: search.value }), true));

@@ -1,5 +1,7 @@
 // @ts-check
 // Where the data comes from: the server, or what an exported file holds. Both give the same values.
+import { sortBy } from "./dom.js";
+
 const held = document.getElementById("held");
 const file = held ? JSON.parse(held.textContent) : null;
 export const exported = file !== null;
@@ -41,17 +43,12 @@ export async function changeOf(first, second) {
 
 export async function rowsOf(run, query, offset, limit) {
   if (!file) return of(run, "rollouts", { ...query, offset, limit });
-  const rows = file.rows.filter((row) => fits(row, query));
-  const by = query.sort || "id", sign = query.descending ? -1 : 1;
-  rows.sort((a, b) => {
-    const x = a[by] ?? null, y = b[by] ?? null;
-    if (x === null || y === null) return Number(x === null) - Number(y === null) || (a.id - b.id) * sign;
-    return (x < y ? -1 : x > y ? 1 : a.id - b.id) * sign;
-  });
+  const rows = sortBy(file.rows.filter((row) => fits(row, query)), (row) => row[query.sort || "id"], query.descending, (a, b) => a.id - b.id);
   return { total: rows.length, rows: rows.slice(offset, offset + limit) };
 }
 
 const yes = (word) => ["1", "true"].includes(word);
+// The same conditions as `runs.Query`.
 const KEPT = {
   phase: (row, v) => row.phase === v,
   number: (row, v) => row.number === Number(v),
@@ -70,15 +67,16 @@ const KEPT = {
   failed: (row, v) => (row.outcome !== "ok") === yes(v),
   cut: (row, v) => (row.cut_calls ?? 0) > 0 === yes(v),
   unparsed: (row, v) => (row.unparsed_calls ?? 0) > 0 === yes(v),
+  tool: (row, v) => (v === "" ? row.tool_calls === 0 : v in row.tools),
   text: (row, v) => row.searched.includes(v.toLowerCase()),
 };
+export const FILTERS = Object.keys(KEPT);
+// The filters of an address. An empty one is none, but for a tool: no tool.
+export const filtersOf = (query) => Object.fromEntries(FILTERS.filter((f) => query[f] !== undefined && (query[f] !== "" || f === "tool")).map((f) => [f, query[f]]));
 
-// The same conditions as `runs.Query`.
 function fits(row, query) {
-  if (query.tool === "" && row.tool_calls !== 0) return false;
-  if (query.tool && !(query.tool in row.tools)) return false;
   if (query.text && query.text.length < 2) throw new Error(`a text to look for has at least 2 characters, got '${query.text}'`);
-  return Object.entries(KEPT).every(([name, keeps]) => query[name] === undefined || query[name] === "" || keeps(row, query[name]));
+  return Object.entries(filtersOf(query)).every(([name, value]) => KEPT[name](row, value));
 }
 
 export async function rolloutOf(run, id) {
@@ -93,7 +91,7 @@ export async function groupOf(run, id) {
   return { members: row.group.map((r) => file.rollouts[r.id]), history: file.histories[row.input_key] };
 }
 
-// Call `changed` when the run (or, without a name, any run) is written, and `say` with its status. Returns what ends it.
+// Call `changed` when the run (without a name: any run) is written, and `say` with its status. Return what ends it.
 export function listen(run, changed, say) {
   if (file) { say("from a file", file.left_out); return () => {}; }
   const events = new EventSource(`api/events?${new URLSearchParams({ run: run ?? "" })}`);

@@ -1,6 +1,6 @@
 // @ts-check
-// The tokens of a rollout, as the trainer sees them: coloured by a number, found by text, reached by keys and by address.
-import { el, hint, link, many, number, readdress, small, soft, svg } from "./dom.js";
+// The tokens of a rollout, as the trainer sees them: coloured by a number, reached by text, keys and address.
+import { el, hint, link, many, number, readdress, soft, table } from "./dom.js";
 import { decoded } from "./source.js";
 
 const LIMITS = { logprob: [0.105, 0.69, 2.3, 4.6, 6.9], gap: [0.001, 0.01, 0.05, 0.2, 1], entropy: [0.1, 0.5, 1, 2, 3], ratio: [0.01, 0.05, 0.2, 0.5, 1], advantage: [0.01, 0.5, 1] };
@@ -64,7 +64,7 @@ export function tokenView(name, row, query, go) {
     return [el("p", {}, el("b", {}, title), soft(counts), why ? el("span", { class: "warn" }, `branch: ${why}  `) : null, s.side_call ? el("span", { class: "warn" }, `side call, not trained: ${s.side_call}`) : null), box];
   });
   /** @type {any} */
-  const nodes = [branchTree(sequences, row.detail?.calls), el("div", { class: "tools" }, buttons, scale, least, copy, said), shown];
+  const nodes = [branchesOf(sequences, row.detail?.calls), el("div", { class: "tools" }, buttons, scale, least, copy, said), shown];
   nodes.start = () => { if (query.token) { const [n, i] = query.token.split(":").map(Number); pick(n, i, "center"); } else document.querySelector(".found")?.scrollIntoView({ block: "center" }); };
   return nodes;
 }
@@ -106,37 +106,17 @@ function valueOf(s, i, colour, row) {
 function numbersOf(s, i, texts, row) {
   const lp = s.logprobs?.[i] ?? NaN, again = s.trainer_logprobs?.[i] ?? NaN;
   const lines = [`${JSON.stringify(texts[s.ids[i]] ?? null)}  id ${s.ids[i]}  at ${i}`, s.mask[i] ? "trained" : "context, not trained"];
-  if (s.mask[i]) lines.push(`advantage ${number(s.advantages?.[i] ?? row.advantage)}`, `sampler ${number(lp, 4)}${Number.isNaN(lp) ? "" : ` (${(Math.exp(lp) * 100).toPrecision(3)} %)`}`, `trainer ${number(again, 4)}`, `gap ${small(Math.abs(again - lp))}`, `ratio ${number(Math.exp(again - lp), 4)}`, `entropy ${number(s.entropies?.[i] ?? NaN, 3)}`, `weights ${number(s.versions?.[i])}`);
+  if (s.mask[i]) lines.push(`advantage ${number(s.advantages?.[i] ?? row.advantage)}`, `sampler ${number(lp, 4)}${Number.isNaN(lp) ? "" : ` (${(Math.exp(lp) * 100).toPrecision(3)} %)`}`, `trainer ${number(again, 4)}`, `gap ${number(Math.abs(again - lp))}`, `ratio ${number(Math.exp(again - lp), 4)}`, `entropy ${number(s.entropies?.[i] ?? NaN, 3)}`, `weights ${number(s.versions?.[i])}`);
   return lines.join("\n");
 }
 
-// Sequences as a tree: each turn a dot in the order of the calls, each sequence a row, a curve from the turn where it branched.
-function branchTree(sequences, calls) {
+// The sequences: their turns, the turn that each continues, and why it left the sequence before.
+function branchesOf(sequences, calls) {
   if (sequences.length < 2) return null;
-  const order = [], place = new Map();
-  for (const s of sequences) for (const t of [...s.context_turn_ids, ...s.turn_ids]) if (!place.has(t)) { place.set(t, 0); order.push(t); }
   const began = new Map((calls ?? []).map((c) => [c.turn_id, c.started_s ?? 0]));
-  order.sort((a, b) => (began.get(a) ?? 0) - (began.get(b) ?? 0)).forEach((t, i) => place.set(t, i));
-  const at = new Map(), wide = 34, high = 40, X = (t) => 24 + place.get(t) * wide, Y = (n) => 20 + n * high;
-  sequences.forEach((s, n) => s.turn_ids.forEach((t) => at.set(t, n)));
-  const width = Math.max(420, 24 + order.length * wide + 330), height = sequences.length * high + 6;
-  const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": `${sequences.length} branches` });
-  sequences.forEach((s, n) => {
-    const own = s.turn_ids, from = s.context_turn_ids.at(-1), why = s.side_call ? "side call" : n === 0 ? "the first" : s.branch_reason ?? "separate";
-    if (!own.length) return;
-    if (from !== undefined && at.has(from)) {
-      const [x, end, y] = [X(from), X(own[0]), Y(n)];
-      picture.append(svg("path", { class: "twig", d: `M ${x} ${Y(at.get(from))} C ${x + 20} ${y}, ${end - 20} ${y}, ${end} ${y}` }));
-    }
-    picture.append(svg("line", { class: "twig", x1: X(own[0]), x2: X(own.at(-1)), y1: Y(n), y2: Y(n) }));
-    for (const t of own) {
-      const dot = hint(svg("circle", { class: "dot", cx: X(t), cy: Y(n), r: 6 }), () => `turn ${place.get(t) + 1}\n${t}`);
-      dot.addEventListener("click", () => document.querySelector(`[data-sequence="${n}"]`)?.scrollIntoView({ block: "start" }));
-      picture.append(dot);
-    }
-    const trained = s.mask.reduce((a, b) => a + b, 0);
-    const said = `${n + 1}  ${many(own.length, "turn")}, ${trained} tokens trained, ${why.replaceAll("_", " ")}`;
-    picture.append(svg("text", { x: X(own.at(-1)) + 16, y: Y(n) + 4 }, said));
-  });
-  return el("div", { id: "branches" }, el("h2", {}, "Branches"), el("div", { class: "card wide" }, picture));
+  const turns = [...new Set(sequences.flatMap((s) => [...s.context_turn_ids, ...s.turn_ids]))].sort((a, b) => (began.get(a) ?? 0) - (began.get(b) ?? 0));
+  const places = (ids) => ids.map((t) => turns.indexOf(t) + 1).join(", ");
+  const why = (s, n) => s.side_call ?? (n === 0 ? "the first" : s.branch_reason ?? "separate").replaceAll("_", " ");
+  const rows = sequences.map((s, n) => [n + 1, places(s.turn_ids), places(s.context_turn_ids.slice(-1)) || "–", s.mask.reduce((a, b) => a + b, 0), why(s, n)]);
+  return el("div", { id: "branches" }, el("h2", {}, "Branches"), table(["sequence", "turns", "continues turn", "#tokens trained", "why"], rows));
 }
