@@ -535,7 +535,7 @@ def _target(options: dict[str, Any], out: Path) -> Iterator[Target]:
 
 @contextlib.contextmanager
 def _model_of(target: Target, given: dict[str, Any]) -> Iterator[tuple[Prepare | None, Fetch | None, Seen | None]]:
-    """Functions that open each rollout's session at the stack's gateway and fetch its recorded calls.
+    """Yield functions that open each rollout's session at the stack's gateway and fetch its recorded calls.
 
     None if a model is named, and for an agent with its own model.
     """

@@ -188,7 +188,7 @@ class Rollout:
 
 
 def numbers_of(sequences: Sequence[TokenSequence] | None) -> dict[str, float | None]:
-    """Smallest and mean logprob of the trained tokens, the largest and mean gap to the trainer's, the mean entropy."""
+    """Return smallest and mean logprob of the trained tokens, largest and mean gap to the trainer's, mean entropy."""
     sampled, gaps, entropies = list[float](), list[float](), list[float]()
     for s in sequences or ():
         values = (repeat(None) if v is None else v for v in (s.logprobs, s.trainer_logprobs, s.entropies))
