@@ -25,7 +25,7 @@ IN_FLIGHT = "in_flight.json"
 EVERY_S = 2.0
 MOST = 1000  # rollouts in the file, those that wait longest first
 
-Seen = Callable[[], Sequence[dict[str, Any]]]  # of a client its rollouts, of a gateway its sessions
+Seen = Callable[[], Sequence[dict[str, Any]]]  # the rollouts of a client, or the sessions of a gateway
 
 
 class _Keeper:
