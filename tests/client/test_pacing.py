@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +17,7 @@ from agentcore_rl_toolkit.client.pacing import (
     Pacer,
     RateBucket,
     backoff_s,
+    shared_pacer,
 )
 
 
@@ -82,3 +87,25 @@ def test_backoff_grows_to_its_cap_and_never_to_nothing(failures: int, jitter: fl
     delay_s = backoff_s(failures, base_s=0.5, cap_s=20, jitter=jitter)
     assert 0.25 <= delay_s <= 20
     assert backoff_s(failures + 1, base_s=0.5, cap_s=20) >= backoff_s(failures, base_s=0.5, cap_s=20)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_a_forked_child_has_paces_of_its_own() -> None:
+    held, go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:  # as the client's thread does while it takes a slot
+        with shared_pacer("arn", None)._lock:
+            held.set()
+            go_on.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert held.wait(60)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(30)  # ends this process if it waits for the lock
+        shared_pacer("arn", None).join(PaceLimits(10, None))
+        os._exit(0)
+    go_on.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -14,6 +14,7 @@ from agentcore_rl_toolkit.deploy.artifact import (
     image_digest,
     make_archive,
     put_wheel_beside,
+    requirements_of,
     this_platform,
 )
 from agentcore_rl_toolkit.errors import ConfigError
@@ -34,6 +35,18 @@ def test_an_image_has_the_same_name_before_and_after_its_wheel_lies_there(folder
     assert image_digest(folder, "linux/arm64") == before
     (folder / "agent.py").write_text("app = 2\n")
     assert image_digest(folder, "linux/arm64") != before
+
+
+def test_an_image_has_another_name_when_a_file_became_executable(folder: Path) -> None:
+    before = image_digest(folder, "linux/arm64")
+    (folder / "agent.py").chmod(0o755)
+    assert image_digest(folder, "linux/arm64") != before
+
+
+def test_a_requirement_keeps_the_fragment_of_its_address(folder: Path) -> None:
+    lines = "# all\nkit @ git+https://example.com/kit.git#subdirectory=python  # why\nagentcore-rl-toolkit\nhttpx #2\n"
+    (folder / "requirements.txt").write_text(lines)
+    assert requirements_of(folder) == ["kit @ git+https://example.com/kit.git#subdirectory=python", "httpx"]
 
 
 def test_a_killed_writer_of_a_wheel_leaves_nothing_in_the_image(folder: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -127,6 +128,7 @@ class Pacer:
 
 
 _pacers: dict[tuple[str, str], Pacer] = {}  # one per agent and endpoint in this process, because the quota is per agent
+os.register_at_fork(after_in_child=_pacers.clear)  # a thread of the parent may have held their locks
 
 
 def shared_pacer(agent_runtime_arn: str, endpoint_url: str | None) -> Pacer:

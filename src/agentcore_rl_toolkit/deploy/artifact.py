@@ -188,7 +188,8 @@ def digest_of(folder: Path, *more: str) -> str:
         if _is_our_wheel(path):
             continue
         data = path.read_bytes()
-        found.update(f"{path.relative_to(folder).as_posix()}\0{len(data)}\0".encode())
+        mode = path.stat().st_mode & 0o100  # a script that cannot be executed is another file
+        found.update(f"{path.relative_to(folder).as_posix()}\0{mode}\0{len(data)}\0".encode())
         found.update(data)
     return found.hexdigest()[:12]
 
@@ -264,7 +265,7 @@ def requirements_of(folder: Path) -> list[str]:
     named = folder / "requirements.txt"
     project = folder / "pyproject.toml"
     if named.is_file():
-        lines = [line.split("#")[0].strip() for line in named.read_text().splitlines()]
+        lines = [re.sub(r"(^|\s)#.*$", "", line).strip() for line in named.read_text().splitlines()]
     elif project.is_file():
         lines = list(tomllib.loads(project.read_text()).get("project", {}).get("dependencies", []))
     else:

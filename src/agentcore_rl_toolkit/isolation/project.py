@@ -10,11 +10,12 @@ import contextlib
 import hashlib
 import os
 import shutil
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-MAX_LINKS = 200
+MAX_LINKS = 2_000  # in a session's folder, some 5 µs each
 # Code, and the prompts that agents read as they are loaded.
 _SOURCES = (".py", ".md", ".txt", ".jinja", ".jinja2", ".j2", ".yaml", ".yml", ".toml")
 _NOT_SOURCE = ("__pycache__", "node_modules", "build", "dist", "runs")
@@ -90,7 +91,10 @@ class Project:
 def link_files(folders: Iterable[str], directory: str, copied: Iterable[str] = ()) -> None:
     """Show an agent's files in a session's folder, as in a container's /app. Copy the paths in ``copied``."""
     for folder in folders:
-        for name in sorted(os.listdir(folder))[:MAX_LINKS]:
+        names = sorted(os.listdir(folder))
+        if len(names) > MAX_LINKS:
+            print(f"{folder} has {len(names)} entries; sessions find the first {MAX_LINKS} in theirs", file=sys.stderr)
+        for name in names[:MAX_LINKS]:
             source, target = os.path.join(folder, name), os.path.join(directory, name)
             if name.startswith(".") or name in ("__pycache__", "tmp") or os.path.lexists(target):
                 continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 
@@ -11,6 +12,7 @@ from .base import ObjectInfo, ObjectStore, check_size, utc
 
 _spaces: dict[str, dict[str, tuple[bytes, float]]] = {}
 _lock = threading.Lock()
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
 class MemoryStore(ObjectStore):

@@ -67,6 +67,22 @@ def test_an_agent_that_leaves_the_version_open_gets_the_one_that_runs_here(tmp_p
         assert agent_in(tmp_path).toolkit is wanted, requirements
 
 
+@pytest.mark.parametrize(
+    ("extra", "fits"), [("small", True), ("large", False), ("both", False), ("small,large", False)]
+)
+def test_an_agent_needs_the_packages_of_the_extras_that_it_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extra: str, fits: bool
+) -> None:
+    info = tmp_path / "packages" / "a_kit-1.0.dist-info"
+    info.mkdir(parents=True)
+    needs = ("click", "small"), ("no-such-package-here", "large"), ("a-kit[small,large]", "both")
+    lines = [f'Requires-Dist: {name}; extra == "{extra}"' for name, extra in needs]
+    (info / "METADATA").write_text("\n".join(["Metadata-Version: 2.1", "Name: a-kit", "Version: 1.0", *lines]))
+    monkeypatch.syspath_prepend(tmp_path / "packages")
+    (tmp_path / "requirements.txt").write_text(f"a-kit[{extra}]\n")
+    assert environments.fits_here(tmp_path / "agent.py") is fits
+
+
 def test_serve_builds_the_environment_that_an_agents_files_ask_for(tmp_path: Path) -> None:
     (tmp_path / "requirements.txt").write_text("./not-there-0.1-py3-none-any.whl\n")
     agent = shutil.copy(Path(__file__).parents[1] / "deployable/bare.py", tmp_path / "agent.py")

@@ -22,7 +22,7 @@ import sys
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -115,15 +115,22 @@ def fits_here(agent: Path) -> bool:
         return False
 
 
-def _installed(wanted: Any) -> bool:
+def _installed(wanted: Any, extra: str = "") -> bool:
+    """Return True if a requirement is fulfilled here, with the packages of its extras. ``extra``: the extra that it is of."""
+    from packaging.requirements import Requirement
+
     if wanted.url is not None:
         return False
-    if wanted.marker is not None and not wanted.marker.evaluate():
+    if wanted.marker is not None and not wanted.marker.evaluate({"extra": extra}):
         return True
     try:
-        return bool(wanted.specifier.contains(version(wanted.name), prereleases=True))
+        if not wanted.specifier.contains(version(wanted.name), prereleases=True):
+            return False
+        listed = [Requirement(text) for text in requires(wanted.name) or ()] if wanted.extras else []
     except PackageNotFoundError:
         return False
+    inner = [one for one in listed if one.marker is not None and "extra" in str(one.marker)]
+    return all(_installed(one, name) for name in wanted.extras for one in inner)
 
 
 def build(dependencies: Dependencies, root: Path) -> Path:
