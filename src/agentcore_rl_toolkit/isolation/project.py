@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-MAX_LINKS = 2_000  # in a session's folder, some 5 µs each
+MAX_LINKS = 2_000  # each takes some 5 µs of a session's start
 # Code, and the prompts that agents read as they are loaded.
 _SOURCES = (".py", ".md", ".txt", ".jinja", ".jinja2", ".j2", ".yaml", ".yml", ".toml")
 _NOT_SOURCE = ("__pycache__", "node_modules", "build", "dist", "runs")
