@@ -207,16 +207,11 @@ class Account:
                 return [fail("gateway", str(e).splitlines()[0], advice)]
             try:
                 stats = client.stats()
-                relays = [
-                    url
-                    for url, each in stats.get("gateways", {self.gateway_url: stats}).items()
-                    if not each["token_mode"]
-                ]
-                found = (
-                    note("gateway", f"{', '.join(relays)} in relay mode", RELAYED)
-                    if relays
-                    else ok("gateway", self.gateway_url)
-                )
+                each = stats.get("gateways", {self.gateway_url: stats})
+                relays = ", ".join(url for url, its in each.items() if not its["token_mode"])
+                found = ok("gateway", self.gateway_url)
+                if relays:
+                    found = note("gateway", f"{relays} in relay mode", RELAYED)
                 return [found, _model(made)]
             finally:
                 client.delete([made.session_id])

@@ -16,6 +16,7 @@ defaults.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -69,19 +70,15 @@ def message_digest(message: Mapping[str, Any], *, text: str | None = None) -> Di
 
 def in_call_order(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the messages with the results of parallel calls in the order of the calls: without ids, only the order tells."""
-    found = messages
-    for i, message in enumerate(messages):
-        ids = [call.get("id") for call in message.get("tool_calls") or ()]
-        if len(ids) < 2:
-            continue
-        end = i + 1
-        while end < len(messages) and messages[end]["role"] == "tool":
-            end += 1
-        places = {str(call_id): place for place, call_id in enumerate(ids)}
-        results = sorted(messages[i + 1 : end], key=lambda m: places.get(str(m.get("tool_call_id")), len(places)))
-        if results != messages[i + 1 : end]:
-            found = [*messages] if found is messages else found
-            found[i + 1 : end] = results
+    found: list[dict[str, Any]] = []
+    places: dict[str, int] = {}
+    for role, group in itertools.groupby(messages, lambda message: message["role"]):
+        run = list(group)
+        if role == "tool":
+            run.sort(key=lambda message: places.get(str(message.get("tool_call_id")), len(places)))
+        else:
+            places = {str(call.get("id")): place for place, call in enumerate(run[-1].get("tool_calls") or ())}
+        found += run
     return found
 
 

@@ -78,9 +78,10 @@ def answer_form(
     With a schema, "auto" allows calls or text that fits the schema. None when nothing has to be enforced, the family's calls
     cannot be, or the engine's own form for a schema does as well.
     """
-    rest, trigger = _rest(grammar, tools if choice != "none" else (), choice, parallel, schema, thinking)
-    if rest is None:
+    found = _rest(grammar.tag, tools if choice != "none" else (), choice, parallel, schema, thinking)
+    if found is None:
         return None
+    rest, trigger = found
     if thinking is not None:
         thought: Format = {
             "type": "tag",
@@ -94,24 +95,24 @@ def answer_form(
 
 
 def _rest(
-    grammar: Grammar,
-    tools: Sequence[dict[str, Any]],
+    form: CallTag | None,
+    tools: Sequence[Any],
     choice: str,
     parallel: bool,
     schema: Any,
     thinking: tuple[str, str] | None,
-) -> tuple[Format | None, str | None]:
-    """Return the form behind the thinking, and the text that opens it (None: it begins at once)."""
+) -> tuple[Format, str | None] | None:
+    """Return the form behind the thinking, and the text that opens it (None: it begins at once). None: there is no form."""
     forced = choice not in ("auto", "none")
-    form = grammar.tag
     if schema is not None and not forced:
         text: Format = {"type": "json_schema", "json_schema": relaxed(schema)}
-        if not tools or form is None:
-            return ({"type": "sequence", "elements": [_BLANKS, text]} if thinking is not None else None), None
-        calls = _calls(form, tools, None, one=not parallel)
-        return {"type": "sequence", "elements": [_BLANKS, {"type": "or", "elements": [calls, text]}]}, None
+        if tools and form is not None:
+            text = {"type": "or", "elements": [_calls(form, tools, None, one=not parallel), text]}
+        elif thinking is None:
+            return None
+        return {"type": "sequence", "elements": [_BLANKS, text]}, None
     if not tools or form is None or (not forced and (parallel or not form.trigger)):
-        return None, None  # without a trigger, an answer may as well be text that begins like a call
+        return None  # without a trigger, an answer may as well be text that begins like a call
     wanted = choice.removeprefix("tool:") if choice.startswith("tool:") else None
     calls = _calls(form, tools, wanted, one=not parallel or wanted is not None)
     if not form.trigger:

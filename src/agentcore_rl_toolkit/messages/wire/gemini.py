@@ -73,13 +73,10 @@ _FIELD_NAMES = {
     "response_format": "generationConfig.responseSchema",
 }
 _REFUSED = {"cachedContent": Refusal("contents are not kept; send the whole contents")}
-_MEMBERS = """allowedFunctionNames anyOf cachedContent candidateCount codeExecutionResult executableCode fileData fileUri
-    frequencyPenalty functionCall functionCallingConfig functionDeclarations functionResponse generateContentRequest
-    generationConfig includeThoughts inlineData maxItems maxLength maxOutputTokens maxProperties mimeType minItems minLength
-    minProperties parametersJsonSchema prefixItems presencePenalty propertyOrdering responseJsonSchema responseMimeType
-    responseModalities responseSchema stopSequences systemInstruction thinkingBudget thinkingConfig thinkingLevel
-    thoughtSignature toolConfig topK topP"""
-_CAMEL = {re.sub("[A-Z]", lambda capital: "_" + capital[0].lower(), name): name for name in _MEMBERS.split()}
+
+
+def _camel(name: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])_([a-z])", lambda found: found[1].upper(), name)
 
 
 class _Thinking(msgspec.Struct, frozen=True, rename="camel"):
@@ -136,7 +133,7 @@ def parse_request(body: bytes | dict[str, Any], *, counting: bool = False) -> Mo
 
 def _object(value: Any, path: str) -> dict[str, Any]:
     """Return an object with its members in camel case. Raises: RequestError."""
-    return {_CAMEL.get(name, name): member for name, member in object_at(value, path).items()}
+    return {_camel(name): member for name, member in object_at(value, path).items()}
 
 
 def _functions(tool: Any, path: str) -> list[dict[str, Any]]:
@@ -181,7 +178,7 @@ def standard_schema(schema: Any) -> Any:
     """Return Google's Schema, a form of OpenAPI 3.0's, as a JSON schema. Source: ai.google.dev/api/caching#Schema."""
     if not isinstance(schema, dict):
         return schema
-    given = {_CAMEL.get(name, name): value for name, value in schema.items()}
+    given = {_camel(name): value for name, value in schema.items()}
     nullable, kind = given.pop("nullable", None), given.pop("type", None)
     for each in ("propertyOrdering", "example"):
         given.pop(each, None)
@@ -204,22 +201,20 @@ def standard_schema(schema: Any) -> Any:
 _DATA = frozenset(
     {"text", "inlineData", "fileData", "functionCall", "functionResponse", "executableCode", "codeExecutionResult"}
 )
-_ABOUT_PARTS = frozenset({"thought", "thoughtSignature", "videoMetadata", "video_metadata"})
+_ABOUT_PARTS = frozenset({"thought", "thoughtSignature", "videoMetadata"})
 
 
-def _part(given: Any, path: str) -> Part:
-    """Return a part with its members in camel case. Raises: RequestError if it has several kinds of data."""
+def _part(given: Any, path: str) -> tuple[str | None, Part]:
+    """Return the member with a part's data, None if it is empty, and the part with its members in camel case.
+
+    Raises: RequestError if it has several kinds of data, of which one would be lost.
+    """
     part = _object(given, path)
-    kinds = [name for name, data in part.items() if data is not None and name in _DATA]
+    members = [name for name, data in part.items() if data is not None and name not in _ABOUT_PARTS]
+    kinds = [name for name in members if name in _DATA]
     if len(kinds) > 1:
         raise RequestError(f"{path} must have one of {', '.join(kinds)}: send a part for each", param=path)
-    return part
-
-
-def _kind(part: Part) -> str | None:
-    """Return the member that holds a part's data, or None if the part is empty."""
-    given = [name for name, data in part.items() if data is not None and name not in _ABOUT_PARTS]
-    return next((name for name in given if name in _DATA), given[0] if given else None)
+    return next(iter(kinds + members), None), part
 
 
 class _History(History):
@@ -252,8 +247,7 @@ class _History(History):
             raise RequestError(f"{path}.role must be user or model, got {role!r}", param=f"{path}.role")
 
     def read_part(self, part: Any, path: str) -> list[Part]:
-        given = _part(part, path)
-        kind = _kind(given)
+        kind, given = _part(part, path)
         return [] if kind is None else super().read_part({**given, "type": kind}, path)
 
     def _model(self, parts: list[Any], path: str) -> None:
@@ -262,8 +256,7 @@ class _History(History):
         message = self.messages[-1]
         for i, given in enumerate(parts):
             where = f"{path}[{i}]"
-            part = _part(given, where)
-            kind = _kind(part)
+            kind, part = _part(given, where)
             if kind == "text":
                 member = "reasoning_content" if part.get("thought") else "content"
                 message[member] = message.get(member, "") + text_member(part, "text", where)
@@ -280,8 +273,8 @@ class _History(History):
         return object_call(call_id, call, "args", path)
 
     def result(self, block: Any, path: str) -> Message | None:
-        part = _part(block, path)
-        if _kind(part) != "functionResponse":
+        kind, part = _part(block, path)
+        if kind != "functionResponse":
             return None
         path = f"{path}.functionResponse"
         response = object_at(part["functionResponse"], path)
