@@ -26,16 +26,10 @@ def answer_text(answer: Any) -> str:
         return answer_text(found) if isinstance(found, (str, Mapping, list)) else str(found)
     if not isinstance(answer, Sequence):
         return "" if answer is None else str(answer)
-    messages = [""]
-    streamed = any(_event_of(event) is not None for event in answer)
-    for event in answer:
-        text = _event_of(event)
-        if text is None and not streamed:  # blocks of a message, or texts
-            text = answer_text(event)
-        if text is _BEGIN:
-            messages.append("")
-        elif text is not None:
-            messages[-1] += text
+    events = [_event_of(event) for event in answer]
+    if all(event is None for event in events):  # blocks of a message, or texts
+        events = [answer_text(event) for event in answer]
+    messages = "".join(filter(None, events)).split(_BEGIN)
     return next((text for text in reversed(messages) if text.strip()), "")
 
 

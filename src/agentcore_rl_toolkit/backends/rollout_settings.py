@@ -12,7 +12,7 @@ from ..errors import ConfigError
 from .collection.credit import Credit
 from .collection.groups import MAX_TURNS, CollectConfig, PolicyFailures
 from .llm_judge import JudgeSettings
-from .scorer import SCORE_TIMEOUT_S, scorer_at, split_spec
+from .scorer import SCORE_TIMEOUT_S, checked_spec
 from .settings import Count, Least0, Positive, Settings, SettingsGroup
 
 
@@ -44,9 +44,7 @@ class ScoreSettings(SettingsGroup):
     score_timeout_s: Positive = SCORE_TIMEOUT_S
 
     def model_post_init(self, _: Any) -> None:
-        if self.score is not None:
-            object.__setattr__(self, "score", ":".join(split_spec(self.score)))
-            scorer_at(self.score, self.score_timeout_s)
+        object.__setattr__(self, "score", checked_spec(self.score))
 
 
 class RolloutSettings(Settings):

@@ -136,8 +136,7 @@ async def _work(awaitable: Awaitable[Any], begun: concurrent.futures.Future[None
 def _number(value: Any) -> float | None:
     """Convert a number, also of numpy and torch, to float. Anything else is None."""
     try:
-        value = value.item() if hasattr(value, "item") else value
-        return float(value) if isinstance(value, int | float) else None
+        return None if isinstance(value, str | bytes) else float(value)
     except OverflowError:
         return math.inf
     except (TypeError, ValueError, RuntimeError):  # more than one element
@@ -150,6 +149,14 @@ def split_spec(spec: str) -> tuple[str, str]:
     if not place or not name.isidentifier():
         place, name = spec, "score"
     return (str(Path(place).resolve()) if place.endswith(".py") else place), name
+
+
+def checked_spec(spec: str | None) -> str | None:
+    """Return FILE:FUNCTION or MODULE:FUNCTION of a scorer that can be loaded, with an absolute path. Raises: ConfigError."""
+    if spec is not None:
+        spec = ":".join(split_spec(spec))
+        scorer_at(spec)
+    return spec
 
 
 def scorer_files(spec: str | None) -> list[Path]:

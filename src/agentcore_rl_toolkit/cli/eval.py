@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..backends.scorer import scorer_at, scorer_files, split_spec
+from ..backends.scorer import scorer_at, scorer_files
 from ..contract import REFERENCE_FIELD, Cause
 from ..errors import ConfigError, GatewayError, LocalRuntimeError
 from ..store import parse_url
@@ -152,9 +152,6 @@ def command(**options: Any) -> None:
     if options["checks"] or options["answer"]:
         _check_rewards(rows, options)
         return
-    if options["score"]:
-        options["score"] = ":".join(split_spec(options["score"]))
-        scorer_at(options["score"])
     exp_id, out = experiment(options)
     out.mkdir(parents=True, exist_ok=True)
     shown = [

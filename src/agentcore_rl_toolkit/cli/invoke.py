@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..backends.scorer import scorer_at, scorer_files, split_spec
+from ..backends.scorer import scorer_files
 from ..contract import ANSWER_FIELD, Cause
 from ..errors import AgentCoreRLError
 from .models import model_option
@@ -67,9 +67,6 @@ def command(
     """
     from .training.stack import scratch_folder
 
-    if score is not None:
-        score = ":".join(split_spec(score))
-        scorer_at(score)
     value, words = json_object(payload, "the payload"), sandbox_words(readable, writable)
     variables = [*session_env, *as_is_variables(model_hosts, policy_models)]
     with (

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from ..backends.scorer import checked_spec
 from ..errors import ConfigError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -117,6 +118,7 @@ _MODEL_CALLS = (
 _SCORE = click.option(
     "--score",
     metavar="FILE:FUNCTION",
+    callback=lambda _, option, spec: checked_spec(spec),
     help="A function score(payload, answer, reference, trajectory) whose result is the reward.",
 )
 _JUDGE = (

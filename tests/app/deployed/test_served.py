@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import signal
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +164,7 @@ def test_the_agent_gets_its_row_and_no_key_and_its_answer_is_stored(
 
 def test_a_production_call_is_answered_by_the_agent_as_before(agent: Agent) -> None:
     session = new_session()
+    wait_for(lambda: agent.ping() == "Healthy")  # a rollout of another test has stored its record
     status, reply = agent.invoke({"prompt": "x"}, session)
     assert (status, reply["payload"]) == (200, {"prompt": "x"})
     assert agent.invoke({"text": "_rollout", "prompt": '"_rollout"'}, session)[0] == 200 if "session" in reply else True
@@ -232,19 +236,26 @@ def test_no_way_of_serving_gives_the_agent_its_rollout(
     assert record["_calls"]["gateway"] == len(model[1]) == 1
 
 
-def test_a_production_call_beside_a_rollout_keeps_its_address(
+def test_a_process_serves_one_rollout_or_production_calls_and_never_mixes_their_model_calls(
     start: Start, model: tuple[str, list[Asked]], tmp_path: Path
 ) -> None:
     agent = start(SYNC, env={"AGENTCORE_RL_MODEL_HOSTS": "127.0.0.1"})
-    with answering(lambda _: (200, {})) as own:
+    block = {"exp_id": "e", "input_id": "i", "s3_bucket": agent.store_url, "base_url": model[0], "api_key": KEY}
+    own_calls: list[Asked] = []
+    with answering(lambda asked: own_calls.append(asked) or (200, {})) as own, ThreadPoolExecutor() as threads:
         row = {"url": f"{own}/v1/chat/completions"}
-        path, _ = agent.rollout(
-            {**row, "wait": str(tmp_path / "go")}, session=new_session(), base_url=model[0], api_key=KEY
-        )
+        waits = {**row, "wait": str(tmp_path / "go")}
+        path, _ = agent.rollout(waits, session=new_session(), base_url=model[0], api_key=KEY)
         wait_for(lambda: len(model[1]) == 1)
-        assert agent.invoke(row)[0] == 200
+        assert agent.invoke(row)[0] == 503
         (tmp_path / "go").touch()
         assert agent.record(path)["_calls"] == {"gateway": 1, "elsewhere": {}}
+        wait_for(lambda: agent.ping() == "Healthy")
+        production = threads.submit(agent.invoke, {"wait": str(tmp_path / "again"), **row})
+        wait_for(lambda: len(own_calls) == 1)
+        assert agent.invoke({**row, "_rollout": block})[0] == 503
+        (tmp_path / "again").touch()
+        assert production.result()[0] == 200
     assert len(model[1]) == 1
 
 
@@ -271,12 +282,29 @@ def test_a_delivery_that_is_repeated_runs_the_agent_once(agent: Agent, model: tu
     assert len(calls) == 1
 
 
-def test_rollouts_that_are_turned_off_are_refused(start: Start) -> None:
+def test_rollouts_that_are_turned_off_are_refused_in_every_encoding(start: Start) -> None:
     agent = start(SYNC, env={"AGENTCORE_RL_ROLLOUTS": "off"})
     block = {"exp_id": "e", "input_id": "i", "s3_bucket": agent.store_url}
     status, reply = agent.invoke({"prompt": "x", "_rollout": block})
     assert (status, "rollouts are off" in reply["error"]) == (403, True)
+    text = json.dumps({"prompt": "x", "_rollout": block})
+    for body in (text.replace("_rollout", "\\u005frollout").encode(), text.encode("utf-16"), text.encode("utf-32-be")):
+        asked = urllib.request.Request(f"http://127.0.0.1:{agent.port}/invocations", body)
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            urllib.request.urlopen(asked, timeout=60)
     assert agent.invoke({"prompt": "x"})[0] == 200
+
+
+def test_a_production_call_that_looks_like_one_of_sagemaker_stays_one(agent: Agent) -> None:
+    wait_for(lambda: agent.ping() == "Healthy")
+    job = {
+        "jobArn": "arn:aws:sagemaker:us-west-2:123456789012:job/AgentRFT/j",
+        "rolloutId": "r",
+        "endpoint": "http://x",
+    }
+    row = {"prompt": 'what is "_rollout"?', "metadata": job}
+    status, reply = agent.invoke(row)
+    assert (status, reply["payload"]) == (200, row)
 
 
 def test_an_address_outside_of_the_allowed_ones_is_refused(start: Start) -> None:

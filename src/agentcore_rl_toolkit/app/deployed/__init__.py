@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
-from .program import Program
+from typing import TYPE_CHECKING
 
-__all__ = ["Program"]
+from ..._lazy import lazy
+
+if TYPE_CHECKING:
+    from .program import Program as Program
+else:
+    __all__, __getattr__, __dir__ = lazy(__name__)

@@ -8,13 +8,15 @@ without the agent's proxies.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import importlib
 from collections.abc import Callable, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from .routes import SECRET_HEADERS, Target, carried, find_target
+from .forwarding import trust
+from .routes import SECRET_HEADERS, Target, find_target
 
 
 @functools.cache
@@ -32,52 +34,27 @@ def _authorize(headers: MutableMapping[str, str], target: Target) -> None:
 
 
 def _patch_httpx(httpx: Any) -> None:
-    class Direct(httpx.URL):  # type: ignore[misc]
-        """An address that is reached without the client's proxies."""
+    def redirected(client: Any, request: Any) -> Any:
+        """Return the client that sends a request: to the gateway another one, without proxies."""
 
-    def redirect(request: Any) -> None:
         def body() -> Any:
             with contextlib.suppress(httpx.RequestNotRead):
                 return request.content
 
         target = find_target(request.method, str(request.url), body)
-        if target is not None:
-            request.url = Direct(target.url)
-            _authorize(request.headers, target)
-            request.headers["Host"] = request.url.netloc.decode("ascii")
+        if target is None:
+            return client
+        request.url = httpx.URL(target.url)
+        _authorize(request.headers, target)
+        request.headers["Host"] = request.url.netloc.decode("ascii")
+        kind = httpx.AsyncClient if isinstance(client, httpx.AsyncClient) else httpx.Client
+        return kind(trust_env=False, verify=trust(), limits=httpx.Limits(max_keepalive_connections=0))
 
-    def without_proxies(client: Any, transport: Any) -> Any:
-        choose = client._transport_for_url
-
-        @functools.wraps(choose)
-        def patched(self: Any, url: Any) -> Any:
-            if not isinstance(url, Direct):
-                return choose(self, url)
-            if "Proxy" not in type(getattr(self._transport, "_pool", None)).__name__:
-                return self._transport
-            if not hasattr(self, "_agentcore_rl_direct"):
-                self._agentcore_rl_direct = transport(trust_env=False)
-                # The client closes it with its mounts.
-                self._mounts[httpx._utils.URLPattern("all://gateway.invalid")] = self._agentcore_rl_direct
-            return self._agentcore_rl_direct
-
-        return patched
-
-    httpx.Client._transport_for_url = without_proxies(httpx.Client, httpx.HTTPTransport)
-    httpx.AsyncClient._transport_for_url = without_proxies(httpx.AsyncClient, httpx.AsyncHTTPTransport)
-    send, send_async = httpx.Client._send_single_request, httpx.AsyncClient._send_single_request
-
-    @functools.wraps(send)
-    def patched(self: Any, request: Any) -> Any:
-        redirect(request)
-        return send(self, request)
-
-    @functools.wraps(send_async)
-    async def patched_async(self: Any, request: Any) -> Any:
-        redirect(request)
-        return await send_async(self, request)
-
-    httpx.Client._send_single_request, httpx.AsyncClient._send_single_request = patched, patched_async
+    for kind in (httpx.Client, httpx.AsyncClient):
+        send = kind._send_single_request
+        kind._send_single_request = functools.wraps(send)(
+            lambda self, request, send=send: send(redirected(self, request), request)
+        )
 
 
 def _patch_aiohttp(aiohttp: Any) -> None:
@@ -97,46 +74,33 @@ def _patch_aiohttp(aiohttp: Any) -> None:
     aiohttp.BaseConnector.connect = patched
 
 
-def _patch_session(session: Any, address: Callable[[str], str] = str, **given: Any) -> None:
-    """Patch botocore's or requests' session, whose `send` takes a prepared request, and is ``given`` options."""
+def _patch_session(session: Any, direct: Callable[[Any], Any] = lambda session: session, **given: Any) -> None:
+    """Patch botocore's or requests' session, whose `send` takes a prepared request.
+
+    To the gateway ``direct`` gives another session, without proxies, and ``given`` are further options.
+    """
     send = session.send
 
     @functools.wraps(send)
     def patched(self: Any, request: Any, **options: Any) -> Any:
         target = find_target(request.method or "", request.url or "", lambda: request.body)
-        if target is not None:
-            request.url = address(target.url)
-            _authorize(request.headers, target)
-            request.headers.pop("Host", None)
-            options |= given
-        return send(self, request, **options)
+        if target is None:
+            return send(self, request, **options)
+        request.url = target.url
+        _authorize(request.headers, target)
+        request.headers.pop("Host", None)
+        return send(direct(self), request, **{**options, **given})
 
     session.send = patched
 
 
 def _patch_botocore(httpsession: Any) -> None:
-    class Direct(str):
-        """An address that is reached without the client's proxies."""
+    def without_proxies(session: Any) -> Any:
+        direct = copy.copy(session)
+        direct._proxy_config = httpsession.ProxyConfiguration()
+        return direct
 
-    proxy_for = httpsession.ProxyConfiguration.proxy_url_for
-
-    @functools.wraps(proxy_for)
-    def patched(self: Any, url: str) -> Any:
-        return None if isinstance(url, Direct) else proxy_for(self, url)
-
-    httpsession.ProxyConfiguration.proxy_url_for = patched
-    _patch_session(httpsession.URLLib3Session, Direct)
-
-
-def _patch_threads(threads: Any) -> None:
-    """Let a pool's threads, which outlive rollouts, know to which one each piece of work belongs."""
-    submit = threads.ThreadPoolExecutor.submit
-
-    @functools.wraps(submit)
-    def patched(self: Any, fn: Any, /, *args: Any, **options: Any) -> Any:
-        return submit(self, carried(fn), *args, **options)
-
-    threads.ThreadPoolExecutor.submit = patched
+    _patch_session(httpsession.URLLib3Session, without_proxies)
 
 
 _LIBRARIES: dict[str, Callable[[Any], None]] = {
@@ -145,5 +109,4 @@ _LIBRARIES: dict[str, Callable[[Any], None]] = {
     "aiohttp": _patch_aiohttp,
     "botocore.httpsession": _patch_botocore,
     "requests": lambda requests: _patch_session(requests.Session, proxies={}),
-    "concurrent.futures.thread": _patch_threads,
 }

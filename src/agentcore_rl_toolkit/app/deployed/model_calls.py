@@ -10,8 +10,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..relay import refusal
-from .forwarding import Forwarded
-from .routes import SECRET_HEADERS, running_routes
+from .forwarding import forward
+from .routes import SECRET_HEADERS, current_route
 
 # Wires by the first part of a path, and the provider whose calls they carry.
 PROVIDERS = {
@@ -45,30 +45,22 @@ def variables(address: str, wires: tuple[str, ...] = WIRES) -> dict[str, str]:
     return found
 
 
-class ModelCalls:
-    """Answers the model calls of a program at a `Relay`'s address. They pass unchanged to the running rollout's route."""
-
-    def __init__(self) -> None:
-        self._served = False
-
-    async def __call__(self, request: Request, path: str) -> Response:
-        """Pass a model call on to the running rollout's route."""
-        wire, _, rest = path.partition("/")
-        if wire not in PROVIDERS:
-            return refusal(404, "there is nothing here")
-        routes = running_routes()
-        if len(routes) > 1:
-            return refusal(503, f"{len(routes)} rollouts run in this process, and the relay serves one at a time")
-        if not routes:
-            return refusal(410, "the rollout is over") if self._served else refusal(503, "no rollout has begun")
-        self._served = True
-        body = await request.body()
-        query = request.scope["query_string"].decode("latin-1")
-        url = f"{PROVIDERS[wire]}/{rest}" + (f"?{query}" if query else "")
-        target = routes[0].target(request.method, url, lambda: body)
-        if target is None:
-            what = f"{urlsplit(url).hostname}/{rest}"
-            return refusal(404, f"{what} is no chat of the policy; the relay carries no other calls")
-        kept = [(k, v) for k, v in request.headers.raw if k.decode("latin-1") not in SECRET_HEADERS]
-        headers = [*kept, *((k.encode("latin-1"), v.encode("latin-1")) for k, v in target.headers.items())]
-        return Forwarded(request.method, target.url, headers, body, "the gateway cannot be reached")
+async def answer(request: Request, path: str) -> Response:
+    """Answer a model call of a program, below an address of a `Relay`: it is passed on along the route of the rollout."""
+    wire, _, rest = path.partition("/")
+    if wire not in PROVIDERS:
+        return refusal(404, "there is nothing here")
+    route, body = current_route(), await request.body()  # a slow body stays with its rollout
+    if route is None:
+        return refusal(503, "no rollout has begun")
+    if route.ended:
+        return refusal(410, "the rollout is over")
+    query = request.scope["query_string"].decode("latin-1")
+    url = f"{PROVIDERS[wire]}/{rest}" + (f"?{query}" if query else "")
+    target = route.target(request.method, url, lambda: body)
+    if target is None:
+        what = f"{urlsplit(url).hostname}/{rest}"
+        return refusal(404, f"{what} is no chat of the policy; the relay carries no other calls")
+    kept = [(k, v) for k, v in request.headers.raw if k.decode("latin-1") not in SECRET_HEADERS]
+    headers = [*kept, *((k.encode("latin-1"), v.encode("latin-1")) for k, v in target.headers.items())]
+    return await forward(request, target.url, headers, "the gateway cannot be reached")

@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-import h11
+import httpx
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
@@ -19,8 +19,8 @@ from starlette.routing import Route
 
 from ...errors import ConfigError
 from ..relay import Relay
-from .forwarding import Forwarded, opened
-from .model_calls import WIRES, ModelCalls, variables
+from .forwarding import forward, trust
+from .model_calls import WIRES, answer, variables
 from .start import PLACEHOLDER
 
 START_S = 60.0
@@ -64,7 +64,7 @@ class Program(Starlette):
             port = probe.getsockname()[1]
         self._url = f"http://127.0.0.1:{port}"
         given = {name: value for name, value in os.environ.items() if value != PLACEHOLDER}  # only its wires have keys
-        environment = {**given, **variables(relay.open(ModelCalls()), self._wires), self._port_variable: str(port)}
+        environment = {**given, **variables(relay.open(answer), self._wires), self._port_variable: str(port)}
         process = await asyncio.create_subprocess_exec(*self._command, env=environment, start_new_session=True)
         try:
             await self._wait_ready(process)
@@ -77,9 +77,9 @@ class Program(Starlette):
         """Wait until the program answers /ping. Raises: ConfigError when it ends, or does not answer in time."""
         deadline_s = time.monotonic() + self._start_s
         while process.returncode is None and time.monotonic() < deadline_s:
-            with contextlib.suppress(OSError, h11.ProtocolError):  # also TimeoutError
-                async with asyncio.timeout(PING_S), opened("GET", f"{self._url}/ping") as (head, _):
-                    if head.status_code < 500:
+            with contextlib.suppress(httpx.HTTPError):
+                async with httpx.AsyncClient(trust_env=False, verify=trust(), timeout=PING_S) as client:
+                    if (await client.get(f"{self._url}/ping")).status_code < 500:
                         return
             await asyncio.sleep(0.05)
         how = f"ended with {process.returncode}" if process.returncode is not None else "did not answer /ping"
@@ -90,8 +90,8 @@ class Program(Starlette):
     async def _forward(self, request: Request) -> Response:
         path = request.scope.get("raw_path", request.url.path.encode()).decode("latin-1")
         query = f"?{request.url.query}" if request.url.query else ""
-        what = "the agent's program does not answer"
-        return Forwarded(request.method, f"{self._url}{path}{query}", request.headers.raw, await request.body(), what)
+        address = f"{self._url}{path}{query}"
+        return await forward(request, address, request.headers.raw, "the agent's program does not answer")
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

@@ -6,14 +6,13 @@ not tell whether a request is a chat of the policy.
 
 from __future__ import annotations
 
-import functools
 import json
 import mmap
 import re
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -26,13 +25,11 @@ MODEL_HOSTS = (
     *("api.openai.com", "*.openai.azure.com", "api.anthropic.com"),
     *("generativelanguage.googleapis.com", "aiplatform.googleapis.com", "*-aiplatform.googleapis.com"),
 )
-# Paths of chats, with the path below a session of the gateway. A provider may have anything before it.
-_CHATS = (
-    (re.compile(r"(?:.*/)?(model/(?P<model>.+)/(?:converse|converse-stream))"), "bedrock/"),
-    (re.compile(r"(?:.*/)?(model/(?P<model>.+)/(?P<invoke>invoke|invoke-with-response-stream))"), "bedrock/"),
-    (re.compile(r"(?:.*/)?(models/(?P<model>[^/]+):(?:generateContent|streamGenerateContent))"), ""),
-    (re.compile(r"(?:.*/)?v1/(messages)"), ""),
-    (re.compile(r"(?:.*/)?(chat/completions|responses)"), ""),
+# Paths of chats. A provider may have anything before the group, which is the path below a session of the gateway.
+_CHAT = re.compile(
+    r"(?:.*/)?(?:(?P<bedrock>model/(?P<id>.+)/(?:converse|converse-stream|(?P<invoke>invoke|invoke-with-response-stream)))"
+    r"|(?P<gemini>models/(?P<name>[^/]+):(?:generateContent|streamGenerateContent))"
+    r"|v1/(?P<anthropic>messages)|(?P<openai>chat/completions|responses))"
 )
 # Credentials of the agent, which the gateway has no use for.
 SECRET_HEADERS = frozenset(
@@ -50,10 +47,6 @@ MOST_PLACES = 20  # limit of a record's places for calls that went elsewhere
 Body = Callable[[], Any]  # the body of a request: bytes, text, decoded JSON, or anything else for a stream
 
 
-class UnknownRolloutError(RuntimeError):
-    """A model call in a thread that does not know its rollout, while several run in this process."""
-
-
 @dataclass(frozen=True)
 class Target:
     """The new destination of a request, and the headers that authorize it there."""
@@ -62,7 +55,7 @@ class Target:
     headers: Mapping[str, str] = field(repr=False)
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(kw_only=True)
 class Route:
     """The way of a rollout's model calls to its session at the gateway.
 
@@ -79,6 +72,7 @@ class Route:
     hosts: Sequence[str] = ()
     models: Sequence[str] = ()
     elsewhere: Counter[str] = field(default_factory=Counter)
+    ended: bool = False
     _taken: mmap.mmap = field(default_factory=lambda: mmap.mmap(-1, 8), init=False, repr=False)  # shared with forks
 
     @property
@@ -99,7 +93,7 @@ class Route:
         known = self._is_model_host(host, parts.netloc.rpartition("@")[2])
         found = None
         if not {".", ".."} & {*unquote(parts.path).split("/")}:  # which would lead out of the session
-            found = next((m for pattern, _ in _CHATS if (m := pattern.fullmatch(parts.path))), None)
+            found = _CHAT.fullmatch(parts.path)
         if method.upper() != "POST" or (found is None and not known):
             return None
         place = f"{host}{parts.path}"
@@ -107,17 +101,21 @@ class Route:
             return self._keep(f"{place} (no chat)")
         if not known:
             return self._keep(f"{place} (another host)")
-        if "invoke" in found.groupdict() and not isinstance(_member(body, "messages"), list):
+        if found["invoke"] and not isinstance(_member(body, "messages"), list):
             return self._keep(f"{place} (no chat)")
         if self.models:
-            named = found.groupdict().get("model")
-            model = unquote(named) if named is not None else str(_member(body, "model"))
+            named = found["id"] or found["name"]
+            model = unquote(named) if named else str(_member(body, "model"))
             if not any(fnmatchcase(model, pattern) for pattern in self.models):
                 return self._keep(f"{place} (model {model})")
         self._take()
-        prefix = next(prefix for pattern, prefix in _CHATS if pattern is found.re)
+        path = (
+            f"bedrock/{found['bedrock']}"
+            if found["bedrock"]
+            else found["gemini"] or found["anthropic"] or found["openai"]
+        )
         query = urlencode([(k, v) for k, v in parse_qsl(parts.query) if k.lower() in _PARAMETERS])
-        new = f"{self.base_url}/{prefix}{found[1]}" + (f"?{query}" if query else "")
+        new = f"{self.base_url}/{path}" + (f"?{query}" if query else "")
         return Target(new, {"Authorization": f"Bearer {self.api_key}"})
 
     def _is_model_host(self, host: str, with_port: str) -> bool:
@@ -148,76 +146,38 @@ def _member(body: Body, name: str) -> Any:
     return decoded.get(name) if isinstance(decoded, Mapping) else None
 
 
-# None in what belongs to no rollout, such as a production call. Not set in threads that know nothing.
-_current: ContextVar[Route | None] = ContextVar("agentcore_rl_route")
-_running: set[Route] = set()
+_current: Route | None = None  # of this process: that of the rollout that runs or ran last, None in production
+_turn = threading.Lock()
 
 
 @contextmanager
-def routed(route: Route) -> Iterator[None]:
-    """Send the model calls of this context along the route. So do threads without a context while no other rollout runs."""
-    token = _current.set(route)
-    _running.add(route)
-    try:
-        yield
-    finally:
-        _running.discard(route)
-        _current.reset(token)
+def routed(route: Route | None) -> Iterator[None]:
+    """Send the model calls of this process along the route. Rollouts take turns.
 
-
-@contextmanager
-def unrouted() -> Iterator[None]:
-    """Do not redirect the requests of this context, even while a rollout runs."""
-    token = _current.set(None)
-    try:
-        yield
-    finally:
-        _current.reset(token)
-
-
-def carried(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that makes a call in another thread with the route of this one, if it has one."""
-    try:
-        route = _current.get()
-    except LookupError:
-        return call
-
-    @functools.wraps(call)
-    def with_route(*args: Any, **options: Any) -> Any:
-        token = _current.set(route)
+    What an agent leaves running keeps the route, and the gateway refuses the calls of a closed session.
+    """
+    global _current
+    with _turn:
+        _current = route
         try:
-            return call(*args, **options)
+            yield
         finally:
-            _current.reset(token)
+            if route is not None:
+                route.ended = True
 
-    return with_route
+
+def unroute() -> None:
+    """Redirect nothing until the next rollout."""
+    global _current
+    _current = None
 
 
-def running_routes() -> tuple[Route, ...]:
-    """Return the routes of the rollouts that run in this process."""
-    return tuple(_running)
+def current_route() -> Route | None:
+    """Return the route of this process."""
+    return _current
 
 
 def find_target(method: str, url: str, body: Body) -> Target | None:
-    """Return a request's destination in the running rollout; None leaves the request alone.
-
-    A context that outlives its rollout keeps its route, and the gateway refuses the calls of a closed session.
-    Raises: UnknownRolloutError for a model call that may belong to any of several rollouts.
-    """
-    try:
-        route = _current.get()
-    except LookupError:
-        pass
-    else:
-        return None if route is None else route.target(method, url, body)
-    running = running_routes()
-    if len(running) == 1:
-        return running[0].target(method, url, body)
-    for other in running:
-        probe = Route(base_url=other.base_url, api_key="", hosts=other.hosts, models=other.models)
-        if probe.target(method, url, body) is not None:
-            raise UnknownRolloutError(
-                f"{len(running)} rollouts run in this process, and this thread knows none of them: start it with "
-                "contextvars.copy_context().run"
-            )
-    return None
+    """Return the destination of a request of this process. None leaves the request alone."""
+    route = _current
+    return None if route is None else route.target(method, url, body)

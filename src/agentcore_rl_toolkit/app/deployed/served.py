@@ -7,13 +7,12 @@ an agent that blocks its loop delays no heartbeat.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import json
 import re
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,10 +35,10 @@ from ...contract import (
     advise_on_calls,
 )
 from ...errors import AgentError, text_of
-from ..engine import Engine, is_rollout
+from ..engine import Engine
 from ..rollout import RolloutFunction
 from ..settings import AgentSettings
-from .routes import Route, routed, unrouted
+from .routes import Route, routed, unroute
 
 SESSION_HEADER = b"x-amzn-bedrock-agentcore-runtime-session-id"
 SHUTDOWN = "the server shut down before the agent had finished"
@@ -67,48 +66,27 @@ def _watch_sdk() -> None:
     if sdk is None or hasattr(sdk, "_agentcore_rl_watched"):
         return
     sdk._agentcore_rl_watched = True
-    invoke, stream, stream_async = (
-        sdk._invoke_handler,
-        sdk._sync_stream_with_error_handling,
-        sdk._stream_with_error_handling,
-    )
+    invoke, write_event = sdk._invoke_handler, sdk._convert_to_sse
 
     @functools.wraps(invoke)
     async def watched(self: Any, *args: Any, **options: Any) -> Any:
-        with _watching():
+        try:
             return await invoke(self, *args, **options)
+        except HTTPException:  # a response that the agent chose
+            raise
+        except Exception as e:
+            (_seen.get() or _Seen()).errors.append(e)
+            raise
 
-    @functools.wraps(stream)
-    def watched_stream(self: Any, generator: Any) -> Any:
-        def parts() -> Any:
-            with _watching(encodes=True):
-                yield from generator
+    @functools.wraps(write_event)
+    def watched_event(self: Any, value: Any) -> Any:
+        seen, error = _seen.get() or _Seen(), sys.exc_info()[1]
+        seen.encodes = True
+        if isinstance(error, Exception):  # the SDK writes it as an event, while it handles it
+            seen.errors.append(error)
+        return write_event(self, value)
 
-        return stream(self, parts())
-
-    @functools.wraps(stream_async)
-    def watched_stream_async(self: Any, generator: Any) -> Any:
-        async def parts() -> Any:
-            with _watching(encodes=True):
-                async for part in generator:
-                    yield part
-
-        return stream_async(self, parts())
-
-    sdk._invoke_handler = watched
-    sdk._sync_stream_with_error_handling, sdk._stream_with_error_handling = watched_stream, watched_stream_async
-
-
-@contextlib.contextmanager
-def _watching(*, encodes: bool = False) -> Iterator[None]:
-    seen = _seen.get() or _Seen()
-    seen.encodes = encodes
-    try:
-        yield
-    except Exception as e:
-        if encodes or not isinstance(e, HTTPException):  # which is a response that the agent chose
-            seen.errors.append(e)
-        raise
+    sdk._invoke_handler, sdk._convert_to_sse = watched, watched_event
 
 
 def _answer_in(text: str, content_type: str, *, encodes: bool) -> Any:
@@ -126,23 +104,19 @@ def _answer_in(text: str, content_type: str, *, encodes: bool) -> Any:
 
 
 def _events(text: str) -> list[str]:
-    """Return the data of server-sent events. A line ends with CR, LF or both, and with no other character."""
-    found: list[str] = []
-    lines: list[str] = []
-    for line in (*re.split(r"\r\n|\n|\r", text), ""):
-        if line.startswith("data:"):
-            lines.append(line[5:].removeprefix(" "))
-        elif not line and lines:
-            if lines != ["[DONE]"]:
-                found.append("\n".join(lines))
-            lines = []
+    """The data of server-sent events. Lines end with a carriage return, a line feed or both, and with nothing else."""
+    found = []
+    for event in re.sub("\r\n?", "\n", text).split("\n\n"):
+        lines = [line[5:].removeprefix(" ") for line in event.split("\n") if line.startswith("data:")]
+        if lines and lines != ["[DONE]"]:
+            found.append("\n".join(lines))
     return found
 
 
-def _decoded(text: str) -> Any:
+def _decoded(text: str | bytes) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 
@@ -158,35 +132,41 @@ class DeployedApp:
         )
         self._function = RolloutFunction(call=self._answer, name="invocation", takes_context=True)
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._calls = 0  # production calls that run
         _watch_sdk()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request: run a rollout, or pass it to the agent's app."""
         self._loop = asyncio.get_running_loop()
-        if scope["type"] == "lifespan":
-            with unrouted():
-                await self._live(scope, receive, send)
-            return
         path = (scope.get("path"), scope.get("method"))
-        if path == ("/ping", "GET") and self._engine.busy:
+        if scope["type"] == "lifespan":
+            await self._live(scope, receive, send)
+        elif path == ("/ping", "GET") and self._engine.busy:
             status = {"status": "HealthyBusy", "time_of_last_update": int(time.time())}
             await JSONResponse(status)(scope, receive, send)
         elif path == ("/invocations", "POST"):
             await self._invoke(scope, receive, send)
         else:
-            with unrouted():
-                await self._app(scope, receive, send)
+            await self._app(scope, receive, send)
 
     async def _invoke(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             body = await Request(scope, receive).body()
         except ClientDisconnect:
             return
-        marked = any(f'"{name}"'.encode() in body for name in (ROLLOUT_FIELD, PROBE_FIELD))
-        payload = _decoded(body.decode("utf-8", "replace")) if marked else None
-        if not is_rollout(payload):
-            with unrouted():
+        payload = _decoded(body)  # as the agent reads it: keys may have escapes, and the body another encoding
+        rollout = isinstance(payload, Mapping) and (payload.get(ROLLOUT_FIELD) is not None or PROBE_FIELD in payload)
+        if self._calls if rollout else self._engine.busy:
+            error = "this process serves either one rollout or production calls at a time"
+            await JSONResponse({"error": error}, 503)(scope, receive, send)
+            return
+        if not rollout:
+            unroute()
+            self._calls += 1
+            try:
                 await self._app(scope, _replayed(body, receive), send)
+            finally:
+                self._calls -= 1
             return
         if self._engine.settings.rollouts is False:
             await JSONResponse({"error": ROLLOUTS_OFF}, 403)(scope, receive, send)
@@ -208,25 +188,25 @@ class DeployedApp:
         """Run the agent on a rollout's payload, in a thread of the rollout. Returns its result."""
         config, settings = RolloutConfig.from_payload(payload) or RolloutConfig(), self._engine.settings
         row = {name: value for name, value in payload.items() if name not in (ROLLOUT_FIELD, REFERENCE_FIELD)}
-        if not config.base_url:
-            return {ANSWER_FIELD: self._ask(row, context.scope)}
-        route = Route(
-            base_url=config.base_url.rstrip("/"),
-            api_key=config.api_key or "none",
-            hosts=settings.model_hosts,
-            models=settings.policy_models,
-        )
+        route = None
+        if config.base_url:
+            route = Route(
+                base_url=config.base_url.rstrip("/"),
+                api_key=config.api_key or "none",
+                hosts=settings.model_hosts,
+                models=settings.policy_models,
+            )
         with routed(route):
             try:
                 answer = self._ask(row, context.scope)
             except Exception as e:
                 e.__traceback__ = _from_agent(e.__traceback__)
-                if route.taken or not route.elsewhere:
+                if route is None or route.taken or not route.elsewhere:
                     raise
                 advice = advise_on_calls(route.taken, route.elsewhere)
                 raise AgentError(f"{text_of(e)} ({advice})", error_type=type(e).__name__) from e
-        calls = {"gateway": route.taken, "elsewhere": dict(route.elsewhere)}
-        return {ANSWER_FIELD: answer, CALLS_FIELD: calls}
+        calls = None if route is None else {"gateway": route.taken, "elsewhere": dict(route.elsewhere)}
+        return {ANSWER_FIELD: answer} | ({CALLS_FIELD: calls} if calls else {})
 
     def _ask(self, row: Mapping[str, Any], scope: Mapping[str, Any]) -> Any:
         """Return the entrypoint's answer. Raises: what the entrypoint raised; AgentError for a response that is an error."""
@@ -277,10 +257,6 @@ async def _request(app: Any, scope: Mapping[str, Any], body: bytes) -> tuple[int
     _seen.set(seen)
     status, headers, parts = 500, {}, []
 
-    async def never() -> Message:
-        await asyncio.Event().wait()
-        raise AssertionError
-
     async def send(message: Message) -> None:
         nonlocal status, headers
         if message["type"] == "http.response.start":
@@ -292,19 +268,17 @@ async def _request(app: Any, scope: Mapping[str, Any], body: bytes) -> tuple[int
     # AgentCore's SDK for TypeScript streams only to callers that ask for it.
     own = [(b"content-length", b"%d" % len(body)), (b"accept", b"text/event-stream, application/json, */*")]
     given = {**scope, "headers": [*kept, *own], "state": dict(scope.get("state", {}))}
-    await app(given, _replayed(body, never), send)
+    await app(given, _replayed(body, asyncio.Event().wait), send)
     content_type = headers.get(b"content-type", b"").decode("latin-1").lower()
     return status, content_type, b"".join(parts).decode("utf-8", "replace"), seen
 
 
-def _replayed(body: bytes, then: Receive) -> Receive:
+def _replayed(body: bytes, then: Callable[[], Awaitable[Any]]) -> Receive:
     """Return a `receive` that gives a body that was read already."""
     pending = [body]
 
-    async def receive() -> Message:
-        if pending:
-            return {"type": "http.request", "body": pending.pop(), "more_body": False}
-        return await then()
+    async def receive() -> Any:
+        return {"type": "http.request", "body": pending.pop(), "more_body": False} if pending else await then()
 
     return receive
 

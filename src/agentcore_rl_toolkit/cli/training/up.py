@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from ..._servers.process import terminated_as_interrupted
-from ...backends.scorer import scorer_at, scorer_files, split_spec
+from ...backends.scorer import scorer_files
 from ...errors import ConfigError
 from ..models import model_option
 from ..options import AGENT, AGENT_HELP, as_is_variables, engine_option, sandbox_words, with_agent_as_is, with_sessions
@@ -60,9 +60,6 @@ def command(
     file = agent_file(agent)
     if Stack.running() is not None:
         raise ConfigError("another `agentcore-rl up` runs in this folder: stop it, or use another folder")
-    if score is not None:
-        score = ":".join(split_spec(score))
-        scorer_at(score)
     (Path.cwd() / FOLDER).mkdir(mode=0o700, exist_ok=True)  # it exists before the sandbox, which hides its contents
     try:
         with (

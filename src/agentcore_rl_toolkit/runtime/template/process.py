@@ -23,7 +23,6 @@ import importlib
 import json
 import os
 import signal
-import site
 import socket
 import sys
 import tempfile
@@ -134,18 +133,13 @@ def prepare_as_is() -> None:
 
 def loaded_libraries(script: Path) -> list[str]:
     """Return the loaded modules that do not belong to the agent's project, in the order in which they were loaded."""
-    own = Project.of(script).import_paths
-    tops = [os.path.realpath(path) for path in {sys.prefix, sys.base_prefix, *site.getsitepackages()}]
+    own = tuple(f"{os.path.realpath(path)}/" for path in Project.of(script).import_paths)
 
-    def is_library(module: Any) -> bool:
-        file = getattr(getattr(module, "__spec__", None), "origin", None) or ""
-        file = os.path.realpath(file)
-        outside = not any(file.startswith(f"{os.path.realpath(path)}/") for path in own)
-        return any(file.startswith(f"{top}/") for top in tops) and (outside or "site-packages" in file)
+    def is_library(name: str, module: Any) -> bool:
+        file = os.path.realpath(getattr(module, "__file__", None) or "/")
+        return not name.startswith("_agentcore") and ("site-packages" in file or not file.startswith(own))
 
-    return [
-        name for name, module in list(sys.modules.items()) if is_library(module) and not name.startswith("_agentcore")
-    ]
+    return [name for name, module in list(sys.modules.items()) if is_library(name, module)]
 
 
 def next_options(options: dict[str, Any], reason: str) -> dict[str, Any]:
