@@ -146,7 +146,7 @@ def _member(body: Body, name: str) -> Any:
     return decoded.get(name) if isinstance(decoded, Mapping) else None
 
 
-_current: Route | None = None  # of this process: that of the rollout that runs or ran last, None in production
+_current: Route | None = None  # The rollout that runs or ran last in this process. None in production
 _turn = threading.Lock()
 
 
