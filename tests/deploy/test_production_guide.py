@@ -88,7 +88,8 @@ def test_traffic_becomes_a_better_agent(
     assert "of other users" in step("harvest", ARN, *words)
     for file in (tmp_path / "rows.jsonl", tmp_path / "eval.jsonl"):
         rows = [json.loads(line) for line in file.read_text().splitlines()]
-        file.write_text("".join(json.dumps({**row, "answer": answers[row["prompt"]]}) + "\n" for row in rows))
+        rows = [{**row, "answer": answers[row["prompt"]]} for row in rows]
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     held_out = rows
     assert len(held_out) >= 12
 
