@@ -10,14 +10,20 @@ from typing import NamedTuple
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "metrics.md"
 HEAD = """# Metrics
 
-The training loop writes these numbers for each step and each evaluation. They have the same names in `metrics.jsonl`, in
-[the view](view.md), and in the trackers, where `train/` or `eval/` stands before them. A number that is not known is left out or
-`null`, never 0. The loop is the one of `agentcore-rl train`, Tinker and SageMaker; the other trainers log their own numbers, and
-those that mean the same get the names of this page.
+The training loop writes these numbers for each step and each evaluation. They have the same names in `metrics.jsonl` and in
+[the view](view.md). Trackers get them with `train/` or `eval/` before the name. A number that is not known is left out or
+`null`, never 0. Tinker and SageMaker sessions use the same loop. The other trainers log their own numbers, and this project uses
+the names of this page for the numbers with the same meaning.
 
-`reward` and `reward_ok` compare runs. `kl_sampler`, `clip_fraction` and `logprob_gap` say whether an update can be trusted.
-`reward_spread_within` and the shares of groups say whether there was anything to learn.
-[Troubleshooting](troubleshooting.md) has the next steps.
+Begin with three groups of numbers:
+
+- `reward` and `reward_ok` show whether the agent gets better. Use them to compare runs.
+- `reward_spread_within` and the shares of groups show whether there was anything to learn.
+- `kl_sampler`, `clip_fraction`, and `logprob_gap` show whether an update can be trusted.
+
+In the formulas, a *logprob* is the natural logarithm of a token's probability, and its unit is the nat. `pi` is the policy with
+the weights in training, and `pi_sampled` is the policy that sampled the token. [Troubleshooting](troubleshooting.md) has the next
+steps.
 
 `python scripts/metrics_page.py` writes this page.
 """
@@ -55,10 +61,11 @@ Rewards
   reward_by_source | both | `reward` for each value of the field `data_source` of the inputs, if they have it.
   metrics | both | Means of the numbers that the agent returned with its reward.
 Rollouts
-  groups | both | Number of groups: of inputs, each with its rollouts.
+  groups | both | Number of groups. A group is an input with all its rollouts.
   rollouts | both | Number of rollouts.
-  usable | both | Number of rollouts that can be trained: `ok` or failed by the policy, with a reward and sampled tokens, and
-      fresh. | Much less than `rollouts`: read `outcomes` and `causes`.
+  usable | both | Number of rollouts that can be trained. They ended `ok` or with a failure of the policy, have a reward and
+      sampled tokens, and are at most `max_staleness` weight versions old. | Much less than `rollouts`: read `outcomes`
+      and `causes`.
   outcomes | both | Number of rollouts by outcome.
   causes | both | Number of failed rollouts by cause: infrastructure, agent, policy.
   policy_failures | both | Number of the policy's failures by kind, such as tokens, turns, context and calls that do not
@@ -66,37 +73,39 @@ Rollouts
   turns_mean | both | Model calls per usable rollout.
   response_tokens_mean | both | Sampled tokens per usable rollout. | A fall can mean collapse.
   response_tokens_max | both | The most sampled tokens of a usable rollout.
-  tool_use | both | Share of usable rollouts that called a tool, of those that report it or were offered tools. | A fall to 0:
+  tool_use | both | Share of usable rollouts that called a tool. Rollouts without any tools do not count. | A fall to 0:
       the policy gave up its tools.
-  branches | both | Conversations beyond the first in usable rollouts, such as sub-agents.
+  branches | both | Number of conversations in usable rollouts after the first one, such as those of sub-agents.
   judge | both | Calls, tokens and cost of the judge, if there is one.
 Tokens
   sequences | step | Number of training sequences.
   too_long | step | Sequences left out because they are longer than `max_tokens`. | It should be 0.
   sampled_tokens | step | Tokens that the policy sampled in the rollouts of the step.
-  usable_tokens | step | Those of `sampled_tokens` in usable rollouts that the session's rule trains. | Much less than
-      `sampled_tokens`: rollouts fail, or calls are outside the rule.
+  usable_tokens | step | Those of `sampled_tokens` that are in usable rollouts, and in a conversation that is trained
+      (`train_on`). | Much less than
+      `sampled_tokens`: rollouts fail, or many calls are in other conversations.
   gradient_tokens | step | Those of `usable_tokens` with an advantage other than 0, in sequences of at most `max_tokens`. | 0:
       the step taught nothing.
   computed_tokens | step | Tokens that the trainer computed, prompts included.
 Updates
-  loss | step | Mean loss of the step. Its size says little: advantages sum to about 0.
+  loss | step | Mean loss of the step. Its size means little, because the advantages of a group sum to about 0.
   learning_rate | step | Learning rate of the step.
   grad_norm | step | Norm of the gradient before clipping. | Spikes: lower the learning rate.
-  logprob_gap | step | Largest difference between a recorded and a recomputed logprob at equal weights, in nats. | Above the
-      rounding of the dtype: sampler and trainer are different models. The run stops.
+  logprob_gap | step | Largest difference between a logprob of the engine and the logprob that the trainer computes with the same
+      weights, in nats. | Above
+      the rounding of the dtype: engine and trainer compute different models. The run stops.
   kl_sampler | step | Mean over trained tokens of r - 1 - log r, with r = pi(token) / pi_sampled(token). | Above 0.1: too many
       updates per step, or rollouts that are too old.
   kl_start | step | Mean over trained tokens of q - 1 - log q, with q = pi_start(token) / pi(token). Needs `kl_penalty`. | It
       should stay within a few nats.
   kl_teacher | step | Mean over trained tokens of log pi - log pi_teacher, in a distillation. | It should fall.
-  clip_fraction | step | Share of trained tokens whose clipped term is the smaller one, so that the clip holds them. | Above
+  clip_fraction | step | Share of trained tokens that the clip keeps from a larger change. | Above
       0.3: updates are too large.
   ratio_max | step | Largest r of the step. | Above 10: some tokens are far from their sampler.
   entropy | step | Mean over trained tokens of the policy's entropy, in nats. | A fast fall: the policy stops exploring. Raise
       `clip_high` or the temperature.
 Time
-  staleness | step | Number of usable rollouts by age in weight versions.
+  staleness | step | Number of usable rollouts by age. The age is the number of weight versions between start and training.
   staleness_mean | step | Mean age of usable rollouts in weight versions.
   rollout_s | step | Seconds that the trainer waited for rollouts.
   train_s | step | Seconds of training and publishing.

@@ -36,23 +36,23 @@ TRAINERS: dict[str, type[Settings]] = {
 INTRODUCTION = """\
 # Settings
 
-One thing has one name in all trainers. `agentcore-rl train --set NAME=VALUE` sets any setting of the loop, which is `train`
-without `--backend`. The other trainers read a file (`--config`). There, a setting may stand in its group or without it:
-`tps_limit: 25` and `limits: {tps_limit: 25}` are the same.
+A setting has the same name in all trainers. `agentcore-rl train --set NAME=VALUE` sets a setting of the built-in loop, which is
+`train` without `--backend`. The other trainers read their settings from a file (`--config`). The group of a setting is optional
+there: `tps_limit: 25` and `limits: {tps_limit: 25}` mean the same.
 
-The column of defaults shows which trainers have the setting. "required" means that it has no default. "by size" means that
-the default follows from [the size of the model](policy.md#training-another-model). The names in the last column are
-accepted too.
+The column of defaults shows which trainers have the setting. "Required" means that it has no default. "By size" means that
+the default depends on [the size of the model](policy.md#training-another-model). The names in the last column work
+too.
 
 `python scripts/settings_table.py --write` writes this page from the code.
 """
 MEANINGS: dict[str, str] = {
     # limits
     "rollout_timeout_s": "Seconds from the runtime's answer to the record",
-    "submit_timeout_s": "Seconds from a rollout's turn at the client's pace to the runtime's answer",
+    "submit_timeout_s": "Seconds from the first request that starts a rollout to the runtime's answer",
     "tps_limit": "Requests per second to AgentCore",
     "max_concurrent": "Rollouts at the same time",
-    "max_pool_connections": "Connections for invokes",
+    "max_pool_connections": "Connections to AgentCore that are open at the same time",
     "max_turns": "Model calls of a session; the next call is refused, which is a failure of the policy",
     "extra_rollouts": "Rollouts above the size of a group; the rest is cancelled when enough are usable",
     # selection

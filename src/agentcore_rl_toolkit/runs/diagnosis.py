@@ -46,9 +46,9 @@ ADVICE = {
     "`rollouts` or the temperature.",
     "opposed": "The reward pays for both, so it hardly rises. Change their weights, or make one a condition of the reward.",
     "entropy": "Raise `clip_high` or the temperature, lower the learning rate, or start again from an earlier checkpoint.",
-    "updates": "Lower the learning rate, use fewer minibatches per step, or lower `staleness`.",
+    "updates": "Lower the learning rate, use fewer minibatches per step, or lower `max_staleness`.",
     "gap": "Sampler and trainer should be the same model. Check that new weights reach the sampler, and the dtype of both.",
-    "stale": "Lower `staleness`, make the rollouts shorter, or run more rollouts at the same time.",
+    "stale": "Lower `max_staleness`, make the rollouts shorter, or run more rollouts at the same time.",
     "waiting": "Add engines or raise `max_concurrent`. The page of a long rollout shows where its time went.",
     "held_out": "The policy learns its inputs by heart, or how to please the reward. Add inputs, stop earlier, and read rollouts "
     "with a high reward.",

@@ -44,8 +44,9 @@ def test_rows_that_reward_nothing_and_rows_that_their_answer_does_not_solve_are_
     done = command_line("eval", "--agent", "agent.py", "--data", "rows.jsonl", "--check")
     assert done.returncode == 1
     nothing, known = done.stdout.splitlines()
-    assert nothing.startswith("an empty reply: 1 of 3 rows are solved. given-away: ")
-    assert known.startswith("the known answer (answer): 2 of 3 rows are not solved. wrong-answer, given-away: ")
+    assert nothing.startswith("an empty reply solves 1 of 3 rows. These rows reward doing nothing: given-away")
+    assert known.startswith("the known answer (answer) solves 1 of 3 rows. Not solved, because ")
+    assert known.endswith("text: wrong-answer, given-away")
     assert not (tmp_path / "runs").exists()
 
 

@@ -78,26 +78,25 @@ def check_rewards(
         idle = scores(NOTHING, rows)
         answered = scores(ANSWER, known) if known else []
     given_away = [name for name, score in idle if score is not None and score >= 1]
-    failed = [name for name, score in answered if score is not None and score < 1]
-    _print("an empty reply", "solved", given_away, idle, "these rows reward doing nothing")
+    _print("an empty reply", idle, given_away, "These rows reward doing nothing")
     if not known:
         click.echo(f"the known answer: no row has the field {field!r}; name another with --answer FIELD")
     elif not asked & texts.keys():
         click.echo("the known answer: it could not be given, because the agent asks for a fixed model name")
     else:
-        why = "their answer is wrong, or the agent needs more than a text to succeed"
-        _print(f"the known answer ({field})", "not solved", failed, answered, why)
+        failed = [name for name, score in answered if score is not None and score < 1]
+        why = "Not solved, because the answer is wrong or the agent needs more than a text"
+        _print(f"the known answer ({field})", answered, failed, why)
     return not given_away
 
 
-def _print(policy: str, what: str, found: Sequence[str], scored: Sequence[tuple[str, float | None]], why: str) -> None:
-    """Print how many rows were found, and the first of them."""
+def _print(policy: str, scored: Sequence[tuple[str, float | None]], wrong: Sequence[str], why: str) -> None:
+    """Print how many rows a policy solves, and the first of those that are wrong."""
     rows = [score for _, score in scored if score is not None]
-    lost = f", {len(scored) - len(rows)} have no score" if len(rows) < len(scored) else ""
-    names = ", ".join(found[:LISTED]) + (", ..." if len(found) > LISTED else "")
-    click.echo(
-        visible(f"{policy}: {len(found)} of {len(rows)} rows are {what}{lost}" + (f". {names}: {why}" if found else ""))
-    )
+    lost = f", and {len(scored) - len(rows)} have no score" if len(rows) < len(scored) else ""
+    names = ", ".join(wrong[:LISTED]) + (", ..." if len(wrong) > LISTED else "")
+    solved = sum(score >= 1 for score in rows)
+    click.echo(visible(f"{policy} solves {solved} of {len(rows)} rows{lost}" + (f". {why}: {names}" if wrong else "")))
 
 
 @contextlib.contextmanager
