@@ -145,7 +145,11 @@ def is_setting(path: str, pair: str) -> bool:
 
     if pair == "NAME=VALUE":
         return True
-    kinds: dict[str, Any] = {"gateway serve": gateway._Rare, "runtime serve": runtime._Rare, "sft": sft.Imitation}
+    kinds: dict[str, Any] = {
+        "gateway serve": gateway._Rare,
+        "runtime serve": type(runtime._rare([])),
+        "sft": sft.Imitation,
+    }
     kinds |= {"optimize": optimize.SearchSettings}
     for kind in [kinds.get(path, LocalRun)] if path else [LocalRun, *kinds.values()]:
         try:
@@ -289,7 +293,7 @@ def known_defaults() -> dict[str, set[Any]]:
     for settings in script("settings_table").TRAINERS.values():
         for name, (_, field) in settings.known().items():
             found.setdefault(name, set()).add(str(settings.DEFAULTS.get(name, field.default)))
-    for rare in (gateway._Rare, runtime._Rare):
+    for rare in (gateway._Rare, type(runtime._rare([]))):
         for field in dataclasses.fields(rare):
             found.setdefault(field.name, set()).add(str(field.default))
     groups: list[click.Command] = [cli]
@@ -493,6 +497,8 @@ def test_every_route_in_the_documents_is_served(code: str) -> None:
         for span in SPAN.findall(text):
             for path in re.findall(r"^(?:GET|POST|PUT|DELETE|PATCH) /(?:_local(?=/))?([^\s?]*)", span):
                 wrong += [] if plain(path) in paths else [f"{document.name}: {span}"]
+        for path in re.findall(r"\bcurl \S*https?://[^/\s]+(/[^\s?]+)", "\n".join(code_lines(document))):
+            wrong += [] if plain(path) in paths else [f"{document.name}: {path}"]
     assert not wrong, "\n".join(wrong)
 
 
