@@ -99,7 +99,7 @@ WRONG: list[tuple[str, str, int, str]] = [
     ),
     (EVAL, "key", 1, r"admin key|401|403"),
     ("up --agent agent.py --model absent", "alone", 2, r"no model folder absent"),
-    ("up --agent agent.py --model .", "alone", 2, r"holds no model: there is no config\.json"),
+    ("up --agent agent.py --model .", "alone", 2, r"holds no model: it lacks config\.json"),
     # ARN
     (
         f"AWS_ENDPOINT_URL_BEDROCK_AGENTCORE={{runtime}} {EVAL} --agent {ABSENT} --bucket file://{{here}}/s",

@@ -82,7 +82,7 @@ def test_what_is_wrong_with_a_name_is_said(hub: Hub, tmp_path: Path) -> None:
     for name, why in (
         ("m.txt", "is a file; a model is a folder, run, hub name"),
         ("m.gguf", "cannot read this GGUF file"),
-        ("empty", "holds no model: there is no config.json in it"),
+        ("empty", "holds no model: it lacks config.json"),
         ("nowhere", "there is no model folder nowhere"),
         ("some/small@none", "the hub's model some/small has no revision none"),
         ("some/other", "neither a folder some/other here nor a model some/other on the hub.*hf auth login"),

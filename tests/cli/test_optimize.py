@@ -156,7 +156,7 @@ def test_a_text_that_hardly_a_rollout_ends_with_stops_the_search(optimize: Optim
 def test_proposals_that_are_rubbish_leave_the_agent_its_text(optimize: Optimize, tmp_path: Path) -> None:
     done = optimize(lambda messages, tools: "As a language model I cannot help.", "--max-rollouts", "40")
     assert done.returncode == 0, done.stderr
-    assert "no better text was found" in done.stdout
+    assert "the search found no better text" in done.stdout
     assert not (tmp_path / "run" / "rollout_texts.json").exists()
     tried = [e["texts"]["system"] for e in read_metrics(tmp_path / "run") if e["event"] == "tried"]
     assert set(tried) == {OWN, "As a language model I cannot help."}

@@ -182,7 +182,7 @@ def test_good_rollouts_are_written_and_imitated(work: Path, monkeypatch: pytest.
     for wrong, why in (
         (["train", "--from", "shop"], "--from is for --method sft"),
         (["sft"], "--from RUN is missing"),
-        (["sft", "--from", "best.jsonl"], "--model is missing: a file does not say"),
+        (["sft", "--from", "best.jsonl"], "--model is missing: a file does not contain the model"),
         (
             ["sft", "--from", "best.jsonl", "--model", str(WEIGHTS), "--set", "min_reward=1"],
             "whole",
@@ -281,7 +281,7 @@ def test_an_existing_file_is_overwritten_with_force_only(
     (mixed / file).write_text("mine")
     refused = command_line(*words)
     assert refused.returncode == 2
-    assert f"{file} is already there; --force overwrites it" in refused.stderr
+    assert f"{file} already exists; --force overwrites it" in refused.stderr
     assert (mixed / file).read_text() == "mine"
     assert command_line(*words, "--force").returncode == 0
     assert (mixed / file).read_bytes() != b"mine"

@@ -178,7 +178,7 @@ def test_logprobs_of_other_weights_stop_the_promotion(run: Path, aws_of_models: 
     assert len(aws_of_models.configs) == 2
     aws_of_models.engine_url = "http://127.0.0.1:1"
     unknown = promote(str(other / "policy"), "--bucket", BUCKET, "--name", "refund")
-    assert (unknown.exit_code, "logprobs: none came back" in unknown.output) == (0, True), unknown.output
+    assert (unknown.exit_code, "logprobs: the model returned none" in unknown.output) == (0, True), unknown.output
     assert promote(str(run), "--bucket", BUCKET, "--remove").exit_code == 0
 
 

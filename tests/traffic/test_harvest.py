@@ -87,7 +87,7 @@ def test_a_file_of_spans_becomes_rows(tmp_path: Path, exporter: InMemorySpanExpo
     done = run(str(file), "--out", str(out), "--sft-out", str(dialogues))
     assert done.exit_code == 0, done.output
     assert rows(out) == [{"prompt": "What is 3 + 4? I am <EMAIL_1>"}, {"prompt": "3 + 4", "unit": "kg"}]
-    assert "1 sessions began as another one did" in done.output
+    assert "1 sessions had the same first message as another one" in done.output
     assert "1 later invocations of a session were left out" in done.output
     assert rows(dialogues)[0] == {
         "messages": [

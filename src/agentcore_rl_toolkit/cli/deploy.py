@@ -1,4 +1,4 @@
-"""`agentcore-rl deploy`: an agent's folder to AgentCore Runtime on AWS, and away again."""
+"""`agentcore-rl deploy`: deploy an agent's folder to AgentCore Runtime on AWS, or remove the deployment."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CONTROL_URL = "AWS_ENDPOINT_URL_BEDROCK_AGENTCORE_CONTROL"
     "environment",
     multiple=True,
     metavar="K=V",
-    help="A variable of the sessions; K alone takes this shell's value. Repeatable.",
+    help="A variable of the sessions; K without a value takes this shell's. Repeatable.",
 )
 @click.option(
     "--bucket", envvar="AGENTCORE_S3_BUCKET", show_envvar=True, help="Bucket of the records, or s3://BUCKET/PREFIX."
@@ -53,7 +53,7 @@ CONTROL_URL = "AWS_ENDPOINT_URL_BEDROCK_AGENTCORE_CONTROL"
 @click.option(
     "--smoke",
     metavar="JSON|none",
-    help="Payload of the rollout that proves it; none: no rollout. [default: first row of train.jsonl]",
+    help="Payload of the rollout that proves the deployment; none: no rollout. [default: first row of train.jsonl]",
 )
 @click.option(
     "--exclude",
@@ -62,11 +62,9 @@ CONTROL_URL = "AWS_ENDPOINT_URL_BEDROCK_AGENTCORE_CONTROL"
     type=click.Path(exists=True, path_type=Path),
     help="Do not pack this. Repeatable.",
 )
-@click.option(
-    "--vendor", type=FOLDER, help="Put the toolkit's wheel into a project that AWS's own CLI deploys, and end."
-)
+@click.option("--vendor", type=FOLDER, help="Only put the toolkit's wheel into a project that AWS's own CLI deploys.")
 @click.option("--dry-run", is_flag=True, help="Print every file, call and policy; change nothing.")
-@click.option("--remove", is_flag=True, help="Remove all that deployments of this name made.")
+@click.option("--remove", is_flag=True, help="Remove everything that deployments of this name created.")
 @as_json
 def command(
     what: str | None,
@@ -176,7 +174,7 @@ def _answers(folder: Path) -> list[Path]:
 def _name(name: str | None, folder: Path | None, end: str = "") -> str:
     if name is None:
         if folder is None:
-            raise ConfigError("--image needs a --name: it is what the agent is called on AWS")
+            raise ConfigError("--image needs --name, the agent's name on AWS")
         name = re.sub(r"[^A-Za-z0-9]+", "_", folder.resolve().name).strip("_")[: 48 - len(end)] + end
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{0,47}", name):
         raise ConfigError(
@@ -259,7 +257,7 @@ def _report(
 
 
 def forget_agent(path: Path, name: str) -> bool:
-    """Remove the ARN of an agent of this name from a `.env` file. False when it is not in there."""
+    """Remove the ARN of an agent of this name from a `.env` file. Return False if the file does not have it."""
     from dotenv import unset_key
 
     if re.search(rf":runtime/{name}-\w+$", read_dotenv(path).get(ARN, "")) is None:

@@ -88,7 +88,7 @@ def with_agent(command: F) -> F:
     """Add to a command the options of rollouts of an agent over a data set."""
     file, folder = click.Path(path_type=Path, exists=True, dir_okay=False), click.Path(path_type=Path, file_okay=False)
     model = f"A local agent's model: {WORDS}; none: it has its own. [default: the built-in policy]"
-    out = "Folder, whose name begins the records' keys. [default: runs/COMMAND-DATA, then COMMAND-DATA-2, ...]"
+    out = "Folder; the records' keys begin with its name. [default: runs/COMMAND-DATA, then COMMAND-DATA-2, ...]"
     for option in (
         click.option("--resume", is_flag=True, help="Continue the last run of this data, or the run in --out."),
         click.option("--out", type=folder, help=out),
@@ -109,16 +109,21 @@ def with_agent(command: F) -> F:
 @click.option(
     "--repeat", default=1, show_default=True, type=click.IntRange(min=1), help="Rollouts per line, for pass@k."
 )
-@click.option("--limit", type=click.IntRange(min=1), help="Take so many lines. [default: all]")
+@click.option("--limit", type=click.IntRange(min=1), help="The number of lines to take. [default: all]")
 @click.option("--shuffle", is_flag=True, help="Take the lines in a random order, which is the same each time.")
 @click.option("--base-url", help="Model endpoint; its key is AGENTCORE_RL_MODEL_API_KEY.")
-@click.option("--model-id", help="Model name handed to the agent.")
+@click.option("--model-id", help="Model name for the agent.")
 @from_environment("--api-key", "AGENTCORE_RL_MODEL_API_KEY")
-@click.option("--sampling-params", metavar="JSON", help="Handed to the agent, e.g. '{\"temperature\": 0}'.")
-@click.option("--timeout", default=900.0, show_default=True, type=POSITIVE, help="Seconds per rollout.")
-@click.option("--for-training", is_flag=True, help="The data is no held-out data: the rollouts may be imitated later.")
 @click.option(
-    "--check", "checks", is_flag=True, help="Check the rewards instead: does doing nothing pass, does the answer?"
+    "--sampling-params", metavar="JSON", help="Sampling parameters for the agent, e.g. '{\"temperature\": 0}'."
+)
+@click.option("--timeout", default=900.0, show_default=True, type=POSITIVE, help="Seconds per rollout.")
+@click.option("--for-training", is_flag=True, help="The data is for training: `sft` may imitate the rollouts later.")
+@click.option(
+    "--check",
+    "checks",
+    is_flag=True,
+    help="Check the rewards instead: does an empty reply pass, and does the known answer?",
 )
 @click.option("--answer", metavar="FIELD", help="With --check: the field with the known answer. [default: answer]")
 @with_judge
@@ -128,11 +133,11 @@ def with_agent(command: F) -> F:
 def command(**options: Any) -> None:
     """Run an agent over a data set; print the mean reward with its confidence interval.
 
-    The agent of `agentcore-rl up` in this folder is used where it runs, with its model. For another file, eval starts a runtime,
-    and the model unless --base-url names one.
+    If `agentcore-rl up` runs in this folder, eval uses its agent and model. For another file, eval starts a runtime, and a model
+    unless --base-url has the address of one.
 
-    Failures of the agent and of the policy count as 0, those of the infrastructure do not count; the mean over the rollouts that
-    ended ok is printed too. Results go to OUT/results.jsonl, results.csv and summary.json; `agentcore-rl view OUT` shows
+    Failures of the agent and of the policy count as 0, failures of the infrastructure do not count. The mean over the rollouts
+    that ended ok is printed, too. Results go to OUT/results.jsonl, results.csv and summary.json; `agentcore-rl view OUT` shows
     every rollout. Exit code: 0, 1 when rollouts failed (the policy's failures are results), 2 on a wrong option, 130 after
     Ctrl-C, which keeps finished rollouts and prints the command that continues the run.
 
@@ -236,22 +241,27 @@ def check_options(options: dict[str, Any]) -> None:
         parse_url(options["bucket"])
         arn = deployed_arn(options["agent"] or "", Path.cwd())
         if arn is not None:
-            click.echo(f"{options['agent']} is the deployed agent {arn}; without --bucket it is served here", err=True)
+            click.echo(
+                f"{options['agent']} is the deployed agent {arn}; without --bucket, this command serves it on this machine",
+                err=True,
+            )
             options["agent"] = arn
     if options["sampling_params"]:
         json_object(options["sampling_params"], "--sampling-params")
     if _judge(options) is not None and options["resume"]:
         raise ConfigError(
-            "--judge takes no --resume: it needs the dialogues of all rollouts; start again with another --out"
+            "--judge cannot take --resume: it needs the dialogues of all rollouts. Start again with another --out"
         )
     from .training.stack import check_agent
 
     check_agent(options["agent"], own_sessions=_own_sessions(options))
     if options["model"] and (_deployed(options) or options["base_url"]):
-        raise ConfigError("--model is served here, for a local agent; a model served elsewhere is --base-url URL")
+        raise ConfigError(
+            "--model is for a local agent, and is served on this machine; give the address of any other model as --base-url URL"
+        )
     if _deployed(options) and _own_sessions(options):
         raise ConfigError(
-            "--session-env, --readable and --writable are for an agent that is served here; a deployed one has its own"
+            "--session-env, --readable and --writable are for an agent on this machine; a deployed agent has its own settings"
         )
 
 
@@ -264,9 +274,9 @@ def _judge(options: dict[str, Any]) -> JudgeSettings | None:
 
 
 def _check_store(bucket: str, exp_id: str, region: str) -> None:
-    """Check that results can be read from there. Raises: ConfigError.
+    """Check that results can be read from the bucket. Raises: ConfigError.
 
-    Who may read but not list is let through: records are then looked for one by one.
+    A user who may read but not list passes: records are then read one by one.
     """
     if bucket.startswith("file://"):
         return
@@ -302,7 +312,7 @@ def _deployed(options: dict[str, Any]) -> bool:
 
 
 def _goes_on(exp_id: str, *, out_given: bool) -> str:
-    """Return the command line that continues this run: its words (only names of variables), the run's folder, --resume."""
+    """Return the command line that continues this run: its arguments (only names of variables), its folder, --resume."""
     words = []
     for before, word in itertools.pairwise(sys.argv):
         hidden = 1 if before == "--session-env" else 2 if word.startswith("--session-env=") else None
@@ -389,7 +399,7 @@ def _evaluate(target: Target, rows: list[EvalRow], exp_id: str, out: Path, optio
     elif summary.failures:
         click.echo(visible(f"error: {most_frequent(items)}"), err=True)
     click.echo(json.dumps(as_facts(summary), indent=2) if options["as_json"] else visible(summary))
-    # What is broken first: the policy's failures are results.
+    # Errors come first: the policy's failures are results.
     for item in sorted((i for i in items if not i.success or i.cause), key=lambda i: i.cause == Cause.POLICY)[:5]:
         click.echo(visible(f"  failed: {item.input_id} ({item.outcome}): {(item.error or '')[:200]}"), err=True)
     click.echo(f"results: {nearby(out)}", err=True)
@@ -488,7 +498,7 @@ def _target(options: dict[str, Any], out: Path) -> Iterator[Target]:
     stack = Stack.running() if not _own_sessions(options) else None
     if agent is not None and agent.startswith("arn:") and (stack is None or agent != stack.agent_arn):
         if not options["bucket"]:
-            raise ConfigError("--bucket is needed: where does the deployed agent store its results?")
+            raise ConfigError("--bucket is missing: give the bucket in which the deployed agent stores its results")
         endpoint = next((os.environ[name] for name in ENDPOINT_ENV if os.environ.get(name)), "")
         if credential_of_runtime(endpoint) is not None:  # a runtime of this machine
             RuntimeView(endpoint).hide(hidden)
@@ -505,12 +515,12 @@ def _target(options: dict[str, Any], out: Path) -> Iterator[Target]:
         if model in (None, NO_MODEL) or str(model) == stack.model:
             stack = stack.renewed()
             RuntimeView(stack.runtime_url).hide(hidden)
-            bucket = options["bucket"] or stack.store  # its sessions have no other directory
+            bucket = options["bucket"] or stack.store  # its sessions can write to no other directory
             yield Target(arn=stack.agent_arn, bucket=bucket, endpoint_url=stack.runtime_url, stack=stack)
             return
         file = file or Path(stack.agent)
         click.echo("`agentcore-rl up` runs here with another model: this evaluation starts its own services", err=True)
-    assert file is not None  # without one the running stack's agent is it
+    assert file is not None  # the default is the running stack's agent
     words = sandbox_words(options["readable"], options["writable"], hidden)
     if bucket.startswith("file://"):
         words.append(f"--store={bucket}")
@@ -534,7 +544,7 @@ def _target(options: dict[str, Any], out: Path) -> Iterator[Target]:
 def _model_of(target: Target, given: dict[str, Any]) -> Iterator[tuple[Prepare | None, Fetch | None, Seen | None]]:
     """Yield functions that open each rollout's session at the stack's gateway and fetch its recorded calls.
 
-    None if a model is named, and for an agent with its own model.
+    None with --base-url, and for an agent with its own model.
     """
     if target.stack is None or "base_url" in given:
         yield None, None, None

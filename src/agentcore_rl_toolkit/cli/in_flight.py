@@ -1,7 +1,7 @@
-"""`agentcore-rl runs show --in-flight`: the stage of each running rollout, and what it waits for.
+"""`agentcore-rl runs show --in-flight`: the stage of each running rollout, and the part for which it waits.
 
 It joins three sources: the process that waits for the rollouts (`in_flight.json`), the gateway (asked by that process) and the
-local runtime (asked here). A source that does not answer within a few seconds is shown as what the rollout waits for.
+local runtime (asked here). If a source does not answer within a few seconds, the rollout waits for that source.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..errors import LocalRuntimeError
 from ..runs import RunReader
 from ..runs.in_flight import read_in_flight
 
-ASK_S = 3.0  # what a server may take to answer
+ASK_S = 3.0  # a server answers within this time, or hangs
 OLD_S = 10.0  # a file that is rewritten every two seconds should not be older
 LOG_LINES, LOGS, SHOWN = 5, 3, 20
 NONE = "nothing is in flight: the run has ended, is starting, or its trainer computes between two batches"
@@ -28,7 +28,7 @@ def facts(reader: RunReader) -> dict[str, Any]:
         return {"run": reader.name, "count": 0, "waiting_for": [], "rollouts": [], "note": NONE}
     age_s = time.time() - found["at_s"]
     note = None
-    if age_s > OLD_S:  # nothing in the file is true any more: its writer is what hangs
+    if age_s > OLD_S:  # the file is outdated: its writer hangs
         note = f"the process {found['pid']} that waits for the rollouts {_state(found['pid'])}: its file is {_span(age_s)} old"
     runtime = _Runtime(found.get("runtime_url"))
     rollouts: list[dict[str, Any]] = []
@@ -74,11 +74,11 @@ def _place(rollout: Mapping[str, Any], gateway: Mapping[str, Any] | None, runtim
     """Return the part for which a rollout waits, and its state."""
     stage, seconds = rollout["stage"], _span(rollout["stage_s"])
     if stage == "queue":
-        return "queue", f"waits for {seconds} for a free place, the pace of requests or a quota (docs: client, limits)"
+        return "queue", f"has waited {seconds} for a free slot, the pace of requests or a quota (docs: client, limits)"
     if rollout["trouble"]:
         return "object store", f"its record cannot be looked for: {rollout['trouble']}"
     if stage == "result":
-        return "object store", f"its record is there and is being read for {seconds}"
+        return "object store", f"its record exists, and the client has been reading it for {seconds}"
     if runtime.problem is not None:
         return "runtime", runtime.problem
     session = (runtime.sessions or {}).get(rollout["session_id"])
@@ -88,9 +88,12 @@ def _place(rollout: Mapping[str, Any], gateway: Mapping[str, Any] | None, runtim
     if stage == "stop":
         return "runtime", f"its session is being stopped for {seconds}"
     if runtime.sessions is not None and session is None:
-        return "runtime", "the runtime has no session of it any more, and there is no record: it is about to be lost"
+        return (
+            "runtime",
+            "the runtime no longer has its session, and there is no record: the rollout will count as lost",
+        )
     if gateway is None:
-        return "agent", "it runs, without a gateway: its model calls are not seen"
+        return "agent", "it runs without a gateway, so its model calls are not known"
     return _in_gateway(rollout, gateway, "" if session is None else f"; its session {state}")
 
 

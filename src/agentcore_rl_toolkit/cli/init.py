@@ -1,4 +1,4 @@
-"""`agentcore-rl init`: a new agent that passes its test, runs and trains as it is."""
+"""`agentcore-rl init`: a new agent that passes its test, runs and trains without changes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,47}")
 def command(name: str | None, existing: Path | None, framework: str) -> None:
     """Make a new agent in the folder NAME: code, tools, reward with its test, data, settings, Dockerfile.
 
-    It passes its test, runs and trains as it is. Then make it yours.
+    It passes its test, runs and trains without changes. Then make it yours.
 
     With --from FILE the agent stays as it is, and gets a scorer.
     """
@@ -83,7 +83,7 @@ def _prepare(agent: Path) -> None:
 
 
 def write(folder: Path, framework: str) -> Path:
-    """Write the project. Raises: ConfigError when the name is none or the folder holds something."""
+    """Write the project. Raises: ConfigError if the name is invalid or the folder is not empty."""
     from .._installation import write_wheel
 
     if not _NAME.fullmatch(folder.name):
@@ -91,7 +91,7 @@ def write(folder: Path, framework: str) -> Path:
             f"{folder.name!r} cannot be an agent's name: a letter, then letters, digits, _ or -, at most 48"
         )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"{folder} is there and not empty; choose another name")
+        raise ConfigError(f"{folder} exists and is not empty; choose another name")
     folder.mkdir(parents=True, exist_ok=True)
     for source in (TEMPLATES / "common", TEMPLATES / framework.replace("-", "_")):
         for file in sorted(path for path in source.iterdir() if path.is_file()):

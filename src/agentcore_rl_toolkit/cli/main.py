@@ -16,10 +16,10 @@ from .output.terminal import visible
 
 # name -> (module with a `group` or a `command`, one line for --help, extra that installs what it needs)
 _COMMANDS: dict[str, tuple[str, str, str]] = {
-    "quickstart": (".training.quickstart", "Train a tool-using agent on this machine; its reward rises.", "local"),
-    "init": (".init", "Make a new agent that runs and trains as it is.", ""),
+    "quickstart": (".training.quickstart", "Train a small agent on this machine, as a first run.", "local"),
+    "init": (".init", "Make a new agent that runs and trains without changes.", ""),
     "up": (".training.up", "Run an agent, a gateway and the policy here until Ctrl-C.", "local"),
-    "invoke": (".invoke", "Run one rollout and print everything about it.", "local"),
+    "invoke": (".invoke", "Run one rollout and print its outcome, dialogue and log.", "local"),
     "runtime": (".servers.runtime", "Local AgentCore Runtime: serve agents to unmodified AWS clients.", "runtime"),
     "serve": (".servers.endpoint", "Serve a trained model to your own clients.", "local"),
     "gateway": (".servers.gateway", "Model gateway: record the exact tokens of every session.", "gateway"),
@@ -29,13 +29,13 @@ _COMMANDS: dict[str, tuple[str, str, str]] = {
     "train": (".train", "Train an agent: here, or with another trainer.", "local"),
     "sft": (".training.sft", "Imitate good rollouts of earlier runs.", "local"),
     "distill": (".training.distill", "Train an agent towards a teacher's logprobs.", "local"),
-    "optimize": (".optimize", "Search for better texts of an agent: the prompt of a hosted model.", "optimize"),
-    "deploy": (".deploy", "Deploy an agent to AgentCore Runtime on AWS, and take it away.", ""),
+    "optimize": (".optimize", "Search for better texts of an agent, such as its prompt.", "optimize"),
+    "deploy": (".deploy", "Deploy an agent to AgentCore Runtime on AWS, or remove it.", ""),
     "harvest": (".production.harvest", "Turn production traffic into rows of a data set.", ""),
-    "promote": (".production.promote", "Put a trained model into production, and an agent onto it.", "local"),
-    "view": (".view", "Look at runs in the browser: rewards, rollouts, every token.", "view"),
-    "runs": (".runs", "Look at runs in the terminal: list, show.", ""),
-    "doctor": (".doctor", "Check this machine, or the account: what is missing, what to do.", ""),
+    "promote": (".production.promote", "Put a trained model into production, and let an agent use it.", "local"),
+    "view": (".view", "Show runs in the browser: rewards, rollouts, every token.", "view"),
+    "runs": (".runs", "Show runs in the terminal: list, show.", ""),
+    "doctor": (".doctor", "Check this machine, or the AWS account.", ""),
 }
 
 
@@ -69,7 +69,7 @@ class _LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rows = [(name, command[1]) for name, command in _COMMANDS.items()]
         with formatter.section("Commands"):
-            formatter.write_dl(rows)  # `version` is there, too; this fits a screen
+            formatter.write_dl(rows)  # `version` is listed, too; the list fits a screen
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -105,7 +105,7 @@ def main() -> None:
         )
         sys.exit(1)
     except ModuleNotFoundError as e:
-        # A heavy import inside a command body: name the extra of the command that was asked for.
+        # A heavy import inside a command: name the extra of the command.
         asked = next((arg for arg in sys.argv[1:] if arg in _COMMANDS), None)
         if asked is None or e.name is None or e.name.startswith("agentcore_rl_toolkit"):
             raise

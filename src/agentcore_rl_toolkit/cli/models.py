@@ -19,7 +19,7 @@ WORDS = "folder, run, hub name (ORG/NAME or ORG/NAME@REVISION) or GGUF file"
 
 
 class Model(click.ParamType[Any]):
-    """A model by any of its names, as a folder. ``weights`` False fetches from the hub what a tokenizer needs alone."""
+    """A model by any of its names, as a folder. With ``weights`` False, only the tokenizer is fetched from the hub."""
 
     name = "model"
 
@@ -38,7 +38,7 @@ def model_option(**changes: Any) -> Callable[[Any], Any]:
 
 
 def model_folder(name: str | Path, *, weights: bool = True) -> Path:
-    """Return the folder of a model, or of the model that a run trained. Raises: ConfigError with what is wrong with the name."""
+    """Return the folder of a model, or of a run's model. Raises: ConfigError with the fault of the name."""
     path = Path(name)
     if path.is_file():
         if path.suffix != ".gguf":
@@ -54,11 +54,9 @@ def model_folder(name: str | Path, *, weights: bool = True) -> Path:
     if is_run(path):
         path = path / "policy"
         if not path.is_dir():
-            raise ConfigError(
-                f"{path.parent} is a run without a model: it has not come to its end, or was an evaluation"
-            )
+            raise ConfigError(f"{path.parent} is a run without a model: it has not ended, or is an evaluation")
     if weights and not (path / "config.json").is_file():
-        raise ConfigError(f"{path} holds no model: there is no config.json in it, as transformers writes one")
+        raise ConfigError(f"{path} holds no model: it lacks config.json, which transformers writes")
     return path.resolve()
 
 
@@ -79,10 +77,10 @@ def from_hub(name: str, revision: str | None = None, *, weights: bool = True) ->
         raise ConfigError(f"the hub's model {name} has no revision {revision}") from e
     except RepositoryNotFoundError as e:
         raise ConfigError(
-            f"there is neither a folder {name} here nor a model {name} on the hub, or it is not open to you: accept its terms "
+            f"there is neither a folder {name} here nor a model {name} on the hub, or you have no access to it: accept its terms "
             "on its page, and `hf auth login`"
         ) from e
-    except Exception as e:  # its HTTP library's errors are many
+    except Exception as e:  # its HTTP library has many errors
         if getattr(e, "errno", None) == errno.ENOSPC:
             raise
         raise ConfigError(

@@ -39,9 +39,13 @@ COUNTED = ("rollouts", "reflections", "input_tokens", "output_tokens", "judge_ca
 
 @click.command()
 @with_agent
-@click.option("--eval-data", required=True, type=ROWS, help="The same, never searched with: run before and after.")
-@click.option("--reflect-url", required=True, help="OpenAI-compatible API of the model that proposes texts.")
-@click.option("--reflect-model", required=True, help="Its name there; its key is AGENTCORE_RL_REFLECT_KEY.")
+@click.option("--eval-data", required=True, type=ROWS, help="Held-out rows, run before and after the search.")
+@click.option(
+    "--reflect-url", required=True, help="OpenAI-compatible API of the reflection model, which proposes texts."
+)
+@click.option(
+    "--reflect-model", required=True, help="Name of the reflection model; its key is AGENTCORE_RL_REFLECT_KEY."
+)
 @from_environment("--reflect-key", "AGENTCORE_RL_REFLECT_KEY")
 @click.option("--text", "names", multiple=True, metavar="NAME", help="A text to change; repeatable. [default: all]")
 @click.option("--max-rollouts", type=click.IntRange(min=1), help="Rollouts in all. [default: 500]")
@@ -69,15 +73,13 @@ def command(words: tuple[str, ...], **options: Any) -> None:
     check_options(options)
     both = {input_key(row.payload) for row in rows} & {input_key(row.payload) for row in held_out}
     if both:
-        raise ConfigError(
-            f"{len(both)} rows of --eval-data are in --data too; it needs rows that the search never sees"
-        )
+        raise ConfigError(f"{len(both)} rows of --eval-data are in --data too; the search must not see held-out rows")
     random.Random(settings.seed).shuffle(rows)
     learned, compared = rows[: len(rows) // 2], rows[len(rows) // 2 :]
     least = 1 + 2 * len(held_out) + 2 * len(compared) + 2 * settings.batch
     if not learned or not settings.allows(dict.fromkeys(COUNTED, 0), least):
         raise ConfigError(
-            f"--data has {len(rows)} rows and --eval-data {len(held_out)}: the search needs two of the first at least, and "
+            f"--data has {len(rows)} rows and --eval-data {len(held_out)}: the search needs two rows of --data, and "
             f"{least} rollouts for one proposal, within --max-rollouts and max_usd"
         )
     exp_id, out = experiment(options, "optimize", "metrics.jsonl")
@@ -102,7 +104,7 @@ def command(words: tuple[str, ...], **options: Any) -> None:
 
 
 class _Optimisation:
-    """Carry out a run: before, the search, after. The results of an earlier part are in its folder and are not repeated."""
+    """A run: the evaluation before, the search, the evaluation after. Results of an earlier part are in the folder."""
 
     def __init__(self, opened: Opened, out: Path, settings: SearchSettings, options: dict[str, Any]) -> None:
         self._opened, self._out, self._settings, self._options = opened, out, settings, options
@@ -120,7 +122,7 @@ class _Optimisation:
         before = next((event for event in self._events if event["event"] == "before"), None)
         kept.forget(from_step=self._steps, phases=("after",) if before else ("before", "after"))
         if before is None:
-            reflection("Answer with one word: ready")  # an endpoint that refuses costs no rollout
+            reflection("Answer with one word: ready")  # checks the endpoint before the first rollout
             before = self._held_out("before", held_out, self._texts_read(learned[0]))
         proposal = 2 * self._settings.batch + len(compared)
         found = search(
@@ -233,7 +235,7 @@ def _report(facts: Mapping[str, Any]) -> str:
     usd = f", ${spent['usd']:.2f}" if spent["usd"] else ""
     counts = f"{spent['rollouts']} rollouts, {spent['reflections']} reflections{usd}"
     if gain is None:
-        return f"no better text was found ({counts}): the agent keeps its own"
+        return f"the search found no better text ({counts}): the agent keeps its own"
     means = [
         f"reward {s['mean']:.4f} (95 % interval {s['low']:.4f} to {s['high']:.4f}) {when}"
         for when, s in (("before", facts["before"]), ("after", facts["after"]))

@@ -81,7 +81,7 @@ _SESSIONS = (
         multiple=True,
         type=_PATH,
         metavar="PATH",
-        help="A folder or file that sessions see besides the agent's project, or although it is hidden; repeatable.",
+        help="A folder or file that sessions may read besides the agent's project, also a hidden one; repeatable.",
     ),
     click.option(
         "--env-file",
@@ -96,7 +96,7 @@ _SESSIONS = (
         multiple=True,
         metavar="K=V",
         callback=lambda context, _, given: (*context.meta.get(ENV_FILE, (None, ()))[1], *given),
-        help="A variable of every session; K alone takes this shell's value; repeatable.",
+        help="A variable of every session; K without a value takes this shell's; repeatable.",
     ),
 )
 _MODEL_CALLS = (
@@ -105,7 +105,7 @@ _MODEL_CALLS = (
         "policy_models",
         multiple=True,
         metavar="PATTERN",
-        help="Models of the agent that the policy takes the place of, such as '*claude*'; repeatable. [default: all chat models]",
+        help="Models of the agent that the policy replaces, such as '*claude*'; repeatable. [default: all chat models]",
     ),
     click.option(
         "--model-host",
@@ -123,11 +123,15 @@ _SCORE = click.option(
 )
 _JUDGE = (
     click.option(
-        "--judge-weight", type=click.FloatRange(0, 1, min_open=True), help="Its share of the reward. [default: 1]"
+        "--judge-weight",
+        type=click.FloatRange(0, 1, min_open=True),
+        help="The judge's share of the reward. [default: 1]",
     ),
     click.option("--judge-model", metavar="NAME", help="The judge's model; its key is AGENTCORE_RL_JUDGE_KEY."),
     click.option("--judge-url", metavar="URL", help="The judge's OpenAI-compatible API, as https://host/v1."),
-    click.option("--judge", metavar="FILE", help="A rubric by which a model scores the rollouts of each input."),
+    click.option(
+        "--judge", metavar="FILE", help="File with a rubric, by which a judge scores the rollouts of each input."
+    ),
 )
 
 
@@ -136,7 +140,7 @@ def adding(options: Iterable[Callable[[F], F]]) -> Callable[[F], F]:
     return lambda command: functools.reduce(lambda made, option: option(made), options, command)
 
 
-with_process = adding(_LISTENS)  # options of a command that listens, for the process that waits for it
+with_process = adding(_LISTENS)  # options of a server, for the process that waits for it
 with_server = adding(_SERVES)
 with_sessions = adding(_SESSIONS)
 with_judge = adding(_JUDGE)
@@ -182,13 +186,13 @@ AGENT_HELP = "The agent: its file, its module, or its name in a project of AWS's
 UP_AGENT = " [default: that of `agentcore-rl up` in this folder]"
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-with_force = click.option("--force", is_flag=True, help="Overwrite the file if it is already there.")
+with_force = click.option("--force", is_flag=True, help="Overwrite the file if it exists.")
 
 
 def new_file(path: Path, *, force: bool) -> Path:
     """Return a path to write to. Raises: ConfigError when it exists, without ``force``."""
     if path.exists() and not force:
-        raise ConfigError(f"{path} is already there; --force overwrites it")
+        raise ConfigError(f"{path} already exists; --force overwrites it")
     return path
 
 
@@ -219,7 +223,7 @@ def from_environment(name: str, variable: str) -> Callable[[F], F]:
     def refuse(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
         if context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE:
             raise ConfigError(
-                f"{name} is not taken: a secret on a command line is shown to every user of this machine. Export {variable} "
+                f"{name} is refused: every user of this machine can see a secret on a command line. Export {variable} "
                 "instead"
             )
         return value or None  # the empty string counts as absent
@@ -246,7 +250,7 @@ def from_words(pairs: Sequence[str], cls: Any) -> dict[str, Any]:
         name = name.replace("-", "_")
         name = aliases.get(name, name)
         if name not in kinds or not sign:
-            raise ConfigError(f"--set {pair}: no setting as NAME=VALUE{near(name, sorted(kinds))}")
+            raise ConfigError(f"--set {pair}: not a setting as NAME=VALUE{near(name, sorted(kinds))}")
         values[name] = text
         each = (kinds[name], *typing.get_args(kinds[name]))
         parts = {part for kind in each for part in (kind, typing.get_origin(kind))}
@@ -255,6 +259,6 @@ def from_words(pairs: Sequence[str], cls: Any) -> dict[str, Any]:
         elif bool in parts:
             values[name] = None if text == "null" and type(None) in parts else fit(text, bool, f"--set {name}")
         elif parts & {int, float, Mapping}:
-            with contextlib.suppress(ValueError):  # what is neither is named by the check of all settings
+            with contextlib.suppress(ValueError):  # the check of all settings reports any other value
                 values[name] = json.loads(text)
     return values

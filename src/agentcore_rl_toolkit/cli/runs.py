@@ -28,11 +28,11 @@ def group() -> None:
     """Show the runs in a folder, of training and evaluation. `agentcore-rl view` shows the same in a browser."""
 
 
-@group.command("list", short_help="List runs, the one written last first.")
+@group.command("list", short_help="List runs, the newest first.")
 @click.argument("folder", default=".", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @as_json
 def list_runs(folder: Path, as_json: bool) -> None:
-    """List the runs of FOLDER and of its runs/, the one written last first."""
+    """List the runs of FOLDER and of its runs/, the newest first."""
     found = [head(path) for path in find_runs(folder)]
     if as_json:
         click.echo(json.dumps(found, indent=2))
@@ -56,9 +56,11 @@ group.add_command(list_runs, "ls")
 @group.command(short_help="Show a run: its steps, or some of its rollouts.")
 @click.argument("run", required=False)
 @click.argument("part", required=False)
-@click.option("--worst", type=click.IntRange(min=1), help="The rollouts with the lowest reward, read out.")
+@click.option(
+    "--worst", type=click.IntRange(min=1), help="Print this number of rollouts, those with the lowest reward."
+)
 @click.option("--rollout", "name", metavar="ID", help="One rollout, by number or session id.")
-@click.option("--in-flight", "running", is_flag=True, help="The rollouts that run now: what each waits for.")
+@click.option("--in-flight", "running", is_flag=True, help="Show the running rollouts, and what each waits for.")
 @as_json
 def show(
     run: str | None,
@@ -68,11 +70,11 @@ def show(
     running: bool,
     as_json: bool,
 ) -> None:
-    """Show RUN, a folder or a name under runs/ [default: the run written last]: why it does not learn, and its steps.
+    """Show RUN, a folder or a name under runs/ [default: the newest run]: its steps, and reasons why it does not learn.
 
-    PART shows rollouts: those of a training step by its number, or of an evaluation (before, after, eval). With --worst only the
-    worst of them are read out, without PART the worst of the training. Text that was trained stands between «marks». With
-    --in-flight, for a run that hangs: each rollout's stage, since when, until which deadline, and what it waits for.
+    PART shows rollouts: those of a training step by its number, or of an evaluation (before, after, eval). With --worst only
+    the worst of them are printed, and without PART the worst of training. Trained text is between «marks». --in-flight is for
+    a run that hangs: it shows each rollout's stage, since when, its deadline, and what it waits for.
 
     \b
     Example:
@@ -89,7 +91,7 @@ def show(
         if name is not None:
             one = reader.find(name)
             if one is None:
-                raise ConfigError(f"{reader.folder} has no rollout {name}, or several that begin so")
+                raise ConfigError(f"{reader.folder} has no rollout {name}, or several whose ids begin with it")
             chosen = [one]
         elif worst is not None or part is not None:
             chosen = _chosen(reader, part, worst)
@@ -130,14 +132,14 @@ def _array(values: Iterable[Any]) -> Iterator[str]:
 
 @group.command(short_help="Write good rollouts for supervised training, rollouts as rows, or the data of a pass rate.")
 @click.argument("run", required=False)
-@click.option("--min-reward", type=float, metavar="X", help="Rollouts with at least this reward; needed.")
+@click.option("--min-reward", type=float, metavar="X", help="The least reward of a rollout that is written; required.")
 @click.option("--best-of-group", is_flag=True, help="Only the best rollout of each group that has a reward above 0.")
 @click.option(
     "--rows",
     is_flag=False,
     flag_value="",
     metavar="[DATA]",
-    help="Every rollout as a row; or the data file to filter by --pass-rate.",
+    help="Write every rollout as a row. With a data file: filter it by --pass-rate.",
 )
 @click.option(
     "--pass-rate", metavar="LOW:HIGH", help="With --rows DATA: keep the inputs with this share of solved rollouts."
@@ -157,15 +159,15 @@ def export(
     out: Path | None,
     force: bool,
 ) -> None:
-    """Write the training sequences of RUN's good rollouts: the exact ids that were sampled, and which of them train.
+    """Write the training sequences of RUN's good rollouts: the sampled ids, and a mask of the trained ones.
 
-    Only rollouts of the training that ended ok are written: no held-out ones, none with a reply that was cut off or a call that
-    does not parse. Without --min-reward, an error shows the rewards that there are.
+    Only training rollouts that ended ok are written, without cut replies and without calls that do not parse. Held-out rollouts
+    are left out. Without --min-reward, an error shows the rewards of the run.
     `agentcore-rl sft --from RUN` trains on the same without a file.
 
     With --rows, each rollout becomes a row of numbers for a notebook: outcome, rewards, tokens, times.
 
-    With --rows DATA --pass-rate 0.1:0.9, the rows of DATA are written whose rollouts in RUN solved them at that rate. A rollout
+    With --rows DATA --pass-rate 0.1:0.9, the command writes the rows of DATA that RUN's rollouts solved at that rate. A rollout
     solves its input with a reward of 1 or more. Inputs that are always or never solved teach nothing.
     """
     if rows is None and pass_rate is None:

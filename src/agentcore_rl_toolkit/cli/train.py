@@ -38,17 +38,19 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 BACKENDS = ("loop", "trl", "slime", "verl", "rllm", "tinker", "sagemaker")
-SERVICES = ("tinker", "sagemaker")  # training services
+SERVICES = ("tinker", "sagemaker")  # the backends that are training services
 
 
-# Options of an agent that trains here, the last of them first; `distill` has them, too.
+# Options of an agent that trains on this machine, the last of them first. `distill` has them, too.
 _HERE = (
     as_json,
     click.option("--resume", is_flag=True, help="Continue the newest unfinished run, or the one in --out."),
     click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Run folder. [default: runs/...]"),
     with_sessions,
     with_judge,
-    click.option("--credit", type=click.Choice(["episode", "turn"]), help="What rewards compare. [default: episode]"),
+    click.option(
+        "--credit", type=click.Choice(["episode", "turn"]), help="The unit that a reward is for. [default: episode]"
+    ),
     click.option("--rollouts", type=click.IntRange(min=2), help="Rollouts of each input. [default: 8]"),
     click.option("--groups", type=click.IntRange(min=1), help="Inputs in each batch. [default: 8]"),
     click.option("--steps", type=click.IntRange(min=1), help="Batches of rollouts. [default: 32; slime: 1]"),
@@ -91,7 +93,7 @@ SECTIONS = {
 @click.option(
     "--rehearse",
     is_flag=True,
-    help="Train the built-in policy in the place of SageMaker's; takes --agent.",
+    help="Train the built-in policy instead of SageMaker's model; needs --agent.",
 )
 @click.option("--stop-session", metavar="NAME", help="Stop a training session of SageMaker that was left running.")
 @click.option("--method", type=click.Choice(["grpo", "distill", "sft"]), default="grpo", hidden=True)
@@ -119,15 +121,15 @@ def command(
     Example:
         agentcore-rl train --agent shop/agent.py --data shop/train.jsonl --eval-data shop/eval.jsonl
 
-    With --agent and --data, the agent is trained on this machine. The services that `agentcore-rl up` runs in this folder are
-    used. If there are none, they are started for the run. Settings without an option (train_on, held_out, learning_rate,
+    With --agent and --data, the agent is trained on this machine. It uses the services of `agentcore-rl up` in this folder,
+    or starts services for the run. Settings without an option (train_on, held_out, learning_rate,
     max_staleness, hold_calls, eval_every, forced_tools, lora_rank, policy_failures, seed, tracker, ...) go into --set or
     --config.
 
     With --credit turn, the agent returns one reward for each model call. The settings are discount and normalize.
 
-    With --config of slime, verl, rLLM, Tinker, SageMaker or TRL, the file is checked and that trainer is launched. Arguments
-    after -- are the trainer's own: `train --backend verl --config f.yaml -- trainer.n_gpus_per_node=8`.
+    With --config of slime, verl, rLLM, Tinker, SageMaker or TRL, the command checks the file and launches that trainer. Arguments
+    after -- go to the trainer: `train --backend verl --config f.yaml -- trainer.n_gpus_per_node=8`.
 
     AGENTCORE_AGENT_ARN and AGENTCORE_S3_BUCKET fill agent_runtime_arn and s3_bucket if the file leaves them out. A file .env in
     this folder, then one next to the configuration, sets variables that the environment lacks.
@@ -180,7 +182,7 @@ def command(
         or config_path is None
     ):
         raise ConfigError(
-            f"backend {backend} takes a deployed agent, and all its settings from --config FILE "
+            f"backend {backend} trains a deployed agent, and reads all settings from --config FILE "
             f"(docs/backends/{backend}.md); --agent FILE and its options are for --backend loop"
         )
     config = _configured(backend, config_path, agent, rehearse=rehearse)
@@ -190,7 +192,7 @@ def command(
         )
     if trainer_args:
         if not hasattr(config, "with_args"):
-            raise ConfigError(f"backend {backend} takes no arguments after --")
+            raise ConfigError(f"backend {backend} accepts no arguments after --")
         config = config.with_args(trainer_args)
     plan = config.plan(slime_steps) if backend == "slime" else config.plan(**({"rehearse": True} if rehearse else {}))
     if dry_run:
@@ -281,7 +283,7 @@ def train_here(
         settings = read(flags, file)
         if method == "distill" and settings.teacher_url is None:
             raise ConfigError(
-                "distillation needs --teacher-url URL: vLLM or `policy serve` with the model to learn from"
+                "distillation needs --teacher-url URL: the address of vLLM, or of `policy serve`, with the teacher's model"
             )
         settings.rows()  # before a folder exists
         run_dir = new_run(settings, out)
@@ -312,7 +314,7 @@ def _running(settings: LocalRun, console: Console) -> Stack | None:
 
 
 def _train_at_service(backend: str, config: Any, *, rehearse: bool, agent: Path | None) -> None:
-    """Train at a service: by its training verbs, or by a multi-turn RL job of SageMaker. Raises: TrainingServiceError."""
+    """Train with a service: by its training API, or by a multi-turn RL job of SageMaker. Raises: TrainingServiceError."""
     from ..backends.sagemaker.adapter import run_async as run_sagemaker
     from ..backends.sagemaker.job import JobConfig, Jobs
     from ..backends.training.run import line
@@ -338,7 +340,7 @@ def _train_at_service(backend: str, config: Any, *, rehearse: bool, agent: Path 
 
 
 def _until_interrupted(work: Coroutine[Any, Any, T]) -> T:
-    """Do it. Ctrl-C and SIGTERM end it in order, and the process with 130: what runs at the service is stopped."""
+    """Run it. Ctrl-C and SIGTERM stop it and its work at the service, and end the process with 130."""
     import asyncio
 
     from .._servers.process import terminated_as_interrupted

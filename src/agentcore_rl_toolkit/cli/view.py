@@ -20,16 +20,14 @@ from .options import new_file, with_force, with_server
 @click.argument("runs", nargs=-1)
 @with_server
 @click.option("--no-open", is_flag=True, help="Do not open the browser.")
-@click.option(
-    "--export", type=click.Path(dir_okay=False, path_type=Path), help="Write one RUN as a file that opens from disk."
-)
+@click.option("--export", type=click.Path(dir_okay=False, path_type=Path), help="Write one RUN as an HTML file.")
 @with_force
 def command(
     runs: tuple[str, ...], no_open: bool, export: Path | None, force: bool, ready_file: Path | None, **server: Any
 ) -> None:
     """Show RUNS, folders or names under runs/, in the browser [default: all runs of this folder, also later ones].
 
-    An unfinished run is shown as it grows. The texts of models are shown as text, never as a page. The printed address contains a
+    An unfinished run is shown as it grows. Texts of models are shown as plain text, never as HTML. The printed address contains a
     key: give it only to people who may read the run.
 
     \b
@@ -45,7 +43,7 @@ def command(
         from ..view.export import export as write
 
         if len(given) > 1:
-            raise ConfigError("--export writes one run: name one")
+            raise ConfigError("--export writes one run: give its folder or name")
         with RunReader(given[0] if given else find_run(None)) as run:
             click.echo(f"{export}: {write(run, new_file(export, force=force))}")
         return

@@ -130,7 +130,7 @@ def test_models_are_evaluated_first(tmp_path: Path) -> None:
     ("words", "why"),
     [
         (("http://127.0.0.1:1/v1", "http://127.0.0.1:1/v1#m"), "names no model"),
-        (("nowhere", "nowhere-else"), "is no evaluation, and no model"),
+        (("nowhere", "nowhere-else"), "is neither an evaluation nor a model"),
         (("http://127.0.0.1:1/v1#m", "http://127.0.0.1:1/v1#n"), "--data is needed"),
     ],
 )

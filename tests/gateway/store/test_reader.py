@@ -181,8 +181,8 @@ async def test_a_store_in_a_folder_that_may_not_be_written_can_be_read(written: 
 @pytest.mark.parametrize(
     ("what", "why"),
     [
-        ("no database", r"turns\.sqlite is no SQLite database"),
-        ("another database", r"turns\.sqlite is a SQLite database, but no gateway's store"),
+        ("no database", r"turns\.sqlite is not a SQLite database"),
+        ("another database", r"turns\.sqlite is a SQLite database, but not a gateway's store"),
         ("newer", rf"has format {FORMAT + 1}, this version writes {FORMAT}; give another"),
     ],
 )

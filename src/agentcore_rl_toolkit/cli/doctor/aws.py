@@ -1,4 +1,4 @@
-"""Checks of an AWS account: may this user do what a trainer does, and what does a session of the agent reach?"""
+"""Checks of an AWS account: the rights of this user as a trainer, and the services that a session of the agent reaches."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ ADVICE = {
     "AccessDeniedException": "allow bedrock-agentcore:GetAgentRuntime, InvokeAgentRuntime and StopRuntimeSession on this agent",
     "ResourceNotFoundException": "check account, region and name of the ARN",
     "RuntimeClientError": "the agent did not start or refused: its log group is /aws/bedrock-agentcore/runtimes/ID-DEFAULT",
-    "ServiceQuotaExceededException": "sessions alive are at the account's quota: stop some, or ask for more",
-    "ThrottlingException": "too many requests just now: run this again",
+    "ServiceQuotaExceededException": "the account has as many live sessions as its quota allows: stop some, or ask AWS for more",
+    "ThrottlingException": "too many requests at the moment: run this again",
 }
 RELAYED = (
     "start it with --model DIR (token mode): relay mode splits one conversation into 4 to 5 sequences if the client writes "
     "compact JSON, as Mastra and Strands for TypeScript do"
 )
-ANSWERED: dict[int | None, str] = {  # a session's finding at the gateway's address, for each status
+ANSWERED: dict[int | None, str] = {  # the advice for each status that a session got at the gateway's address
     **dict.fromkeys((401, 403), "the session's key is refused: does the address lead to this gateway?"),
     404: "another server answers at this address, or another gateway",
     421: "start the gateway with --allowed-host and the name in the address",
@@ -44,7 +44,7 @@ ANSWERED: dict[int | None, str] = {  # a session's finding at the gateway's addr
 
 @dataclass(frozen=True, kw_only=True)
 class Account:
-    """The parts of an account to check; None: not given.
+    """The parts of an account to check, None for those that were not given.
 
     ``session_gateway_url``: the gateway as sessions see it, where that is another address.
     """
@@ -104,7 +104,7 @@ class Account:
         def create_only() -> None:
             with contextlib.suppress(ObjectExistsError):
                 store.put(key, b"{}", create_only=True, timeout_s=DEADLINE_S)
-                raise StoreError("a record could be written twice: the store does not know If-None-Match")
+                raise StoreError("a record could be written twice: the store ignores If-None-Match")
 
         steps: list[tuple[str, Callable[[], object]]] = [
             ("s3:PutObject", lambda: store.put(key, b"{}", timeout_s=DEADLINE_S)),
@@ -144,7 +144,7 @@ class Account:
         if self.agent_arn is None:
             return note("agent", "none given", "--agent ARN, or export AGENTCORE_AGENT_ARN")
         if not self.agent_arn.startswith("arn:") or ":runtime/" not in self.agent_arn:
-            advice = "it reads arn:aws:bedrock-agentcore:REGION:ACCOUNT:runtime/NAME"
+            advice = "give one such as arn:aws:bedrock-agentcore:REGION:ACCOUNT:runtime/NAME"
             return fail("agent", f"{self.agent_arn!r} is not the ARN of an agent", advice)
         now = self._described
         if isinstance(now, Exception):
@@ -161,7 +161,7 @@ class Account:
         if refusal is not None:
             return fail("quotas", refusal.partition(": ")[0], quotas.HOW_TO_RAISE)
         if found.why:
-            advice = "allow servicequotas:ListServiceQuotas, or look at them in the console"
+            advice = "allow servicequotas:ListServiceQuotas, or see them in the console"
             return note("quotas", quotas.line(found), advice)
         return ok("quotas", quotas.line(found))
 
@@ -259,7 +259,7 @@ def _refused(name: str, error: Exception, advice: str) -> Finding:
         return fail(name, str(error)[:500], advice)
     code, message = found.get("Code", ""), found.get("Message", "")
     advice = ADVICE.get(code, "see AWS's message")
-    if code == "RuntimeClientError" and "(403)" in message:  # which comes without the agent's own text
+    if code == "RuntimeClientError" and "(403)" in message:  # the agent's own text is missing in it
         advice = ROLLOUTS_OFF
     return fail(name, f"{code}: {message}"[:500], advice)
 
@@ -307,8 +307,8 @@ def ask(client: Any, arn: str, session_id: str, rollout: Mapping[str, Any]) -> l
         return findings(result["probe"], rollout, asked_s, answered_s)
     if isinstance(result, dict) and result.get("error"):
         return [fail("session", f"the agent refused: {result['error']}"[:500], "deploy it again, and see its log")]
-    advice = "it runs the published toolkit, or an older version of this one: deploy it again to have this checked"
-    return [note("session", "a session starts, and its agent knows no probe", advice)]
+    advice = "it runs the published toolkit, or an older version of this one: deploy it again for this check"
+    return [note("session", "a session starts, but its agent cannot answer this check", advice)]
 
 
 def findings(report: Mapping[str, Any], rollout: Mapping[str, Any], asked_s: float, answered_s: float) -> list[Finding]:

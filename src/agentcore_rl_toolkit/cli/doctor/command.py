@@ -1,4 +1,4 @@
-"""The command: run the checks, print what they found, end with 1 when one failed."""
+"""The command: run the checks, print their findings, and exit with 1 if one failed."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def command(
 ) -> None:
     """Check what training needs; each line that is not ok states what to do.
 
-    Without options: this machine and this installation. With --model: what the model is, what runs it here, the memory that it
-    takes, its chat template and tool calls, and how fast it samples. With --aws: credentials, bucket, the agent, quotas, gateway
-    and model; then what a session of the agent reaches: one is started, asked, and stopped, and
-    the agent's function is not called. What is not given is taken from the environment, or from .env in this folder. Keys that it
-    makes in the bucket are deleted again. Ends with code 1 when a check failed.
+    Without options: this machine and this installation. With --model: the model's kind, the engine that runs it, its memory, its
+    chat template and tool calls, and its sampling speed. With --aws: credentials, bucket, agent, quotas, gateway and model, and
+    the services that a session of the agent reaches. For the last, a session is started and stopped; the agent's function is not
+    called. Missing options come from the environment, or from .env in this folder. Keys that the command makes in the bucket are
+    deleted again. Exit code: 1 if a check failed.
     """
     from . import aws, machine
     from . import model as of_model

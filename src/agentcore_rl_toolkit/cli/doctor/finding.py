@@ -44,6 +44,6 @@ def run(checks: Iterable[tuple[str, Callable[[], Finding | list[Finding]]]]) -> 
             found = check()
         except AgentCoreRLError as e:
             found = fail(name, str(e), "")
-        except Exception as e:  # the doctor must not be the patient
+        except Exception as e:  # an error of a check must not end the other checks
             found = fail(name, f"the check itself failed: {type(e).__name__}: {e}", "report this as a bug")
         yield from found if isinstance(found, list) else [found]

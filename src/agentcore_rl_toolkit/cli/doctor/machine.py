@@ -14,7 +14,7 @@ from ..._installation import install_command
 from .finding import Finding, fail, note, ok
 
 LEAST_DISK = 2 * 2**30
-# The module that shows that an extra is installed, and what needs the extra. This machine needs the first four to train.
+# For each extra, a module that it installs, and the part that needs it. Training needs the first four.
 EXTRAS = {
     "gateway": (("httptools", "msgspec", "tokenizers", "transformers"), "the model gateway"),
     "runtime": (("h11", "httptools", "uvicorn"), "the local runtime"),
@@ -61,7 +61,7 @@ def torch_build() -> Finding:
     if done.returncode != 0:
         error = (done.stderr.strip().splitlines() or ["no output"])[-1]
         return fail(
-            "torch", f"cannot be imported: {error}", "install it again; `make clean` and `make setup` in a clone"
+            "torch", f"cannot be imported: {error}", "install it again (in a clone: `make clean` and `make setup`)"
         )
     version, cuda, devices, threads = done.stdout.split()
     if devices != "0":
@@ -69,7 +69,7 @@ def torch_build() -> Finding:
     if cuda != "None":
         return note(
             "torch",
-            f"{version}: a CUDA build, and no GPU here",
+            f"{version}: a CUDA build, and this machine has no GPU",
             "it works, and takes several GB; the CPU build is on PyTorch's CPU wheel index (PIP_EXTRA_INDEX_URL)",
         )
     return ok("torch", f"{version} for CPUs, {threads} threads")
@@ -90,7 +90,7 @@ def disk() -> Finding:
     free = {place: shutil.disk_usage(place).free for place in {Path.cwd(), Path(tempfile.gettempdir())}}
     text = ", ".join(f"{amount / 2**30:.0f} GB free in {where}" for where, amount in free.items())
     if min(free.values()) < LEAST_DISK:
-        return fail("disk", text, "make room: runs and sessions write there")
+        return fail("disk", text, "free some space: runs and sessions write to this folder")
     return ok("disk", text)
 
 

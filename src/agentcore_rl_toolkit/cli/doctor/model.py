@@ -14,13 +14,13 @@ from .finding import Finding, fail, note, ok
 if TYPE_CHECKING:
     from ...policy.batch import Generation
 
-SPEED_S = 5.0  # time that sampling is measured for
+SPEED_S = 5.0  # duration of the measurement
 SEQUENCES = 8  # at once
 PROMPT_TOKENS = 32
 
 
 def checks(folder: Path) -> list[tuple[str, Callable[[], Finding | list[Finding]]]]:
-    """Check a model. A folder without weights has checks of its tokenizer and template only."""
+    """Check a model. Of a folder without weights, only tokenizer and template are checked."""
     whole = (("model", _kind), ("memory", _memory), ("template", _template), ("speed", _speed))
     chosen = whole if any(folder.glob("*.safetensors")) else whole[2:3]
     return [(name, functools.partial(check, folder)) for name, check in chosen]
@@ -52,7 +52,9 @@ def _memory(folder: Path) -> Finding:
         return fail("memory", text, "take a smaller model, or a machine with more memory")
     if full > free:
         return note(
-            "memory", text, "train it with --set lora_rank=16" if lora < free else "it can be served here, not trained"
+            "memory",
+            text,
+            "train it with --set lora_rank=16" if lora < free else "this machine can serve it, but not train it",
         )
     return ok("memory", text)
 
@@ -89,7 +91,9 @@ def _speed(folder: Path) -> Finding:
         time.sleep(SPEED_S)
         rate = (_tokens(generations) - before) / (time.monotonic() - began_s)
     if broken := next((g.error for g in generations if g.error is not None), None):
-        return fail("speed", f"sampling ended: {broken}", "the folder's weights or configuration are at fault")
+        return fail(
+            "speed", f"sampling ended: {broken}", "the folder's weights or configuration are damaged or do not match"
+        )
     text = f"{rate:,.0f} tokens/s for {SEQUENCES} sequences at once; loaded in {ready - began:.1f} s"
     return ok("speed", text)
 

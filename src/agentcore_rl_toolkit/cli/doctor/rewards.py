@@ -80,12 +80,12 @@ def check_rewards(
     given_away = [name for name, score in idle if score is not None and score >= 1]
     _print("an empty reply", idle, given_away, "These rows reward doing nothing")
     if not known:
-        click.echo(f"the known answer: no row has the field {field!r}; name another with --answer FIELD")
+        click.echo(f"the known answer: the rows do not have the field {field!r}; name another with --answer FIELD")
     elif not asked & texts.keys():
         click.echo("the known answer: it could not be given, because the agent asks for a fixed model name")
     else:
         failed = [name for name, score in answered if score is not None and score < 1]
-        why = "Not solved, because the answer is wrong or the agent needs more than a text"
+        why = "Not solved, because the answer is wrong or the agent needs tool calls"
         _print(f"the known answer ({field})", answered, failed, why)
     return not given_away
 
@@ -101,7 +101,7 @@ def _print(policy: str, scored: Sequence[tuple[str, float | None]], wrong: Seque
 
 @contextlib.contextmanager
 def _scripted(texts: Mapping[str, str], asked: set[str]) -> Iterator[str]:
-    """Serve a model that replies with the text of its name, empty for all others. Gives its URL, and adds names to ``asked``."""
+    """Serve a model whose reply depends on its name. Yield its URL. Other names get an empty reply. Add names to ``asked``."""
     from ...gateway.testing import ScriptedEngine, Seen
 
     def decide(seen: Seen) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A self-test of a model directory: will turns extend each other, will calls be read back, will answers end?"""
+"""A self-test of a model directory: do turns extend each other, are calls read back, and do answers end?"""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _tokenizer(renderer: Renderer) -> tuple[bool, str]:
 
 def _stops(renderer: Renderer) -> tuple[bool, str]:
     if not renderer.stop_token_ids:
-        return False, "no stop token: neither generation_config.json nor the tokenizer names one"
+        return False, "no stop token: neither generation_config.json nor the tokenizer has one"
     names = ", ".join(repr(renderer.tokenizer.text_of(i)) for i in sorted(renderer.stop_token_ids))
     if not renderer.facts.closers:
         return False, f"{names}, but the template closes answers with none of them"
@@ -88,14 +88,14 @@ def _extends(
 ) -> tuple[bool, str]:
     completion = sampled_body(renderer, answer, tools=tools)
     if not completion:
-        return False, "the template's own writing of an answer cannot be separated from its prompt"
+        return False, "the template's text of an answer cannot be separated from its prompt"
     conversation = renderer.conversation(now=0.0)
     first = renderer.render(conversation, opening, tools)
     renderer.commit(conversation, first, completion, answer, turn_id="t1")
     second = renderer.render(conversation, [*opening, answer, *following], tools)
     sampled = first.token_ids + completion
     if not second.extended:
-        return False, "; ".join(renderer.facts.problems) or "this pattern is rendered in full every turn"
+        return False, "; ".join(renderer.facts.problems) or "this pattern is rendered in full in every turn"
     if second.token_ids[: len(sampled)] != sampled:
         return False, "turn 2 does not start with turn 1"
     added = renderer.decode(second.token_ids[len(sampled) :])
@@ -138,7 +138,7 @@ def _round_trip(renderer: Renderer) -> tuple[bool | None, str]:
         return None, "the template has no tool calls"
     body = sampled_body(renderer, _calling(), tools=_TOOLS)
     if body is None:
-        return False, "the template's own writing of a call cannot be cut out"
+        return False, "the template's text of a call cannot be cut out"
     parsed = renderer.parse(body, tools=_TOOLS)
     if not parsed.tool_calls and (problem := unread_calls(renderer)) is not None:
         return False, problem

@@ -1,4 +1,4 @@
-"""Commands and paths as the reader can paste them into a shell."""
+"""Commands and paths in a form that can be pasted into a shell."""
 
 from __future__ import annotations
 

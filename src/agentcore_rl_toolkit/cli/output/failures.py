@@ -1,4 +1,4 @@
-"""The reasons of failed rollouts in two lines: the most frequent error, and the line of the agent's code that it came from."""
+"""The reasons of failed rollouts in two lines: the most frequent error, and the line of the agent's code that caused it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Failure:
 
 
 def explain(failures: list[Failure], total: int) -> str:
-    """Return how many of so many rollouts failed, their most frequent error, and where it came from."""
+    """Return the share of failed rollouts, their most frequent error, and its line."""
     [(where, times)] = Counter(failure.place or failure.reason for failure in failures).most_common(1)
     first = next(failure for failure in failures if where in (failure.place, failure.reason))
     text = f"{len(failures)} of {total} rollouts failed; {times} of them: {first.reason}"

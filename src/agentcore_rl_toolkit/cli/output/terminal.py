@@ -1,4 +1,4 @@
-"""The output of commands: texts of agents, sessions and callers made safe for a terminal, dialogues, and signs of progress.
+"""The output of commands: texts made safe for a terminal, dialogues, and progress.
 
 An agent may print anything that a model wrote. Escape sequences can change the title, the colors and the clipboard of the
 reader's terminal, and hide earlier output.
@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-# Control characters but tab and line feed, those of Latin-1 among them, and what turns the direction of text around.
+# Control characters, also of Latin-1, except tab and line feed, and characters that change the direction of text.
 _COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _SHOWN = {"\x1b": "\\e", "\x07": "\\a", "\x08": "\\b", "\x00": "\\0"}
 FIRST_S, THEN_S = 3.0, 15.0
@@ -28,7 +28,7 @@ def stdout_for_json(wanted: bool) -> contextlib.AbstractContextManager[object]:
 
 
 class Waiting:
-    """Call it while something is waited for: ``what`` is said after three seconds, then every fifteen."""
+    """Reports a long wait: prints ``what`` after three seconds, then every fifteen. Call it during the wait."""
 
     def __init__(self, what: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._what, self._clock = what, clock

@@ -88,7 +88,7 @@ class Results:
 @click.option("--agent", metavar=f"ARN|{AGENT}", help="The agent, as for `eval`.")
 @click.option("--bucket", help="As for `eval`.")
 @click.option("--repeat", default=1, show_default=True, type=click.IntRange(min=1), help="Rollouts per input and side.")
-@click.option("--limit", type=click.IntRange(min=1), help="Take so many lines. [default: all]")
+@click.option("--limit", type=click.IntRange(min=1), help="The number of lines to take. [default: all]")
 @click.option("--concurrency", default=16, show_default=True, type=click.IntRange(min=1), help="Rollouts at a time.")
 @click.option(
     "--timeout",
@@ -97,7 +97,9 @@ class Results:
     type=click.FloatRange(min=0, min_open=True),
     help="Seconds per rollout.",
 )
-@click.option("--sampling-params", metavar="JSON", help="Handed to the agent, e.g. '{\"temperature\": 0}'.")
+@click.option(
+    "--sampling-params", metavar="JSON", help="Sampling parameters for the agent, e.g. '{\"temperature\": 0}'."
+)
 @click.option(
     "--at-least",
     type=float,
@@ -137,7 +139,7 @@ def command(a: str, b: str, **options: Any) -> None:
     inputs: list[str] | None = None
     if any(side.options is not None for side in sides):
         if options["data"] is None:
-            raise ConfigError("--data is needed: its inputs are run with each side that is no earlier evaluation")
+            raise ConfigError("--data is needed: its inputs run with each side that is not an earlier evaluation")
         if out is None and options["resume"]:
             raise ConfigError("--resume needs --out, the folder of the interrupted comparison")
         inputs = [row.input_id for row in read_rows(options["data"])][: options["limit"]]
@@ -158,7 +160,7 @@ def command(a: str, b: str, **options: Any) -> None:
     _check_payloads(*results)
     change = difference(results[0].scores, results[1].scores)
     if not change.inputs:
-        raise ConfigError("A and B have no input in common that both have a reward for")
+        raise ConfigError("A and B have no common input with a reward on both sides")
     shared = [name for name in results[0].scores if name in results[1].scores]
     wanted = set(inputs or ()).union(*(result.keys for result in results))
     facts = {
@@ -198,7 +200,7 @@ def _side(value: str, name: str, out: Path) -> Side:
     try:
         return Side(name=value, folder=out / name, options=("--model", str(model_folder(value))))
     except ConfigError as e:
-        raise ConfigError(f"{value} is no evaluation, and no model ({WORDS}) or URL#MODEL_ID: {e}") from e
+        raise ConfigError(f"{value} is neither an evaluation nor a model ({WORDS}) or URL#MODEL_ID: {e}") from e
 
 
 def _settings(side: Side, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -286,7 +288,7 @@ def _evaluate(side: Side, options: Mapping[str, Any]) -> None:
     given = {name: value for name, value in variables.items() if value}
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env={**os.environ, **given})
     while process.poll() is None:
-        with contextlib.suppress(KeyboardInterrupt):  # it received the signal too: it keeps finished rollouts, and ends
+        with contextlib.suppress(KeyboardInterrupt):  # it received the signal, too: it keeps finished rollouts and ends
             process.wait()
     if process.returncode not in (0, 1) or not (side.folder / "summary.json").exists():
         sys.exit(process.returncode or 1)

@@ -47,8 +47,10 @@ _UNITS = {"m": 60, "h": 3600, "d": 86400}
     help="Attribute that names the user. Sessions without it are left out.",
 )
 @click.option("--since", default="7d", show_default=True, metavar="TIME", help="For CloudWatch: 90m, 12h, 7d.")
-@click.option("--limit", type=click.IntRange(min=1), help="Take so many rows. [default: all]")
-@click.option("--redact", "patterns", multiple=True, metavar="REGEX", help="Redact what matches, too. Repeatable.")
+@click.option("--limit", type=click.IntRange(min=1), help="The number of rows to take. [default: all]")
+@click.option(
+    "--redact", "patterns", multiple=True, metavar="REGEX", help="Redact matches of this pattern, too. Repeatable."
+)
 @click.option("--no-redact", is_flag=True, help="Keep personal data and secrets.")
 @click.option("--region", help="AWS region. [default: the environment's or profile's]")
 @with_force
@@ -56,10 +58,10 @@ def command(source: str, out: Path, **options: Any) -> None:
     """Turn production traffic into rows for `eval` and `train`.
 
     SOURCE is a file with spans (OTLP/JSON) or with an AgentCore data set, the ARN of a deployed agent, or a log group of
-    CloudWatch. Each session gives one row: what its user sent first. Emails, phone numbers, cards, IBANs, keys, tokens and IP
-    addresses are replaced by placeholders, the same value by the same one.
+    CloudWatch. Each session gives one row: the first message of its user. Emails, phone numbers, cards, IBANs, keys, tokens and
+    IP addresses become placeholders, the same value always the same one.
 
-    Look at the rows before you use them. A reward needs more than a prompt: add the known answers, or use a judge.
+    Read the rows before you use them. A reward needs more than a prompt: add the known answers, or use a judge.
 
     \b
     Example:
@@ -85,7 +87,7 @@ def command(source: str, out: Path, **options: Any) -> None:
             if missing
             else ""
         )
-        raise ConfigError(f"no invocation of an agent is in {source}. {hint}".strip())
+        raise ConfigError(f"there is no invocation of an agent in {source}. {hint}".strip())
     if all(each.user is None for each in found):
         raise ConfigError(
             f"no trace has the attribute {options['user_attribute']}; --user-attribute names the user's one"
@@ -107,7 +109,7 @@ def command(source: str, out: Path, **options: Any) -> None:
         _write(options["sft_out"], dialogues)
         click.echo(f"{nearby(options['sft_out'])}: {len(dialogues)} dialogues, without the tokens that were sampled")
     for count, what in (
-        (made.duplicates, "sessions began as another one did"),
+        (made.duplicates, "sessions had the same first message as another one"),
         (made.later_turns, "later invocations of a session were left out: they need its history"),
         (made.without_user, f"sessions were left out: they lack the attribute {options['user_attribute']}"),
         (missing, "traces were left out: their text is missing or was cut off"),

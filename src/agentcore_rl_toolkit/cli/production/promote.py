@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 FOLDER = click.Path(path_type=Path, file_okay=False)
-# vLLM's names of the parsers of ours.
+# vLLM's name of each of our parsers.
 VLLM_PARSERS = {
     "deepseek": "deepseek_v3",
     "glm": "glm45",
@@ -66,7 +66,7 @@ VLLM_PARSERS = {
 @click.option(
     "--roll-back",
     metavar="VERSION|CONFIGURATION",
-    help="Use this again: a version of the agent, or a configuration of the model's endpoint.",
+    help="Return to this version of the agent, or configuration of the model's endpoint.",
 )
 @click.option("--region", help="AWS region. [default: the environment's or profile's]")
 @click.option("--force", is_flag=True, help="Bedrock: the agent calls no tools, although the template has them.")

@@ -1,4 +1,4 @@
-"""The proof of a promoted model: it answers, its logprobs are those of the run, and the agent takes rows."""
+"""The proof of a promoted model: it answers, its logprobs are the run's, and the agent handles rows."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Proof:
         try:
             message = reply["choices"][0]["message"]
         except (LookupError, TypeError) as e:
-            raise ConfigError(f"the model is in service, and gave no message: {json.dumps(reply)[:500]}") from e
+            raise ConfigError(f"the model is in service, but sent no message: {json.dumps(reply)[:500]}") from e
         self._say(f"the model answered: {json.dumps(message.get('content') or message.get('tool_calls'))[:200]}")
 
     def _post(self, body: Mapping[str, Any]) -> Any:
@@ -52,12 +52,12 @@ class Proof:
             return reply.json()
         except (httpx.HTTPError, ValueError) as e:
             text = e.response.text[:500] if isinstance(e, httpx.HTTPStatusError) else ""
-            raise ConfigError(f"the endpoint is in service, and does not answer at {url}: {e} {text}".rstrip()) from e
+            raise ConfigError(f"the endpoint is in service, but does not answer at {url}: {e} {text}".rstrip()) from e
 
     def compare_logprobs(self, model: Path) -> dict[str, Any]:
         """Compare the model's logprobs of the run's last rollouts with those that the run recorded.
 
-        Returns the mean difference in nats, if both have some. Raises: ConfigError if it is that of other weights.
+        Return the mean difference in nats, if both have logprobs. Raises: ConfigError if it is that of other weights.
         """
         from ...deploy.models import ImportedModel
         from ...weights.arrival import MAX_MEAN_GAP
@@ -74,7 +74,7 @@ class Proof:
             try:
                 now = [0.0, *self._host.logprobs(ids)]
             except AgentCoreRLError as e:
-                self._say(f"logprobs: none came back: {e}")
+                self._say(f"logprobs: the model returned none: {e}")
                 return {}
             gaps += [abs(now[place] - before) for place, before in logprobs.items()]
         mean = sum(gaps) / len(gaps)

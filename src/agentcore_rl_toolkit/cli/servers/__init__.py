@@ -1,1 +1,1 @@
-"""Commands that run a server and look after it: runtime, gateway, policy."""
+"""Commands that run a server: runtime, gateway, policy."""

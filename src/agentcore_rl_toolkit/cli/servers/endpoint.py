@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 KEY_ENV = "AGENTCORE_RL_SERVE_KEY"
 MODEL_ROUTES = ("/v1/", "/v1beta/", "/bedrock/")
-# Headers of one connection, of the body's form, or of the client's credentials, which are this server's and not the gateway's.
+# Headers that are not passed on: of the connection, of the body's form, and of the client's credentials for this server.
 _NOT_PASSED = {"host", "connection", "keep-alive", "transfer-encoding", "content-length", "expect", "origin"}
 _CREDENTIALS = {"authorization", "x-api-key", "x-goog-api-key"}
 _BODY_BYTES = 16 * 2**20  # the gateway's own limit
@@ -130,7 +130,7 @@ class Front:
         self._numbers = itertools.count(1)
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answer one request. A client that goes away cancels it, and with it the model call."""
+        """Answer one request. A client that disconnects cancels it, and the model call with it."""
         from aiohttp import ClientError, web
 
         try:
@@ -145,7 +145,7 @@ class Front:
             return web.json_response({"error": error}, status=refused.status)
         except (ClientError, TimeoutError) as e:
             if request.writer.output_size:
-                raise  # a part of the reply is out: the connection ends
+                raise  # a part of the reply was sent, so the connection ends
             error = {"message": f"the model's gateway cannot be reached: {e}", "type": "server_error"}
             return web.json_response({"error": error}, status=502)
 
@@ -187,7 +187,7 @@ class Front:
 
     @contextlib.asynccontextmanager
     async def _session(self) -> AsyncIterator[tuple[str, str]]:
-        """Open a session of the gateway for one request. Gives its path and its key."""
+        """Open a session of the gateway for one request. Yield its path and its key."""
         name = f"serve-{next(self._numbers)}"
         async with self.client.post(
             f"{self._gateway}/admin/sessions", json={"session_ids": [name]}, headers=self._admin
@@ -200,7 +200,7 @@ class Front:
             deleting = self.client.post(
                 f"{self._gateway}/admin/delete", json={"session_ids": [name]}, headers=self._admin
             )
-            await asyncio.shield(_finish(deleting))  # also after the client has gone away
+            await asyncio.shield(_finish(deleting))  # also after the client has disconnected
 
     async def _pass_on(
         self, request: web.BaseRequest, prefix: str, path: str, session_key: str, body: bytes

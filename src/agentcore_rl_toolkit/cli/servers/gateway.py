@@ -45,22 +45,22 @@ def group() -> None:
     default="vllm",
     show_default=True,
     metavar="NAME",
-    help="policy (the built-in one), vllm, sglang, sglang-experts, tinker, sagemaker; openai gives no tokens.",
+    help="policy (built in), vllm, sglang, sglang-experts, tinker, sagemaker, or openai, which reports no tokens.",
 )
 @from_environment("--upstream-key", "AGENTCORE_RL_GATEWAY_UPSTREAM_KEY")
 @click.option(
-    "--sampler", help="With --engine tinker or sagemaker: path (ARN) of saved weights, or a base model of Tinker."
+    "--sampler", help="With --engine tinker or sagemaker: path or ARN of saved weights, or a base model of Tinker."
 )
 @click.option("--store", "store_dir", type=click.Path(file_okay=False), help="Directory that keeps the calls.")
 @with_server
 @from_environment("--admin-key", "AGENTCORE_RL_GATEWAY_ADMIN_KEY")
-@click.option("--no-admin-key", is_flag=True, help="Let every user and program of this machine administer it.")
+@click.option("--no-admin-key", is_flag=True, help="Let every user and program of this machine administer the gateway.")
 @click.option(
     "--no-session-keys",
     is_flag=True,
     help="Take calls without a key. The first call of an unknown session opens it.",
 )
-@click.option("--model-id", help="Model name of every call, in place of the agent's.")
+@click.option("--model-id", help="Model name of every call; it replaces the agent's.")
 @click.option(
     "--model",
     "model_dir",
@@ -72,9 +72,9 @@ def group() -> None:
     "--template",
     type=click.Path(exists=True, dir_okay=False),
     default=None,
-    help="Another chat template than the model's, with --model.",
+    help="File that replaces the model's chat template, with --model.",
 )
-@click.option("--parser", help="Output parser by name, instead of the parser that the template suggests.")
+@click.option("--parser", help="Name of an output parser; it replaces the parser of the template.")
 @settings_option
 def serve(
     upstreams: tuple[str, ...],
@@ -144,7 +144,7 @@ def serve(
         import uvloop
 
         runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
-    except ImportError:  # no wheel for this platform: slower, not different
+    except ImportError:  # not available for this platform: slower, with the same results
         runner = asyncio.Runner()
     with runner:
         runner.run(run(config, ready_file=ready_file, parent_pid=parent_pid, make_key=not no_admin_key))

@@ -36,7 +36,7 @@ def serve(model: Path | None, dtype: str | None, **settings: Any) -> None:
 
     New weights need an admin key: AGENTCORE_RL_POLICY_ADMIN_KEY, or a new key whose file the command prints.
     """
-    # Waiting threads of OpenMP spin by default, which steals the cores of everything else on the machine.
+    # Waiting threads of OpenMP spin by default, and so take the cores of other processes.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from ...policy.server.process import serve as serve_tokens
 

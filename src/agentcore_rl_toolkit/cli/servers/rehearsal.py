@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", "ServiceTrainingConfig", "JobConfig")
 MODEL = "arn:aws:sagemaker:us-west-2:aws:hub-content/SageMakerPublicHub/Model/builtin-policy"
-# For settings that name no agent: `agent_here` starts it, and has its name.
+# The agent of settings without one: `agent_here` starts it under this name.
 NO_AGENT = {
     "agent_runtime_arn": "arn:aws:bedrock-agentcore:us-west-2:000000000000:runtime/rehearsal",
     "s3_bucket": "file:///rehearsal",

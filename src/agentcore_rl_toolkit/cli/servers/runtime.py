@@ -75,7 +75,7 @@ def _credentials() -> dict[str, str]:
 @click.option(
     "--runtime", "container_runtime", metavar="NAME", help="Docker's runtime for containers, such as runsc (gVisor)."
 )
-@click.option("--store", metavar="file:///DIR", help="The store that sessions write their records to.")
+@click.option("--store", metavar="file:///DIR", help="The store to which sessions write their records.")
 @click.option(
     "--hidden", multiple=True, type=click.Path(), metavar="PATH", help="A path that sessions cannot read; repeatable."
 )
@@ -85,7 +85,7 @@ def _credentials() -> dict[str, str]:
     multiple=True,
     type=click.Path(),
     metavar="PATH",
-    help="A path of the project that each session gets a copy of, where it gets no view of the project; repeatable.",
+    help="A path of the project that is copied for each session, if sessions have no view of the project; repeatable.",
 )
 @click.option("--memory-mb", type=int, help="Memory limit of each process of a session, or of its container.")
 @click.option("--quotas", default="unlimited", show_default=True, help="Profile: unlimited, aws-2026 or aws-2025.")
@@ -95,7 +95,7 @@ def _credentials() -> dict[str, str]:
     type=click.Choice(["user", "any"]),
     default="user",
     show_default=True,
-    help="Requests to answer: user: those signed with its key; any: all that reach the port.",
+    help="Requests to accept. user: those with the runtime's key; any: all.",
 )
 @click.option(
     "--ray", "ray_address", metavar="ADDRESS", help="Run the sessions on this Ray cluster; auto: the running one."
@@ -104,7 +104,7 @@ def _credentials() -> dict[str, str]:
 def serve(**options: Any) -> None:
     """Serve agents until stopped.
 
-    Requests must be signed with a key: the one made at the start, or AGENTCORE_RL_CREDENTIALS=KEY:SECRET.
+    Requests must be signed with a key: the runtime makes one, or takes AGENTCORE_RL_CREDENTIALS=KEY:SECRET.
 
     --set takes region, account_id, in seconds init_timeout, invoke_timeout, stream_timeout, idle_timeout, max_lifetime and
     stop_grace (from SIGTERM to SIGKILL), and values that replace those of the quota profile: tps, new_sessions_per_minute,
@@ -176,19 +176,19 @@ def serve(**options: Any) -> None:
     )
 
 
-_url_option = click.option("--url", help="The runtime's address [default: the newest one of yours that is running].")
+_url_option = click.option("--url", help="The runtime's address [default: your newest running runtime].")
 
 
 @group.command(short_help="Give an agent to a running runtime.")
 @click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False), required=False)
 @click.option("--image", help="A container image instead of a file: one container per session.")
-@click.option("--name", required=True, help="A letter, then up to 47 letters, digits or underscores.")
+@click.option("--name", required=True, help="Name: a letter, then up to 47 letters, digits or underscores.")
 @click.option(
     "--env",
     "env",
     multiple=True,
     metavar="K=V",
-    help="A variable of this agent; K alone takes this shell's value; repeatable.",
+    help="A variable of this agent; K without a value takes this shell's; repeatable.",
 )
 @_url_option
 @as_json

@@ -1,6 +1,6 @@
-"""vLLM as a service of a run: found in its own environment, started with what training needs, stopped with the run.
+"""vLLM as a service of a run: found in its own environment, started with the options that training needs, stopped with the run.
 
-vLLM's environment needs nothing of ours installed: a folder on its PYTHONPATH holds this package alone.
+vLLM's environment does not have to contain this package: a folder on its PYTHONPATH has only this package.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HERE = Path(".venvs/vllm/bin/python")
 MODEL_ID = "policy"  # the name that requests use
 STOP_S = 20.0
 _PROBE = "import importlib.metadata as m; print(*(n for d in m.distributions() if 'vllm' in (n := d.metadata['Name'])))"
-# A core each for the other parts of a run, and no search for cores that are free.
+# One core for each other part of a run, and no search for free cores.
 _ON_CPUS = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
 
 
@@ -52,7 +52,7 @@ def command_line(python: Path, model: Path, *, port: int, cpu: bool, more: list[
     line = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
     line += ["--served-model-name", MODEL_ID, "--host", "127.0.0.1", "--port", str(port), "--enable-scale-out"]
     line += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--worker-extension-cls", EXTENSION]
-    # Logprobs of the temperature that is sampled at; and no temperature or penalty of the model's generation_config.json.
+    # Logprobs at the sampling temperature, and no defaults of the model's generation_config.json.
     line += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
     if cpu:
         line += ["--dtype", "float32", "--enforce-eager", "--max-num-seqs", "32"]
@@ -89,7 +89,7 @@ def command(
 ) -> None:
     """Run vLLM on this machine as training needs it: on loopback, with weights that can be changed.
 
-    What stands behind `--` goes to vLLM.
+    Arguments after `--` go to vLLM.
     """
     from ...policy.model import WEIGHTS_DIR
 
@@ -139,7 +139,7 @@ async def _run(
 
 
 async def _until_ready(url: str) -> None:
-    """Return when vLLM has answered a request: its first takes up to a minute and more, which no agent has to wait."""
+    """Return when vLLM has answered a request. Its first one takes a minute or more, so agents do not wait for it."""
     from ...gateway.http.client import request
 
     while True:

@@ -24,13 +24,13 @@ from ..output.failures import Failure, explain
 from ..output.terminal import visible
 
 SHOWN_STEPS = 16
-SHOWN_REWARDS = 64  # number of the latest rollouts
+SHOWN_REWARDS = 64  # latest rollouts for the recent reward
 SHOWN_FINDINGS = 2
 HEADER_EVERY = 20  # rows of the table in a file or pipe
-LOOK_S = 10.0  # what the last look at the run may take at the end
-PROGRESS_S = 30.0  # between two lines in a file or pipe
+LOOK_S = 10.0  # limit of the last diagnosis at the end
+PROGRESS_S = 30.0  # pause between two lines in a file or pipe
 FIRST = 16  # characters of a row's name
-# Name, characters, and the width of a terminal that has room for the column. A file has all columns.
+# Name, characters, and the least width of a terminal with this column. A file has all columns.
 COLUMNS = (
     *(
         ("reward", 12, 80),
@@ -75,7 +75,7 @@ def share_of(value: float | None, n: int) -> str:
 class Display:
     """Takes the events of the training loop and keeps the picture up to date.
 
-    ``findings`` tells why the run does not learn. It is called on a thread, after each step and evaluation.
+    ``findings`` returns reasons why the run does not learn. A thread calls it after each step and evaluation.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Display:
         self._tokens = self._lost = self._to_come = 0
         self._rewards: deque[float] = deque(maxlen=SHOWN_REWARDS)
         self._rows: list[dict[str, str]] = []
-        self._ended: list[Failure | None] = []  # rollouts since the last row: why each failed
+        self._ended: list[Failure | None] = []  # the reasons of failures since the last row
         self._explained: set[str] = set()
         self._findings: Sequence[Finding] = ()
         self._looking: threading.Thread | None = None
@@ -180,7 +180,7 @@ class Display:
         self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def _explain(self) -> None:
-        """Say why rollouts failed since the last time, each reason once."""
+        """Print why rollouts failed since the last call, each reason once."""
         failures = [failure for failure in self._ended if failure is not None]
         text = explain(failures, len(self._ended)) if failures else ""
         self._ended.clear()
@@ -190,10 +190,10 @@ class Display:
             self._print(f"note: {visible(text)}")
 
     def _look(self) -> None:
-        """Ask why the run does not learn, unless the last question has no answer yet. A file gets each finding once."""
+        """Start a diagnosis, unless the last one is still running. A file gets each finding once."""
 
         def look() -> None:
-            with contextlib.suppress(AgentCoreRLError, OSError):  # a run that cannot be read is no reason to end it
+            with contextlib.suppress(AgentCoreRLError, OSError):  # a run that cannot be read must not end
                 self._findings = self._findings_of()
             for finding in () if self._console.is_terminal else self._findings:
                 if finding.name not in self._explained:

@@ -13,13 +13,13 @@ from ..train import SECTIONS, train_here, with_training
 
 @click.command(cls=SectionedCommand, sections={"Teacher": "teacher_url", **SECTIONS})
 @with_training
-@click.option("--teacher-url", metavar="URL", help="vLLM, or `policy serve`, with the model to learn from.")
+@click.option("--teacher-url", metavar="URL", help="Address of vLLM, or of `policy serve`, with the teacher's model.")
 def command(
     config_path: Path | None, words: tuple[str, ...], as_json: bool, out: Path | None, resume: bool, **flags: Any
 ) -> None:
     """Train an agent on its own rollouts with the signal of a teacher.
 
-    The policy samples. The advantage of each token is its logprob by the teacher minus its own logprob. Rewards count only with
+    The policy samples. The advantage of a token is the teacher's logprob minus the policy's. Rewards count only with
     --set reward_weight=X. The teacher must have the same vocabulary.
 
     \b

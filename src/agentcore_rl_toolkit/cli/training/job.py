@@ -47,7 +47,7 @@ def example(name: str) -> Path:
     for root in (package.parents[1] / "examples", package / "_examples"):
         if (root / name).exists():
             return root / name
-    raise ConfigError(f"examples/{name} is not part of this installation; clone the repository and run it from there")
+    raise ConfigError(f"examples/{name} is not part of this installation; run it from a clone of the repository")
 
 
 @contextlib.contextmanager

@@ -25,11 +25,11 @@ from ...runs import Query, Rollout, RunReader, RunWriter
 from ...runs.folder import ROLLOUTS
 from ...trajectory import Trajectory, build_trajectory
 
-Fetch = Callable[[str], Any]  # what the gateway recorded of a session; None where it knows none
+Fetch = Callable[[str], Any]  # the gateway's record of a session, or None
 
 
 def keep(run: RunWriter, item: BatchItem, payload: Mapping[str, Any], fetch: Fetch | None, phase: str = "eval") -> None:
-    """Write one rollout. What the gateway recorded is asked for on the writer's thread."""
+    """Write one rollout. The writer's thread fetches the gateway's record."""
     ended_s = time.time()
     run.rollout(lambda: row_of(item, dataclasses.replace(collected(item, fetch), ended_s=ended_s), payload, phase))
 
@@ -51,7 +51,7 @@ def finished_before(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def as_before(item: BatchItem, row: Mapping[str, Any]) -> BatchItem:
-    """Return an item of a resumed run as it ended: with its durations and its scored record, not those of the look-up."""
+    """Return an item of a resumed run with its first durations and its scored record."""
     detail = row["detail"] or {}
     facts = {"elapsed": row["elapsed_s"], "stages": detail.get("stages") or {}}
     return dataclasses.replace(item, **facts, result=detail.get("record") or item.result)
@@ -124,7 +124,7 @@ def scored_item(item: BatchItem, payload: Mapping[str, Any], fetch: Fetch | None
 
 
 def missing_calls(items: Sequence[BatchItem]) -> str:
-    """Return what to change if agents ran as they are and no model call arrived; otherwise an empty text."""
+    """Return advice if unmodified agents ran and no model call arrived, otherwise an empty text."""
     found = [item.result[CALLS_FIELD] for item in items if item.result is not None and CALLS_FIELD in item.result]
     elsewhere: Counter[str] = sum((Counter(calls["elsewhere"]) for calls in found), Counter())
     return advise_on_calls(sum(calls["gateway"] for calls in found), elsewhere) if found else ""

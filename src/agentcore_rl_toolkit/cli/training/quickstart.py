@@ -15,10 +15,13 @@ from .job import Job, example
 from .run import carry_out
 from .settings import LocalRun, new_folder, new_run, old_run, read
 
-# Many problems a step and few rollouts of each: with an easy check and a policy that is soon right, that climbs most surely.
+# Many problems per step and few rollouts of each: the reward rises most steadily if the policy soon solves most problems.
 SHAPE = {"steps": 14, "groups": 16, "rollouts": 4, "learning_rate": 6e-4}
 HELD_OUT = 96  # a standard error of 2 points at 95 %
-SMOKE_STEPS, SMOKE_HELD_OUT = 8, 64  # a run of a few steps is a smoke test; most of its time would go into evaluation
+SMOKE_STEPS, SMOKE_HELD_OUT = (
+    8,
+    64,
+)  # a run of a few steps is a smoke test, and evaluation must not take most of its time
 
 
 @click.command()

@@ -17,8 +17,8 @@ from ...stats.differences import change_of
 from ..output.failures import Failure, explain
 
 BLAMED = (Cause.AGENT, Cause.INFRASTRUCTURE)
-# Of held-out inputs, (name in a summary, name in an event, value where absent): the mean over all, with failures of agent and
-# policy as 0, its 95 % interval, the mean over those that ended ok; and of how many.
+# Held-out numbers as (name in a summary, name in an event, default): the mean over all inputs, with failures of agent and policy
+# as 0, its 95 % interval, the mean over those that ended ok, and the number of rollouts.
 HELD_OUT = (
     ("reward", "reward", None),
     ("interval", "reward_interval", None),
@@ -30,7 +30,7 @@ HELD_OUT = (
 
 
 class Report:
-    """Appends as things happen, and reads back from the files: a resumed run continues with them."""
+    """Appends events, and reads them back from the files: a resumed run continues with them."""
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
@@ -76,7 +76,7 @@ class Report:
             tokens[name] = sum(known) if len(known) == len(steps) else None  # steps of an older version lack them
         summary = {
             "exp_id": exp_id,
-            # Steps in which something could be learned: in some group the rewards differed.
+            # Steps that could teach something: the rewards differed in at least one group.
             "steps_that_taught": sum(bool(e.get("groups_that_differ")) for e in steps),
             **{
                 f"held_out_{name}_{when}": sides[when].get(known, absent)
@@ -85,7 +85,7 @@ class Report:
             },
             "held_out_problems": held_out,
             "held_out_change": change_of(pairs) if held_out else None,
-            # Of all evaluations, by the version of the weights (version k is what k steps made).
+            # All evaluations, by the version of the weights (the weights after k steps are version k).
             "held_out_rewards": {e["version"]: e["reward"] for e in evaluated.values() if "version" in e},
             **{f"tool_use_{when}": side.get("tool_use") for when, side in sides.items()},
             "steps": len(steps),

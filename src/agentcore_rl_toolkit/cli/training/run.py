@@ -32,7 +32,7 @@ STOP_S = 4.0
 
 
 def carry_out(job: Job, console: Console, *, go_on: str, stack: Stack | None = None, as_json: bool = False) -> None:
-    """Train to the end and print what came of it. ``go_on`` is the command that resumes the run.
+    """Train to the end and print the result. ``go_on`` is the command that resumes the run.
 
     Exit codes: 0, 1 when the run ended early, 130 after Ctrl-C.
     """
@@ -214,7 +214,7 @@ def print_end(console: Console, job: Job, report: Report, summary: dict[str, Any
     ]
     if summary["steps_that_taught"] < summary["steps"]:
         taught = f"{summary['steps_that_taught']} of {summary['steps']} steps could teach anything"
-        lines.insert(0, f"{taught}: in the others no group had usable rollouts with different rewards")
+        lines.insert(0, f"{taught}: in the others, all usable rollouts of each group had the same reward")
     if (summary.get("held_out_change") or {}).get("verdict") != "learned":
         lines[:0] = [f"! {visible(finding.text)}\n  {finding.advice}" for finding in report.findings()]
     failed = report.failures()

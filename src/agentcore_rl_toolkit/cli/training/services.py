@@ -13,15 +13,13 @@ from ..._servers.child import Child
 from ...errors import AgentCoreRLError
 from ..output.terminal import Waiting
 
-READY_DEADLINE_S = (
-    180.0  # importing torch on a cold machine takes 30 s, on a very loaded one minutes; what dies shows at once
-)
+READY_DEADLINE_S = 180.0  # importing torch takes 30 s on a cold machine, and minutes on a busy one
 STOP_DEADLINE_S = 15.0
 WATCH_INTERVAL_S = 0.5
 
 
 class ServiceError(AgentCoreRLError):
-    """A process the run depends on did not start, or died; the message carries the end of its log."""
+    """A process of the run did not start, or died. The message has the end of its log."""
 
 
 class Services:
@@ -32,7 +30,7 @@ class Services:
 
     def __init__(self, log_dir: Path, env: Mapping[str, str] | None = None) -> None:
         self._log_dir, self._env = log_dir, env or {}
-        self._services: dict[Child, str] = {}  # values are what each does before it listens, shown to the user
+        self._services: dict[Child, str] = {}  # the values describe the work of each before it listens, for the user
         log_dir.mkdir(parents=True, exist_ok=True)
 
     def __enter__(self) -> Services:
@@ -59,7 +57,7 @@ class Services:
         waiting = Waiting(f"starting: {self._services[service]}")
 
         def wait() -> None:
-            for started in self._services:  # the first service that fails may make another wait
+            for started in self._services:  # a service may wait for another one, which failed
                 started.is_ready()
             waiting()
 

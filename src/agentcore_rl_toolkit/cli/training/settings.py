@@ -33,14 +33,17 @@ if TYPE_CHECKING:
 
 _PATHS = ("agent", "data_path", "eval_data_path", "model", "judge")
 _FOLDERS = ("readable", "writable")
-_TINY, _LARGE = 10_000_000, 500_000_000  # parameters: of models made for a demonstration; too many to train all of them
+_TINY, _LARGE = (
+    10_000_000,
+    500_000_000,
+)  # parameters: below this, models are for demonstrations; above, training all weights takes too much memory
 
 
 class LearnerSettings(SettingsGroup):
     """The model and how it is trained in this process. The defaults of a model follow from its size (`by_size`).
 
-    ``model`` is a folder, a name of the hub or a GGUF file, None the built-in policy. ``lora_rank`` 0 trains all weights;
-    adapters count ``lora_alpha`` / rank, None: twice the rank. ``tokens_at_once`` of a minibatch are computed together;
+    ``model`` is a folder, a name of the hub or a GGUF file, None the built-in policy. ``lora_rank`` 0 trains all weights.
+    Adapters are scaled by ``lora_alpha`` / rank (None: twice the rank). ``tokens_at_once`` of a minibatch are computed together;
     ``gradient_checkpointing`` saves memory. Engine and trainer multiply matrices in ``dtype``. ``weight_decay`` is that of AdamW.
     ``kl_penalty`` times the divergence from the model at the start is added to the loss of each token.
     """
@@ -87,9 +90,9 @@ class InputSettings(SettingsGroup):
 class SessionSettings(SettingsGroup):
     """The sessions on this machine.
 
-    ``session_env`` are their variables, as K=V, or K for the value that it has here. ``readable`` and ``writable`` are what they
-    may use of this machine besides the agent's project. ``model_hosts`` and ``policy_models`` are further hosts of model APIs and
-    the policy's models, of an agent that runs as it is.
+    ``session_env`` are their variables, as K=V, or K for this process's value. ``readable`` and ``writable`` are paths of this
+    machine that they may use besides the agent's project. For an unmodified agent, ``model_hosts`` are
+    further hosts of model APIs, and ``policy_models`` the models that the policy replaces.
     """
 
     session_env: tuple[str, ...] = Field(default=(), repr=False)
@@ -122,7 +125,7 @@ class LocalRun(LoopSettings):
         "minibatches": 4,
         "clip_low": 0.2,
         "clip_high": 0.28,
-        "schedule": "linear",  # a constant learning rate ends in forgetting
+        "schedule": "linear",  # a constant learning rate made policies forget at the end
         "warmup_steps": 2,
         "beta2": 0.99,
         "max_grad_norm": 1.0,
@@ -172,15 +175,17 @@ class LocalRun(LoopSettings):
         rows = read_rows(inputs.data_path)
         held_out = read_rows(inputs.eval_data_path) if inputs.eval_data_path is not None else []
         if inputs.held_out:
-            # Not the first ones: data is often sorted. The same seed keeps the same rows.
+            # A random sample, because data is often sorted. The same seed holds out the same rows.
             drawn = random.Random(f"held out/{self.step.seed}")
             chosen = set(drawn.sample(range(len(rows)), round(len(rows) * inputs.held_out)))
             held_out = [row for i, row in enumerate(rows) if i in chosen]
             rows = [row for i, row in enumerate(rows) if i not in chosen]
             if not held_out:
-                raise ConfigError(f"held_out {inputs.held_out:g} of {len(rows)} rows is no row: give a larger share")
+                raise ConfigError(
+                    f"held_out {inputs.held_out:g} of {len(rows)} rows is less than one row: give a larger share"
+                )
         if not rows:
-            raise ConfigError(f"{inputs.data_path} has no row to train on")
+            raise ConfigError(f"{inputs.data_path} has no rows to train on")
         return rows, held_out
 
     def kept(self) -> dict[str, Any]:
@@ -226,7 +231,7 @@ def read(flags: Mapping[str, Any], file: Path | None) -> LocalRun:
             values[name] = [str((file.parent / path).resolve()) for path in values.get(name, ())]
     given = _given(flags)
     for one, other in (("eval_data_path", "held_out"), ("held_out", "eval_data_path")):
-        if one in given and other not in given:  # two ways to say the same: the option wins
+        if one in given and other not in given:  # both set the same: the option wins
             values.pop(other, None)
     values |= given
     for name, option in (("agent", "--agent FILE"), ("data_path", "--data ROWS.jsonl")):
@@ -290,7 +295,7 @@ def old_run(out: Path | None, flags: Mapping[str, Any]) -> tuple[Path, LocalRun]
     where = str(run_dir / "config.json")
     stored = LocalRun.plain(json.loads((run_dir / "config.json").read_text()))
     stored.setdefault("lora_alpha", 8)  # an older run has peft's default
-    if stored.get("sampling_params") == WHOLE_DISTRIBUTION:  # an older run's default, which did not hold in evaluations
+    if stored.get("sampling_params") == WHOLE_DISTRIBUTION:  # an older run's default, which evaluations did not use
         stored["sampling_params"] = None
     given = _given(flags)
     changed = []
@@ -301,7 +306,7 @@ def old_run(out: Path | None, flags: Mapping[str, Any]) -> tuple[Path, LocalRun]
     before = LocalRun.from_values(stored, where=where)
     settings = LocalRun.from_values({**stored, **given}, where=where)
     old, new = before.flat(), settings.flat()
-    changed += [name for name in given if new[name] != old[name] and name != "teacher_url"]  # it may have moved by now
+    changed += [name for name in given if new[name] != old[name] and name != "teacher_url"]  # the folder may have moved
     if new["steps"] > old["steps"]:
         changed.remove("steps")
     if changed:

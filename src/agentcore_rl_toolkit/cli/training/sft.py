@@ -53,13 +53,13 @@ class Imitation(Settings):
     def complete(cls, given: dict[str, Any]) -> dict[str, Any]:
         sources = given.get("sources")
         if not sources:
-            raise ConfigError("--from RUN is missing: which run's rollouts are to be imitated?")
+            raise ConfigError("--from RUN is missing: give the run whose rollouts are imitated")
         runs = [name for name in sources if not Path(name).is_file()]
         if not runs and given.get("model") is None:
-            raise ConfigError("--model is missing: a file does not say of which model its ids are")
+            raise ConfigError("--model is missing: a file does not contain the model of its token ids")
         if not runs and (given.get("min_reward") is not None or given.get("best_of_group")):
             raise ConfigError(
-                "a file is imitated whole: give min_reward and best_of_group to `runs export`, which writes it"
+                "all rows of a file are imitated: give min_reward and best_of_group to `runs export`, which writes the file"
             )
         # The ids are those of the first run's tokenizer.
         model = given.get("model") or read_config(find_run(runs[0])).get("model")
@@ -84,7 +84,7 @@ class Imitation(Settings):
 def command(sources: tuple[str, ...], model: Path | None, words: tuple[str, ...], out: Path | None) -> None:
     """Imitate good rollouts of earlier runs, or demonstrations.
 
-    Of a run, the training rollouts that ended ok with at least min_reward are imitated. A file is imitated whole. Settings of
+    Of a run, the training rollouts that ended ok with at least min_reward are imitated. Of a file, all rows are. Settings of
     --set: min_reward (runs need it), best_of_group, epochs, batch_tokens, learning_rate, lora_rank, seed and more.
 
     \b
@@ -95,7 +95,7 @@ def command(sources: tuple[str, ...], model: Path | None, words: tuple[str, ...]
 
 
 def imitate(sources: tuple[str, ...], model: Path | None, words: tuple[str, ...], out: Path | None) -> None:
-    """Train and leave a run's folder, whose model `--model` takes.
+    """Train, and write a run's folder, which other commands take as `--model`.
 
     Raises: ConfigError if a setting is wrong, or if a source has nothing to imitate.
     """

@@ -1,7 +1,7 @@
 """Runtime, gateway and policy as one stack: they start and end together, and other commands in the same folder find them.
 
 A process that starts a stack with `publish` writes `.agentcore-rl/up.json` into the folder, readable by this user only, and
-locks the file next to it for as long as it runs. `Stack.running` believes the file only while that lock is held.
+locks the file next to it for as long as it runs. `Stack.running` reads the file only while the lock is held.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from .services import READY_DEADLINE_S, Services
 
 FOLDER = ".agentcore-rl"
 AGENT_NAME = "agent"
-# Under these names `start` reports what makes sessions slow, that an environment is built, and a model without tools.
+# Names under which `start` reports slow sessions, the build of an environment, and a model without tools.
 SESSIONS, ENVIRONMENT, MODEL = "sessions", "environment", "model"
 REGION = "us-west-2"
 FORCED_TOOLS = ("constrain", "wish", "refuse")
-VLLM_READY_S = 900.0  # importing it without compiled files takes six minutes on two cores
+VLLM_READY_S = 900.0  # its import takes six minutes on two cores without compiled files
 # Busy-waiting OpenMP threads cost two to three times the CPU on a machine whose cores are shared by all parts.
 QUIET = {"OMP_WAIT_POLICY": "passive", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
-# Clients of ours find the local runtime's key by themselves; boto3 only insists that there is something to sign with.
+# Our clients find the local runtime's key by themselves. boto3 only needs any credentials.
 _CREDENTIALS = {"AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "local"}
 
 
@@ -60,7 +60,7 @@ class Stack:
     gateway_url: str  # several addresses have commas between them
     gateway_admin_key: str = dataclasses.field(repr=False)
     policy_url: str
-    engine: str = "policy"  # what runs at policy_url
+    engine: str = "policy"  # the kind of engine at policy_url
     credentials_file: str | None = None  # the runtime's, for other AWS clients
     digest: str = ""  # digest of the agent's files as loaded
     forced_tools: str = FORCED_TOOLS[0]  # the gateway's settings
@@ -152,7 +152,7 @@ class Stack:
 
     @contextlib.contextmanager
     def publish(self, folder: Path) -> Iterator[Path]:
-        """Let other commands find this stack for as long as the block runs. Gives a file to `source` in a shell."""
+        """Let other commands find this stack until the block ends. Yield a file to `source` in a shell."""
         place = folder / FOLDER
         place.mkdir(mode=0o700, exist_ok=True)
         with _lock(place):
@@ -182,7 +182,7 @@ def _lock(place: Path) -> Iterator[None]:
 
 
 def use_local_credentials() -> None:
-    """Give boto3 something to sign with, where the environment has nothing."""
+    """Give boto3 credentials if the environment has none."""
     for name, value in {**_CREDENTIALS, "AWS_REGION": find_region() or REGION}.items():
         os.environ.setdefault(name, value)
 
@@ -285,7 +285,8 @@ def start(
         report("gateway", gateway.url)
     if runtime.ready["isolation"] == "none":
         report(
-            SESSIONS, "they have no sandbox here: nothing keeps a policy's mistakes from your files (docs/security.md)"
+            SESSIONS,
+            "they run without a sandbox on this machine, so a policy's mistakes can change your files (docs/security.md)",
         )
     slow = _slow_start(RuntimeView(runtime.url))
     if slow is not None:

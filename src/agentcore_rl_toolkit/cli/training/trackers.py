@@ -50,7 +50,7 @@ def _wandb(run_dir: Path, settings: Mapping[str, Any]) -> Iterator[Log]:
             resume="allow",
             dir=str(run_dir),
             config=dict(settings),
-            settings=wandb.Settings(console="off", quiet=True),  # our display is not to be captured nor repeated
+            settings=wandb.Settings(console="off", quiet=True),  # wandb must not capture or repeat our display
         )
     except wandb.errors.Error as e:
         raise ConfigError(f"wandb did not start: {e}. WANDB_MODE=offline writes to the run's folder only") from e

@@ -54,8 +54,8 @@ def command(
 ) -> None:
     """Run an agent, a model gateway and the policy on this machine until Ctrl-C.
 
-    Other commands started in this folder (eval, train, invoke) find them. What other programs need is printed, and written to
-    .agentcore-rl/up.env for `source`.
+    Other commands started in this folder (eval, train, invoke) find them. Variables for other programs are printed,
+    and written to .agentcore-rl/up.env for `source`.
     """
     file = agent_file(agent)
     if Stack.running() is not None:
