@@ -185,7 +185,7 @@ def test_good_rollouts_are_written_and_imitated(work: Path, monkeypatch: pytest.
         (["sft", "--from", "best.jsonl"], "--model is missing: a file does not contain the model"),
         (
             ["sft", "--from", "best.jsonl", "--model", str(WEIGHTS), "--set", "min_reward=1"],
-            "whole",
+            "all rows of a file",
         ),
         (
             ["runs", "export", "shop", "--min-reward", "nan", "--out", "nan.jsonl"],
