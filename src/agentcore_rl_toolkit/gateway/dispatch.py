@@ -134,8 +134,8 @@ class Dispatch:
             writing = self._find_or_start(request, session, http)
         except RequestError as e:
             error = e
-        except RecursionError:
-            error = RequestError("the request is nested too deeply")
+        except (RecursionError, OverflowError):
+            error = RequestError("the request is nested too deeply, or has a number of more than 64 bits")
         except Exception as e:
             log.exception("a call of session %s failed with an unexpected error", session.id)
             why = f"the gateway could not handle this call ({type(e).__name__}); see its log"
@@ -143,6 +143,7 @@ class Dispatch:
         else:
             return await writing
         context.counters["refused"] += 1
+        request.fields = {}  # perhaps they cannot be written
         Recorder(context, session, request).store_refusal(error)
         return error_response(dialect, error)
 
@@ -154,10 +155,10 @@ class Dispatch:
         Raises: RequestError, UpstreamError.
         """
         context = self._context
-        if request.stream and http.version < HttpVersion11:
-            raise RequestError("a streamed reply needs HTTP/1.1", param="stream")
         engine = context.new_engine(session, request)
         fields = request.fields = engine.understand()
+        if request.stream and http.version < HttpVersion11:
+            raise RequestError("a streamed reply needs HTTP/1.1", param="stream")
         # A repetition uses no turn, so it comes before the session's limits.
         if (running := running_call(session, request)) is not None:
             context.counters["turns_joined"] += 1

@@ -35,6 +35,10 @@ class Recorder:
         self.worker: Worker | None = None
         self.versions: tuple[int | None, int | None] = (None, None)  # published at the start and at the end of sampling
         self._stored = False
+        self._messages = bytes(request.fields.get("messages", b""))
+        fields = {name: value for name, value in request.fields.items() if name != "messages"}
+        fields |= {name: value for name, value in ((LEFT_OUT, request.left_out), (TAG, request.tag)) if value}
+        self._fields = msgspec.json.encode(fields) if fields else b""
 
     async def store_reply(self, engine: Engine, *, begun: bool) -> tuple[CallRecord, Captured, int | None]:
         """Store a complete reply. ``begun``: a part was sent already.
@@ -116,16 +120,12 @@ class Recorder:
 
     def _build(self, status: str, captured: Captured) -> CallRecord:
         request = self._request
-        fields = dict(request.fields)
-        if request.left_out:
-            fields[LEFT_OUT] = msgspec.Raw(msgspec.json.encode(request.left_out))
-        if request.tag is not None:
-            fields[TAG] = msgspec.Raw(b'"%b"' % request.tag.encode())
         return build(
             status,
             captured,
             texts=self._session.texts,
-            fields=fields,
+            messages=self._messages,
+            fields=self._fields,
             published=self.versions,
             stream=request.stream,
             call_id=self.call_id,

@@ -21,7 +21,6 @@ from .sessions import Session
 log = logging.getLogger(__name__)
 _images = WarnsOnceAMinute(log)
 _to_json = msgspec.json.Encoder().encode
-_TRUE = msgspec.Raw(b"true")
 _ROUTE = b"/v1/chat/completions"
 
 
@@ -46,8 +45,8 @@ class RelayedChat(Engine):
     def understand(self) -> Fields:
         request, context = self._request, self._context
         if self.passes:
-            more, fields = context.allow_fields if context.engine != "openai" else None, request.fields
-            passthrough.check(request.body, fields, more=more)
+            fields = request.read()
+            passthrough.check(fields, more=None if self.plain_endpoint else context.allow_fields)
         else:
             asked = request.parse(self._session.reply)
             for at, message in enumerate(asked.messages):
@@ -68,7 +67,7 @@ class RelayedChat(Engine):
         field = passthrough.foreign(fields, context.allow_fields) if context.engine == "vllm" else None
         if field is not None:
             raise unsupported(field, f"the engine ({context.engine}) has no such ability")
-        numbers = {} if self.plain_endpoint else {"logprobs": _TRUE, "return_token_ids": _TRUE}
+        numbers = {} if self.plain_endpoint else {"logprobs": True, "return_token_ids": True}
         self._sent = _to_json({**fields, **numbers})
 
     # -- the reply
@@ -76,7 +75,8 @@ class RelayedChat(Engine):
     def request(self, worker: Worker) -> tuple[bytes, bytes]:
         request = self._request
         plain = not request.numbers and not self.plain_endpoint  # the agent did not ask for the numbers
-        self._reader = ReplyReader(entries=request.logprobs, n=request.n, relayed=self.passes, plain=plain)
+        entries, n = bool(request.fields.get("logprobs")), request.fields.get("n") or 1
+        self._reader = ReplyReader(entries=entries, n=n, relayed=self.passes, plain=plain)
         return _ROUTE, self._sent
 
     def read(self, body: bytes) -> None:

@@ -41,7 +41,7 @@ def recorded_reply(session: Session, request: CallRequest) -> tuple[RecordedRepl
     """Return the recorded reply that a request gets, and its record. A damaged record counts as none."""
     recent = session.recent if session.recent is not None else _recall(session)
     known = recent.get(request.digest)
-    if known is None or request.token_ids:
+    if known is None or request.fields.get("return_token_ids"):
         return None
     lost = next((reply for reply in known.replies if not (reply.received or reply.connections)), None)
     if lost is None and not request.keyed:

@@ -71,10 +71,9 @@ class SessionSettings(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=
 
     @cached_property
     def overrides(self) -> Fields:
-        """Return the sampling parameters as JSON, without nulls. A whole number has no fraction, as engines want `n`."""
+        """Return the sampling parameters without nulls. A whole number has no fraction, as engines want `n`."""
         given = {name: value for name, value in self.sampling_params.items() if value is not None}
-        whole = {name: int(v) for name, v in given.items() if isinstance(v, float) and v.is_integer()}
-        return {name: msgspec.Raw(_to_json(value)) for name, value in (given | whole).items()}
+        return given | {name: int(v) for name, v in given.items() if isinstance(v, float) and v.is_integer()}
 
     def check(self) -> ModelRequest:
         """Check the settings. Returns the sampling parameters as a request of chat completions has them.
@@ -159,14 +158,14 @@ class Session:
         if settings.max_turns is not None and self.started_turns >= settings.max_turns:
             raise RequestError(f"this session may make {settings.max_turns} {TURNS_USED}", kind="turn_limit")
         if settings.model_id is not None:
-            fields["model"] = msgspec.Raw(_to_json(settings.model_id))
+            fields["model"] = settings.model_id
         if settings.overrides:
             passthrough.overlay(fields, settings.overrides)
         if settings.max_tokens is not None:
             for key in [key for key in _LENGTHS if key in fields] or _LENGTHS[:1]:
-                asked = passthrough.number(fields.get(key, msgspec.Raw(b"null")))
-                if asked is None or asked > settings.max_tokens:
-                    fields[key] = msgspec.Raw(b"%d" % settings.max_tokens)
+                asked = fields.get(key)
+                if type(asked) is not int or not 0 <= asked <= settings.max_tokens:
+                    fields[key] = settings.max_tokens
 
     def reply(self, reply_id: str) -> dict[str, Any] | None:
         """Return the message of a recorded reply, by its id without the prefix of an API."""

@@ -62,7 +62,7 @@ class PassingWriter:
     def replayed(self, record: CallRecord) -> bytes:
         request = self._request
         options = request.fields.get("stream_options")
-        usage = options is not None and b"true" in bytes(options)
+        usage = isinstance(options, dict) and options.get("include_usage") is True
         asked = ModelRequest(dialect="chat", model="", stream=request.stream, include_usage=usage, logprobs=True)
         reply = DIALECTS["chat"].encode_reply(reply_of(record), asked)
         if request.stream:

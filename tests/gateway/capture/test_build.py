@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,13 +35,13 @@ def recorded(texts: Texts, index: int, prompt: list[int], answers: list[list[int
         ChoiceRecord(place, pack_ids(ids), pack_logprobs([-0.5] * len(ids)), "stop", "none", b"{}")
         for place, ids in enumerate(answers)
     ]
-    fields = {"messages": msgspec.Raw(json.dumps(messages, ensure_ascii=False).encode()), "model": msgspec.Raw(b'"m"')}
     return build(
         OK,
         Captured(choices, prompt=json.dumps(prompt, separators=(",", ":")).encode(), has_tokens=True),
         texts=texts,
         call_id=f"c{index}",
-        fields=fields,
+        messages=json.dumps(messages, ensure_ascii=False).encode(),
+        fields=b'{"model":"m"}',
         published=(None, None),
         stream=False,
         index=index,
@@ -100,7 +99,8 @@ def test_a_prompt_that_is_no_list_of_token_ids_makes_the_turn_invalid(text: byte
         captured,
         texts=Texts(),
         call_id="c",
-        fields={},
+        messages=b"",
+        fields=b"",
         published=(None, None),
         stream=False,
         **about,
@@ -112,5 +112,5 @@ def test_a_prompt_that_is_no_list_of_token_ids_makes_the_turn_invalid(text: byte
 def test_a_prompt_is_stored_with_a_reply_and_not_with_a_failure(status: str, ids: list[int]) -> None:
     about: dict[str, Any] = {"call_id": "c", "index": 0, "dialect": "chat", "started_s": 0.0, "texts": Texts()}
     captured = Captured([], prompt=b"[1,2]", has_tokens=True)
-    record = build(status, captured, fields={}, published=(None, None), stream=False, **about)
+    record = build(status, captured, messages=b"", fields=b"", published=(None, None), stream=False, **about)
     assert (record.status, unpack_ids(record.prompt_ids)) == (status, ids)

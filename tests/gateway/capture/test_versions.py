@@ -198,7 +198,7 @@ async def test_a_whole_reply_that_began_before_the_change_counts_as_older(
 def versions(captured: Captured) -> tuple[int | None, int | None]:
     """The versions of the record, of a call in which 1 and then 2 were published."""
     about: Any = {"call_id": "c", "index": 0, "dialect": "chat", "started_s": 0.0}
-    record = build(OK, captured, texts=Texts(), fields={}, published=(1, 2), stream=True, **about)
+    record = build(OK, captured, texts=Texts(), messages=b"", fields=b"", published=(1, 2), stream=True, **about)
     return record.weight_version_first, record.weight_version_last
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -590,6 +589,6 @@ def test_a_sessions_parameters_are_read_and_laid_over_a_request() -> None:
         with pytest.raises(RequestError):
             parse_parameters(params)
     asked = parse("chat", temperature=1, seed=5)
-    overlay(asked, {"messages": msgspec.Raw(b"[]"), "temperature": msgspec.Raw(b"0.5"), "wings": msgspec.Raw(b"2")})
+    overlay(asked, {"messages": [], "temperature": 0.5, "wings": 2})
     assert asked.messages == BASE["chat"]["messages"]
     assert asked.sampling.to_dict() == {"temperature": 0.5, "wings": 2}

@@ -16,14 +16,12 @@ import msgspec
 
 from ...errors import CaptureError
 from ...messages.errors import NOT_JSON
-from ...messages.wire.passthrough import Fields
 from .record import INVALID, NO_BASE, OK, PARTIAL, TURNS, Base, CallRecord, Captured, pack_ids
 
 _KEPT = 8  # branches of a session that are known at the same time; calls of older ones are stored whole
 _TAIL = 24  # bytes that are compared before a long text is hashed
 _ids = msgspec.json.Decoder(list[int]).decode
 _items = msgspec.json.Decoder(list[msgspec.Raw]).decode
-_to_json = msgspec.json.Encoder().encode
 
 
 class Known(NamedTuple):
@@ -83,15 +81,16 @@ def build(
     *,
     texts: Texts,
     call_id: str,
-    fields: Fields,
+    messages: bytes,
+    fields: bytes,
     published: tuple[int | None, int | None],
     stream: bool,
     **about: Any,
 ) -> CallRecord:
     """Return the record of a call, whose texts are then known.
 
-    Args: ``published`` are the weight versions of when the call was sent and of when its reply was complete. ``about`` are
-    further fields.
+    Args: ``messages`` and the other ``fields`` of the request are JSON. ``published`` are the weight versions of when the call
+    was sent and of when its reply was complete. ``about`` are further fields.
     """
     prompt_base, prompt_ids = NO_BASE, b""
     if captured.prompt and status in (OK, PARTIAL, INVALID):
@@ -99,12 +98,10 @@ def build(
             prompt_base, prompt_ids = _prompt(texts.prompts, captured, call_id)
         except CaptureError as e:
             captured.problem, status = str(e), INVALID
-    messages_base, messages = _messages(texts.messages, memoryview(bytes(fields.pop("messages", b""))), call_id)
-    rest = _to_json(fields)
-    digest = hash(rest)
-    request_of: str | None = None
+    messages_base, messages = _messages(texts.messages, memoryview(messages), call_id)
+    digest, request_of = hash(fields), None
     if texts.request is not None and texts.request[0] == digest:
-        request_of, rest = texts.request[1], b""
+        request_of, fields = texts.request[1], b""
     elif fields:  # a refused request has none
         texts.request = (digest, call_id)
     if captured.untrainable is not None:
@@ -125,7 +122,7 @@ def build(
         choices=captured.choices,
         error_type=None if status in TURNS else status,
         error=captured.problem or (captured.error.decode("utf-8", "replace") if captured.error else None),
-        request=rest,
+        request=fields,
         request_of=request_of,
         reply_id=captured.reply_id,
         usage=captured.usage,

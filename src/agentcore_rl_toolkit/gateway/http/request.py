@@ -6,35 +6,33 @@ import asyncio
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeVar
 
 import msgspec
 
-from ...messages.wire import DIALECTS, ModelRequest, responses
+from ...messages.wire import DIALECTS, ModelRequest, passthrough, responses
 from ...messages.wire.canonical import new_id
 from ...messages.wire.fields import HALF_SURROGATE, read_body
-from ...messages.wire.passthrough import Fields, number
+from ...messages.wire.passthrough import Fields
 from ...messages.wire.responses import Recorded
 
-_NUMBERS = frozenset(
-    {"echo", "logprobs", "prompt_logprobs", "return_token_ids", "return_tokens_as_token_ids", "top_logprobs"}
-)
+_NUMBERS = ("echo", "logprobs", "prompt_logprobs", "return_token_ids", "return_tokens_as_token_ids", "top_logprobs")
 # A content part that is no text. In a string of JSON its quotes would be escaped.
 _NO_TEXT = re.compile(rb'"(?:image_url|input_image|image_embeds|video_url|audio_url|input_audio)"')
 LARGE_BYTES = 2**20  # hashing more takes milliseconds, which a thread can spend
-_fields = msgspec.json.Decoder(Fields).decode
-_to_json = msgspec.json.Encoder().encode
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
 class CallRequest:
     """The request of an agent.
 
-    ``fields`` are its members, in the end those of a chat completion with the session's settings. ``digest`` is the same for the
-    same request. ``asked`` is the canonical request, of calls whose reply is encoded here. ``again``: the client reports that
-    it repeats a request; ``keyed``: it identifies the request by a key.
+    ``fields`` are those of a chat completion, in the end with the session's settings. ``digest`` is the same for the same
+    request. ``asked`` is the canonical request, of calls whose reply is encoded here. ``again``: the client reports that it
+    repeats a request; ``keyed``: it identifies the request by a key.
     """
 
     dialect: str
@@ -50,40 +48,35 @@ class CallRequest:
     left_out: Counter[str] = field(default_factory=Counter)  # the parts of the history that were left out, by kind
 
     @property
-    def n(self) -> int:
-        """Return the number of choices that the agent asked for."""
-        return number(self.fields.get("n", msgspec.Raw(b"1"))) or 1
-
-    @property
-    def logprobs(self) -> bool:
-        """Return True if the agent asked for logprobs."""
-        return self._asks("logprobs")
-
-    @property
-    def token_ids(self) -> bool:
-        """Return True if the agent asked for token ids."""
-        return self._asks("return_token_ids")
-
-    @property
     def numbers(self) -> bool:
         """Return True if the agent asked for token ids or logprobs."""
-        return not _NUMBERS.isdisjoint(self.fields) and any(map(self._asks, _NUMBERS))
+        return any(self.fields.get(name) not in (None, False) for name in _NUMBERS)
 
     @property
     def images(self) -> bool:
         """Return True if the messages have images, sound or video."""
         return _NO_TEXT.search(self.fields.get("messages", b"")) is not None
 
-    def _asks(self, name: str) -> bool:
-        return bytes(self.fields.get(name, b"null")) not in (b"null", b"false")
+    def _decoded(self, decode: Callable[[bytes], T]) -> T:
+        found, _, halves = read_body(self.body, decode)
+        if halves:
+            self.left_out[HALF_SURROGATE] += halves
+        return found
+
+    def read(self) -> Fields:
+        """Return the fields of a request that is passed on. Raises: RequestError."""
+        fields = self._decoded(passthrough.read)
+        self.stream = fields.get("stream") is True
+        return fields
 
     def parse(self, recorded: Recorded) -> ModelRequest:
         """Read the request into its canonical form, ``asked``. ``recorded`` finds the session's replies. Raises: RequestError."""
+        given = self._decoded(msgspec.json.decode)
         if self.dialect == "responses":
-            asked = responses.parse_request(self.body, recorded=recorded)
+            asked = responses.parse_request(given, recorded=recorded)
         else:
-            asked = DIALECTS[self.dialect].parse_request(self.body)
-        self.asked, self.reply_id = asked, new_id("chatcmpl-")
+            asked = DIALECTS[self.dialect].parse_request(given)
+        self.asked, self.stream, self.reply_id = asked, asked.stream, new_id("chatcmpl-")
         self.left_out += Counter(asked.left_out)
         return asked
 
@@ -92,29 +85,23 @@ class CallRequest:
 
         Fields that nothing here reads go to the engine if they are ``allowed``, and are left out otherwise.
         """
-        if allowed:
-            other, unknown = self.asked.sampling.other, self.asked.unknown
-            other |= {name: value for name, value in unknown.items() if name in allowed}
-        return {name: msgspec.Raw(_to_json(value)) for name, value in self.asked.to_chat_body().items()}
+        asked = self.asked
+        asked.sampling.other |= {name: value for name, value in asked.unknown.items() if name in allowed}
+        return {**asked.to_chat_body(), "messages": msgspec.Raw(msgspec.json.encode(asked.messages))}
 
 
 async def read_request(body: bytes, headers: Mapping[str, str], dialect: str, *, tag: str | None) -> CallRequest:
-    """Decode a request. Raises: RequestError."""
+    """Return a request, whose body is still to be read."""
     # AWS's clients use another header for the key.
     key = headers.get("idempotency-key") or headers.get("amz-sdk-invocation-id") or ""
     head = f"{dialect} {tag or ''} {key} ".encode("utf-8", "surrogateescape")
-    digest = _digest(head, body) if len(body) < LARGE_BYTES else await asyncio.to_thread(_digest, head, body)
-    fields, body, halves = read_body(body, _fields)
     return CallRequest(
         dialect=dialect,
         body=body,
-        fields=fields,
-        digest=digest,
+        digest=_digest(head, body) if len(body) < LARGE_BYTES else await asyncio.to_thread(_digest, head, body),
         tag=tag,
-        stream=bytes(fields.get("stream", b"")) == b"true",
         again=headers.get("x-stainless-retry-count", "0") != "0",
         keyed=key != "",
-        left_out=Counter({HALF_SURROGATE: halves} if halves else {}),
     )
 
 

@@ -207,13 +207,12 @@ def parse_parameters(params: Mapping[str, Any]) -> ModelRequest:
     return asked
 
 
-def overlay(asked: ModelRequest, fields: Mapping[str, msgspec.Raw]) -> None:
+def overlay(asked: ModelRequest, fields: Mapping[str, Any]) -> None:
     """Read all but the messages of a request again, from fields that a session's parameters have changed.
 
     Raises: RequestError that names the field.
     """
-    given = {name: msgspec.json.decode(raw) for name, raw in fields.items() if name != "messages"}
-    changed = parse_request({**given, **_NO_TEXT})
+    changed = parse_request({**fields, **_NO_TEXT})
     changed.sampling.other |= changed.unknown
     for name in _OVERLAID.split():
         setattr(asked, name, getattr(changed, name))

@@ -10,6 +10,7 @@ Source: request models of OpenAI's API and vLLM (entrypoints/openai), 2026-11. S
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 import msgspec
 
@@ -17,9 +18,8 @@ from ..errors import NOT_JSON, RequestError, unsupported
 from .chat import MAX_N, REFUSED
 from .fields import ENGINE_PARAMETERS, check_template_kwargs, refuse
 
-Fields = dict[str, msgspec.Raw]
-
-_LONGEST_NUMBER = 18  # digits; what is longer is no count of anything here, and costs quadratic time to read
+Fields = dict[str, Any]  # the members of a request; the messages, and in a relayed request the tools, are JSON text
+_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 _OPENAI = """
     model messages frequency_penalty logit_bias logprobs top_logprobs max_tokens max_completion_tokens metadata n
@@ -41,12 +41,13 @@ _SGLANG = frozenset(
 )
 KNOWN = ENGINE_PARAMETERS | _SGLANG | frozenset(f"{_OPENAI} {_VLLM}".split())
 
-_EMPTY = (b"null", b"[]", b"{}", b'""')
-_NOTHING = (*_EMPTY, b"false")
+_UNREAD = ("messages", "tools")
+_NOTHING: tuple[Any, ...] = (None, [], {}, "", False)
 _FORMS = frozenset(
     {"response_format", "structured_outputs", "guided_choice", "guided_grammar", "guided_json", "guided_regex"}
     | {"ebnf", "json_schema", "regex"}
 )
+_FORM_TYPES = ("json_object", "json_schema", "structural_tag")
 _ABOUT_TOOLS = ("tool_choice", "parallel_tool_calls")  # they mean nothing in a call without tools
 # Fields with one subject: any of them in a session's parameters replaces all of them in the agent's request.
 _SUBJECTS = (
@@ -57,49 +58,46 @@ _SUBJECTS = (
 )
 
 
-def check(body: bytes, fields: Fields, *, more: Collection[str] | None) -> None:
+def read(body: bytes) -> Fields:
+    """Read the members of a relayed request. Raises: one of NOT_JSON."""
+    if not body.isascii():
+        body.decode()  # members that are not read may be no UTF-8
+    return {name: raw if name in _UNREAD else msgspec.json.decode(raw) for name, raw in _members(body).items()}
+
+
+def check(fields: Fields, *, more: Collection[str] | None) -> None:
     """Check a request, and remove unknown fields from ``fields``.
 
     Args: ``more`` are further fields that may pass. None lets all fields pass.
 
     Raises: RequestError that names the field.
     """
-    if not body.isascii():
-        try:
-            body.decode()
-        except UnicodeDecodeError as e:
-            raise RequestError(f"the request body is not UTF-8: {e.reason} at byte {e.start}") from e
     if more is not None:
         for name in fields.keys() - KNOWN - set(more):
             value, refusal = fields.pop(name), REFUSED.get(name)
             if refusal is not None:
-                refuse(name, msgspec.json.decode(value), refusal)
-        if "chat_template_kwargs" in fields:
-            _check_template_kwargs(fields["chat_template_kwargs"])
-    stream = fields.get("stream")
-    if stream is not None and bytes(stream) not in (b"true", b"false", b"null"):
+                refuse(name, value, refusal)
+        given = fields.get("chat_template_kwargs") or {}
+        if not isinstance(given, dict):
+            raise RequestError("chat_template_kwargs must be an object", param="chat_template_kwargs")
+        check_template_kwargs(given)
+    if not isinstance(fields.get("stream"), bool | None):
         raise RequestError("stream must be true or false", param="stream")
-    for name in ("max_tokens", "max_completion_tokens"):
-        if name in fields and len(bytes(fields[name])) > _LONGEST_NUMBER:
-            raise RequestError(f"{name} is no number of tokens", param=name)
     n = fields.get("n")
-    if n is not None and bytes(n) != b"null" and not 1 <= (number(n) or 0) <= MAX_N:
+    if n is not None and (type(n) is not int or not 1 <= n <= MAX_N):
         raise RequestError(f"n must be a whole number between 1 and {MAX_N}", param="n")
 
 
 def constrained(fields: Fields) -> bool:
     """Return True if the reply must have a form: its logprobs are those of the tokens that the form allows."""
-    return _forces(fields.get("tool_choice")) or bool(forms(fields))
+    return bool(asked_forms(fields))
 
 
 def forms(fields: Fields) -> list[str]:
     """Return the fields that hold the answer to a form, without tool choices."""
-    if _FORMS.isdisjoint(fields):
-        return []
-    found = {name: bytes(fields[name]) for name in fields if name in _FORMS}
-    wanted = found.pop("response_format", b"")
-    names = [name for name, value in found.items() if value not in _NOTHING]
-    return names + ["response_format"] * (b'"json' in wanted or b'"structural_tag"' in wanted)
+    wanted = fields.get("response_format")
+    names = [name for name in fields if name in _FORMS and name != "response_format" and fields[name] not in _NOTHING]
+    return names + ["response_format"] * (isinstance(wanted, dict) and wanted.get("type") in _FORM_TYPES)
 
 
 def asked_forms(fields: Fields) -> list[str]:
@@ -107,9 +105,9 @@ def asked_forms(fields: Fields) -> list[str]:
     return ["tool_choice"] * _forces(fields.get("tool_choice")) + forms(fields)
 
 
-def _forces(choice: msgspec.Raw | None) -> bool:
+def _forces(choice: Any) -> bool:
     """Return True if a tool choice requires a call."""
-    return choice is not None and (bytes(choice) == b'"required"' or bytes(choice)[:1] == b"{")
+    return choice == "required" or isinstance(choice, dict)
 
 
 def overlay(fields: Fields, own: Fields) -> None:
@@ -138,7 +136,7 @@ def foreign(fields: Fields, more: Collection[str]) -> str | None:
     if _SGLANG.isdisjoint(fields):
         return None
     found = (name for name in fields if name in _SGLANG and name not in more)
-    return next((name for name in found if bytes(fields[name]) not in _NOTHING), None)
+    return next((name for name in found if fields[name] not in _NOTHING), None)
 
 
 def check_session(params: Collection[str], more: Collection[str]) -> None:
@@ -149,27 +147,14 @@ def check_session(params: Collection[str], more: Collection[str]) -> None:
             raise unsupported(f"sampling_params.{name}", why)
 
 
-def offers(fields: Fields, choice: msgspec.Raw) -> bool:
+def offers(fields: Fields, choice: Any) -> bool:
     """Return True if a call offers tools, and the chosen tool's name."""
-    tools = bytes(fields.get("tools", _NOTHING[0]))
-    if tools in _NOTHING or bytes(choice)[:1] != b"{":
-        return tools not in _NOTHING
+    given: Any = fields.get("tools")
     try:
-        named = msgspec.json.decode(choice).get("function")["name"]
-        offered = [tool.get("function") or {} for tool in msgspec.json.decode(tools)]
-        return any(function.get("name") == named for function in offered)
+        tools = msgspec.json.decode(given) if isinstance(given, msgspec.Raw) else given
+        if tools in _NOTHING or not isinstance(choice, dict):
+            return tools not in _NOTHING
+        named = choice["function"]["name"]
+        return any((tool.get("function") or {}).get("name") == named for tool in tools)
     except (*NOT_JSON, AttributeError, KeyError, TypeError):
         return True  # the engine names the fault
-
-
-def number(value: msgspec.Raw) -> int | None:
-    """Return a whole number that is not negative, or None for any other JSON."""
-    text = bytes(value)
-    return int(text) if text.isdigit() and len(text) <= _LONGEST_NUMBER else None
-
-
-def _check_template_kwargs(given: msgspec.Raw) -> None:
-    try:
-        check_template_kwargs(msgspec.json.decode(given, type=Fields | None) or ())
-    except NOT_JSON as e:
-        raise RequestError("chat_template_kwargs must be an object", param="chat_template_kwargs") from e
