@@ -78,7 +78,7 @@ class Recorder:
         session.errors += 1
         session.started_turns -= 1
         if not begun:  # the agent gets an error, and may repeat this call
-            session.repeats_of(record.digest).failed += 1
+            session.add_reply(record.digest, None)
         if status not in TURNS:
             context.counters["turns_" + status] += 1
         if error is not None:
@@ -95,7 +95,7 @@ class Recorder:
         status = kinds.ABORTED if error.code == AGENT_GONE else kinds.PARTIAL if begun else kinds.ERROR
         self._context.counters["turns_" + status] += 1
         if not begun:  # clients that have the head of a reply do not retry
-            session.repeats_of(self._request.digest).failed += 1
+            session.add_reply(self._request.digest, None)
         self._store_error(status, error, kind, str(error))
 
     def store_refusal(self, error: RequestError) -> None:

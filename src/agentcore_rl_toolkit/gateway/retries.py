@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import OrderedDict
+from collections import deque
 from typing import Any
 
 from ..errors import CaptureError, GatewayError
 from .capture.record import TURNS, CallRecord, decode
 from .http.request import CallRequest
-from .sessions import REMEMBERED, RecordedReply, Repeats, Session
+from .sessions import REMEMBERED, RecordedReply, Session
 
 log = logging.getLogger(__name__)
 
@@ -39,19 +39,21 @@ def running_call(session: Session, request: CallRequest) -> Any:
 
 def recorded_reply(session: Session, request: CallRequest) -> tuple[RecordedReply, CallRecord] | None:
     """Return the recorded reply that a request gets, and its record. A damaged record counts as none."""
-    recent = session.recent if session.recent is not None else _recall(session)
-    known = recent.get(request.digest)
-    if known is None or request.fields.get("return_token_ids"):
+    if session.recent is None:
+        _recall(session)
+    calls = [call for call in session.recent or () if call.digest == request.digest]
+    if not calls or request.fields.get("return_token_ids"):
         return None
-    lost = next((reply for reply in known.replies if not (reply.received or reply.connections)), None)
+    replies = [call for call in calls if call.position is not None]
+    lost = next((reply for reply in replies if not (reply.received or reply.connections)), None)
     if lost is None and not request.keyed:
         if not request.again:
             return None
-        if known.failed:
-            known.failed -= 1
+        if len(replies) < len(calls) and session.recent is not None:
+            session.recent.remove(next(call for call in calls if call.position is None))
             return None
-    reply = lost or (known.replies[-1] if known.replies else None)
-    if reply is None:
+    reply = lost or (replies[-1] if replies else None)
+    if reply is None or reply.position is None:
         return None
     try:
         record = decode(session.store.reader.call(reply.position))
@@ -63,18 +65,16 @@ def recorded_reply(session: Session, request: CallRequest) -> tuple[RecordedRepl
     return reply, record
 
 
-def _recall(session: Session) -> OrderedDict[int, Repeats]:
-    """Return the last calls of the session that an earlier process answered."""
-    store, recent = session.store, OrderedDict[int, Repeats]()
-    session.recent = recent
+def _recall(session: Session) -> None:
+    """Read the last calls of the session that an earlier process answered."""
+    store, session.recent = session.store, deque(maxlen=REMEMBERED)
     try:
         last = store.reader.last_calls(session.number, REMEMBERED)
     except GatewayError as e:
         log.error("session %s: calls that requests may repeat cannot be read: %s", session.id, e)
-        return recent
+        return
     for position, digest, status, delivered in reversed(last):
         if position < store.first_call and status in TURNS:
             if not delivered:
                 session.undelivered.add(position)
             session.add_reply(digest, position, received=delivered)
-    return recent

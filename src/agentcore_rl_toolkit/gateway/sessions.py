@@ -13,7 +13,7 @@ import os
 import re
 import secrets
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from functools import cached_property
 from pathlib import Path
@@ -133,8 +133,8 @@ class Session:
         self.worker: Worker | None = None
         self.texts = Texts()
         self.replies = RecordedReplies()
-        # By digest of the request. None: those of an earlier process are in the store.
-        self.recent: OrderedDict[int, Repeats] | None = OrderedDict()
+        # The last calls, oldest first. None: those of an earlier process are in the store.
+        self.recent: deque[RecordedReply] | None = deque(maxlen=REMEMBERED)
 
     @property
     def closed(self) -> bool:
@@ -171,33 +171,25 @@ class Session:
         """Return the message of a recorded reply, by its id without the prefix of an API."""
         return self.replies.find(self.store, self.number, reply_id)
 
-    def repeats_of(self, digest: int) -> Repeats:
-        """Return the replies to a request. Only the last few requests of a session are kept."""
-        if self.recent is None:
-            self.recent = OrderedDict()
-        known = self.recent.setdefault(digest, Repeats())
-        self.recent.move_to_end(digest)
-        if len(self.recent) > REMEMBERED:
-            self.recent.popitem(last=False)
-        return known
-
     def append(self, record: CallRecord) -> int:
         """Store a call of the session. Returns its number in the store."""
         self.records += 1
         self.last_call_s = time.time()
         return self.store.append(self, record)
 
-    def add_reply(self, digest: int, position: int, *, received: bool = False, connections: int = 0) -> RecordedReply:
-        """Keep a stored reply, for requests that repeat its call."""
-        reply = RecordedReply(self, position, received=received, connections=connections)
-        replies = self.repeats_of(digest).replies
-        replies.append(reply)
-        del replies[:-REMEMBERED]
+    def add_reply(
+        self, digest: int, position: int | None, *, received: bool = False, connections: int = 0
+    ) -> RecordedReply:
+        """Keep a call, for requests that repeat it. ``position`` None: it failed before its reply began."""
+        reply = RecordedReply(self, digest, position, received=received, connections=connections)
+        if self.recent is None:
+            self.recent = deque(maxlen=REMEMBERED)
+        self.recent.append(reply)
         return reply
 
-    def deliver(self, call: int, *, whole: bool) -> None:
+    def deliver(self, call: int | None, *, whole: bool) -> None:
         """Store if an agent has the complete reply of a call. A call without a delivered reply uses no turn."""
-        if whole == (call not in self.undelivered):
+        if call is None or whole == (call not in self.undelivered):
             return
         if whole:
             self.undelivered.discard(call)
@@ -208,12 +200,18 @@ class Session:
 
 
 class RecordedReply:
-    """A recorded reply. ``received``: an agent has all of it. ``connections`` counts those that it is being sent on."""
+    """A recorded reply to the request with this ``digest``, or a call that failed before its reply began (``position`` None).
 
-    __slots__ = ("connections", "position", "received", "session")
+    ``received``: an agent has all of it. ``connections`` counts those that it is being sent on.
+    """
 
-    def __init__(self, session: Session, position: int, *, received: bool, connections: int) -> None:
+    __slots__ = ("connections", "digest", "position", "received", "session")
+
+    def __init__(
+        self, session: Session, digest: int, position: int | None, *, received: bool, connections: int
+    ) -> None:
         self.session = session
+        self.digest = digest
         self.position = position
         self.received = received
         self.connections = connections
@@ -228,16 +226,6 @@ class RecordedReply:
             self.session.deliver(self.position, whole=True)
         elif not self.received and not self.connections:
             self.session.deliver(self.position, whole=False)
-
-
-class Repeats:
-    """The replies to one request of a session, oldest first, and how many calls failed before their reply began."""
-
-    __slots__ = ("failed", "replies")
-
-    def __init__(self) -> None:
-        self.failed = 0
-        self.replies: list[RecordedReply] = []
 
 
 class Sessions:

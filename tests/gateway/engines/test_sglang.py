@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.gateway.engines import TOKEN_ENGINES, Piece
+from agentcore_rl_toolkit.gateway.engines import TOKEN_ENGINES, Piece, TokenRequest
 from agentcore_rl_toolkit.messages.wire.canonical import ModelRequest
 
 # Types of the fields as SGLang 0.5.23 declares them (`managers/io_struct.py`, `sampling/sampling_params.py`). Another sampling
@@ -46,17 +46,19 @@ SAMPLING: dict[str, Any] = {
 }
 
 
+def sent(engine: str, asked: ModelRequest) -> tuple[bytes, bytes]:
+    wanted = TokenRequest(prompt=b"[1,2]", asked=asked, name="a", max_tokens=4, stop_token_ids=[2], stream=True)
+    return TOKEN_ENGINES[engine].request(wanted)
+
+
 @pytest.mark.parametrize(("engine", "experts"), [("sglang", False), ("sglang-experts", True)])
 def test_expert_routing_is_asked_for_by_the_engine_that_is_named_for_it(engine: str, experts: bool) -> None:
     request = ModelRequest(dialect="chat", model="m")
-    path, body = TOKEN_ENGINES[engine].request(
-        b"[1,2]", request, name="a", max_tokens=4, stop_token_ids=[2], stream=True
-    )
+    path, body = sent(engine, request)
     asked = json.loads(body)
     assert path == b"/generate"
     assert asked["input_ids"] == [1, 2]
     assert asked.get("return_routed_experts", False) is experts
-    assert TOKEN_ENGINES[engine].name == engine
 
 
 @pytest.mark.parametrize(
@@ -69,13 +71,13 @@ def test_expert_routing_is_asked_for_by_the_engine_that_is_named_for_it(engine: 
     ],
 )
 def test_all_that_is_asked_for_has_the_name_and_the_type_that_sglang_takes(form: dict[str, Any] | None) -> None:
-    engine: Any = TOKEN_ENGINES["sglang-experts"]
+    engine = TOKEN_ENGINES["sglang-experts"]
     asked = ModelRequest(dialect="chat", model="m", response_format=form, n=2)
     asked.sampling.temperature, asked.sampling.top_p, asked.sampling.stop = 0.7, 0.9, ["end"]
     asked.sampling.other = {"seed": 3, "min_tokens": 2, "ignore_eos": True, "stop_token_ids": [7]}
     asked.sampling.other |= {"top_k": 5, "min_p": 0.1, "logit_bias": {"5": 1.0}, "presence_penalty": 0.1}
     asked.sampling.other |= {"frequency_penalty": 0.1, "repetition_penalty": 1.1}
-    _, body = engine.request(b"[1,2]", asked, name="a", max_tokens=4, stop_token_ids=[2], stream=True)
+    _, body = sent("sglang-experts", asked)
     reply = json.loads(body)
     assert set(asked.sampling.other) <= engine.features
     assert reply.keys() == GENERATE.keys()
@@ -106,11 +108,11 @@ def versions(piece: Piece) -> tuple[Any, ...]:
 
 def test_versions_of_a_choice_whose_weights_changed_are_read_span_by_span() -> None:
     engine = TOKEN_ENGINES["sglang"]
-    [piece] = engine.reply(json.dumps(answer(("3", 0, 2), ("4", 2, 5), upto=5)).encode())
+    [piece] = engine.reader(stream=False).feed(json.dumps(answer(("3", 0, 2), ("4", 2, 5), upto=5)).encode())
     assert versions(piece) == (3, 4, [(0, 3), (2, 4)], "4")
-    [piece] = engine.reply(json.dumps(answer(("default", 0, 5), upto=5)).encode())
+    [piece] = engine.reader(stream=False).feed(json.dumps(answer(("default", 0, 5), upto=5)).encode())
     assert versions(piece) == (None, None, None, "default"), "as it was started: no version was published to it"
-    stream = engine.stream()
+    stream = engine.reader(stream=True)
     events = [answer(("3", 0, 2), upto=2, finish=None), answer(("3", 0, 2), ("4", 2, 5), upto=5)]
     pieces = [p for e in events for p in stream.feed(b"data: " + json.dumps(e).encode() + b"\n\n")]
     assert [p.ids for p in pieces] == [[0, 1], [2, 3, 4]]

@@ -67,7 +67,7 @@ def events(engine: str, ids: list[int], step: int, *, finish: str = "stop", stop
 
 def read(renderer: Renderer, asked: ModelRequest, engine: str, pieces: list[bytes]) -> tuple[TokenReply, list[Delta]]:
     sampled = TokenReply(renderer, asked, None)
-    stream = TOKEN_ENGINES[engine].stream()
+    stream = TOKEN_ENGINES[engine].reader(stream=True)
     return sampled, [delta for data in pieces for piece in stream.feed(data) for delta in sampled.add(piece)]
 
 
@@ -194,7 +194,7 @@ def sglang_events(edit: Edit) -> list[Piece]:
         )
         for n in (2, 4, 6)
     ]
-    stream = TOKEN_ENGINES["sglang"].stream()
+    stream = TOKEN_ENGINES["sglang"].reader(stream=True)
     return [p for a in edit(answers) for p in stream.feed(b"data: " + json.dumps(a).encode() + b"\n\n")]
 
 
@@ -234,7 +234,7 @@ def test_sglang_streams_of_all_or_of_new_tokens_give_each_token_once(edit: Edit)
 
 
 def test_few_of_sglangs_long_events_that_repeat_all_tokens_are_decoded() -> None:
-    stream, pieces = TOKEN_ENGINES["sglang"].stream(), []
+    stream, pieces = TOKEN_ENGINES["sglang"].reader(stream=True), []
     for n in range(2000, 2101):
         answer = sglang_answer(
             0, list(range(n)), "stop" if n == 2100 else None, rid="r", prompt_tokens=1, weight_version=1
@@ -251,7 +251,11 @@ def test_sglang_answers_that_contradict_themselves_are_errors(edit: Edit) -> Non
 
 
 def test_whole_answers_of_both_engines_read_alike() -> None:
-    [one] = TOKEN_ENGINES["vllm"].reply(json.dumps({"choices": [vllm_choice(Sampled(ids=[5, 6]))]}).encode())
+    [one] = (
+        TOKEN_ENGINES["vllm"]
+        .reader(stream=False)
+        .feed(json.dumps({"choices": [vllm_choice(Sampled(ids=[5, 6]))]}).encode())
+    )
     result = sglang_answer(0, [5, 6], "stop", rid="r", prompt_tokens=1, weight_version=None)
-    [other] = TOKEN_ENGINES["sglang"].reply(json.dumps(result).encode())
+    [other] = TOKEN_ENGINES["sglang"].reader(stream=False).feed(json.dumps(result).encode())
     assert (one.ids, one.logprobs, one.finish_reason) == (other.ids, other.logprobs, other.finish_reason)

@@ -45,24 +45,6 @@ class Known(NamedTuple):
         return bytes(text[size : size + 1]) in (b"", b",") and hash(text[:size]) == self.digest
 
 
-class KnownTexts:
-    """The texts of one kind in the last calls of a session."""
-
-    def __init__(self) -> None:
-        self._known: list[Known] = []
-
-    def beginning(self, text: memoryview) -> Known | None:
-        """Return the longest known text with which this text begins. Texts are JSON lists without the closing bracket."""
-        longest_first = sorted(self._known, key=lambda known: -known.size)
-        return next((known for known in longest_first if known.begins(text)), None)
-
-    def add(self, known: Known, *, after: Known | None) -> None:
-        """Keep a text, in place of the one with which it begins if there are many."""
-        if len(self._known) >= _KEPT:
-            self._known.remove(self._known[0] if after is None else after)
-        self._known.append(known)
-
-
 class Texts:
     """The texts of a session with which a later call may begin.
 
@@ -70,8 +52,8 @@ class Texts:
     """
 
     def __init__(self) -> None:
-        self.prompts = KnownTexts()
-        self.messages = KnownTexts()
+        self.prompts: list[Known] = []
+        self.messages: list[Known] = []
         self.request: tuple[int, str] | None = None
 
 
@@ -148,10 +130,23 @@ def _versions(
     return begun, last
 
 
-def _prompt(texts: KnownTexts, captured: Captured, call_id: str) -> tuple[Base, bytes]:
+def _beginning(texts: list[Known], text: memoryview) -> Known | None:
+    """Return the longest known text with which this text begins. Texts are JSON lists without the closing bracket."""
+    longest_first = sorted(texts, key=lambda known: -known.size)
+    return next((known for known in longest_first if known.begins(text)), None)
+
+
+def _keep(texts: list[Known], known: Known, *, after: Known | None) -> None:
+    """Keep a text, in place of the one with which it begins if there are many."""
+    if len(texts) >= _KEPT:
+        texts.remove(texts[0] if after is None else after)
+    texts.append(known)
+
+
+def _prompt(texts: list[Known], captured: Captured, call_id: str) -> tuple[Base, bytes]:
     """Return the call that a prompt continues, and the ids that it adds. Raises: CaptureError on invalid token ids."""
     text = memoryview(captured.prompt or b"")[:-1]
-    known = texts.beginning(text)
+    known = _beginning(texts, text)
     base, ids = NO_BASE, _packed_ids(_new(text, known))
     if known is not None:
         base = Base(known.call_id, -1, known.units)
@@ -161,7 +156,7 @@ def _prompt(texts: KnownTexts, captured: Captured, call_id: str) -> tuple[Base, 
                 ids = ids[size:]
                 break
     choices = tuple((len(c.ids), hash(c.ids)) for c in captured.choices)
-    texts.add(_known(call_id, text, base.length + len(ids) // 4, choices), after=known)
+    _keep(texts, _known(call_id, text, base.length + len(ids) // 4, choices), after=known)
     return base, ids
 
 
@@ -178,15 +173,15 @@ def _packed_ids(text: bytes) -> bytes:
         raise CaptureError(f"the engine's token ids are not a list of integers: {e}") from e
 
 
-def _messages(texts: KnownTexts, text: memoryview, call_id: str) -> tuple[Base, bytes]:
+def _messages(texts: list[Known], text: memoryview, call_id: str) -> tuple[Base, bytes]:
     """Return the call whose messages a list continues, and the list of the new messages."""
     if bytes(text[:1]) != b"[":
         return NO_BASE, bytes(text)
     text = text[:-1]
-    known = texts.beginning(text)
+    known = _beginning(texts, text)
     new = _new(text, known)
     base = NO_BASE if known is None else Base(known.call_id, -1, known.units)
-    texts.add(_known(call_id, text, base.length + len(_items(new))), after=known)
+    _keep(texts, _known(call_id, text, base.length + len(_items(new))), after=known)
     return base, new
 
 

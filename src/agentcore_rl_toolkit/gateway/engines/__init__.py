@@ -1,14 +1,10 @@
 """Engines that take and return token ids: writes their requests and reads their answers. Sans-I/O."""
 
-from .base import GenerationStream as GenerationStream
 from .base import Piece as Piece
 from .base import TokenEngine as TokenEngine
-from .sglang import SGLangEngine
-from .vllm import VLLMEngine
+from .base import TokenReader as TokenReader
+from .base import TokenRequest as TokenRequest
+from .sglang import SGLANG, SGLANG_EXPERTS
+from .vllm import POLICY, VLLM
 
-TOKEN_ENGINES: dict[str, TokenEngine] = {
-    "vllm": VLLMEngine(),
-    "policy": VLLMEngine(name="policy", constrains=False),
-    "sglang": SGLangEngine(),
-    "sglang-experts": SGLangEngine(name="sglang-experts", experts=True),
-}
+TOKEN_ENGINES = {"vllm": VLLM, "policy": POLICY, "sglang": SGLANG, "sglang-experts": SGLANG_EXPERTS}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -61,58 +63,51 @@ def changes(reported: list[WeightSpan]) -> list[tuple[int, int]] | None:
     return None if any(v is None for _, v in found) else found  # type: ignore[return-value]
 
 
-class GenerationStream(ABC):
-    """Reads the bytes of a streamed reply as pieces. ``error`` is the error that an event reports."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenRequest:
+    """A request for tokens. ``prompt`` is a JSON list of ids. ``stop_token_ids`` end the answer: the model's and the agent's.
 
-    def __init__(self) -> None:
+    `ModelRequest.response_format` has the chat shape; ``{"type": "structural_tag", "format": ...}`` is a tool choice, made by
+    `render.call_format`. The call is cancelled by its ``name``.
+    """
+
+    prompt: bytes
+    asked: ModelRequest
+    name: str
+    max_tokens: int
+    stop_token_ids: list[int]
+    stream: bool
+
+
+class TokenReader(ABC):
+    """Reads a reply as pieces, whole or as the bytes of a stream. ``error`` is the error that the reply reports."""
+
+    def __init__(self, *, stream: bool) -> None:
         self.error: dict[str, Any] | None = None
-        self._events = EventReader()
+        self._events = EventReader() if stream else None
 
     def feed(self, data: bytes) -> list[Piece]:
-        """Return the pieces of all complete events. Raises: CaptureError, one of NOT_JSON."""
-        return [piece for event in self._events.feed(data) for piece in self._read(event)]
+        """Return the pieces of a whole reply, or of all complete events. Raises: CaptureError, one of NOT_JSON."""
+        events = [data] if self._events is None else self._events.feed(data)
+        return [piece for event in events for piece in self._read(event)]
 
     @abstractmethod
     def _read(self, event: bytes) -> list[Piece]: ...
 
-    def set_error(self, error: Any) -> None:
-        self.error = error if isinstance(error, dict) else {"message": str(error)}
+    def _set_error(self, error: Any) -> None:
+        if error is not None:
+            self.error = error if isinstance(error, dict) else {"message": str(error)}
 
 
-class TokenEngine(ABC):
+@dataclass(frozen=True, kw_only=True)
+class TokenEngine:
     """An engine's wire format. ``features`` are those of `ModelRequest.features` that it supports.
 
-    `ModelRequest.response_format` has the chat shape; ``{"type": "structural_tag", "format": ...}`` is a tool choice, made by
-    `render.call_format`.
+    ``request`` returns path and body, ``cancel`` those of the request that ends a call by its name. None: a call ends when its
+    connection closes.
     """
 
-    name: str
     features: frozenset[str]
-
-    @abstractmethod
-    def request(
-        self,
-        prompt_json: bytes,
-        asked: ModelRequest,
-        *,
-        name: str,
-        max_tokens: int,
-        stop_token_ids: list[int],
-        stream: bool,
-    ) -> tuple[bytes, bytes]:
-        """Return path and body.
-
-        Args: ``prompt_json`` is the prompt's ids as a JSON list. ``stop_token_ids`` end the answer: the model's and the agent's.
-        `cancel` ends the call by its ``name``.
-        """
-
-    @abstractmethod
-    def reply(self, body: bytes) -> list[Piece]:
-        """Read a reply that is not streamed. Raises: CaptureError, one of NOT_JSON."""
-
-    @abstractmethod
-    def stream(self) -> GenerationStream: ...
-
-    def cancel(self, name: str) -> tuple[bytes, bytes] | None:
-        """Return path and body of the request that ends the call. None: it ends when its connection closes."""
-        return None
+    request: Callable[[TokenRequest], tuple[bytes, bytes]]
+    reader: type[TokenReader]
+    cancel: Callable[[str], tuple[bytes, bytes]] | None = None

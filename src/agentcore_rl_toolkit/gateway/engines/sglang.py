@@ -11,24 +11,17 @@ Source: docs.sglang.ai, "Sampling parameters" and "Native APIs"; sglang 0.5.23, 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
 
 from ...errors import CaptureError
-from ...messages.wire.canonical import ModelRequest
 from ..capture.choice import version_of
-from .base import (
-    COMMON,
-    FORMS,
-    SGLANG_FORMS,
-    GenerationStream,
-    Piece,
-    TokenEngine,
-    WeightSpan,
-    changes,
-)
+from .base import COMMON, FORMS, SGLANG_FORMS, Piece, TokenEngine, TokenReader, TokenRequest, WeightSpan, changes
 
 _LONG_BYTES = 16 * 2**10  # some 400 tokens
 _UNFINISHED = re.compile(rb'"finish_reason": ?null')
@@ -62,56 +55,24 @@ _one = msgspec.json.Decoder(_Response)
 _many = msgspec.json.Decoder(list[_Response])
 
 
-class SGLangEngine(TokenEngine):
-    """SGLang's ``/generate``. ``experts`` asks for expert routing, and needs SGLang's ``--enable-return-routed-experts``."""
-
-    features = COMMON | _SAMPLER | FORMS | SGLANG_FORMS
-
-    def __init__(self, *, name: str = "sglang", experts: bool = False) -> None:
-        self.name = name
-        self._experts = {"return_routed_experts": True} if experts else {}
-
-    def request(
-        self,
-        prompt_json: bytes,
-        asked: ModelRequest,
-        *,
-        name: str,
-        max_tokens: int,
-        stop_token_ids: list[int],
-        stream: bool,
-    ) -> tuple[bytes, bytes]:
-        parameters = {
-            **_held_to_form(asked.response_format),
-            **asked.sampling.to_dict(),
-            "max_tokens": max_tokens,
-        }
-        sampling = {_RENAMED.get(key, key): value for key, value in parameters.items()}
-        sampling["stop_token_ids"] = stop_token_ids
-        sampling["skip_special_tokens"] = False
-        if asked.n != 1:
-            sampling["n"] = asked.n
-        body = {
-            "input_ids": msgspec.Raw(prompt_json),
-            "sampling_params": sampling,
-            "return_logprob": True,
-            "logprob_start_len": -1,
-            "stream": stream,
-            "rid": name,
-            **self._experts,
-        }
-        return b"/generate", _encode(body)
-
-    def cancel(self, name: str) -> tuple[bytes, bytes]:
-        return b"/abort_request", _encode({"rid": name})
-
-    def reply(self, body: bytes) -> list[Piece]:
-        answers = _many.decode(body) if body.lstrip()[:1] == b"[" else [_one.decode(body)]
-        several = len(answers) > 1
-        return [_piece(answer, place if several else answer.index, 0) for place, answer in enumerate(answers)]
-
-    def stream(self) -> SGLangStream:
-        return SGLangStream()
+def request(wanted: TokenRequest, *, experts: bool = False) -> tuple[bytes, bytes]:
+    """Return path and body of a request. ``experts`` asks for expert routing."""
+    asked = wanted.asked
+    parameters = {**_held_to_form(asked.response_format), **asked.sampling.to_dict(), "max_tokens": wanted.max_tokens}
+    sampling = {_RENAMED.get(key, key): value for key, value in parameters.items()}
+    sampling |= {"stop_token_ids": wanted.stop_token_ids, "skip_special_tokens": False}
+    if asked.n != 1:
+        sampling["n"] = asked.n
+    body = {
+        "input_ids": msgspec.Raw(wanted.prompt),
+        "sampling_params": sampling,
+        "return_logprob": True,
+        "logprob_start_len": -1,
+        "stream": wanted.stream,
+        "rid": wanted.name,
+        **({"return_routed_experts": True} if experts else {}),
+    }
+    return b"/generate", _encode(body)
 
 
 def _held_to_form(response_format: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -126,26 +87,28 @@ def _held_to_form(response_format: Mapping[str, Any] | None) -> dict[str, Any]:
     return {"structural_tag": _encode(response_format).decode()}
 
 
-class SGLangStream(GenerationStream):
+class SGLangReader(TokenReader):
     """Reads the new tokens of cumulative events.
 
     Of long events that repeat earlier tokens, it decodes the last, and each that is 5% longer than the last decoded one.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._seen: dict[int, int] = {}
+    def __init__(self, *, stream: bool) -> None:
+        super().__init__(stream=stream)
+        self._seen: Counter[int] = Counter()
         self._least_bytes = 0  # the least size of the next event to decode
 
     def _read(self, event: bytes) -> list[Piece]:
+        if event.lstrip()[:1] == b"[":  # a whole reply with several choices
+            return [_piece(answer, place, 0) for place, answer in enumerate(_many.decode(event))]
         if len(event) < self._least_bytes and _UNFINISHED.search(event):
             return []
         answer = _one.decode(event)
         if answer.error is not None:
-            self.set_error(answer.error)
+            self._set_error(answer.error)
             return []
-        piece = _piece(answer, answer.index, self._seen.get(answer.index, 0))
-        self._seen[answer.index] = self._seen.get(answer.index, 0) + len(piece.ids)
+        piece = _piece(answer, answer.index, self._seen[answer.index])
+        self._seen[answer.index] += len(piece.ids)
         repeats = len(event) > _LONG_BYTES and len(answer.output_ids or ()) > len(piece.ids)
         self._least_bytes = len(event) * 21 // 20 if repeats else 0
         return [piece]
@@ -197,3 +160,14 @@ def _piece(answer: _Response, choice: int, seen: int) -> Piece:
         spans=changes(spans) if spans else None,
         routed_experts=meta.routed_experts,
     )
+
+
+SGLANG = TokenEngine(
+    features=COMMON | _SAMPLER | FORMS | SGLANG_FORMS,
+    request=request,
+    reader=SGLangReader,
+    cancel=lambda name: (b"/abort_request", _encode({"rid": name})),
+)
+SGLANG_EXPERTS = replace(
+    SGLANG, request=partial(request, experts=True)
+)  # for servers with --enable-return-routed-experts

@@ -9,24 +9,14 @@ Whole answers come from ``/inference/v1/generate``. Streams come from ``/v1/comp
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
 from ...errors import CaptureError
-from ...messages.wire.canonical import ModelRequest
 from ..capture.choice import version_of
-from .base import (
-    COMMON,
-    FORMS,
-    GUIDED,
-    VLLM_FORMS,
-    GenerationStream,
-    Piece,
-    TokenEngine,
-    WeightSpan,
-    changes,
-)
+from .base import COMMON, FORMS, GUIDED, VLLM_FORMS, Piece, TokenEngine, TokenReader, TokenRequest, WeightSpan, changes
 
 _encode = msgspec.json.Encoder().encode
 
@@ -66,65 +56,35 @@ _SAMPLER = frozenset(
 )
 
 
-class VLLMEngine(TokenEngine):
-    """vLLM's token routes. ``constrains``: the engine can hold an answer to a form; the built-in policy cannot."""
-
-    def __init__(self, *, name: str = "vllm", constrains: bool = True) -> None:
-        self.name = name
-        self.features = COMMON | _SAMPLER | FORMS | VLLM_FORMS if constrains else COMMON
-
-    def request(
-        self,
-        prompt_json: bytes,
-        asked: ModelRequest,
-        *,
-        name: str,
-        max_tokens: int,
-        stop_token_ids: list[int],
-        stream: bool,
-    ) -> tuple[bytes, bytes]:
-        parameters = asked.sampling.to_dict()
-        if asked.response_format is not None or not parameters.keys().isdisjoint(GUIDED):
-            parameters = _held_to_form(asked.response_format, parameters)
-        sampling = {
-            **parameters,
-            "max_tokens": max_tokens,
-            "logprobs": 1,
-            "stop_token_ids": stop_token_ids,
-            "skip_special_tokens": False,  # stop strings are looked for in this text
-        }
-        if asked.n != 1:
-            sampling["n"] = asked.n
-        if not stream:
-            body: dict[str, Any] = {
-                "model": asked.model,
-                "token_ids": msgspec.Raw(prompt_json),
-                "sampling_params": sampling,
-            }
-            return b"/inference/v1/generate", _encode(body)
-        body = {
-            "model": asked.model,
-            "prompt": msgspec.Raw(prompt_json),
-            "stream": True,
-            "return_token_ids": True,
-            **sampling,
-        }
-        return b"/v1/completions", _encode(body)
-
-    def reply(self, body: bytes) -> list[Piece]:
-        return _pieces(_response.decode(body))
-
-    def stream(self) -> VLLMStream:
-        return VLLMStream()
+def request(wanted: TokenRequest) -> tuple[bytes, bytes]:
+    """Return path and body of a request."""
+    asked = wanted.asked
+    parameters = asked.sampling.to_dict()
+    if asked.response_format is not None or not parameters.keys().isdisjoint(GUIDED):
+        parameters = _held_to_form(asked.response_format, parameters)
+    sampling = {
+        **parameters,
+        "max_tokens": wanted.max_tokens,
+        "logprobs": 1,
+        "stop_token_ids": wanted.stop_token_ids,
+        "skip_special_tokens": False,  # stop strings are looked for in this text
+    }
+    if asked.n != 1:
+        sampling["n"] = asked.n
+    prompt = msgspec.Raw(wanted.prompt)
+    if not wanted.stream:
+        body: dict[str, Any] = {"model": asked.model, "token_ids": prompt, "sampling_params": sampling}
+        return b"/inference/v1/generate", _encode(body)
+    body = {"model": asked.model, "prompt": prompt, "stream": True, "return_token_ids": True, **sampling}
+    return b"/v1/completions", _encode(body)
 
 
-class VLLMStream(GenerationStream):
-    """A stream of text-completion chunks that carry token ids."""
+class VLLMReader(TokenReader):
+    """Reads a generated answer, or the chunks of a text completion that have token ids."""
 
     def _read(self, event: bytes) -> list[Piece]:
         response = _response.decode(event)
-        if response.error is not None:
-            self.set_error(response.error)
+        self._set_error(response.error)
         return _pieces(response)
 
 
@@ -175,3 +135,7 @@ def _pieces(answer: _Response) -> list[Piece]:
             )
         )
     return pieces
+
+
+VLLM = TokenEngine(features=COMMON | _SAMPLER | FORMS | VLLM_FORMS, request=request, reader=VLLMReader)
+POLICY = replace(VLLM, features=COMMON)  # it holds no answer to a form

@@ -24,7 +24,7 @@ from ...messages.wire.history import without_images
 from ...messages.wire.passthrough import Fields
 from ..capture.record import CONSTRAINED, Captured
 from ..context import Context, Engine
-from ..engines import TOKEN_ENGINES, GenerationStream, Piece, TokenEngine
+from ..engines import TOKEN_ENGINES, Piece, TokenReader, TokenRequest
 from ..http.request import CallRequest
 from ..router import Worker
 from ..sessions import Session
@@ -55,8 +55,7 @@ class TokenSampling(Engine):
         self._worker: Worker | None = None
         self._name = ""
         self._reply: TokenReply
-        self._server: TokenEngine
-        self._reader: GenerationStream | None = None
+        self._reader: TokenReader | None = None
 
     # -- the request
 
@@ -136,30 +135,31 @@ class TokenSampling(Engine):
         other = request.asked.sampling.other
         stops = frozenset() if other.get("ignore_eos") else mode.renderer.stop_token_ids
         self._reply = TokenReply(mode.renderer, request.asked, self._prompt)
-        self._server = TOKEN_ENGINES[self._context.engine]
-        self._reader = self._server.stream() if request.stream else None
+        engine = TOKEN_ENGINES[self._context.engine]
+        self._reader = engine.reader(stream=request.stream)
         self._name = f"{self._call_id}-{secrets.token_hex(4)}"  # a server refuses a name that it is still sampling
-        return self._server.request(
-            self._prompt_json,
-            request.asked,
+        wanted = TokenRequest(
+            prompt=self._prompt_json,
+            asked=request.asked,
             name=self._name,
             max_tokens=self._max_tokens,
             stop_token_ids=sorted(stops.union(other.get("stop_token_ids") or ())),
             stream=request.stream,
         )
+        return engine.request(wanted)
 
     def read(self, body: bytes) -> None:
         self.feed(body)
 
     def feed(self, data: bytes) -> list[Delta]:
         try:
-            return self._add(self._server.reply(data) if self._reader is None else self._reader.feed(data))
+            return self._add(self._reader.feed(data) if self._reader is not None else [])
         except NOT_JSON as e:
             raise CaptureError(f"the engine's reply cannot be read: {e}") from e
 
     def cancel(self, worker: Worker) -> None:
-        if (ending := self._server.cancel(self._name)) is not None:
-            self._mode.cancel(worker, *ending)
+        if (cancel := TOKEN_ENGINES[self._context.engine].cancel) is not None:
+            self._mode.cancel(worker, *cancel(self._name))
 
     def _add(self, pieces: list[Piece]) -> list[Delta]:
         deltas: list[Delta] = []
