@@ -31,11 +31,14 @@ from agentcore_rl_toolkit.gateway import (
     UpstreamConfig,
 )
 from agentcore_rl_toolkit.gateway.config import BUILT_IN
-from agentcore_rl_toolkit.gateway.testing import ScriptedEngine, Seen
+from agentcore_rl_toolkit.gateway.testing import Seen
 from agentcore_rl_toolkit.messages.render import Renderer
 from agentcore_rl_toolkit.trajectory import build_trajectory
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT / "tests"))
+from scripted_engine import ScriptedEngine  # noqa: E402  (a module of the tests)
+
 PAGE = ROOT / "docs" / "agents.md"
 BEGIN, END = "<!-- made by scripts/agents_table.py -->", "<!-- end -->"
 TASK = "What is (2 + 3) * 7? Use the tools, one after the other."

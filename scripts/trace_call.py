@@ -25,7 +25,9 @@ from agentcore_rl_toolkit._portal import Portal
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.gateway import Gateway, GatewayConfig, UpstreamConfig
 from agentcore_rl_toolkit.gateway.sessions import SessionSettings
-from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+from scripted_engine import ScriptedEngine
 
 PACKAGE = Path(agentcore_rl_toolkit.__file__).parent
 MODEL = PACKAGE / "policy" / "weights"

@@ -23,8 +23,8 @@ from agentcore_rl_toolkit.contract import Cause, Outcome
 from agentcore_rl_toolkit.errors import RolloutLostError
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, UpstreamConfig
 from agentcore_rl_toolkit.gateway.config import Limits
-from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
 from agentcore_rl_toolkit.policy.word_problems import problems
+from scripted_engine import ScriptedEngine
 from serving import serving
 
 from .math_agent import math_agent

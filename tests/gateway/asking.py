@@ -18,7 +18,7 @@ import agentcore_rl_toolkit
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionCapture, SessionHandle
 from agentcore_rl_toolkit.gateway.http.client import request
-from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
+from scripted_engine import ScriptedEngine
 
 MODEL = Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights"
 USER: Any = [{"role": "user", "content": "hello there"}]

@@ -11,14 +11,12 @@ import pytest
 
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, Limits, SessionHandle, UpstreamConfig
-from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
-
-from .sglang import TokenEngine
+from scripted_engine import ScriptedEngine
 
 
 @pytest.fixture
 async def engine() -> AsyncIterator[ScriptedEngine]:
-    async with TokenEngine() as running:
+    async with ScriptedEngine() as running:
         yield running
 
 

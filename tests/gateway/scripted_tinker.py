@@ -11,7 +11,7 @@ import httpx
 import numpy as np
 import tinker
 
-from agentcore_rl_toolkit.gateway.testing import Fault
+from scripted_engine import Fault
 
 from ..backends.scripted_model import ScriptedModel
 from ..backends.tinker.local_service import LocalService, Result

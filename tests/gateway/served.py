@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
+from scripted_engine import ScriptedEngine
 
 
 class Served:

@@ -22,9 +22,10 @@ from strands.models.bedrock import BedrockModel
 from strands.types.exceptions import ContextWindowOverflowException
 
 from agentcore_rl_toolkit.gateway import GatewayClient, Limits, SessionHandle
-from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine, encode_messages
+from agentcore_rl_toolkit.gateway.testing import encode_messages
 from agentcore_rl_toolkit.messages.render import Renderer
 from agentcore_rl_toolkit.trajectory import build_trajectory
+from scripted_engine import Fault, ScriptedEngine
 
 from .asking import MODEL, Start, captured, opened
 

@@ -21,10 +21,11 @@ from agentcore_rl_toolkit import RolloutClient
 from agentcore_rl_toolkit.backends import CollectConfig, CollectedRollout, GroupRequest, collect_async
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient
 from agentcore_rl_toolkit.gateway.http.client import request
-from agentcore_rl_toolkit.gateway.testing import ScriptedEngine, Seen, logprob_of
+from agentcore_rl_toolkit.gateway.testing import Seen, logprob_of
 from agentcore_rl_toolkit.messages.render import Renderer
 from agentcore_rl_toolkit.runtime import LocalRuntime
 from agentcore_rl_toolkit.trajectory import Turn
+from scripted_engine import ScriptedEngine
 
 from .asking import MODEL, Start, captured, opened
 

@@ -12,7 +12,7 @@ import pytest
 
 from agentcore_rl_toolkit.gateway import GatewayClient, SessionHandle
 from agentcore_rl_toolkit.gateway.http.client import request
-from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
+from scripted_engine import Fault, ScriptedEngine
 
 from .asking import MODEL, Start, captured, gpt, opened, until
 from .stores import locked

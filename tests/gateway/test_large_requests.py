@@ -9,8 +9,9 @@ import httpx
 import pytest
 
 from agentcore_rl_toolkit.gateway import Limits
-from agentcore_rl_toolkit.gateway.testing import ScriptedEngine, encode_messages
+from agentcore_rl_toolkit.gateway.testing import encode_messages
 from agentcore_rl_toolkit.trajectory import build_trajectory
+from scripted_engine import ScriptedEngine
 
 from .asking import MODEL, Start, captured, claude, gpt, opened
 

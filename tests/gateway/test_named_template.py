@@ -9,8 +9,8 @@ import pytest
 
 from agentcore_rl_toolkit.errors import ConfigError
 from agentcore_rl_toolkit.gateway import Gateway, GatewayConfig
-from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
 from agentcore_rl_toolkit.messages.render import Renderer
+from scripted_engine import ScriptedEngine
 
 from .asking import MODEL, Start, opened
 from .asking import message_of as ask

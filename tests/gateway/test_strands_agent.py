@@ -13,8 +13,8 @@ from strands.models.openai import OpenAIModel
 from strands.models.openai_responses import OpenAIResponsesModel
 
 from agentcore_rl_toolkit.gateway import GatewayClient, SessionHandle
-from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
 from agentcore_rl_toolkit.trajectory import build_trajectory
+from scripted_engine import ScriptedEngine
 
 
 class Answer(BaseModel):

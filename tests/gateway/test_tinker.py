@@ -22,8 +22,8 @@ from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, 
 from agentcore_rl_toolkit.gateway.config import Limits
 from agentcore_rl_toolkit.gateway.engines.sampling_service import Asked
 from agentcore_rl_toolkit.gateway.sampling_services.tinker import TinkerService
-from agentcore_rl_toolkit.gateway.testing import Fault
 from agentcore_rl_toolkit.messages.render import Renderer
+from scripted_engine import Fault
 
 from ..backends.tinker import local_service
 from .asking import MODEL, Start, captured, gpt, opened, until

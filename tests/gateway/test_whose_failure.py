@@ -23,10 +23,10 @@ from agentcore_rl_toolkit.contract import Cause, new_session_id
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
 from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.relayed_chat import RelayedChat
-from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
 from agentcore_rl_toolkit.messages.render import Renderer
 from agentcore_rl_toolkit.messages.wire import Dialect
 from agentcore_rl_toolkit.trajectory import build_trajectory
+from scripted_engine import Fault, ScriptedEngine
 
 from .asking import MODEL, Start, ask, captured, claude, gpt, opened, status_of
 

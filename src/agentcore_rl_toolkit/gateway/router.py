@@ -104,15 +104,12 @@ class Worker:
         """Use another key at the same address."""
         self.config = config
         self.draining = False
-        self._urls: dict[bytes, URL] = {}
         self._headers = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
         if config.api_key is not None:
             self._headers["authorization"] = f"Bearer {config.api_key}"
 
     def _url(self, path: bytes) -> URL:
-        if path not in self._urls:
-            self._urls[path] = URL(self.config.url_of(path.decode()), encoded=True)
-        return self._urls[path]
+        return URL(self.config.url_of(path.decode()), encoded=True)
 
     @asynccontextmanager
     async def post(

@@ -25,7 +25,7 @@ from agentcore_rl_toolkit.app.deployed.clients import install
 from agentcore_rl_toolkit.app.deployed.routes import Route, routed
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.gateway import GatewayClient, SessionHandle
-from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
+from scripted_engine import ScriptedEngine
 from serving import Asked, answering, gateway_before
 
 SECRET = "sk-the-agents-own"

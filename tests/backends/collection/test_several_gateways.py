@@ -23,7 +23,7 @@ from agentcore_rl_toolkit.contract import Cause, Outcome, Stage
 from agentcore_rl_toolkit.errors import GatewayError
 from agentcore_rl_toolkit.gateway import GatewayClient
 from agentcore_rl_toolkit.gateway.http.client import request
-from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
+from scripted_engine import ScriptedEngine
 from scripted_runtime import ScriptedRuntime
 
 TURNS = 3

@@ -20,8 +20,8 @@ from openai import OpenAI
 from agentcore_rl_toolkit._servers.host_check import HostCheck
 from agentcore_rl_toolkit.cli.servers.endpoint import Front
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, Limits, UpstreamConfig
-from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
 from agentcore_rl_toolkit.policy import WEIGHTS_DIR
+from scripted_engine import Fault, ScriptedEngine
 from serving import OURS, serving, wait_for
 
 QUESTION = "What is 3 + 4?"

@@ -25,7 +25,7 @@ import pytest
 from agentcore_rl_toolkit.errors import ConfigError
 from agentcore_rl_toolkit.gateway import Gateway
 from agentcore_rl_toolkit.gateway.http.client import request
-from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
+from scripted_engine import Fault, ScriptedEngine
 
 from ..asking import Start, attempt, opened, until
 from ..stores import locked, spoil

@@ -17,7 +17,7 @@ from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import GatewayError
 from agentcore_rl_toolkit.gateway import GatewayClient
 from agentcore_rl_toolkit.gateway.http.client import request, stream
-from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
+from scripted_engine import Fault, ScriptedEngine
 
 from ..asking import Start, status_of, until
 from ..served import Served

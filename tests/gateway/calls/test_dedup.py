@@ -16,8 +16,8 @@ import openai
 import pytest
 
 from agentcore_rl_toolkit.gateway import Gateway, SessionHandle
-from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
 from agentcore_rl_toolkit.trajectory.experts import read
+from scripted_engine import Fault, ScriptedEngine
 
 from ..asking import MODEL, Start, asked_by, attempt, captured, gpt, opened, talking, until
 from ..capture.reading import read_reply

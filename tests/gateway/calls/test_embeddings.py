@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import json
+from typing import Any
 
 import openai
 import pytest
 from aiohttp import web
 
 from agentcore_rl_toolkit.gateway import GatewayClient, SessionHandle
-from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine, Seen
-from agentcore_rl_toolkit.gateway.testing.tokens import error_body
+from agentcore_rl_toolkit.gateway.testing.engine import error_body
+from scripted_engine import Fault, ScriptedEngine
 
 from ..asking import Start, captured, gpt, opened
 
 
 class EmbeddingEngine(ScriptedEngine):
-    async def _at_other_paths(self, seen: Seen, http: web.BaseRequest, fault: Fault) -> web.StreamResponse:
+    async def _answer(self, seen: Any, http: web.BaseRequest) -> web.StreamResponse:
         if seen.path != "/v1/embeddings":
-            return await super()._at_other_paths(seen, http, fault)
+            return await super()._answer(seen, http)
         vectors = [{"object": "embedding", "index": i, "embedding": [0.5, i]} for i in range(len(seen.body["input"]))]
         reply = {"object": "list", "data": vectors, "model": seen.body["model"], "usage": {"prompt_tokens": 2}}
-        return await self._whole(http, 200, json.dumps(reply).encode(), fault)
+        return await self._json(seen, http, reply)
 
 
 @pytest.mark.parametrize("kind", ["vllm", "openai"])

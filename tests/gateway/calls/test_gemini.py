@@ -10,9 +10,9 @@ import pytest
 
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, Limits, SessionHandle
 from agentcore_rl_toolkit.gateway.http.client import request
-from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
 from agentcore_rl_toolkit.messages.render import Renderer
 from agentcore_rl_toolkit.trajectory import build_trajectory
+from scripted_engine import Fault, ScriptedEngine
 
 from ..asking import MODEL, Start, captured, opened
 

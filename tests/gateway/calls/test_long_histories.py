@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agentcore_rl_toolkit.gateway.http.client import request
-from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
+from scripted_engine import ScriptedEngine
 
 from ..asking import MODEL, Start, captured, opened
 

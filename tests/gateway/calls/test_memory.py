@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
+from scripted_engine import Fault, ScriptedEngine
 
 from ..asking import MODEL, Start, ask, opened, until
 

@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from agentcore_rl_toolkit.gateway import GatewayClient, SessionHandle
-from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
+from scripted_engine import Fault, ScriptedEngine
 
 from ..asking import MODEL, Start, ask, captured, claude, gpt, opened
 

@@ -12,7 +12,8 @@ import pytest
 
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.gateway import GatewayClient, SessionHandle
-from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine, encode_messages
+from agentcore_rl_toolkit.gateway.testing import encode_messages
+from scripted_engine import Fault, ScriptedEngine
 
 from ..asking import captured, claude, gpt
 

@@ -15,7 +15,7 @@ from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
 from agentcore_rl_toolkit.gateway.capture.record import CONSTRAINED, LOST_WEIGHTS
 from agentcore_rl_toolkit.gateway.config import Limits
 from agentcore_rl_toolkit.gateway.http.client import request
-from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
+from scripted_engine import Fault, ScriptedEngine
 
 from ..asking import MODEL, Start, ask, asked_by, captured, gpt, opened, talking, until
 

@@ -13,7 +13,7 @@ import pytest
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, Limits, SessionHandle
 from agentcore_rl_toolkit.gateway import retries as rules
 from agentcore_rl_toolkit.gateway.router import RunningCalls
-from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
+from scripted_engine import Fault, ScriptedEngine
 
 from ..asking import MODEL, USER, Start, opened
 

@@ -14,9 +14,9 @@ from strands.models.openai import OpenAIModel
 from strands.types.exceptions import ContextWindowOverflowException
 
 from agentcore_rl_toolkit.gateway import SessionHandle
-from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
-from agentcore_rl_toolkit.gateway.testing.tokens import error_body
+from agentcore_rl_toolkit.gateway.testing.engine import error_body
 from agentcore_rl_toolkit.messages.render import Renderer
+from scripted_engine import Fault, ScriptedEngine
 
 from ..asking import MODEL, Start, claude, gpt, opened
 

@@ -9,7 +9,7 @@ import pytest
 
 from agentcore_rl_toolkit.gateway import Limits, SessionHandle
 from agentcore_rl_toolkit.gateway.http.client import request
-from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
+from scripted_engine import ScriptedEngine
 
 from ..asking import Start, opened
 

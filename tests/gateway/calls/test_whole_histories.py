@@ -11,8 +11,9 @@ import openai
 import pytest
 
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
-from agentcore_rl_toolkit.gateway.testing import ScriptedEngine, Seen
+from agentcore_rl_toolkit.gateway.testing import Seen
 from agentcore_rl_toolkit.trajectory import FidelityReport, build_trajectory
+from scripted_engine import ScriptedEngine
 
 from ..asking import MODEL, Start, captured, claude, gpt, opened
 

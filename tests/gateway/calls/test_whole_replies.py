@@ -14,12 +14,11 @@ import pytest
 
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
-from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
 from agentcore_rl_toolkit.trajectory import Trajectory, build_trajectory
+from scripted_engine import Fault, ScriptedEngine
 
 from ..asking import MODEL, Start, asked, captured, opened, until
 from ..served import Served
-from ..sglang import TokenEngine
 from ..stores import locked
 
 # -- several choices
@@ -28,7 +27,7 @@ from ..stores import locked
 @pytest.mark.parametrize("how", ["relayed", "sglang"])
 async def test_several_choices_are_stored_when_the_agent_has_the_last_finish_reason(tmp_path: Path, how: str) -> None:
     """Also those of a stream whose connection to the engine stays open: the gateway may be killed at that moment."""
-    async with TokenEngine(tokens=3, token_s=0.4) as engine:
+    async with ScriptedEngine(tokens=3, token_s=0.4) as engine:
         engine.first_id, engine.last_id = 300, 500
         more = () if how == "relayed" else ("--model", str(MODEL))
         kind = "vllm" if how == "relayed" else how

@@ -10,7 +10,7 @@ import pytest
 
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient
-from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
+from scripted_engine import ScriptedEngine
 
 Start = Callable[..., Awaitable[Gateway]]
 ASKED = [{}, {"logprobs": False}, {"logprobs": True, "top_logprobs": 1}, {"return_token_ids": True}]

@@ -13,9 +13,9 @@ import pytest
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import GatewayError
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle, relayed_chat
-from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
 from agentcore_rl_toolkit.logs import WarnsOnceAMinute
 from agentcore_rl_toolkit.trajectory import build_trajectory
+from scripted_engine import Fault, ScriptedEngine
 
 from ..asking import until
 

@@ -16,7 +16,7 @@ import pytest
 import agentcore_rl_toolkit
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
-from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
+from scripted_engine import Fault, ScriptedEngine
 
 MODEL = Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights"
 Start = Callable[..., Awaitable[Gateway]]

@@ -7,8 +7,8 @@ import pytest
 
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
-from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
 from agentcore_rl_toolkit.trajectory import build_trajectory
+from scripted_engine import ScriptedEngine
 
 USER = [{"role": "user", "content": "hello there"}]
 

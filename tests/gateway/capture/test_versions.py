@@ -19,8 +19,9 @@ from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, 
 from agentcore_rl_toolkit.gateway.capture.build import Texts, build
 from agentcore_rl_toolkit.gateway.capture.record import OK, Captured
 from agentcore_rl_toolkit.gateway.http.client import request
-from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine, logprob_of
+from agentcore_rl_toolkit.gateway.testing import logprob_of
 from agentcore_rl_toolkit.trajectory import Turn, build_trajectory
+from scripted_engine import Fault, ScriptedEngine
 
 from .reading import read_reply, read_stream
 

@@ -12,7 +12,7 @@ from agentcore_rl_toolkit.errors import ConfigError, GatewayError
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
 from agentcore_rl_toolkit.gateway.client.captures import read_captures
 from agentcore_rl_toolkit.gateway.http.client import stream
-from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
+from scripted_engine import Fault, ScriptedEngine
 
 from ..asking import asked_by, gpt, status_of, talking, until
 

@@ -15,7 +15,7 @@ import pytest
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import GatewayError, GatewayLostError
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient
-from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
+from scripted_engine import ScriptedEngine
 
 from ..asking import Start
 from ..asking import status_of as ask

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from agentcore_rl_toolkit.gateway import SessionHandle
-from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
+from scripted_engine import ScriptedEngine
 from serving import certificate
 
 from ..asking import Start, ask, asked_by, captured, claude, gpt, opened, talking

@@ -10,7 +10,7 @@ import resource
 from urllib.parse import urlsplit
 
 from agentcore_rl_toolkit.gateway.config import Limits
-from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
+from scripted_engine import ScriptedEngine
 
 from ..asking import Start, opened
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agentcore_rl_toolkit.gateway import Gateway, SessionHandle
-from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
+from scripted_engine import Fault, ScriptedEngine
 
 from ..asking import Start, asked, asked_by, captured, opened, status_of, talking, until
 from ..asking import ask as post

@@ -18,7 +18,8 @@ from agentcore_rl_toolkit.gateway import (
     SessionHandle,
 )
 from agentcore_rl_toolkit.gateway.http.client import request
-from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine, decode_ids
+from agentcore_rl_toolkit.gateway.testing import decode_ids
+from scripted_engine import Fault, ScriptedEngine
 
 from ..asking import Start, gpt, until
 from ..asking import status_of as ask

@@ -10,7 +10,7 @@ import pytest
 
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.gateway import GatewayClient
-from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
+from scripted_engine import ScriptedEngine
 
 from ..asking import Start
 from ..stores import locked

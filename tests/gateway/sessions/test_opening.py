@@ -8,7 +8,7 @@ import pytest
 
 from agentcore_rl_toolkit.errors import GatewayError
 from agentcore_rl_toolkit.gateway import GatewayClient
-from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
+from scripted_engine import ScriptedEngine
 
 from ..asking import Start, until
 from ..stores import refused

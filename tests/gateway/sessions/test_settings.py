@@ -12,9 +12,10 @@ from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import GatewayError
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
 from agentcore_rl_toolkit.gateway.http.client import request
-from agentcore_rl_toolkit.gateway.testing import ScriptedEngine, logprob_of
+from agentcore_rl_toolkit.gateway.testing import logprob_of
 from agentcore_rl_toolkit.messages.render import Renderer
 from agentcore_rl_toolkit.messages.wire.passthrough import KNOWN
+from scripted_engine import ScriptedEngine
 
 from ..asking import MODEL, Start, ask, gpt, opened, status_of
 

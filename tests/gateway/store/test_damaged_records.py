@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient
-from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
+from scripted_engine import ScriptedEngine
 
 from ..asking import Start, ask, attempt, captured, opened
 from ..stores import spoil

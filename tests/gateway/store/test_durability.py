@@ -15,7 +15,7 @@ from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import GatewayError
 from agentcore_rl_toolkit.gateway import GatewayClient, SessionHandle
 from agentcore_rl_toolkit.gateway.http.client import stream
-from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
+from scripted_engine import ScriptedEngine
 
 from ..asking import Start, gpt, until
 from ..served import Served

@@ -20,7 +20,7 @@ from agentcore_rl_toolkit.gateway.capture.record import decode
 from agentcore_rl_toolkit.gateway.capture.turns import expand
 from agentcore_rl_toolkit.gateway.store.reader import Reader
 from agentcore_rl_toolkit.gateway.store.schema import FILE, FORMAT, TABLES, connect, trouble
-from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
+from scripted_engine import ScriptedEngine
 
 from ..asking import Start, opened
 from ..asking import status_of as ask

@@ -12,7 +12,7 @@ import pytest
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import GatewayError
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, SessionHandle, UpstreamConfig
-from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
+from scripted_engine import ScriptedEngine
 
 from ..asking import MODEL, Start, until
 from ..asking import status_of as ask

@@ -18,7 +18,7 @@ from agentcore_rl_toolkit.errors import GatewayError
 from agentcore_rl_toolkit.gateway import GatewayClient, SessionCapture
 from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.store.schema import FILE
-from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
+from scripted_engine import Fault, ScriptedEngine
 
 from ..asking import Start, opened
 from ..asking import status_of as ask

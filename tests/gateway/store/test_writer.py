@@ -27,7 +27,7 @@ from agentcore_rl_toolkit.gateway.capture.record import (
 from agentcore_rl_toolkit.gateway.store.reader import Reader
 from agentcore_rl_toolkit.gateway.store.schema import FILE, connect
 from agentcore_rl_toolkit.gateway.store.writer import Store
-from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
+from scripted_engine import ScriptedEngine
 
 from ..asking import Start, opened, until
 from ..asking import status_of as ask

@@ -15,13 +15,13 @@ from agentcore_rl_toolkit.gateway import (
     SessionHandle,
     UpstreamConfig,
 )
-from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine, logprob_of
+from agentcore_rl_toolkit.gateway.testing import logprob_of
 from agentcore_rl_toolkit.messages.render import Renderer
 from agentcore_rl_toolkit.trajectory import build_trajectory
+from scripted_engine import Fault, ScriptedEngine
 
 from ..asking import MODEL, captured, gpt, until
 from ..scripted_tinker import ScriptedTinker
-from ..sglang import TokenEngine
 
 SYSTEM = {"role": "system", "content": "Solve the problem. Use the calculator."}
 USER = {"role": "user", "content": "What is 2 + 3?"}
@@ -57,7 +57,7 @@ async def engine(kind: str) -> AsyncIterator[ScriptedEngine | ScriptedTinker]:
     if kind == "tinker":
         yield ScriptedTinker()
         return
-    async with TokenEngine() as running:
+    async with ScriptedEngine() as running:
         running.first_id, running.last_id = 300, 500
         yield running
 

@@ -12,8 +12,8 @@ import boto3
 import pytest
 
 from agentcore_rl_toolkit.gateway import SessionHandle
-from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
 from agentcore_rl_toolkit.messages.render import Renderer, sampled_body
+from scripted_engine import ScriptedEngine
 
 from ...messages.render.conftest import FAMILIES, write_model
 from ..asking import Start, captured, claude, gpt, opened

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from agentcore_rl_toolkit.gateway import Gateway, SessionHandle
-from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
 from agentcore_rl_toolkit.messages.render import Renderer
 from agentcore_rl_toolkit.trajectory import FidelityReport, Turn, build_trajectory
+from scripted_engine import ScriptedEngine
 
 from ...messages.render.conftest import FAMILIES, TEMPLATES, write_model
 from ..asking import MODEL, Start, ask, captured, claude, gpt, message_of, opened

@@ -19,9 +19,9 @@ from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, Limits
 from agentcore_rl_toolkit.gateway.capture.record import decode, unpack_ids
 from agentcore_rl_toolkit.gateway.capture.turns import expand, places_of, whole_prompt
 from agentcore_rl_toolkit.gateway.http.client import request
-from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
 from agentcore_rl_toolkit.gateway.token_calls.histories import Histories, past_calls
 from agentcore_rl_toolkit.messages.render import Renderer, replay
+from scripted_engine import Fault, ScriptedEngine
 
 from ..asking import MODEL, Start, captured, claude, opened, until
 from ..asking import message_of as ask

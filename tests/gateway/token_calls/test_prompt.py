@@ -12,10 +12,11 @@ import openai
 import pytest
 
 from agentcore_rl_toolkit.gateway import Gateway, Limits, SessionHandle
-from agentcore_rl_toolkit.gateway.testing import ScriptedEngine, logprob_of
+from agentcore_rl_toolkit.gateway.testing import logprob_of
 from agentcore_rl_toolkit.gateway.token_calls.mode import RENDERING_THREADS
 from agentcore_rl_toolkit.messages.errors import RequestError
 from agentcore_rl_toolkit.messages.render import Renderer
+from scripted_engine import ScriptedEngine
 
 from ..asking import MODEL, Start, claude, gpt, opened, status_of, until
 

@@ -16,13 +16,12 @@ from agentcore_rl_toolkit.errors import CaptureError
 from agentcore_rl_toolkit.gateway.capture.record import Captured, unpack_ids, unpack_logprobs
 from agentcore_rl_toolkit.gateway.engines import TOKEN_ENGINES, Piece
 from agentcore_rl_toolkit.gateway.testing import Seen, logprob_of
-from agentcore_rl_toolkit.gateway.testing.openai_shapes import Sampled, SampledReply, vllm_choice
+from agentcore_rl_toolkit.gateway.testing.engine import Sampled
 from agentcore_rl_toolkit.gateway.token_calls.reply import TokenReply
 from agentcore_rl_toolkit.messages.render import Renderer
 from agentcore_rl_toolkit.messages.wire import Choice, Delta, ModelRequest
 from agentcore_rl_toolkit.messages.wire.canonical import Sampling
-
-from ..sglang import sglang_answer
+from scripted_engine import ScriptedEngine, generated, sglang_answer
 
 MODEL = Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights"
 TOOLS = [{"type": "function", "function": {"name": "calculator", "parameters": {"type": "object", "properties": {}}}}]
@@ -39,27 +38,10 @@ def events(engine: str, ids: list[int], step: int, *, finish: str = "stop", stop
     """The stream of an answer, one entry per event of ``step`` tokens."""
     if engine == "vllm":
         seen = Seen("POST", "/v1/completions", {}, {"logprobs": 1, "return_token_ids": True}, prompt_ids=[1])
-        answered = SampledReply(
-            seen=seen,
-            choices=[Sampled(ids=ids, content="x", finish=finish, stop=stop)],
-            number=1,
-            model="m",
-            weight_version=None,
-            gives_tokens=True,
-            step=step,
-        )
-        reply = list(answered.events(chat=False))
+        reply = list(ScriptedEngine().text_chunks(seen, [Sampled(ids=ids, finish=finish, stop=stop)], step=step))
     else:
         reply = [
-            sglang_answer(
-                0,
-                ids[:count],
-                finish if count >= len(ids) else None,
-                rid="r",
-                prompt_tokens=1,
-                weight_version=3,
-                stop=stop,
-            )
+            sglang_answer(0, ids[:count], finish if count >= len(ids) else None, weight_version=3, stop=stop)
             for count in range(step, len(ids) + step, step)
         ]
     return [b"data: " + json.dumps(event).encode() + b"\n\n" for event in reply]
@@ -189,10 +171,7 @@ Edit = Callable[[list[dict[str, Any]]], list[dict[str, Any]]]
 
 def sglang_events(edit: Edit) -> list[Piece]:
     answers = [
-        sglang_answer(
-            0, list(range(10, 10 + n)), "stop" if n == 6 else None, rid="r", prompt_tokens=1, weight_version=1
-        )
-        for n in (2, 4, 6)
+        sglang_answer(0, list(range(10, 10 + n)), "stop" if n == 6 else None, weight_version=1) for n in (2, 4, 6)
     ]
     stream = TOKEN_ENGINES["sglang"].reader(stream=True)
     return [p for a in edit(answers) for p in stream.feed(b"data: " + json.dumps(a).encode() + b"\n\n")]
@@ -236,9 +215,7 @@ def test_sglang_streams_of_all_or_of_new_tokens_give_each_token_once(edit: Edit)
 def test_few_of_sglangs_long_events_that_repeat_all_tokens_are_decoded() -> None:
     stream, pieces = TOKEN_ENGINES["sglang"].reader(stream=True), []
     for n in range(2000, 2101):
-        answer = sglang_answer(
-            0, list(range(n)), "stop" if n == 2100 else None, rid="r", prompt_tokens=1, weight_version=1
-        )
+        answer = sglang_answer(0, list(range(n)), "stop" if n == 2100 else None, weight_version=1)
         pieces += stream.feed(b"data: " + json.dumps(answer).encode() + b"\n\n")
     assert [i for p in pieces for i in p.ids] == list(range(2100))
     assert len(pieces) < 5
@@ -254,8 +231,8 @@ def test_whole_answers_of_both_engines_read_alike() -> None:
     [one] = (
         TOKEN_ENGINES["vllm"]
         .reader(stream=False)
-        .feed(json.dumps({"choices": [vllm_choice(Sampled(ids=[5, 6]))]}).encode())
+        .feed(json.dumps({"choices": [generated(Sampled(ids=[5, 6]))]}).encode())
     )
-    result = sglang_answer(0, [5, 6], "stop", rid="r", prompt_tokens=1, weight_version=None)
+    result = sglang_answer(0, [5, 6], "stop", weight_version=None)
     [other] = TOKEN_ENGINES["sglang"].reader(stream=False).feed(json.dumps(result).encode())
     assert (one.ids, one.logprobs, one.finish_reason) == (other.ids, other.logprobs, other.finish_reason)

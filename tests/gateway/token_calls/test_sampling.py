@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from agentcore_rl_toolkit.gateway import Gateway, Limits
-from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
+from scripted_engine import Fault, ScriptedEngine
 
 from ..asking import MODEL, Start, ask, hang_up, opened, until
-from ..sglang import TokenEngine
 
 USER = {"role": "user", "content": "What is 2 + 3?"}
 
@@ -52,7 +51,7 @@ async def test_vllm_ends_a_call_when_its_connection_closes(engine: ScriptedEngin
 async def test_a_call_that_is_tried_again_has_another_name_and_a_finished_one_is_not_aborted(
     engine: ScriptedEngine, start: Start, start_gateway: Start
 ) -> None:
-    async with TokenEngine() as other:
+    async with ScriptedEngine() as other:
         other.first_id, other.last_id = 300, 500
         gateway = await start_gateway(engine, other, engine="sglang", model_dir=str(MODEL))
         session = await opened(gateway)

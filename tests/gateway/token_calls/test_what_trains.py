@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from agentcore_rl_toolkit.gateway import SessionHandle
-from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
 from agentcore_rl_toolkit.messages.render import Renderer
 from agentcore_rl_toolkit.trajectory import build_trajectory
+from scripted_engine import Fault, ScriptedEngine
 
 from ..asking import MODEL, Start, captured, opened, until
 from ..asking import message_of as ask

@@ -1,73 +1,83 @@
-"""A scripted engine for tests: speaks the wire formats of the engines exactly, samples nothing.
+"""A server whose replies a function decides. It has the wire format of vLLM's chat completions, and samples nothing.
 
-`ScriptedEngine` answers vLLM's chat and text completions (with ``return_token_ids``), whole or streamed token by
-token, from a toy tokenizer that is exact in both directions, so a test knows which tokens must be recorded.
-Faults are queued and taken by the next calls, in order::
-
-    async with ScriptedEngine() as engine:
-        engine.faults.append(Fault(status=503))
-        gateway = Gateway(GatewayConfig(upstreams=(UpstreamConfig(url=engine.url, engine="vllm"),)))
+Each event of a stream has one token of the toy tokenizer in `tokens`, so a test knows which tokens must be recorded.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import random
-from collections import deque
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
 
 from ..._servers.process import listen, stop_listening, url_of
-from .openai_shapes import Sampled, SampledReply, vllm_choice
-from .tokens import END, VOCABULARY, Fault, Seen, decode_ids, encode_messages, encode_text, error_body
+from .tokens import END, decode_ids, encode_messages, encode_text, logprob_of
+
+_WORD = re.compile(r"\s*\S+|\s+\Z")
+_CHUNK = "chat.completion.chunk"
+
+
+@dataclass
+class Seen:
+    """A request as the engine received it, and the token ids of its prompt and of the choices of its reply."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: dict[str, Any]
+    number: int = 0
+    prompt_ids: list[int] = field(default_factory=list)
+    completion_ids: list[list[int]] = field(default_factory=list)
+
+
+@dataclass(kw_only=True)
+class Sampled:
+    """A choice of a reply. ``stop`` is the stop string that ended it."""
+
+    index: int = 0
+    ids: list[int]
+    finish: str = "stop"
+    stop: str | None = None
+    content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
 
 
 class ScriptedEngine:
-    """A server on a free loopback port. ``requests`` lists its requests. ``replies`` may hold texts for its next replies.
+    """A chat server on a free loopback port. ``requests`` lists its requests.
 
-    Without them ``decide`` makes the reply, and an error that it raises becomes status 400. A reply to a prompt of token ids is
-    ``{"token_ids": [...]}``.
-
-    ``tokens`` is the length of a reply (the end token included) unless the request's max_tokens is smaller;
-    ``token_s`` the time per streamed token; ``weight_version`` is put into replies when it is not None;
-    ``gives_tokens`` False makes it a plain OpenAI endpoint, whose routes are below ``api_path``.
+    ``decide`` returns members of the reply's message, perhaps with ``finish_reason`` and ``stop``, or ``{"token_ids": [...]}``.
+    An error that it raises becomes status 400. ``token_s`` is the time per streamed token. Replies have the ``weight_version`` if
+    there is one. ``gives_tokens`` False makes it a plain OpenAI endpoint.
     """
 
     def __init__(
         self,
         *,
-        tokens: int = 8,
+        decide: Callable[[Seen], dict[str, Any]],
+        model: str = "scripted",
         token_s: float = 0.0,
         weight_version: int | None = None,
         gives_tokens: bool = True,
-        seed: int = 0,
-        model: str = "scripted",
         api_path: str = "/v1",
-        decide: Callable[[Seen], dict[str, Any]] | None = None,
     ) -> None:
-        self.tokens = tokens
+        self.decide = decide
+        self.model = model
         self.token_s = token_s
         self.weight_version = weight_version
         self.gives_tokens = gives_tokens
-        self.model = model
         self.api_path = api_path
-        self.decide = decide
-        self.first_id, self.last_id = 10, 900  # range of the ids it samples
         self.url = ""
         self.requests: list[Seen] = []
-        self.replies: deque[dict[str, Any]] = deque()
-        self.faults: deque[Fault] = deque()
-        self.aborted: list[str] = []  # rids, in SGLang's manner
-        self.stream_step = 1  # tokens per event of a stream, where the event carries token ids
-        self.active = 0
-        self._random = random.Random(seed)
         self._server: web.Server | None = None
         self._listener: asyncio.Server | None = None
 
     async def start(self, port: int = 0) -> None:
+        """Listen on a port."""
         self._server = web.Server(self._serve, handler_cancellation=True, access_log=None)
         listening = listen("127.0.0.1", port)
         self._listener = await asyncio.get_running_loop().create_server(self._server, sock=listening)
@@ -98,152 +108,158 @@ class ScriptedEngine:
     # -- HTTP
 
     async def _serve(self, http: web.BaseRequest) -> web.StreamResponse:
-        """Answer a request. A client that goes away meanwhile is what engines take for a cancellation."""
         body = await http.content.read()
         headers = {name.lower(): value for name, value in http.headers.items()}
-        seen = Seen(http.method, http.raw_path, headers, json.loads(body) if body else {})
+        seen = Seen(http.method, http.raw_path, headers, json.loads(body) if body else {}, len(self.requests) + 1)
         self.requests.append(seen)
-        model_call = http.method == "POST" and seen.path != "/abort_request"
-        fault = self.faults.popleft() if self.faults and model_call else Fault()
-        self.active += 1
-        try:
-            response = await self._answer(seen, fault, http)
-            seen.finished = True
-            return response
-        except asyncio.CancelledError:
-            seen.cancelled = True
-            raise
-        finally:
-            self.active -= 1
+        return await self._answer(seen, http)
 
-    async def _answer(self, seen: Seen, fault: Fault, http: web.BaseRequest) -> web.StreamResponse:
-        if fault.delay_s:
-            await asyncio.sleep(fault.delay_s)
-        if fault.gate is not None:
-            await fault.gate.wait()
-        if fault.drop_after == 0:
-            raise _dropped(http)
-        if fault.status != 200 or fault.body is not None:
-            body = fault.body if fault.body is not None else error_body(fault.status)
-            return await self._whole(http, fault.status, body, fault)
-        path = seen.path.removeprefix(f"{self.api_path}/")
+    async def _answer(self, seen: Seen, http: web.BaseRequest) -> web.StreamResponse:
+        route = seen.path.removeprefix(f"{self.api_path}/")
         if seen.method == "GET":
             listed = {"object": "list", "data": [{"id": self.model, "object": "model", "owned_by": "scripted"}]}
-            return await self._whole(http, 200, json.dumps(listed).encode() if path == "models" else b"{}", fault)
-        if path == "/abort_request":
-            self.aborted.append(seen.body["rid"])
-            return await self._whole(http, 200, b"", fault)
-        if path == "/inference/v1/generate":
-            sampled = self._sampled(seen, seen.body["token_ids"], seen.body["sampling_params"])
-            reply: dict[str, Any] = {"request_id": "generate-1", "choices": list(map(vllm_choice, sampled))}
-            if self.weight_version is not None:
-                reply["weight_version"] = self.weight_version
-            return await self._json(http, reply, fault)
-        if path == "/tokenize" and self.gives_tokens:
-            seen.prompt_ids = encode_messages(seen.body["messages"])
-            counted = {"count": len(seen.prompt_ids), "max_model_len": VOCABULARY, "tokens": seen.prompt_ids}
-            return await self._whole(http, 200, json.dumps(counted).encode(), fault)
-        if path not in ("chat/completions", "completions"):
-            return await self._at_other_paths(seen, http, fault)
-        chat = path == "chat/completions"
-        prompt = encode_messages(seen.body["messages"]) if chat else seen.body["prompt"]
+            return await self._json(seen, http, listed if route == "models" else {})
+        if route != "chat/completions":
+            return await self._whole(seen, http, 404, error_body(404))
         try:
-            choices = self._sampled(seen, encode_text(prompt) if isinstance(prompt, str) else prompt, seen.body)
+            choices = self._sampled(seen, encode_messages(seen.body["messages"]), seen.body)
         except Exception as e:
-            if self.decide is None:
-                raise
-            return await self._whole(http, 400, error_body(400, f"{type(e).__name__}: {e}"), fault)
-        sampled_reply = SampledReply(
-            seen=seen,
-            choices=choices,
-            number=len(self.requests),
-            model=self.model,
-            weight_version=self.weight_version,
-            gives_tokens=self.gives_tokens,
-            step=self.stream_step,
-        )
-        if not seen.body.get("stream"):
-            return await self._json(http, sampled_reply.whole(), fault)
-        return await self._events(http, sampled_reply.events(chat=chat), fault)
+            return await self._whole(seen, http, 400, error_body(400, f"{type(e).__name__}: {e}"))
+        if seen.body.get("stream"):
+            return await self._events(seen, http, self._chunks(seen, choices))
+        return await self._json(seen, http, self._completion(seen, choices))
 
-    async def _at_other_paths(self, seen: Seen, http: web.BaseRequest, fault: Fault) -> web.StreamResponse:
-        return await self._whole(http, 404, error_body(404), fault)
+    async def _whole(self, seen: Seen, http: web.BaseRequest, status: int, body: bytes) -> web.StreamResponse:
+        return web.Response(status=status, body=body, content_type="application/json")
 
-    async def _whole(self, http: web.BaseRequest, status: int, body: bytes, fault: Fault) -> web.StreamResponse:
-        headers = {"content-type": "application/json", **{name.lower(): value for name, value in fault.headers}}
-        if fault.drop_after is None:
-            return web.Response(status=status, body=body, headers=headers)
-        response = web.StreamResponse(status=status, headers=headers)
-        response.content_length = len(body)
-        await response.prepare(http)
-        await response.write(body[: fault.drop_after])
-        await asyncio.sleep(0.01)
-        raise _dropped(http)
+    async def _json(self, seen: Seen, http: web.BaseRequest, value: Any) -> web.StreamResponse:
+        return await self._whole(seen, http, 200, json.dumps(value, separators=(",", ":")).encode())
 
-    async def _json(self, http: web.BaseRequest, reply: dict[str, Any], fault: Fault) -> web.StreamResponse:
-        reply = (fault.edit(reply) if fault.edit is not None else None) or reply
-        return await self._whole(http, 200, json.dumps(reply, separators=(",", ":")).encode(), fault)
-
-    async def _events(
-        self, http: web.BaseRequest, events: Iterable[dict[str, Any]], fault: Fault
-    ) -> web.StreamResponse:
+    async def _events(self, seen: Seen, http: web.BaseRequest, events: Iterable[dict[str, Any]]) -> web.StreamResponse:
         response = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8"})
         await response.prepare(http)
-        sent = 0
         for event in events:
-            if fault.edit is not None:
-                event = fault.edit(event) or event
-            data = b"data: " + json.dumps(event, separators=(",", ":")).encode() + b"\n\n"
-            sent += len(data)
-            if fault.drop_after is not None and sent > fault.drop_after:
-                await asyncio.sleep(0.01)
-                raise _dropped(http)
-            await response.write(data)
+            await response.write(b"data: " + json.dumps(event, separators=(",", ":")).encode() + b"\n\n")
             if self.token_s:
                 await asyncio.sleep(self.token_s)
         await response.write(b"data: [DONE]\n\n")
         return response
 
+    # -- replies
+
     def _sampled(self, seen: Seen, prompt_ids: list[int], asked: dict[str, Any]) -> list[Sampled]:
-        """Make the choices of a reply: scripted, decided by a function, or random."""
+        """Return the choices of a reply to a request for ``asked``."""
         seen.prompt_ids = list(prompt_ids)
-        limits = [asked.get(name) for name in ("max_completion_tokens", "max_tokens", "max_new_tokens")]
-        limit = next(filter(None, limits), self.tokens)
-        choices = []
-        for index in range(asked.get("n") or 1):
-            scripted = self.replies.popleft() if self.replies else self.decide(seen) if self.decide else {}
-            calls, content, finish = scripted.get("tool_calls"), scripted.get("content"), scripted.get("finish_reason")
-            if "content" in scripted or "tool_calls" in scripted:
-                ids = encode_text(content or "")
-                for call in calls or []:
-                    ids += encode_text(call["function"]["name"] + " " + call["function"]["arguments"])
-                if finish != "length" or not ids:  # it came to its end
-                    ids.append(END)
-                finish = finish or ("tool_calls" if calls else "stop")
-            elif "token_ids" in scripted:
-                ids, finish = list(scripted["token_ids"]), finish or "stop"
-            else:
-                ids = [self._random.randrange(self.first_id, self.last_id) for _ in range(min(limit, self.tokens))]
-                finish = "stop" if self.tokens <= limit else "length"
-                if finish == "stop":
-                    ids[-1] = (asked.get("stop_token_ids") or [END])[0]
-            seen.completion_ids.append(ids)
-            choices.append(
-                Sampled(
-                    index=index,
-                    ids=ids,
-                    finish=finish,
-                    stop=scripted.get("stop"),
-                    content=scripted.get("content", None if calls else decode_ids(ids)),
-                    reasoning_content=scripted.get("reasoning_content"),
-                    tool_calls=calls,
-                )
-            )
+        choices = [sampled(index, self._decide(seen, asked)) for index in range(asked.get("n") or 1)]
+        seen.completion_ids += [choice.ids for choice in choices]
         return choices
 
+    def _decide(self, seen: Seen, asked: dict[str, Any]) -> dict[str, Any]:
+        return self.decide(seen)
 
-def _dropped(http: web.BaseRequest) -> ConnectionError:
-    """Cut a connection. Returns the error that ends its handler."""
-    if http.transport is not None:
-        http.transport.abort()
-    return ConnectionResetError("a fault cut the connection")
+    def _gives_ids(self, seen: Seen) -> bool:
+        return bool(seen.body.get("return_token_ids")) and self.gives_tokens
+
+    def _envelope(self, seen: Seen, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+        name = seen.body.get("model", self.model)
+        envelope = {"id": f"cmpl-{seen.number}", "object": kind, "created": 1_700_000_000, "model": name}
+        version = {} if self.weight_version is None else {"weight_version": self.weight_version}
+        return {**envelope, **version, "choices": choices, **more}
+
+    def _completion(self, seen: Seen, sampled: list[Sampled]) -> dict[str, Any]:
+        """Return the body of a chat completion that is not streamed."""
+        choices = []
+        for c in sampled:
+            message = {"role": "assistant", "content": c.content, "tool_calls": c.tool_calls or []}
+            if c.reasoning_content:
+                message["reasoning_content"] = c.reasoning_content
+            choice = {"index": c.index, "finish_reason": c.finish, "stop_reason": c.stop, "message": message}
+            choice["logprobs"] = logprobs(c.ids) if seen.body.get("logprobs") else None
+            if self._gives_ids(seen):
+                choice["token_ids"] = c.ids
+            choices.append(choice)
+        prompt = {"prompt_token_ids": seen.prompt_ids} if self._gives_ids(seen) else {}
+        return self._envelope(seen, "chat.completion", choices, usage=usage(seen), **prompt)
+
+    def _chunks(self, seen: Seen, sampled: list[Sampled]) -> Iterator[dict[str, Any]]:
+        """Return the events of a streamed chat completion."""
+        prompt = {"prompt_token_ids": seen.prompt_ids} if self._gives_ids(seen) else {}
+        for c in sampled:
+            first = {"index": c.index, "delta": {"role": "assistant", "content": ""}, "logprobs": None}
+            yield self._envelope(seen, _CHUNK, [{**first, "finish_reason": None}], **prompt)
+        for i in range(max(len(c.ids) for c in sampled)):
+            for c in sampled:
+                if i >= len(c.ids):
+                    continue
+                last = i + 1 == len(c.ids)
+                choice: dict[str, Any] = {"index": c.index, "finish_reason": c.finish if last else None}
+                choice |= {"stop_reason": c.stop if last else None, "delta": _delta(c, i)}
+                if seen.body.get("logprobs"):
+                    choice["logprobs"] = logprobs(c.ids[i : i + 1])
+                if self._gives_ids(seen):
+                    choice["token_ids"] = c.ids[i : i + 1]
+                yield self._envelope(seen, _CHUNK, [choice])
+        if (seen.body.get("stream_options") or {}).get("include_usage"):
+            yield self._envelope(seen, _CHUNK, [], usage=usage(seen))
+
+
+def error_body(status: int, message: str = "scripted failure") -> bytes:
+    """Return the body of an error, in the shape that vLLM gives it."""
+    error = {"message": f"{message} {status}", "type": "X", "param": None, "code": status}
+    return json.dumps({"error": error}).encode()
+
+
+def sampled(index: int, reply: dict[str, Any]) -> Sampled:
+    """Return a reply that was decided as a choice with its tokens."""
+    calls, content, finish = reply.get("tool_calls"), reply.get("content"), reply.get("finish_reason")
+    if "token_ids" in reply:
+        ids = list(reply["token_ids"])
+    else:
+        texts = [f"{call['function']['name']} {call['function']['arguments']}" for call in calls or ()]
+        ids = [token for text in (content or "", *texts) for token in encode_text(text)]
+        if finish != "length" or not ids:  # it came to its end
+            ids.append(END)
+    return Sampled(
+        index=index,
+        ids=ids,
+        finish=finish or ("tool_calls" if calls else "stop"),
+        stop=reply.get("stop"),
+        content=reply.get("content", None if calls else decode_ids(ids)),
+        reasoning_content=reply.get("reasoning_content"),
+        tool_calls=calls,
+    )
+
+
+def usage(seen: Seen) -> dict[str, int]:
+    """Return the counted tokens of a reply."""
+    prompt, completion = len(seen.prompt_ids), sum(map(len, seen.completion_ids))
+    return {"prompt_tokens": prompt, "total_tokens": prompt + completion, "completion_tokens": completion}
+
+
+def logprobs(ids: list[int]) -> dict[str, Any]:
+    """Return the logprobs of tokens, in the shape of chat completions."""
+    words = [f" w{i}" for i in ids]
+    pairs = zip(words, map(logprob_of, ids), strict=True)
+    return {"content": [{"token": w, "logprob": v, "bytes": list(w.encode()), "top_logprobs": []} for w, v in pairs]}
+
+
+def _delta(choice: Sampled, i: int) -> dict[str, Any]:
+    """Return what token ``i`` says: words one by one, the arguments of calls at the end."""
+    last, delta = i + 1 == len(choice.ids), dict[str, Any]()
+    if i == 0 and choice.reasoning_content:
+        delta["reasoning_content"] = choice.reasoning_content
+    if not choice.tool_calls:
+        pieces = _WORD.findall(choice.content or "")  # put together they are the text, spaces and lines too
+        return {**delta, "content": "".join(pieces[i:] if last else pieces[i : i + 1])}
+    calls = list(enumerate(choice.tool_calls))
+    if i == 0:
+        if choice.content:
+            delta["content"] = choice.content
+        begun = {"type": "function"}
+        delta["tool_calls"] = [
+            {"index": k, "id": c["id"], **begun, "function": {"name": c["function"]["name"], "arguments": ""}}
+            for k, c in calls
+        ]
+    elif last:
+        delta["tool_calls"] = [{"index": k, "function": {"arguments": c["function"]["arguments"]}} for k, c in calls]
+    return delta

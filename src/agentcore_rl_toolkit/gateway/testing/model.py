@@ -23,8 +23,7 @@ from typing import Any
 
 from ..._portal import Portal
 from ...errors import ConfigError
-from .engine import ScriptedEngine
-from .tokens import Seen
+from .engine import ScriptedEngine, Seen
 
 STOP_WITHIN_S = 10.0
 

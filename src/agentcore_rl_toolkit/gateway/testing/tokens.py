@@ -1,59 +1,18 @@
 """The scripted engine's tokenizer, chat template and logprobs.
 
-They are exact in both directions, so that a test knows what must be recorded. The module also has the faults that a
-test sets on the engine, and the engine's log of requests.
+They are exact in both directions, so that a test knows what must be recorded.
 """
 
 from __future__ import annotations
 
-import asyncio
-import json
 import zlib
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 START, END = 1, 2
 _ROLES = {"system": 3, "user": 4, "assistant": 5, "tool": 6, "developer": 3}
 _FIRST_WORD = 1000
 VOCABULARY = 50_000
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fault:
-    """A fault of one call.
-
-    ``status`` answers with an error body; ``drop_after`` cuts the connection after so many body bytes (0: before the
-    head); ``body`` replaces the answer's body; ``delay_s`` waits first, ``gate`` until it is set; ``edit`` changes the reply (or
-    each chunk).
-    """
-
-    status: int = 200
-    body: bytes | None = None
-    headers: tuple[tuple[str, str], ...] = ()
-    drop_after: int | None = None
-    delay_s: float = 0.0
-    gate: asyncio.Event | None = None
-    edit: Callable[[dict[str, Any]], dict[str, Any] | None] | None = None
-
-
-@dataclass
-class Seen:
-    """A request as the engine received it."""
-
-    method: str
-    path: str
-    headers: dict[str, str]
-    body: dict[str, Any]
-    prompt_ids: list[int] = field(default_factory=list)
-    completion_ids: list[list[int]] = field(default_factory=list)
-    cancelled: bool = False
-    finished: bool = False
-
-
-def error_body(status: int, message: str = "scripted failure") -> bytes:
-    error = {"message": f"{message} {status}", "type": "X", "param": None, "code": status}
-    return json.dumps({"error": error}).encode()
 
 
 def encode_text(text: str) -> list[int]:

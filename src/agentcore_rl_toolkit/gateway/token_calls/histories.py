@@ -28,11 +28,12 @@ from ...messages.wire import ModelRequest
 from ..capture.record import INVALID, OK, CallRecord, decode_small, ids_array
 from ..capture.turns import message_lists, places_of, turn_id, whole_prompt
 from ..sessions import Session, Sessions
-from ..store.writer import Store
 
 log = logging.getLogger(__name__)
 
 _json = msgspec.json.Decoder()
+# What reading records from a damaged disk may raise.
+_DAMAGE = (CaptureError, GatewayError, msgspec.DecodeError, KeyError, TypeError, AttributeError, IndexError)
 
 
 class _Options(msgspec.Struct):
@@ -99,7 +100,22 @@ class Histories:
 
     async def open(self, history: History) -> Conversation:
         """Make the history of a pinned session from its records. The caller holds ``history.order``."""
-        history.conversation = await self._reload(history.session)
+        session, store, loop = history.session, self._sessions.store, asyncio.get_running_loop()
+
+        def replayed() -> Conversation:
+            records = [decode_small(payload) for payload in store.for_threads.calls(session.number)]
+            return replay(self._renderer, past_calls(records), now=session.created_s)
+
+        if session.records:
+            self.reloads += 1
+            store.commit()  # only committed calls can be read
+            try:
+                history.conversation = await loop.run_in_executor(self._threads, replayed)
+            except _DAMAGE as e:
+                # The call is worth more than its prefix. The branch that now begins is counted in the session's report.
+                log.warning("the history of session %s cannot be made from its records: %r", session.id, e)
+        if history.conversation is None:
+            history.conversation = self._renderer.conversation(now=session.created_s)
         return history.conversation
 
     def forget(self, session: Session) -> None:
@@ -107,24 +123,6 @@ class Histories:
         history = self._of.pop(session, None)
         if history is not None:
             self.held_bytes -= history.size
-
-    async def _reload(self, session: Session) -> Conversation:
-        if not session.records:
-            return self._renderer.conversation(now=session.created_s)
-        self.reloads += 1
-        store = self._sessions.store
-        store.commit()  # only committed calls can be read
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, self._replayed, session, store)
-        except (CaptureError, GatewayError, msgspec.DecodeError, KeyError, TypeError, AttributeError, IndexError) as e:
-            # Damage on disk: the agent's call is worth more than its prefix, and the branch that now begins is counted in the
-            # session's report.
-            log.warning("the history of session %s cannot be made from its records: %r", session.id, e)
-            return self._renderer.conversation(now=session.created_s)
-
-    def _replayed(self, session: Session, store: Store) -> Conversation:
-        records = [decode_small(payload) for payload in store.for_threads.calls(session.number)]
-        return replay(self._renderer, past_calls(records), now=session.created_s)
 
 
 def past_calls(records: Sequence[CallRecord]) -> Iterator[PastCall]:
