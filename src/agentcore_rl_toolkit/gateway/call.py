@@ -63,11 +63,12 @@ class Call:
         self._orphan_timer: asyncio.TimerHandle | None = None
         self._limit: asyncio.Timeout | None = None
         self._aborted: RequestError | None = None
+        self._settled = False  # whether neither an abort nor a deadline ends the call any more
         self._end: list[bytes] | None = None  # the end of a stream, from its final delta
         session.started_turns += 1
         session.inflight.add(self)
         context.running.calls.add(self)
-        self._task: asyncio.Task[None] | None = asyncio.create_task(self.run())
+        self._task = asyncio.create_task(self.run())
 
     async def run(self) -> None:
         """Make the prompt, sample the reply, record it, and give the agent its end."""
@@ -80,13 +81,14 @@ class Call:
                     await engine.prepare(recorder.call_id)
                     await self._sample()
                     self.state = "recording"
-                    self._limit.reschedule(None)
+                    self._settle()
                     record, captured, number = await recorder.store_reply(engine, begun=bool(self.buffer))
                     if number is not None:
                         self._reply = self.session.add_reply(self.request.digest, number, connections=self.connections)
                     self._complete(record, captured)
                     stored = True
                 finally:
+                    self._settle()
                     await engine.release(stored=stored)
         except asyncio.CancelledError:
             if self._aborted is None:
@@ -109,7 +111,7 @@ class Call:
         except BaseException as e:  # a panic in the tokenizer's Rust code is not an `Exception`
             self._fail(self._unexpected(e))
         finally:
-            self._task = None
+            self._settled = True
             self._add(b"", ended=True)
             self.session.inflight.discard(self)
             self._context.running.discard(self)
@@ -242,10 +244,16 @@ class Call:
 
     def abort(self, error: RequestError) -> None:
         """Cancel the call, unless its reply is being recorded."""
-        if self._task is not None and self._aborted is None and self.state != "recording":
+        if self._aborted is None and not self._settled:
             self._aborted = error
             if self._limit is not None:  # else the task has not begun
                 self._task.cancel()
+
+    def _settle(self) -> None:
+        """Let the call come to its end: it has its reply, or an error, and its use of the session's history ends."""
+        self._settled = True
+        if self._limit is not None and not self._limit.expired():
+            self._limit.reschedule(None)
 
     def _unexpected(self, error: BaseException) -> RequestError:
         """Return an error of the gateway itself."""

@@ -16,9 +16,9 @@ from agentcore_rl_toolkit.gateway.testing import logprob_of
 from agentcore_rl_toolkit.gateway.token_calls.mode import RENDERING_THREADS
 from agentcore_rl_toolkit.messages.errors import RequestError
 from agentcore_rl_toolkit.messages.render import Renderer
-from scripted_engine import ScriptedEngine
+from scripted_engine import Fault, ScriptedEngine
 
-from ..asking import MODEL, Start, claude, gpt, opened, status_of, until
+from ..asking import MODEL, Start, captured, claude, gpt, message_of, opened, status_of, until
 
 USER = {"role": "user", "content": "What is 2 + 3?"}
 START = 0  # the token that this model's tokenizer puts before a bare text
@@ -125,6 +125,35 @@ async def test_a_rendering_that_is_cancelled_twice_keeps_its_history_to_itself(
     mode.histories.unpin(history)
     assert not history.order.locked()
     assert [await status_of(session, *texts) for texts in (("hi",), ("hi", "a", "b"))] == [200, 200]
+
+
+@pytest.mark.parametrize("deadline", [False, True])
+async def test_a_call_that_failed_leaves_its_history_whatever_comes_meanwhile(
+    engine: ScriptedEngine, start_gateway: Start, deadline: bool
+) -> None:
+    """Its end waits while another call of the session is rendered: neither a hang-up nor the deadline ends that wait."""
+    engine.first_id, engine.last_id = 300, 500
+    gateway = await start_gateway(engine, model_dir=str(MODEL))
+    session, mode, gate = await opened(gateway), gateway.token_mode, asyncio.Event()
+    assert mode is not None
+    texts = "hi", (await message_of(session, [{"role": "user", "content": "hi"}]))["content"], "b"
+    history = mode.histories.pin(gateway.sessions.by_id[session.session_id.encode()])
+    engine.faults.append(Fault(status=400, gate=gate))
+    failed = asyncio.ensure_future(status_of(session, *texts))
+    await until(lambda: len(engine.calls) == 2)
+    [running] = gateway.running
+    async with history.order:
+        if deadline:
+            running.enter("sampling", 1.0)
+        gate.set()
+        await until(lambda: history.order._waiters)
+        if not deadline:
+            running.abort(RequestError("aborted", kind="overloaded"))
+        await asyncio.sleep(1.1 if deadline else 0.05)
+    mode.histories.unpin(history)
+    assert await failed == 400
+    assert await status_of(session, *texts) == 200
+    assert [t.branch_reason for t in (await captured(gateway, session)).turns] == [None, None]
 
 
 async def test_a_gateway_says_at_its_start_that_no_parser_reads_its_models_calls(
