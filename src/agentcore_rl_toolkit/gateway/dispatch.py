@@ -134,8 +134,8 @@ class Dispatch:
             writing = self._find_or_start(request, session, http)
         except RequestError as e:
             error = e
-        except (RecursionError, OverflowError):
-            error = RequestError("the request is nested too deeply, or has a number of more than 64 bits")
+        except RecursionError:
+            error = RequestError("the request is nested too deeply")
         except Exception as e:
             log.exception("a call of session %s failed with an unexpected error", session.id)
             why = f"the gateway could not handle this call ({type(e).__name__}); see its log"

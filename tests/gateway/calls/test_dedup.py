@@ -19,7 +19,7 @@ from agentcore_rl_toolkit.gateway import Gateway, SessionHandle
 from agentcore_rl_toolkit.trajectory.experts import read
 from scripted_engine import Fault, ScriptedEngine
 
-from ..asking import MODEL, Start, asked_by, attempt, captured, gpt, opened, talking, until
+from ..asking import MODEL, Start, attempt, captured, gpt, opened, until
 from ..capture.reading import read_reply
 
 USER = [{"role": "user", "content": "hello there"}]
@@ -110,46 +110,6 @@ async def test_a_second_try_waits_while_the_gateway_is_paused(
     assert len(engine.calls) == 1
     gateway.running.resume()
     assert await call
-
-
-# -- what nobody foresaw ends the call at once, with an error the agent understands
-
-
-async def test_a_finish_reason_is_recognised_however_the_engine_spaces_its_json(start_gateway: Start) -> None:
-    """An agent that stops reading at the finish reason has a whole reply, so it must be in the store by then."""
-    events = [{"choices": [{"index": 0, "delta": {"content": "hi"}, "token_ids": [5], "finish_reason": None}]}]
-    events[0] |= {"id": "r", "prompt_token_ids": [1, 2]}
-    events.append({"choices": [{"index": 0, "delta": {}, "token_ids": [], "finish_reason": "stop"}]})
-    for event in events:
-        count = len(event["choices"][0]["token_ids"])  # type: ignore[index]
-        event["choices"][0]["logprobs"] = {"content": [{"token": "hi", "logprob": -0.5}] * count}  # type: ignore[index]
-
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await asked_by(reader)
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
-        for event in events:
-            data = b"data: " + json.dumps(event).encode() + b"\n\n"  # with spaces
-            writer.write(b"%x\r\n%b\r\n" % (len(data), data))
-            await writer.drain()
-        await reader.read()  # it never says [DONE]
-
-    async with talking(talk) as url:
-        gateway = await start_gateway(url)
-        session = await opened(gateway)
-        reader, writer = await asyncio.open_connection("127.0.0.1", int(gateway.url.rpartition(":")[2]))
-        body = json.dumps({"model": "m", "messages": USER, "stream": True}).encode()
-        path = "/" + session.base_url.split("/", 3)[3] + "/chat/completions"
-        writer.write(
-            f"POST {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {session.api_key}\r\n"
-            f"content-length: {len(body)}\r\n\r\n".encode()
-            + body
-        )
-        async with asyncio.timeout(30):
-            await reader.readuntil(b'"hi"')
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.3):
-                await reader.readuntil(b'"stop"')  # not before it is recorded, which is when the stream has ended
-        writer.close()
 
 
 async def test_the_sessions_model_is_what_a_token_engine_is_asked_for(

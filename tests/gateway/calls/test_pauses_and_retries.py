@@ -15,7 +15,7 @@ from agentcore_rl_toolkit.gateway import retries as rules
 from agentcore_rl_toolkit.gateway.router import RunningCalls
 from scripted_engine import Fault, ScriptedEngine
 
-from ..asking import MODEL, USER, Start, opened
+from ..asking import MODEL, USER, Start, opened, until
 
 BODY = {"model": "m", "messages": USER, "max_tokens": 8}
 
@@ -24,12 +24,6 @@ async def post(session: SessionHandle, timeout_s: float = 60.0, **headers: str) 
     key = {"authorization": f"Bearer {session.api_key}", **{k.replace("_", "-"): v for k, v in headers.items()}}
     async with httpx.AsyncClient(timeout=timeout_s) as http:
         return await http.post(session.base_url + "/chat/completions", json=BODY, headers=key)
-
-
-async def until(reached: Any, within_s: float = 60.0) -> None:
-    async with asyncio.timeout(within_s):
-        while not reached():  # noqa: ASYNC110  (another task of this loop)
-            await asyncio.sleep(0.02)
 
 
 async def test_a_gateway_that_comes_back_while_the_others_pause_is_paused_and_has_the_version(

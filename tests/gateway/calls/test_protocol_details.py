@@ -18,7 +18,7 @@ from agentcore_rl_toolkit.gateway.testing.engine import error_body
 from agentcore_rl_toolkit.messages.render import Renderer
 from scripted_engine import Fault, ScriptedEngine
 
-from ..asking import MODEL, Start, claude, gpt, opened
+from ..asking import MODEL, Start, captured, claude, gpt, opened, status_of
 
 USER: Any = [{"role": "user", "content": "What is 2 + 3?"}]
 PARAMETERS = {"type": "object", "properties": {"expression": {"type": "string"}}}
@@ -152,3 +152,15 @@ async def test_reasoning_comes_back_by_whichever_part_of_its_item_a_client_keeps
             item = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": foreign}
             await llm.responses.create(input=[*USER, item, message, *USER], **asked)
             assert "reasoning_content" not in engine.calls[-1].body["messages"][1]
+
+
+@pytest.mark.parametrize("mode", ["relay", "token"])
+async def test_a_tools_schema_may_have_numbers_of_more_than_64_bits(
+    engine: ScriptedEngine, start_gateway: Start, mode: str
+) -> None:
+    gateway = await start_gateway(engine, model_dir=str(MODEL) if mode == "token" else None)
+    session = await opened(gateway)
+    schema = {"type": "object", "properties": {"a": {"type": "integer", "maximum": 10**30}}}
+    tools = [{"type": "function", "function": {**FUNCTION, "parameters": schema}}]
+    assert await status_of(session, tools=tools, metadata={"a": 10**30}) == 200
+    assert (await captured(gateway, session)).turns[0].tools == ("calculator",)

@@ -17,7 +17,6 @@ from scripted_engine import ScriptedEngine
 
 from ..asking import MODEL, Start, captured, claude, gpt, opened
 
-LONG = "word " * 10_000  # such a request is read as the continuation of an earlier one
 HALVES = '"cut \\ud83d", "\\ude00 cut", "\\ud83d\\ude00 whole", "a text that shows \\\\ud83d"'
 ALTERED = ["cut \ufffd", "\ufffd cut", "\U0001f600 whole", "a text that shows \\ud83d"]
 ROUTES = {
@@ -37,15 +36,14 @@ async def report_of(where: Gateway | GatewayClient, session: SessionHandle) -> F
     return build_trajectory(session.session_id, capture.turns).report
 
 
-@pytest.mark.parametrize("text", ["short", LONG], ids=["short", "long"])
 @pytest.mark.parametrize("mode", ["relay", "token"])
 @pytest.mark.parametrize("route", ROUTES)
 async def test_half_surrogates_are_replaced_and_counted(
-    route: str, mode: str, text: str, engine: ScriptedEngine, start_gateway: Start
+    route: str, mode: str, engine: ScriptedEngine, start_gateway: Start
 ) -> None:
     gateway = await start_gateway(engine, model_dir=str(MODEL) if mode == "token" else None)
     session = await opened(gateway)
-    parts = ", ".join(f'{{{KINDS.get(route, "")}"text": {part}}}' for part in (f'"{text}"', *HALVES.split(", ")))
+    parts = ", ".join(f'{{{KINDS.get(route, "")}"text": {part}}}' for part in HALVES.split(", "))
     body = ROUTES[route] % f"[{parts}]"
     async with httpx.AsyncClient(headers={"authorization": f"Bearer {session.api_key}"}) as llm:
         for _ in range(2):
@@ -67,7 +65,7 @@ def thinks_calls_and_answers(seen: Seen) -> dict[str, Any]:
 
 async def converse(llm: openai.AsyncOpenAI, *, by_reference: bool, stream: bool, turns: int = 2) -> None:
     """Talk as the AI SDK does: with ``store``, its default, it refers to each earlier item of the model by its id."""
-    history: Any = [{"role": "user", "content": [{"type": "input_text", "text": LONG}]}]
+    history: Any = [{"role": "user", "content": [{"type": "input_text", "text": "go on"}]}]
     for _ in range(2 * turns):
         if stream:
             async with llm.responses.stream(model="m", input=history, tools=[TOOL]) as events:
@@ -157,7 +155,7 @@ async def test_items_parts_and_fields_that_are_left_out_are_in_the_report(gatewa
     ]
     result: Any = {"type": "tool_result", "tool_use_id": "c1", "content": "no such file", "is_error": True}
     history: Any = [
-        {"role": "user", "content": [{"type": "text", "text": LONG}, {"type": "container_upload", "file_id": "f"}]},
+        {"role": "user", "content": [{"type": "text", "text": "go on"}, {"type": "container_upload", "file_id": "f"}]},
         {"role": "assistant", "content": blocks},
         {"role": "user", "content": [result]},
     ]

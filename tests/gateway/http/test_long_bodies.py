@@ -12,27 +12,9 @@ from typing import Any
 import pytest
 
 from agentcore_rl_toolkit.gateway import SessionHandle
-from scripted_engine import ScriptedEngine
 from serving import certificate
 
 from ..asking import Start, ask, asked_by, captured, claude, gpt, opened, talking
-
-
-async def test_a_session_that_grows_long_is_kept_to_the_last_byte(start_gateway: Start, engine: ScriptedEngine) -> None:
-    gateway = await start_gateway(engine)
-    session = await opened(gateway)
-    messages: list[dict[str, str]] = []
-    for turn in range(6):
-        messages.append({"role": "user", "content": f"{turn} " * 20_000})
-        status, answer = await ask(session, messages=messages, max_tokens=4 + turn)
-        assert status == 200
-        assert engine.calls[-1].body["messages"] == messages
-        messages.append(json.loads(answer)["choices"][0]["message"])
-    capture = await captured(gateway, session)
-    shown = [{"role": m["role"], "content": m["content"]} for m in capture.dialogue]
-    assert shown == [{"role": m["role"], "content": m["content"]} for m in messages]
-    prompts = [list(turn.prompt_ids) for turn in capture.turns]
-    assert prompts == [list(seen.prompt_ids or ()) for seen in engine.calls]
 
 
 def answering(reply: Callable[[bytes], Iterable[bytes]], **options: Any) -> AbstractAsyncContextManager[str]:
