@@ -312,7 +312,7 @@ class Sessions:
         for call in list(session.inflight):
             call.abort(RequestError(f"session {session.id} was closed", kind="permission"))
         session.save()
-        session.texts = Texts()
+        session.texts, session.replies = Texts(), RecordedReplies()
         session.recent = session.worker = None
         if self.closing is not None:
             self.closing(session)

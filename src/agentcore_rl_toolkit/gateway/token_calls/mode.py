@@ -40,7 +40,8 @@ class TokenMode:
     """
 
     def __init__(self, directory: str, config: GatewayConfig, sessions: Sessions) -> None:
-        if config.kind == "openai":
+        self.kind = config.kind
+        if self.kind == "openai":
             raise ConfigError("engine openai takes no token ids; leave --model out, or name another engine")
         self.config = config
         self.renderer = Renderer.from_path(
@@ -52,7 +53,7 @@ class TokenMode:
         self.executor = ThreadPoolExecutor(RENDERING_THREADS, "gateway-render")
         budget = config.limits.history_bytes
         self.histories = Histories(sessions, self.renderer, self.executor, budget_bytes=budget)
-        engine = TOKEN_ENGINES.get(config.kind)
+        engine = TOKEN_ENGINES.get(self.kind)
         self.features = FEATURES if engine is None else engine.features
         self.tasks = Tasks()
 
@@ -61,9 +62,9 @@ class TokenMode:
         asked.sampling.other |= asked.unknown
         for feature in _FORMS:
             if feature in asked.features() and not self._enforces(asked, feature):
-                why = f"the engine ({self.config.kind}) cannot enforce it, or not in this model's format"
+                why = f"the engine ({self.kind}) cannot enforce it, or not in this model's format"
                 raise unsupported(f"sampling_params.{feature}", f"{why} ({self.renderer.grammar.name}); leave it out")
-        asked.require(self.features, engine=self.config.kind, allowed=self.config.allow_fields, path="sampling_params.")
+        asked.require(self.features, engine=self.kind, allowed=self.config.allow_fields, path="sampling_params.")
         if asked.top_logprobs:
             why = "token engines report the logprob of the sampled token only; leave it out"
             raise unsupported("sampling_params.top_logprobs", why)
@@ -94,7 +95,7 @@ class TokenMode:
             elif self.config.forced_tools == "wish" or not self._enforces(asked, feature):
                 setattr(asked, feature, _FORMS[feature])
                 wishes[feature] += 1
-        asked.require(self.features, engine=self.config.kind, allowed=self.config.allow_fields)
+        asked.require(self.features, engine=self.kind, allowed=self.config.allow_fields)
         return wishes
 
     def _enforces(self, asked: ModelRequest, feature: str) -> bool:
