@@ -98,15 +98,26 @@ class _Gemini(Members, kw_only=True, rename="camel"):
     thinking_config: dict[str, Any] | None = None
 
 
+_MEMBERS = {*_Gemini.__struct_encode_fields__, *_NAMES, *_REFUSED, "generationConfig", "generateContentRequest"}
+
+
+def _members(value: Any, path: str) -> dict[str, Any]:
+    """Return the members of a request: Google's in camel case, and the engine's by their own names. Raises: RequestError."""
+    return {
+        google if (google := _camel(name)) in _MEMBERS else name: member
+        for name, member in object_at(value, path).items()
+    }
+
+
 def parse_request(body: bytes | dict[str, Any], *, counting: bool = False) -> ModelRequest:
     """Read a request for a reply; ``counting`` for a count of tokens, where the model may have the last word.
 
     Raises: RequestError that names the field.
     """
-    given = _object(read_object(body), "the request body")
+    given = _members(read_object(body), "the request body")
     if given.get("generateContentRequest") is not None:  # one form of countTokens
-        given = {**_object(given.pop("generateContentRequest"), "generateContentRequest"), **given}
-    config = _object(given.pop("generationConfig", None) or {}, "generationConfig")
+        given = {**_members(given.pop("generateContentRequest"), "generateContentRequest"), **given}
+    config = _members(given.pop("generationConfig", None) or {}, "generationConfig")
     members = {**config, **given}
     asked, request = read_members(members, _Gemini, "gemini", names=_NAMES, field_names=_FIELD_NAMES, refused=_REFUSED)
     if any(kind.upper() != "TEXT" for kind in asked.response_modalities or ()):
