@@ -63,7 +63,6 @@ class Call:
         self._orphan_timer: asyncio.TimerHandle | None = None
         self._limit: asyncio.Timeout | None = None
         self._aborted: RequestError | None = None
-        self._settled = False  # whether neither an abort nor a deadline ends the call any more
         self._end: list[bytes] | None = None  # the end of a stream, from its final delta
         session.started_turns += 1
         session.inflight.add(self)
@@ -78,17 +77,18 @@ class Call:
                 raise self._aborted
             async with asyncio.timeout(self._context.limits.call_s) as self._limit:
                 try:
-                    await engine.prepare(recorder.call_id)
-                    await self._sample()
-                    self.state = "recording"
-                    self._settle()
+                    try:
+                        await engine.prepare(recorder.call_id)
+                        await self._sample()
+                    finally:  # from here on neither an abort nor the deadline ends the call
+                        if not self._limit.expired():
+                            self.enter("recording", None)
                     record, captured, number = await recorder.store_reply(engine, begun=bool(self.buffer))
                     if number is not None:
                         self._reply = self.session.add_reply(self.request.digest, number, connections=self.connections)
                     self._complete(record, captured)
                     stored = True
                 finally:
-                    self._settle()
                     await engine.release(stored=stored)
         except asyncio.CancelledError:
             if self._aborted is None:
@@ -111,7 +111,6 @@ class Call:
         except BaseException as e:  # a panic in the tokenizer's Rust code is not an `Exception`
             self._fail(self._unexpected(e))
         finally:
-            self._settled = True
             self._add(b"", ended=True)
             self.session.inflight.discard(self)
             self._context.running.discard(self)
@@ -243,22 +242,14 @@ class Call:
             self._add(self.writer.whole(record), ended=True)
 
     def abort(self, error: RequestError) -> None:
-        """Cancel the call, unless its reply is being recorded."""
-        if self._aborted is None and not self._settled:
+        """Cancel the call, unless its reply or its failure is being recorded."""
+        if not self.ending and self.state != "recording":
             self._aborted = error
             if self._limit is not None:  # else the task has not begun
                 self._task.cancel()
 
-    def _settle(self) -> None:
-        """Let the call come to its end: it has its reply, or an error, and its use of the session's history ends."""
-        self._settled = True
-        if self._limit is not None and not self._limit.expired():
-            self._limit.reschedule(None)
-
     def _unexpected(self, error: BaseException) -> RequestError:
         """Return an error of the gateway itself."""
-        if isinstance(error, RecursionError) and self.state == "rendering":
-            return RequestError("the request is nested too deeply")
         log.error(
             "call %s of session %s failed with an unexpected error",
             self.recorder.call_id,

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from ...errors import CaptureError
-from ...messages.errors import NOT_JSON
+from ...messages.errors import NOT_JSON, RequestError
 from ...messages.render import AnswerForm, Conversation, RenderedPrompt
 from ...messages.wire import Delta, chat, context_overflow
 from ...messages.wire.canonical import Usage
@@ -81,7 +81,10 @@ class TokenSampling(Engine):
         history = self._history = mode.histories.pin(self._session)
         async with history.order:
             conversation = history.conversation or await mode.histories.open(history)
-            await _completed(asyncio.get_running_loop().run_in_executor(mode.executor, self._render, conversation))
+            try:
+                await _completed(asyncio.get_running_loop().run_in_executor(mode.executor, self._render, conversation))
+            except RecursionError as e:
+                raise RequestError("the request is nested too deeply") from e
 
     async def release(self, *, stored: bool) -> None:
         """Add the choices to the history. Nothing can continue from a call that is not stored."""
