@@ -80,7 +80,7 @@ class Call:
                     try:
                         await engine.prepare(recorder.call_id)
                         await self._sample()
-                    finally:  # from here on neither an abort nor the deadline ends the call
+                    finally:  # neither an abort nor the deadline ends a call in this state
                         if not self._limit.expired():
                             self.enter("recording", None)
                     record, captured, number = await recorder.store_reply(engine, begun=bool(self.buffer))

@@ -168,6 +168,4 @@ SGLANG = TokenEngine(
     reader=SGLangReader,
     cancel=lambda name: (b"/abort_request", _encode({"rid": name})),
 )
-SGLANG_EXPERTS = replace(
-    SGLANG, request=partial(request, experts=True)
-)  # for servers with --enable-return-routed-experts
+SGLANG_EXPERTS = replace(SGLANG, request=partial(request, experts=True))  # servers with --enable-return-routed-experts
