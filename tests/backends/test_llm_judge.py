@@ -187,7 +187,7 @@ def one_missing(body: dict[str, Any]) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("answer", "why", "tries"),
     [
-        (prose, "not the JSON that was asked for", 4),
+        (prose, "not the requested JSON", 4),
         (scored(1.5), "less than or equal to 1", 4),
         (scored(math.nan), "finite number", 4),
         (one_missing, "scores for the attempts", 4),
@@ -244,15 +244,15 @@ async def test_a_url_that_refuses_masks_the_group(judge: Any) -> None:
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"judge": "nowhere.md"}, "nowhere.md is no file with text"),
-        ({"judge": "empty.md"}, "empty.md is no file with text"),
+        ({"judge": "nowhere.md"}, "nowhere.md must be a file with text"),
+        ({"judge": "empty.md"}, "empty.md must be a file with text"),
         ({"judge_model": None}, "judge_model missing"),
         ({"judge": None}, "judge missing"),
         ({"judge_url": "localhost:80/v1"}, "judge_url must be an address"),
         ({"judge_url": "https://key@host/v1"}, "a key goes into AGENTCORE_RL_JUDGE_KEY"),
-        ({"credit": "turn"}, "a judge gives one reward to a whole rollout"),
+        ({"credit": "turn"}, "a judge gives one reward per rollout"),
         ({"judge_weight": 0.0}, "judge_weight. must be greater than 0"),
-        ({"judge_price": (1.0,)}, "judge_price is two numbers"),
+        ({"judge_price": (1.0,)}, "judge_price must be two numbers"),
     ],
 )
 def test_settings_that_name_no_judge_are_refused(

@@ -68,6 +68,6 @@ def test_an_evaluation_whose_judge_fails_has_no_reward_and_says_why(tmp_path: Pa
     found, facts = judged(tmp_path / "run", settings)
     assert [reward_of(item) for item in found] == [None] * 5
     assert (facts["rewarded"], facts["failures"], facts["judge"]["failed"]) == (0, 4, 2)
-    assert "not the JSON that was asked for" in most_frequent(found)
+    assert "not the requested JSON" in most_frequent(found)
     with RunReader(tmp_path / "run") as run:
         assert [row["mask_reason"] for row in run.rollouts()] == ["judge"] * 4 + [None]

@@ -113,7 +113,7 @@ def test_local_agent_is_scored_and_a_run_that_goes_on_starts_nothing_again(folde
         (("--agent", "agent.py", "--judge", "nowhere.md"), "judge_url, judge_model missing"),
         (
             ("--agent", "agent.py", "--judge", "nowhere.md", "--judge-url", "http://h/v1", "--judge-model", "m"),
-            "nowhere.md is no file with text",
+            "nowhere.md must be a file with text",
         ),
         (
             ("--judge", "data.jsonl", "--judge-url", "http://h/v1", "--judge-model", "m", "--resume"),

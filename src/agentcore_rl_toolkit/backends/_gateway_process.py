@@ -17,14 +17,14 @@ log = logging.getLogger(__name__)
 
 START_S = 120.0
 STOP_S = 20.0
-RESTARTS = 10  # each a second later than the last; a process that ends more often has a permanent fault
+RESTARTS = 10  # the pause grows by a second each time; a process that ends more often has a permanent fault
 
 
 class GatewayProcess:
-    """``agentcore-rl gateway serve`` with these words and variables; `url` is where it listens. It ends with this process.
+    """``agentcore-rl gateway serve`` with these arguments and variables, at `url`. It ends with this process.
 
     A process that ends by itself (killed for memory, for example) is started again with the same
-    port and store, which has all of its records. `restarted` is called then, on a thread.
+    port and store, which has all of its records. A thread then calls `restarted`.
     Raises: GatewayError when it does not start in time; the message holds the end of its log.
     """
 
@@ -48,7 +48,7 @@ class GatewayProcess:
         threading.Thread(target=self._keep, name="agentcore-rl-gateway", daemon=True).start()
 
     def close(self) -> None:
-        """Stop it; a second call does nothing. Its log stays only where there is something to read in it."""
+        """Stop it; a second call does nothing. An empty log is deleted."""
         self._closed.set()
         if self.child.process.poll() is None:
             self.child.process.terminate()
@@ -63,12 +63,12 @@ class GatewayProcess:
             log.error("the model gateway ended (code %s); starting it again. Its log: %s", code, self.child.log)
             try:
                 self.child = self._start(self._port)
-                if self._closed.is_set():  # `close` may not have seen this one
+                if self._closed.is_set():  # `close` may not know this process
                     self.child.end()
                     return
                 self.restarted()
-            except Exception:  # a full disk, too: its log and its ready file are on one
-                log.exception("the model gateway could not be started again as it was")
+            except Exception:  # also a full disk, which has its log and its ready file
+                log.exception("the model gateway could not be restarted")
         self.child.process.wait()
         if not self._closed.is_set():
             log.error("the model gateway ended after %d restarts and stays down; see %s", RESTARTS, self.child.log)

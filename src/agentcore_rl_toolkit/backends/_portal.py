@@ -13,7 +13,7 @@ from .._portal import Portal
 
 T = TypeVar("T")
 
-CLEAN_UP_S = 60.0  # stopping live sessions and deleting them at the gateway, each with its own limit
+CLEAN_UP_S = 60.0  # limit for stopping live sessions and deleting them at the gateway
 
 _portal = Portal("agentcore-rl-backends")
 

@@ -1,4 +1,4 @@
-"""Asks a model behind HTTP: OpenAI's chat API for a judge or a model that proposes texts, and what a teacher reads."""
+"""Asks a model over HTTP, by OpenAI's chat API: a judge, a model that proposes texts, or a teacher."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..errors import GatewayError, UpstreamError
 T = TypeVar("T")
 TRIES, FIRST_PAUSE_S = 4, 2.0  # up to 14 s in all: endpoints limit requests
 TOKENS = ("prompt_tokens", "completion_tokens")
-_PASSING = (None, 408, 409, 425, 429)  # and 500 and above: a further attempt may help
+_PASSING = (None, 408, 409, 425, 429)  # these and 500 and above are retried
 
 
 async def ask(
@@ -27,11 +27,11 @@ async def ask(
     usage: dict[str, float],
     read: Callable[[str], T],
 ) -> T:
-    """Send a request and return what ``read`` makes of the response. ``read`` raises UpstreamError to have it sent again.
+    """Send a request and return the result of ``read``, which raises UpstreamError to have the request sent again.
 
     ``url`` is as https://host/v1. ``usage`` counts ``calls``, ``prompt_tokens`` and ``completion_tokens`` as the endpoint reports
     them.
-    Raises: UpstreamError after the last try.
+    Raises: UpstreamError after the last attempt.
     """
 
     def call() -> Awaitable[bytes]:
@@ -42,7 +42,7 @@ async def ask(
 
 
 async def tried(call: Callable[[], Awaitable[bytes]], read: Callable[[bytes], T]) -> T:
-    """Return what ``read`` makes of a reply, after repeated requests if necessary. Raises: UpstreamError."""
+    """Return the result of ``read`` for a reply, after repeated requests if necessary. Raises: UpstreamError."""
     for attempt in count(1):
         try:
             return read(await call())
@@ -74,8 +74,8 @@ def _text(data: bytes, usage: dict[str, float]) -> str:
         answer = json.loads(data)
         text = str(answer["choices"][0]["message"]["content"] or "")
     except (ValueError, LookupError, TypeError) as e:
-        raise UpstreamError(f"no chat completion: {data[:200].decode('utf-8', 'replace')}") from e
-    counted = answer.get("usage") or {}  # some endpoints count no tokens
+        raise UpstreamError(f"the reply is not a chat completion: {data[:200].decode('utf-8', 'replace')}") from e
+    counted = answer.get("usage") or {}  # some endpoints do not count tokens
     for name in TOKENS:
         if isinstance(counted.get(name), int):
             usage[name] = usage.get(name, 0) + counted[name]

@@ -1,8 +1,8 @@
-"""A model as judge: it reads the rollouts of a group side by side and scores them by a rubric. No reward code, no right answer.
+"""A model as judge: it compares the rollouts of a group and scores them by a rubric, without reward code or known answers.
 
-The scores are relative: which of several attempts is better is easier to say than how good one of them is. Judges favor places
-in a list, so they get each group in two orders, the second reversed; a score is the mean of both. A judge that fails gives no
-score, never 0.
+The scores are relative, because it is easier to compare attempts than to grade one. Judges favor some positions in a list, so
+each group is judged in two orders, the second reversed. A score is the mean of both. If the judge fails, there is no score; it
+is never 0.
 Source: relative scores of a whole group, RULER of ART (github.com/OpenPipe/ART); two orders against the bias, arXiv:2305.17926.
 """
 
@@ -31,9 +31,9 @@ from .settings import NotNegative, Positive, check
 
 KEY = "AGENTCORE_RL_JUDGE_KEY"
 MOST_CHARACTERS = 200_000  # limit for a group in one call: about 50,000 tokens
-# Of a record: what the agent thinks of itself.
+# Fields of a record with the agent's own scores.
 _OF_AGENT = (*("rewards", "reward", "metrics", "feedback"), *("status_code", "stop_reason", "outcome"))
-_KEYS = ("payload", "input_id", "s3_bucket", "result_key")  # these keys are not part of the result
+_KEYS = ("payload", "input_id", "s3_bucket", "result_key")  # keys that are not part of the result
 
 INSTRUCTIONS = """\
 You compare attempts of an AI agent at one task. Give each attempt a score from 0 to 1 by the rubric below.
@@ -52,8 +52,8 @@ class JudgeSettings:
 
     ``judge`` is the file with the rubric, ``judge_url`` the address of an OpenAI-compatible API, ``judge_model`` a model there.
     The key is the variable AGENTCORE_RL_JUDGE_KEY. ``judge_weight`` is the share of the judge's score in the reward, the rest is
-    the agent's own; with 1 the agent needs none. A call has ``judge_timeout_s``. ``judge_price`` is that of a million tokens,
-    read and written.
+    the agent's own; with 1 the agent needs none. ``judge_timeout_s`` limits a call. ``judge_price`` is the price of a million
+    tokens, read and written.
     Raises: ConfigError.
     """
 
@@ -73,13 +73,15 @@ class JudgeSettings:
         if missing:
             raise ConfigError(f"{', '.join(missing)} missing: a judge needs {', '.join(named)}")
         if getattr(self, "credit", None) == "turn":  # settings that have both
-            raise ConfigError("a judge gives one reward to a whole rollout: credit `turn` cannot come from it")
+            raise ConfigError("a judge gives one reward per rollout: it cannot be used with credit `turn`")
         url = urlsplit(str(self.judge_url))
         if url.scheme not in ("http", "https") or not url.hostname or url.username or url.query:
             raise ConfigError(f"judge_url must be an address such as https://host/v1; a key goes into {KEY}")
         if len(self.judge_price) not in (0, 2):
-            raise ConfigError("judge_price is two numbers, of a million tokens read and of a million written")
-        object.__setattr__(self, "judge", str(Path(str(self.judge)).resolve()))  # a trainer's process may run elsewhere
+            raise ConfigError("judge_price must be two numbers: the prices of a million tokens read and written")
+        object.__setattr__(
+            self, "judge", str(Path(str(self.judge)).resolve())
+        )  # a trainer's process may have another working directory
         self.rubric()
 
     def rubric(self) -> str:
@@ -87,7 +89,7 @@ class JudgeSettings:
         path = Path(str(self.judge))
         text = read_text(path).strip() if path.is_file() else ""
         if not text:
-            raise ConfigError(f"judge {path} is no file with text: write there what makes a rollout good")
+            raise ConfigError(f"judge {path} must be a file with text that describes a good rollout")
         return text
 
     @classmethod
@@ -110,7 +112,7 @@ class _Scores(BaseModel):
 
 
 class JudgeScore(NamedTuple):
-    """The score of one rollout, from 0 to 1, and the judge's words for it."""
+    """The score of one rollout, from 0 to 1, and the judge's reason."""
 
     score: float
     reason: str
@@ -119,7 +121,7 @@ class JudgeScore(NamedTuple):
 def dialogue_of(
     dialogue: Sequence[Mapping[str, Any]] | None, record: Mapping[str, Any] | None
 ) -> list[Mapping[str, Any]]:
-    """Return what a judge reads: the dialogue of a rollout, or else the agent's result, without the agent's own reward."""
+    """Return the text for a judge: the dialogue of a rollout, or the agent's result without its reward."""
     if dialogue:
         return list(dialogue)
     shown = {k: v for k, v in (record or {}).items() if k not in _OF_AGENT + _KEYS and not k.startswith("_")}
@@ -177,7 +179,7 @@ def _question(
         "model": settings.judge_model,
         "messages": [
             {"role": "system", "content": INSTRUCTIONS + rubric},
-            # A model may say lone surrogates, UTF-8 cannot.
+            # A model's text may have lone surrogates, which UTF-8 does not allow.
             {"role": "user", "content": json.dumps(shown, ensure_ascii=False).encode("utf-8", "replace").decode()},
         ],
         "response_format": {"type": "json_schema", "json_schema": schema},
@@ -212,7 +214,7 @@ def _read(text: str, attempts: int) -> list[_Score]:
     try:
         found = _Scores.model_validate_json(text).scores
     except ValidationError as e:
-        raise UpstreamError(f"not the JSON that was asked for ({e.errors()[0]['msg']}): {text[:200]!r}") from e
+        raise UpstreamError(f"not the requested JSON ({e.errors()[0]['msg']}): {text[:200]!r}") from e
     by_id = {one.id: one for one in found}
     ids = [str(n) for n in range(1, attempts + 1)]
     if len(found) != attempts or set(by_id) != set(ids):

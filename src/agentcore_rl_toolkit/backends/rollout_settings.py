@@ -58,7 +58,7 @@ class RolloutSettings(Settings):
 
     def model_post_init(self, _: Any) -> None:
         if self.judging.judge is not None and self.signals.credit == "turn":
-            raise ConfigError("a judge gives one reward to a whole rollout: credit `turn` cannot come from it")
+            raise ConfigError("a judge gives one reward per rollout: it cannot be used with credit `turn`")
 
     def collect_config(self) -> CollectConfig:
         """Return the settings of collections, without the age of rollouts: the trainer knows the newest weights."""

@@ -62,9 +62,9 @@ def test_an_answer_is_text_and_its_tokens_are_counted(endpoint: Endpoint) -> Non
     [
         (401, "application/json", '{"error": {"message": "wrong key"}}', "wrong key"),
         (404, "text/plain", "no such page", "no such page"),
-        (200, "text/html", "<html>hello</html>", "no chat completion"),
+        (200, "text/html", "<html>hello</html>", "not a chat completion"),
         (200, "application/json", completion(None, USAGE), "no text"),
-        (200, "application/json", completion("text", None), "count its tokens"),
+        (200, "application/json", completion("text", None), "count of its tokens"),
     ],
 )
 def test_rubbish_and_refusals_are_errors_and_it_is_asked_no_more(

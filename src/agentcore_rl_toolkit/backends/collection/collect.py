@@ -1,14 +1,13 @@
-"""Collect groups of rollouts: the one engine under every trainer.
+"""Collect groups of rollouts, for every trainer.
 
 The gateway makes the sessions of a batch in bulk. Each rollout is one coroutine, `_Collection._rollout`: a slot, the agent,
-the tokens, the judgement. Each group is one coroutine, `_Collection._group`: its rollouts, and the judge's scores. Waiting for a
-slot or for the client's pace says nothing about a rollout, so it is limited by standstill only; every other stage has a deadline.
+the tokens, the judgement. Each group is one coroutine, `_Collection._group`: its rollouts, and the judge's scores. The wait
+for a slot or for the client's pace ends only if all rollouts hang. Every other stage has a deadline.
 The tokens of rollouts that have ended are fetched in bulk (`Sessions.take`), and their sessions are closed, so that no late turn
 can arrive. A group that has enough usable rollouts ends the others. Whatever happens, running sessions are stopped at the end,
 and the sessions of the batch are deleted.
 
-A failed rollout is data. Only what makes the whole batch pointless raises: bad arguments, and a gateway that cannot even make
-the sessions.
+A failed rollout is data. Only errors of the whole batch raise: bad arguments, and a gateway that cannot make the sessions.
 """
 
 from __future__ import annotations
@@ -51,8 +50,8 @@ log = logging.getLogger(__name__)
 _sampling = WarnsOnceAMinute(log)
 _unsampled = WarnsOnceAMinute(log)
 
-# How long nothing at all may move while rollouts wait for a slot or for the pace, on top of the time one rollout may take: as
-# long as the client waits out refusals of the runtime.
+# Added to the limit of a rollout, this is the time in which some rollout must move while others wait for a slot or for the pace.
+# It is as long as the client waits out refusals of the runtime.
 STANDSTILL_S = 600.0
 FIRST_LOOK_S, LONGEST_LOOK_S = 0.05, 2.0  # between two checks of a rollout that waits for the pace
 
@@ -66,7 +65,7 @@ class _Rollout:
         self.address: Any = None
         self.future: RolloutFuture | None = None
         self.started_s: float | None = None
-        self.ended = False  # its agent is not waited for any more
+        self.ended = False  # the collection no longer waits for its agent
         self.early_end: asyncio.Future[RolloutError] = asyncio.get_running_loop().create_future()
 
     @property
@@ -118,7 +117,7 @@ async def collect_async(
     config = config or CollectConfig()
     doubled = sorted(i for i, n in Counter(r.input_id for r in requests).items() if n > 1)
     if doubled:
-        raise ConfigError(f"input ids must differ between groups of one batch; given twice: {', '.join(doubled[:5])}")
+        raise ConfigError(f"input ids must differ between groups of one batch; repeated: {', '.join(doubled[:5])}")
     if config.max_staleness is not None and weight_version is None:
         raise ConfigError("max_staleness needs weight_version, the version that training starts from")
     if config.max_staleness is not None and gateway is None:
@@ -189,7 +188,7 @@ class _Collection:
                 rollout.address = addresses[rollout.session_id]
 
     async def _opened(self, sessions: Sessions, session_ids: list[str], params: Mapping[str, Any] | None) -> Any:
-        self.session_ids += session_ids  # before the call: a reply that gets lost must not leave sessions behind
+        self.session_ids += session_ids  # before the call: a lost reply must not leave sessions at the gateway
         return await sessions.make(session_ids, params)
 
     def _sampling_params(self, request: GroupRequest) -> Mapping[str, Any] | None:
@@ -227,7 +226,7 @@ class _Collection:
                     self._report(done, request)
                 if done.usable and usable + 1 == request.n:
                     for rollout in rollouts:
-                        why = "cancelled: enough usable rollouts were in"
+                        why = "cancelled: the group had enough usable rollouts"
                         rollout.end_early(RolloutCancelledError(why, **rollout.ids))
         finally:
             await _cancelled(tasks)
@@ -346,17 +345,17 @@ class _Collection:
         try:
             while True:
                 stage, left_s = rollout.stage, self._left_s(rollout)
-                if left_s is None:  # waiting for a slot or for the pace: it lasts as long as anything moves
+                if left_s is None:  # waits for a slot or for the pace, as long as any rollout moves
                     if self.places.still_s > self.standstill_s:
                         raise self._late(rollout, stage, f"nothing moved for {self.standstill_s:g} s")
                     left_s = look_s
                     look_s = min(2 * look_s, LONGEST_LOOK_S)
                 elif left_s <= 0:
-                    raise self._late(rollout, stage, "no end of this stage within its limit")
+                    raise self._late(rollout, stage, "this stage did not end within its limit")
                 elif queued:
                     queued = False
                     self.places.moved()
-                # A stage may begin meanwhile whose limit is shorter than what this one has left.
+                # The next stage may begin meanwhile, with a shorter limit.
                 limit_s = min(left_s, self.config.rollout_timeout_s)
                 await asyncio.wait({task, rollout.early_end}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
                 if task.done():
@@ -394,7 +393,7 @@ class _Collection:
         overrides: dict[str, Any] = dict(rollout.request.overrides)
         params = self._sampling_params(rollout.request)
         if params is not None:
-            # The gateway holds the session to all of them; OpenAI's clients take no top_k and min_p by name.
+            # The gateway enforces all of them. OpenAI's clients have no parameters top_k and min_p.
             for_agent = {k: v for k, v in params.items() if k not in ("top_k", "min_p") or v != WHOLE_DISTRIBUTION[k]}
             overrides.setdefault("sampling_params", for_agent)
         if self.config.train is not None:
@@ -425,7 +424,7 @@ async def _cancelled(tasks: Sequence[asyncio.Future[Any]]) -> None:
     """Cancel the tasks that run, and wait for their end."""
     for task in tasks:
         if task.done() and not task.cancelled():
-            task.exception()  # its end came too late to be used; unread, asyncio would log it
+            task.exception()  # it ended too late; asyncio would log an error that nothing reads
     running = [task for task in tasks if not task.done()]
     for task in running:
         task.cancel()

@@ -27,7 +27,9 @@ from .advantages import Estimator, advantages
 if TYPE_CHECKING:
     from ...trajectory import Trajectory
 
-OFTEN = 1 / 3  # share of the turns: poorly designed rewards of turns cost up to 14 points (arXiv:2604.02869)
+OFTEN = (
+    1 / 3
+)  # share of turns above which a warning is logged: poor rewards of turns cost up to 14 points (arXiv:2604.02869)
 _signs = WarnsOnceAMinute(logging.getLogger(__name__))
 
 
@@ -36,7 +38,7 @@ class Credit:
     """Rules for the advantage of a token.
 
     ``credit`` "turn" compares the returns of turns, ``discount`` per turn, at each position in a group or (``normalize`` "group")
-    over all its turns: where early turns have more ahead of them, that pushes late ones down. "episode" compares the rewards of
+    over all its turns, which lowers late turns if early ones have more rewards ahead of them. "episode" compares the rewards of
     whole rollouts. ``teacher_url`` is a vLLM or built-in policy server with the student's vocabulary; the rewards' part then
     counts ``reward_weight``.
     """
@@ -139,7 +141,7 @@ def token_advantages(
     for pool in pools.values():
         known = advantages([value for *_, value in pool], estimator=estimator)
         for (row, begin, end, _), A in zip(pool, known, strict=True):
-            found[row][begin:end] = [A or 0.0] * (end - begin)  # a turn that is compared with no other teaches nothing
+            found[row][begin:end] = [A or 0.0] * (end - begin)  # a turn without others to compare with teaches nothing
             report.turns += 1
             report.against += (A or 0.0) * (episodes[signals[row].rollout] or 0.0) < 0
     if credit.teacher_url is None:

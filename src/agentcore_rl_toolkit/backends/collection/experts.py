@@ -15,10 +15,9 @@ INT32_BYTES = 4
 def routed_experts(sample: Sample, *, layers: int, top_k: int) -> memoryview[Any] | None:
     """Return the experts of every token but the last, as they were when it was sampled, if the engine reports them.
 
-    A turn's routing covers its whole prompt and completion. Each turn gives the rows from where the turn before it ends: those of
-    its own tokens, and of the context that it was the first to read. What a later turn says of earlier tokens is what other
-    weights may have made of them. Of a single turn's bare int32 the view has no copy in it: ``.tolist()`` or
-    ``torch.frombuffer`` make one.
+    A turn's routing covers its whole prompt and completion. From each turn come the rows after the end of the earlier turn:
+    for its own tokens, and for the context that it read first. A later turn's rows for earlier tokens may be of other weights.
+    For a single turn's bare int32, the result is a view without a copy.
     Shapes: -> (T - 1, layers, top_k), int32.
     Raises: CaptureError when the bytes do not fit the sequence and the model's dimensions.
     """
@@ -28,7 +27,7 @@ def routed_experts(sample: Sample, *, layers: int, top_k: int) -> memoryview[Any
     parts: list[bytes] = []
     begin = 0
     for span in sorted(sample.routed_experts, key=lambda span: span.stop):
-        end = span.stop - 1  # nothing was sampled from the last token yet
+        end = span.stop - 1  # the last token has no routing: nothing was sampled after it
         parts.append(_rows(sample, span, (end, layers, top_k))[begin * row : end * row])
         begin = end
     rows = len(sample.token_ids) - 1

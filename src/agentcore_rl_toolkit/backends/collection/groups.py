@@ -42,7 +42,7 @@ MaskReason = Literal[
 ]
 PolicyFailures = Literal["score", "mask"]
 
-# What every trainer reproduces: nothing is cut off, nothing is sharpened.
+# The sampling that every trainer reproduces: without cuts and penalties.
 WHOLE_DISTRIBUTION: Mapping[str, float] = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0}
 
 
@@ -51,8 +51,8 @@ def trained_temperature(sampling_params: Mapping[str, Any] | None) -> float:
     found = (sampling_params or {}).get("temperature", 1.0)
     if not isinstance(found, (int, float)) or not 0 < found < math.inf:
         raise ConfigError(
-            f"a run cannot train at temperature {found!r}: the likeliest token is always taken at 0, which leaves nothing to "
-            "compare; give a number above 0 (1 samples from the policy as it is)"
+            f"a run cannot train at temperature {found!r}: at 0 all rollouts of an input are the same; give a number "
+            "above 0 (1 samples from the unchanged distribution)"
         )
     return float(found)
 
@@ -75,8 +75,8 @@ class Reward:
 def read_reward(record: Mapping[str, Any]) -> Reward | None:
     """Read `rewards` (or `reward`) of a record: a number, a per-turn list, or `{"reward": ..., <metric>: ...}`.
 
-    `turn_rewards` is read as well. None when the record has no reward, which is never the same as reward 0.
-    Raises: ContractError when something is there that is not a finite number.
+    `turn_rewards` is read as well. None when the record has no reward; this is never reward 0.
+    Raises: ContractError if a value is not a finite number.
     """
     value = extract_reward(record)
     if value is None:
@@ -94,8 +94,8 @@ def read_reward(record: Mapping[str, Any]) -> Reward | None:
 class GroupRequest:
     """An input to roll out `n` times.
 
-    `payload` is what the agent receives (without `_rollout`); `overrides` go into its `_rollout` block. `group` names what its
-    rollouts are compared with, where trainers ask for the rollouts of one input one by one; None: with each other.
+    `payload` is what the agent receives (without `_rollout`); `overrides` go into its `_rollout` block. `group` is a key that
+    groups share if trainers ask for the rollouts of one input one by one. None: the rollouts are compared with each other.
     Raises: ConfigError, ContractError.
     """
 
@@ -170,13 +170,13 @@ class CollectConfig(Credit):
             object.__setattr__(self, "credit", "episode")
             object.__setattr__(self, "teacher_url", None)
         if self.score is not None and self.credit == "turn":
-            raise ConfigError("a scorer gives one reward to a whole rollout: credit `turn` cannot come from it")
+            raise ConfigError("a scorer gives one reward per rollout: it cannot be used with credit `turn`")
         self.check_temperature((self.sampling_params or {}).get("temperature", 1), "sampling_params.temperature")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CollectedRollout:
-    """A rollout after its end, kept whatever happened to it.
+    """A rollout after its end, also a failed one.
 
     `reward` is None when there is none; `trajectory` is None without a gateway or when its turns could not be put
     together; `error` is the exception behind any outcome but `ok` (of an agent that raised it carries the traceback);
@@ -197,7 +197,7 @@ class CollectedRollout:
     reward: float | None = None
     reward_detail: Reward | None = None
     record: Mapping[str, Any] | None = field(default=None, repr=False)
-    # Megabytes each: a traceback or a signal handler that prints a rollout must not pay for them.
+    # Megabytes each: a traceback that prints a rollout must not contain them.
     trajectory: Trajectory | None = field(default=None, repr=False)
     capture: SessionCapture | None = field(default=None, repr=False)
     error: BaseException | None = None
@@ -217,9 +217,9 @@ class CollectedRollout:
 
     @property
     def score(self) -> float | None:
-        """Its value in an evaluation: its reward, 0 where agent or policy failed, None where it is unknown.
+        """The value in an evaluation: the reward, 0 if agent or policy failed, None if it is unknown.
 
-        A failure of the infrastructure says nothing, and neither does an agent that returned without a reward.
+        It is unknown after a failure of the infrastructure, and for an agent that returned no reward.
         """
         if self.outcome is Outcome.OK:
             return self.reward
@@ -268,7 +268,7 @@ class UsableSteps:
     unusable: int = field(default=0, init=False)  # steps in a row
 
     def check(self, groups: Sequence[Group], *, rows: bool = True) -> None:
-        """Count a step. Without ``rows`` the trainer made none of its rollouts.
+        """Count a step. ``rows`` is False if the trainer used none of its rollouts.
 
         Raises: RolloutError with the most frequent reason and its first case.
         """
@@ -391,7 +391,7 @@ def sampling_note(trained_tokens: int, other_sampling: Mapping[str, int]) -> str
         top_p = next((float(word[6:]) for word in how.split(", ") if word.startswith("top_p ")), None)
         by = (
             "" if top_p is None else f" by up to {1 - top_p:.2g}"
-        )  # what top_p keeps has at least that share of the mass
+        )  # the kept tokens have at least this share of the probability
         share = tokens / max(1, trained_tokens)
         parts.append(f"{share:.0%} of the trained tokens were sampled at {how}: their ratios are wrong{by}")
     return "; ".join(parts) or None

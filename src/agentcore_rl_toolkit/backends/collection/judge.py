@@ -44,10 +44,10 @@ from .samples import rewards_of_turns
 
 log = logging.getLogger(__name__)
 
-# Types of the gateway's refusals that are the policy's failures, and what the policy failed at.
+# The gateway's refusals that are failures of the policy, and the kind of failure.
 LIMITS = {"turn_limit": "turns", "context_overflow": "context"}
-STILL_CALLING_S = 30.0  # between the last model call and the deadline of an agent that still works
-# Whatever their record says: what the policy did is with the gateway, and an agent whose model calls fail has not failed itself.
+STILL_CALLING_S = 30.0  # limit between the last model call and the deadline for an agent that still calls the model
+# The gateway decides these, whatever the record says: an agent whose model calls fail has not failed itself.
 _TAKEN_BY_A_LOST_GATEWAY = (Outcome.OK, Outcome.AGENT_ERROR, Outcome.INVALID)
 
 
@@ -161,7 +161,7 @@ def _judged(
         versions = trained_versions(trajectory)
         if reason is None and flaw is not None:
             reason = "no_tokens"
-            if outcome is Outcome.OK:  # a policy that failed before its first token has failed all the same
+            if outcome is Outcome.OK:  # a policy may fail before its first token
                 outcome, error, cause = Outcome.INVALID, flaw, Cause.INFRASTRUCTURE
         if reason is None and config.credit == "turn" and outcome is Outcome.OK and reward is not None and trajectory:
             try:
@@ -193,13 +193,13 @@ def _judged(
 
 
 def advice_of(record: Mapping[str, Any] | None) -> str:
-    """Return what to change if an agent ran as it is and no model call of it arrived; otherwise an empty text."""
+    """Return advice if an unmodified agent ran and no model call arrived, otherwise an empty text."""
     calls = (record or {}).get(CALLS_FIELD)
     return advise_on_calls(calls["gateway"], calls["elsewhere"]) if isinstance(calls, Mapping) else ""
 
 
 def _still_calling(end: CollectedRollout, capture: Any) -> bool:
-    """Return True if a model call had ended shortly before the rollout did: then neither engine nor gateway was at fault."""
+    """Return True if a model call ended shortly before the rollout, so that neither engine nor gateway hung."""
     finished_s = max((turn.finished_s or 0.0 for turn in capture.turns), default=0.0) if capture is not None else 0.0
     return end.ended_s is not None and end.ended_s - finished_s <= STILL_CALLING_S
 
@@ -247,9 +247,7 @@ def _reward(
             f"the record has no number in `rewards` ({given}): return a number, a list of them, or a dict with `reward`"
         )
         if ANSWER_FIELD in record:
-            message = (
-                "the agent runs as it is, so it returns no reward: --score FILE:FUNCTION names a function that scores"
-            )
+            message = "the agent runs unmodified and returns no reward: give a function that scores it with --score FILE:FUNCTION"
         return None, InvalidResultError(message, session_id=session_id, input_id=input_id)
     return reward, None
 
@@ -265,7 +263,7 @@ def _trajectory(
     """Return the trajectory, and the error if it cannot be trained on."""
     if capture is None:
         why = f": {fetch_error}" if fetch_error is not None else ""
-        error = GatewayError(f"no trajectory came from the gateway{why}", session_id=session_id, input_id=input_id)
+        error = GatewayError(f"the gateway returned no trajectory{why}", session_id=session_id, input_id=input_id)
         error.__cause__ = fetch_error
         return None, error
     try:
@@ -280,11 +278,11 @@ def _trajectory(
         f"its calls were sampled at {others}, and the trainer computes at temperature {temperature} without penalties: "
         "set that in sampling_params"
         if others
-        else f"every call is a side call under train={rule!r} ({side_calls}): name a tag of the calls that are to train"
+        else f"every call is a side call under train={rule!r} ({side_calls}): give a tag of the calls that train"
         if side_calls
-        else "the agent forces a tool or a schema in every call, and a grammar held the answers to it: set forced_tools to wish"
+        else "the agent forces a tool or a schema in every call, and a grammar enforced it: set forced_tools to wish"
         if "held_to_a_form" in trajectory.report.untrainable_reasons
-        else "did the agent call `_rollout.base_url` with its api_key, and does the engine return token ids and logprobs?"
+        else "check that the agent calls `_rollout.base_url` with its api_key, and that the engine returns token ids and logprobs"
     )
     return trajectory, InvalidResultError(
         f"the trajectory has no sampled token to train on: {why}",

@@ -1,4 +1,4 @@
-"""Places for sessions that may be alive at once, shared by all collections of a process."""
+"""Slots for live sessions, shared by all collections of a process."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import weakref
 class Places:
     """At most `limit` rollouts at once, on each event loop that uses it (a semaphore cannot serve two).
 
-    It also knows when something last moved: while rollouts get places, leave the runtime's queue or end, waiting is no
-    failure, however long the queue is.
+    It also has the time of the last move: while rollouts get slots, leave the runtime's queue or end, others may wait for any
+    time.
     """
 
     def __init__(self, limit: int) -> None:

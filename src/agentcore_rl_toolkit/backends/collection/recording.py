@@ -1,7 +1,7 @@
 """Writes collected rollouts into a run's folder: the one recorder under every trainer.
 
 A collection with a `Recording` writes each rollout as it is judged. Trainers add later numbers (the advantage, their own
-logprobs) where they have them.
+logprobs) if they have them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .groups import CollectedRollout, GroupRequest
 from .samples import Sample
 
 LOG_CHARACTERS = 20_000
-FILTERED = "filtered"  # mask reason of what a trainer left out of its batch
+FILTERED = "filtered"  # mask reason of rollouts that a trainer left out of its batch
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Recording:
         ``timeout_s`` is the collection's own limit of a running rollout.
         """
         if not hasattr(client, "flights"):
-            return contextlib.nullcontext()  # a client that the caller wrote
+            return contextlib.nullcontext()  # a client of the caller's own class
         sessions = functools.partial(gateway.sessions, running=True) if hasattr(gateway, "sessions") else None
         url = getattr(client, "endpoint_url", None)
         return in_flight(self.run.folder, _Flights(client, timeout_s), sessions, runtime_url=url)
@@ -90,7 +90,7 @@ class Recording:
                 try:
                     made.log = self.session_log(rollout.session_id)[-LOG_CHARACTERS:] or None
                 except (AgentCoreRLError, OSError):
-                    made.log = None  # a runtime that keeps none, or that has ended
+                    made.log = None  # the runtime keeps no logs, or has ended
             return made
 
         self.run.rollout(make)
@@ -132,10 +132,10 @@ class Recording:
         entropies: Sequence[float | None] | None = None,
         updates: int | None = None,
     ) -> None:
-        """Add what the trainer computed for a sequence of a rollout, by its index in the trajectory.
+        """Add the trainer's numbers for a sequence of a rollout, by its index in the trajectory.
 
-        Shapes: (T,), one entry per token of the sequence. ``updates`` counts the optimizer steps between the weights that
-        sampled and those that computed this.
+        Shapes: (T,), one entry per token of the sequence. ``updates`` counts the optimizer steps between the sampler's
+        weights and those that computed the numbers.
         """
         added = {"trainer_logprobs": logprobs, "entropies": entropies, "updates": updates}
         self.run.annotate(session_id, sequences={sequence: {k: v for k, v in added.items() if v is not None}})
@@ -151,7 +151,7 @@ def open_recording(
     """Return a recording into a folder, which is created if necessary. Close its ``run`` at the end.
 
     ``config`` is kept in `config.json` unless one is there; ``tokenizer`` is a folder with `tokenizer.json`, for the texts of
-    tokens. Where the environment names an OpenTelemetry collector, each rollout is sent there as spans.
+    tokens. If the environment names an OpenTelemetry collector, each rollout is sent to it as spans.
     """
     texts = TokenTexts(tokenizer) if tokenizer is not None else None
     run = RunWriter(folder, texts=texts, spans=SpanSender.from_env())
@@ -268,8 +268,8 @@ def gaps_of(own_R: Sequence[float], recorded_R: Sequence[float | None], mask_R: 
     return [abs(own - recorded) for own, recorded, mine in each if mine and recorded is not None]
 
 
-# The numbers that a step of any run has under one name, and the trainers' names for them. A divergence is named after the policy
-# that the one in training is compared with: the engine's as it sampled, that of the step's beginning, a frozen one, a teacher.
+# Shared names of a step's numbers, and the trainers' names for them. A divergence is named after the policy with which the
+# trained policy is compared: the engine's at sampling, that at the step's start, a frozen one, or a teacher.
 STEP_NUMBERS: Mapping[str, tuple[str, ...]] = {
     "loss": ("actor/pg_loss", "actor/loss", "train/loss", "loss"),
     "clip_fraction": ("actor/pg_clipfrac", "train/pg_clipfrac", "clip_ratio/region_mean", "clip_fraction"),

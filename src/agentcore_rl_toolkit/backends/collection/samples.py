@@ -1,4 +1,4 @@
-"""Groups -> training samples, which every backend converts into its trainer's own data."""
+"""Groups -> training samples, which every backend converts into its trainer's data."""
 
 from __future__ import annotations
 
@@ -78,16 +78,16 @@ def to_samples(
 ) -> list[Sample]:
     """Make the samples of all usable rollouts, in group, rollout and branch order. Add counts to ``report``.
 
-    Rollouts without an advantage (masked, or without a baseline under RLOO) give no sample; nothing is padded or made
-    up. Sequences without a token to train on are left out; they carry weight 0. A rollout needs no reward where only a teacher
-    gives the advantages.
+    Rollouts without an advantage (masked, or without a baseline under RLOO) give no sample; nothing is padded.
+    Sequences without a token to train on are left out; they have weight 0. If only a teacher gives the advantages, rollouts need
+    no reward.
     Raises: ConfigError on an unknown estimator, a reward that is not finite, or a usable rollout without one.
     """
     bare = next((r for g in groups for r in g.usable if r.reward is None), None)
     if bare is not None and credit.uses_rewards:
         raise ConfigError(
-            f"rollout {bare.session_id} has no reward (it was collected with require_reward off): give every rollout one "
-            "first"
+            f"rollout {bare.session_id} has no reward (it was collected with require_reward off): give every rollout a "
+            "reward first"
         )
     found: list[Sample] = []
     for group_index, group in enumerate(groups):
@@ -181,9 +181,8 @@ def rollout_samples(
 def rewards_of_turns(reward: Reward, trajectory: Trajectory, capture: Any) -> dict[str, float]:
     """Return the reward of each model call that the agent rewards, by turn id, in the order of their start.
 
-    The agent names calls by the ids of the replies that it got (`turn_rewards`), or its list of `rewards` has one number for
-    each call that trains. A list that does not fit may fit without the calls that were sent again and not continued: an agent
-    counts a call that it repeated once.
+    The keys of `turn_rewards` are the ids of the agent's replies. A list of `rewards` has one number for each call that trains.
+    If its length does not match, calls that were repeated and not continued are left out: an agent counts a repeated call once.
     Raises: ContractError with what the agent should return.
     """
     turns = sorted(capture.turns, key=lambda turn: (turn.index, turn.choice_index))

@@ -16,7 +16,7 @@ from ..llm_judge import JudgeScore, JudgeSettings, dialogue_of, judge_group
 from ..scorer import Scorer
 from .groups import CollectedRollout, Group, Reward
 
-AT_ONCE = 8  # groups of a process; two calls each
+AT_ONCE = 8  # groups that a process judges at once, with two calls each
 _warnings = WarnsOnceAMinute(logging.getLogger(__name__))
 
 
@@ -49,7 +49,7 @@ async def scored(group: Group, settings: JudgeSettings) -> Group:
 
     The judge reads the usable rollouts that ended `ok`. A failure of the policy keeps the reward that its agent declares.
     """
-    alone = settings.judge_weight == 1  # else a rollout needs a reward of its agent, too
+    alone = settings.judge_weight == 1  # otherwise a rollout needs its agent's reward, too
     read = [r for r in group.rollouts if r.usable and r.outcome is Outcome.OK and (alone or r.reward is not None)]
     if not read:
         return group

@@ -1,11 +1,11 @@
 """Sessions at the gateway: made, fetched and deleted in bulk, through a restart of the gateway.
 
-All collections of an event loop share them, so a trainer that asks for one rollout at a time makes few calls: while a call is
-under way, the sessions of the next one gather. Sessions are deleted when the last collection ends, or 256 at a time.
+All collections of an event loop share them, so a trainer that asks for one rollout at a time makes few calls: during a call,
+the sessions of the next call are collected. Sessions are deleted when the last collection ends, or 256 at a time.
 
-The collection waits for a gateway that cannot be reached: its store is durable, so its records are there when it is back. An
-answer that cannot be read is asked for again in halves, so that one broken session spoils no other. One of several gateways that
-stays away for longer is lost, with its sessions.
+The collection waits for a gateway that cannot be reached: its store is durable, so its records are there when it is back. If an
+answer cannot be read, each half is asked for again, so that a broken session does not affect others. If one of several gateways
+stays away for longer, its sessions are lost.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 GATEWAY_LOOK_S = 2.0  # between two checks of several gateways
-SESSIONS_PER_CALL = 256  # keeps a bulk reply of 20-turn sessions at tens of MB
+SESSIONS_PER_CALL = 256  # a bulk reply of 20-turn sessions then has tens of MB
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
 
-# A gateway that restarts, behind a proxy or not; any other status is an answer, which asking again would repeat.
+# The statuses of a gateway that restarts, also behind a proxy. Any other status would be the same again.
 _PASSING = (None, 429, 502, 503, 504)
 _REFUSED = (401, 403)
 
 
 class _Joined(Generic[T]):
-    """A bulk call for the sessions that gather while the one before it is under way."""
+    """A bulk call for the sessions that arrived during the last call."""
 
     def __init__(self, call: Callable[[list[str]], Awaitable[Mapping[str, T]]]) -> None:
         self._call = call
@@ -64,7 +64,7 @@ class _Joined(Generic[T]):
 
     async def _run(self) -> None:
         while self._waiting:
-            await asyncio.sleep(0)  # what starts at the same moment comes along
+            await asyncio.sleep(0)  # calls that start at the same time join it
             batch = {name: self._waiting.pop(name) for name in list(self._waiting)[:SESSIONS_PER_CALL]}
             self.under_way = frozenset(name for name, result in batch.items() if not result.done())
             try:
@@ -77,7 +77,7 @@ class _Joined(Generic[T]):
                 for name, result in batch.items():
                     if not result.done():
                         result.set_result(found[name])
-                    await asyncio.sleep(0)  # building trajectories must not hold up records that arrive meanwhile
+                    await asyncio.sleep(0)  # building trajectories must not delay records that arrive meanwhile
             finally:
                 self.under_way = frozenset()
 
@@ -93,7 +93,7 @@ class Sessions:
         found = tuple(getattr(gateway, "urls", ()))
         self.urls: tuple[str, ...] = found if len(found) > 1 else ()  # the gateways, if there are several
         self._warnings = WarnsOnceAMinute(log)
-        # When each gateway that does not answer was last asked with success.
+        # The time of the last answer of each gateway that does not answer now.
         self._silent_since_s: dict[str | None, float] = {}
         self._looked_s = 0.0
         self._collections = 0
@@ -130,7 +130,7 @@ class Sessions:
 
     @property
     def lost(self) -> set[str]:
-        """The gateways that have been away for so long that they are not waited for."""
+        """The gateways that have been away for longer than the patience."""
         return {url for url, away_s in self.away.items() if away_s >= self._config.gateway_patience_s}
 
     async def look(self) -> None:
@@ -141,14 +141,14 @@ class Sessions:
         try:
             await self._gateway.away_async()
         except (OSError, GatewayError) as e:
-            log.warning("could not look at the gateways: %s", e)
+            log.warning("the gateways could not be checked: %s", e)
 
     async def make(self, session_ids: Sequence[str], params: Mapping[str, Any] | None) -> dict[str, Any]:
         """Open sessions with these sampling parameters. Returns their addresses. Raises: GatewayError."""
         config, name = self._config, repr(params)
 
         async def create(part: list[str]) -> Mapping[str, Any]:
-            # Opening a session that is open already gives the same one, so a lost reply may be asked for again.
+            # Opening an open session returns the same one, so the request may be repeated after a lost reply.
             return {
                 handle.session_id: handle
                 for handle in await self._gateway.create_sessions_async(
@@ -174,7 +174,7 @@ class Sessions:
     async def take(self, session_id: str, url: str | None) -> tuple[Any, BaseException | None]:
         """Close a session and return its record, or the error that prevented this.
 
-        A gateway that does not answer holds up only its own sessions.
+        A gateway that does not answer delays only its own sessions.
         """
         url = url if url in self.urls else None
 
@@ -191,8 +191,8 @@ class Sessions:
     ) -> tuple[dict[str, Any], dict[str, BaseException]]:
         """Close sessions and return their records, and an error for each record that is missing.
 
-        Those stay at the gateway when the batch is deleted; not with one of several gateways
-        that is lost: should it come back, they are deleted. ``url`` is the gateway that has them, of several.
+        These sessions stay at the gateway when the batch is deleted, except those of a lost gateway, which are deleted if it
+        comes back. ``url`` is their gateway, if there are several.
         """
         if not session_ids:
             return {}, {}
@@ -235,7 +235,7 @@ class Sessions:
         await self._delete()
 
     async def _delete(self) -> None:
-        """Delete ended sessions if they fill a call, or if the last collection has ended. A failure is logged, and they stay."""
+        """Delete ended sessions if they fill a call, or if the last collection has ended. Log a failure, and keep them."""
         making = frozenset[str]().union(*(joined.under_way for joined in self._makes.values()))
         while len(self._ended) >= SESSIONS_PER_CALL or (self._ended and not self._collections):
             part = [name for name in self._ended if name not in making][:SESSIONS_PER_CALL]
@@ -253,7 +253,7 @@ class Sessions:
                 self._ended.clear()
 
     async def _ask(self, call: Callable[[], Awaitable[Any]], what: str, url: str | None = None) -> Any:
-        """Ask until the gateway answers or has been away for `gateway_patience_s`. Raises: what came last."""
+        """Ask until the gateway answers or has been away for `gateway_patience_s`. Raises: the last error."""
         silent_since_s = self._silent_since_s
         limit_s, pause_s = self._config.gateway_timeout_s, FIRST_PAUSE_S
         while True:

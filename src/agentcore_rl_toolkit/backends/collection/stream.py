@@ -4,9 +4,9 @@ How a stream runs. Each group is one collection (`collect_async`), and all share
 when a place is free and the trainer will be able to train it in time; a group is handed out when all its rollouts have ended.
 
 How old a rollout may be. Batch t is trained from weight version t. With `max_staleness` S a group whose first rollout started at
-version v has to be in batch v + S or an earlier one. Two rules keep that without throwing anything away:
+version v has to be in batch v + S or an earlier one. Two rules keep this limit without discarding rollouts:
 
-- *Starts are held back.* At most (S + 1) batches of groups are started and not yet trained, so there is a place in a batch for
+- *Starts are delayed.* At most (S + 1) batches of groups are started and not yet trained, so there is a place in a batch for
   each of them. With S = 0 nothing starts before the last batch is trained: the synchronous loop.
 - *The oldest go first.* A batch takes the finished groups that are due soonest. It is handed out only if the later batches have
   room for all groups that are due then. Otherwise, the trainer waits for the slow ones, which is the price of the limit.
@@ -16,7 +16,7 @@ next one of the data, at most (F - 1) batches of them for each batch that is han
 Source: dynamic sampling, DAPO, arXiv:2503.14476.
 
 Every group is one position in the data. `state` holds the positions that are started and not trained: a stream that starts
-from it starts these first, so neither a kill nor a slow input costs a prompt.
+from it starts these first, so a kill or a slow input loses no prompt.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class GroupStream:
         self._may_replace = int((replace_up_to - 1) * batch_groups)
         self.batch_groups, self.max_staleness, self.weight_version = batch_groups, max_staleness, weight_version
         self._requests, self._on_rollout, self._recording = requests, on_rollout, recording
-        self._config = replace(config, max_staleness=None)  # age is looked at when a group is handed out
+        self._config = replace(config, max_staleness=None)  # the age is checked when a group is handed out
         places = places or Places(config.max_concurrent)
         self._collect = partial(collect_async, client=client, gateway=gateway, config=self._config, places=places)
         state = state or {}
@@ -114,7 +114,7 @@ class GroupStream:
     async def take_async(self) -> list[Group]:
         """Return the next batch in the order of the data: `batch_groups` groups, or fewer at the end of the data.
 
-        Raises: GatewayError and the like when a group's collection cannot continue; what `requests` raises.
+        Raises: GatewayError and the like when a group's collection cannot continue; the errors of `requests`.
         """
         while True:
             self._moved.clear()
@@ -148,10 +148,10 @@ class GroupStream:
             if len(self._open) + len(self._handed) >= self.batch_groups * (self.max_staleness + 1):
                 return
             if any(opened.queued for opened in self._open.values()):
-                return  # all places are taken: who waits already comes first
+                return  # all slots are taken: the waiting groups come first
             try:
                 self._start()
-            except Exception as e:  # the data's or the caller's; it is raised where the next batch is taken
+            except Exception as e:  # an error of the data or the caller; `take_async` raises it
                 self._failure = e
 
     def _start(self) -> None:
@@ -160,7 +160,7 @@ class GroupStream:
         if request is None:
             if self._again:
                 raise ConfigError(
-                    f"the data ends before position {position}, which was in flight: is it the same data?"
+                    f"the data ends before position {position}, which was in flight: resume with the same data"
                 )
             self._ended = True
             return
@@ -179,7 +179,7 @@ class GroupStream:
             )
         except asyncio.CancelledError:
             raise
-        except Exception as e:  # a gateway that makes no sessions; raised where the next batch is taken
+        except Exception as e:  # the gateway cannot make sessions; `take_async` raises the error
             self._failure = self._failure or e
         else:
             opened.queued = 0

@@ -1,4 +1,4 @@
-"""A teacher: an engine with another model of the student's vocabulary, asked for the logprobs of what the student sampled.
+"""A teacher: an engine with another model of the student's vocabulary, asked for the logprobs of the student's tokens.
 
 Its route is vLLM's ``/v1/completions`` with token ids and ``prompt_logprobs``, which the built-in policy server has, too.
 Source: vLLM 0.32, `entrypoints/openai/completion/protocol.py`.
@@ -23,7 +23,7 @@ from ..chat import reply, tried
 from .groups import CollectedRollout
 
 KEY_ENV = "AGENTCORE_RL_TEACHER_KEY"
-CALL_S = 120.0  # reads 100,000 tokens
+CALL_S = 120.0  # time to read 100,000 tokens
 PROBED = 128  # tokens whose texts are compared, besides the special ones
 AT_ONCE = 16  # tokens of a probe
 MAX_GAP = 20.0  # nats between teacher and student; vLLM writes -9999 for a token of probability 0
@@ -50,7 +50,7 @@ class Teacher:
             try:
                 self._model = str(json.loads(models)["data"][0]["id"])
             except (LookupError, TypeError, ValueError) as e:
-                raise UpstreamError("it names no model at /v1/models", status=200) from e
+                raise UpstreamError("it lists no model at /v1/models", status=200) from e
         body = {"model": self._model, "prompt": list(ids), "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
         return await reply(f"{url}/v1/completions", body, key=key, timeout_s=CALL_S)
 
@@ -61,11 +61,11 @@ class Teacher:
             return [(float(token["logprob"]), str(token["decoded_token"])) for token in found]
         except (LookupError, TypeError, ValueError) as e:
             raise UpstreamError(
-                "no prompt_logprobs of token ids: a teacher is vLLM or `policy serve`", status=200
+                "it returns no prompt_logprobs of token ids: a teacher must be vLLM or `policy serve`", status=200
             ) from e
 
     def check(self, tokenizer: Path | str | None) -> None:
-        """Compare what the tokens mean to student and teacher: the special ones, and others from all over the vocabulary.
+        """Compare the student's and the teacher's texts of tokens: of special ones, and of others from all over the vocabulary.
 
         ``tokenizer`` is the student's folder. Raises: ConfigError with the reason.
         """
@@ -110,7 +110,7 @@ class Teacher:
 
 
 def _bounded(gap: float) -> float:
-    """Keep one token that the teacher never samples from outweighing all others. Raises: UpstreamError on NaN."""
+    """Bound the gap of tokens that the teacher never samples: they would outweigh all others. Raises: UpstreamError on NaN."""
     if math.isnan(gap):
         raise UpstreamError("its logprobs are not numbers (NaN)", status=200)
     return max(-MAX_GAP, min(MAX_GAP, gap))

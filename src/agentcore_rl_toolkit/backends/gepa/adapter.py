@@ -1,7 +1,7 @@
 """GEPA's search over rollouts.
 
-The reflection model sees rollouts of one half of the rows, texts are compared on the other half. A proposed text first runs on
-the few rows whose failures it was written for; where it does better there than its parent, it runs on the whole other half.
+The reflection model sees rollouts of one half of the rows; texts are compared on the other half. A proposed text first runs on
+the rows whose failures led to it. If it is better than its parent on these, it runs on all of the other half.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class _Adapter:
         self._run, self._batch, self._resumed = run, batch, resumed
 
     def evaluate(self, batch: Sequence[EvalRow], candidate: dict[str, str], capture_traces: bool = False) -> Any:
-        """Run the rows. One without a score gets the mean of the others: it is left out of the mean."""
+        """Run the rows. A row without a score gets the mean of the others, and so does not change the mean."""
         if self._resumed:  # GEPA asks for the first texts' scores before it reads them from its state
             self._resumed = False
             return self._batch(outputs=[""] * len(batch), scores=[0.0] * len(batch))

@@ -9,11 +9,11 @@ from typing import Any
 from ...errors import TrainingServiceError, UpstreamError
 from ..chat import TOKENS, ask
 
-DEADLINE_S = 600.0  # a reasoning model writes for minutes
+DEADLINE_S = 600.0  # a reasoning model may take minutes
 
 
 class Reflection:
-    """Asks the model; GEPA calls it with a prompt. ``spent`` is called with what each answer cost.
+    """Asks the model; GEPA calls it with a prompt. ``spent`` is called with the cost of each answer.
 
     ``error`` is the first failure after the last attempt. Later calls fail at once: GEPA itself would continue and spend
     rollouts.
@@ -32,7 +32,7 @@ class Reflection:
 
         def read(text: str) -> str:
             if not text.strip() or not usage["prompt_tokens"]:
-                raise UpstreamError("the answer has no text, or does not count its tokens")
+                raise UpstreamError("the answer has no text or no count of its tokens")
             return text
 
         try:

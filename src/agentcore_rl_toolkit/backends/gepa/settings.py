@@ -16,9 +16,9 @@ class SearchSettings(JudgeSettings):
     """Settings of `agentcore-rl optimize`, by `--set NAME=VALUE`.
 
     ``max_rollouts`` counts all rollouts, with their further attempts. ``batch`` rows show a text's failures to the reflection
-    model, and are the first test of what it proposes. The search ends when the mean reward of a text is ``perfect``. ``retries``
+    model, and are the first test of a proposed text. The search ends when the mean reward of a text is ``perfect``. ``retries``
     follow failures of the infrastructure. ``max_usd`` is a budget in the prices below it and `judge_price`. A judge's scores are
-    rewards, and its words are shown to the reflection model.
+    rewards, and the reflection model sees its reasons.
     """
 
     max_rollouts: Count = 500

@@ -1,7 +1,7 @@
 """``python -m agentcore_rl_toolkit.backends.rllm.main key=value ...``: rLLM's unified trainer over AgentCore.
 
-Takes rLLM's own hydra overrides. The data set is the one named by RLLM_DATASET in rLLM's registry
-(`examples/strands_math_agent/prepare.py` puts GSM8K there). RLLM_RECORD_DIR names the folder that keeps the rollouts for
+Takes rLLM's own hydra overrides. RLLM_DATASET is a data set in rLLM's registry
+(`examples/strands_math_agent/prepare.py` registers GSM8K). RLLM_RECORD_DIR names the folder that keeps the rollouts for
 `agentcore-rl view`. RLLM_MAX_MEAN_LOGPROB_GAP is the largest mean difference, in nats, between the logprobs of engine and trainer
 with which the run continues; "none" is no limit.
 """

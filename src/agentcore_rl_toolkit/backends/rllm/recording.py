@@ -31,9 +31,9 @@ from ..collection.recording import FILTERED, Recording, open_recording, step_num
 
 log = logging.getLogger(__name__)
 
-# What rLLM logs of a step's sampled logprobs and its trainer's own, in nats a token. On Tinker the mean of their absolute
-# difference. On verl the mean of their difference, which for tokens that the engine sampled estimates the KL divergence: of the
-# logprobs before the update, and of those in it, where verl takes the sampled ones for the former (then the first is 0).
+# rLLM's log of the difference between sampled and the trainer's logprobs, in nats per token. Tinker: the mean absolute
+# difference. verl: the mean difference, which estimates the KL divergence for tokens of the engine, before the update and in it.
+# If verl uses the sampled logprobs as its own, the first is 0.
 GAPS = ("train/kl_sample_train_v1", "offpolicy/kl", "actor/ppo_kl")
 
 
@@ -50,8 +50,8 @@ class Capture:
 class Recorder:
     """Writes the rollouts of this process's rLLM trainer. Only `check` ends the run.
 
-    ``filtering`` is rLLM's section `rllm.compact_filtering`; ``max_mean_gap`` is by how much sampled logprobs and the
-    trainer's may differ on average (nats), None without a limit.
+    ``filtering`` is rLLM's section `rllm.compact_filtering`; ``max_mean_gap`` is the limit of the mean difference
+    between sampled and the trainer's logprobs (nats), None without a limit.
     """
 
     folder: str
@@ -87,10 +87,10 @@ class Recorder:
             fetch_error=None,
             config=CollectConfig(),
             weight_version=None,
-            sampling_params={"temperature": None},  # rLLM's own, which it scales its logits by
+            sampling_params={"temperature": None},  # rLLM's temperature, by which it divides its logits
         )
         if not validation and rollout.mask_reason is not None and capture.turns and not self._masked(episode):
-            # What rLLM does without its filter: a failure is trained as reward 0.
+            # Without its filter, rLLM trains a failure as reward 0.
             rollout = replace(rollout, mask_reason=None, reward=_reward(episode))
         with self._lock:
             recording = self._opened(step, validation)
@@ -100,7 +100,7 @@ class Recorder:
                 self._session_of |= {trajectory.uid: session_id for trajectory in episode.trajectories}
 
     def logged(self, data: Mapping[str, Any], step: int, groups: Sequence[Any] | None) -> None:
-        """Add what rLLM logs of a step: its numbers, and the advantages of what it trained."""
+        """Add rLLM's log of a step: its numbers, and the advantages of the trained rollouts."""
         with self._lock:
             if self._recording is None:
                 return
@@ -113,16 +113,16 @@ class Recorder:
                 if session_id is not None and session_id in self._open:
                     del self._open[session_id]
                     run.annotate(session_id, step=step, advantage=advantage_of(trajectory))
-            if not self.asynchronous:  # else the others may still wait in rLLM's buffer
+            if not self.asynchronous:  # otherwise the others may still be in rLLM's buffer
                 for session_id in self._open:
                     run.annotate(session_id, mask_reason=FILTERED)
                 self._open.clear()
                 self._session_of.clear()
 
     def check(self, data: Mapping[str, Any], step: int) -> None:
-        """Look at what rLLM logs of a step: was it sampled from the trainer's weights?
+        """Check by rLLM's log of a step that it was sampled from the trainer's weights.
 
-        In asynchronous modes nothing is judged: their rollouts differ by what the trainer has learnt since.
+        Asynchronous modes are not checked: the trainer has learned since their rollouts began.
         Raises: WeightsError, which ends the run.
         """
         limit = self.max_mean_gap
@@ -214,7 +214,7 @@ def attach(*made_of: Any, **more: Any) -> Recorder:
 
 
 class _Noting:
-    """rLLM's client, whose futures the recorder keeps: they know outcome, cause, record and stages."""
+    """rLLM's client, whose futures the recorder keeps: they have outcome, cause, record and stages."""
 
     def __init__(self, client: Any, recorder: Recorder) -> None:
         self._client, self._recorder = client, recorder
@@ -265,7 +265,7 @@ def capture_of(episode: Any) -> Capture:
                 prompt_ids=list(step.prompt_ids),
                 completion_ids=ids,
                 logprobs=logprobs if len(logprobs) == len(ids) else [None] * len(ids),
-                # rLLM trains every step that it has, so none counts as broken off.
+                # rLLM trains all of its steps, so none counts as cut off.
                 finish_reason=getattr(step.model_output, "finish_reason", None) or "stop",
                 weight_version_first=version,
                 weight_version_last=version,

@@ -1,4 +1,4 @@
-"""rLLM runs: the keys its AgentCore runtime reads, as one file, and the command they become."""
+"""rLLM runs: one file with the keys of its AgentCore runtime, and the resulting command."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class RllmConfig(Settings):
 
     def model_post_init(self, _: Any) -> None:
         if self.backend == "tinker" and self.temperature != 1.0:
-            raise ConfigError("temperature must be 1 with backend tinker: its losses are those of temperature 1")
+            raise ConfigError("temperature must be 1 with backend tinker, which computes losses at temperature 1")
 
     @classmethod
     def from_file(cls, path: str | Path) -> RllmConfig:
@@ -119,7 +119,7 @@ class RllmConfig(Settings):
         }
         given = {*self.overrides, *(word.lstrip("+~").partition("=")[0] for word in self.words)}
         if owned := sorted(given & {key.lstrip("+") for key in values if key not in OPEN}):
-            raise ConfigError(f"{', '.join(owned)}: this follows from the settings of this backend; change the setting")
+            raise ConfigError(f"{', '.join(owned)}: the settings of this backend set this key; change the setting")
         values |= self.overrides
         return [*(f"{key}={hydra_value(value)}" for key, value in values.items()), *self.words]
 
