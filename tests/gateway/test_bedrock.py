@@ -202,23 +202,6 @@ async def test_parts_that_the_model_does_not_get_are_counted(
     assert turn.left_out == {"guardrailConfig": 1, "performanceConfig": 1, "document": 1, "image": 1}
 
 
-@pytest.mark.parametrize(
-    ("choice", "expected"),
-    [
-        ({"any": {}}, "required"),
-        ({"tool": {"name": "add"}}, {"type": "function", "function": {"name": "add"}}),
-        ({"auto": {}}, None),
-    ],
-)
-async def test_tool_choices(
-    engine: ScriptedEngine, aws: Callable[..., Any], choice: dict[str, Any], expected: Any
-) -> None:
-    engine.replies.append({"content": None, "tool_calls": [CALL]})
-    reply = await whole(aws(), stream=False, messages=USER, toolConfig={**TOOLS, "toolChoice": choice})
-    assert reply["stopReason"] == "tool_use"
-    assert engine.calls[0].body.get("tool_choice") == expected
-
-
 async def test_a_schema_reaches_the_engine(engine: ScriptedEngine, aws: Callable[..., Any]) -> None:
     shape = {"jsonSchema": {"name": "sum", "schema": json.dumps(SCHEMA)}}
     output = {"textFormat": {"type": "json_schema", "structure": shape}}
@@ -438,25 +421,6 @@ async def test_invoke_model_with_openais_chat(
         await asyncio.to_thread(bedrock.invoke_model, **asked)
     capture = await captured(client, session)
     assert [t.completion_ids for t in capture.turns] == [ids for s in engine.calls for ids in s.completion_ids]
-
-
-@pytest.mark.parametrize("streaming", [False, True])
-async def test_a_strands_agent_uses_a_tool(
-    engine: ScriptedEngine,
-    client: GatewayClient,
-    session: SessionHandle,
-    aws: Callable[..., Any],
-    streaming: bool,
-) -> None:
-    aws()  # its environment
-    engine.replies += [{"content": None, "tool_calls": [CALL]}, {"content": "w5"}]
-    model = BedrockModel(endpoint_url=address(session), region_name="us-west-2", model_id="m", streaming=streaming)
-    agent = Agent(model=model, tools=[add], system_prompt="be brief", callback_handler=None)
-    assert str(await asyncio.wait_for(agent.invoke_async("what is 1 + 3"), 30)).strip() == "w5"
-    assert engine.calls[1].body["messages"][-1]["content"] == "4"
-    capture = await captured(client, session)
-    assert [t.completion_ids for t in capture.turns] == [ids for seen in engine.calls for ids in seen.completion_ids]
-    assert len(build_trajectory(session.session_id, capture.turns).sequences) == 1
 
 
 async def test_an_agent_that_only_the_environment_leads_to_the_gateway(

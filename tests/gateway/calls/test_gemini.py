@@ -205,25 +205,6 @@ async def test_the_parameters_of_a_request_reach_the_engine(engine: ScriptedEngi
     assert engine.calls[-1].body["reasoning_effort"] == "low"
 
 
-@pytest.mark.parametrize(
-    ("mode", "names", "wanted"),
-    [
-        ("AUTO", None, None),
-        ("VALIDATED", None, None),
-        ("NONE", None, "none"),
-        ("ANY", None, "required"),
-        ("ANY", ["add"], {"type": "function", "function": {"name": "add"}}),
-    ],
-)
-async def test_modes_of_function_calling(
-    engine: ScriptedEngine, session: SessionHandle, mode: str, names: Any, wanted: Any
-) -> None:
-    calling = types.FunctionCallingConfig(mode=mode, allowed_function_names=names)
-    config = {"tools": TOOLS, "tool_config": types.ToolConfig(function_calling_config=calling)}
-    await reply_of(google(session), "hi", stream=False, **config)
-    assert engine.calls[0].body.get("tool_choice") == wanted
-
-
 async def test_schemas_reach_the_engine(engine: ScriptedEngine, session: SessionHandle) -> None:
     from pydantic import BaseModel
 

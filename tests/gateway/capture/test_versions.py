@@ -6,28 +6,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-import agentcore_rl_toolkit
-from agentcore_rl_toolkit.contract import new_session_id
-from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, UpstreamConfig
-from agentcore_rl_toolkit.gateway.capture.build import Texts, build
-from agentcore_rl_toolkit.gateway.capture.record import OK, Captured
-from agentcore_rl_toolkit.gateway.http.client import request
+from agentcore_rl_toolkit.gateway import Gateway, GatewayClient
 from agentcore_rl_toolkit.gateway.testing import logprob_of
 from agentcore_rl_toolkit.trajectory import Turn, build_trajectory
 from scripted_engine import Fault, ScriptedEngine
 
-from .reading import read_reply, read_stream
+from ..asking import MODEL, Start, asked_by, captured, opened, status_of, talking, until
 
-MODEL = Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights"
-USER = [{"role": "user", "content": "hello there"}]
-Start = Callable[..., Awaitable[Gateway]]
 Step = Callable[[Callable[[bytes], Awaitable[None]]], Awaitable[None]]
 
 
@@ -47,45 +38,32 @@ def event(
 
 
 @asynccontextmanager
-async def scripted(step: Step, **settings: Any) -> Any:
-    """A gateway over an engine whose stream a test writes, event by event, and a call that is on its way."""
+async def scripted(start_gateway: Start, step: Step, **settings: Any) -> AsyncIterator[Gateway]:
+    """A gateway in front of an engine whose streams a test writes, event by event. Version 1 is published."""
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
-        await reader.readexactly(int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0]))
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asked_by(reader)
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
 
         async def write(data: bytes) -> None:
             writer.write(b"%x\r\n%b\r\n" % (len(data), data))
             await writer.drain()
 
-        try:
-            await step(write)
-            writer.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
-            await writer.drain()
-        finally:
-            writer.close()
+        await step(write)
+        writer.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
+        await writer.drain()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    upstreams = (UpstreamConfig(url=f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", engine="vllm"),)
-    gateway = Gateway(GatewayConfig(upstreams=upstreams, **settings))
-    gateway.running.weight_version = 1
-    await gateway.start()
-    try:
+    async with talking(talk) as url:
+        gateway = await start_gateway(url, **settings)
+        gateway.running.weight_version = 1
         yield gateway
-    finally:
-        server.close()
-        await gateway.stop(grace_s=0.2)
 
 
 async def call(gateway: Gateway, **fields: Any) -> list[Turn]:
-    """One call of a session of its own; its turns."""
-    client = GatewayClient(gateway.url)
-    [session] = await client.create_sessions_async([new_session_id()])
-    body = {"model": "m", "messages": USER, **fields}
-    status, reply = await request("POST", session.base_url + "/chat/completions", body=body, key=session.api_key)
-    assert status == 200, reply
-    return (await client.fetch_async([session.session_id]))[session.session_id].turns
+    """Return the turns of a call in a session of its own."""
+    session = await opened(gateway)
+    assert await status_of(session, **fields) == 200
+    return (await captured(gateway, session)).turns
 
 
 MODES: list[dict[str, Any]] = [{}, {"model_dir": str(MODEL)}]
@@ -94,7 +72,7 @@ MODES: list[dict[str, Any]] = [{}, {"model_dir": str(MODEL)}]
 @pytest.mark.parametrize("settings", MODES, ids=["relayed", "rendered"])
 @pytest.mark.parametrize("published", [False, True])
 async def test_tokens_count_as_sampled_by_the_older_version_if_the_engine_names_none(
-    settings: dict[str, Any], published: bool
+    start_gateway: Start, settings: dict[str, Any], published: bool
 ) -> None:
     """Other weights are published during the reply, or they are about to be."""
     gateway: Gateway
@@ -107,7 +85,7 @@ async def test_tokens_count_as_sampled_by_the_older_version_if_the_engine_names_
             await client.set_weight_version_async(2)
         await write(event(303) + event(finish="stop"))
 
-    async with scripted(step, **settings) as gateway:
+    async with scripted(start_gateway, step, **settings) as gateway:
         [turn] = await call(gateway, stream=True)
     assert (turn.weight_version_first, turn.weight_version_last) == (1, 2 if published else 1)
     made = build_trajectory("s", [turn])
@@ -116,7 +94,9 @@ async def test_tokens_count_as_sampled_by_the_older_version_if_the_engine_names_
 
 
 @pytest.mark.parametrize("settings", MODES, ids=["relayed", "rendered"])
-async def test_each_choice_has_the_versions_that_were_said_of_it(settings: dict[str, Any]) -> None:
+async def test_each_choice_has_the_versions_that_were_said_of_it(
+    start_gateway: Start, settings: dict[str, Any]
+) -> None:
     """And only what is said beside tokens counts: an event at the end says what is there by then."""
 
     async def step(write: Callable[[bytes], Awaitable[None]]) -> None:
@@ -124,7 +104,7 @@ async def test_each_choice_has_the_versions_that_were_said_of_it(settings: dict[
         await write(event(303, version=6) + event(304, version=4, choice=1))
         await write(event(finish="stop", version=7) + event(finish="stop", version=5, choice=1))
 
-    async with scripted(step, **settings) as gateway:
+    async with scripted(start_gateway, step, **settings) as gateway:
         turns = await call(gateway, stream=True, n=2)
     assert [(t.weight_version_first, t.weight_version_last) for t in turns] == [(4, 6), (4, 4)]
 
@@ -182,9 +162,7 @@ async def test_a_whole_reply_that_began_before_the_change_counts_as_older(
     gate = asyncio.Event()
     engine.faults.append(Fault(gate=gate))
     running = asyncio.ensure_future(call(gateway))
-    async with asyncio.timeout(30):
-        while not engine.calls:  # noqa: ASYNC110  (a socket)
-            await asyncio.sleep(0.002)
+    await until(lambda: engine.calls)
     await client.pause_async(in_flight="continue")
     engine.weight_version = 2
     gate.set()
@@ -194,27 +172,3 @@ async def test_a_whole_reply_that_began_before_the_change_counts_as_older(
     assert (turn.weight_version_first, turn.weight_version_last) == (1, 2)
     [after] = await call(gateway)
     assert (after.weight_version_first, after.weight_version_last) == (2, 2)
-
-
-def versions(captured: Captured) -> tuple[int | None, int | None]:
-    """The versions of the record, of a call in which 1 and then 2 were published."""
-    about: Any = {"call_id": "c", "index": 0, "dialect": "chat", "started_s": 0.0}
-    record = build(OK, captured, texts=Texts(), messages=b"", fields=b"", published=(1, 2), stream=True, **about)
-    return record.weight_version_first, record.weight_version_last
-
-
-def test_a_stream_of_two_choices_ends_with_the_newest_of_both() -> None:
-    late = event(303, version=6, finish="stop")
-    early = event(304, version=5, choice=1, finish="stop")
-    stream = [event(301, prompt=True, version=5), event(302, version=5, choice=1), late, early, b"data: [DONE]\n\n"]
-    captured = read_stream(stream)
-    assert versions(captured) == (5, 6)
-    spans = [(c.weight_version_first, c.weight_version_last) for c in captured.choices]
-    assert spans == [(5, 6), (5, 5)]
-
-
-def test_a_reply_that_names_no_version_has_the_published_ones() -> None:
-    message = {"index": 0, "message": {"role": "assistant", "content": "x"}, "finish_reason": "stop", "token_ids": [7]}
-    message["logprobs"] = {"content": [{"logprob": -0.5}]}
-    captured = read_reply(json.dumps({"prompt_token_ids": [1], "choices": [message]}).encode())
-    assert versions(captured) == (1, 2)

@@ -144,17 +144,29 @@ def test_sampling_parameters_of_each_dialect() -> None:
         ("anthropic", {"type": "none"}, "none"),
         ("responses", {"type": "function", "name": "look_up"}, "tool:look_up"),
         ("responses", "none", "none"),
+        ("gemini", {"mode": "AUTO"}, "auto"),
+        ("gemini", {"mode": "VALIDATED"}, "auto"),
+        ("gemini", {"mode": "NONE"}, "none"),
+        ("gemini", {"mode": "ANY"}, "required"),
+        ("gemini", {"mode": "ANY", "allowedFunctionNames": ["look_up"]}, "tool:look_up"),
+        ("bedrock", {"auto": {}}, "auto"),
+        ("bedrock", {"any": {}}, "required"),
+        ("bedrock", {"tool": {"name": "look_up"}}, "tool:look_up"),
     ],
 )
 def test_tool_choice_of_each_dialect(name, given, expected) -> None:
-    tool = {"chat": CHAT_TOOL, "anthropic": ANTHROPIC_TOOL, "responses": RESPONSES_TOOL}[name]
-    request = parse(name, tools=[tool], tool_choice=given)
-    assert request.tool_choice == expected
-    body = request.to_chat_body()
-    if expected == "tool:look_up":
-        assert body["tool_choice"] == {"type": "function", "function": {"name": "look_up"}}
+    if name == "gemini":
+        more = {"tools": [{"functionDeclarations": [FUNCTION]}], "toolConfig": {"functionCallingConfig": given}}
+    elif name == "bedrock":
+        more = {"toolConfig": {"tools": [{"toolSpec": {"name": "look_up", "inputSchema": {}}}], "toolChoice": given}}
     else:
-        assert body["tool_choice"] == expected
+        tool = {"chat": CHAT_TOOL, "anthropic": ANTHROPIC_TOOL, "responses": RESPONSES_TOOL}[name]
+        more = {"tools": [tool], "tool_choice": given}
+    request = parse(name, **more)
+    assert request.tool_choice == expected
+    named = {"type": "function", "function": {"name": "look_up"}}
+    sent = {"tool:look_up": named, "auto": None}.get(expected, expected)
+    assert request.to_chat_body().get("tool_choice") == sent
 
 
 @pytest.mark.parametrize("name", ["chat", "responses", "anthropic", "gemini", "bedrock", "bedrock-invoke"])
