@@ -7,7 +7,7 @@ import json
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -174,14 +174,7 @@ def summarize(
     items: Sequence[BatchItem], elapsed_s: float, judge: Mapping[str, float] = MappingProxyType({})
 ) -> EvalSummary:
     """Put items together."""
-    scores: dict[str, list[float]] = {}
-    rewards: dict[str, list[float]] = {}
-    for item in items:
-        score, reward = score_of(item), reward_of(item)
-        if score is not None:
-            scores.setdefault(str(item.input_id), []).append(score)
-        if reward is not None:
-            rewards.setdefault(str(item.input_id), []).append(reward)
+    scores, rewards = _by_input(items, score_of), _by_input(items, reward_of)
     mean, low, high = _with_interval(scores)
     mean_ok, low_ok, high_ok = _with_interval(rewards)
     pass_at, pass_all = pass_rates(scores.values())
@@ -232,6 +225,14 @@ def mean_over_inputs(values: Iterable[Sequence[float]]) -> float | None:
     """Return the mean over inputs of the mean of an input's values, or None for none."""
     means = [statistics.fmean(found) for found in values if found]
     return statistics.fmean(means) if means else None
+
+
+def _by_input(items: Iterable[BatchItem], value_of: Callable[[BatchItem], float | None]) -> dict[str, list[float]]:
+    values: dict[str, list[float]] = {}
+    for item in items:
+        if (value := value_of(item)) is not None:
+            values.setdefault(str(item.input_id), []).append(value)
+    return values
 
 
 def _with_interval(values: Mapping[str, Sequence[float]]) -> tuple[float | None, float | None, float | None]:

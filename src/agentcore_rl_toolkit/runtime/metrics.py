@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 START_BOUNDS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
@@ -13,15 +13,13 @@ class Metrics:
 
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, int]] = Counter()
-        self.starts_s: list[float] = [0.0] * (len(START_BOUNDS_S) + 1)  # how many took up to each bound, and all
-        self.start_sum_s = 0.0
-        self.session_cpu_s = 0.0
+        self.starts: Counter[str] = Counter()  # sessions that took up to each bound, and all
+        self.start_sum_s = self.session_cpu_s = 0.0
 
     def add_start(self, seconds: float) -> None:
         """Count the start of a session."""
         self.start_sum_s += seconds
-        for index, bound in enumerate((*START_BOUNDS_S, seconds)):
-            self.starts_s[index] += seconds <= bound
+        self.starts.update([*(f"{bound:g}" for bound in START_BOUNDS_S if seconds <= bound), "+Inf"])
 
 
 def render(
@@ -34,33 +32,27 @@ def render(
     faults: Mapping[str, int],
 ) -> bytes:
     """Render all metrics as one text."""
-    requests = [
-        (f'requests_total{{operation="{operation}",status="{status}"}}', count)
-        for (operation, status), count in sorted(metrics.requests.items())
-    ]
-    starts = [
-        (f'session_start_seconds_bucket{{le="{bound}"}}', count)
-        for bound, count in zip((*(f"{b:g}" for b in START_BOUNDS_S), "+Inf"), metrics.starts_s, strict=True)
-    ]
-    starts += [("session_start_seconds_sum", metrics.start_sum_s)]
-    starts += [("session_start_seconds_count", metrics.starts_s[-1])]
+    requests = {f'{{operation="{o}",status="{status}"}}': n for (o, status), n in sorted(metrics.requests.items())}
+    bounds = (*(f"{bound:g}" for bound in START_BOUNDS_S), "+Inf")
+    starts: dict[str, float] = {f'_bucket{{le="{bound}"}}': metrics.starts[bound] for bound in bounds}
+    starts |= {"_sum": metrics.start_sum_s, "_count": metrics.starts["+Inf"]}
     known_states = {state: states.get(state, 0) for state in ("starting", "active", "idle")}
-    families: tuple[tuple[str, str, Iterable[tuple[str, float]]], ...] = (
-        ("sessions", "gauge", _labeled("sessions", "state", known_states)),
-        ("sessions_started_total", "counter", [("sessions_started_total", started)]),
-        ("sessions_ended_total", "counter", _labeled("sessions_ended_total", "reason", ended)),
+    families: tuple[tuple[str, str, Mapping[str, float]], ...] = (
+        ("sessions", "gauge", _labeled("state", known_states)),
+        ("sessions_started_total", "counter", {"": started}),
+        ("sessions_ended_total", "counter", _labeled("reason", ended)),
         ("requests_total", "counter", requests),
-        ("refused_total", "counter", _labeled("refused_total", "error", refused)),
-        ("faults_injected_total", "counter", _labeled("faults_injected_total", "kind", faults)),
+        ("refused_total", "counter", _labeled("error", refused)),
+        ("faults_injected_total", "counter", _labeled("kind", faults)),
         ("session_start_seconds", "histogram", starts),
-        ("session_cpu_seconds_total", "counter", [("session_cpu_seconds_total", metrics.session_cpu_s)]),
+        ("session_cpu_seconds_total", "counter", {"": metrics.session_cpu_s}),
     )
     lines = []
     for name, kind, samples in families:
-        lines += [f"# TYPE agentcore_runtime_{name} {kind}"]
-        lines += [f"agentcore_runtime_{sample} {round(value, 6):.15g}" for sample, value in samples]
+        lines.append(f"# TYPE agentcore_runtime_{name} {kind}")
+        lines += [f"agentcore_runtime_{name}{suffix} {round(value, 6):.15g}" for suffix, value in samples.items()]
     return ("\n".join(lines) + "\n").encode()
 
 
-def _labeled(name: str, label: str, counts: Mapping[str, int]) -> list[tuple[str, float]]:
-    return [(f'{name}{{{label}="{key}"}}', count) for key, count in sorted(counts.items())]
+def _labeled(label: str, counts: Mapping[str, int]) -> dict[str, float]:
+    return {f'{{{label}="{key}"}}': count for key, count in sorted(counts.items())}

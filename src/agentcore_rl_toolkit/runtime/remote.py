@@ -73,7 +73,11 @@ class RuntimeView:
             raise LocalRuntimeError(f"cannot reach the runtime at {self.url}: {e}") from e
 
     def get(self, path: str) -> Any:
-        return json.loads(self.call("GET", path))
+        return self.ask("GET", path)
+
+    def ask(self, method: str, path: str, body: Any = None) -> Any:
+        """Send a request, and decode the JSON of the reply."""
+        return json.loads(self.call(method, path, body))
 
     def sessions(self, *, ended: bool = False) -> list[dict[str, Any]]:
         """Return live sessions, and the last that ended when asked for."""
@@ -98,8 +102,8 @@ class RuntimeView:
     def stop(self, session: str, grace_s: float | None = None) -> str:
         """Stop the session with this id, or the only session whose id begins like this. Return its id."""
         query = "" if grace_s is None else f"?grace_s={grace_s}"
-        answer = self.call("DELETE", f"/_local/sessions/{urllib.parse.quote(session, safe='')}{query}")
-        return str(json.loads(answer)["stopped"])
+        answer = self.ask("DELETE", f"/_local/sessions/{urllib.parse.quote(session, safe='')}{query}")
+        return str(answer["stopped"])
 
     def deploy(
         self,
@@ -116,16 +120,14 @@ class RuntimeView:
         """
         uri = f"{LOCAL_ARTIFACT}{agent}" if isinstance(agent, Path) else agent
         body = {
+            "agentRuntimeName": name,
             "agentRuntimeArtifact": {"containerConfiguration": {"containerUri": uri}},
             "roleArn": _ROLE,
             "environmentVariables": dict(env),
         }
-        listed = json.loads(self.call("POST", "/runtimes/", {}))["agentRuntimes"]
+        listed = self.ask("POST", "/runtimes/", {})["agentRuntimes"]
         existing = next((r["agentRuntimeId"] for r in listed if r["agentRuntimeName"] == name), None)
-        if existing is None:
-            made = json.loads(self.call("PUT", "/runtimes/", {**body, "agentRuntimeName": name}))
-        else:
-            made = json.loads(self.call("PUT", f"/runtimes/{existing}/", body))
+        made = self.ask("PUT", f"/runtimes/{existing}/" if existing else "/runtimes/", body)
         return self._loaded(name, made, on_wait)
 
     def reload(self, name: str, *, on_wait: Callable[[], None] = lambda: None) -> str:
@@ -133,7 +135,7 @@ class RuntimeView:
 
         Raises: LocalRuntimeError with the reason when it does not load.
         """
-        return self._loaded(name, json.loads(self.call("POST", f"/_local/agents/{name}/reload", {})), on_wait)
+        return self._loaded(name, self.ask("POST", f"/_local/agents/{name}/reload", {}), on_wait)
 
     def hide(self, paths: Iterable[Path | str | None]) -> None:
         """Hide files from the sessions that start from now on. An agent that shows one of them is loaded again.
@@ -141,7 +143,7 @@ class RuntimeView:
         Raises: LocalRuntimeError with the reason when it does not load.
         """
         body = [os.path.abspath(path) for path in paths if path is not None]
-        for name in json.loads(self.call("POST", "/_local/hide", body))["agents"]:
+        for name in self.ask("POST", "/_local/hide", body)["agents"]:
             self.reload(name)
 
     def _loaded(self, name: str, made: Mapping[str, Any], on_wait: Callable[[], None]) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
+import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
@@ -89,7 +89,10 @@ class LocalApi:
         return PlainTextResponse(await self.runtime.launcher.read_log(session, offset, LOG_BYTES))
 
     async def stop(self, request: Request) -> Response:
-        grace_s = _seconds(request.query_params, "grace_s")
+        given = request.query_params.get("grace_s")
+        if given is not None and not re.fullmatch(r"\d{1,9}(\.\d+)?", given):
+            raise invalid(f"grace_s must be a number, got {given!r}", field="grace_s")
+        grace_s = None if given is None else float(given)
         sessions = self.runtime.table.sessions
         wanted = _complete(request, (key[2] for key in sessions))
         for key in [key for key in sessions if key[2] == wanted]:  # it may have one at each endpoint
@@ -123,19 +126,6 @@ class LocalApi:
         except ConfigError as e:
             raise invalid(str(e), reason="CannotParse") from e
         return JSONResponse({"rules": len(self.runtime.faults.rules)})
-
-
-def _seconds(query: Mapping[str, str], name: str) -> float | None:
-    """Return seconds from 0 up, or None if the query has none. Raises: WireError 400."""
-    if name not in query:
-        return None
-    try:
-        value = float(query[name])
-    except ValueError:
-        value = math.nan
-    if not 0.0 <= value < math.inf:
-        raise invalid(f"{name} must be a number, got {query[name]!r}", field=name)
-    return value
 
 
 def _complete(request: Request, known: Iterable[str]) -> str:
