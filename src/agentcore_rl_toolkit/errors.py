@@ -169,34 +169,27 @@ class RolloutError(AgentCoreRLError):
     Attributes:
         outcome: the value of `contract.Outcome`.
         cause: that of `contract.Cause`, or None if it did not fail.
+        error_type, agent_traceback: from the agent's record, if it left one.
     """
 
     outcome = "lost"
     cause: str | None = "infrastructure"
+    error_type: str | None = None
+    agent_traceback: str | None = None
 
 
 class AgentError(RolloutError):
-    """The agent raised. ``error_type``, ``agent_traceback`` and ``cause`` come from its record.
-
-    ``failure`` is a key of `POLICY_FAILURES` if the policy is the cause.
-    """
+    """The agent raised. ``failure`` is a key of `POLICY_FAILURES` if the policy is the cause."""
 
     outcome = "agent_error"
     cause: str | None = "agent"
-    error_type: str | None = None
-    agent_traceback: str | None = None
     failure: str | None = None
 
 
 class RolloutLostError(RolloutError):
-    """The session ended, or stopped giving signs of life, without a record, or the infrastructure made its agent raise.
-
-    ``error_type`` and ``agent_traceback`` come from the agent's record, if it left one.
-    """
+    """The session ended, or stopped giving signs of life, without a record, or the infrastructure made its agent raise."""
 
     outcome = "lost"
-    error_type: str | None = None
-    agent_traceback: str | None = None
 
 
 class RolloutTimeoutError(RolloutError, TimeoutError):

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ..contract import Cause, IdValue, Outcome
-from ..errors import AgentCoreRLError, AgentError, ConfigError, RolloutLostError, text_of
+from ..errors import AgentCoreRLError, ConfigError, RolloutError, text_of
 from ..proof import Proof
 from .ledger import Attempt, FileLedger, attempts_of, fingerprint
 from .rollout import Dispatcher, Rollout
@@ -112,7 +112,7 @@ def error_line(error: BaseException) -> str:
 
 
 def _traceback_of(error: BaseException) -> str | None:
-    if isinstance(error, (AgentError, RolloutLostError)) and error.agent_traceback:
+    if isinstance(error, RolloutError) and error.agent_traceback:
         return error.agent_traceback
     raised = error.__traceback__ is not None or error.__cause__ is not None
     return "".join(traceback.format_exception(error)) if raised else None

@@ -28,10 +28,7 @@ from ..errors import (
     InvalidResultError,
     ObjectNotFoundError,
     ObjectTooLargeError,
-    RolloutCancelledError,
     RolloutError,
-    RolloutLostError,
-    RolloutThrottledError,
     RolloutTimeoutError,
     StoreError,
     text_of,
@@ -43,6 +40,7 @@ from .transport import is_own_cancellation
 READS_AT_ONCE = 64
 REPLAY_READ_S = 120.0
 Reward = Callable[..., float | Awaitable[float]]
+ERRORS: dict[str, type[RolloutError]] = {kind.outcome: kind for kind in RolloutError.__subclasses__()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,20 +121,21 @@ def record_error(outcome: Outcome, record: Mapping[str, Any], key: str | None) -
 
     reason, kind = str(record.get("stop_reason") or ""), text("error_type")
     what = reason or kind or "no reason given"
-    about = {"error_type": kind, "agent_traceback": text("traceback"), "key": key}
+    about: dict[str, Any] = {"error_type": kind, "agent_traceback": text("traceback"), "key": key}
     if outcome is Outcome.AGENT_ERROR:
         cause = record_cause(record, outcome)
         who = "the policy failed" if cause is Cause.POLICY else "the agent failed"
         return AgentError(f"{who}: {what}", cause=str(cause), failure=record_failure(record, outcome), **about)
-    if outcome is Outcome.LOST:
-        return RolloutLostError(f"the infrastructure failed the agent: {what}", **about)
     if outcome is Outcome.TIMEOUT:
-        return RolloutTimeoutError(f"the agent ran out of time: {reason}", stage=text("stage"), key=key)
-    if outcome is Outcome.THROTTLED:
-        return RolloutThrottledError(reason, key=key)
-    if outcome is Outcome.CANCELLED:
-        return RolloutCancelledError(reason or "the agent was cancelled", key=key)
-    return InvalidResultError(f"the record cannot be used: {reason or record.get('outcome')}", key=key)
+        about["stage"] = text("stage")
+    texts = {
+        Outcome.LOST: f"the infrastructure failed the agent: {what}",
+        Outcome.TIMEOUT: f"the agent ran out of time: {reason}",
+        Outcome.THROTTLED: reason,
+        Outcome.CANCELLED: reason or "the agent was cancelled",
+        Outcome.INVALID: f"the record cannot be used: {reason or record.get('outcome')}",
+    }
+    return ERRORS[outcome](texts[outcome], **about)
 
 
 class RecordReader:

@@ -56,7 +56,6 @@ from ..errors import (
     ConfigError,
     InvalidResultError,
     RolloutCancelledError,
-    RolloutError,
     RolloutLostError,
     RolloutThrottledError,
     text_of,
@@ -68,7 +67,7 @@ from ..store.remote import find_region
 from .future import RolloutFuture
 from .ledger import NO_LEDGER, Attempt, FileLedger, fingerprint
 from .pacing import PaceLimits, Pacer, backoff_s, take_turn
-from .records import RecordReader, Verdict
+from .records import ERRORS, RecordReader, Verdict
 from .settings import RETRYABLE, Deadlines, Prepare, TurnsOf, WatchSettings
 from .stops import Stops
 from .transport import CallError, Transport, in_thread, is_own_cancellation, parse_reply, within
@@ -82,7 +81,6 @@ COUNTS = {"intent": "submitted", "refused": "refused", "server_error": "server_e
 LAST_TURNS_S = 30.0  # model calls in this time before the deadline of the run show that the agent is in a loop
 COUNT_S = 5.0  # limit of one count of model calls
 CONFIRM_ERROR_S = 5.0  # looking for a session after a 500 or 503
-ERRORS = {kind.outcome: kind for kind in RolloutError.__subclasses__()}
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
