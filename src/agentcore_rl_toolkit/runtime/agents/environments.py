@@ -62,8 +62,8 @@ class Dependencies:
         folder, file = project.folder, project.dependencies
         lock = folder / "uv.lock"
         lock_file = lock if file is not None and file.suffix == ".toml" and lock.is_file() else None
-        wanted = file is not None and lock_file is None and _wants_toolkit({folder, script.parent}, file)
-        return cls(folder=folder, file=file, lock=lock_file, toolkit=wanted or (toolkit and _names_none(file)))
+        wanted = file is not None and _wants_toolkit({folder, script.parent}, file, lock_file is not None, toolkit)
+        return cls(folder=folder, file=file, lock=lock_file, toolkit=wanted)
 
     def key(self) -> str:
         digest = hashlib.sha256(f"{sys.executable}\0{sys.version}\0{platform.platform()}".encode())
@@ -77,20 +77,19 @@ class Dependencies:
         return digest.hexdigest()[:20]
 
 
-def _names_none(file: Path | None) -> bool:
-    """Return True if a dependency file does not name this toolkit."""
-    return file is not None and not _TOOLKIT.search(file.read_text(errors="replace"))
+def _wants_toolkit(folders: Iterable[Path], file: Path, locked: bool, served: bool) -> bool:
+    """Return True if the agent needs this toolkit, and its dependency file sets neither version nor source of it.
 
-
-def _wants_toolkit(folders: Iterable[Path], file: Path) -> bool:
-    """Return True if the agent needs this toolkit, and its dependency file sets neither version nor source of it."""
+    ``served``: it is to be served with this toolkit. A lock has all other packages that the agent needs.
+    """
     text = file.read_text(errors="replace")
     given = _TOOLKIT.findall(text)
     if any(version.strip() for version in given) or re.search(r"agentcore_rl_toolkit-[^/\s]*\.whl", text):
         return False
-    if given:
-        return True
-    return any(b"agentcore_rl_toolkit" in path.read_bytes() for folder in folders for path in folder.glob("*.py"))
+    if locked:
+        return served and not given
+    imports = (b"agentcore_rl_toolkit" in path.read_bytes() for folder in folders for path in folder.glob("*.py"))
+    return bool(given) or served or any(imports)
 
 
 def fits_here(agent: Path) -> bool:
@@ -148,22 +147,19 @@ def build(dependencies: Dependencies, root: Path) -> Path:
         if not python.exists():
             shutil.rmtree(home, ignore_errors=True)  # a failed attempt left it
             _run([uv, "venv", "--quiet", "--python", sys.executable, str(home)], dependencies.folder)
+        made = next(home.glob("*.whl"), None) or write_wheel(home) if dependencies.toolkit else None
         if dependencies.lock is not None:
             options = ("--frozen", "--no-dev", "--no-install-project", "--inexact", "--compile-bytecode")
             env = {"VIRTUAL_ENV": str(home), "UV_PROJECT_ENVIRONMENT": str(home)}
             _run([uv, "sync", "--quiet", *options], dependencies.folder, env)
-            if dependencies.toolkit:
-                made = next(home.glob("*.whl"), None) or write_wheel(home)
-                _run([uv, "pip", "install", "--quiet", "--python", str(python), str(made)], dependencies.folder)
-            return python
-        install = [uv, "pip", "install", "--quiet", "--python", str(python), "--compile-bytecode"]
-        install += ["-r", dependencies.file.name]
-        if dependencies.toolkit:
-            made = next(home.glob("*.whl"), None) or write_wheel(home)  # the folder is this version's
-            wheel = f"agentcore-rl-toolkit @ {made.as_uri()}"
-            (home / "toolkit.txt").write_text(f"{wheel}\n")
-            install += ["--override", str(home / "toolkit.txt"), wheel]
-        _run(install, dependencies.folder)
+            wanted = [str(made)] if made is not None else []
+        else:
+            wanted = ["--compile-bytecode", "-r", dependencies.file.name]
+            if made is not None:
+                (home / "toolkit.txt").write_text(f"agentcore-rl-toolkit @ {made.as_uri()}\n")
+                wanted += ["--override", str(home / "toolkit.txt"), f"agentcore-rl-toolkit @ {made.as_uri()}"]
+        if wanted:
+            _run([uv, "pip", "install", "--quiet", "--python", str(python), *wanted], dependencies.folder)
     return python
 
 
