@@ -40,14 +40,20 @@ def list_runs(folder: Path, as_json: bool) -> None:
     if not found:
         click.echo(f"there is no run in {folder.resolve()}, nor in its runs/", err=True)
     width = max((len(run["name"]) for run in found), default=0)
+    wide = max(map(len, map(_state, found)), default=0)
     for run in found:
-        counts = f"{run['status'].split(':')[0]:<8}"
+        counts = f"{_state(run):<{wide}}"
         if run["rollouts"] is not None:
             between = "" if run["interval"] is None else " ({:.3f} to {:.3f})".format(*run["interval"])
             counts += (
                 f"  {run['rollouts']:>7} rollouts  reward {_number(run['reward'])}{between}  {bars(run['rewards'])}"
             )
         click.echo(visible(f"{run['name']:<{width}}  {counts}{run['problem'] or ''}").rstrip())
+
+
+def _state(run: Mapping[str, Any]) -> str:
+    """Return the status of a run without the reason of a failure."""
+    return str(run["status"]).split(":")[0]
 
 
 group.add_command(list_runs, "ls")
