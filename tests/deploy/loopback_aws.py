@@ -218,6 +218,12 @@ class LoopbackAWS:
     def _DeleteEndpoint(self, body: Body) -> Body:
         return _delete(self.endpoints, body["EndpointName"])
 
+    def _AddTags(self, body: Body) -> Body:
+        keys = {tag["Key"] for tag in body["Tags"]}
+        kept = [tag for tag in self.tags[body["ResourceArn"]] if tag["Key"] not in keys]
+        self.tags[body["ResourceArn"]] = [*kept, *body["Tags"]]
+        return {"Tags": self.tags[body["ResourceArn"]]}
+
     def _ListTags(self, body: Body) -> Body:
         return {"Tags": self.tags.get(body["ResourceArn"], [])}
 

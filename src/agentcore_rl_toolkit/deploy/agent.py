@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +10,7 @@ from typing import Any
 
 from ..contract import AS_IS
 from ..errors import ConfigError
-from .calls import Calls
+from .calls import Calls, wait_for
 from .resources import Resources
 from .settings import TAG, Settings
 
@@ -159,40 +158,28 @@ class AgentRuntime:
                 self._say(f"endpoint {name}: is removed")
                 self._control("DeleteAgentRuntimeEndpoint", **which, endpointName=name, absent=GONE)
         self._say(f"agent {self.settings.name}: is removed")
-        deadline = time.monotonic() + GONE_S
-        while True:
-            # Again and again: an endpoint that is going refuses the first.
+
+        def look() -> bool | None:  # an endpoint that is being deleted refuses the first calls
             self._control("DeleteAgentRuntime", **which, absent=(*GONE, "ConflictException"))
-            if self._call.rehearse or self._control("GetAgentRuntime", **which, absent=GONE) is None:
-                return
-            if time.monotonic() > deadline:
-                raise ConfigError(f"agent {self.settings.name} is still there after {GONE_S:.0f} s")
-            time.sleep(PAUSE_S)
+            return self._call.rehearse or self._control("GetAgentRuntime", **which, absent=GONE) is None or None
+
+        wait_for(look, GONE_S, PAUSE_S, f"agent {self.settings.name} is still there")
 
     # -- what is there
 
     def _find(self) -> dict[str, Any] | None:
-        token: str | None = None
-        while True:
-            page = self._control("ListAgentRuntimes", maxResults=100, nextToken=token)
-            for runtime in page.get("agentRuntimes", []):
-                if runtime["agentRuntimeName"] == self.settings.name:
-                    return dict(runtime)
-            token = page.get("nextToken")
-            if token is None:
-                return None
+        listed = self._call.every(CONTROL, "ListAgentRuntimes", "agentRuntimes", maxResults=100)
+        return next((runtime for runtime in listed if runtime["agentRuntimeName"] == self.settings.name), None)
 
     def _settled(self, arn: str) -> str:
         """Wait until it is created or updated. Returns its status. Raises: ConfigError when that does not end in time."""
-        deadline = time.monotonic() + READY_S
-        while True:
+
+        def look() -> str | None:
             now = self._control("GetAgentRuntime", agentRuntimeId=_id(arn), absent=GONE)
             status = "DELETING" if now is None else str(now["status"])
-            if status not in ("CREATING", "UPDATING") or self._call.rehearse:
-                return status
-            if time.monotonic() > deadline:
-                raise ConfigError(f"agent {self.settings.name} is still {status} after {READY_S:.0f} s")
-            time.sleep(PAUSE_S)
+            return None if status in ("CREATING", "UPDATING") and not self._call.rehearse else status
+
+        return wait_for(look, READY_S, PAUSE_S, f"agent {self.settings.name} still changes")
 
 
 def _id(arn: str) -> str:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import ConfigError
 from ..store.remote import find_region, find_session
 
+T = TypeVar("T")
 DEADLINE_S = 60.0
 # Calls that change nothing: a rehearsal sends them, so that it shows what would happen to what is there.
 HARMLESS = ("Get", "List", "Describe", "Head")
@@ -28,6 +30,16 @@ _NOTHING_THERE: dict[str, Any] = {
     },
     "GetAgentRuntimeEndpoint": {"liveVersion": "1"},
 }
+
+
+def wait_for(look: Callable[[], T | None], within_s: float, pause_s: float, late: str) -> T:
+    """Return what ``look`` finds, at the latest after this time. Raises: ConfigError with the text ``late``."""
+    deadline = time.monotonic() + within_s
+    while (found := look()) is None:
+        if time.monotonic() > deadline:
+            raise ConfigError(f"{late} after {within_s:.0f} s")
+        time.sleep(pause_s)
+    return found
 
 
 class RefusedError(ConfigError):
@@ -109,6 +121,14 @@ class Calls:
             raise RefusedError(f"{service}:{operation}: {code}: {error.get('Message', '')}", code=code) from e
         except BotoCoreError as e:
             raise RefusedError(f"{service}:{operation}: {e}") from e
+
+    def every(self, service: str, operation: str, entries: str, **parameters: Any) -> Iterator[Any]:
+        """Yield the entries of all pages of a list."""
+        token = "NextToken" if service == "sagemaker" else "nextToken"
+        page: Any = {token: None}
+        while token in page:
+            page = self(service, operation, **{token: page[token]}, **parameters) or {}
+            yield from page.get(entries, [])
 
     def price_list(self) -> Callable[..., Any]:
         """Return calls of AWS's price list, which one region has for all."""

@@ -28,7 +28,7 @@ FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 FOLDER = click.Path(path_type=Path, file_okay=False)
 POSITIVE = click.FloatRange(min=0, min_open=True)
 SETTINGS = "compared.json"  # written into the folder of a side that this command evaluates
-MEASURED = ("timeout", "sampling_params", "score", "judge")
+MEASURED, JUDGE = ("timeout", "sampling_params", "score", "judge"), ("judge_url", "judge_model", "judge_weight")
 SHOWN = 5  # inputs that got better, and worse, on the screen; all are in compare.json
 
 
@@ -214,7 +214,7 @@ def _settings(side: Side, options: Mapping[str, Any]) -> dict[str, Any]:
     made_of: dict[str, Any] = {"model": [*side.options, *(_stamps(model) if model.is_dir() else ())]}
     made_of["data"] = hashlib.sha256(options["data"].read_bytes()).hexdigest()
     made_of["agent"] = [agent, Project.of(file).digest() if file.is_file() else None]
-    return made_of | {name: options[name] for name in (*MEASURED, "judge_url", "judge_model", "judge_weight")}
+    return made_of | {name: options[name] for name in (*MEASURED, *JUDGE)}
 
 
 def _stamps(model: Path) -> list[str]:
@@ -261,20 +261,11 @@ def _evaluate(side: Side, options: Mapping[str, Any]) -> None:
     """Run `agentcore-rl eval` for one side. Its progress is shown, its summary is not."""
     assert side.options is not None
     words = [*side.options, "--data", str(options["data"]), "--out", str(side.folder)]
-    for name in ("agent", "bucket", "repeat", "limit", "concurrency", "timeout", "sampling_params"):
+    for name in (*MEASURED, *JUDGE, "agent", "bucket", "repeat", "limit", "concurrency"):
         if options[name] is not None:
             words += [f"--{name.replace('_', '-')}", str(options[name])]
-    for name in ("score", "judge", "judge_url", "judge_model", "judge_weight"):
-        if options[name] is not None:
-            words += [f"--{name.replace('_', '-')}", str(options[name])]
-    repeated = {
-        "readable": "readable",
-        "writable": "writable",
-        "model_hosts": "model-host",
-        "policy_models": "policy-model",
-    }
-    for name, option in repeated.items():
-        words += [word for value in options[name] for word in (f"--{option}", value)]
+    for name in ("readable", "writable", "model_hosts", "policy_models"):
+        words += [word for value in options[name] for word in (f"--{name.replace('_', '-').removesuffix('s')}", value)]
     env_file, from_file = click.get_current_context().meta.get(ENV_FILE, (None, ()))
     words += ["--env-file", str(env_file)] if env_file is not None else []
     variables = dict(word.partition("=")[::2] for word in options["session_env"][len(from_file) :])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +10,7 @@ from typing import Any
 from ...errors import ConfigError
 from .. import iam
 from ..agent import CONTROL, GONE, PAUSE_S, READY_S, VARIABLES
-from ..calls import Calls
+from ..calls import Calls, wait_for
 from ..resources import NO_ENTITY, Resources
 
 POLICY = "agentcore-rl-model-"
@@ -84,7 +83,9 @@ class AgentSwitch:
         """
         if self._uses(self._current(), addresses):
             self.use({})
-        for endpoint in self._endpoints():
+        for endpoint in self._call.every(
+            CONTROL, "ListAgentRuntimeEndpoints", "runtimeEndpoints", agentRuntimeId=self._id
+        ):
             for version in {endpoint.get("liveVersion"), endpoint.get("targetVersion")} - {None}:
                 if self._uses(self._at(str(version)), addresses):
                     raise ConfigError(
@@ -96,15 +97,6 @@ class AgentSwitch:
         if POLICY + name in listed.get("PolicyNames", []):
             self._say(f"role {role}: loses the rights {POLICY}{name}")
             self._iam("DeleteRolePolicy", RoleName=role, PolicyName=POLICY + name, absent=NO_ENTITY)
-
-    def _endpoints(self) -> list[Mapping[str, Any]]:
-        found: list[Mapping[str, Any]] = []
-        page: dict[str, Any] = {"nextToken": None}
-        while "nextToken" in page:
-            after = page["nextToken"]
-            page = self._control("ListAgentRuntimeEndpoints", agentRuntimeId=self._id, nextToken=after) or {}
-            found += page.get("runtimeEndpoints", [])
-        return found
 
     def _uses(self, version: Mapping[str, Any], addresses: Collection[str]) -> bool:
         return not set(addresses).isdisjoint(self._variables(version).values())
@@ -130,13 +122,14 @@ class AgentSwitch:
 
     def _ready(self) -> Mapping[str, Any]:
         """Wait until the agent is ready. Returns its newest version."""
-        deadline = time.monotonic() + READY_S
-        while (now := self._control("GetAgentRuntime", agentRuntimeId=self._id))["status"] != "READY":
-            if now["status"] not in ("CREATING", "UPDATING") or time.monotonic() > deadline:
+
+        def look() -> Mapping[str, Any] | None:
+            now: Mapping[str, Any] = self._control("GetAgentRuntime", agentRuntimeId=self._id)
+            if now["status"] not in ("CREATING", "UPDATING", "READY"):
                 raise ConfigError(f"agent {self._id}: {now['status']}: {now.get('failureReason', 'no reason given')}")
-            time.sleep(PAUSE_S)
-        found: Mapping[str, Any] = now
-        return found
+            return now if now["status"] == "READY" else None
+
+        return wait_for(look, READY_S, PAUSE_S, f"agent {self._id} is not ready")
 
     def _at(self, version: str) -> Mapping[str, Any]:
         found: Mapping[str, Any]
@@ -187,7 +180,7 @@ class ConfigurationBundle:
     """
 
     def __init__(self, name: str, calls: Calls, say: Callable[[str], None]) -> None:
-        self.name, self._say = name, say
+        self.name, self._call, self._say = name, calls, say
         self._control, self._tag = partial(calls, CONTROL), Resources(f"bundle-{name}", calls, say).tag
 
     @property
@@ -245,10 +238,5 @@ class ConfigurationBundle:
         return set(rest).isdisjoint(VARIABLES)
 
     def _find(self) -> Mapping[str, Any] | None:
-        page: dict[str, Any] = {"nextToken": None}
-        while "nextToken" in page:
-            page = self._control("ListConfigurationBundles", nextToken=page["nextToken"]) or {}
-            for bundle in page.get("bundles", []):
-                if bundle["bundleName"] == self.name:
-                    return dict(bundle)
-        return None
+        listed = self._call.every(CONTROL, "ListConfigurationBundles", "bundles")
+        return next((bundle for bundle in listed if bundle["bundleName"] == self.name), None)

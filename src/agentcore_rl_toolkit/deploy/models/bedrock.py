@@ -9,14 +9,13 @@ Sources: User guide of Amazon Bedrock, "Import a pre-trained model" and "Invoke 
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 from ...errors import ConfigError
 from .. import iam
-from ..calls import Calls, RefusedError
+from ..calls import Calls, RefusedError, wait_for
 from ..resources import Resources
 from .facts import ModelFacts, refusals_of_import
 from .settings import ModelSettings
@@ -116,62 +115,52 @@ class ImportedModel:
 
     def _jobs(self, name: str) -> list[Mapping[str, Any]]:
         """Return the jobs of a model, or of all models of the settings' name."""
-        listed = self._pages("ListModelImportJobs", "modelImportJobSummaries", name)
+        listed = self._call.every("bedrock", "ListModelImportJobs", "modelImportJobSummaries", nameContains=name)
         made = [(str(job.get("importedModelName", "")), job) for job in listed]
         return [job for model, job in made if name in (model, model.rpartition("-")[0])]
 
     def _models(self) -> list[Mapping[str, Any]]:
         """Return all models that this command imported under the name of the settings."""
-        listed = self._pages("ListImportedModels", "modelSummaries", self.settings.name)
+        listed = self._call.every("bedrock", "ListImportedModels", "modelSummaries", nameContains=self.settings.name)
         named = [model for model in listed if model["modelName"].rpartition("-")[0] == self.settings.name]
         return [model for model in named if self._is_ours(model["modelArn"])]
 
     def _is_ours(self, arn: str) -> bool:
         return self._tags[0] in (self._bedrock("ListTagsForResource", resourceARN=arn) or {}).get("tags", [])
 
-    def _pages(self, operation: str, entries: str, name: str) -> list[Mapping[str, Any]]:
-        found: list[Mapping[str, Any]] = []
-        page: dict[str, Any] = {"nextToken": None}
-        while "nextToken" in page:
-            page = self._bedrock(operation, nameContains=name, nextToken=page["nextToken"]) or {}
-            found += page.get(entries, [])
-        return found
-
     def _ended(self, job: str) -> Mapping[str, Any]:
         """Wait until a job has ended. Returns its description."""
-        deadline = time.monotonic() + IMPORT_S
         self._say(f"import job {job.rsplit('/', 1)[1]}: InProgress")
-        while True:
+
+        def look() -> Mapping[str, Any] | None:
             now: Mapping[str, Any] = self._bedrock("GetModelImportJob", jobIdentifier=job)
-            if now["status"] != "InProgress" or self._call.rehearse:
-                return now
-            if time.monotonic() > deadline:
-                raise ConfigError(
-                    f"the import job {job} has not ended after {IMPORT_S:.0f} s: repeat the command to wait on"
-                )
-            time.sleep(PAUSE_S)
+            return now if now["status"] != "InProgress" or self._call.rehearse else None
+
+        return wait_for(look, IMPORT_S, PAUSE_S, f"repeat the command to wait on: the import job {job} has not ended")
 
     # -- proof
 
     def chat(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
         """Send a request in the form of OpenAI's chat completions. Waits while Bedrock loads the model. Returns the reply."""
-        deadline, waited = time.monotonic() + WARM_S, False
         which: dict[str, Any] = {
             "modelId": self.arn,
             "contentType": "application/json",
             "body": json.dumps(body).encode(),
         }
-        while True:
+        waited: list[RefusedError] = []
+
+        def look() -> Mapping[str, Any] | None:
             try:
-                reply = self._call("bedrock-runtime", "InvokeModel", **which)
-                return dict(json.loads(reply["body"].read()))
+                return dict(json.loads(self._call("bedrock-runtime", "InvokeModel", **which)["body"].read()))
             except RefusedError as e:
-                if e.code != "ModelNotReadyException" or time.monotonic() > deadline:
+                if e.code != "ModelNotReadyException":
                     raise
-            if not waited:
-                self._say("the model is being loaded: waiting")
-                waited = True
-            time.sleep(PAUSE_S)
+                if not waited:
+                    self._say("the model is being loaded: waiting")
+                waited.append(e)
+                return None
+
+        return wait_for(look, WARM_S, PAUSE_S, "the model is not loaded")
 
     # -- down
 

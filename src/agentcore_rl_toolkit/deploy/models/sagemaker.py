@@ -12,14 +12,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 from ...errors import ConfigError
 from .. import cost, iam
-from ..calls import Calls
+from ..calls import Calls, wait_for
 from ..resources import Resources
 from .facts import ModelFacts, instance_for
 from .settings import ModelSettings
@@ -30,6 +29,7 @@ READY_S, GONE_S = 3600.0, 900.0  # a large model is downloaded, loaded and compi
 PAUSE_S = 5.0
 RUNTIME_URL = "AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME"
 ABSENT = ("ValidationException", "ResourceNotFound")  # SageMaker's Describe calls say so of what is not there
+BEFORE = "agentcore-rl-before"  # tag of an endpoint: the configuration that the last update replaced
 _CHANGING = ("Creating", "Updating", "SystemUpdating", "RollingBack", "Deleting")
 
 
@@ -148,12 +148,15 @@ class SageMakerEndpoint:
         elif found["EndpointConfigName"] != config:
             self._must_be_ours()
             self._say(f"endpoint {name}: is updated from the configuration {found['EndpointConfigName']} to {config}")
+            before = {"Key": BEFORE, "Value": found["EndpointConfigName"]}  # a repeated command reads it from the tag
+            self._sagemaker("AddTags", ResourceArn=self.arn, Tags=[before])
             self._sagemaker("UpdateEndpoint", **which)
-            self.before = str(found["EndpointConfigName"])
         else:
             self._say(f"endpoint {name}: is up to date")
         if self._call.rehearse:
             return
+        known = {tag["Key"]: str(tag["Value"]) for tag in self._tags_of(self.arn)}
+        self.before = known[BEFORE] if known.get(BEFORE, config) != config else None
         now = self._settled()
         if now is None or now["EndpointStatus"] != "InService" or now["EndpointConfigName"] != config:
             reason = "it was deleted" if now is None else now.get("FailureReason") or f"status {now['EndpointStatus']}"
@@ -161,19 +164,19 @@ class SageMakerEndpoint:
 
     def _settled(self) -> Mapping[str, Any] | None:
         """Wait while the endpoint changes. Returns its description. Raises: ConfigError when that does not end in time."""
-        deadline, said = time.monotonic() + READY_S, ""
-        while True:
-            now: Mapping[str, Any] | None
-            now = self._sagemaker("DescribeEndpoint", EndpointName=self.settings.name, absent=ABSENT)
+        name, said = self.settings.name, set[str]()
+
+        def look() -> tuple[Mapping[str, Any] | None] | None:
+            now: Mapping[str, Any] | None = self._sagemaker("DescribeEndpoint", EndpointName=name, absent=ABSENT)
             status = "" if now is None else str(now["EndpointStatus"])
             if status not in _CHANGING or self._call.rehearse:
-                return now
-            if status != said:
-                self._say(f"endpoint {self.settings.name}: {status}")
-                said = status
-            if time.monotonic() > deadline:
-                raise ConfigError(f"endpoint {self.settings.name} is still {status} after {READY_S:.0f} s")
-            time.sleep(PAUSE_S)
+                return (now,)
+            if status not in said:
+                self._say(f"endpoint {name}: {status}")
+                said.add(status)
+            return None
+
+        return wait_for(look, READY_S, PAUSE_S, f"endpoint {name} still changes")[0]
 
     def roll_back(self, config: str) -> None:
         """Let the endpoint serve an earlier configuration again. Raises: ConfigError if there is none with this name."""
@@ -233,16 +236,16 @@ class SageMakerEndpoint:
 
     def _listed(self, kind: str) -> list[tuple[str, str]]:
         """Return name and ARN of all models or configurations that begin with the endpoint's name."""
-        found: list[tuple[str, str]] = []
-        page: dict[str, Any] = {"NextToken": None}
-        while "NextToken" in page:
-            after = page["NextToken"]
-            page = self._sagemaker(f"List{kind}s", NameContains=self.settings.name, NextToken=after) or {}
-            found += [(entry[f"{kind}Name"], entry[f"{kind}Arn"]) for entry in page.get(f"{kind}s", [])]
+        listed = self._call.every("sagemaker", f"List{kind}s", f"{kind}s", NameContains=self.settings.name)
+        found = [(str(entry[f"{kind}Name"]), str(entry[f"{kind}Arn"])) for entry in listed]
         return [each for each in found if each[0].startswith(f"{self.settings.name}-")]
 
+    def _tags_of(self, arn: str) -> list[Mapping[str, str]]:
+        found: list[Mapping[str, str]] = (self._sagemaker("ListTags", ResourceArn=arn) or {}).get("Tags", [])
+        return found
+
     def _is_ours(self, arn: str) -> bool:
-        return self._resources.tag in (self._sagemaker("ListTags", ResourceArn=arn) or {}).get("Tags", [])
+        return self._resources.tag in self._tags_of(arn)
 
     def _must_be_ours(self) -> None:
         if not self._is_ours(self.arn):
@@ -253,8 +256,5 @@ class SageMakerEndpoint:
 
     def _delete_endpoint(self) -> None:
         self._sagemaker("DeleteEndpoint", EndpointName=self.settings.name, absent=ABSENT)
-        deadline = time.monotonic() + GONE_S
-        while not self._call.rehearse and self._settled() is not None:
-            if time.monotonic() > deadline:
-                raise ConfigError(f"endpoint {self.settings.name} is still there after {GONE_S:.0f} s")
-            time.sleep(PAUSE_S)
+        late = f"endpoint {self.settings.name} is still there"
+        wait_for(lambda: self._call.rehearse or self._settled() is None or None, GONE_S, PAUSE_S, late)
