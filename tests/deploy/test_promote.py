@@ -62,8 +62,8 @@ def record(folder: Path, logprobs: list[float | None]) -> None:
 
 @pytest.fixture
 def aws_of_models(account: dict[str, str], engine: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackAWS]:
-    for module in (sagemaker, bedrock, agents):
-        monkeypatch.setattr(module, "PAUSE_S", 0.01)
+    for module, pause_s in ((sagemaker, 0.01), (bedrock, 0.01), (agents, 0.3)):  # a version of an agent takes a second
+        monkeypatch.setattr(module, "PAUSE_S", pause_s)
     monkeypatch.setattr(Renderer, "from_path", functools.cache(Renderer.from_path))  # the same model in most tests
     monkeypatch.setattr(resources, "ROLE_PAUSE_S", 0.01)
     with ScriptedModel(lambda messages, _: "It is 7.") as answering:
