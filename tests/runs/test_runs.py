@@ -92,7 +92,7 @@ def test_a_rollout_comes_back_as_it_was_and_absent_is_not_zero(run: Path) -> Non
         assert (failed["reward"], failed["sampled_tokens"], failed["logprob_min"]) == (None, None, None)
         assert failed["sequences"] is None
         assert failed["detail"]["traceback"] == "Trace"
-        assert reader.find("session-1") is None  # a beginning of several
+        assert reader.find("session-") is None
 
 
 @pytest.mark.parametrize(

@@ -165,13 +165,9 @@ class RunReader(contextlib.AbstractContextManager["RunReader"]):
     # -- one rollout
 
     def find(self, name: str | int) -> int | None:
-        """Return the id of a rollout by id, session id, or an unambiguous beginning of one."""
-        like = str(name).replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + "%"
-        for condition, value in (("id = ?", str(name)), ("session_id LIKE ? ESCAPE '\\'", like)):
-            found = self._all(f"SELECT id FROM rollouts WHERE {condition} LIMIT 2", (value,))
-            if len(found) == 1:
-                return int(found[0][0])
-        return None
+        """Return the id of a rollout by id or session id."""
+        found = self._all("SELECT id FROM rollouts WHERE id = ? OR session_id = ?", (str(name), str(name)))
+        return int(found[0][0]) if found else None
 
     def rollout(self, rollout: int) -> dict[str, Any] | None:
         """Return everything kept of one rollout: its row, ``detail``, ``dialogue`` and ``sequences`` (encoded).

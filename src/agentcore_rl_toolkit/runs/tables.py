@@ -111,10 +111,6 @@ class Tables:
         finally:
             self.execute("RELEASE one")
 
-    def count(self, name: str, value: int) -> None:
-        """Keep one of the writer's counters."""
-        self.execute("INSERT OR REPLACE INTO run VALUES (?, ?)", (name, value))
-
     def close(self) -> None:
         """Close the file. An ended run is one file, unless others have it open."""
         with contextlib.suppress(sqlite3.Error):

@@ -68,17 +68,13 @@ class RunWriter(contextlib.AbstractContextManager["RunWriter"]):
         self,
         session_id: str,
         *,
-        step: int | None = None,
-        advantage: float | None = None,
-        gradient_tokens: int | None = None,
-        mask_reason: str | None = None,
         sequences: Mapping[int, Mapping[str, Any]] | None = None,
+        **columns: float | str | None,
     ) -> None:
-        """Add what the trainer found out later. ``sequences``: by index, `TokenSequence`'s fields of trainers.
+        """Add what the trainer found out later: columns of the table, and by index the fields of a `TokenSequence`.
 
         Without ``gradient_tokens`` all trained tokens of the rollout get a gradient, or none if the advantage is 0.
         """
-        columns = {"step": step, "advantage": advantage, "gradient_tokens": gradient_tokens, "mask_reason": mask_reason}
         known = {name: value for name, value in columns.items() if value is not None}
         self._put(lambda tables: tables.annotate(session_id, known, sequences or {}))
 
@@ -173,7 +169,7 @@ class RunWriter(contextlib.AbstractContextManager["RunWriter"]):
                     self._one(self._tables, work)
                 for name, value in (("not_kept_full", self.dropped), ("not_kept_error", self.failed)):
                     if value:
-                        self._tables.count(name, value)
+                        self._tables.execute("INSERT OR REPLACE INTO run VALUES (?, ?)", (name, value))
         except Exception as e:  # the next batch may succeed
             self.failed += len(batch)
             self._warnings.warning("rollouts of %s were not kept: %s", self.folder, e)
