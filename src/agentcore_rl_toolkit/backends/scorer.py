@@ -1,4 +1,4 @@
-"""Scores of rollouts by a function of the user, in the client's process: agents never see it, nor the answers it knows."""
+"""Scores of rollouts by a function of the user, in the client's process. Agents never see the function or its known answers."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from ..contract import ANSWER_FIELD, INFO_FIELD, REFERENCE_FIELD, is_finite, sho
 from ..errors import ConfigError, ScorerError, text_of
 
 SCORE_TIMEOUT_S = 120.0
-BLOCKED_S = 1.0  # a loop on which nothing begins for so long is left to the scorer that blocks it
-_portals = [Portal("scorer")]  # the last one is used
-# Of a record: what is not the agent's answer.
+BLOCKED_S = 1.0  # if nothing begins on a loop for this time, a scorer blocks it, and a new loop is used
+_portals = [Portal("scorer")]  # the last loop is used
+# Fields of a record that are not the agent's answer.
 _NO_ANSWER = (
     *("rewards", "reward", "turn_rewards", "metrics", "status_code", "stop_reason", "outcome"),
     *("payload", "input_id", "s3_bucket", "result_key"),
@@ -58,7 +58,7 @@ class Scorer:
         """Return ``reward`` and metrics of a rollout. Raises: ScorerError."""
         row = {name: value for name, value in payload.items() if name != REFERENCE_FIELD}
         given = row, answer_of(record), payload.get(REFERENCE_FIELD), list(trajectory)
-        arguments = copy.deepcopy(given)  # a function may change what it gets
+        arguments = copy.deepcopy(given)  # a function may change its arguments
         try:
             async with asyncio.timeout(self.timeout_s):
                 found, error = await asyncio.wrap_future(self._in_thread(arguments))
@@ -67,7 +67,9 @@ class Scorer:
         except TimeoutError:
             raise ScorerError(f"the scorer {self.name} took longer than {self.timeout_s:g} s") from None
         except RuntimeError as e:
-            raise ScorerError(f"the scorer {self.name} cannot be started: {e}") from e  # no more threads
+            raise ScorerError(
+                f"the scorer {self.name} cannot be started: {e}"
+            ) from e  # the process can start no thread
         if error is not None:
             raise ScorerError(f"the scorer {self.name} raised {type(error).__name__}: {text_of(error)}") from error
         return self._checked(found)
@@ -109,7 +111,7 @@ class Scorer:
             values = dict(found) if isinstance(found, Mapping) else {"reward": found}
             numbers = {str(name): _number(value) for name, value in values.items()}
         except Exception as e:  # any class of the user's code
-            raise ScorerError(f"what the scorer {self.name} returned cannot be read: {text_of(e)}") from e
+            raise ScorerError(f"the result of the scorer {self.name} returned cannot be read: {text_of(e)}") from e
         reward = numbers.pop("reward", None)
         if reward is None or not is_finite(reward):
             raise ScorerError(
@@ -125,7 +127,7 @@ _Outcome = tuple[Any, BaseException | None]  # what a function returned, or what
 
 async def _work(awaitable: Awaitable[Any], begun: concurrent.futures.Future[None]) -> _Outcome:
     if not begun.set_running_or_notify_cancel():
-        return None, None  # another loop has it
+        return None, None  # another loop has the future
     begun.set_result(None)
     try:
         return await awaitable, None

@@ -1,4 +1,4 @@
-"""Clients, and model gateways where none runs yet, for the rollouts of a trainer's process.
+"""Clients, and model gateways unless they already run, for the rollouts of a trainer's process.
 
 A gateway is a child process of the trainer's and ends with it (`--parent-pid`), also when the trainer is killed. A gateway
 that ends by itself is started again at the same address.
@@ -57,13 +57,13 @@ class AgentSettings(SettingsGroup):
 class GatewaySettings(SettingsGroup):
     """The gateways: those that run already (``gateway_url``), or those that we start.
 
-    ``gateway_host`` is where ours listen. Agents on AWS must reach it, so it is not loopback by default; beyond loopback a
-    gateway asks for keys. ``gateways`` of them are started, on ``gateway_port`` and the ports after it, and sessions are spread
-    over them; a gateway uses one core. ``gateway_public_url`` is the gateway as agents see it; None takes this machine's own
+    ``gateway_host`` is where ours listen. Agents on AWS must reach it, so it is not loopback by default. Beyond loopback,
+    a gateway needs keys. ``gateways`` of them are started, on ``gateway_port`` and the ports after it, and sessions are spread
+    over them; a gateway uses one core. ``gateway_public_url`` is the agents' address of the gateway; None takes this machine's
     address. Several URLs are a list, or one text with commas between; the public ones have the same order. ``gateway_store`` is a
     folder for captured turns, None a temporary one. ``gateway_model`` is a folder with tokenizer and chat template, of a model
-    with a window of ``gateway_context_tokens``: ours then render prompts and speak token ids to the engine. A gateway that cannot
-    be reached is waited for up to ``gateway_patience_s``.
+    with a window of ``gateway_context_tokens``: ours then render prompts and speak token ids to the engine. Rollouts
+    wait up to ``gateway_patience_s`` for a gateway that cannot be reached.
     """
 
     gateway_url: str | tuple[str, ...] | None = None
@@ -95,7 +95,7 @@ class ServiceSettings(RolloutSettings):
 
 @dataclass(eq=False)
 class _Shared:
-    """A group whose rollouts are asked for one by one: ``left`` are not yet, ``waiting`` are."""
+    """A group whose rollouts are requested one by one. ``left`` are not requested yet, ``waiting`` are."""
 
     task: asyncio.Future[Group]
     left: int
@@ -103,7 +103,7 @@ class _Shared:
 
 
 class RolloutService:
-    """The clients of one process, and the gateways it started, if it did. All its rollouts share `max_concurrent` places."""
+    """The clients of one process, and the gateways that it started. All its rollouts share `max_concurrent` places."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class RolloutService:
         self._count = 0
         self._begun = False
         self._shared: dict[Hashable, _Shared] = {}
-        self._opened: list[RolloutClient] = []  # what `open` made, and `close` therefore closes
+        self._opened: list[RolloutClient] = []  # the objects that `open` made and `close` closes
 
     @classmethod
     def open(
@@ -132,9 +132,9 @@ class RolloutService:
         *,
         upstream_key: str | None = None,
     ) -> RolloutService:
-        """Open the clients; start `gateways` in front of `upstreams()` (asked only then) unless `gateway_url` names some.
+        """Open the clients. Without `gateway_url`, start `gateways` in front of `upstreams()`, which is called only then.
 
-        `upstream_key` is what the upstreams ask for.
+        `upstream_key` is the engines' key.
         Raises: GatewayError when the gateway does not start in time; the message holds the end of its log. ConfigError where the
         teacher cannot teach this model.
         """
@@ -202,7 +202,7 @@ class RolloutService:
                 input_id=serial,
                 index=0,
                 outcome=Outcome.INVALID,
-                cause=Cause.INFRASTRUCTURE,  # the row's, which agent and policy never saw
+                cause=Cause.INFRASTRUCTURE,  # the row's reference, which agent and policy never saw
                 error=e,
                 mask_reason="outcome",
             )
@@ -254,7 +254,7 @@ class RolloutService:
         self._begun = True
 
     def close(self) -> None:
-        """Close the clients and stop the gateways that `open` made; what was already there is left alone."""
+        """Close the clients and stop the gateways that `open` made. Others are not touched."""
         if self.recording is not None:
             self.recording.run.close()
         while self._opened:

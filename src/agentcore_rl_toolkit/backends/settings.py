@@ -36,10 +36,10 @@ Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 GroupSize = Annotated[int, Field(ge=2)]  # a group of one has nothing to compare
-# Text that means itself without quotes. What begins like a number, or is a word of the grammar, does not.
+# Text that needs no quotes. Text that begins like a number, or is a word of the grammar, needs them.
 _PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*")
 _WORDS = frozenset({"true", "false", "null", "nan", "inf"})
-_KEY, _ESCAPED = re.compile(r"([\\()\[\]{}:=, \t])"), r"\\\1"  # keys of a mapping take no quotes
+_KEY, _ESCAPED = re.compile(r"([\\()\[\]{}:=, \t])"), r"\\\1"  # keys of a mapping cannot have quotes
 _BEFORE_QUOTE = re.compile(r"(\\+)(?='|$)")
 
 
@@ -58,7 +58,7 @@ def hydra_value(value: Any) -> str:
     text = str(value)
     if _PLAIN.fullmatch(text) and text.lower() not in _WORDS:
         return text
-    # In quotes a backslash is itself unless it stands before a quote.
+    # In quotes, a backslash escapes only a quote.
     return "'" + _BEFORE_QUOTE.sub(lambda m: m[1] * 2, text).replace("'", "\\'") + "'"
 
 
@@ -72,7 +72,7 @@ def unquoted(text: str) -> str:
 
 
 def check(config: Any) -> None:
-    """Check the numbers and choices of a dataclass whose types say what they must be. Raises: ConfigError naming the field."""
+    """Check the numbers and choices of a dataclass by its types. Raises: ConfigError naming the field."""
     kind_of: Any = type(config)
     for name, hint in _hints(kind_of).items():
         kinds = {typing.get_origin(kind) for kind in (hint, *typing.get_args(hint))}
@@ -95,8 +95,8 @@ class Plan:
     """The plan of a training run: shown by ``--dry-run``, executed otherwise.
 
     `facts` are (name, value) lines for people; `command` is the exact command of a trainer that runs as its own
-    process, None when it runs in this one; `environment` holds the variables that are added to it; `needs` names what
-    is missing here.
+    process, None when it runs in this one; `environment` holds the variables that are added to it; `needs` lists what
+    this machine lacks.
     """
 
     backend: str
@@ -174,7 +174,7 @@ class Settings(SettingsGroup):
                 if place not in known:
                     raise ConfigError(f"unknown key `{member}`{near(member, [*known, *cls.ALIASES])}")
                 if place in given:
-                    raise ConfigError(f"`{member}` and `{given[place]}` are one setting: keep one of them")
+                    raise ConfigError(f"`{member}` and `{given[place]}` are names of one setting: keep one of them")
                 given[place], flat[place] = member, setting
         return flat
 
@@ -276,7 +276,7 @@ def read_settings(path: str | Path) -> dict[str, Any]:
             raise ConfigError(f"{path}: configuration files are .yaml, .toml or .json")
     except ConfigError:
         raise
-    except (ValueError, RecursionError) as e:  # not in this format, a number of thousands of digits, nested too deeply
+    except (ValueError, RecursionError) as e:  # another format, a number with thousands of digits, or too deep nesting
         raise ConfigError(f"{path}: {e}") from e
     if not isinstance(loaded, dict):
         raise ConfigError(f"{path}: expected keys and values, got {type(loaded).__name__}")
@@ -286,7 +286,7 @@ def read_settings(path: str | Path) -> dict[str, Any]:
 def from_mapping(cls: type[T], values: Mapping[str, Any], *, where: str) -> T:
     """Make a configuration dataclass from a mapping.
 
-    Lists become tuples where a tuple is asked for, numbers in text (YAML reads ``1e-6`` as text) become numbers.
+    Lists become tuples if the field is a tuple. Numbers in text (YAML reads ``1e-6`` as text) become numbers.
     Raises: ConfigError naming the key on an unknown or missing one (with the nearest known name), or a wrong type.
     """
     known: Any = cls
@@ -314,7 +314,7 @@ def from_mapping(cls: type[T], values: Mapping[str, Any], *, where: str) -> T:
 
 
 def with_environment(values: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """Fill `agent_runtime_arn` and `s3_bucket` from AGENTCORE_AGENT_ARN and AGENTCORE_S3_BUCKET where the file has none."""
+    """Fill `agent_runtime_arn` and `s3_bucket` from AGENTCORE_AGENT_ARN and AGENTCORE_S3_BUCKET if the file has none."""
     filled = dict(values)
     for key, name in (("agent_runtime_arn", ENV_AGENT_ARN), ("s3_bucket", ENV_S3_BUCKET)):
         if filled.get(key) is None and environ.get(name):
@@ -326,7 +326,7 @@ def check_run(agent_runtime_arn: str, s3_bucket: str, exp_id: str) -> None:
     """Check the three names that every run has. Raises: ConfigError."""
     if not _ARN.fullmatch(agent_runtime_arn):
         raise ConfigError(
-            f"agent_runtime_arn {agent_runtime_arn!r} is not the ARN of an agent: it reads "
+            f"agent_runtime_arn {agent_runtime_arn!r} is not the ARN of an agent, such as "
             "arn:aws:bedrock-agentcore:REGION:ACCOUNT:runtime/NAME"
         )
     if not s3_bucket.strip():

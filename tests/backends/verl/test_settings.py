@@ -34,8 +34,8 @@ def test_our_keys_leave_verls_rollout_section_alone() -> None:
         ([*NEEDED, f"{PREFIX}reqs_per_sec=fast"], "`reqs_per_sec` must be a valid integer"),
         ([*NEEDED, "trainer.use_v1=False"], "V1 trainer"),
         ([*NEEDED, "actor_rollout_ref.rollout.calculate_log_probs=false"], "sampled logprobs"),
-        ([*NEEDED, "data.custom_cls.name=Mine"], "set by this backend"),
-        ([*NEEDED, "actor_rollout_ref.rollout.logprobs_mode=raw_logprobs"], "those of the rollouts' temperature"),
+        ([*NEEDED, "data.custom_cls.name=Mine"], "this backend sets it"),
+        ([*NEEDED, "actor_rollout_ref.rollout.logprobs_mode=raw_logprobs"], "at the rollouts' temperature"),
         ([*NEEDED, "actor_rollout_ref.rollout.temperature=0.0"], "cannot train at temperature 0"),
     ],
 )

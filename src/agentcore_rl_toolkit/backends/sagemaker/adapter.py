@@ -31,14 +31,14 @@ from . import session
 from .settings import SageMakerConfig
 
 CHUNK_DATA = 1024  # limit of one operation, as in AWS's SDK
-CHUNK_TOKENS = 160_000  # its other bound is 10 MB; a token and its four numbers take 60 bytes
+CHUNK_TOKENS = 160_000  # the other limit is 10 MB; a token and its four numbers take 60 bytes
 
 
 class SageMakerTraining:
     """A `TrainingClient`. Operations are submitted in the order of their numbers, which begin with 1."""
 
     service, engine = "SageMaker", "sagemaker"
-    max_logprob_gap: float | None = None  # its rounding is not known
+    max_logprob_gap: float | None = None  # the service's rounding is not known
 
     def __init__(self, control: Caller, runtime: SessionRuntime, config: SageMakerConfig) -> None:
         self.upstream = f"{runtime.client.meta.endpoint_url.rstrip('/')}{SESSIONS}{runtime.session}"
@@ -78,7 +78,7 @@ class SageMakerTraining:
 
     def step(self, adam: Adam) -> Awaitable[Mapping[str, float]]:
         params = {"learningRate": adam.learning_rate, "beta1": adam.beta1, "beta2": adam.beta2}
-        if adam.grad_clip_norm:  # AWS does not say that 0 is no limit
+        if adam.grad_clip_norm:  # AWS does not document that 0 means no limit
             params["gradClipNorm"] = adam.grad_clip_norm
         sent = self._do({"optimizerStep": {"adamParamsConfig": params}})
 
@@ -105,13 +105,13 @@ class SageMakerTraining:
         pieces = await SageMakerSampler(self._runtime, path).sample(asked)
         found = [(p.ids, [lp for lp in p.logprobs or () if lp is not None]) for p in pieces]
         if any(len(ids) != len(logprobs) for ids, logprobs in found):
-            raise TrainingServiceError("SageMaker sampled tokens without logprobs, from which nothing can be trained")
+            raise TrainingServiceError("SageMaker sampled tokens without logprobs, so they cannot be trained")
         return [Sampled(ids=ids[:max_tokens], logprobs=logprobs[:max_tokens]) for ids, logprobs in found]
 
     async def compute_logprobs(self, sequences: Sequence[list[int]]) -> list[list[float]]:
         """Return logprobs of the newest model package, not of the weights in training, because `forward` may return none.
 
-        So the proof shows that the sampler has the package, and not that the package has the last step.
+        So the proof shows that the sampler has the package. It does not show that the package has the last step.
         """
         asked = [{"prompt": model_input(ids), "modelPackageArn": self._published} for ids in sequences]
         found = await asyncio.gather(*(self._runtime.sample({"computeLogprobs": each}) for each in asked))
@@ -125,7 +125,7 @@ class SageMakerTraining:
         self._control.close()
 
     def _do(self, operation: Mapping[str, Any]) -> asyncio.Task[Any]:
-        """Send an operation; the task of its result."""
+        """Send an operation, and return the task of its result."""
         task = asyncio.ensure_future(self._done(next(self._numbers), operation))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
@@ -135,7 +135,7 @@ class SageMakerTraining:
         limit_s = self._config.operation_timeout_s
         try:
             async with asyncio.timeout(limit_s):
-                async with self._in_order:  # a number that arrives before the one below it blocks the session
+                async with self._in_order:  # the session hangs if a number arrives before the number below it
                     operation_id = await self._runtime.train(number, str(uuid.uuid4()), operation)
                 return await self._runtime.trained(operation_id)
         except TimeoutError as e:

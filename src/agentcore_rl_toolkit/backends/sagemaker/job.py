@@ -1,7 +1,7 @@
-"""A multi-turn RL job from the trainer's side: SageMaker runs the loop. This makes the job, follows it, and stops it.
+"""A multi-turn RL job from the trainer's side: SageMaker runs the loop. This module creates, follows, and stops the job.
 
-An existing job of the configured name is followed and not created again, so the same command continues after an end of
-this process. Source: the SDK `sagemaker-train` (`multi_turn_rl_trainer`, `multi_turn_rl_evaluator`) for the job's document.
+An existing job of the configured name is followed and not created again. So the same command continues after this process
+ended. Source: the SDK `sagemaker-train` (`multi_turn_rl_trainer`, `multi_turn_rl_evaluator`) for the job's document.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ Show = Callable[[str], None]
 ACTIVE = ("InProgress", "Stopping")
 SHOWN = ("ProgressInfo", "RolloutInfo", "BillableTokenUsage", "EvaluationMetrics")
 SAMPLING = ("temperature", "sampling_top_p", "sampling_max_tokens")  # hyperparameters of training and of evaluation
-BATCH = 128  # global_batch_size of a job that names none
+BATCH = 128  # the default of global_batch_size
 
 
 class JobConfig(Settings):
     """The settings of a job. Rows of ``data_path`` are the agent's payloads; they go below ``output_s3``.
 
-    ``eval_data_path``: rows that are run before the training, with the base model or ``start_from``, and after it.
-    ``hyperparameters`` and ``eval_hyperparameters`` have AWS's names; those of sampling hold in evaluations, too. Units: seconds.
+    ``eval_data_path``: rows for evaluations before training, with the base model or ``start_from``, and after it.
+    ``hyperparameters`` and ``eval_hyperparameters`` have AWS's names. Sampling applies to evaluations, too. Units: seconds.
     """
 
     form: Literal["job"]
@@ -64,8 +64,8 @@ class JobConfig(Settings):
     def from_values(cls, values: Mapping[str, Any], *, where: str) -> JobConfig:
         """Make the settings. Raises: ConfigError on a setting that is unknown, or that jobs cannot honor."""
         job = "a multi-turn RL job"
-        refuse(values, job, "SageMaker computes its advantages; `form: session` takes them from here")
-        refuse(values, job, "SageMaker takes the agent's reward; `form: session` has a judge", JudgeSettings)
+        refuse(values, job, "SageMaker computes the advantages; with `form: session`, this package does")
+        refuse(values, job, "SageMaker uses the agent's reward; `form: session` can use a judge", JudgeSettings)
         # A job keeps no records.
         return super().from_values({k: v for k, v in values.items() if k != "s3_bucket"}, where=where)
 
@@ -76,7 +76,7 @@ class JobConfig(Settings):
         if rows < batch:
             needs.append(f"{self.data_path} has {rows} rows, a step takes {batch} (global_batch_size)")
         if self.model_package_group_arn == self.checkpoint_group_arn:
-            needs.append("model_package_group_arn and checkpoint_group_arn must be two groups")
+            needs.append("model_package_group_arn and checkpoint_group_arn must be different groups")
         form = f"{'a rehearsal of ' if rehearse else ''}a multi-turn RL job"
         facts = [("form", form), ("job", self.job_name), ("agent", self.agent_runtime_arn)]
         facts += [("model", self.base_model), ("output", self.output_s3), ("rows", f"{rows} in {self.data_path}")]
@@ -97,7 +97,7 @@ class Jobs:
         self._recording: Recording
 
     async def run_async(self) -> str:
-        """Evaluate, train, evaluate; the ARN of the model package. Cancelled, it stops the job that runs.
+        """Evaluate, train, evaluate, and return the ARN of the model package. If cancelled, stop the running job.
 
         Raises: TrainingServiceError when a job fails.
         """
@@ -140,10 +140,10 @@ class Jobs:
     async def _job(
         self, category: str, name: str, data: Path, values: Mapping[str, Any], parts: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Make a job, or find it, and follow it to its end; its output."""
+        """Create or find a job, follow it to its end, and return its output."""
         config, training = self._config, category == "AgentRFT"
         rows = "".join(json.dumps({"prompt": encode_payload(row)}) + "\n" for row in read_rows(data)).encode()
-        # Named by its content: a job of this name that runs already may read other rows.
+        # The name depends on the content: a running job of the same name may read other rows.
         folder, file = f"{config.output_s3.rstrip('/')}/data", f"{hashlib.sha256(rows).hexdigest()[:32]}.jsonl"
         await open_store(folder, default_region=config.agent_runtime_arn.split(":")[3]).put_async(file, rows)
         source = {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": f"{folder}/{file}"}}
@@ -178,7 +178,9 @@ class Jobs:
         try:
             await self._control.call("stop_job", **named)
         except TrainingServiceError as e:
-            self._show(f"{named['JobName']} was not stopped: {e}. If it runs, it costs; the same command follows it")
+            self._show(
+                f"{named['JobName']} was not stopped: {e}. While it runs, it costs money; the same command follows it again"
+            )
         else:
             self._show(f"{named['JobName']} is stopping")
 

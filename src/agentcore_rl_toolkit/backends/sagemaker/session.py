@@ -1,7 +1,7 @@
-"""The life of a training session: it bills from its start until it is stopped, so its name is kept from before it exists.
+"""The life of a training session. It costs money from its start to its stop, so its name is stored before it is created.
 
-``sessions.json`` in the run's folder has each session of the run with the tokens that it was billed for; null until its stop is
-confirmed. A run that finds such a session there stops it.
+``sessions.json`` in the run's folder has each session of the run with its billed tokens, null until its stop is confirmed. A run
+that finds such a session stops it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from .settings import SageMakerConfig
 log = logging.getLogger(__name__)
 
 FILE = "sessions.json"
-LIVE = ("Created", "Scheduled", "Running", "Blocked")  # these bill, or will
-REGIONS = ("us-east-1", "us-west-2", "ap-south-1")  # that have training sessions. Source: `sagemaker-train` 1.27.0
+LIVE = ("Created", "Scheduled", "Running", "Blocked")  # sessions in these states cost money, or will
+REGIONS = ("us-east-1", "us-west-2", "ap-south-1")  # regions with training sessions. Source: `sagemaker-train` 1.27.0
 STOP_S = 300.0
 UNKNOWN = "ResourceNotFound"
 _STEP_S = 10.0
@@ -40,7 +40,7 @@ async def start(control: Caller, config: SageMakerConfig) -> str:
     model = {"BaseModelArn": config.base_model} | ({"AcceptEula": True} if config.accept_eula else {})
     group = config.model_package_group_arn
     try:
-        # The name is random: a session of this name is of a request whose answer was lost.
+        # The name is random, so a session of this name belongs to a request whose answer was lost.
         await control.create(
             "create_training_session",
             TrainingSessionName=name,
@@ -62,7 +62,7 @@ async def _running(control: Caller, name: str, timeout_s: float) -> None:
     while (detail := await describe(control, name))["TrainingSessionStatus"] != "Running":
         status = detail["TrainingSessionStatus"]
         if status not in ("Created", "Scheduled"):
-            why = detail.get("ErrorDetails", "SageMaker does not say why")
+            why = detail.get("ErrorDetails", "SageMaker gives no reason")
             raise TrainingServiceError(f"session {name} is {status} and did not start: {why}", code=status)
         if time.monotonic() > give_up_s:
             raise TrainingServiceError(f"session {name} is {status} after {timeout_s:g} s (start_timeout_s)")
@@ -95,11 +95,16 @@ def _keep(folder: Path, name: str, tokens: dict[str, int] | None) -> None:
 
 
 async def stop(control: Caller, name: str, folder: Path) -> None:
-    """Stop a session at a run's end and keep its bill. Where it cannot be stopped, that is said, and the next run stops it."""
+    """Stop a session at a run's end and store its billed tokens. If this fails, log it: the next run stops the session."""
     try:
         detail = await _stopped(control, name)
     except Exception as e:
-        log.error("session %s may still run, which costs: %s. `agentcore-rl train --stop-session %s`", name, e, name)
+        log.error(
+            "session %s may still run and cost money: %s. Stop it with `agentcore-rl train --stop-session %s`",
+            name,
+            e,
+            name,
+        )
     else:
         _keep(folder, name, billed(detail))
 
@@ -112,7 +117,7 @@ async def stop_left(control: Caller, folder: Path) -> None:
 
 
 async def _stopped(control: Caller, name: str) -> Mapping[str, Any]:
-    """Ask for the stop until the session no longer bills; its description, empty where SageMaker does not know it.
+    """Ask for the stop until the session costs nothing, and return its description, empty if it does not exist.
 
     Raises: TrainingServiceError, TimeoutError.
     """
@@ -127,7 +132,7 @@ async def _stopped(control: Caller, name: str) -> Mapping[str, Any]:
             except TrainingServiceError as e:
                 if e.code == UNKNOWN:
                     return {}
-                if e.code != INVALID:  # a starting session cannot be stopped in every state
+                if e.code != INVALID:  # a starting session cannot be stopped in some states
                     raise
             await asyncio.sleep(delay_s)
             delay_s = min(_STEP_S, 2 * delay_s)

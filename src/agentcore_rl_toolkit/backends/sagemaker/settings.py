@@ -1,4 +1,4 @@
-"""Settings of a run on SageMaker Training Sessions, and the plan they stand for."""
+"""Settings of a run on SageMaker Training Sessions, and its plan."""
 
 from __future__ import annotations
 

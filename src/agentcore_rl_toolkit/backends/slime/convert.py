@@ -21,20 +21,20 @@ from ..collection.samples import Sample, rollout_samples, signals_of
 
 log = logging.getLogger(__name__)
 
-NOTE = "_agentcore"  # key under Sample.metadata where outcome, session and metrics are kept; no payload may have it
-METRICS = "agentcore"  # prefix of what slime logs
+NOTE = "_agentcore"  # key in Sample.metadata for outcome, session and metrics; payloads must not have it
+METRICS = "agentcore"  # prefix of slime's logs
 
 
 class Fork(list[Any]):
-    """The samples of one forked rollout: a list, as slime takes several samples, that also answers as one sample.
+    """The samples of one forked rollout: a list, as slime takes several samples, with the attributes of one sample.
 
     slime 0.3.1 puts groups of an aborted step back into its buffer (``--partial-rollout``, fully asynchronous
-    rollouts) and reads and writes attributes of a sample on every member without looking whether it is a list. What it
-    writes goes to all samples; a finished fork comes back out of the buffer as it went in.
+    rollouts) and reads and writes attributes of a sample on every member, also if it is a list. A written attribute
+    is set on all samples. A finished fork leaves the buffer unchanged.
     """
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # pickle looks for them on a fork that is still empty
+        if name.startswith("__"):  # pickle reads them from an empty fork
             raise AttributeError(name)
         return getattr(self[0], name)
 
@@ -63,7 +63,7 @@ def to_slime(rollout: CollectedRollout, base: Any, *, args: Any = None, filler_i
     """Return one slime sample per training sequence of the rollout, based on `base`, the sample that slime asked to fill.
 
     A masked rollout gives one filler sample: two tokens, loss mask 0, `remove_sample` set, status FAILED, and reward
-    0.0 because slime would call its reward model for None. That number never reaches the group's statistics:
+    0.0, because slime calls its reward model for None. This number is not in the group's statistics:
     `hooks.normalize_rewards` leaves removed samples out. A rollout with a sample of more than `args.max_tokens` is masked. With
     `args.use_rollout_routing_replay` every sample carries expert routing, because slime stacks a batch's; a rollout without it,
     or with routing that does not fit the model, is masked.
@@ -123,7 +123,7 @@ def _filled(rollout: CollectedRollout, sample: Sample, base: Any, args: Any) -> 
     if _replays(args):
         experts = routed_experts(sample, layers=args.num_layers, top_k=args.moe_router_topk)
         if experts is None:
-            raise CaptureError("the engine gave no expert routing", session_id=rollout.session_id)
+            raise CaptureError("the engine returned no expert routing", session_id=rollout.session_id)
         made.rollout_routed_experts = _tensor(experts)
     _annotate(made, rollout, base, turns=sample.turns, branch=sample.sequence_index, branches=sample.sequences)
     return made
@@ -140,7 +140,7 @@ def _filler(rollout: CollectedRollout, base: Any, args: Any, filler_id: int, err
     made.status = type(base).Status.FAILED
     made.remove_sample = True
     if _replays(args):
-        # slime refuses routing that is all zero in some layer; the token is masked, so any other routing does.
+        # slime refuses routing that is all zero in a layer. The token is masked, so any other routing will do.
         made.rollout_routed_experts = [[list(range(args.moe_router_topk)) for _ in range(args.num_layers)]]
     _annotate(made, rollout, base, error=error)
     return made

@@ -22,9 +22,9 @@ from ..service import RolloutService
 from .convert import NOTE, joined, to_slime
 from .settings import SlimeSettings
 
-ABORT_LOOK_S = 0.5  # how often a running rollout looks whether slime aborts the step
+ABORT_LOOK_S = 0.5  # pause between checks whether slime aborts the step
 
-# SGLang's names of sampling parameters -> OpenAI's. What is not listed means nothing to an OpenAI client.
+# SGLang's names of sampling parameters -> OpenAI's. OpenAI's clients do not have the others.
 _PARAMETERS = {
     **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "stop", "stop_token_ids")},
     **{"max_new_tokens": "max_tokens", "sampling_seed": "seed"},
@@ -41,7 +41,7 @@ def rollouts(args: Any) -> RolloutService:
     with _lock:
         if _opened is None:
             if getattr(args, "rollout_top_p", 1.0) != 1.0:
-                # slime trains with the kept vocabulary of every sampled token then, which HTTP calls of agents lack.
+                # With it, slime trains with the kept vocabulary of every sampled token, which agents' HTTP calls lack.
                 raise ConfigError(f"--rollout-top-p {args.rollout_top_p} cannot work here: leave it at 1.0")
             trained_temperature({"temperature": getattr(args, "rollout_temperature", 1.0)})
             if getattr(args, "group_rm", False):
@@ -52,7 +52,7 @@ def rollouts(args: Any) -> RolloutService:
 
 
 def use(made: RolloutService | None) -> None:
-    """Replace this process's rollouts: another gateway or client, or a replay. None starts over."""
+    """Replace this process's rollouts: another gateway or client, or a replay. None resets them."""
     global _opened
     with _lock:
         _opened = made
@@ -86,7 +86,7 @@ async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], eval
     """
     payload = payload_of(sample)
     running = await asyncio.to_thread(rollouts, args)
-    phase = "eval" if evaluation else "train"  # the step is known when slime takes it: `rollout.note_step`
+    phase = "eval" if evaluation else "train"  # the step is known when slime takes the sample: `rollout.note_step`
     whole = running.settings.judging.judge is not None and not evaluation  # a judge reads whole groups
     group = {"group": ("group", sample.group_index), "n": args.n_samples_per_prompt} if whole else {}
     task = asyncio.ensure_future(running.roll(payload, openai_params(sampling_params), phase=phase, **group))

@@ -57,7 +57,7 @@ def normalize_rewards(args: Any, samples: list[Any]) -> tuple[list[float], list[
 
 
 def _of_tokens(args: Any, credit: Credit, members: list[Any]) -> None:
-    """Put the advantages of a group's tokens into slime's one place for numbers of tokens, named after teachers."""
+    """Put the advantages of a group's tokens into slime's only field for numbers of tokens, which is named after teachers."""
     live = [sample for sample in members if not sample.remove_sample]
     signals = [Signal(**sample.metadata[NOTE]["signal"]) for sample in live]
     estimator: Estimator = "grpo" if getattr(args, "grpo_std_normalization", True) else "dr_grpo"
@@ -104,7 +104,7 @@ def _session(sample: Any) -> str | None:
 
 def _reward(sample: Any) -> float:
     if sample.reward is None:
-        raise ConfigError(f"sample {sample.index} has no reward; it must be removed (`remove_sample`) or rewarded")
+        raise ConfigError(f"sample {sample.index} has no reward; set `remove_sample`, or give it a reward")
     return float(sample.reward)
 
 

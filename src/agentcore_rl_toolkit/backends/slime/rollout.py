@@ -1,8 +1,8 @@
 """slime's ``--rollout-function-path``: slime's own rollout functions, whose groups come back with forks flattened.
 
-slime 0.3.1 takes several samples per rollout only when every rollout of a step gives several: it flattens a step by
-looking at its first element. Agents fork now and then, so a step mixes both; here each group becomes a flat list
-before slime looks. Samples of one rollout share their `rollout_id`, by which slime averages.
+slime 0.3.1 takes several samples per rollout only when every rollout of a step gives several: it decides by the
+first element of a step. Agents fork sometimes, so a step has both. This module flattens each group before slime reads
+it. Samples of one rollout share their `rollout_id`, by which slime averages.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .generate import begins, recording_of_process
 
 log = logging.getLogger(__name__)
 
-_newest = -1  # the newest weight version that any rollout of this process was sampled by
+_newest = -1  # the newest weight version that sampled a rollout of this process
 
 
 def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:
@@ -77,9 +77,7 @@ def _finished(output: Any, args: Any, step: int, took_s: float) -> Any:
         samples = [sample for group in output.samples for sample in group]
         mask_stale(samples, getattr(args, "max_staleness", None))
         note_step(recording, samples, step)
-        if (
-            recording is not None
-        ):  # what slime's trainer computed for the steps before, and what this step's samples are
+        if recording is not None:  # the trainer's numbers for the last steps, and this step's samples
             trained.take(recording, getattr(args, "max_mean_logprob_gap", MAX_MEAN_GAP))
             trained.expect(args, recording, samples, step)
         found = outcome_metrics(samples)
@@ -98,7 +96,7 @@ def _finished(output: Any, args: Any, step: int, took_s: float) -> Any:
 
 
 def note_step(recording: Recording | None, samples: Iterable[Any], step: int) -> None:
-    """Say in the run's folder which step took these samples, and why one is masked."""
+    """Write into the run's folder the step of these samples, and the reason if one is masked."""
     for sample in samples if recording is not None else ():
         note = (sample.metadata or {}).get(NOTE) or {}
         if recording is not None and note.get("session_id"):
@@ -108,9 +106,9 @@ def note_step(recording: Recording | None, samples: Iterable[Any], step: int) ->
 def mask_stale(samples: list[Any], max_staleness: int | None) -> None:
     """Mask rollouts whose oldest token lies more than `max_staleness` weight versions behind the newest one seen.
 
-    Looked at when a step is handed over, because rollouts may wait in slime's buffer. The newest version that sampled
+    The check is done when a step is handed over, because rollouts may wait in slime's buffer. The newest version that sampled
     anything is the trainer's own or, when the engines have not sampled since the last update, one less; so a rollout is
-    never masked too early. All samples of a forked rollout share its fate. A rollout of unknown age is masked.
+    never masked too early. All samples of a forked rollout are masked together. A rollout of unknown age is masked.
     """
     global _newest
     if max_staleness is None:
@@ -134,9 +132,9 @@ def mask_stale(samples: list[Any], max_staleness: int | None) -> None:
 def leave_masked_out(name: str, data: dict[str, dict[str, Any]], args: Any) -> None:
     """Leave in an evaluation set one row per usable rollout before slime averages it.
 
-    Masked rollouts are taken out, a forked one keeps its first row. With slime's `log_passrate`, which wants
-    `n_samples_per_eval_prompt` rows of each prompt, a prompt with a masked rollout is taken out whole. A set in which
-    nothing is left has no mean: it is removed with a warning rather than reported as 0.
+    Masked rollouts are removed, and a forked one keeps its first row. slime's `log_passrate` needs
+    `n_samples_per_eval_prompt` rows of each prompt; with it, all rows of a prompt with a masked rollout are removed. An
+    empty set has no mean: it is removed with a warning, and not reported as 0.
     """
     samples = list(data[name].get("samples") or [])
     kept = _kept(samples, args.n_samples_per_eval_prompt if getattr(args, "log_passrate", False) else 1)

@@ -40,16 +40,16 @@ __all__ = ["SlimeError", "SlimeRunner", "prepare_data"]
 PACKAGE = "agentcore_rl_toolkit.backends.slime"
 MODEL_ARGS_S = 30
 
-# Options of slime that this backend sets, or that cannot work with rollouts of remote agents, and why.
+# Options of slime that this backend sets, or that cannot work with rollouts of remote agents, with the reason.
 _REFUSED_FLAGS = {
     "--group-rm": "the agent computes the reward of each rollout",
-    "--rollout-top-p": "slime needs the kept vocabulary of every token then, which agents' calls do not carry",
+    "--rollout-top-p": "slime would need the kept vocabulary of every token, which agents' calls do not have",
     "--custom-generate-function-path": "rollouts would not reach the agents",
     "--custom-config-path": "the rollout settings would not reach slime",
     "--custom-reward-post-process-path": "slime's own counts masked rollouts as reward 0",
-    "--rollout-function-path": "slime's own fails on a step in which only some rollouts fork; see `mode`",
+    "--rollout-function-path": "slime's function fails if only some rollouts of a step fork; use the setting `mode`",
 }
-# Options of slime that are settings here.
+# Options of slime that are settings of this backend.
 _SETTING_OF = {
     **{"--lr": "learning_rate", "--rollout-batch-size": "groups", "--n-samples-per-prompt": "rollouts"},
     **{"--rollout-temperature": "temperature", "--num-rollout": "--steps", "--prompt-data": "data_path"},
@@ -67,7 +67,7 @@ class SlimeError(AgentCoreRLError):
 
 def run_job(command: Sequence[str], environment: Mapping[str, str], *, job_id: str, address: str) -> int:
     """Submit a job, show its log and wait for its end. Returns the exit code. An interruption of the wait stops the job too."""
-    # A separate process group: Ctrl-C ends the wait, and the client is still there to stop the job.
+    # A separate process group: Ctrl-C ends the wait, and the client can still stop the job.
     client = subprocess.Popen(command, env={**os.environ, **environment}, start_new_session=True)
     try:
         return client.wait()
@@ -108,10 +108,12 @@ class SlimeRunner(SlimeSettings):
         self.signals.check_temperature(self.training.temperature, "temperature")
         if self.judging.judge is not None and self.training.mode == "fully_async":
             raise ConfigError(
-                "judge cannot work with mode fully_async: slime runs single rollouts of a group again there"
+                "judge cannot work with mode fully_async, in which slime repeats single rollouts of a group"
             )
         if self.training.mode == "sync" and self.machines.rollout_num_gpus is not None:
-            raise ConfigError("rollout_num_gpus needs mode async or fully_async: sync shares num_gpus with training")
+            raise ConfigError(
+                "rollout_num_gpus needs mode async or fully_async; in mode sync, rollouts use training's num_gpus"
+            )
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> SlimeRunner:
@@ -137,7 +139,7 @@ class SlimeRunner(SlimeSettings):
             try:
                 code = run_job(command, plan.environment, job_id=job_id, address=self._job_address())
             finally:
-                self.job_path.unlink(missing_ok=True)  # it may hold keys, and the folder is shown to others
+                self.job_path.unlink(missing_ok=True)  # it may contain keys, and others can see the folder
                 if self.keeps_trainer_numbers:
                     trained.take_rest(self.record_folder)
         if code:
@@ -209,7 +211,7 @@ class SlimeRunner(SlimeSettings):
             "use-dynamic-batch-size": True,
             "max-tokens-per-gpu": self.max_tokens_per_gpu,
             "rollout-num-gpus-per-engine": self.rollout_gpus_per_engine,
-            # slime runs at most this many samples per engine at once; each of ours is one session.
+            # slime's limit of samples per engine at once; each sample is one session.
             "sglang-server-concurrency": self._concurrency_per_engine(),
             "sglang-mem-fraction-static": self.sglang_mem_fraction_static,
             "sglang-tool-call-parser": self.sglang_tool_call_parser,
@@ -234,7 +236,7 @@ class SlimeRunner(SlimeSettings):
             if value is not None and value is not False:
                 flags += [f"--{name}"] if value is True else [f"--{name}", str(value)]
         if self.sglang_data_parallel_size > 1:
-            # slime wants attention split the same way, and refuses the command otherwise.
+            # slime refuses the command unless attention is split in the same way.
             size = str(self.sglang_data_parallel_size)
             flags += ["--sglang-data-parallel-size", size, "--sglang-enable-dp-attention"]
         if self.eval_data_path is not None:
@@ -291,7 +293,7 @@ class SlimeRunner(SlimeSettings):
 
     @property
     def rollout_gpus(self) -> int:
-        """GPUs of the inference engines; in sync mode the same as training's."""
+        """GPUs of the engines; in sync mode those of training."""
         machines = self.machines
         return machines.num_gpus if machines.rollout_num_gpus is None else machines.rollout_num_gpus
 
@@ -361,7 +363,7 @@ class SlimeRunner(SlimeSettings):
             ):
                 continue
             if name in _SETTING_OF:
-                raise ConfigError(f"extra_flags: {name} is a setting here: {_SETTING_OF[name]}")
+                raise ConfigError(f"extra_flags: {name} is a setting of this backend: {_SETTING_OF[name]}")
             if name in _REFUSED_FLAGS:
                 raise ConfigError(f"extra_flags: {name} cannot work here: {_REFUSED_FLAGS[name]}")
 
@@ -387,7 +389,7 @@ class SlimeRunner(SlimeSettings):
 def prepare_data(source: str | Path, target: Path) -> int:
     """Write rows in slime's ``{"prompt", "metadata"}`` form, the payload as metadata. Returns the number of rows.
 
-    slime needs the key `prompt`; a payload without one gets an empty prompt there, which the agent does not see.
+    slime needs the key `prompt`. A payload without one gets an empty prompt, which the agent does not see.
     Raises: ConfigError.
     """
     rows = read_rows(source)

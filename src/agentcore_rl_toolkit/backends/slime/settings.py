@@ -1,4 +1,4 @@
-"""Settings of slime runs, and of their rollouts as they reach the process in which slime calls us."""
+"""Settings of slime runs, and of their rollouts in the process in which slime calls us."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..service import ServiceSettings
 from ..settings import Count, Least0, Positive, SettingsGroup, with_environment
 
 ADMIN_KEY = "AGENTCORE_RL_GATEWAY_ADMIN_KEY"
-# Variables that the job gets from here, where they are set: a running cluster has its own environment.
+# Variables that the job gets from this process, because a running cluster has its own environment.
 JOB_ENV = (
     *("WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_ENTITY", "HF_TOKEN", "HF_ENDPOINT", ADMIN_KEY, JUDGE_KEY),
     *("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL_BEDROCK_AGENTCORE", "AWS_ENDPOINT_URL_S3"),
@@ -22,11 +22,11 @@ JOB_ENV = (
 
 
 class HandoverSettings(SettingsGroup):
-    """The limits of what slime gets.
+    """The limits of the samples for slime.
 
     Rollouts with a sample of more than ``max_tokens``, prompt and response, are masked. So are those with a token that is more
-    than ``max_staleness`` weight versions old. ``max_mean_logprob_gap`` is by how much recorded logprobs and slime's own of an
-    earlier step may differ on average. Units: nats.
+    than ``max_staleness`` weight versions old. ``max_mean_logprob_gap`` limits the mean difference between recorded
+    and slime's logprobs of an earlier step. Units: nats.
     """
 
     max_tokens: Count | None = None
@@ -37,8 +37,8 @@ class HandoverSettings(SettingsGroup):
 class SlimeSettings(ServiceSettings):
     """The rollout settings of a run, which slime passes on as attributes of its arguments (``--custom-config-path``).
 
-    Without `gateway_model` the gateway renders with the tokenizer of slime's `hf_checkpoint`, so that prompts and replies are
-    those tokens that slime trains.
+    Without `gateway_model` the gateway renders with the tokenizer of slime's `hf_checkpoint`, so that slime
+    trains the tokens of prompts and replies.
     """
 
     ALIASES: ClassVar[Mapping[str, str]] = {

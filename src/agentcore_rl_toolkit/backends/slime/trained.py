@@ -34,10 +34,10 @@ def template(run: Path) -> str:
 
 
 def expect(args: Any, recording: Recording, samples: Sequence[Any], step: int) -> None:
-    """Keep which rollouts these samples of a step are, where slime is going to write what it computes of them."""
+    """Store the rollouts of a step's samples next to the place where slime will write their numbers."""
     run = recording.run.folder
     if getattr(args, "save_debug_train_data", None) != template(run):
-        return  # slime writes none, or writes it to the user's own file
+        return  # slime writes no file, or one of the user's choice
     rows = [None if sample.remove_sample else _row(sample) for sample in samples]
     trusted = bool(getattr(args, "use_rollout_logprobs", False))
     listed = run / FOLDER / f"{step}.json"
@@ -45,16 +45,16 @@ def expect(args: Any, recording: Recording, samples: Sequence[Any], step: int) -
         listed.parent.mkdir(parents=True, exist_ok=True)
         listed.write_text(json.dumps({"trusts_sampler": trusted, "samples": rows}))
     except OSError as e:  # training continues without its record
-        log.warning("what slime computes for step %s will not be kept: %s", step, e)
+        log.warning("slime's numbers of step %s will not be kept: %s", step, e)
     (run / FOLDER / f"{step}.pt").unlink(
         missing_ok=True
-    )  # left by the run that this run resumes: slime trains the step after this
+    )  # left by the run that this run resumes: slime continues with the next step
 
 
 def take(recording: Recording, max_mean_gap: float | None = None) -> int:
-    """Add to the run what slime has written. Returns for how many steps. What is not whole yet waits for the next call.
+    """Add slime's files to the run. Return the number of steps. An incomplete file waits for the next call.
 
-    Raises: WeightsError where the recorded logprobs of a step and slime's own differ by more than ``max_mean_gap`` on average.
+    Raises: WeightsError if the recorded and slime's logprobs of a step differ by more than ``max_mean_gap`` on average.
     """
     steps = 0
     for listed in sorted((recording.run.folder / FOLDER).glob("*.json")):
@@ -65,7 +65,7 @@ def take(recording: Recording, max_mean_gap: float | None = None) -> int:
         try:
             gap = _add(recording, json.loads(listed.read_text()), found)
         except (KeyError, ValueError, TypeError) as e:
-            log.warning("what slime computed for step %s is not kept: %s: %s", listed.stem, type(e).__name__, e)
+            log.warning("slime's numbers of step %s are not kept: %s: %s", listed.stem, type(e).__name__, e)
         written.unlink()
         listed.unlink()
         check_arrived(*gap, int(listed.stem), max_mean_gap)
@@ -78,7 +78,7 @@ def take_rest(run: Path) -> None:
     folder = run / FOLDER
     if any(folder.glob("*.pt")):
         with Recording(run=RunWriter(run)) as recording:
-            take(recording)  # the run is over: nothing is left to stop
+            take(recording)  # the run has ended, so there is nothing to stop
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -93,7 +93,7 @@ def _add(recording: Recording, listed: Mapping[str, Any], found: Mapping[str, An
     """Record a file's numbers. Return the sum of the logprobs' differences from slime's, and the number of tokens."""
     if found.get("format_version") != FORMAT:
         raise ValueError(f"its file has format {found.get('format_version')}, not {FORMAT}")
-    # Logprobs that slime did not work out before training are those of the training pass, later parts after updates.
+    # Logprobs that slime did not compute before training come from the training pass, partly after updates.
     several = any(len(shard["num_microbatches"]) > 1 for shard in found["dp_shards"])
     unknown = listed["trusts_sampler"] and several
     gap_sum, compared = 0.0, 0

@@ -21,7 +21,7 @@ class TinkerTraining:
     """A `TrainingClient`: ``service`` is a `tinker.ServiceClient`, ``training`` a `tinker.TrainingClient`."""
 
     service, engine = "Tinker", "tinker"
-    max_logprob_gap: float | None = None  # its rounding is not known
+    max_logprob_gap: float | None = None  # the service's rounding is not known
 
     def __init__(self, service: Any, training: Any, config: TinkerConfig) -> None:
         self.upstream = config.url

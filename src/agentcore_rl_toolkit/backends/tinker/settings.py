@@ -1,4 +1,4 @@
-"""Settings of a Tinker run from the command line, and the plan they stand for."""
+"""Settings of a Tinker run from the command line, and its plan."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..training.service_settings import ServiceTrainingConfig
 
 
 class TinkerConfig(ServiceTrainingConfig):
-    """The settings of a Tinker run. `service_url` None is the SDK's own choice; `rank` is that of the LoRA adapters."""
+    """The settings of a Tinker run. `service_url` None is the SDK's default. `rank` is the rank of the LoRA adapters."""
 
     DEFAULTS: ClassVar[Mapping[str, Any]] = {**ServiceTrainingConfig.DEFAULTS, "output_dir": Path("runs/tinker")}
 

@@ -1,4 +1,4 @@
-"""The interface between the training loop and whatever holds the weights: torch here, or a training service."""
+"""The interface between the training loop and the holder of the weights: torch in this process, or a training service."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class TrainingClient(Protocol):
     awaitable, so a service does not wait for this process between the two.
     """
 
-    service: str  # its name in messages
-    max_logprob_gap: float | None  # that rounding explains, at equal weights; None: not checked
+    service: str  # the client's name in messages
+    max_logprob_gap: float | None  # the largest gap by rounding at equal weights; None: not checked
 
     def forward_backward(self, data: Sequence[Datum], loss: Loss, tokens: float) -> Awaitable[Passed]:
         """Add the gradient of the loss. torch divides the sum over tokens by ``tokens``; services only sum."""

@@ -12,7 +12,7 @@ from .batch import Datum
 from .client import Loss, TrainingClient
 from .settings import OptimizerSettings
 
-Row = Mapping[str, Any]  # `input_ids` and `assistant_masks`, as `runs.demonstrations` gives them
+Row = Mapping[str, Any]  # `input_ids` and `assistant_masks`, as in `runs.demonstrations`
 
 
 async def imitate(

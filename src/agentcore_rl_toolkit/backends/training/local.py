@@ -1,6 +1,6 @@
-"""The built-in policy behind the verbs of a training service, in this process: for rehearsals and tests.
+"""The built-in policy with the API of a training service, in this process: for rehearsals and tests.
 
-All weights are trained (no LoRA). A service names saved weights by a path, and samples from them; None is the base model.
+All weights are trained (no LoRA). A service has a path for saved weights, and samples from them. The path None is the base model.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Each step takes groups of rollouts of the same input, turns their rewards into advantages, makes the sampled tokens of the
 better ones more likely, and lets agents sample from the new weights. Rollouts continue meanwhile, up to `staleness` weight
 versions behind. The loss compares each token with the logprob that it was sampled with, whichever weights those were. The agent
-runs elsewhere and knows nothing of this. Its reward comes back through the object store, its tokens through the model gateway,
-exactly as sampled.
+runs elsewhere, without knowledge of the loop. Its reward comes back through the object store, and its exact tokens through the
+model gateway.
 
     reward r_i of rollout i in a group of G          advantage A_t = (r_i - mean(r)) / (std(r) + eps), t sampled in rollout i
     ratio  rho_t = pi(token_t) / pi_sampled(token_t)
@@ -72,7 +72,7 @@ async def train(
     per_step = plan.groups * plan.rollouts
     observe("begins", {"steps_done": done, "rollouts_done": done and len(held_out) + done * per_step})
     if plan.hold_calls:
-        await services.gateway.resume_async()  # the gateway keeps a pause, also one in which the run was interrupted
+        await services.gateway.resume_async()  # the gateway keeps a pause, also if the run was interrupted in it
     await training.publish(done, services.gateway, None)
     if done == 0 and held_out:
         await evaluate(0)
@@ -91,7 +91,7 @@ async def train(
                 await training.publish(step + 1, services.gateway, probe_of(groups))
             ended = time.monotonic()
             if held_out and plan.eval_every and (step + 1) % plan.eval_every == 0 and step + 1 < plan.steps:
-                # Before the step is saved: both or none. Without staleness the next step's rollouts start afterwards.
+                # Before the step is saved: both are kept, or none. Without staleness, the next rollouts start afterwards.
                 await evaluate(step + 1)
                 _training_begins(plan, observe, step + 1)
             stream.published(step + 1)

@@ -17,7 +17,7 @@ from .client import Loss, Passed
 
 
 class Sums:
-    """Sums over the trained tokens of a step, whatever its minibatches.
+    """Sums over the trained tokens of a step, over all minibatches.
 
     `clip_fraction` counts the tokens that the clip keeps from moving further: their clipped term is the smaller one.
     `kl_sampler` estimates KL(sampler || policy in training) per token (the k3 estimator, joschu.net/blog/kl-approx.html).

@@ -1,6 +1,6 @@
 """New weights at a training service: let agents sample from them, and prove that they do.
 
-A service names weights by a path: Tinker's ``tinker://`` path, the ARN of a model package.
+Each service has a path for weights: Tinker's ``tinker://`` path, or the ARN of a model package.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from ...weights.engines import Sampled
 from ...weights.publishing import PROBE_ANSWER_TOKENS, PROBE_ANSWERS, PROBE_PROMPT_TOKENS, check_gap
 
-MAX_GAP = 0.05  # services compute in bfloat16; weights of one step ago differ by more on trained tokens
+MAX_GAP = 0.05  # services compute in bfloat16; the last step's weights differ by more on trained tokens
 
 
 class Sampler(Protocol):
@@ -43,7 +43,7 @@ async def publish(training: Sampler, name: str, version: int, gateway: Any, *, m
 
 async def gap(training: Sampler, path: str) -> float:
     """Return the largest difference between recorded logprobs and those of the weights in training. Units: nats."""
-    prompt = list(range(1, PROBE_PROMPT_TOKENS + 1))  # ids that any vocabulary has
+    prompt = list(range(1, PROBE_PROMPT_TOKENS + 1))  # ids that exist in every vocabulary
     answers = await training.sample(path, prompt, n=PROBE_ANSWERS, max_tokens=PROBE_ANSWER_TOKENS)
     computed = await training.compute_logprobs([[*prompt, *answer.ids] for answer in answers])
     found = 0.0

@@ -23,10 +23,10 @@ log = logging.getLogger(__name__)
 
 
 class ServiceClient(TrainingClient, Protocol):
-    """A training client whose weights a gateway samples from."""
+    """A training client with weights from which a gateway samples."""
 
-    engine: str  # the gateway's engine for it
-    upstream: str  # the URL that the gateway samples from
+    engine: str  # the gateway's engine for this service
+    upstream: str  # the URL from which the gateway samples
 
 
 async def run_async(
@@ -74,7 +74,7 @@ async def _run(
         raise
     finally:
         try:
-            await training.close(ended)  # first: a session may cost until it is stopped
+            await training.close(ended)  # first: a session may cost money until it is stopped
         finally:
             if recording is not None:
                 await asyncio.to_thread(recording.run.close)

@@ -19,8 +19,8 @@ class DataSettings(SettingsGroup):
 
     ``model_dir`` is a local folder with that model's tokenizer and chat template (no weights). The rows are shuffled again
     after each pass. ``eval_data_path`` has rows that are never trained on. ``output_dir`` keeps the metrics and checkpoints; a
-    further run with the same folder continues from the last checkpoint. ``max_weights_gap`` is by how much logprobs of the
-    sampler and of the weights in training may differ.
+    further run with the same folder continues from the last checkpoint. ``max_weights_gap`` limits the difference between
+    the sampler's logprobs and those of the weights in training.
     """
 
     base_model: str
@@ -34,7 +34,7 @@ class DataSettings(SettingsGroup):
 class ServiceTrainingConfig(ServiceSettings, LoopSettings):
     """The loop's settings, on top of those of every run's rollouts. Raises: ConfigError."""
 
-    # Names that these settings had before all trainers got the same ones.
+    # Earlier names of settings that all trainers share.
     ALIASES: ClassVar[Mapping[str, str]] = {
         **LoopSettings.ALIASES,
         "groups_per_step": "groups",

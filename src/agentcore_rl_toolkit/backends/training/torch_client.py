@@ -1,4 +1,4 @@
-"""The training client of this process: a causal LM in torch, on a GPU where there is one.
+"""The training client of this process: a causal LM in torch, on a GPU if there is one.
 
 Weights, gradients and optimizer are float32. Shapes: _B sequences of a batch, _T tokens of a sequence, _N sampled tokens of a
 batch, _D width of the model, _V tokens of the vocabulary.
@@ -30,7 +30,7 @@ from ...weights.publishing import MAX_GAP, MAX_GAP_OF_BFLOAT16
 from .batch import Datum
 from .client import Adam, Loss, Passed
 
-HEAD_TOKENS = 512  # whose logits are in memory at once
+HEAD_TOKENS = 512  # tokens whose logits are in memory at once
 T = TypeVar("T")
 
 
@@ -39,11 +39,11 @@ class TorchSettings:
     """The settings of a model that this process trains.
 
     ``model_dir`` None is the built-in model. ``dtype`` is the type in which matrices are multiplied: float32 or bfloat16.
-    ``lora_rank`` 0 trains all weights; adapters count ``lora_alpha`` / rank (None: twice the rank). ``tokens_at_once`` of a
-    batch, with padding, are computed together. ``gradient_checkpointing`` computes activations again in the backward pass, which
-    takes less memory and a third more time. ``temperature`` divides the logits, as in the engine. ``kl_penalty`` times the
-    divergence from the model as it was loaded is added to the loss of each token; without LoRA, a second copy of the model is
-    kept for it. ``threads`` None takes all cores.
+    ``lora_rank`` 0 trains all weights; adapters are scaled by ``lora_alpha`` / rank (None: twice the rank). ``tokens_at_once``
+    of a batch, with padding, are computed together. ``gradient_checkpointing`` computes activations again in the backward pass,
+    which takes less memory and a third more time. ``temperature`` divides the logits, as in the engine. ``kl_penalty`` times the
+    divergence from the loaded model is added to the loss of each token. Without LoRA, this needs a second copy of the model.
+    ``threads`` None takes all cores.
     """
 
     model_dir: Path | None = None
@@ -67,7 +67,7 @@ class TorchSettings:
 class TorchClient:
     """A `TrainingClient`. All work on the model runs on one thread, in the order of the calls.
 
-    ``engine`` is the server that agents sample from; its weights are replaced by `publish`. ``run_dir`` keeps weights and
+    ``engine`` is the agents' engine, whose weights `publish` replaces. ``run_dir`` keeps weights and
     checkpoints.
     """
 
@@ -79,9 +79,7 @@ class TorchClient:
         self.model, self.settings = model, settings
         self.max_logprob_gap: float | None = MAX_GAP if settings.dtype == "float32" else MAX_GAP_OF_BFLOAT16
         self._pad_id, self._run_dir, self._engine = pad_id, run_dir, engine
-        self._start: Any = (
-            None  # the model as it was loaded, if the loss needs it and the adapters cannot be turned off
-        )
+        self._start: Any = None  # the loaded model, if the loss needs it and there are no adapters to turn off
         if settings.kl_penalty and not settings.lora_rank:
             self._start = load_model(settings)[0].requires_grad_(False)
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -107,7 +105,7 @@ class TorchClient:
             client.optimizer.load_state_dict(saved["optimizer"])
         return client
 
-    # -- the verbs
+    # -- the interface of `TrainingClient`
 
     def forward_backward(self, data: Sequence[Datum], loss: Loss, tokens: float) -> Awaitable[Passed]:
         return self._do(lambda: self.compute(data, loss, tokens))
@@ -129,7 +127,7 @@ class TorchClient:
 
     @property
     def proved(self) -> int | None:
-        """The newest version that the engine is proved to have; None before the first change that is large enough to prove it."""
+        """The newest version that the engine is proved to have. None before the first change that is large enough for a proof."""
         return self._publisher.proved if self._publisher is not None else None
 
     async def save(self, steps: int) -> str:
@@ -310,7 +308,7 @@ def load_model(settings: TorchSettings) -> tuple[Any, Any]:
         # The name in newer versions of transformers.
         enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
         enable({"use_reentrant": False})
-        for module in model.modules():  # only these layers: in training mode others might drop out
+        for module in model.modules():  # only these layers: others might use dropout in training mode
             module.training = isinstance(module, GradientCheckpointingLayer)
     if settings.lora_rank:
         from peft import LoraConfig, get_peft_model

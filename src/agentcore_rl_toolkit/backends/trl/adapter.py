@@ -1,8 +1,8 @@
 """Run TRL's GRPOTrainer on rollouts of a remote agent.
 
-TRL asks `AgentCoreRollouts` for the rollouts of a batch of prompts; it puts the current weights in place, collects
-the groups and returns the recorded tokens. A prompt, for TRL, is the payload as one line of JSON: TRL hands prompts
-over without their rows, and this form needs no lookup, also in another process or a resumed run.
+TRL asks `AgentCoreRollouts` for the rollouts of a batch of prompts; it publishes the current weights, collects
+the groups and returns the recorded tokens. TRL's prompt is the payload as one line of JSON, because TRL passes prompts
+without their rows. This needs no lookup, also in another process or a resumed run.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class AgentCoreRollouts:
         return self.recording.at("train" if trainer.model.training else "eval", step)
 
     def sync_weights(self, trainer: Any) -> None:
-        """Put the trainer's weights in place if it has stepped since they were; versions are optimizer steps.
+        """Publish the trainer's weights if it has stepped since the last time. Versions are optimizer steps.
 
         Before a batch of rollouts rather than after every optimizer step: several steps may share one batch, and
         nothing samples in between.
@@ -153,7 +153,7 @@ class AgentCoreRollouts:
             mode = trainer.vllm_generation.vllm_client.get_server_info()["model_config"]["logprobs_mode"]
             if mode != "processed_logprobs":  # TRL only warns
                 raise ConfigError(
-                    f"vLLM reports {mode}, which are those of temperature 1, and training.temperature is "
+                    f"vLLM reports {mode}, which are at temperature 1, but training.temperature is "
                     f"{trainer.temperature:g}: start vLLM with --logprobs-mode processed_logprobs"
                 )
         if trainer.use_vllm and trainer._last_loaded_step != version:
@@ -168,7 +168,7 @@ class AgentCoreRollouts:
     def _requests(self, prompts: Sequence[str], n: int, trainer: Any) -> list[GroupRequest]:
         if len(prompts) % n:
             raise ConfigError(
-                f"a process got {len(prompts)} prompts, which is no multiple of {n} rollouts per group: make "
+                f"a process got {len(prompts)} prompts, which is not a multiple of {n} rollouts per group: make "
                 "per_device_train_batch_size * steps_per_generation divisible by num_generations"
             )
         self._batches += 1
@@ -176,7 +176,7 @@ class AgentCoreRollouts:
         requests = []
         for start in range(0, len(prompts), n):
             if len(set(prompts[start : start + n])) != 1:
-                raise ConfigError("TRL did not repeat each prompt num_generations times; is a custom sampler in use?")
+                raise ConfigError("TRL did not repeat each prompt num_generations times; remove a custom sampler")
             payload = _decode(prompts[start])
             place = f"{self._batches:05d}-{rank}-{start // n:04d}"
             requests.append(GroupRequest(input_id=f"{place}-{payload_id(payload)}", payload=payload, n=n))
@@ -186,8 +186,8 @@ class AgentCoreRollouts:
 class AgentCoreGRPOTrainer(GRPOTrainer):
     """GRPOTrainer whose importance ratio is taken against the logprobs recorded at sampling time.
 
-    Without vLLM, TRL 1.16 carries `logprobs` along but compares the new policy with logprobs it recomputes itself, so a
-    difference between sampler and trainer, or weights that moved during the rollouts, would go unseen.
+    Without vLLM, TRL 1.16 carries `logprobs` along but compares the new policy with logprobs it recomputes itself, so it
+    cannot see a difference between sampler and trainer, or a change of weights during the rollouts.
     """
 
     def __init__(self, *args: Any, rollouts: AgentCoreRollouts, **kwargs: Any) -> None:
@@ -222,10 +222,10 @@ class AgentCoreGRPOTrainer(GRPOTrainer):
         return output
 
     def _compared(self, output: Any, sampled_BT: Any, recomputed_BT: Any | None) -> Any | None:
-        """Compare recorded with the trainer's own logprobs, which no optimizer step has changed since the weights went out.
+        """Compare recorded with the trainer's logprobs, before any optimizer step since the weights were published.
 
-        TRL has its own logprobs when a batch is for several steps. Otherwise they are computed if nothing else has proved the
-        weights.
+        TRL has its own logprobs when a batch is for several steps. Otherwise they are computed, unless the weights are
+        already proved.
         Returns: the trainer's logprobs. Raises: WeightsError, in every process of the run.
         """
         config = self.rollouts.config
@@ -259,7 +259,7 @@ class AgentCoreGRPOTrainer(GRPOTrainer):
         return found
 
     def _record(self, recording: Recording, output: Any, recomputed_BT: Any | None) -> None:
-        """Add to the run what TRL computed for the last batch: advantages, and its own logprobs where it has them."""
+        """Add TRL's numbers of the last batch to the run: advantages, and its logprobs if it has them."""
         rows, advantages_B = self.rollouts.rows, output.get("advantages")
         if advantages_B is None or len(advantages_B) != len(rows):
             return
@@ -269,9 +269,9 @@ class AgentCoreGRPOTrainer(GRPOTrainer):
         for (session_id, sequence), advantage, prompt, length, logprobs_T in zip(
             rows, advantages_B.tolist(), prompts_B, lengths_B, logprobs, strict=True
         ):
-            if sequence is None:  # a row that stands for a rollout which cannot be trained
+            if sequence is None:  # a filler row for a rollout that cannot be trained
                 continue
-            if isinstance(advantage, float):  # else each token has its own
+            if isinstance(advantage, float):  # otherwise each token has its own
                 recording.run.annotate(session_id, advantage=advantage)
             if logprobs_T is not None:
                 found = [*[None] * int(prompt), *logprobs_T[: int(length)]]
@@ -374,7 +374,7 @@ def grpo_config(config: TrlConfig) -> Any:
         "loss_type": "dapo",
         "report_to": [],
         "save_strategy": "steps" if "save_steps" in config.training else "no",
-        "vllm_importance_sampling_mode": "token_truncate",  # masking sequences drops long ones for rounding alone
+        "vllm_importance_sampling_mode": "token_truncate",  # masking sequences would drop long ones only because of rounding
         "logging_steps": 1,
         "bf16": torch.cuda.is_available(),
         "use_cpu": not torch.cuda.is_available(),

@@ -23,7 +23,7 @@ REWARD_KEY = "agent_reward"
 OUTCOME_KEY = "agent_outcome"
 CAUSE_KEY = "agent_cause"
 SESSION_KEY = "agent_session"
-SEQUENCE_KEY = "agent_sequence"  # which sequence of its trajectory the row is; taken out before TRL sees it
+SEQUENCE_KEY = "agent_sequence"  # the index of the row's sequence in its trajectory; removed before TRL gets the row
 KEYS = (
     *("prompt_ids", "completion_ids", "logprobs", "env_mask"),
     *(REWARD_KEY, OUTCOME_KEY, CAUSE_KEY, SESSION_KEY, SEQUENCE_KEY),
@@ -54,7 +54,7 @@ class ConvertStats:
 class _Row:
     rollout: CollectedRollout | None = None
     sample: Sample | None = None  # the trained sequence
-    samples: Sequence[Sample] = ()  # all that the rollout has
+    samples: Sequence[Sample] = ()  # all sequences of the rollout
     too_long: bool = False
 
     @property

@@ -1,4 +1,4 @@
-"""Settings of a TRL run, and the plan it stands for."""
+"""Settings of a TRL run, and its plan."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from ..settings import Count, GroupSize, Plan, Positive, SettingsGroup, planned
 
 ForkPolicy = Literal["longest", "mask"]
 
-# Keys of GRPOConfig that say how to sample; agents are held to them.
+# Keys of GRPOConfig for sampling, which agents' calls must keep.
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 class TrlSettings(SettingsGroup):
     """The settings that only TRL has.
 
-    ``policy_url`` is the engine whose weights are replaced as training goes, of the kind ``policy_engine`` (the built-in policy,
+    ``policy_url`` is the engine whose weights the training replaces, of the kind ``policy_engine`` (the built-in policy,
     vLLM or SGLang). It is None when TRL itself syncs to a vLLM server (``training: {use_vllm: true, vllm_mode: server,
     vllm_server_base_url: ...}``). ``max_weights_gap`` is by how much engine and trainer may differ on a probe after that; None:
     1e-3, or 1.0 where the engine says that it computes in bfloat16. ``max_mean_logprob_gap`` is by how much the recorded logprobs
@@ -61,7 +61,7 @@ class TrlSettings(SettingsGroup):
 
 
 class TrlConfig(ServiceSettings):
-    """The settings of a TRL run. `gateway_url` must name a gateway that runs, because TRL may run as several processes.
+    """The settings of a TRL run. `gateway_url` must be a running gateway, because TRL may run as several processes.
 
     Raises: ConfigError.
     """
@@ -82,16 +82,16 @@ class TrlConfig(ServiceSettings):
             raise ConfigError(f"num_generations is {self.trl.rollouts} here and {named} under `training`")
         if policy_url is None and not training.get("use_vllm"):
             raise ConfigError(
-                "new weights would reach no engine: set policy_url (the built-in policy, vLLM or SGLang), or "
+                "no engine would get new weights: set policy_url (the built-in policy, vLLM or SGLang), or "
                 "training.use_vllm with vllm_mode: server"
             )
         if training.get("use_vllm") and training.get("vllm_mode", "server") != "server":
             raise ConfigError("agents reach the model over HTTP: training.vllm_mode must be `server`")
         if training.get("use_vllm") and policy_url is not None:
-            raise ConfigError("policy_url and training.use_vllm are two servers for one policy; keep one of them")
+            raise ConfigError("policy_url and training.use_vllm are two engines for one policy; keep one of them")
         if self.signals.per_token and training.get("use_liger_kernel"):
             raise ConfigError(
-                "training.use_liger_kernel takes one advantage a rollout: leave it out with credit or teacher_url"
+                "training.use_liger_kernel needs one advantage per rollout: leave it out with credit or teacher_url"
             )
         self.trained_sampling()
 
@@ -101,7 +101,7 @@ class TrlConfig(ServiceSettings):
         for word in words:
             name, sign, text = word.partition("=")
             if not sign:
-                raise ConfigError(f"{word!r} is no argument of GRPOConfig as NAME=VALUE")
+                raise ConfigError(f"{word!r} is not an argument of GRPOConfig as NAME=VALUE")
             try:
                 given[name] = json.loads(text)
             except ValueError:

@@ -1,4 +1,4 @@
-"""Our clients and the gateway over verl's rollout servers, and verl's words for what both sides name otherwise."""
+"""Our clients and the gateway over verl's engines, and the translation of names between both."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..service import RolloutService
 from .bridge import Bridge
 from .settings import AgentCoreConfig
 
-# verl's names of sampling parameters -> OpenAI's; the others mean nothing to an OpenAI client.
+# verl's names of sampling parameters -> OpenAI's. OpenAI's clients do not have the others.
 _PARAMETERS = ("temperature", "top_p", "top_k", "repetition_penalty")
 
 
@@ -48,9 +48,9 @@ def openai_params(sampling_params: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_steps(output: dict[str, Any], global_steps: Any) -> dict[str, Any]:
-    """Fill in unknown weight versions with those of the step that asked, whose weights are numbered one less.
+    """Replace unknown weight versions with the version of the requesting step, which is one less than its number.
 
-    Never newer than the truth, so staleness is not understated.
+    It is never newer than the real one, so staleness is not understated.
     """
     extra = dict(output["extra_fields"])
     if extra["min_global_steps"] is None and global_steps is not None:

@@ -1,8 +1,8 @@
-"""verl's rollout servers as an engine of our gateway: token ids in, token ids out, through verl's own client.
+"""verl's servers as an engine of our gateway: token ids in, token ids out, through verl's own client.
 
-Agents speak HTTP, verl's servers speak Ray. The bridge is a small HTTP server in the trainer's process with the wire
-format of SGLang's ``/generate``; every call goes to ``llm_client.generate``. With that, rollouts get what verl's client
-does for its own agent loops: load balancing over servers that come and go, the weight version of every reply, expert
+Agents use HTTP, verl's servers use Ray. The bridge is a small HTTP server in the trainer's process with the wire
+format of SGLang's ``/generate``; every call goes to ``llm_client.generate``. So rollouts get the features of
+verl's client for its own agent loops: load balancing over changing servers, the weight version of every reply, expert
 routing, and in the asynchronous modes generations that continue after an update of the weights interrupted them.
 """
 
@@ -24,7 +24,7 @@ from .._portal import start
 
 log = logging.getLogger(__name__)
 
-# The gateway's (SGLang's) names of sampling parameters -> those of verl's servers.
+# The gateway's (SGLang's) names of sampling parameters -> the names of verl's servers.
 _TO_VLLM = {
     "max_new_tokens": "max_tokens",
     "sampling_seed": "seed",
@@ -34,7 +34,7 @@ _TO_VLLM = {
 
 
 class Bridge:
-    """An HTTP server on loopback in front of verl's `LLMServerClient`. `url` is set once it listens; it asks for `key`."""
+    """An HTTP server on loopback in front of verl's `LLMServerClient`. `url` is set once it listens. Requests need `key`."""
 
     def __init__(self, llm_client: Any, *, engine: str = "vllm") -> None:
         self.llm_client, self.engine = llm_client, engine
@@ -57,7 +57,7 @@ class Bridge:
         app, listener = Starlette(routes=routes), listen("127.0.0.1", 0)
         quiet = uvicorn.Config(app, ws="none", lifespan="off", log_level="warning", access_log=False, backlog=BACKLOG)
         self._server = uvicorn.Server(quiet)
-        # It takes no signals: its loop is not the main thread's.
+        # It handles no signals, because its loop is not the main thread's.
         self._serving = asyncio.run_coroutine_threadsafe(self._server.serve(sockets=[listener]), start())
         self.url = url_of(listener)
         return self.url
@@ -81,7 +81,7 @@ class Bridge:
         try:
             await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
-                return Response(status_code=499)  # the agent hung up
+                return Response(status_code=499)  # the agent disconnected
             answers = work.result()
         except Exception as e:
             log.warning("a generation failed: %s: %s", type(e).__name__, e)

@@ -27,7 +27,7 @@ def to_verl(
 
     The sequence with the most trained tokens comes last, because V1 takes metrics of a session from its last row.
     A usable rollout with a sequence longer than `prompt_length` or `response_length` allows gives nothing:
-    cutting it, or training its other branches alone, would give the reward to a part of what earned it. `expert_shape`
+    cutting it, or training only its other branches, would give the reward to a part of the work. `expert_shape`
     is (layers, top k) of the model, needed for expert routing.
     Raises: CaptureError when expert routing does not fit.
     """

@@ -1,4 +1,4 @@
-"""verl's dataset whose rows are payloads: every field of a row reaches the agent, nothing is tokenized here."""
+"""verl's dataset whose rows are payloads: every field of a row reaches the agent, and nothing is tokenized."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PAYLOAD_KEY = "agentcore_payload"
 class PayloadDataset(Dataset):  # type: ignore[type-arg]  # rows are dicts of mixed values
     """Rows of JSONL, JSON or Parquet files as verl's trainer wants them (`data.custom_cls`).
 
-    The payload travels whole under ``agentcore_payload``; ``raw_prompt`` shows it to verl's logs. `data_source`,
+    The payload is in ``agentcore_payload``; ``raw_prompt`` shows it to verl's logs. `data_source`,
     `reward_model` and `extra_info` of a row are handed to verl too, which groups validation metrics by the first.
     """
 

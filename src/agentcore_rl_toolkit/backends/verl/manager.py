@@ -72,7 +72,7 @@ class AgentCoreManager:
         self._bridge: Bridge | None = None
         self._opening: Future[RolloutService] | None = None
         self._running: set[Any] = set()
-        self._empty = 0  # prompts in a row that gave no sample
+        self._empty = 0  # prompts in a row without a sample
         self._too_long = 0
         self._numbers: TrainerNumbers | None = None
 
@@ -96,7 +96,7 @@ class AgentCoreManager:
     def generate_sequences(self, prompts: TensorDict) -> None:
         """Start all prompts of the batch and return. Those of the first wait for the gateway, not the trainer.
 
-        Raises: RolloutError after `max_empty_prompts` prompts in a row without a sample: verl would ask for others for ever;
+        Raises: RolloutError after `max_empty_prompts` prompts in a row without a sample: verl would request others forever;
         GatewayError or ConfigError when the gateway could not be started for an earlier batch, whose prompts all failed.
         """
         limit = AgentCoreConfig.of(self.config).max_empty_prompts
@@ -134,7 +134,7 @@ class AgentCoreManager:
                 log.warning("prompt %s gave no sample: %s %s", uid, dict(stats.outcomes), dict(stats.causes))
             if not validate:
                 self._empty = 0 if written else self._empty + 1
-        except Exception:  # the trainer waits for a final tag of every prompt, whatever went wrong here
+        except Exception:  # the trainer waits for a final tag of every prompt, also after an error
             log.exception("prompt %s failed", uid)
         finally:
             await asyncio.to_thread(tq.kv_put, key=uid, partition_id=partition, tag={"status": status})
@@ -157,7 +157,7 @@ class AgentCoreManager:
         made_of = {rollout.index: self._outputs(rollout) for rollout in group.rollouts}
         compared = partition == "train" and self.config.algorithm.adv_estimator in _COMPARING
         if compared and len(group.rollouts) > 1 and sum(map(bool, made_of.values())) < 2:
-            # With nothing to compare it to verl would take the reward itself for the advantage.
+            # Without others to compare with, verl would use the reward as the advantage.
             for rollout in group.rollouts:
                 if made_of[rollout.index]:
                     self._left_out(rollout, FILTERED)
@@ -170,7 +170,7 @@ class AgentCoreManager:
                 if self._numbers is not None and partition == "train":
                     self._numbers.wrote(keys[-1], output)
                 fields.append(_fields(made, row, rollout.index))
-                if advantages:  # verl's place for numbers of tokens, which `take_advantages` reads
+                if advantages:  # verl's field for numbers of tokens, which `take_advantages` reads
                     branch = output["extra_fields"]["agentcore_branch"]
                     fields[-1]["rm_scores"] = torch.tensor(advantages[rollout.session_id, branch])
                 tags.append(_tag(fields[-1], row))
@@ -196,7 +196,7 @@ class AgentCoreManager:
         try:
             outputs = to_verl(rollout, **limits, expert_shape=shape)
             if replays and any("routed_experts" not in output for output in outputs):
-                raise CaptureError("the engine gave no expert routing", session_id=rollout.session_id)
+                raise CaptureError("the engine returned no expert routing", session_id=rollout.session_id)
         except CaptureError as e:
             log.warning("rollout %s cannot be replayed: %s", rollout.session_id, e)
             return []

@@ -41,7 +41,7 @@ GAP = "agentcore/logprob_gap_mean"  # TRL's runs have the same name
 class Row:
     """The training sequence of a row, and the sampled part of its response.
 
-    ``version`` is that of the weights which sampled its oldest token, None where the engine does not say.
+    ``version`` is the version of the weights that sampled its oldest token, None if the engine does not report it.
     Shapes: (T,) of the response, for ``mask`` and ``logprobs``; a token that was not sampled has logprob 0.
     """
 
@@ -54,10 +54,10 @@ class Row:
 
 
 class TrainerNumbers:
-    """Ends a run where the weights did not arrive at the engine, and adds to its folder what the trainer computed.
+    """Ends a run if the weights did not arrive at the engine, and adds the trainer's numbers to its folder.
 
-    ``recording`` is None for a run that keeps no folder. ``own_logprobs`` is False where the trainer takes the sampler's for its
-    own: then there is nothing to compare. ``max_mean_gap`` is by how much both may differ on average, None without a limit.
+    ``recording`` is None for a run that keeps no folder. ``own_logprobs`` is False if the trainer uses the sampler's
+    logprobs: then there is nothing to compare. ``max_mean_gap`` limits the mean difference, None without a limit.
     Units: nats.
     """
 
@@ -102,7 +102,7 @@ class TrainerNumbers:
         Raises: WeightsError, which ends the run, if its logprobs and the recorded ones are of different weights.
         """
         rows = [(i, row) for i, key in enumerate(keys) if (row := self._rows.get(key)) is not None]
-        # In asynchronous modes older rows differ by what verl has learnt since, and not by weights that were lost.
+        # In asynchronous modes, older rows differ because verl has learned since, not because weights were lost.
         newest = max((row.version for _, row in rows if row.version is not None), default=None)
         gap_sum, tokens = 0.0, 0
         for i, row in rows:
@@ -111,7 +111,7 @@ class TrainerNumbers:
                 own = {name: of_sampled(found, row.mask, row.prompt_tokens) for name, found in values.items()}
                 logprobs, entropies = own.get(LOGPROBS), own.get(ENTROPY)
                 self._recording.trained(row.session_id, row.sequence, logprobs=logprobs, entropies=entropies, updates=0)
-            if row.version == newest:  # also of tokens that verl's rollout correction will reject: they differ most
+            if row.version == newest:  # also tokens that verl's rollout correction will reject: they differ most
                 gaps = gaps_of(values[LOGPROBS], row.logprobs, row.mask)
                 gap_sum, tokens = gap_sum + sum(gaps), tokens + len(gaps)
         self._gap_sum, self._tokens = self._gap_sum + gap_sum, self._tokens + tokens
@@ -130,7 +130,7 @@ class TrainerNumbers:
             return
         try:
             data = tq.kv_batch_get(keys=list(rows), partition_id=partition_id, select_fields=[MASK, ADVANTAGES])
-            if ADVANTAGES not in set(data.keys()):  # dropped before it was trained on
+            if ADVANTAGES not in set(data.keys()):  # dropped before training
                 for session_id in {row.session_id for row in rows.values()}:
                     self.left_out(session_id, FILTERED)
                 return
@@ -138,13 +138,13 @@ class TrainerNumbers:
                 # The queue's mask, which lacks the tokens that verl's rollout correction rejected: their advantage is 0.
                 each = zip(data[ADVANTAGES][i].tolist(), data[MASK][i].tolist(), strict=True)
                 advantages = {value for value, kept in each if kept}
-                if len(advantages) == 1:  # else each token has its own, and the rollout none
+                if len(advantages) == 1:  # otherwise each token has its own, and the rollout none
                     self._recording.run.annotate(row.session_id, advantage=advantages.pop())
         except Exception:  # training continues without its record
-            log.warning("what verl computed of %d rows was not kept", len(rows), exc_info=True)
+            log.warning("verl's numbers of %d rows were not kept", len(rows), exc_info=True)
 
     def logged(self, tracking: Any, data: Mapping[str, Any], step: Any, *rest: Any, **more: Any) -> None:
-        """Add what verl logs: of a step, with the seconds it waited for rollouts and those it trained, or of a validation."""
+        """Add verl's log of a step, with its seconds of waiting and of training, or of a validation."""
         assert self._recording is not None
         found = step_numbers(data)
         waited, whole = found.get("timing_s/gen"), found.get("timing_s/step")

@@ -1,4 +1,4 @@
-"""Settings of verl runs: the published guide's keys, and the hydra overrides they become."""
+"""Settings of verl runs: the published guide's keys, and the resulting hydra overrides."""
 
 from __future__ import annotations
 
@@ -36,27 +36,27 @@ PACKAGE = "agentcore_rl_toolkit.backends.verl"
 PUBLISHED_PREFIX = "actor_rollout_ref.rollout.agentcore."
 OUR_PREFIX = "agentcore."
 
-TEMPERATURE_KEY = "actor_rollout_ref.rollout.temperature"  # verl samples and computes at it
+TEMPERATURE_KEY = "actor_rollout_ref.rollout.temperature"  # verl samples and computes at this temperature
 ESTIMATOR_KEY, ESTIMATOR = "algorithm.adv_estimator", "agentcore"  # advantages computed by this project, one per token
 ADMIN_KEY = "AGENTCORE_RL_GATEWAY_ADMIN_KEY"
 
-# Overrides without which rollouts would not reach us or their data would be wrong; (key, value, why).
-_OWN = "it is set by this backend; to use another, start verl's own main"
+# Required overrides (key, value, reason): without them, rollouts do not reach us, or their data are wrong.
+_OWN = "this backend sets it; to use another one, start verl's own main"
 REQUIRED: tuple[tuple[str, str, str], ...] = (
-    ("trainer.use_v1", "true", "masked rollouts need the V1 trainer: it takes sessions without rows"),
-    ("transfer_queue.enable", "true", "the V1 trainer hands samples over through TransferQueue"),
+    ("trainer.use_v1", "true", "masked rollouts need the V1 trainer, which accepts sessions without rows"),
+    ("transfer_queue.enable", "true", "the V1 trainer passes samples through TransferQueue"),
     ("actor_rollout_ref.rollout.calculate_log_probs", "true", "importance ratios need the sampled logprobs"),
     (
         "actor_rollout_ref.rollout.logprobs_mode",
         "processed_logprobs",
-        "verl's own are those of the rollouts' temperature",
+        "verl computes its own at the rollouts' temperature",
     ),
     ("+actor_rollout_ref.rollout.agent.agent_loop_manager_class", f"{PACKAGE}.manager.AgentCoreManager", _OWN),
     ("data.custom_cls.path", f"pkg://{PACKAGE}.dataset", _OWN),
     ("data.custom_cls.name", "PayloadDataset", _OWN),
 )
 DEFAULTS: tuple[tuple[str, str], ...] = (
-    # Without it a prompt that failed takes a place in the batch, and a step of nothing else ends the run.
+    # Without it, a failed prompt takes a place in the batch, and a step with only failed prompts ends the run.
     ("trainer.v1.sampler.sync_refill_failed_groups", "true"),
     ("algorithm.adv_estimator", "grpo"),
     # Engine and trainer differ by rounding, and rollouts of asynchronous modes are from older weights.
@@ -84,8 +84,8 @@ class AgentCoreConfig(ServiceSettings):
     """The ``agentcore`` section of a verl run. The published guide's names are accepted.
 
     The gateway renders with `gateway_model`, the trained model's tokenizer unless given, and samples through verl's own client.
-    The published `gateway_store` "memory" keeps captured turns in a temporary folder. verl serves a model under its path unless
-    `model_id` says otherwise.
+    The published `gateway_store` "memory" keeps captured turns in a temporary folder. verl serves a model under its path, or
+    under `model_id`.
     """
 
     ALIASES: ClassVar[Mapping[str, str]] = {
@@ -212,7 +212,7 @@ def plan(arguments: Sequence[str]) -> Plan:
     needs = [f"pip install {p}" for m, p in packages if not importlib.util.find_spec(m)]
     engine = given["actor_rollout_ref.rollout.name"]
     if not importlib.util.find_spec(engine):
-        needs.append(f"the rollout engine {engine} (verl[{engine}])")
+        needs.append(f"the engine {engine} (verl[{engine}])")
     if "actor_rollout_ref.model.path" not in given:
         needs.append("actor_rollout_ref.model.path=FOLDER_OR_HUB_ID")
     if "data.train_files" not in given:

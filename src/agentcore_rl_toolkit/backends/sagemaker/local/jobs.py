@@ -1,8 +1,8 @@
 """Multi-turn RL jobs: the training loop of this package, with rollouts as AWS's jobs make them.
 
-A rollout is an invocation of the agent with the payload of AWS's jobs. It is over when CompleteRollout and UpdateReward have
-come, whatever the agent returns. A fault that ended whole jobs on AWS ends this job too. Hyperparameters have the names
-that the API was seen to accept, and the ranges of the developer guide.
+A rollout is an invocation of the agent with the payload of AWS's jobs. It ends with CompleteRollout and UpdateReward,
+whatever the agent returns. A fault that ends all of a job on AWS ends this job, too. Hyperparameters have the names that the
+API accepted in tests, and the ranges of the developer guide.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ from .wire import RefusedError
 
 REWARD_S = 60.0  # limit between CompleteRollout and UpdateReward; AWS's own limit is unknown
 REPLY_S = 600.0
-MOST_ROLLOUTS = 96  # that a job runs at once
-BASE = "base"  # the path of the weights that the model began with
+MOST_ROLLOUTS = 96  # rollouts that a job runs at once
+BASE = "base"  # the path of the model's first weights
 CODES = {400: "ValidationException", 429: "ThrottlingException"}
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 
@@ -70,7 +70,9 @@ class Rollouts(Struct, kw_only=True, forbid_unknown_fields=True):
 class Training(Rollouts, kw_only=True, forbid_unknown_fields=True):
     """The hyperparameters of a training job, with the ranges of AWS."""
 
-    temperature: Annotated[float, Meta(gt=0, le=2)] = 1.0  # AWS takes 0, where there is nothing to compare
+    temperature: Annotated[float, Meta(gt=0, le=2)] = (
+        1.0  # AWS accepts 0, at which all rollouts of a group are the same
+    )
     global_batch_size: Annotated[int, Meta(ge=32, le=128, multiple_of=32)] = 128
     group_size: Annotated[int, Meta(ge=2, le=32)] = 8
     advantage_method: Literal["group_based", "rloo"] = "group_based"
@@ -181,7 +183,7 @@ class Rollout:
         self._completed.set()
 
     def update(self, rewards: list[float], token: str) -> None:
-        """Set the rewards. Raises: RefusedError when there are none, or it is not completed, or it has rewards."""
+        """Set the rewards. Raises: RefusedError without rewards, before the rollout is completed, or if it has rewards."""
         if token in self._tokens:
             return
         if not self._completed.is_set() or self._rewards:
@@ -194,7 +196,7 @@ class Rollout:
 
 
 class Agents:
-    """Invokes agents where boto3 finds AgentCore: AWS_ENDPOINT_URL_BEDROCK_AGENTCORE names the local runtime."""
+    """Invokes agents by boto3, whose AWS_ENDPOINT_URL_BEDROCK_AGENTCORE is the local runtime."""
 
     def __init__(self, threads: Executor) -> None:
         self._threads = threads

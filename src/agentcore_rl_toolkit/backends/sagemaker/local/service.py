@@ -37,7 +37,7 @@ JOB_RUNTIME = ("/sample", STREAM, "/complete-rollout", "/update-reward")
 
 
 class SageMakerApp:
-    """ASGI application. ``secret`` is that of its clients' credential, ``url`` its own address, for the agents of jobs."""
+    """ASGI application. ``secret`` is the secret of its clients' credential. ``url`` is its address, for the agents of jobs."""
 
     def __init__(self, model: LocalModel, *, secret: str, url: str) -> None:
         self._model, self._url = model, url

@@ -1,6 +1,6 @@
 """Training sessions over a model. Operations are done one at a time, in the order of their numbers.
 
-AWS does not say whether a session outlives a failed operation; here it does not, the stricter reading: later operations are
+AWS does not document what a failed operation does to its session. In this service it ends the session, and later operations are
 Skipped. A number that leaves a gap is refused. The gradient is that of the loss summed over tokens; ``actor/pg_loss`` is its mean
 over the data of one request, as the SDK combines the metrics of several.
 """
@@ -105,7 +105,7 @@ class Session:
     # -- the runtime
 
     def train(self, request: Mapping[str, Any]) -> str:
-        """Start a training operation. Returns its id, also when this client token came with the number before."""
+        """Start a training operation, and return its id. The same client token and number are the same operation."""
         [(kind, config)] = request["operationConfig"].items()
         number, token = request["sequenceNumber"], request.get("clientToken")
         if number <= len(self._training):
@@ -151,7 +151,7 @@ class Session:
         try:
             return self._do_training(kind, config)
         except Exception as e:
-            self._error = f"{kind} failed: {e}"  # before a client can see that the operation failed
+            self._error = f"{kind} failed: {e}"  # set before a client can read that the operation failed
             raise ConfigError(str(e)) from e
 
     def _do_training(self, kind: str, config: Any) -> dict[str, Any]:

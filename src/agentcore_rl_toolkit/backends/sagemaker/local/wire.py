@@ -26,7 +26,7 @@ STATUS = {
 
 
 class RefusedError(PolicyError):
-    """A request that is answered with an error of AWS's. ``code`` is its name there."""
+    """A request that gets an error of AWS. ``code`` is AWS's name of the error."""
 
     def __init__(self, message: str, *, code: str = "ValidationException", **ids: Any) -> None:
         super().__init__(message, **ids)
