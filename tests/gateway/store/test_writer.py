@@ -246,7 +246,8 @@ asyncio.run(main())
 def test_what_was_said_to_be_stored_is_there_wherever_the_process_is_killed(tmp_path: Path) -> None:
     rng = random.Random(7)
     entries: list[str] = []
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    tests = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": f"{tests.parent}{os.pathsep}{tests}"}
     for run in range(100 if os.environ.get("AGENTCORE_RL_NIGHTLY") else 6):
         line = [sys.executable, "-c", WRITES, str(tmp_path / "store"), str(run)]
         with subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env=environment) as process:
