@@ -68,7 +68,10 @@ def record(command: Sequence[str], columns: int, rows: int, prompt: str) -> tupl
     stream.feed(f"\x1b[32m$\x1b[0m {prompt}\r\n".encode())
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(columns), "LINES": str(rows)}
+    own = {
+        name: value for name, value in os.environ.items() if not name.startswith("MAKE")
+    }  # `make pictures` runs this
+    environment = {**own, "TERM": "xterm-256color", "COLUMNS": str(columns), "LINES": str(rows)}
     began = time.monotonic()
     running = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, close_fds=True)
     os.close(theirs)
