@@ -156,7 +156,7 @@ async def test_what_is_no_whole_file_of_the_step_is_left_out(run: Path, caplog: 
     other = [*first[1:], first[0]]
     torch.save(recorded_format(computed(other, advantages), rollout_id=1, writer_rank=0), run / trained.FOLDER / "1.pt")
     assert trained.take(recording) == 1
-    assert "for step 1 are not kept" in caplog.text
+    assert "of step 1 are not kept" in caplog.text
 
 
 async def test_a_step_whose_logprobs_are_far_from_slimes_own_ends_the_run(run: Path) -> None:
