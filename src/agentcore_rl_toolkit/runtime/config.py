@@ -24,7 +24,7 @@ class IsolationConfig:
     ``tier``: auto (process where Bubblewrap is, else none), process, none or container. ``readable`` and ``writable``: paths
     that sessions may use besides their own folder and the agent's project. ``hidden``: paths in these that sessions cannot read;
     a runtime that serves adds more. ``store``: the folder of the ``file://`` store that they
-    write their records to. ``copied``: paths in the agent's project that each session gets a copy of where it has no view of the
+    write their records to. ``copied``: paths of the agent's project that are copied for each session, if it has no view of the
     project. ``memory_bytes``: the limit of each process of a session, in a container that of the session;
     None: no limit.
     ``container_runtime``: Docker's runtime for containers, such as runsc. None: its default.

@@ -27,7 +27,7 @@ class LocalRuntime:
     ``options`` are those of ``agentcore-rl runtime serve``. The process ends with the block, and also when this process is
     gone. After `start`: ``url``, ``credentials`` for boto3, ``arns`` by agent name, ``pid``, ``view`` (sessions, logs).
 
-    Raises: LocalRuntimeError with the process's own words when it does not start.
+    Raises: LocalRuntimeError with the process's output when it does not start.
     """
 
     url: str

@@ -28,7 +28,7 @@ from .launcher.session_log import read_log
 
 log = logging.getLogger(__name__)
 
-# OpenBLAS, and so numpy, starts its threads when it is imported. A process that has threads cannot be forked.
+# OpenBLAS, and so numpy, starts its threads at its import. A process with threads cannot be forked.
 UNTHREADED = {"OPENBLAS_NUM_THREADS": "1"}
 PACKAGE = Path(__file__).resolve().parents[1]
 CLEAN_UP_THREADS = 4
@@ -49,14 +49,14 @@ class LocalNode:
         self._templates: dict[tuple[str, int], TemplateProcess] = {}
         self._locks: dict[tuple[str, int], asyncio.Lock] = {}
         self._containers = ContainerNode(config.isolation, root=root, environment=self.environment)
-        # A session can leave files that take minutes to remove: they keep nothing else waiting.
+        # Removing a session's files can take minutes, and must not delay other work.
         self._clean_up = ThreadPoolExecutor(CLEAN_UP_THREADS, thread_name_prefix="clean-up")
 
     async def start(self) -> None:
         """Choose the isolation tier. Raises: ConfigError when the one asked for is not usable here."""
         self.tier, why = await asyncio.to_thread(choose_tier, self._config.isolation.tier)
         if why is not None:
-            log.warning("sessions have no sandbox, nothing keeps them from this user's files: %s", why)
+            log.warning("sessions run without a sandbox and can change this user's files: %s", why)
         for folder in self._config.isolation.writable_folders:
             if not folder.exists():
                 folder.mkdir(parents=True)
@@ -223,5 +223,7 @@ class LocalNode:
             "AGENTCORE_RL_ROLLOUTS": "on",
         }
         if sys.platform == "darwin":
-            env["OBJC_DISABLE_INITIALIZE_FORK_SAFETY"] = "YES"  # else a forked child that uses Foundation is killed
+            env["OBJC_DISABLE_INITIALIZE_FORK_SAFETY"] = (
+                "YES"  # otherwise macOS kills a forked child that uses Foundation
+            )
         return {**env, **self._config.session_env, **agent.env}

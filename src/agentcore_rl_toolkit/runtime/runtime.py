@@ -35,7 +35,7 @@ LOCAL_ROLE = "arn:aws:iam::{account}:role/local"
 
 
 class Runtime:
-    """Everything behind the HTTP face. Use as: ``start``, then serve, then ``close``. Raises: ConfigError."""
+    """Everything behind the HTTP interface. Use as: ``start``, then serve, then ``close``. Raises: ConfigError."""
 
     def __init__(self, config: RuntimeConfig, *, launcher: Launcher | None = None) -> None:
         self.config = config
@@ -120,7 +120,7 @@ class Runtime:
     async def _deploy(self, agent: Agent) -> None:
         try:
             await self._load(agent)
-        except Exception as e:  # whatever it is: a version that has no end would be waited for without end
+        except Exception as e:  # any error: otherwise callers would wait forever for this version
             expected = isinstance(e, (LocalRuntimeError, ConfigError, OSError))
             if not expected:
                 log.exception("an agent version did not load", extra={"agent": agent.name, "version": agent.version})

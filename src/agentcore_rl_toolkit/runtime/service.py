@@ -68,7 +68,7 @@ async def serve(
             server = _Server(runtime, RuntimeApp(runtime, hosts), stop, lambda: _announce(content, ready_file))
             await server.serve(sockets=[listener])
     except asyncio.CancelledError:
-        if not loading.cancelled():  # else a signal came while it loaded
+        if not loading.cancelled():  # otherwise a signal came during the load
             raise
     finally:
         await runtime.close()
@@ -103,7 +103,7 @@ def _announce(content: dict[str, Any], ready_file: Path | None) -> None:
     if ready_file is not None:
         try:
             write_ready(ready_file, content)
-        except OSError as e:  # the process that waits for this file would wait for ever
+        except OSError as e:  # the process that waits for this file would wait forever
             raise ConfigError(f"the ready file {ready_file} cannot be written: {e.strerror or e}") from e
     print(f"AgentCore Runtime on {content['url']}, isolation: {content['isolation']}", flush=True)
     for name in ("", "_CONTROL"):
@@ -117,7 +117,7 @@ def _announce(content: dict[str, Any], ready_file: Path | None) -> None:
 class _Server(uvicorn.Server):
     """Serves until a signal or the event ``stop``, and then ends the sessions at once.
 
-    Calls under way get the rest of their replies, or a 424. Ray replaces the handlers of signals, and uvicorn sets its own later.
+    Running calls get the rest of their replies, or a 424. Ray replaces the handlers of signals, and uvicorn sets its own later.
     """
 
     def __init__(self, runtime: Runtime, app: RuntimeApp, stop: asyncio.Event, on_started: Callable[[], None]) -> None:

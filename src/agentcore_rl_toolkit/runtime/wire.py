@@ -26,7 +26,7 @@ SESSION_ID_MIN, SESSION_ID_MAX = 33, 256
 
 RETURNED = frozenset({b"x-amzn-trace-id", b"traceparent", b"tracestate", b"baggage"})
 RETURNED |= {b"content-type", b"mcp-session-id", b"mcp-protocol-version"}
-# Handed to the agent as they came. Anything else only when the runtime's requestHeaderAllowlist names it.
+# Passed to the agent unchanged. Other headers are passed only if the runtime's requestHeaderAllowlist has them.
 FORWARDED = RETURNED | {b"accept", b"mcp-method", b"mcp-name", b"workloadaccesstoken", b"oauth2callbackurl"}
 FORWARDED |= {b"x-amz-bedrock-agentcore-identity-wat", USER_ID_HEADER}
 

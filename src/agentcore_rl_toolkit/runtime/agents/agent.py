@@ -15,7 +15,7 @@ from typing import Any
 from ...errors import ConfigError
 
 NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9_]{0,47}")
-_PATHS = {"MCP": b"/mcp", "A2A": b"/"}  # where the protocols other than HTTP and AGUI take their requests
+_PATHS = {"MCP": b"/mcp", "A2A": b"/"}  # the paths of protocols other than HTTP and AGUI
 
 
 @dataclass(kw_only=True, eq=False)
@@ -43,7 +43,7 @@ class Agent:
 
     @property
     def status(self) -> str:
-        """As AWS names it."""
+        """The status, by AWS's name."""
         if self.loaded:
             return "READY"
         verb = "CREAT" if self.version == 1 else "UPDAT"
@@ -65,7 +65,7 @@ class Agent:
 
     @cached_property
     def header_allowlist(self) -> frozenset[bytes]:
-        """The request headers that it gets in addition to the usual ones, in lower case."""
+        """The request headers that the agent gets in addition to the usual ones, in lower case."""
         names = self.fields.get("requestHeaderConfiguration", {}).get("requestHeaderAllowlist", [])
         return frozenset(name.lower().encode() for name in names)
 
@@ -77,7 +77,7 @@ class Agent:
 
     @property
     def pinged(self) -> bool:
-        """False if its protocol has no /ping (MCP): then any answer to one is healthy."""
+        """False if its protocol has no /ping (MCP). Every answer to a ping is then healthy."""
         return bool(self.fields.get("protocolConfiguration", {}).get("serverProtocol") != "MCP")
 
     @property

@@ -1,11 +1,11 @@
 """Python environments for deployed agents, built with uv from the dependency file next to the agent's file.
 
-An environment is keyed by its dependency files and the interpreter. Agents with the same dependencies share one. Each deploy
-lets uv bring it up to date, which takes a fraction of a second where nothing has changed. Of two at once the second waits.
+An environment is keyed by its dependency files and the interpreter. Agents with the same dependencies share one. At each deploy,
+uv brings it up to date, which takes a fraction of a second if nothing has changed. Of two deploys at once, the second waits.
 Modules are compiled to bytecode, which halves the start of an agent.
 
 An agent that imports this toolkit gets the version that runs here, from a wheel written for it: under its name the package index
-has another product. A dependency file that names a version or a source of it is followed.
+has another product. If a dependency file has a version or a source of it, this one is used.
 
 Environments are never removed: uv links most of their files from its own cache. The folder may be deleted while no agent runs.
 """
@@ -32,7 +32,7 @@ from ...errors import ConfigError, LocalRuntimeError
 from ...isolation.project import Project
 
 BUILD_TIMEOUT_S = 900
-# What names files of this machine, or other lists: then an environment is of one folder.
+# Lines that refer to files of this machine, or to other lists: then an environment belongs to one folder.
 _LOCAL = re.compile(rb"^\s*-|\.\.?/|file:|\b(?:path|directory|editable|virtual)\s*=", re.MULTILINE)
 # This toolkit as a requirement. The group is its version or source.
 _TOOLKIT = re.compile(
@@ -110,7 +110,7 @@ def fits_here(agent: Path) -> bool:
         lines = [re.sub(r"(^|\s)#.*$", "", line).strip() for line in file.read_text().splitlines()]
     try:
         return all(_installed(Requirement(line)) for line in lines if line)
-    except InvalidRequirement:  # an option, a path: only an installer knows
+    except InvalidRequirement:  # an option or a path, which only an installer can resolve
         return False
 
 
@@ -143,9 +143,9 @@ def build(dependencies: Dependencies, root: Path) -> Path:
     python = home / "bin" / "python"
     root.mkdir(parents=True, exist_ok=True)
     with (root / f"{home.name}.lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # its holder ends at uv's own deadline
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the holder of the lock ends at uv's deadline
         if not python.exists():
-            shutil.rmtree(home, ignore_errors=True)  # a failed attempt left it
+            shutil.rmtree(home, ignore_errors=True)  # left by a failed attempt
             _run([uv, "venv", "--quiet", "--python", sys.executable, str(home)], dependencies.folder)
         made = next(home.glob("*.whl"), None) or write_wheel(home) if dependencies.toolkit else None
         if dependencies.lock is not None:

@@ -1,6 +1,6 @@
 """The control plane's records: agent runtimes, their versions and endpoints, for as long as the runtime lives.
 
-A runtime's fields are stored as AWS's API names them, so that reading one back gives what was written. The caller loads the
+A runtime's fields are stored under the names of AWS's API, so that a read returns the written fields. The caller loads the
 agents. This module has the records and their rules.
 """
 

@@ -1,7 +1,7 @@
-"""The fields of an agent version, and tags: what a request may set, and what is not served here.
+"""The fields of an agent version, and tags: those that a request may set, and those that this runtime refuses.
 
 Source: botocore service model `bedrock-agentcore-control` 2023-06-05. AWS's clients check types by it. Fields that this runtime
-cannot serve are refused: an agent that does not deploy is better than an agent without its authorizer or file system.
+cannot serve are refused, so that no agent runs without its authorizer or file system.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ def check_fields(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a version. Raises: WireError 400 for unreadable fields and for fields that are not served here."""
     for name, why in _NOT_SERVED.items():
         if body.get(name):
-            raise invalid(f"{name} is not served by the local runtime ({why}); leave it out here", field=name)
+            raise invalid(f"{name} is not supported by the local runtime ({why}); leave it out here", field=name)
     fields = {name: body[name] for name in (*_OBJECTS, *_OTHERS) if body.get(name) is not None}
     for name in _OBJECTS:
         if not isinstance(fields.get(name, {}), dict):
             raise invalid(f"{name} must be an object", field=name)
     artifact = fields.get("agentRuntimeArtifact", {})
     if not isinstance((artifact.get("containerConfiguration") or {}).get("containerUri"), str):
-        why = "the local runtime serves files and images, no archives; give containerConfiguration with a containerUri"
+        why = "the local runtime serves files and images, but not archives; give containerConfiguration with a containerUri"
         raise invalid(f"agentRuntimeArtifact: {why}", field="agentRuntimeArtifact")
     for key, value in fields.get("environmentVariables", {}).items():
         if not isinstance(value, str) or not key or "=" in key or "\0" in key + value:

@@ -1,4 +1,4 @@
-"""Faults on purpose, so that clients can be tested against everything AWS may do to them.
+"""Injected faults, for tests of clients against the faults of AWS.
 
 A plan is a list of rules. Each rule has a kind of fault, the requests that it affects, and a rate. Choices are drawn from a
 seeded generator: the same plan and the same order of requests give the same faults.
@@ -52,7 +52,7 @@ class Fault:
     the session's process is killed ``delay_s`` after the request reached it.
 
     Which requests: ``operation`` (as AWS names it), ``agent`` (its name), the ``first`` so many, every ``every``-th, a share of
-    ``probability``. What is not given does not narrow. A rule passes over, and does not count, what its kind cannot be done to.
+    ``probability``. Omitted fields match every request. A rule does not count requests to which its kind does not apply.
     """
 
     kind: str

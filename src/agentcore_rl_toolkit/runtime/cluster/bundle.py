@@ -18,7 +18,7 @@ LEFT_OUT = {"__pycache__", "node_modules", "build", "dist"}
 
 
 def pack_project(script: Path, hidden: Collection[Path] = ()) -> tuple[str, bytes]:
-    """Pack an agent's project, as its sandbox shows it, or a smaller part of it where the project is too large.
+    """Pack an agent's project, as its sandbox shows it, or a smaller part of it if the project is too large.
 
     Returns the path of the agent's file in it, and the archive. Blocks. Raises: ConfigError if its own folder is too large.
     """

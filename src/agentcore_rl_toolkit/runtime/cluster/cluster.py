@@ -32,13 +32,13 @@ RETRY_S = 10.0  # pause after the end of a node whose machine still runs
 CLOSE_S = 15.0
 POLL_S, JOIN_TIMEOUT_S = 1.0, 120.0
 SESSIONS_PER_CPU = 50
-SESSION_BYTES = 64 * 2**20  # without a limit. A forked Strands session needs a fraction of it.
+SESSION_BYTES = 64 * 2**20  # memory of a session without a limit. A forked Strands session needs a fraction of it.
 USABLE_MEMORY = 0.8
 
 
 @dataclass(eq=False)
 class Node:
-    """A machine with an actor. ``state``: joining, ready, failed (it never took sessions) or lost, the last two for a reason."""
+    """A machine with an actor. ``state``: joining, ready, failed (it never ran sessions) or lost. The last two have a reason."""
 
     machine: Machine
     capacity: int
@@ -153,8 +153,8 @@ class Cluster:
         while True:
             try:
                 machines = await self._ray.machines()
-            except Exception:  # nodes come and go all the same
-                log.exception("looking for the cluster's machines failed, and is tried again")
+            except Exception:  # the task must not end: nodes still change
+                log.exception("the cluster's machines could not be listed (retried later)")
                 machines = []
             for machine in machines:
                 node = self._nodes.get(machine.node_id)
@@ -202,7 +202,7 @@ class Cluster:
             await asyncio.to_thread(probe.unlink, missing_ok=True)
         if seen != content:
             raise ConfigError(
-                f"the store {folder} is not the same folder there: with several machines the store is s3:// or a shared folder"
+                f"the store {folder} is not the same folder on that node: with several machines, use s3:// or a shared folder"
             )
 
     def nodes(self) -> list[dict[str, Any]]:
@@ -231,7 +231,7 @@ class Cluster:
         return await asyncio.shield(task)
 
     async def _prepare(self, node: Node, agent: Agent) -> Agent:
-        if agent.key not in self._agents:  # it was forgotten, and has an endpoint again
+        if agent.key not in self._agents:  # it was removed, and has an endpoint again
             await self._pack(agent)
         here: Agent = await result_of(node.actor.prepare.remote(*self._agents[agent.key]))
         return here

@@ -17,7 +17,7 @@ from .actor import NodeActor
 
 ACTOR_CPUS = 0.1
 CALL_TIMEOUT_S = 15.0
-MAX_CALLS = 100_000  # at once to one actor: each of its sessions is waited for
+MAX_CALLS = 100_000  # calls at once to one actor: one waits for each session
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,10 +50,10 @@ class RayNodes:
             try:
                 ray.init(address=self._address, namespace=f"agentcore-rl-{os.getpid()}", **quiet)
                 done.set_result(None)
-            except BaseException as e:  # handed to the caller, whatever it is
+            except BaseException as e:  # any error is passed to the caller
                 done.set_exception(e)
 
-        # A call that may never return: in the main thread Ray would take over the signals, and a pool's would be waited for.
+        # It may never return. In the main thread Ray would replace signal handlers, and a pool would wait for its threads.
         threading.Thread(target=connect, daemon=True, name="connect to Ray").start()
         try:
             await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(done)), within_s)

@@ -1,6 +1,6 @@
 """A container engine through aiodocker, which Podman's service understands as well: asynchronous, no process per container.
 
-Looked for, in this order: the address in ``DOCKER_HOST`` or ``CONTAINER_HOST``, the sockets of Docker and Podman.
+It looks for an engine in this order: the address in ``DOCKER_HOST`` or ``CONTAINER_HOST``, the sockets of Docker and Podman.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ START_ONE = (
 CALL_TIMEOUT_S = 120.0
 PULL_TIMEOUT_S = 1_800.0
 _NO_REPLY = 900  # aiodocker's status of an engine that was not reached
-_BUILT_HERE = "localhost/"  # what Podman calls images that were never pushed. There is no registry to ask
+_BUILT_HERE = "localhost/"  # Podman's prefix of images that were never pushed: no registry has them
 
 
 class EngineError(LocalRuntimeError):
@@ -76,7 +76,7 @@ class ContainerEngine:
 
     @contextlib.asynccontextmanager
     async def asked(self, timeout_s: float | None = CALL_TIMEOUT_S) -> AsyncIterator[aiodocker.Docker]:
-        """Yield the engine for one request. Raises: EngineError with its words, or when it did not answer in time."""
+        """Yield the engine for one request. Raises: EngineError with its message, or when it did not answer in time."""
         import aiodocker
         import aiohttp
 

@@ -56,7 +56,7 @@ def add(
     cover: Cover,
     copied: Sequence[Path] = (),
 ) -> None:
-    """Add to a container's settings what makes it run the agent's script. Fills the session's folder, too. Blocks."""
+    """Add the settings with which a container runs the agent's script. Fill the session's folder, too. Blocks."""
     (directory / "tmp").mkdir(mode=0o700)
     project = Project.of(agent.script)
     link_files(project.shown, str(directory), [*map(str, copied)])

@@ -1,8 +1,8 @@
 """Sessions that are containers: one per session, of an agent's image, or of the machine's own files for an agent given by path.
 
-A container is created, started, and reached through a port that is published on 127.0.0.1. The session table asks its server
-until it is healthy. Every container carries this runtime's root folder as a label, by which the next runtime removes what a
-killed one left behind, and nothing else.
+A container is created, started, and reached through a port that is published on 127.0.0.1. The session table pings its server
+until it is healthy. Every container has this runtime's root folder as a label. By it, the next runtime removes the containers
+of a killed one, and no others.
 """
 
 from __future__ import annotations

@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 AGENT_PORT = 8080
-LATE_DEATH_S = 2.0  # an engine knows of a death a little later than a command's output ends
-LOOK_S = 3.0  # between two looks at the state of a container whose output has not ended
+LATE_DEATH_S = 2.0  # an engine reports a death a little later than the end of a command's output
+LOOK_S = 3.0  # pause between two checks of a container whose output has not ended
 FIRST_LOOK_S, LAST_OUTPUT_S = 0.05, 1.0
-AWAY_S = 10.0  # an engine that is silent for longer has ended
-PAUSES_S = (0.2, 0.5, 1.0, 2.0, 4.0)  # between requests that the engine refuses
+AWAY_S = 10.0  # an engine that is silent for longer counts as dead
+PAUSES_S = (0.2, 0.5, 1.0, 2.0, 4.0)  # pause between requests that the engine refuses
 _PID_LINE = re.compile(rb"(\d+)\n")
 
 
 class ContainerProcess(SessionProcess):
     """A container session, as `SessionProcess` describes it. ``settings`` are the engine's, for the container.
 
-    Its life is one task, from the container's creation to its removal. The engine's reply to a look at the container's state
+    Its life is one task, from the container's creation to its removal. The engine's report of the container's state
     decides if it has ended. Streams of the engine carry output only: they may break at any time.
     """
 
@@ -103,7 +103,7 @@ class ContainerProcess(SessionProcess):
                         file.write(message.data)
                         file.flush()
         except (EngineError, OSError) as e:
-            log.warning("the output of container %s broke off: %s", self._name, e)
+            log.warning("the output of container %s ended early: %s", self._name, e)
 
     async def _end(self, output: asyncio.Task[None]) -> dict[str, Any]:
         """Wait until the container has ended, and return its state.

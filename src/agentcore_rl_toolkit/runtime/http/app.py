@@ -62,7 +62,7 @@ class RuntimeApp:
         except (Exception, asyncio.CancelledError) as e:
             error, begun = as_wire_error(e), status
             status = error.status
-            if begun:  # no part of a response may be taken for the whole
+            if begun:  # a client must not take a part of a response for all of it
                 await break_off(send)
             else:
                 headers = {"x-amzn-errortype": error.code}
@@ -125,7 +125,7 @@ async def read_body(scope: Scope, receive: Receive) -> bytes:
     while more:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise ConnectionResetError("the caller went away while sending")
+            raise ConnectionResetError("the caller disconnected while sending")
         pieces.append(message.get("body", b""))
         received += len(pieces[-1])
         more = message.get("more_body", False) and received <= MAX_PAYLOAD_BYTES

@@ -42,7 +42,7 @@ def parse_command(body: bytes) -> tuple[str, int]:
 async def run_command(session: Session, command: str, timeout_s: float, send: Send) -> None:
     """Run the command in the environment of a session. It ends with the session.
 
-    A caller that goes away does not end it. An error after the beginning of the response ends it as an exception event.
+    A caller that disconnects does not end it. An error after the beginning of the response ends it as an exception event.
     """
     headers = [(b"content-type", CONTENT_TYPE.encode()), (SESSION_HEADER, session.id.encode("latin-1"))]
     await send({"type": "http.response.start", "status": 200, "headers": headers})

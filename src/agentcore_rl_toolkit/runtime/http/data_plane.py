@@ -83,9 +83,9 @@ class SessionOperation:
 async def relay(session: Session, scope: Scope, send: Send, *, times: TimeLimits) -> None:
     """Send a request to an acquired session and stream its reply to ``send``.
 
-    A caller that goes away changes nothing for the agent: its reply is read to the end all the same, as on AWS.
+    If the caller disconnects, the agent's reply is still read to its end, as on AWS.
     Raises: WireError 424 when the agent answers 4xx or 5xx, breaks off before its reply starts, or takes too long.
-    UpstreamLostError when the reply had started and its rest will not come: the agent broke off.
+    UpstreamLostError when the agent ended its reply early.
     """
     sent = forwarded_headers(scope["headers"], session.agent.header_allowlist)
     sent += [(SESSION_HEADER, session.id.encode("latin-1")), (REQUEST_ID_HEADER, scope["runtime.request_id"])]

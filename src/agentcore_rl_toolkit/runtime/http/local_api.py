@@ -17,7 +17,7 @@ from ..wire import invalid, not_found, parse_target
 from .responses import json_of
 
 LOG_BYTES = 1_000_000
-MAX_ASKED = 10_000  # sessions in one question
+MAX_ASKED = 10_000  # sessions in one request
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from ..._parsing import parse_json
 from ..wire import WireError, invalid
 
-AWS_REQUEST_ID = b"x-amzn-requestid"  # where every AWS client looks for it
+AWS_REQUEST_ID = b"x-amzn-requestid"  # every AWS client reads it there
 log = logging.getLogger(__name__)
 
 

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from .place import CHUNK_BYTES, Write
 
 AFTER_EXIT_S = 0.5  # wait for the rest of the output if a background process holds it open
-REST_BYTES = 2**20  # limit of that rest. The buffers on the way hold less of the command's own output
+REST_BYTES = 2**20  # limit of that rest, which is more than the buffers of the command's own output
 _NAMES = {b"o": "stdout", b"e": "stderr"}
 
 

@@ -33,8 +33,8 @@ _command_numbers = itertools.count(1)
 class TemplateSpec:
     """The script to run, the interpreter of its environment, and its environment variables.
 
-    ``mode`` is ``auto`` (fork if that is safe, otherwise libraries, otherwise exec) or ``exec``. ``sandbox`` are the words in
-    front of the command that make it run in a sandbox. ``memory_bytes`` bounds each process of a session. ``load_timeout_s``
+    ``mode`` is ``auto`` (fork if that is safe, otherwise libraries, otherwise exec) or ``exec``. ``sandbox`` are the arguments in
+    front of the command that run it in a sandbox. ``memory_bytes`` bounds each process of a session. ``load_timeout_s``
     bounds the script's way to its server. ``project``: the folder of which each session gets its own view, None for no view;
     ``copied``: files and folders in it that a session gets a copy of where it gets no view.
     """
@@ -105,7 +105,7 @@ class TemplateProcess:
         self.mode = spec.mode
         self._shown = Project.of(spec.script).shown
         self.reason: str | None = None
-        self.no_view: str | None = None  # the reason, where sessions should get a view and do not
+        self.no_view: str | None = None  # the reason if sessions should have a view and have none
         self.pid: int | None = None
         self.closed = False
         self.forks: dict[str, ForkedProcess] = {}  # sessions by the names of their places, and commands
@@ -121,7 +121,7 @@ class TemplateProcess:
         """Run the agent's script up to its server. Raises: AgentLoadError with the traceback, or on the deadline."""
         try:
             event = await self._launch()
-        except BaseException:  # cancelled, for instance: the script may never look up from what it does
+        except BaseException:  # such as a cancellation: the script may never return
             self._kill()
             await self.close()
             raise
@@ -182,7 +182,7 @@ class TemplateProcess:
         paths = {"socket": place.socket_path, "dir": str(place.directory), "log": str(place.log_path)}
         order: dict[str, Any] = {"project": None, "copied": list(self.spec.copied), "links": self._shown}
         if self.spec.project is not None and self.no_view is None:
-            # Of what all sessions of the template share, each sees its own part.
+            # Each session sees its own part of the folders that the template's sessions share.
             own = [(paths["dir"], paths["dir"])]
             if place.store is not None:
                 await asyncio.to_thread(place.store.make)

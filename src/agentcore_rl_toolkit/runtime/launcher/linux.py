@@ -1,4 +1,4 @@
-"""The few system calls a launcher needs that Python does not wrap. On other systems they do nothing and say so."""
+"""The few system calls a launcher needs that Python does not wrap. On other systems they do nothing, and return so."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ Key = tuple[str, str, str]  # runtime id, endpoint, session id
 SHOWN_CHARS = 600  # length of a cause in a message
 PING_BYTES = 64 * 1024  # limit of a response to /ping, which has two short fields
 PING_TIMEOUT_S = 5.0
-PING_MIN_S, PING_MAX_S = 2.0, 15.0  # 2 s is the platform's own pace. An idle limit is kept by AWS to within 15 s
+PING_MIN_S, PING_MAX_S = 2.0, 15.0  # 2 s is AWS's interval. AWS keeps an idle limit to within 15 s
 LATE_DEATH_S = 2.0  # the end of a process is known a little later than its connections break
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 0.5  # between the pings of a start
 INIT_FAILED = "Runtime initialization failed."
@@ -224,7 +224,7 @@ class Session:
             return reply.status, await reply.whole(PING_BYTES)
 
     def _compare_ping(self, status: str, stamp: Any) -> None:
-        """Warn once per agent of a /ping that AgentCore takes differently. Sessions are idle here by the status only."""
+        """Warn once per agent of a /ping that AgentCore reads differently. This runtime uses only its status."""
         last, self._last_answer = self._last_answer, (status, stamp)
         problem = None
         if status == "HealthyBusy" and stamp is None:

@@ -26,7 +26,7 @@ from ...isolation.project import link_files
 from ..launcher import linux
 
 END_TIMEOUT_S = 20.0
-# Sessions are short and their long-lived objects are frozen in the template: rarer collections save CPU and page copies.
+# Sessions are short, and the template has frozen their long-lived objects: rarer collections save CPU and page copies.
 GC_THRESHOLDS = (5_000, 20, 20)
 
 

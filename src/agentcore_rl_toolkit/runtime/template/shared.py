@@ -1,4 +1,4 @@
-"""Finds what the forks of a process would share and must not: two sessions would read each other's answers from it."""
+"""Finds descriptors that the forks of a process must not share: two sessions would read each other's answers from them."""
 
 from __future__ import annotations
 
