@@ -12,8 +12,8 @@ HEAD = """# Metrics
 
 The training loop writes these numbers for each step and each evaluation. They have the same names in `metrics.jsonl` and in
 [the view](view.md). Trackers get them with `train/` or `eval/` before the name. A number that is not known is left out or
-`null`, never 0. Tinker and SageMaker sessions use the same loop. The other trainers log their own numbers, and this project uses
-the names of this page for the numbers with the same meaning.
+`null`, never 0. Tinker and SageMaker sessions use the same loop. The other trainers log their own numbers, and
+numbers with the same meaning have the same name.
 
 Begin with three groups of numbers:
 
@@ -21,9 +21,14 @@ Begin with three groups of numbers:
 - `reward_spread_within` and the shares of groups show whether there was anything to learn.
 - `kl_sampler`, `clip_fraction`, and `logprob_gap` show whether an update can be trusted.
 
-In the formulas, a *logprob* is the natural logarithm of a token's probability, and its unit is the nat. `pi` is the policy with
-the weights in training, and `pi_sampled` is the policy that sampled the token. [Troubleshooting](troubleshooting.md) has the next
-steps.
+These terms are in the formulas:
+
+- A *logprob* is the natural logarithm of a token's probability. Its unit is the nat.
+- `pi` is the probability with the weights in training. `pi_sampled` is the probability with the weights that generated the token.
+- A *weight version* is the number of the weights. It increases each time the engine gets new weights.
+- The *advantage* of a token is positive if its rollout was better than the others of the group, and negative if it was worse.
+
+[Troubleshooting](troubleshooting.md#the-reward-does-not-rise) shows what to do about an unusual number.
 
 `python scripts/metrics_page.py` writes this page.
 """
@@ -41,50 +46,52 @@ class StepMetric(NamedTuple):
 # Under a heading: name | of | formula | watch. A line that is indented further continues the one before.
 _TABLE = """
 Rewards
-  reward | both | Mean over inputs of the mean reward of an input's rollouts. Failures of the agent and of the policy count as
-      0. Failures of the infrastructure do not count. | It should rise. If it does not, look at the shares of groups below.
+  reward | both | The mean reward of the rollouts of each input, averaged over the inputs. Failures of the agent and of
+      the policy count as 0. Failures of the infrastructure do not count. | It should rise. If it does not, look at the shares
+      of groups below.
   scored | both | Number of rollouts in `reward`.
   reward_ok | both | The same mean over the rollouts that ended `ok`.
   ok | both | Number of rollouts in `reward_ok`.
   reward_interval | evaluated | 95 % confidence interval of `reward` over held-out inputs: low, high.
   reward_spread | both | Standard deviation of the groups' mean rewards.
-  reward_spread_within | both | Mean over groups of the standard deviation of the rewards in a group. | 0: no group teaches
-      anything. Advantages are differences within groups.
+  reward_spread_within | both | The standard deviation of the rewards in each group, averaged over the groups. | 0: no group
+      teaches anything, because advantages are differences within groups.
   groups_all_solved | both | Share of groups in which every scored rollout has a reward of 1 or more. | Near 1: the data is
       too easy.
   groups_all_failed | both | Share of groups in which every scored rollout has a reward of 0 or less. | Near 1: the data is
       too hard, or the agent fails before it can succeed.
-  groups_that_differ | step | Number of groups with a rollout that has an advantage other than 0 and was trained. | 0: the
+  groups_that_differ | step | Number of groups that taught something: at least one trained rollout has an advantage other
+      than 0. | 0: the
       step taught nothing.
-  groups_replaced | step | Number of groups without spread that were replaced since the last step (`replace_up_to`). | Near
+  groups_replaced | step | Number of groups with equal rewards that were replaced since the last step (`replace_up_to`). | Near
       its limit: filter the data (`runs export --rows`).
   reward_by_source | both | `reward` for each value of the field `data_source` of the inputs, if they have it.
   metrics | both | Means of the numbers that the agent returned with its reward.
 Rollouts
   groups | both | Number of groups. A group is an input with all its rollouts.
   rollouts | both | Number of rollouts.
-  usable | both | Number of rollouts that can be trained. They ended `ok` or with a failure of the policy, have a reward and
-      sampled tokens, and are at most `max_staleness` weight versions old. | Much less than `rollouts`: read `outcomes`
+  usable | both | Number of rollouts that can be trained. Such a rollout ended `ok` or with a failure of the policy. It has a
+      reward and sampled tokens, and is at most `max_staleness` weight versions old. | Much less than `rollouts`: read `outcomes`
       and `causes`.
   outcomes | both | Number of rollouts by outcome.
-  causes | both | Number of failed rollouts by cause: infrastructure, agent, policy.
+  causes | both | Number of failed rollouts by cause: infrastructure, agent, policy, scorer.
   policy_failures | both | Number of the policy's failures by kind, such as tokens, turns, context and calls that do not
       parse. | Many `tokens` or `context`: answers are cut. Raise the limits, or penalize length.
   turns_mean | both | Model calls per usable rollout.
   response_tokens_mean | both | Sampled tokens per usable rollout. | A fall can mean collapse.
-  response_tokens_max | both | The most sampled tokens of a usable rollout.
+  response_tokens_max | both | Largest number of sampled tokens in a usable rollout.
   tool_use | both | Share of usable rollouts that called a tool. Rollouts without any tools do not count. | A fall to 0:
-      the policy gave up its tools.
-  branches | both | Number of conversations in usable rollouts after the first one, such as those of sub-agents.
+      the policy has stopped calling its tools.
+  branches | both | Number of additional conversations in usable rollouts, such as those of sub-agents.
   judge | both | Calls, tokens and cost of the judge, if there is one.
 Tokens
   sequences | step | Number of training sequences.
   too_long | step | Sequences left out because they are longer than `max_tokens`. | It should be 0.
   sampled_tokens | step | Tokens that the policy sampled in the rollouts of the step.
-  usable_tokens | step | Those of `sampled_tokens` that are in usable rollouts, and in a conversation that is trained
+  usable_tokens | step | The part of `sampled_tokens` in usable rollouts, and in conversations that are trained
       (`train_on`). | Much less than
       `sampled_tokens`: rollouts fail, or many calls are in other conversations.
-  gradient_tokens | step | Those of `usable_tokens` with an advantage other than 0, in sequences of at most `max_tokens`. | 0:
+  gradient_tokens | step | The part of `usable_tokens` with an advantage other than 0, in sequences of at most `max_tokens`. | 0:
       the step taught nothing.
   computed_tokens | step | Tokens that the trainer computed, prompts included.
 Updates
@@ -92,16 +99,16 @@ Updates
   learning_rate | step | Learning rate of the step.
   grad_norm | step | Norm of the gradient before clipping. | Spikes: lower the learning rate.
   logprob_gap | step | Largest difference between a logprob of the engine and the logprob that the trainer computes with the same
-      weights, in nats. | Above
-      the rounding of the dtype: engine and trainer compute different models. The run stops.
+      weights, in nats. | Larger
+      than rounding errors: engine and trainer compute different models. The run stops.
   kl_sampler | step | Mean over trained tokens of r - 1 - log r, with r = pi(token) / pi_sampled(token). | Above 0.1: too many
       updates per step, or rollouts that are too old.
   kl_start | step | Mean over trained tokens of q - 1 - log q, with q = pi_start(token) / pi(token). Needs `kl_penalty`. | It
       should stay within a few nats.
   kl_teacher | step | Mean over trained tokens of log pi - log pi_teacher, in a distillation. | It should fall.
-  clip_fraction | step | Share of trained tokens that the clip keeps from a larger change. | Above
+  clip_fraction | step | Share of trained tokens whose change is limited by the clip. | Above
       0.3: updates are too large.
-  ratio_max | step | Largest r of the step. | Above 10: some tokens are far from their sampler.
+  ratio_max | step | Largest r of the step. | Above 10: the probability of some tokens has changed much since they were sampled.
   entropy | step | Mean over trained tokens of the policy's entropy, in nats. | A fast fall: the policy stops exploring. Raise
       `clip_high` or the temperature.
 Time
@@ -110,9 +117,9 @@ Time
   rollout_s | step | Seconds that the trainer waited for rollouts.
   train_s | step | Seconds of training and publishing.
   waiting | step | rollout_s / (rollout_s + train_s). | Near 1: sampling is the bottleneck.
-  sampled_tokens_per_s | step | Sampled tokens per second of sampling.
-  computed_tokens_per_s | step | `computed_tokens` per second of training.
-  peak_memory_gb | step | The most memory that the trainer has used, in GB.
+  sampled_tokens_per_s | step | Sampled tokens, divided by the seconds of sampling.
+  computed_tokens_per_s | step | `computed_tokens`, divided by the seconds of training.
+  peak_memory_gb | step | Largest memory of the trainer so far, in GB.
 """
 
 
