@@ -64,7 +64,18 @@ def record(folder: Path, logprobs: list[float | None]) -> None:
 def aws_of_models(account: dict[str, str], engine: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackAWS]:
     for module, pause_s in ((sagemaker, 0.01), (bedrock, 0.01), (agents, 0.3)):  # a version of an agent takes a second
         monkeypatch.setattr(module, "PAUSE_S", pause_s)
-    monkeypatch.setattr(Renderer, "from_path", functools.cache(Renderer.from_path))  # the same model in most tests
+    # A command makes each of its clients anew, and reads the same model again: a tenth of a second for each.
+    monkeypatch.setattr(Renderer, "from_path", functools.cache(Renderer.from_path))
+    clients: dict[tuple[str, str | None], Any] = {}
+    make = Calls._client
+
+    def client(calls: Calls, service: str) -> Any:
+        which = (service, calls.region)
+        if which not in clients:
+            clients[which] = make(calls, service)
+        return clients[which]
+
+    monkeypatch.setattr(Calls, "_client", client)
     monkeypatch.setattr(resources, "ROLE_PAUSE_S", 0.01)
     with ScriptedModel(lambda messages, _: "It is 7.") as answering:
         service = LoopbackAWS(answering.url, engine, account["AWS_ENDPOINT_URL_BEDROCK_AGENTCORE_CONTROL"])
