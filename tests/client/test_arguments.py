@@ -13,7 +13,7 @@ import pytest
 from agentcore_rl_toolkit.client import RolloutClient
 from agentcore_rl_toolkit.contract import Outcome
 from agentcore_rl_toolkit.errors import ConfigError, ContractError
-from scripted_runtime import ScriptedRuntime
+from scripted_runtime import ARN, ScriptedRuntime
 
 from .conftest import MakeClient
 
@@ -98,3 +98,14 @@ def test_missing_credentials_say_what_to_export(runtime: ScriptedRuntime, tmp_pa
     assert error.startswith("no credentials: export AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
     outcome, error = outcome_with(runtime, tmp_path, AWS_ACCESS_KEY_ID="half")
     assert error.startswith("no credentials: export")
+
+
+@pytest.mark.parametrize(("ignored", "url"), [("false", "http://127.0.0.1:9"), ("true", None)])
+def test_the_environments_endpoint_is_used_unless_it_is_to_be_ignored(
+    monkeypatch: pytest.MonkeyPatch, ignored: str, url: str | None
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_BEDROCK_AGENTCORE", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", ignored)
+    with RolloutClient(ARN, "memory://endpoints", "exp") as client:
+        assert client.endpoint_url == url
+        assert (client.agentcore_client.meta.endpoint_url == "http://127.0.0.1:9") is (url is not None)

@@ -116,9 +116,9 @@ class RolloutClient:
         self.watch = watch or WatchSettings()
         self.on_failure: OnFailure = on_failure
         self.retries = retries
-        self.endpoint_url = endpoint_url or next(
-            (os.environ[name] for name in ENDPOINT_ENV if os.environ.get(name)), None
-        )
+        ignored = os.environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() == "true"
+        configured = filter(None, () if ignored else map(os.environ.get, ENDPOINT_ENV))
+        self.endpoint_url = endpoint_url or next(configured, None)
         self.store = self.watch.store or open_store(s3_bucket, default_region=self.region)
 
         pool = max_pool_connections
