@@ -302,7 +302,7 @@ async def test_async_functions_of_both_kinds_share_a_loop() -> None:
 
 def test_one_function_has_one_decorator() -> None:
     app = AgentCoreRLApp()
-    with pytest.raises(ConfigError, match="rollout_entrypoint alone"):
+    with pytest.raises(ConfigError, match="rollout_entrypoint serves both"):
         app.entrypoint(app.rollout_entrypoint(lambda payload: {}))
 
 

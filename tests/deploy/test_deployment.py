@@ -320,7 +320,7 @@ def test_a_role_that_another_made_is_not_changed(account: dict[str, str]) -> Non
         ({"image": "x"}, "contradict"),
         ({"bucket": None}, "--bucket"),
         ({"subnets": ["subnet-1"]}, "--security-group"),
-        ({"folder": None, "code": False}, "what is to be deployed"),
+        ({"folder": None, "code": False}, "nothing to deploy"),
         ({"entry": "absent.py"}, "has no absent.py"),
         ({"code": False, "entry": "absent.py"}, "has no absent.py"),
     ],
@@ -348,9 +348,7 @@ def test_who_has_no_account_sees_what_would_be_done_in_it(
     options += ["--code"] if kind == "an archive" else []
     done = CliRunner().invoke(command, [*options, "--dry-run"])
     assert done.exit_code == 0, done.output
-    assert done.output.startswith(
-        "no credentials, so AWS is not asked what is there: 123456789012 stands for your account"
-    )
+    assert done.output.startswith("no credentials, so AWS is not called: 123456789012 stands for your account")
     for call in (
         "s3:CreateBucket",
         "iam:CreateRole",

@@ -248,5 +248,7 @@ def test_a_model_in_several_files_and_too_large_a_one(tmp_path: Path, monkeypatc
     logits_NV = decoder.forward(torch.tensor([[5, 6, 7]]), torch.tensor([0]), first_row=0, width=3)
     torch.testing.assert_close(logits_NV[0], reference(model, [5, 6, 7])[-1], atol=1e-4, rtol=1e-5)
     monkeypatch.setattr(loading, "free_memory", lambda: 1000)
-    with pytest.raises(ConfigError, match=r"needs \d+ MB of memory, and 0 MB are free here: take a smaller model"):
+    with pytest.raises(
+        ConfigError, match=r"needs \d+ MB of memory, and this machine has 0 MB free: use a smaller model"
+    ):
         load_decoder(tmp_path)

@@ -86,7 +86,7 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
         """Register the function of production calls, as on `BedrockAgentCoreApp`, which serves them."""
         if func is self._rollout:
             raise ConfigError(
-                "@app.entrypoint on a rollout function: @app.rollout_entrypoint alone serves both kinds of calls"
+                "remove @app.entrypoint from the rollout function: @app.rollout_entrypoint serves both kinds of calls"
             )
         self._production = func
         return super().entrypoint(func)  # type: ignore[no-any-return]  # the base class is untyped

@@ -109,7 +109,7 @@ def _gateway(config: RolloutConfig) -> dict[str, Any]:
         with e:
             return _found(False, f"status {e.code}", reached=True, status=e.code)
     except (ValueError, KeyError, TypeError):
-        return _found(False, "the server there is no gateway", reached=True)
+        return _found(False, "the server at this address is not a gateway", reached=True)
     except OSError as e:
         return _found(False, getattr(e, "reason", e), reached=False)
     return _found(True, "reached, and the key is accepted", reached=True, models=models)

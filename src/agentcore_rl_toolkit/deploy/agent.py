@@ -52,7 +52,7 @@ class AgentRuntime:
         found = self._find()
         status = None if found is None else self._settled(found["agentRuntimeArn"])
         if found is not None and status in ("CREATE_FAILED", "DELETING"):
-            self._say(f"agent {s.name}: {status}, so what is there of it goes first")
+            self._say(f"agent {s.name}: {status}, so its remains are removed first")
             if status == "CREATE_FAILED":
                 self._must_be_ours(found["agentRuntimeArn"])
             self._remove(found["agentRuntimeId"])

@@ -248,8 +248,8 @@ class ImageBuilder:
         found = run_tool(inspect, within_s=60, failure="no image").strip()
         if found != target:
             raise ConfigError(
-                f"the image is for {found}, and {target} is needed: does the Dockerfile name a platform, or a base image that "
-                "has none for it? On a machine of another architecture the engine needs QEMU's binfmt handlers"
+                f"the image is for {found}, and {target} is needed: check the Dockerfile's platform and base image. "
+                "On a machine of another architecture, Docker or Podman needs QEMU's binfmt handlers"
             )
 
     def push(self, uri: str, *, password: str) -> None:
@@ -269,7 +269,9 @@ def requirements_of(folder: Path) -> list[str]:
     elif project.is_file():
         lines = list(tomllib.loads(project.read_text()).get("project", {}).get("dependencies", []))
     else:
-        raise ConfigError(f"{folder} has neither requirements.txt nor pyproject.toml: what does the agent need?")
+        raise ConfigError(
+            f"{folder} has neither requirements.txt nor pyproject.toml: add one with the agent's packages"
+        )
     ours = re.compile(rf"{re.escape(TOOLKIT)}\b", re.IGNORECASE)
     return [line for line in lines if line and not ours.match(line.replace("_", "-"))]
 

@@ -64,7 +64,7 @@ class Calls:
         self._offline = rehearse and self._session.get_credentials() is None
         if self._offline:
             region = "" if self.region else f", {SOME_REGION} for your region"
-            say(f"no credentials, so AWS is not asked what is there: {SOME_ACCOUNT} stands for your account{region}")
+            say(f"no credentials, so AWS is not called: {SOME_ACCOUNT} stands for your account{region}")
             self.region = self.region or SOME_REGION
         if self.region is None:
             raise ConfigError("no region: --region REGION, or export AWS_REGION")

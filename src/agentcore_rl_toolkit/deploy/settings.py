@@ -81,15 +81,17 @@ class Settings:
     def check(self) -> None:
         """Raise ConfigError for settings that contradict each other or lack something."""
         if self.image is None and self.folder is None:
-            raise ConfigError("what is to be deployed? --agent FOLDER, or --image URI")
+            raise ConfigError("nothing to deploy: give --agent FOLDER, or --image URI")
         if self.image is not None and self.code:
             raise ConfigError("--image and --code contradict each other: an archive has no image")
         if self.code and self.bucket is None:
-            raise ConfigError("--code uploads an archive: --bucket NAME says where to")
+            raise ConfigError("--code uploads an archive: give its bucket with --bucket NAME")
         if bool(self.subnets) != bool(self.security_groups):
             raise ConfigError("a VPC takes both --subnet and --security-group")
         if self.smoke is not None and self.bucket is None:
-            raise ConfigError("a rollout leaves a record: --bucket NAME says where, or --smoke none leaves it out")
+            raise ConfigError(
+                "the rollout writes a record: give its bucket with --bucket NAME, or leave the rollout out with --smoke none"
+            )
         started_by = (self.entry,) if self.code else (self.entry, "Dockerfile")
         packed = self.folder is not None and self.image is None and self.module is None
         if packed and self.folder is not None and not any((self.folder / name).is_file() for name in started_by):

@@ -65,7 +65,7 @@ NO_THREADS = "thread_unsupported_request"  # the provider's client then continue
 
 def no_threads() -> RequestError:
     """Return the error for a conversation that the server is to hold."""
-    why = "'thread' is not supported here: the gateway holds no conversation of the agent's; send all messages"
+    why = "'thread' is not supported here: the gateway does not keep the agent's conversation; send all messages"
     return RequestError(why, kind="unsupported", param="thread", code=NO_THREADS)
 
 

@@ -118,8 +118,8 @@ def check_memory(needed: int, what: str) -> None:
     free = free_memory()
     if free is not None and needed > free:
         raise ConfigError(
-            f"{what} needs {gigabytes(needed)} of memory, and {gigabytes(free)} are free here: take a smaller model, or a "
-            "machine with more"
+            f"{what} needs {gigabytes(needed)} of memory, and this machine has {gigabytes(free)} free: use a smaller model, or a "
+            "larger machine"
         )
 
 

@@ -43,7 +43,7 @@ def token_losses(
     import torch  # here: metrics need the bounds only
 
     if name not in LOSSES:
-        raise ConfigError(f"loss {name!r} is not known here; there are {', '.join(LOSSES)}")
+        raise ConfigError(f"loss {name!r} is unknown; available: {', '.join(LOSSES)}")
     if name == "cross_entropy":
         return -logprobs
     # The recorded logprob of a context token means nothing, and the exponential of the difference could overflow.

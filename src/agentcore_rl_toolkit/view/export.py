@@ -51,7 +51,7 @@ def sample(run: RunReader, limit: int) -> tuple[list[int], str]:
         chosen += [rollout for group in each for rollout in group]
     text = (
         f"This file holds {len(chosen)} of the {len(every)} rollouts of the run: all {evaluated} of evaluations, and "
-        f"{len(chosen) - evaluated} of {trained} of the training, in groups that lie evenly in each step. Lists, "
+        f"{len(chosen) - evaluated} of {trained} of the training, in evenly spaced groups of each step. Lists, "
         "groups and comparisons show these; charts and counts of steps are of all."
     )
     return sorted(chosen), text

@@ -121,7 +121,9 @@ def gap(model: Any, prompt: list[int], sampled: Sequence[Sampled], temperature: 
 
     compared = [answer for answer in sampled if answer.ids]
     if not compared or any(len(answer.ids) != len(answer.logprobs) for answer in compared):
-        raise WeightsError("the engine sampled nothing, or gave not one logprob a token: nothing can be compared")
+        raise WeightsError(
+            "the engine sampled nothing, or did not return one logprob per token: nothing can be compared"
+        )
     T = len(prompt) + max(len(answer.ids) for answer in compared)
     device = next(model.parameters()).device
     ids_BT = torch.zeros((len(compared), T), dtype=torch.long, device=device)

@@ -26,7 +26,9 @@ class WorkerExtension:
         Raises: FileNotFoundError. vLLM gives the old weights up before it looks for new ones, and could not continue.
         """
         if not any(Path(folder).glob("*.safetensors")):
-            raise FileNotFoundError(f"there are no weights in {folder}: can the engine's machine see it?")
+            raise FileNotFoundError(
+                f"there are no weights in {folder}: check that the engine's machine has this folder"
+            )
         self.reload_weights(weights_path=folder)  # type: ignore[attr-defined]  # of vLLM's worker, which this is mixed into
         packed = 0
         for module in self.model_runner.get_model().modules():

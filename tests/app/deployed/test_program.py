@@ -97,7 +97,7 @@ def test_a_programs_calls_go_to_the_session_and_its_answer_is_stored(
     assert answer["payload"] == {"prompt": "x", "calls": calls}
     assert "text/event-stream" in answer["accept"]  # AgentCore's SDK for TypeScript streams to nobody else
     assert [status for status, _ in answer["calls"]] == [200, 200, 200, 200, 404]
-    assert "is no chat of the policy" in answer["calls"][4][1]
+    assert "is not a chat call to the policy" in answer["calls"][4][1]
     assert [asked.path.removeprefix("/sessions/s/v1") for asked in seen] == [
         "/chat/completions",
         "/messages",

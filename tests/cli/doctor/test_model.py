@@ -69,7 +69,7 @@ def test_too_little_memory_and_a_template_without_tools_are_said(
     assert found["speed"][0] == "ok"
     monkeypatch.setattr(loading, "free_memory", lambda: 1_000_000)
     level, text, _ = doctor(without_tools, monkeypatch)["speed"]
-    assert (level, text[-22:]) == ("fail", "or a machine with more")
+    assert (level, text[-19:]) == ("fail", "or a larger machine")
 
 
 def test_weights_that_cannot_be_sampled_are_no_speed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,7 +60,7 @@ async def answer(request: Request, path: str) -> Response:
     target = route.target(request.method, url, lambda: body)
     if target is None:
         what = f"{urlsplit(url).hostname}/{rest}"
-        return refusal(404, f"{what} is no chat of the policy; the relay carries no other calls")
+        return refusal(404, f"{what} is not a chat call to the policy; the relay passes no other calls")
     kept = [(k, v) for k, v in request.headers.raw if k.decode("latin-1") not in SECRET_HEADERS]
     headers = [*kept, *((k.encode("latin-1"), v.encode("latin-1")) for k, v in target.headers.items())]
     return await forward(request, target.url, headers, "the gateway cannot be reached")

@@ -165,7 +165,7 @@ class JobRewards(ObjectStore):
         return "ready", [reward]
 
     async def _none(self, *_: Any, **__: Any) -> Any:
-        raise StoreError("a job gives no records back")
+        raise StoreError("a job does not return records")
 
     _get = _head = _list = _delete = _none
 

@@ -172,9 +172,9 @@ def probe(template: ChatTemplate, tokenizer: Tokenizer) -> TemplateFacts:
         if rendered(PROBE_USER, answer, *following[0], tools=True) is not None
     )
     if mark is not None and not after_text:
-        problems.append("what the template writes after an answer depends on earlier messages")
+        problems.append("the template's text after an answer depends on earlier messages")
     if mark is not None and tools_supported and not after_calls:
-        problems.append("what the template writes after a tool call depends on earlier messages")
+        problems.append("the template's text after a tool call depends on earlier messages")
     offered = rendered(PROBE_USER, tools=True)
     return TemplateFacts(
         closers=closers,

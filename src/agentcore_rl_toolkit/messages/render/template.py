@@ -187,9 +187,7 @@ class ChatTemplate:
         where = "chat_template.jinja, or chat_template in tokenizer_config.json"
         encoder = next((folder / "encoding").glob("encoding_*.py"), None)
         if encoder is not None:  # DeepSeek V3.2 and V4 come with this in place of a template
-            where += (
-                f"; {encoder.name} is a program of the model's, which is not run: add a template that writes the same"
-            )
+            where += f"; {encoder.name} is a program in the model's folder, which is not run: add a template with the same output"
         raise ConfigError(f"{folder} has no chat template ({where})")
 
     def render(
@@ -240,7 +238,7 @@ class ChatTemplate:
             for i, part in enumerate(content):
                 if part.get("type") != "text":
                     where = f"messages[{position}].content[{i}]"
-                    raise unsupported(where, "this model is served by token ids, which only text has")
+                    raise unsupported(where, "this model is served by token ids, so messages can only have text")
             content = text_of(content)
         ready["content"] = "" if content is None else content
         role = ready["role"]

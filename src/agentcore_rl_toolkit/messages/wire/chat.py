@@ -30,13 +30,13 @@ from .history import (
 from .stream import encode_event
 
 MAX_N = 128  # OpenAI's own bound
-_BEYOND = Refusal("it reaches beyond this call, into the engine's own affairs; set it where the engine is started")
+_BEYOND = Refusal("it changes the engine beyond this call; set it when you start the engine")
 _ENGINES_OWN = """bootstrap_host bootstrap_port bootstrap_room custom_logit_processor data_parallel_rank disagg_prefill_dp_rank
     ec_transfer_params kv_transfer_params lora_path request_id rid routed_dp_rank session_params"""
 REFUSED = {
     "echo": Refusal("it would repeat the prompt inside the answer; leave it out", (False,)),
     "best_of": Refusal("every sample is returned; use n", (1,)),
-    "use_beam_search": Refusal("beams are no samples of the policy, nothing could be trained on them; use n", (False,)),
+    "use_beam_search": Refusal("beams are not samples of the policy and cannot be trained; use n", (False,)),
     "prompt_embeds": Refusal("a prompt without token ids cannot be recorded; send text"),
     "prompt_logprobs": Refusal("logprobs are given for sampled tokens only; leave it out", (False,)),
     **dict.fromkeys(_ENGINES_OWN.split(), _BEYOND),

@@ -220,7 +220,7 @@ def answer_message(texts: list[str], thoughts: list[str], calls: list[dict[str, 
 def refuse_begun_answer(messages: list[Message], last: str) -> None:
     """Raise RequestError if the last message, whose path is ``last``, is the model's."""
     if messages[-1]["role"] == "assistant":
-        raise unsupported(last, "an answer cannot be begun for the model; end with a user message")
+        raise unsupported(last, "the model must write the whole answer; end with a user message")
 
 
 def function_tool(name: str, tool: dict[str, Any], parameters: str) -> dict[str, Any]:
@@ -258,7 +258,7 @@ def tool_choice(choice: str | dict[str, Any], tools: list[dict[str, Any]], *path
         mode = choice.get("mode") or (choice.get("allowed_tools") or {}).get("mode")
         return "required" if mode == "required" and tools else "auto"
     if choice.get("type") not in ("function", "custom"):
-        raise unsupported("tool_choice.type", "only functions can be asked for; leave it to the model (auto)")
+        raise unsupported("tool_choice.type", "only functions can be required; use auto")
     named: Any = choice
     for name in path:
         named = named.get(name) if isinstance(named, dict) else None
