@@ -221,7 +221,11 @@ LIGHT = {
         "client": {"torch", "transformers", "starlette", "uvicorn"},
         "app": {"torch", "transformers", "openai"},
     },
-    "agents": {"app": {"msgspec", "obstore", "torch", "transformers", "openai"}},
+    "agents": {
+        "app": {"msgspec", "obstore", "torch", "transformers", "openai"},
+        "app.deployed.start": {"httpx", "aiohttp", "uvicorn"},  # agents' environments may lack the first two
+        "app.deployed.served": {"httpx", "aiohttp"},
+    },
     "servers": {
         "gateway": {"torch", "transformers", "boto3"},
         "runtime": {"torch", "transformers", "boto3", "aiodocker"},

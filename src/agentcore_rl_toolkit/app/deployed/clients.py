@@ -11,11 +11,11 @@ import contextlib
 import copy
 import functools
 import importlib
+import ssl
 from collections.abc import Callable, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from .forwarding import trust
 from .routes import SECRET_HEADERS, Target, find_target
 
 
@@ -25,6 +25,12 @@ def install() -> None:
     for name, patch in _LIBRARIES.items():
         with contextlib.suppress(ImportError):
             patch(importlib.import_module(name))
+
+
+@functools.cache
+def trust() -> ssl.SSLContext:
+    """Return the certificates that are trusted. To read them takes some milliseconds."""
+    return ssl.create_default_context()
 
 
 def _authorize(headers: MutableMapping[str, str], target: Target) -> None:

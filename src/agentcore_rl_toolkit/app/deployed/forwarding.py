@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import ssl
 from collections.abc import Sequence
 
 import httpx
@@ -11,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from ...errors import text_of
+from .clients import trust
 
 _TIMEOUTS = {"timeout": {"connect": 10.0}}  # seconds; a model may think for as long as it wants
 # Of the connection, not of the message. Without `accept-encoding` replies are not compressed.
@@ -42,9 +41,3 @@ async def forward(request: Request, url: str, headers: Sequence[tuple[bytes, byt
     given = [(k.lower(), v) for k, v in reply.headers.raw]
     response.raw_headers = [(k, v) for k, v in given if k == b"content-length" or k not in NOT_PASSED]
     return response
-
-
-@functools.cache
-def trust() -> ssl.SSLContext:
-    """Return the certificates that are trusted. To read them takes some milliseconds."""
-    return ssl.create_default_context()

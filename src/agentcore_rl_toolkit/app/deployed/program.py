@@ -19,7 +19,8 @@ from starlette.routing import Route
 
 from ...errors import ConfigError
 from ..relay import Relay
-from .forwarding import forward, trust
+from .clients import trust
+from .forwarding import forward
 from .model_calls import WIRES, answer, variables
 from .start import PLACEHOLDER
 
