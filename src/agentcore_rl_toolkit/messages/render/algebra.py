@@ -2,13 +2,13 @@
 
 Theory of operation. Turn k+1's prompt is turn k's prompt, the sampled tokens, and a *suffix*: the mark that closes
 the answer, the new messages, the opening of the next answer. To get the suffix at a cost that does not grow with the
-conversation, the new messages are rendered behind a stub: one short user message and an answer in which a random
-word stands in place of the sampled text. The text between the word and the closing mark is the answer's own syntax
+conversation, the new messages are rendered after a stub: one short user message and an answer in which a random
+word replaces the sampled text. The text between the word and the closing mark is the answer's own syntax
 and was sampled; the suffix begins at the closing mark. Each rendering has its own word, which none of its messages
 contains: a message with the word in it would be cut off there.
 
-That is only right if the template writes new messages without looking at the messages further back. `probe` finds out,
-once, by comparing with full renderings of longer conversations. Other patterns are rendered in full.
+This is only right if the template writes new messages without reading earlier ones. `probe` checks this
+once, by comparison with full renderings of longer conversations. Other patterns are rendered in full.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class TemplateFacts:
 
     ``closers`` are texts that may end an answer. ``opener_style``: answers have no closing mark, the
     next message's opening mark ends them (GLM). ``after_text`` and ``after_calls``: new messages may be rendered
-    behind a stub for an answer without or with calls. ``tools_shown``: the list of tools is in the prompt.
-    ``problems``: reasons in words.
+    after a stub for an answer without or with calls. ``tools_shown``: the list of tools is in the prompt.
+    ``problems``: reasons as text.
     """
 
     closers: tuple[str, ...]
@@ -63,7 +63,7 @@ class TemplateFacts:
 
 
 class SuffixRenderer:
-    """Renders suffixes behind a stub, as the module says."""
+    """Renders suffixes after a stub."""
 
     def __init__(self, template: ChatTemplate, closers: Sequence[str]) -> None:
         self._template = template
@@ -140,7 +140,7 @@ _AFTER_TWO = ([_result("call_0000a"), _result("call_0000b", "s")],)
 
 
 def probe(template: ChatTemplate, tokenizer: Tokenizer) -> TemplateFacts:
-    """Learn what may be rendered behind a stub. Costs some hundred small renderings, once per model."""
+    """Find out what may be rendered after a stub. This takes some hundred small renderings, once per model."""
     word = fresh_word()
     problems: list[str] = []
 

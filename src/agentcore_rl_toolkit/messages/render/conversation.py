@@ -2,14 +2,14 @@
 
 Theory of operation. Every finished turn is a `Commit`: a row of tokens, and a digest of the messages it stands for
 (chained, so that one digest names a whole history). A request continues the deepest commit whose digest is that of a
-beginning of its messages; the rest of the messages is rendered behind it. Usually the request repeats the previous
+beginning of its messages; the rest of the messages is rendered after it. Usually the request repeats the previous
 one with something appended: comparing the message lists as they are, which Python does at memory speed, then saves
 the digest of the history.
 
 An assistant message is matched by its text and calls, not by its ids, blanks at its ends or reasoning: agent
-frameworks drop or rewrite those, and the sampled tokens are at hand anyway. The reasoning may also come back in front of the
-text. In a message with calls the text may be missing, and its blanks may differ. Other words are an edit: the model must see
-them. Calls that come back with their ids and with members added to their arguments are the same calls: Claude Code fills in
+frameworks drop or rewrite those, and the sampled tokens are known. The reasoning may also come back before the
+text. In a message with calls the text may be missing, and its blanks may differ. Other words are an edit, which the model must
+see. Calls that come back with their ids and with members added to their arguments are the same calls: Claude Code fills in
 defaults.
 """
 
@@ -30,7 +30,7 @@ from .tokens import TokenRow
 
 _ENCODER = msgspec.json.Encoder(order="deterministic")
 _KEEP_LISTS = 4  # branches whose last message list is kept for comparison; others are found by digest
-_TURN_BYTES = 2000  # a prompt, its commit, their digests and the dicts of their messages, about
+_TURN_BYTES = 2000  # bytes, about: a prompt, its commit, their digests and the dicts of their messages
 
 Digest = bytes
 
@@ -55,7 +55,7 @@ def _called(message: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 
 def message_digest(message: Mapping[str, Any], *, text: str | None = None) -> Digest:
-    """Return the content of a message, however its framework writes it. ``text`` takes the place of an answer's text."""
+    """Return the content of a message, however its framework writes it. ``text`` replaces an answer's text."""
     role = message["role"]
     content = message.get("content")
     if role == "assistant":
@@ -69,7 +69,7 @@ def message_digest(message: Mapping[str, Any], *, text: str | None = None) -> Di
 
 
 def in_call_order(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages with the results of parallel calls in the order of the calls: without ids, only the order tells."""
+    """Return the messages with the results of parallel calls in the order of the calls: without ids, the order decides."""
     found: list[dict[str, Any]] = []
     places: dict[str, int] = {}
     for role, group in itertools.groupby(messages, lambda message: message["role"]):
@@ -148,7 +148,7 @@ class Match:
 class Conversation:
     """The state of one session; `Renderer.render`, `commit` and `abandon` move it.
 
-    ``now`` (unix seconds) is the date its templates see. ``thinking`` are the marks around the model's reasoning. Message
+    ``now`` (unix seconds) is the date for its templates. ``thinking`` are the marks around the model's reasoning. Message
     objects that were passed in must not be changed afterwards. Not thread-safe: its owner lets one thread at a time use it.
     """
 
@@ -169,7 +169,7 @@ class Conversation:
     ) -> tuple[Digest, Digest]:
         """Return the digest of the tools and the options of a history, and the digest of the tools.
 
-        It is remembered: tool lists are long and hardly ever change. ``strict`` is for engines, not for the model.
+        It is cached: tool lists are long and rarely change. ``strict`` is for engines, not for the model.
         """
         known = self._options
         if known is None or known[0] != tools or known[1] != options:
@@ -218,7 +218,7 @@ class Conversation:
         return commit if "".join(self._answer_in(text).split()) in ("", commit.words) else None
 
     def _answer_in(self, text: str) -> str:
-        """Return a text without the reasoning that some agents put in front of it."""
+        """Return a text without the reasoning that some agents write before it."""
         if self._thinking is None:
             return text
         _, mark, answer = text.partition(self._thinking[1])
@@ -237,7 +237,7 @@ class Conversation:
         if not self.asked:
             return None
         if match.root not in self.roots:
-            # The same conversation under another system message, tool list or options is no other agent's.
+            # The same conversation with another system message, tool list or options belongs to the same agent.
             messages = match.messages
             for other in reversed(self._matches[:-1]):
                 known, size = other.messages, len(other.messages)
@@ -264,7 +264,7 @@ class Conversation:
         return asked
 
     def forget(self, asked: KnownPrompt) -> None:
-        """Take back a prompt that got no answer, so that the next prompt is not taken for a branch."""
+        """Remove a prompt without an answer, so that the next prompt does not count as a branch."""
         asked.calls -= 1
         if asked.calls or asked.running or self.asked.get(asked.digest) is not asked:
             return
@@ -285,7 +285,7 @@ class Conversation:
         row = asked.row.extended(completion_ids)
         self._rows[id(row.buffer)] = row
         commit = Commit(turn_id, _hash(asked.digest, message_digest(message)), row)
-        # Two answers in the same words (n > 1, a retry): the agent most likely continues the later one.
+        # Two answers with the same text (n > 1, a retry): the agent most likely continues the later one.
         self.commits[commit.digest] = commit
         if message.get("tool_calls"):
             self.commits[_hash(asked.digest, message_digest(message, text=""))] = commit
@@ -297,7 +297,7 @@ class Conversation:
 
     @property
     def size_bytes(self) -> int:
-        """Memory that the session's tokens and message lists take; what dropping the object would free."""
+        """The memory of the session's tokens and message lists, which deleting the object would free."""
         # The event loop may ask while a thread makes a prompt: an estimate is enough.
         # The messages of a branch take about as many bytes as its ids do as text.
         return sum(4 * row.length + 2 * row.text_bytes for row in list(self._rows.values())) + _TURN_BYTES * len(

@@ -1,8 +1,8 @@
 """Holding an answer to a form: a model's own call format, or a schema, as a structural tag that engines enforce.
 
 The tag begins with the model's thinking, as its family marks it. Then come calls, written exactly as the family's template writes
-them, with arguments that fit the tool's schema; or text that fits the agent's schema. Nothing about the answer's form changes, so
-its tokens are those the model would have sampled and the parser reads them as always.
+them, with arguments that fit the tool's schema; or text that fits the agent's schema. The answer's form does not change, so
+its tokens are those that the model would sample, and the parser reads them as usual.
 
 Source: xgrammar.mlc.ai, "Structural tag"; vLLM and SGLang hand the tag on to xgrammar as it is.
 """
@@ -18,7 +18,7 @@ from .parsers import CallTag, Grammar
 
 Format = dict[str, Any]
 
-_BLANKS: Format = {"type": "regex", "pattern": "[ \\n]{0,4}"}  # what templates write behind thinking
+_BLANKS: Format = {"type": "regex", "pattern": "[ \\n]{0,4}"}  # the templates' text after thinking
 _TYPES = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
 # Names of Python, Java and Go in the schemas of published tool collections.
 _OTHER_TYPES = {
@@ -36,7 +36,7 @@ class AnswerForm:
     """A grammar for an answer, and the part of the answer that it leaves free.
 
     ``thinking`` are the marks around the thinking with which the answer may begin, ``opened`` if the prompt has the first one.
-    ``trigger`` opens the part that is held to the form. None: all is, behind the thinking.
+    ``trigger`` opens the part with the form. None: all of the answer after the thinking has it.
     """
 
     format: Format
@@ -102,7 +102,7 @@ def _rest(
     schema: Any,
     thinking: tuple[str, str] | None,
 ) -> tuple[Format, str | None] | None:
-    """Return the form behind the thinking, and the text that opens it (None: it begins at once). None: there is no form."""
+    """Return the form after the thinking, and the text that opens it (None: it begins at once). None without a form."""
     forced = choice not in ("auto", "none")
     if schema is not None and not forced:
         text: Format = {"type": "json_schema", "json_schema": relaxed(schema)}

@@ -1,4 +1,4 @@
-"""Find out which messages a template refuses or drops, and write these in a form that it takes.
+"""Find out which messages a template refuses or drops, and write these in a form that it accepts.
 
 Each message is rewritten without regard to later messages, so a prompt continues from turn to turn.
 """
@@ -14,7 +14,7 @@ from ..wire.history import tool_call
 
 SYSTEM = ("system", "developer")
 PROBE_USER = {"role": "user", "content": "q"}
-# From the least to the most; agents name any of them, templates know some.
+# From the least to the most. Agents may send any of them; templates know some.
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _ID_SIZE = 9  # characters, letters and digits: mistral_common's `InstructRequestNormalizer` takes no others
 

@@ -29,7 +29,7 @@ from .reply import ReplyStream
 from .template import ChatTemplate
 from .tokens import PlainText, Tokenizer, TokenRow
 
-_TAIL = 24  # tokens that surely hold the mark that opens reasoning, in any tokenizer
+_TAIL = 24  # tokens that contain the mark that opens reasoning, in any tokenizer
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +78,7 @@ class Renderer:
         self.grammar = grammar or grammar_of(template.all_text)
         self.facts: TemplateFacts = probe(template, tokenizer)
         stops = set(tokenizer.eos_ids)
-        # The mark the template itself puts after an answer ends it for the model too, also if no file names it.
+        # The template's mark after an answer ends it for the model, too, also if no file lists it.
         closer = self.facts.closers[0] if self.facts.closers and self.grammar.name != "harmony" else None
         closer_id = None if closer is None else tokenizer.id_of(closer)
         if closer_id is not None:
@@ -294,7 +294,7 @@ class Renderer:
     ) -> tuple[str, TokenRow] | None:
         """Return the text after the commit's tokens, and the commit's tokens with the ids of the text.
 
-        The text is rendered behind a stub, or behind the full history if the template looks further back. None: everything has to
+        The text is rendered after a stub, or after the full history if the template reads it. None: everything has to
         be rendered.
         """
         base, covered, messages = match.base, match.covered, match.messages

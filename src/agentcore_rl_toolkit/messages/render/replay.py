@@ -1,4 +1,4 @@
-"""Makes a session's history again from its records.
+"""Rebuilds a session's history from its records.
 
 Nothing is rendered and no text becomes tokens: prompts and completions are the recorded ids. The result is the
 conversation that the renderer had after those calls, so the next prompt extends the last one exactly, also in another

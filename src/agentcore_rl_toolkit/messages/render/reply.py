@@ -56,7 +56,7 @@ class ReplyStream:
         self._stop_ids = stop_ids
         self._parser = parser
         self._choice = choice
-        self._held: list[int] = []  # a stop token at the end so far: if it is the last one, it is no text
+        self._held: list[int] = []  # a stop token at the end so far: if it stays the last one, it is not text
         self._content: list[str] = []
         self._reasoning: list[str] = []
         self._calls: list[ToolCall] = []

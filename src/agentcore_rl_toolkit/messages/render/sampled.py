@@ -41,7 +41,7 @@ def unread_calls(renderer: Renderer) -> str | None:
         return None
     try:
         body = sampled_body(renderer, probe_answer('{"s": "probe"}', "call_0000a"), tools=[PROBE_TOOL])
-    except Exception as e:  # a template is a program of others: it may raise anything
+    except Exception as e:  # a template is a third party's program, which may raise anything
         return f"{renderer.name}'s chat template fails on a history with a call: {type(e).__name__}: {e}"
     if body is None or renderer.parse(body, tools=[PROBE_TOOL]).tool_calls:
         return None

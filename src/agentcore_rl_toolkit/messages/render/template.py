@@ -99,7 +99,7 @@ class ChatTemplate:
         self._says_thinking = bool(re.search(r"""\.thinking\b|\[['"]thinking['"]\]""", self.all_text))
 
         self.habits = Habits()
-        self._offers: list[list[dict[str, Any]] | None] = [None]  # what habits are tried with
+        self._offers: list[list[dict[str, Any]] | None] = [None]  # the probes of habits
         if self._writes([PROBE_USER], offers=[PROBE_TOOL]):
             self._offers.append([PROBE_TOOL])
         self._text_arguments = self._takes_text_arguments()
@@ -149,15 +149,15 @@ class ChatTemplate:
     def _takes_text_arguments(self) -> bool:
         """Return True if the template writes arguments that are JSON text as they are.
 
-        Then the model's own text goes back in, character by character. Otherwise (it writes them as JSON itself, or goes
-        through them by key) they are given as objects, which is the convention.
+        Then the prompt gets the model's own text, character by character. Otherwise (it writes them as JSON itself, or
+        iterates over their keys) they are objects, which is the convention.
         """
         probe = '{"q": [1,  2]}'  # spaced as no encoder would
         self._text_arguments = True
         messages = [PROBE_USER, probe_answer(probe)]
         if not self._writes(messages, probe, offers=[PROBE_TOOL]):
             return False
-        # Some write a text as it is, though their calls are no JSON.
+        # Some templates write a text unchanged, although their calls are not JSON.
         self._text_arguments = False
         return self._writes(messages, '"q"', offers=[PROBE_TOOL]) or not self._writes(messages, offers=[PROBE_TOOL])
 
@@ -202,7 +202,7 @@ class ChatTemplate:
         """Return the text of the messages.
 
         ``messages`` are canonical (see `wire.canonical`). ``options`` reach the template as variables. ``now``
-        (unix seconds) is what a template that prints the date sees: one session, one date.
+        (unix seconds) is the date for templates that print it: one session has one date.
 
         Raises: RequestError when the template refuses the messages, or they hold something other than text.
         """

@@ -1,4 +1,4 @@
-"""Text <-> token ids: a thin face over `tokenizers`, and decoding of a growing list of ids."""
+"""Text <-> token ids: a thin layer over `tokenizers`, and decoding of a growing list of ids."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class PlainText:
         return self._masked.sub(lambda match: self._texts[int(match[1])], text)
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of what a template wrote."""
+        """Return the ids of a template's text."""
         if self._word not in text or self._pieces is None:
             return self._tokenizer.encode(text)
         ids: list[int] = []
@@ -138,7 +138,7 @@ class Tokenizer:
 
     @classmethod
     def from_path(cls, path: str | Path) -> Tokenizer:
-        """Load ``tokenizer.json`` and what the other files of a model directory say. Raises: ConfigError, MissingExtraError."""
+        """Load ``tokenizer.json`` and the settings of a model directory. Raises: ConfigError, MissingExtraError."""
         folder = Path(path)
         config = read_json(folder / "tokenizer_config.json")
         special = special_token_texts(config)
@@ -238,7 +238,7 @@ class TextDecoder:
     A character may be spread over several tokens: what could still change is held back. Byte-fallback tokens are held back up
     to the next other token, because a wrong byte changes the text of all adjacent bytes. Some decoders treat the first
     token differently (a leading space), so a window of tokens already shown is decoded along with the new ones. A long window
-    is decoded only when its last tokens say that its text has an end.
+    is decoded only when its last tokens show that its text has an end.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:

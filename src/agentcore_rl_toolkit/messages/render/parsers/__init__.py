@@ -22,9 +22,9 @@ from .llama import LLAMA
 from .mistral import MISTRAL
 from .pythonic import LFM
 
-# The first family whose signs are in a template counts, so the more particular formats come first.
+# The first family whose signs are in a template counts, so the more specific formats come first.
 _KNOWN = (MUSE, HARMONY, DSML, DEEPSEEK, GEMMA, KIMI, MINIMAX, MISTRAL, LFM, QWEN_CODER, GLM, HERMES, LLAMA, PLAIN)
-# A call in a form that is not the model's own was meant too.
+# A call in another model's form was meant as a call, too.
 HINTS = tuple(dict.fromkeys(hint for grammar in _KNOWN for hint in grammar.hints))
 _PAIRS = tuple(dict.fromkeys(pair for grammar in _KNOWN for pair in grammar.hint_pairs))
 GRAMMARS: dict[str, Grammar] = {g.name: replace(g, hints=HINTS, hint_pairs=_PAIRS) for g in _KNOWN}

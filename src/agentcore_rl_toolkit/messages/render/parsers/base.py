@@ -3,8 +3,8 @@
 Theory of operation. A parser is fed text in any slices and gives deltas; fed everything at once it gives the same
 answer, so there is one code path for streamed and whole replies. Text that could be the beginning of a marker is held
 back until that is decided. A tool call is given out when its block is closed and understood. A block that is not
-understood is given out as content, exactly as it was sampled, and the status says "unparsed": looked like a call, did
-not parse.
+understood is given out as content, exactly as it was sampled, and the status is "unparsed": it looked like a call
+and did not parse.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Grammar:
     closing marker may be part of the value; ``whole`` of a block that the answer ended in that nothing of the call is
     missing: half a call is none, its last value may be cut.
 
-    ``reasoning_head`` is what the model writes behind the opening mark of its reasoning. ``calls_end_reasoning``: engines execute
+    ``reasoning_head`` is the model's text after the opening mark of its reasoning. ``calls_end_reasoning``: engines execute
     a call that is written before the reasoning is closed. ``call_id`` is the form of the ids that the prompt must show, from the
     ``{name}`` of a call and its ``{index}`` in the conversation.
     """
@@ -223,7 +223,7 @@ class MarkerParser(OutputParser):
                 deltas += self._say("".join(self._blank))
             self._blank = []
         if self._state == "reasoning":
-            # A model that forgot to close its reasoning may have called in it; a call there is none to the agent.
+            # A model that did not close its reasoning may have a call in it, which is not a call for the agent.
             thought = "".join(self._thoughts)
             self._bad = any(opening in thought for opening in self._blocks)
         if self._tools and not self._bad:
@@ -257,7 +257,7 @@ class MarkerParser(OutputParser):
         if self._state == "call" and marker == self._blocks[self._open]:
             end = self._end_of_block(text, at, start, marker, final=final)
             return None if end is None else (end, marker)
-        # A longer marker may begin at the same place and not be all there yet.
+        # A longer marker may begin at the same place, and not be complete yet.
         rest = text[start : start + max(map(len, self._marks))]
         longer = not final and any(len(m) > len(rest) and m.startswith(rest) for m in self._marks)
         return None if longer else (start, marker)
@@ -338,7 +338,7 @@ class MarkerParser(OutputParser):
         if not solid:
             self._blank.append(text)
             return []
-        # What comes between calls or after them is another line to the agent.
+        # Text between or after calls is a separate line for the agent.
         joint = "\n" if self._fresh and self._calls and self._plain and self._state == "content" else ""
         shown = "".join((joint, *self._blank, solid))
         self._blank = [text[len(solid) :]] if len(text) > len(solid) else []

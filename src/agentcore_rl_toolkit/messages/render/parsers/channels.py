@@ -100,7 +100,7 @@ class ChannelParser(OutputParser):
                 deltas += self._end(before)
                 continue
             header = before
-            if self._header is not None:  # the body before was not ended
+            if self._header is not None:  # the last body had no end mark
                 bare = self._channels.header.search(before) if self._channels.header is not None else None
                 header = "" if bare is None else bare[0]
                 deltas += self._end(before.removesuffix(header))

@@ -68,7 +68,7 @@ def object_text(text: str) -> str | None:
     try:
         found = value_of(text)
     except NOT_JSON:
-        try:  # raw line ends inside strings are the commonest slip
+        try:  # raw line ends inside strings are the most frequent mistake
             found = loads(text, strict=False)
         except (ValueError, RecursionError):
             return None

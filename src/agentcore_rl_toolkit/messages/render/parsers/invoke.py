@@ -88,7 +88,9 @@ MUSE = Grammar(
             calls=_calls,
             inside=in_value("<atem:parameter", "</atem:parameter>"),
             noise=re.compile(r"^\s*assistant\b|(?:^|\s)to=[\w.\-]*\s*\Z"),
-            header=re.compile(r"\s(?:to=[\w.\-]{0,300}|to?)?\Z"),  # a longer name is no tool's, and is not waited for
+            header=re.compile(
+                r"\s(?:to=[\w.\-]{0,300}|to?)?\Z"
+            ),  # a longer name cannot be a tool's, so the parser does not wait for its end
         ),
     ),
     reasoning=None,
