@@ -298,8 +298,10 @@ def test_branches_have_their_reasons_and_stages_are_a_waterfall(shown: Shown) ->
     ]
     stages = {"queue": 0.25, "start": 0.25, "run": 2.0, "result": 0.1, "stop": 0.4}
     with RunWriter(shown.folder / "runs" / "branched") as run:
-        run.rollout(rollout(0, sequences=branched, calls=calls, stages=stages, ended_s=102.9))
+        facts = {"metrics": {"solved": True, "loss": 0.00025}}
+        run.rollout(rollout(0, sequences=branched, calls=calls, stages=stages, ended_s=102.9, **facts))
     page = shown.at("#/run/branched/rollout/1?view=tokens")
+    assert page.locator("dt:text-is('solved') + dd, dt:text-is('loss') + dd").all_inner_texts() == ["1", "2.5e-4"]
     rows = [row.split("\t") for row in page.locator("#branches tbody tr").all_inner_texts()]
     assert rows == [["1", "1, 2", "–", "2", "the first"], ["2", "3", "1", "2", "history rewritten"]]
     labels = page.locator(".fall > span:not(.num)").all_text_contents()

@@ -24,8 +24,6 @@ log = logging.getLogger(__name__)
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 FLUSH_MS = 10_000
-
-
 _OURS = ["phase", "step", "grp", "place", "attempt", "outcome", "cause", "failure", "reward", "advantage", "weight_min"]
 
 
@@ -150,14 +148,13 @@ class SpanSender:
             status = api.Status() if span.error is None else api.Status(api.StatusCode.ERROR, span.error[:500])
             attributes = {"gen_ai.conversation.id": rollout["session_id"], **span.attributes}
             plain = (str, int, float, bool, list)
+            known = {k: v if isinstance(v, plain) else json.dumps(v) for k, v in attributes.items() if v is not None}
             readable = self._sdk.ReadableSpan(
                 span.name,
                 context(span.id),
                 parent=None if span.parent_id is None else context(span.parent_id),
                 resource=self._resource,
-                attributes={
-                    k: v if isinstance(v, plain) else json.dumps(v) for k, v in attributes.items() if v is not None
-                },
+                attributes=known,
                 kind=api.SpanKind.CLIENT if span.client else api.SpanKind.INTERNAL,
                 status=status,
                 start_time=int(span.start_s * 1e9),

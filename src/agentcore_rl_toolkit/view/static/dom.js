@@ -26,8 +26,9 @@ function filled(made, children) {
 // Absent is not zero: it is a dash.
 export function number(value, digits = 3) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
-  if (Number.isInteger(value) && Math.abs(value) < 1e15) return String(value);
-  return Math.abs(value) < 0.001 ? value.toExponential(1) : value.toFixed(digits);
+  const n = Number(value); // of true, too
+  if (Number.isInteger(n) && Math.abs(n) < 1e15) return String(n);
+  return Math.abs(n) < 0.001 ? n.toExponential(1) : n.toFixed(digits);
 }
 
 // Why a rollout ended, for a reader.
