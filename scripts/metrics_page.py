@@ -25,7 +25,7 @@ These terms are in the formulas:
 
 - A *logprob* is the natural logarithm of a token's probability. Its unit is the nat.
 - `pi` is the probability with the weights in training. `pi_sampled` is the probability with the weights that generated the token.
-- A *weight version* is the number of the weights. It increases each time the engine gets new weights.
+- A *weight version* counts the updates of the weights in the engine.
 - The *advantage* of a token is positive if its rollout was better than the others of the group, and negative if it was worse.
 
 [Troubleshooting](troubleshooting.md#the-reward-does-not-rise) shows what to do about an unusual number.
