@@ -105,7 +105,7 @@ def run_tool(
     error: type[AgentCoreRLError] = ConfigError,
     **options: Any,
 ) -> str:
-    """Run a command, and return its output. Blocks. Raises: ``error`` with the end of what it printed."""
+    """Run a command, and return its output. Blocks. Raises: ``error`` with the end of the output."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=within_s, check=False, **options)
     except subprocess.TimeoutExpired as e:

@@ -55,8 +55,8 @@ def _event_of(event: Any) -> str | None:
 class RewardFunction(ABC):
     """Scores one finished rollout.
 
-    Subclass it and implement `__call__`. What it returns goes under ``rewards`` in the agent's result. Arguments are keyword-only
-    so that each task can name what it scores.
+    Subclass it and implement `__call__`. Its result goes under ``rewards`` in the agent's result. Arguments are keyword-only
+    so that each task can name its inputs.
 
     Example:
         class ExactMatch(RewardFunction):

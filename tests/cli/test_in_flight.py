@@ -138,7 +138,7 @@ async def test_it_tells_a_hanging_tool_from_a_hanging_engine_and_a_stopped_runti
     assert by_input["tool"]["stage"] == by_input["model"]["stage"] == "run"
     assert by_input["tool"]["stage_s"] > 0
     assert 0 < by_input["tool"]["left_s"] <= 200
-    assert "no model call is under way" in by_input["tool"]["why"]
+    assert "there is no running model call" in by_input["tool"]["why"]
     assert "counting lamps" in "\n".join(by_input["tool"]["log"])
     assert f"{hanging.engine} has a model call of it for" in by_input["model"]["why"]
     shown = (

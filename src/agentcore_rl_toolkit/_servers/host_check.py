@@ -87,7 +87,7 @@ class HostCheck:
 
 
 class CheckedApp:
-    """An ASGI application behind a check of Host and Origin."""
+    """An ASGI application with a check of Host and Origin."""
 
     def __init__(self, app: Any, check: HostCheck) -> None:
         self._app, self._check = app, check

@@ -3,7 +3,7 @@
 Theory of operation. Every user of a machine reaches every port of its loopback, so changes of a server's state need a secret.
 A server without one makes a key and writes it to a file of mode 0600 in a folder of mode 0700. The file's name is the kind of the
 server and its port, so that clients of the same user find it by the address. The file is removed with the server. A killed
-server leaves the file behind, but the key in it opens nothing: the next server makes another one. Clients look keys up for
+server leaves the file, but its key is useless: the next server makes another one. Clients look keys up for
 addresses of the loopback only, so they send none to another machine.
 """
 

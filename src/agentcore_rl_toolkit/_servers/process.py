@@ -49,7 +49,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 async def stop_listening(server: asyncio.Server) -> None:
-    """Close a server of asyncio. What it accepted a moment before is by then a connection that its protocol or handler knows.
+    """Close a server of asyncio. A connection that it accepted just before is by then known to its protocol or handler.
 
     asyncio makes connections of accepted sockets one turn later, and a server that was closed in between drops them unclosed.
     """

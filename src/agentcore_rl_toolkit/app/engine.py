@@ -99,7 +99,7 @@ class Engine:
         if not isinstance(payload, Mapping):
             raise ContractError(f"the payload must be a JSON object, got {type(payload).__name__}")
         if PROBE_FIELD in payload:
-            from . import probe  # a rollout does not pay for what it loads
+            from . import probe  # a rollout does not need its imports
 
             return await probe.answer(payload, session_id, settings, self.store_for)
         job = job_rollout(payload)
@@ -162,7 +162,7 @@ class Engine:
 
         Raises: AgentCoreRLError if it could not be reported. Then the next delivery runs the rollout once more.
         """
-        from .sagemaker.jobs import make_rollout  # only rollouts of jobs pay for what it loads
+        from .sagemaker.jobs import make_rollout  # only rollouts of jobs need its imports
 
         self.settings.check_base_url(job.endpoint)
         identity = (job.arn, job.key, 0)

@@ -39,7 +39,7 @@ from .texts import READ
 logger = logging.getLogger(__name__)
 
 INTERRUPTED = "Interrupted"  # error_type of such a record. Its outcome is `lost`, so that clients may try again
-_LAST_BEAT_S = 2.0  # how long a heartbeat already under way may delay the end
+_LAST_BEAT_S = 2.0  # limit for the delay by a running heartbeat at the end
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,13 +172,13 @@ class Rollout:
             logger.critical("the record of %s is lost: %s", info.result_key, e)
             return
         if heart is not None:
-            # The object must not reappear after its deletion, so a beat under way comes to its end first.
+            # The object must not reappear after its deletion, so a running heartbeat ends first.
             self._stored.set()
             await asyncio.wait({heart}, timeout=_LAST_BEAT_S)
             try:
                 await store.delete_async(alive_key(info.result_key), timeout_s=10.0)
             except AgentCoreRLError as e:
-                logger.warning("heartbeat object left behind: %s", e)
+                logger.warning("the heartbeat object could not be deleted: %s", e)
 
     def _encode(self, agent: concurrent.futures.Future[Any]) -> tuple[bytes, Outcome]:
         """Return the record and its outcome. It calls methods of the agent's result or exception, which may raise anything."""
@@ -203,7 +203,7 @@ class Rollout:
             return self._failure(plain, returned)
 
     def _failure(self, error: BaseException, returned: bool) -> tuple[bytes, Outcome]:
-        """Return the record of an exception: the agent's, or the reason why what it ``returned`` cannot be stored."""
+        """Return the record of an exception: the agent's, or the reason why its result ``returned`` cannot be stored."""
         outcome, where, whose = Outcome.AGENT_ERROR, None, Blame(cause=Cause.AGENT)
         if returned:
             outcome = Outcome.INVALID if isinstance(error, InvalidResultError) else outcome

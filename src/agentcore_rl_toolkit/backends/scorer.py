@@ -122,7 +122,7 @@ class Scorer:
         return {**metrics, **({"metrics_not_finite": float(dropped)} if dropped else {}), "reward": reward}
 
 
-_Outcome = tuple[Any, BaseException | None]  # what a function returned, or what it raised
+_Outcome = tuple[Any, BaseException | None]  # the result of a function, or its error
 
 
 async def _work(awaitable: Awaitable[Any], begun: concurrent.futures.Future[None]) -> _Outcome:

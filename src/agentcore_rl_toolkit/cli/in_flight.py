@@ -106,7 +106,7 @@ def _in_gateway(rollout: Mapping[str, Any], gateway: Mapping[str, Any], state: s
         return "gateway", f"the gateway does not answer: {gateway['error']}"
     known = next((s for s in gateway["sessions"] if s["session_id"] == rollout["session_id"]), None)
     if known is None or not known["calls"]:
-        return "agent or its tool", f"no model call is under way: the agent's own code has the turn{state}"
+        return "agent or its tool", f"there is no running model call: the agent's own code runs{state}"
     call = max(known["calls"], key=lambda c: c["seconds"])
     seconds, left = _span(call["seconds"]), "" if call["left_s"] is None else f", {_span(call['left_s'])} left"
     if call["state"] == "held":

@@ -367,7 +367,7 @@ class RolloutClient:
         return find_session().client("s3", region_name=find_region(self.region))
 
     def flush(self) -> list[str]:
-        """Wait until all ended sessions are stopped. Returns and gives up as `close` does."""
+        """Wait until all ended sessions are stopped. It has the result and the limits of `close`."""
         return self._portal.call(self._dispatcher.close_async()) if self._portal.started else []
 
     async def flush_async(self) -> list[str]:

@@ -240,7 +240,7 @@ class Watcher:
             async with gate:
                 try:
                     await look(place)
-                except Exception as e:  # the other places are looked at all the same
+                except Exception as e:  # the other places are still checked
                     failed[place] = e
 
         await asyncio.gather(*map(one, places))
@@ -283,7 +283,7 @@ class Watcher:
             return None  # S3 answers 403 for a missing key to callers that may not list
 
     def _sign_of_life(self, waiter: Waiter, item: ObjectInfo) -> bool:
-        # Whole seconds: S3 has no more of a single object, and a look at it must not pass for a change.
+        # Whole seconds, which is all that S3 has for a single object: reading it must not count as a change.
         stamp = (item.etag, item.last_modified.replace(microsecond=0) if item.etag else item.last_modified)
         if stamp == waiter.stamp:
             return False

@@ -1,4 +1,4 @@
-"""Deploys an agent, step by step. Every step looks at the present state first, so that an interrupted deployment continues.
+"""Deploys an agent, step by step. Every step checks the present state first, so that an interrupted deployment continues.
 
 Nothing is stored on this machine: the parts of a deployment carry its tag on AWS, and only tagged parts are ever removed.
 """

@@ -1,4 +1,4 @@
-"""The bucket, role and objects of a deployment. Each step looks at the present state first, and only tagged roles are changed."""
+"""The bucket, role and objects of a deployment. Each step checks the present state first, and only tagged roles are changed."""
 
 from __future__ import annotations
 

@@ -311,7 +311,7 @@ class Call:
 
 
 async def answer(call: Call, http: web.BaseRequest) -> web.StreamResponse:
-    """Write a call's reply on one connection. The task of this coroutine is cancelled when the client goes away."""
+    """Write a call's reply on one connection. The task of this coroutine is cancelled when the client disconnects."""
     stream, whole, end = call.request.stream, False, b""
     call.connect()
     try:

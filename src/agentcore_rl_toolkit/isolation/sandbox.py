@@ -103,7 +103,7 @@ def command(
     ):  # an inner one over the outer one, if that shows something else
         kind, source = binds[path]
         outer = next((p for p in map(str, Path(path).parents) if p in bound), "")
-        if outer and os.path.islink(path):  # the outer folder has the link, and what it leads to is shown by itself
+        if outer and os.path.islink(path):  # the outer folder has the link, and its target is shown separately
             continue
         above, behind = bound.get(outer, ("", path))
         if behind != outer or source != path or (above.startswith("--ro") and not kind.startswith("--ro")):

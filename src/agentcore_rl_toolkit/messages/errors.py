@@ -33,7 +33,7 @@ KINDS: dict[str, tuple[int, str, str | None]] = {
 
 
 class RequestError(GatewayError):
-    """A call that is refused or failed, in words for the agent.
+    """The error of a refused or failed call, for the agent.
 
     ``kind`` is a key of `KINDS`. ``param`` names the field at fault, as a path: ``messages[2].content[0].image_url``.
     """

@@ -326,7 +326,7 @@ class Batch:
         return gone
 
     def _remove(self, row: int, waiting: bool) -> None:
-        """Close the hole at ``row``. New sequences stay behind the others, so a hole among the others takes their last first."""
+        """Close the hole at ``row``. New sequences stay after the others, so theirs is filled with their last one."""
         if waiting:
             self._new -= 1
         else:

@@ -245,7 +245,7 @@ class Decoder:
                 self.values[k][first_row : first_row + n, :, :width],
                 attn_mask=mask,
             ).view(n, heads, q, size)
-            if last_N is not None and k == shape.layers - 1:  # nothing after the last attention looks at other tokens
+            if last_N is not None and k == shape.layers - 1:  # other tokens are not needed after the last attention
                 chosen = torch.arange(n, device=self.device)
                 attended, x = attended[chosen, :, last_N][:, :, None], x[chosen, last_N][:, None]
             x = x + linear(attended.transpose(1, 2).flatten(2), layer.out, layer.out_bias)

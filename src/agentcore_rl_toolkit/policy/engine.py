@@ -226,7 +226,7 @@ class Engine:
             if self._batch.running:
                 news += self._batch.step()
         except Exception as e:
-            # Without this the thread would die and every later request would wait for ever.
+            # Without this the thread would die and every later request would wait forever.
             logger.exception("a decoding step failed; its requests end with an error")
             return news + self._batch.fail_all(f"{type(e).__name__}: {e}")
         for g in self._batch.running:

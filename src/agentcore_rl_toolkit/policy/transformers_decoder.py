@@ -27,7 +27,7 @@ class Limits:
 
 
 class TransformersDecoder:
-    """A model of transformers behind the interface of `Decoder`. Nothing of a prompt is kept for the next one."""
+    """A model of transformers with the interface of `Decoder`. Nothing of a prompt is kept for the next one."""
 
     def __init__(self, model: Any, *, rows: int = 64) -> None:
         config = model.config.get_text_config()

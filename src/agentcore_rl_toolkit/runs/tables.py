@@ -24,7 +24,7 @@ Step = tuple[str, int | None]  # phase and step
 class TokenTexts:
     """Texts by a tokenizer's folder (or its `tokenizer.json`), loaded at the first use.
 
-    Where there is none, or the library `tokenizers` is not installed, tokens have no text.
+    Without it, or without the library `tokenizers`, tokens have no text.
     """
 
     def __init__(self, folder: Path | str) -> None:

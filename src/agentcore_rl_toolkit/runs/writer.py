@@ -108,7 +108,7 @@ class RunWriter(contextlib.AbstractContextManager["RunWriter"]):
     def close(self, timeout_s: float = CLOSE_S) -> None:
         """Write the queue, and log how many rollouts were dropped. A second call does nothing.
 
-        A slow disk gets the time that it needs. The writer gives up when nothing was written for ``timeout_s``.
+        A slow disk gets the time that it needs. The writer stops when nothing was written for ``timeout_s``.
         """
         if self._closed:
             return

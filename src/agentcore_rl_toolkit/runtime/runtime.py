@@ -35,7 +35,7 @@ LOCAL_ROLE = "arn:aws:iam::{account}:role/local"
 
 
 class Runtime:
-    """Everything behind the HTTP interface. Use as: ``start``, then serve, then ``close``. Raises: ConfigError."""
+    """The runtime without its HTTP interface. Use as: ``start``, then serve, then ``close``. Raises: ConfigError."""
 
     def __init__(self, config: RuntimeConfig, *, launcher: Launcher | None = None) -> None:
         self.config = config

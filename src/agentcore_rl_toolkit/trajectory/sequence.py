@@ -79,7 +79,7 @@ class FidelityReport:
     - ``unsampled_answers``: answers in the session's first prompt, which the session never sampled. They are examples that the
       agent writes, or the history of an earlier rollout that an agent kept in a global variable.
     - ``unanswered_turns``: ended inside the policy's reasoning. ``left_out``: turns whose model did not get the agent's whole
-      history, by the kind of what it did not get.
+      history, by kind.
 
     Units: tokens.
     """

@@ -163,7 +163,7 @@ class Turn:
 
 
 def overlaps(a: Turn, b: Turn) -> bool:
-    """Return True when both calls were under way at the same time; False when that is not known."""
+    """Return True if both calls ran at the same time; False if that is not known."""
     if a.started_s is None or b.started_s is None or a.finished_s is None or b.finished_s is None:
         return False
     return a.started_s < b.finished_s and b.started_s < a.finished_s

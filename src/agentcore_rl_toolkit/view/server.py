@@ -1,4 +1,4 @@
-"""The server behind the page: it only reads, and answers only requests with its name and its key.
+"""The server of the page. It only reads, and answers only requests with its name and its key.
 
 The key is in the printed address. The first request with it gets a cookie, which the page's own requests bring.
 """

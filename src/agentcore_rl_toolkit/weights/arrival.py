@@ -6,7 +6,7 @@ by rounding: 1e-5 in float32; on average 0.005 to 0.05 a token in bfloat16. An e
 checkpoint, or a matrix that it packs for its kernels, gives a larger difference, which grows with every step. The mean is
 compared: in bfloat16 the largest difference of thousands of tokens is always large.
 
-This finds the faults that ruin a run. In bfloat16 it does not find one matrix that is a single step behind; `publishing.prove`
+This finds the faults that ruin a run. In bfloat16 it does not find one matrix that is a single step old; `publishing.prove`
 does, and needs the engine.
 """
 

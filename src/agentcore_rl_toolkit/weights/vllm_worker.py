@@ -1,7 +1,8 @@
 """The part that runs inside vLLM's workers: ``--worker-extension-cls agentcore_rl_toolkit.weights.vllm_worker.WorkerExtension``.
 
-vLLM 0.32's own ``reload_weights`` leaves one copy behind on CPUs: a matrix that is both embedding and output head (tied weights)
-is packed a second time for the head, and that copy is not updated. The engine continues with the old head and reports nothing.
+vLLM 0.32's own ``reload_weights`` does not replace one copy on CPUs: a matrix that is both embedding and output head (tied
+weights) is packed a second time for the head, and that copy is not updated. The engine continues with the old head, and reports
+nothing.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def _answer(runtime: JobRuntime, path: str, query: bytes, body: bytes) -> Respon
 
 def _translated(path: bytes, query: bytes) -> TranslatedCall:
     require("msgspec", extra="sagemaker")
-    from . import translation  # only these agents pay for what it loads
+    from . import translation  # only these agents need its imports
 
     return translation.TranslatedCall(path, query)
 

@@ -70,7 +70,7 @@ class _Rollout:
 
     @property
     def gateway(self) -> str | None:
-        """The URL of the gateway that has its session, where there are several."""
+        """The URL of its session's gateway, if there are several."""
         return getattr(self.address, "gateway", None)
 
     @property
@@ -135,7 +135,7 @@ async def collect_async(
 
 
 class _Collection:
-    """A batch under way."""
+    """A running batch."""
 
     def __init__(
         self,

@@ -179,7 +179,7 @@ class CollectedRollout:
     """A rollout after its end, also a failed one.
 
     `reward` is None when there is none; `trajectory` is None without a gateway or when its turns could not be put
-    together; `error` is the exception behind any outcome but `ok` (of an agent that raised it carries the traceback);
+    together; `error` is the exception of any outcome but `ok` (of an agent that raised it carries the traceback);
     `stage` says where a timeout struck; `mask_reason` is None exactly when the rollout may be trained on. `cause` is whose
     failure it is, None where it did not fail; `failure` what the policy failed at, where it is the cause.
     `teacher_gaps` are the teacher's minus the student's logprobs of a sequence's response, by its index; 0 where none is trained.

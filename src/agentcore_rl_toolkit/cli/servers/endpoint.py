@@ -1,4 +1,4 @@
-"""`agentcore-rl serve`: a trained model behind a plain endpoint, for a developer's own client."""
+"""`agentcore-rl serve`: serve a trained model at a plain endpoint, for a developer's own client."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Training on this machine: the quickstart, `train` with the user's agent, and the services behind both."""
+"""Training on this machine: the quickstart, `train` with the user's agent, and the services of both."""

@@ -1,4 +1,4 @@
-"""The processes behind a run: policy server, model gateway, local runtime. They start together, are watched, and end with it."""
+"""The processes of a run: policy server, model gateway, local runtime. They start together, are watched, and end with it."""
 
 from __future__ import annotations
 

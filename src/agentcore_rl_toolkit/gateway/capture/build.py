@@ -4,7 +4,7 @@ A session's prompts, message lists and other fields grow or repeat from call to 
 their content: their length and hash. A text that begins with a known one is stored as a reference to that call, and the rest.
 
 If the engine names no weight version there are only bounds: the versions that were published when the call was sent and when its
-reply was complete. Every token then counts as sampled by the older one, so that it is never taken for younger than it is.
+reply was complete. Every token then counts as sampled by the older one, so that its age is never understated.
 """
 
 from __future__ import annotations

@@ -209,7 +209,7 @@ def _whole_ids(records: Sequence[CallRecord]) -> tuple[list[list[int]], list[lis
 def whole_prompt(records: Sequence[CallRecord], place: int, places: dict[str | None, int]) -> bytes:
     """Return the packed prompt ids of one record. No other prompt is built."""
     pieces: list[bytes] = []
-    wanted = -1  # bytes to take from the front of what this record's prompt (and a completion behind it) is; -1: all
+    wanted = -1  # bytes to take from the beginning of this record's prompt (and of a completion after it); -1: all
     choice = -1
     while place >= 0:
         record = records[place]

@@ -2,7 +2,7 @@
 
 Requests to several gateways run at the same time, each with its own deadline, so a gateway that hangs does not delay the others.
 A gateway that does not answer is *away*: it gets no new sessions, and is tried again after a rest. When it answers again it is
-first sent what it missed (weight version, pause, deletions), then used like the others.
+first gets the missed changes (weight version, pause, deletions), and is then used like the others.
 """
 
 from __future__ import annotations
@@ -239,7 +239,7 @@ class GatewayClient:
             for gateway, error in failures.items():
                 if error.status not in _ELSEWHERE or not present:
                     raise error
-                if error.status is None:  # it may have opened them all the same
+                if error.status is None:  # it may still have opened them
                     gateway.undeleted.update(shares[gateway])
         return [handles[name] for name in session_ids]
 
@@ -413,7 +413,7 @@ class GatewayClient:
     async def _ask(self, gateway: OneGateway, request: Callable[[], Awaitable[T]]) -> T:
         """Return the answer to a request, and mark the gateway as present or away. Raises: GatewayError.
 
-        A gateway that answers again is sent what it missed. It stays away if it does not take that.
+        A gateway that answers again gets the missed changes. It stays away if it refuses them.
         """
         try:
             answer = await request()
@@ -459,7 +459,7 @@ class GatewayClient:
             log.debug("gateway %s: %s", gateway.url, e)
 
     async def _present(self, *, due_only: bool) -> list[OneGateway]:
-        """Return the gateways that answer, after a look at those that are away; all of them where none does."""
+        """Return the gateways that answer, after a check of those that are away. If none answers, return all."""
         now_s = time.monotonic()
         away = [g for g in self._all if g.away_since_s is not None and (not due_only or now_s >= g.look_at_s)]
         await asyncio.gather(*map(self._look, away))

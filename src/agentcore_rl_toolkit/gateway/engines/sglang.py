@@ -127,7 +127,7 @@ def _new(listed: list[T], total: int | None, seen: int) -> list[T]:
     fresh = total - seen
     if len(listed) < fresh or fresh < 0:
         raise CaptureError(f"the engine counts {total} tokens, {seen} were seen and {len(listed)} are in its answer")
-    # A list of what is new that is as long as all so far, for the tokens behind a stop, is found by `_piece`'s comparison.
+    # `_piece` compares the ids: a list of new tokens may be as long as all so far, because of tokens after a stop.
     return listed[seen:total] if len(listed) >= total and len(listed) != fresh else listed[:fresh]
 
 

@@ -1,6 +1,6 @@
 """aiohttp's server with the parts that it lacks: an end to stalled readers, and errors in JSON.
 
-A handler is a task of its connection: aiohttp cancels it when the client goes away.
+A handler is a task of its connection: aiohttp cancels it when the client disconnects.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The policy behind HTTP: one endpoint of token ids, weights, and the process that serves them."""
+"""The policy over HTTP: one endpoint of token ids, weights, and the process that serves them."""

@@ -1,4 +1,4 @@
-"""The policy behind HTTP: token ids in, token ids and logprobs out, weights in.
+"""The policy over HTTP: token ids in, token ids and logprobs out, weights in.
 
 The routes are vLLM's (``/inference/v1/generate``, and ``/v1/completions`` with the ids of a prompt), so that clients of vLLM can
 sample from the policy: the gateway, which turns messages into ids and back, and the proof after a publish.

@@ -194,7 +194,7 @@ class ContainerProcess(SessionProcess):
         return end
 
     async def _command(self, text: str, write: Write, timeout_s: float) -> CommandEnd:
-        """Run a command. After the timeout it is killed, with what it started in its process group."""
+        """Run a command. After the timeout, its process group is killed."""
         # The engines give the shell its own process group. The shell prints its id first, and by that id it can be killed.
         words = ["/bin/sh", "-c", 'echo $$; exec /bin/sh -c "$1"', "sh", text]
         head, inner_pid = b"", ""

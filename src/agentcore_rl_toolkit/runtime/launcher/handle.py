@@ -92,7 +92,7 @@ class ForkedProcess(SessionProcess):
         if not self.started.done():
             text = failure or f"the session's process ended with status {status}"
             self.started.set_exception(LocalRuntimeError(text))
-            self.started.exception()  # a caller that gave up waiting needs no warning
+            self.started.exception()  # a caller that no longer waits needs no warning
         if not self.ended.done():
             self.ended.set_result(status)
 

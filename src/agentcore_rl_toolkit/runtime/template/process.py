@@ -63,7 +63,7 @@ class CannotForkError(BaseException):
 
 
 def main(control: str, given: str) -> None:
-    """Run the template over this inherited socket until the runtime goes away. ``given`` has its options as JSON.
+    """Run the template over this inherited socket until the runtime ends. ``given`` has its options as JSON.
 
     These are ``script``, ``project``, ``memory_bytes`` and ``mode``, and after a start in another mode the ``reason`` for this
     one and ``libraries``, a file with the names of modules.
