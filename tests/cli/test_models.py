@@ -91,7 +91,7 @@ def test_what_is_wrong_with_a_name_is_said(hub: Hub, tmp_path: Path) -> None:
             model_folder(name)
     hub.close()
     with pytest.raises(
-        ConfigError, match=r"the hub cannot be reached.*`hf download some/small --revision v3` where there"
+        ConfigError, match=r"the hub cannot be reached.*`hf download some/small --revision v3` when there"
     ):
         model_folder("some/small@v3")
 

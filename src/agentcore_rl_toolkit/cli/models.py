@@ -85,7 +85,7 @@ def from_hub(name: str, revision: str | None = None, *, weights: bool = True) ->
             raise
         raise ConfigError(
             f"there is no model folder {name} here, and the hub cannot be reached ({_cause(e)}): run `hf download {name}{at}` "
-            f"on a machine with network, or with `--local-dir {name.partition('/')[2]}` and bring that folder here"
+            f"when there is network, or on another machine with `--local-dir {name.partition('/')[2]}`, and copy that folder here"
         ) from e
     if weights and not any(folder.glob("*.safetensors")):
         raise ConfigError(
