@@ -16,6 +16,7 @@ from agentcore_rl_toolkit._servers.host_check import HostCheck
 from agentcore_rl_toolkit.runs import Query, Rollout, RunReader, RunWriter, TokenSequence
 from agentcore_rl_toolkit.runs.folder import ROLLOUTS
 from agentcore_rl_toolkit.view import data
+from agentcore_rl_toolkit.view.export import sample
 from agentcore_rl_toolkit.view.server import app
 
 
@@ -129,3 +130,11 @@ def test_the_events_of_a_run_end_when_its_folder_is_removed(
         assert list(stream.iter_lines()) == []
     shutil.rmtree(folder)
     assert client.get("/api/runs/run").status_code == 404
+
+
+@pytest.mark.parametrize(("steps", "held", "steps_held"), [(2, 8, 2), (8, 16, 8), (40, 8, 4)])
+def test_a_file_holds_every_step_but_of_a_very_long_run(tmp_path: Path, steps: int, held: int, steps_held: int) -> None:
+    rollouts = [rollout(n, phase="train", step=n // 8, group=str(n // 2)) for n in range(8 * steps)]
+    with RunReader(write(tmp_path / "run", *rollouts)) as run:
+        ids, text = sample(run, 8)
+        assert (len(ids), len({row["step"] for row in run.rows(ids)})) == (held, steps_held), text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -33,26 +34,28 @@ def _static(name: str) -> str:
 def sample(run: RunReader, limit: int) -> tuple[list[int], str]:
     """Choose the rollouts of a file, and describe the choice in a sentence.
 
-    The file has all rollouts of evaluations, and about ``limit`` of training: evenly spaced groups of each step, at least one.
+    The file has all rollouts of evaluations, and evenly spaced groups of the training: about ``limit`` rollouts, or up to four
+    times as many so that each step is in the file.
     """
-    steps: dict[int | None, dict[str, list[int]]] = {}  # the rollouts of each group of the training
+    groups: dict[tuple[int | None, str], list[int]] = {}  # those of the training
     chosen = []
     every = run.ids(Query())
     for row in run.rows(every):
         if row["phase"] == "train":
-            steps.setdefault(row["step"], {}).setdefault(row["grp"], []).append(row["id"])
+            groups.setdefault((row["step"], row["grp"]), []).append(row["id"])
         else:
             chosen.append(row["id"])
     evaluated, trained = len(chosen), len(every) - len(chosen)
     if trained <= limit:
         return every, f"This file holds all {len(every)} rollouts of the run."
-    for groups in steps.values():
-        each = list(groups.values())[:: -(-trained // limit)]
-        chosen += [rollout for group in each for rollout in group]
+    stride, of_a_step = -(-trained // limit), len(groups) // len({step for step, _ in groups})
+    if trained <= 4 * limit * of_a_step:  # each step is in the file, except in very long runs
+        stride = min(stride, of_a_step)
+    chosen += itertools.chain(*list(groups.values())[::stride])
     text = (
         f"This file holds {len(chosen)} of the {len(every)} rollouts of the run: all {evaluated} of evaluations, and "
-        f"{len(chosen) - evaluated} of {trained} of the training, in evenly spaced groups of each step. Lists, "
-        "groups and comparisons show these; charts and counts of steps are of all."
+        f"{len(chosen) - evaluated} of {trained} of the training, in evenly spaced groups. Lists, groups and comparisons "
+        "show these; charts and counts of steps are of all."
     )
     return sorted(chosen), text
 
