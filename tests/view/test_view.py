@@ -516,7 +516,7 @@ def test_a_file_of_a_large_run_holds_all_evaluations_and_says_what_is_left_out(s
     with RunReader(shown.folder / "runs" / "loop") as run:
         said = export(run, tmp_path / "part.html", limit=8)
     assert said.startswith(
-        "This file holds 24 of the 33 rollouts of the run: all 16 of evaluations, and 8 of 17 of the"
+        "This file holds 25 of the 33 rollouts of the run: all 16 of evaluations, and 9 of 17 of the"
     )
     for page in ("rollouts", "rollout/1", "group/1", "evaluation?phase=before"):
         shown.page.goto("about:blank")
