@@ -371,5 +371,5 @@ def _call_marks() -> tuple[bytes, ...]:
 
 
 def _call_status(message: bytes) -> str:
-    """Return True if a message without calls has text that looks like one."""
+    """Return the parse status of a message without calls: it may have text that looks like one."""
     return "unparsed" if any(mark in message for mark in _call_marks()) else "none"
