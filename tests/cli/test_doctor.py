@@ -39,8 +39,8 @@ def test_this_machine_has_what_the_tests_need(tmp_path: Path) -> None:
 
 def test_a_part_that_is_missing_is_named_with_the_command_that_installs_it(tmp_path: Path) -> None:
     code = (
-        "import sys; sys.modules['httptools'] = None; import importlib.util as u; real = u.find_spec;"
-        "u.find_spec = lambda name, package=None: None if name in ('httptools', 'torch') else real(name, package);"
+        "import sys, importlib.util as u; real = u.find_spec;"
+        "u.find_spec = lambda name, package=None: None if name in ('aiohttp', 'torch') else real(name, package);"
         "sys.argv = ['agentcore-rl', 'doctor']; from agentcore_rl_toolkit.cli.main import main; main()"
     )
     command = [sys.executable, "-W", "ignore", "-c", code]
@@ -48,7 +48,7 @@ def test_a_part_that_is_missing_is_named_with_the_command_that_installs_it(tmp_p
     assert done.returncode == 1
     lines = done.stdout.splitlines()
     at = next(i for i, line in enumerate(lines) if line.startswith("fail  extra gateway"))
-    assert "no httptools" in lines[at]
+    assert "no aiohttp" in lines[at]
     assert lines[at + 1].strip().startswith("-> pip install")
 
 

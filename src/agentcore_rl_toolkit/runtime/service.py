@@ -16,7 +16,6 @@ import uvicorn
 import uvloop
 
 from .._servers import keys
-from .._servers.bounded_heads import BoundedHeads
 from .._servers.host_check import HostCheck
 from .._servers.open_files import raise_file_limit
 from .._servers.process import bind, stop_event, url_of, write_private, write_ready
@@ -124,7 +123,7 @@ class _Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http=BoundedHeads,
+                http="h11",
                 ws="none",
                 lifespan="off",
                 log_level="warning",

@@ -21,7 +21,6 @@ from starlette.responses import FileResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from .._servers.bounded_heads import BoundedHeads
 from .._servers.host_check import HostCheck
 from .._servers.process import listen, parent_gone, url_of
 from ..errors import ConfigError
@@ -133,7 +132,7 @@ async def serve(
     hosts = HostCheck((host, listener.getsockname()[0]), allowed_hosts)
     page = app(runs, hosts, key, ending=lambda: server.should_exit)
     options: dict[str, Any] = {"lifespan": "off", "log_level": "warning", "access_log": False}
-    server = uvicorn.Server(uvicorn.Config(page, http=BoundedHeads, timeout_graceful_shutdown=2, **options))
+    server = uvicorn.Server(uvicorn.Config(page, http="h11", timeout_graceful_shutdown=2, **options))
 
     async def watch() -> None:
         ready(f"{url_of(listener)}/?key={key}")

@@ -16,8 +16,8 @@ from .finding import Finding, fail, note, ok
 LEAST_DISK = 2 * 2**30
 # For each extra, a module that it installs, and the part that needs it. Training needs the first four.
 EXTRAS = {
-    "gateway": (("httptools", "msgspec", "tokenizers", "transformers"), "the model gateway"),
-    "runtime": (("h11", "httptools", "uvicorn"), "the local runtime"),
+    "gateway": (("aiohttp", "msgspec", "tokenizers", "transformers"), "the model gateway"),
+    "runtime": (("h11", "uvicorn"), "the local runtime"),
     "policy": (("torch", "transformers", "safetensors", "starlette"), "the built-in policy"),
     "local": (("rich", "strands"), "the quickstart"),
     "trl": (("trl", "datasets"), "training with TRL"),

@@ -15,7 +15,6 @@ import torch
 import uvicorn
 
 from ..._servers import keys
-from ..._servers.bounded_heads import BoundedHeads
 from ..._servers.host_check import CheckedApp, HostCheck
 from ..._servers.open_files import raise_file_limit
 from ..._servers.process import listen, stop_event, url_of, write_ready
@@ -33,7 +32,7 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 checked,
-                http=BoundedHeads,
+                http="h11",
                 ws="none",
                 lifespan="off",
                 access_log=False,
