@@ -221,7 +221,15 @@ class Follower(Reader):
         self.stop()
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         self.server = subprocess.Popen(
-            ["bash", "-euc", text], cwd=self.folder, env=self.environment, text=True, start_new_session=True, **pipes
+            ["bash", "-euc", text],
+            cwd=self.folder,
+            env=self.environment,
+            text=True,
+            start_new_session=True,
+            preexec_fn=lambda: signal.signal(
+                signal.SIGINT, signal.SIG_DFL
+            ),  # ignored if the tests run in the background
+            **pipes,
         )
         assert self.server.stdout is not None
         lines: list[str] = []
