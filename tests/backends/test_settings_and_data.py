@@ -173,7 +173,7 @@ def test_a_setting_has_one_name_and_the_published_ones_besides() -> None:
     assert published == shared == nested
     assert (published.acr_timeout, published.limits.rollout_timeout_s, published.lr) == (5.0, 5.0, 1e-5)
     assert published.replace(lr=1e-3).training.learning_rate == 1e-3
-    with pytest.raises(ConfigError, match="`acr_timeout` and `rollout_timeout_s` are one setting"):
+    with pytest.raises(ConfigError, match="`acr_timeout` and `rollout_timeout_s` are names of one setting"):
         SlimeRunner(**ONE, rollout_timeout_s=5, acr_timeout=6)
 
 

@@ -340,7 +340,7 @@ def test_settings_follow_from_the_size_of_the_model(
     assert (found.learning_rate, found.lora_rank, found.tokens_at_once, found.gradient_checkpointing) == expected
     assert found.dtype == "float32"
     monkeypatch.setattr(loading, "free_memory", lambda: 4 * parameters)
-    with pytest.raises(ConfigError, match=r"training .* million parameters .* needs .* [GM]B are free here"):
+    with pytest.raises(ConfigError, match=r"training .* million parameters .* needs .* has .* [GM]B free"):
         read(words, None)
 
 
