@@ -104,7 +104,7 @@ def _answer_in(text: str, content_type: str, *, encodes: bool) -> Any:
 
 
 def _events(text: str) -> list[str]:
-    """The data of server-sent events. Lines end with a carriage return, a line feed or both, and with nothing else."""
+    """Return the data of server-sent events. A line ends with CR, LF or both, and with no other character."""
     found = []
     for event in re.sub("\r\n?", "\n", text).split("\n\n"):
         lines = [line[5:].removeprefix(" ") for line in event.split("\n") if line.startswith("data:")]

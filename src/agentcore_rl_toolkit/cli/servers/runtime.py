@@ -31,7 +31,7 @@ _TIMES = ("init_timeout", "idle_timeout", "invoke_timeout", "max_lifetime", "sto
 
 
 def _rare(words: Sequence[str]) -> Any:
-    """Settings of `runtime serve --set`. Units: seconds. ``tps`` and what follows it replace the quota profile's."""
+    """Read the settings of `runtime serve --set`. Units: seconds. ``tps`` and later fields replace the quota profile's."""
     from ...runtime.config import RuntimeConfig, TimeLimits
 
     @dataclasses.dataclass(frozen=True, kw_only=True)
