@@ -38,14 +38,16 @@ def missing_extra(what: str, extra: str) -> MissingExtraError:
     return MissingExtraError(f"{what}. Install it with:\n    {install_command(extra)}")
 
 
-def require(module: str, *, extra: str) -> Any:
-    """Import a module of an extra. Raises: MissingExtraError."""
+def require(module: str, *, extra: str | None = None) -> Any:
+    """Import a module of an extra, or of a package that no extra has. Raises: MissingExtraError."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as e:
-        if e.name is None or e.name.partition(".")[0] != module.partition(".")[0]:
+        package = module.partition(".")[0]
+        if e.name is None or e.name.partition(".")[0] != package:
             raise  # it is there, and lacks something itself
-        raise missing_extra(f"this needs {module.partition('.')[0]}, which is not installed", extra) from e
+        how = f"pip install {package}" if extra is None else install_command(extra)
+        raise MissingExtraError(f"this needs {package}, which is not installed. Install it with:\n    {how}") from e
 
 
 @functools.cache

@@ -21,7 +21,7 @@ def test_a_run_that_cannot_learn_shows_its_cause_first(tmp_path: Path, kind: str
         assert first.name == kind
         assert sentence in first.text
         if first.query and kind not in GROUPS_OR_NUMBERS:
-            assert f"{run.total(Query(**first.query))} of " in first.text or "None of" in first.text
+            assert f"{run.count(Query(**first.query))} of " in first.text or "None of" in first.text
 
 
 def test_equal_rewards_of_the_first_steps_are_no_cause_yet(tmp_path: Path) -> None:

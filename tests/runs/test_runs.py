@@ -127,7 +127,7 @@ def test_filters_and_orders(run: Path, query: Query, expected: list[int]) -> Non
     with RunReader(run) as reader:
         rows = reader.rollouts(query)
         assert [int(r["session_id"].removeprefix("session-")) for r in rows] == expected
-        assert reader.total(query) == len(expected)
+        assert reader.count(query) == len(expected)
 
 
 def test_the_whole_text_is_searched_also_after_a_rollout_was_written_again(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_a_tool_may_have_any_name_and_an_empty_text_is_no_filter(tmp_path: Path)
             ("", [4]),
         ):
             assert reader.ids(Query(tool=tool)) == expected, tool
-        assert reader.total(Query(text="")) == 4
+        assert reader.count(Query(text="")) == 4
         [step] = reader.steps()
         assert step["tools"]["search"] == {
             "calls": 2,
@@ -288,7 +288,7 @@ def test_a_killed_process_leaves_a_whole_run_that_is_gone_on_with(tmp_path: Path
         assert process.stdout.readline() == "written\n"
         os.kill(process.pid, signal.SIGKILL)
     with RunReader(tmp_path) as reader:
-        assert reader.total(Query(step=1)) == 4
+        assert reader.count(Query(step=1)) == 4
     with RunWriter(tmp_path) as writer:
         writer.rollout(rollout(20))
     with sqlite3.connect(tmp_path / ROLLOUTS) as database:

@@ -99,7 +99,7 @@ def test_every_bar_of_a_histogram_leads_to_its_rollouts(tmp_path: Path) -> None:
         bars = data.evaluation(run, Query(phase="eval"))["histogram"]
         assert sum(bar["n"] for bar in bars) == 42
         for bar in bars:
-            assert run.total(Query(reward_from=bar["from"], reward_to=bar["to"])) == bar["n"]
+            assert run.count(Query(reward_from=bar["from"], reward_to=bar["to"])) == bar["n"]
 
 
 def test_all_inputs_are_counted_and_solved_ones_are_those_of_the_list(client: TestClient, tmp_path: Path) -> None:

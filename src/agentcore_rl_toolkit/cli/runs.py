@@ -223,7 +223,7 @@ def _chosen(reader: RunReader, part: str | None, worst: int | None) -> list[int]
     if part is not None:
         where: dict[str, Any] = {"phase": "train", "number": int(part)} if part.isdecimal() else {"phase": part}
     else:
-        where = {"phase": "train"} if reader.total(Query(phase="train")) else {}
+        where = {"phase": "train"} if reader.count(Query(phase="train")) else {}
     found = reader.ids(Query(**where, sort="id" if worst is None else "score"), limit=worst or -1)
     if part is not None and not found:
         places = ", ".join(

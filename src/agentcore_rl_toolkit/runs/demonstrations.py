@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from .._installation import require
 from ..contract import TRUNCATED_REASONS
-from ..errors import ConfigError, MissingExtraError
+from ..errors import ConfigError
 from .reader import Query, RunReader
 from .record import TokenSequence
 from .schema import COLUMNS
@@ -104,11 +105,7 @@ def write_rows(rows: Iterable[Mapping[str, Any]], target: Path) -> int:
 
 def _write_parquet(rows: Iterable[Mapping[str, Any]], target: Path) -> int:
     """Write groups of rows. The types of columns are those of `schema.COLUMNS`, otherwise those of the first group."""
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError as e:
-        raise MissingExtraError("writing Parquet needs pyarrow. Install it with:\n    pip install pyarrow") from e
+    pa, pq = require("pyarrow"), require("pyarrow.parquet")
     count, writer, left = 0, None, iter(rows)
     try:
         while part := list(itertools.islice(left, _PARQUET_ROWS)):

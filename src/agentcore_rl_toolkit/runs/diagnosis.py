@@ -119,7 +119,7 @@ class _Window:
 def _failures(window: _Window) -> Iterator[Finding]:
     total, usable = window.sum("rollouts"), window.sum("usable")
     errors = window.run.failures(Query(**window.query))
-    failed = window.run.total(Query(**window.query, failed=True))
+    failed = window.run.count(Query(**window.query, failed=True))
     if errors and failed >= FAILED * total:
         first = errors[0]
         text = f"{failed} of {total} rollouts of {window.name} failed"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..errors import MissingExtraError
+from .._installation import require
 from .folder import find_run
 from .reader import LISTED, Query, RunReader
 from .record import text_of
@@ -57,10 +57,6 @@ def steps_df(run: str | Path | None = None) -> Any:
 
 
 def _frame(run: str | Path | None, rows: Any) -> Any:
-    try:
-        import pandas  # type: ignore[import-untyped]  # it has no types
-    except ImportError as e:
-        raise MissingExtraError("data frames need pandas. Install it with:\n    pip install pandas") from e
+    pandas = require("pandas")
     with RunReader(find_run(run)) as reader:
-        found: Iterable[Mapping[str, Any]] = rows(reader)
-        return pandas.DataFrame.from_records(list(found))
+        return pandas.DataFrame.from_records(list(rows(reader)))

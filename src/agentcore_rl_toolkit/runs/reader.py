@@ -110,9 +110,6 @@ class RunReader(contextlib.AbstractContextManager["RunReader"]):
 
     # -- lists
 
-    def count(self) -> int:
-        return self.total(Query())
-
     def rollouts(self, query: Query | None = None, *, offset: int = 0, limit: int = 200) -> list[dict[str, Any]]:
         """Return the rows of the rollouts that match, without their parts."""
         return self.rows(self.ids(query or Query(), offset=offset, limit=limit))
@@ -122,9 +119,9 @@ class RunReader(contextlib.AbstractContextManager["RunReader"]):
         tail = f"{query.order()} LIMIT :limit OFFSET :offset"
         return [row[0] for row in self._select("id", query, tail, limit=limit, offset=offset)]
 
-    def total(self, query: Query) -> int:
+    def count(self, query: Query | None = None) -> int:
         """Return the number of rollouts that match."""
-        return int(self._select("COUNT(*)", query)[0][0])
+        return int(self._select("COUNT(*)", query or Query())[0][0])
 
     def _select(self, columns: str, query: Query, tail: str = "", **more: int) -> list[sqlite3.Row]:
         """Select columns of the rollouts that match."""

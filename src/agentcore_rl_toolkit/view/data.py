@@ -220,7 +220,7 @@ def rows(run: RunReader, given: Mapping[str, str]) -> dict[str, Any]:
         offset, limit = (max(0, int(given.get(name, default))) for name, default in (("offset", 0), ("limit", 200)))
     except ValueError:
         raise ConfigError("offset and limit are numbers") from None
-    return {"total": run.total(query), "rows": run.rollouts(query, offset=offset, limit=min(limit, PAGE))}
+    return {"total": run.count(query), "rows": run.rollouts(query, offset=offset, limit=min(limit, PAGE))}
 
 
 def rollout(run: RunReader, number: int) -> dict[str, Any]:
