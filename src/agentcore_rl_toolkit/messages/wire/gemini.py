@@ -45,17 +45,13 @@ from .stream import CollectedCalls, encode_event
 _ROUTE = re.compile(rb"(?:v1(?:alpha|beta)?/)?models/(.+):(\w+)/?")
 GENERATE, COUNT = b"models/{model}:generateContent", b"models/{model}:countTokens"
 _OPERATIONS = {b"generateContent": GENERATE, b"streamGenerateContent": GENERATE, b"countTokens": COUNT}
-
-
 route_of = functools.partial(read_route, pattern=_ROUTE, operations=_OPERATIONS)
 
 
 def with_members(body: bytes, route: Route, query: bytes) -> bytes:
     """Return a request's body with the members that are in its path. Raises: RequestError."""
     if route.stream and b"alt=sse" not in query.split(b"&"):
-        raise RequestError(
-            "a streamed reply is sent as events only: ask for streamGenerateContent?alt=sse", param="alt"
-        )
+        raise RequestError("a streamed reply is sent as events: ask for streamGenerateContent?alt=sse", param="alt")
     return with_path(body, route)
 
 
@@ -190,9 +186,7 @@ def standard_schema(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
     given = {_camel(name): value for name, value in schema.items()}
-    nullable, kind = given.pop("nullable", None), given.pop("type", None)
-    for each in ("propertyOrdering", "example"):
-        given.pop(each, None)
+    nullable, kind, *_ = (given.pop(name, None) for name in ("nullable", "type", "propertyOrdering", "example"))
     for name, value in given.items():
         if name in _LIMITS and isinstance(value, str):  # protobuf's JSON has strings for 64-bit numbers
             given[name] = int(value) if value.isdecimal() and len(value) < 20 else value
