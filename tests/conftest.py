@@ -364,7 +364,7 @@ def is_what_the_docs_say() -> Callable[[Path, str], None]:
     """Holds a run's folder against what all writers have in common, and against its row of the table in docs/view.md."""
 
     def compare(run: Path, writer: str) -> None:
-        table = (ROOT / "docs/view.md").read_text().partition("Who writes it:")[2]
+        table = (ROOT / "docs/view.md").read_text().partition("| trainer or command |")[2]
         [line] = [row for row in table.splitlines() if re.match(rf"\|[^|]*\b{re.escape(writer)}\b", row)]
         *_, advantage, logprobs, entropy = (cell.strip() for cell in line.strip("|").split("|"))
         config = json.loads((run / "config.json").read_text())

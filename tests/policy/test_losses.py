@@ -50,5 +50,5 @@ def test_a_token_without_an_advantage_has_no_loss_however_far_its_logprobs_are()
 def test_the_bounds_are_tinkers_unless_they_are_set() -> None:
     assert bounds_of({}) == (0.8, 1.2)
     assert bounds_of(CLIP) == (0.5, 1.5)
-    with pytest.raises(ConfigError, match="loss 'dro' is not known"):
+    with pytest.raises(ConfigError, match="loss 'dro' is unknown"):
         loss("dro", 0.0, 0.0, 1.0)
