@@ -148,7 +148,7 @@ async def test_an_engine_that_stays_away_is_never_the_agents_failure(place: Plac
     for rollout in found.rollouts:
         assert (rollout.outcome, rollout.cause, rollout.mask_reason) == (Outcome.LOST, Cause.INFRASTRUCTURE, "outcome")
         assert isinstance(rollout.error, RolloutLostError)
-        assert "no engine" in (rollout.traceback or "")
+        assert "all engines have been down" in (rollout.traceback or "")
         assert rollout.score is None
         assert to_verl(rollout) == []
     assert to_trl([found], num_generations=2, filler_id=0)[0][REWARD_KEY] == [None, None]

@@ -46,7 +46,7 @@ def test_rows_that_reward_nothing_and_rows_that_their_answer_does_not_solve_are_
     nothing, known = done.stdout.splitlines()
     assert nothing.startswith("an empty reply solves 1 of 3 rows. These rows reward doing nothing: given-away")
     assert known.startswith("the known answer (answer) solves 1 of 3 rows. Not solved, because ")
-    assert known.endswith("text: wrong-answer, given-away")
+    assert known.endswith("tool calls: wrong-answer, given-away")
     assert not (tmp_path / "runs").exists()
 
 
