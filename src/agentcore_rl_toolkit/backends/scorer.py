@@ -111,7 +111,7 @@ class Scorer:
             values = dict(found) if isinstance(found, Mapping) else {"reward": found}
             numbers = {str(name): _number(value) for name, value in values.items()}
         except Exception as e:  # any class of the user's code
-            raise ScorerError(f"the result of the scorer {self.name} returned cannot be read: {text_of(e)}") from e
+            raise ScorerError(f"the result of the scorer {self.name} cannot be read: {text_of(e)}") from e
         reward = numbers.pop("reward", None)
         if reward is None or not is_finite(reward):
             raise ScorerError(

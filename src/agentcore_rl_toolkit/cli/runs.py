@@ -97,7 +97,7 @@ def show(
         if name is not None:
             one = reader.find(name)
             if one is None:
-                raise ConfigError(f"{reader.folder} has no rollout {name}, or several whose ids begin with it")
+                raise ConfigError(f"{reader.folder} has no rollout {name}")
             chosen = [one]
         elif worst is not None or part is not None:
             chosen = _chosen(reader, part, worst)

@@ -103,7 +103,7 @@ def own_state(path: Path) -> Locked:
     sessions = path / "sessions"
     if not remove(sessions):
         raise ConfigError(
-            f"the files of an ended runtime in {sessions} cannot be removed; remove it, or name another --state-dir"
+            f"the files of an ended runtime in {sessions} cannot be removed; remove them, or name another --state-dir"
         )
     return locked
 

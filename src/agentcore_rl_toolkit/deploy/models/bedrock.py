@@ -136,7 +136,9 @@ class ImportedModel:
             now: Mapping[str, Any] = self._bedrock("GetModelImportJob", jobIdentifier=job)
             return now if now["status"] != "InProgress" or self._call.rehearse else None
 
-        return wait_for(look, IMPORT_S, PAUSE_S, f"repeat the command to wait on: the import job {job} has not ended")
+        return wait_for(
+            look, IMPORT_S, PAUSE_S, f"the import job {job} has not ended; repeat the command to wait for it"
+        )
 
     # -- proof
 

@@ -186,7 +186,7 @@ def _place(places: dict[str | None, int], call_id: str | None) -> int:
     try:
         return places[call_id]
     except KeyError:
-        raise CaptureError(f"a stored call refers to the missing call {call_id}, which is not there") from None
+        raise CaptureError(f"a stored call refers to the call {call_id}, which is missing") from None
 
 
 def _whole_ids(records: Sequence[CallRecord]) -> tuple[list[list[int]], list[list[list[int]]]]:

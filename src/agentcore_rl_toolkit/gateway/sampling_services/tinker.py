@@ -44,9 +44,9 @@ class TinkerService:
     async def open(self, path: str) -> TinkerSampler:
         return TinkerSampler(self, path, await self.client(path))
 
-    async def client(self, path: str, *, anew: bool = False) -> Any:
-        """Return the SDK's client for these weights. ``anew`` opens another session of the service."""
-        if anew:
+    async def client(self, path: str, *, renew: bool = False) -> Any:
+        """Return the SDK's client for these weights. If ``renew`` is set, open another session of the service first."""
+        if renew:
             self._service = self._connect()
         named = {"model_path" if path.startswith("tinker://") else "base_model": path}
         # In a thread: the SDK blocks while it opens its session.
@@ -95,7 +95,7 @@ class TinkerSampler:
                 raise
         async with self._opening:
             if self._client is client:  # or another call has opened one meanwhile
-                self._client = await self._service.client(self._path, anew=True)
+                self._client = await self._service.client(self._path, renew=True)
         return pieces_of(await self._client.sample(prompt, asked.n, params))
 
 
