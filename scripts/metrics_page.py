@@ -101,15 +101,15 @@ Updates
   logprob_gap | step | Largest difference between a logprob of the engine and the logprob that the trainer computes with the same
       weights, in nats. | Larger
       than rounding errors: engine and trainer compute different models. The run stops.
-  kl_sampler | step | Mean over trained tokens of r - 1 - log r, with r = pi(token) / pi_sampled(token). | Above 0.1: too many
+  kl_sampler | step | Mean of r - 1 - log r over trained tokens, with r = pi(token) / pi_sampled(token). | Above 0.1: too many
       updates per step, or rollouts that are too old.
-  kl_start | step | Mean over trained tokens of q - 1 - log q, with q = pi_start(token) / pi(token). Needs `kl_penalty`. | It
+  kl_start | step | Mean of q - 1 - log q over trained tokens, with q = pi_start(token) / pi(token). Needs `kl_penalty`. | It
       should stay within a few nats.
-  kl_teacher | step | Mean over trained tokens of log pi - log pi_teacher, in a distillation. | It should fall.
+  kl_teacher | step | Mean of log pi - log pi_teacher over trained tokens, in a distillation. | It should fall.
   clip_fraction | step | Share of trained tokens whose change is limited by the clip. | Above
       0.3: updates are too large.
   ratio_max | step | Largest r of the step. | Above 10: the probability of some tokens has changed much since they were sampled.
-  entropy | step | Mean over trained tokens of the policy's entropy, in nats. | A fast fall: the policy stops exploring. Raise
+  entropy | step | Mean entropy of the policy over trained tokens, in nats. | A fast fall: the policy stops exploring. Raise
       `clip_high` or the temperature.
 Time
   staleness | step | Number of usable rollouts by age. The age is the number of weight versions between start and training.

@@ -489,6 +489,6 @@ def advise_on_calls(taken: int, elsewhere: Mapping[str, int]) -> str:
     hosts = sorted({place.partition("/")[0] for place in elsewhere if place.endswith("(another host)")})
     ways = [f"--model-host {host} sends these calls to the gateway" for host in hosts[:3]]
     if any("(model " in place for place in elsewhere):
-        ways.append("--policy-model names other models")
+        ways.append("--policy-model leaves these models out")
     ways = ways or ["the gateway takes chats only"]
-    return f"no model call of the agent arrived at the gateway; elsewhere went {places}: {'; '.join(ways)}"
+    return f"no model call of the agent arrived at the gateway. Calls to other addresses: {places}. {'; '.join(ways)}"

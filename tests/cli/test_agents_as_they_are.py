@@ -121,7 +121,9 @@ def test_a_run_of_which_no_call_arrives_ends_with_the_argument_to_change(project
     done = run(project, "eval", *words)
     assert done.returncode == 1
     first = done.stderr.partition("error: ")[2].splitlines()[0]
-    assert first.startswith("no model call of the agent arrived at the gateway; elsewhere went 2 x llm.invalid")
+    assert first.startswith(
+        "no model call of the agent arrived at the gateway. Calls to other addresses: 2 x llm.invalid"
+    )
     assert "--model-host llm.invalid sends these calls to the gateway" in first
 
 
