@@ -14,11 +14,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agentcore_rl_toolkit.client import BatchItem, Deadlines, RolloutClient, export_prometheus
-from agentcore_rl_toolkit.client.evaluation import pass_rates, read_rows, summarize, write_results
+from agentcore_rl_toolkit.client.evaluation import read_rows, summarize, write_results
 from agentcore_rl_toolkit.contract import Cause, Outcome, cause_of
 from agentcore_rl_toolkit.errors import AgentError, ConfigError
 from agentcore_rl_toolkit.stats.differences import change_of
-from agentcore_rl_toolkit.stats.intervals import interval
+from agentcore_rl_toolkit.stats.intervals import interval, pass_rates
 from scripted_runtime import ScriptedRuntime
 
 from .conftest import MakeClient

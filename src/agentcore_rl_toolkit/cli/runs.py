@@ -14,7 +14,7 @@ from ..runs import Query, RunReader, TokenSequence, demonstrations, diagnose, fi
 from ..runs.demonstrations import write_rows
 from ..runs.folder import is_run, read_config, status
 from ..runs.frames import rollout_rows
-from ..view.listing import head
+from ..view.data import head
 from . import in_flight
 from .options import as_json, new_file, with_force
 from .output.terminal import dialogue_lines, visible

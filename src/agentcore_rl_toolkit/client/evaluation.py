@@ -15,7 +15,7 @@ from typing import Any
 
 from ..contract import Cause, check_id, extract_reward, is_finite
 from ..errors import ConfigError, ContractError
-from ..stats.intervals import interval
+from ..stats.intervals import interval, pass_rates
 from .batch import BatchItem
 from .data import numbered_rows
 
@@ -201,24 +201,6 @@ def summarize(
         errors=dict(Counter(kind for item in items if (kind := error_type_of(item)) is not None)),
         judge=dict(judge),
     )
-
-
-def pass_rates(scores: Iterable[Sequence[float]]) -> tuple[dict[int, float], dict[int, float]]:
-    """Return pass@k and pass^k: the chances that one or all of k rollouts of an input are solved. Means over inputs.
-
-    A rollout is solved with a reward of 1 or more. k is 1, 2, 4 and so on, and the most that an input has. Each k is over the
-    inputs that have so many scored rollouts.
-    Source: the unbiased estimator of pass@k, arXiv:2107.03374; pass^k, arXiv:2406.12045.
-    """
-    counts = [(len(each), sum(score >= 1.0 for score in each)) for each in scores if each]
-    most = max((n for n, _ in counts), default=0)
-    at: dict[int, float] = {}
-    every: dict[int, float] = {}
-    for k in sorted({2**power for power in range(most.bit_length())} | {most} - {0}):
-        enough = [(n, solved) for n, solved in counts if n >= k]
-        at[k] = statistics.fmean(1 - math.comb(n - solved, k) / math.comb(n, k) for n, solved in enough)
-        every[k] = statistics.fmean(math.comb(solved, k) / math.comb(n, k) for n, solved in enough)
-    return at, every
 
 
 def mean_over_inputs(values: Iterable[Sequence[float]]) -> float | None:

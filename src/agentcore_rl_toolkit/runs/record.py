@@ -148,7 +148,7 @@ class Rollout:
     def _tools(self) -> dict[str, Any]:
         calls, errors, seconds = tools_of(self.dialogue), tool_errors(self.dialogue), seconds_of_tools(vars(self))
         facts = {name: [calls[name], errors[name], seconds.get(name, 0.0)] for name in calls}
-        total = None if self.dialogue is None else sum(calls.values())
+        total = None if self.dialogue is None else calls.total()
         return {"tool_calls": total, "tools": json.dumps(facts) if facts else None}
 
     def input(self) -> str | None:
@@ -205,48 +205,39 @@ def numbers_of(sequences: Sequence[TokenSequence] | None) -> dict[str, float | N
     return {**{name: sum(v) / len(v) if v else None for name, v in means.items()}, **extremes}
 
 
-def _calls(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the tool calls of a message, each with its `name`, in the OpenAI, Anthropic and Responses shapes."""
-    calls = [c.get("function") for c in message.get("tool_calls") or () if isinstance(c, Mapping)]
-    content = message.get("content")
-    if isinstance(content, list):
-        calls += [p for p in content if isinstance(p, Mapping) and p.get("type") == "tool_use"]
-    if message.get("type") == "function_call":
-        calls.append(message)
-    return [c for c in calls if isinstance(c, Mapping)]
+def _calls(message: Mapping[str, Any]) -> list[tuple[Any, Mapping[str, Any]]]:
+    """Return the tool calls of a message, each with its id and its function."""
+    calls = [c for c in message.get("tool_calls") or () if isinstance(c, Mapping)]
+    return [(c.get("id"), c["function"]) for c in calls if isinstance(c.get("function"), Mapping)]
 
 
-def tools_of(dialogue: Iterable[Mapping[str, Any]] | None) -> dict[str, int]:
+def tools_of(dialogue: Iterable[Mapping[str, Any]] | None) -> Counter[str]:
     """Count calls by the name of the tool."""
-    names = (call.get("name") for message in dialogue or () for call in _calls(message))
-    return dict(Counter(name for name in names if isinstance(name, str)))
+    return Counter(str(call.get("name")) for message in dialogue or () for _, call in _calls(message))
 
 
 def tool_errors(dialogue: Iterable[Mapping[str, Any]] | None) -> Counter[str]:
     """Count results that report an error, by tool. A result without a call's id belongs to the oldest open call."""
-    waiting: list[tuple[Any, str]] = []
+    waiting: list[tuple[Any, Mapping[str, Any]]] = []
     found: Counter[str] = Counter()
     for message in dialogue or ():
-        calls = [c for c in message.get("tool_calls") or () if isinstance(c, Mapping)]
-        waiting += [(c.get("id"), str((c.get("function") or {}).get("name"))) for c in calls]
+        waiting += _calls(message)
         if message.get("role") == "tool" and waiting:
             named = (call for call in waiting if call[0] is not None and call[0] == message.get("tool_call_id"))
             call = next(named, waiting[0])
             waiting.remove(call)
-            found[call[1]] += bool(message.get("is_error") or text_of(message).lstrip().lower().startswith(_ERRORS))
+            failed = message.get("is_error") or text_of(message).lstrip().lower().startswith(_ERRORS)
+            found[str(call[1].get("name"))] += bool(failed)
     return found
 
 
 def text_of(message: Mapping[str, Any]) -> str:
     """Return a message with its tool calls, as one string."""
     content = message.get("content")
-    pieces = [message["reasoning_content"]] if isinstance(message.get("reasoning_content"), str) else []
-    pieces += [content] if isinstance(content, str) else []
-    if isinstance(content, list):
-        pieces += [str(p.get("text") or p.get("content") or "") for p in content if isinstance(p, Mapping)]
-    pieces += [f"{c.get('name')}({c.get('arguments', c.get('input'))})" for c in _calls(message)]
-    pieces.append(str(message.get("output") or ""))  # a tool's, in the Responses shape
-    return " ".join(p for p in pieces if p)
+    parts = content if isinstance(content, list) else [{"text": content}]
+    texts = [message.get("reasoning_content"), *(part.get("text") for part in parts if isinstance(part, Mapping))]
+    texts += [f"{call.get('name')}({call.get('arguments')})" for _, call in _calls(message)]
+    return " ".join(text for text in texts if isinstance(text, str) and text)
 
 
 def searched_text(dialogue: Sequence[Mapping[str, Any]] | None, detail: Mapping[str, Any], error: str | None) -> str:

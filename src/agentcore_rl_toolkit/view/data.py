@@ -13,14 +13,13 @@ from typing import Any
 
 import msgspec
 
-from ..client.evaluation import pass_rates
 from ..errors import ConfigError
 from ..runs import Query, RunReader, TokenSequence, diagnose, find_runs, read_config
 from ..runs.folder import SUMMARY, read_object, stamp, status
 from ..runs.in_flight import read_in_flight
 from ..runs.spans import spans_of
 from ..stats.differences import change_of
-from .listing import head
+from ..stats.intervals import pass_rates
 
 PAGE = 1000  # rollouts of one answer at most
 BINS = 12  # a histogram's
@@ -80,10 +79,10 @@ class Runs:
             found["before"] = {"name": before, "config": read_config(self.folder(before))}
         return found
 
-    def change(self, first: str, second: str) -> Any:
-        """Return the change from a phase or a step to another, by RUN@PHASE or RUN@PHASE:STEP. Raises: ConfigError."""
+    def change(self, asked: Mapping[str, str]) -> Any:
+        """Return the change from ``first`` to ``second``: RUN@PHASE or RUN@PHASE:STEP each. Raises: ConfigError."""
         sides = []
-        for run, _, place in (name.rpartition("@") for name in (first, second)):
+        for run, _, place in (asked.get(side, "").rpartition("@") for side in ("first", "second")):
             phase, _, step = place.partition(":")
             with RunReader(self.folder(run)) as reader:
                 sides.append(reader.inputs(query_of({"phase": phase, "step": step})))
@@ -94,6 +93,35 @@ class Runs:
         if name:
             return *stamp(self.folder(name)), (read_in_flight(self.folder(name)) or {}).get("at_s")
         return "", [(name, stamp(path)) for name, path in self.folders().items()]
+
+
+def head(folder: Path) -> dict[str, Any]:
+    """Return a run's entry in a list of runs. ``problem`` is the reason why a run cannot be read.
+
+    It has the `reward` of the last training step (or of the last evaluation), its 95 % `interval` over inputs, and the
+    `rewards` of all such steps.
+    """
+    config, path, problem = read_config(folder), folder.resolve(), None
+    try:
+        with RunReader(folder) as run:
+            steps = run.steps()
+    except ConfigError as e:
+        steps, problem = [], str(e)
+    trained = [step for step in steps if step["phase"] == "train" and step["step"] is not None]
+    last = (trained or steps or [{}])[-1]
+    return {
+        "name": path.name,
+        "path": str(path),
+        "status": status(folder),
+        **{name: Path(str(config.get(name) or "")).name or None for name in ("model", "data")},
+        "rollouts": None if problem else sum(step["rollouts"] for step in steps),
+        "steps": None if problem else len(trained),
+        "rewards": [step["reward"] for step in trained or steps],
+        **{name: last.get(name) for name in ("reward", "interval")},
+        "first_s": min((step["first_s"] for step in steps if step["first_s"] is not None), default=None),
+        "last_s": max((step["last_s"] for step in steps if step["last_s"] is not None), default=None),
+        "problem": problem,
+    }
 
 
 def overview(folder: Path) -> dict[str, Any]:

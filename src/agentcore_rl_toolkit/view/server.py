@@ -30,7 +30,6 @@ from .data import Runs, query_of
 from .export import STATIC
 
 LOOK_S, LIST_LOOKS = 0.5, 10
-SIDES = ("first", "second")  # the sides of a comparison
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -106,7 +105,7 @@ def app(runs: Runs, hosts: HostCheck, key: str, *, ending: Callable[[], bool]) -
             Route("/api/runs/{run}/rollouts", of_run(lambda run, r: data.rows(run, r.query_params))),
             Route("/api/runs/{run}/rollouts/{n:int}", of_run(lambda run, r: data.rollout(run, r.path_params["n"]))),
             Route("/api/runs/{run}/groups/{n:int}", of_run(lambda run, r: data.group(run, r.path_params["n"]))),
-            Route("/api/change", answer(lambda r: runs.change(*map(r.query_params.get, SIDES, ("", ""))))),
+            Route("/api/change", answer(lambda r: runs.change(r.query_params))),
             Route("/api/events", events),
         ],
         exception_handlers={ConfigError: refused},
