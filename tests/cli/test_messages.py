@@ -39,6 +39,12 @@ KeyError: 'answer'
 """
 
 
+def test_failures_that_differ_only_in_ids_are_counted_together() -> None:
+    failures = [Failure.of("lost", "HTTP 503", None)]
+    failures += [Failure.of("lost", f"session rollout-{n}f8a0c61e7 is lost", None) for n in range(3)]
+    assert explain(failures, 8) == "4 of 8 rollouts failed; 3 of them: lost: session rollout-0f8a0c61e7 is lost"
+
+
 def test_failed_rows_are_explained_by_their_most_frequent_error_and_its_line() -> None:
     failures = [Failure.of("agent_error", f"KeyError: {i}", TRACEBACK) for i in range(3)]
     failures += [Failure.of("lost", "the session ended", None)]

@@ -294,7 +294,9 @@ def test_an_ended_run_continues_with_more_steps(tmp_path: Path) -> None:
     report = Report(run)
     for event, facts in (("evaluated", {"when": "after", "version": 3}), ("step", {"step": 2}), ("step", {"step": 3})):
         report.add(event, facts)
+    (run / "summary.json").write_text('{"steps": 3}')
     report.drop_steps_from(3)
+    assert not (run / "summary.json").exists(), "the run has not ended"
     assert [(e["event"], e.get("when")) for e in events(run)] == [("evaluated", "step-3"), ("step", None)]
 
 

@@ -40,6 +40,18 @@ def test_a_policy_that_solves_its_inputs_has_no_reason_to_explore(tmp_path: Path
         assert [finding.name for finding in diagnose(run)] == ["all_pass"]
 
 
+@pytest.mark.parametrize(("rollout_s", "names"), [(3.0, []), (19.0, ["waiting"])])
+def test_a_trainer_that_waits_a_few_seconds_per_step_is_no_cause(
+    tmp_path: Path, rollout_s: float, names: list[str]
+) -> None:
+    write(tmp_path, "healthy")
+    with RunWriter(tmp_path) as run:
+        for step in range(STEPS):
+            run.event("step", {"step": step, "waiting": 0.9, "rollout_s": rollout_s})
+    with RunReader(tmp_path) as run:
+        assert [finding.name for finding in diagnose(run)] == names
+
+
 def test_all_failures_count_however_many_different_errors_there_are(tmp_path: Path) -> None:
     facts: dict[str, Any] = {"phase": "train", "outcome": "agent_error", "cause": "agent", "score": 0.0}
     with RunWriter(tmp_path) as run:

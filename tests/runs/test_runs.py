@@ -434,6 +434,26 @@ def test_failures_have_the_numbers_of_steps_as_they_are_shown(tmp_path: Path) ->
         assert (failure["first"], failure["last"]) == (4, 4)
 
 
+def test_errors_that_differ_only_in_ids_and_times_are_counted_together(tmp_path: Path) -> None:
+    failed = {"outcome": "infrastructure_error", "cause": "infrastructure", "reward": None, "score": None}
+    with RunWriter(tmp_path) as run:
+        for n in range(3):
+            text = f"session rollout-{n}f8a0c61e7 was lost after {n + 10}.25 s"
+            run.rollout(rollout(n, **failed, error=text))
+        run.rollout(rollout(3, **failed, error="HTTP 503"))
+        run.rollout(rollout(4, **failed, error="HTTP 429"))
+    with RunReader(tmp_path) as reader:
+        found = reader.failures()
+        assert [(each["shape"], each["rollouts"]) for each in found] == [
+            ("session # was lost after # s", 3),
+            ("HTTP 429", 1),
+            ("HTTP 503", 1),
+        ]
+        assert found[0]["error"].startswith("session rollout-")
+        for name in ("shape", "error"):
+            assert reader.ids(Query(error=found[0][name])) == [1, 2, 3]
+
+
 def test_rows_have_a_column_for_every_number_also_of_later_rollouts(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     with RunWriter(tmp_path / "run") as run:

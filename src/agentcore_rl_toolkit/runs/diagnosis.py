@@ -25,7 +25,7 @@ COLLAPSED, LOW_NATS = 0.25, 0.3  # entropy: what is left of the first steps', an
 KL, RATIO, CLIPPED = 0.1, 10.0, 0.3  # limits of `metrics.md`
 GAP_GREW, GAP = 10.0, 0.05  # times the first steps' gap, and the least gap that matters, in nats
 STALE = 3.0  # weight versions
-WAITING = 0.8  # share of the time
+WAITING, WAITED_S = 0.8, 10.0  # share of the time, and the least seconds of a step that matter
 ROSE = 0.1  # a rise of the reward in training that an evaluation should show a quarter of
 
 
@@ -126,7 +126,7 @@ def _failures(window: _Window) -> Iterator[Finding]:
         advice = first["cause"] if first["cause"] in ("agent", "infrastructure") else "policy"
         if first["rollouts"] >= failed / 2:
             text += f", {first['rollouts']} of them with {first['error'] or first['outcome']!r}."
-            which = {"error": first["error"]} if first["error"] else {"outcome": first["outcome"]}
+            which = {"error": first["shape"]} if first["shape"] else {"outcome": first["outcome"]}
             yield _finding("one_error", text, {**window.query, **which}, advice=advice)
         else:
             reasons = f"{len(errors)}{' or more' if len(errors) == MOST_FAILURES else ''} different reasons"
@@ -218,7 +218,7 @@ def _updates(numbers: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
     age, waiting = lately("staleness_mean") or lately("staleness"), lately("waiting")
     if age > STALE:
         yield _finding("stale", f"The rollouts are {age:.1f} weight versions old when the trainer uses them.")
-    if waiting > WAITING:
+    if waiting > WAITING and lately("rollout_s") > WAITED_S:
         yield _finding("waiting", f"The trainer waits for rollouts {waiting:.0%} of the time.")
 
 

@@ -50,7 +50,7 @@ class Query:
     input: str | None = _where("input_key = :input")
     outcome: str | None = _where("(outcome = :outcome OR 'cause:' || cause = :outcome)")
     stop: str | None = _where("stop = :stop")
-    error: str | None = _where("error = :error")
+    error: str | None = _where("SHAPE(error) = SHAPE(:error)")
     tool: str | None = _where("(CASE :tool WHEN '\"\": ' THEN tool_calls = 0 ELSE INSTR(tools, :tool) END)")
     text: str | None = _where(
         "id IN (SELECT rollout FROM search JOIN searched ON document = search.rowid WHERE search MATCH :text)"
@@ -236,9 +236,9 @@ class RunReader(contextlib.AbstractContextManager["RunReader"]):
         return dict(zip(("never", "sometimes", "always"), map(int, self._all(sql)[0]), strict=True))
 
     def failures(self, query: Query | None = None) -> list[dict[str, Any]]:
-        """Return failed rollouts by error, the most frequent first, with the first and last step and an example."""
-        columns = f"error, outcome, cause, COUNT(*) AS rollouts, MIN({_NUMBER}) AS first, MAX({_NUMBER}) AS last, "
-        columns += "MAX(id) AS example"
+        """Return failed rollouts by `shape_of` their error, the most frequent first, with their steps and an example."""
+        columns = f"SHAPE(error) AS shape, outcome, cause, COUNT(*) AS rollouts, MIN({_NUMBER}) AS first, "
+        columns += f"MAX({_NUMBER}) AS last, MAX(id) AS example, error"
         failed = replace(query or Query(), failed=True)
         tail = f"GROUP BY 1, 2, 3 ORDER BY 4 DESC, 1 LIMIT {MOST_FAILURES}"
         return [dict(row) for row in self._select(columns, failed, tail)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from pathlib import Path
 
@@ -32,6 +33,8 @@ CREATE TABLE IF NOT EXISTS token_texts (id INTEGER PRIMARY KEY, text TEXT NOT NU
 CREATE VIRTUAL TABLE IF NOT EXISTS search USING fts5(text, content='', tokenize='trigram');
 CREATE VIRTUAL TABLE IF NOT EXISTS search_terms USING fts5vocab(search, row)
 """
+# What differs in equal errors: ids, addresses, measured times. Status codes and other short numbers stay.
+_OWN = re.compile(r"(?=[\w-]*\d)[\w-]{10,}|\d+\.\d+")
 _PATIENCE_S = 20.0  # processes of one trainer may write to the same run
 
 
@@ -69,9 +72,15 @@ def open_to_read(path: Path) -> sqlite3.Connection:
     uri = f"{path.absolute().as_uri()}?mode=ro"
     database = sqlite3.connect(uri, uri=True, timeout=5.0, check_same_thread=False)
     database.row_factory = sqlite3.Row
+    database.create_function("SHAPE", 1, shape_of, deterministic=True)
     try:
         _check(path, database.execute("PRAGMA user_version").fetchone()[0])
     except (sqlite3.Error, ConfigError) as e:
         database.close()
         raise ConfigError(f"{path} cannot be read: {e}") from e
     return database
+
+
+def shape_of(error: str | None) -> str | None:
+    """Return an error with `#` for what is different in each rollout, by which equal errors are counted together."""
+    return None if error is None else _OWN.sub("#", error)

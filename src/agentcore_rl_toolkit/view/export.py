@@ -11,6 +11,7 @@ from typing import Any
 
 from ..runs import Query, RunReader
 from ..runs.record import searched_text
+from ..runs.schema import shape_of
 from . import data
 
 STATIC = Path(__file__).parent / "static"
@@ -85,6 +86,7 @@ def export(run: RunReader, target: Path, *, limit: int = MOST_ROLLOUTS) -> str:
     for row in rows:
         found = details[row["id"]] = data.rollout(run, row["id"])
         texts |= found.pop("texts")
+        row["shape"] = shape_of(row["error"])
         row["searched"] = searched_text(found["dialogue"], found["detail"] or {}, row["error"]).lower()
     held = {
         "name": run.name,

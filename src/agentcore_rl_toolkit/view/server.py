@@ -21,7 +21,7 @@ from starlette.responses import FileResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from .._servers.host_check import HostCheck
+from .._servers.host_check import CheckedApp, HostCheck
 from .._servers.process import listen, parent_gone, url_of
 from ..errors import ConfigError
 from ..runs import RunReader
@@ -78,16 +78,12 @@ def app(runs: Runs, hosts: HostCheck, key: str, *, ending: Callable[[], bool]) -
 
     async def guard(request: Request, call_next: RequestResponseEndpoint) -> Response:
         cookie = f"agentcore-rl-view-{request.url.port}"  # a browser sends it to every port of the host
-        named = [dict(request.scope["headers"]).get(name) for name in (b"host", b"origin")]
         given = request.query_params.get("key", "")
-        wrong = hosts.refusal(*named)
-        if wrong is not None:
-            response: Response = JSONResponse({"error": {"message": wrong.message}}, status_code=wrong.status)
-        elif not any(hmac.compare_digest(k.encode(), key.encode()) for k in (given, request.cookies.get(cookie, ""))):
+        if any(hmac.compare_digest(k.encode(), key.encode()) for k in (given, request.cookies.get(cookie, ""))):
+            response = await call_next(request)
+        else:
             message = "open the address that `agentcore-rl view` printed, with its key"
             response = JSONResponse({"error": {"message": message}}, status_code=401)
-        else:
-            response = await call_next(request)
         if given == key:
             response.set_cookie(cookie, key, httponly=True, samesite="strict")
         response.headers.update(HEADERS)
@@ -109,7 +105,7 @@ def app(runs: Runs, hosts: HostCheck, key: str, *, ending: Callable[[], bool]) -
             Route("/api/events", events),
         ],
         exception_handlers={ConfigError: refused},
-        middleware=[Middleware(BaseHTTPMiddleware, dispatch=guard)],
+        middleware=[Middleware(BaseHTTPMiddleware, dispatch=guard), Middleware(CheckedApp, hosts)],
     )
 
 
@@ -133,16 +129,10 @@ async def serve(
     options: dict[str, Any] = {"lifespan": "off", "log_level": "warning", "access_log": False}
     server = uvicorn.Server(uvicorn.Config(page, http="h11", timeout_graceful_shutdown=2, **options))
 
-    async def watch() -> None:
-        ready(f"{url_of(listener)}/?key={key}")
-        if parent_pid is not None:
-            await parent_gone(parent_pid)
-            server.should_exit = True
-
-    watching = asyncio.create_task(watch())
+    ready(f"{url_of(listener)}/?key={key}")
+    ended = asyncio.create_task(parent_gone(parent_pid) if parent_pid is not None else asyncio.Event().wait())
+    ended.add_done_callback(lambda _: setattr(server, "should_exit", True))
     try:
         await server.serve(sockets=[listener])
     finally:
-        server.should_exit = True
-        watching.cancel()
-        await asyncio.gather(watching, return_exceptions=True)
+        ended.cancel()

@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...runs.schema import shape_of
 from .commands import nearby
 
 _FRAME = re.compile(r'^  File "([^"]+)", line (\d+), in .*\n    (\S.*)$', re.MULTILINE)
@@ -16,7 +17,7 @@ _NOT_THEIRS = (sysconfig.get_path("stdlib"), "/site-packages/", "/dist-packages/
 
 @dataclass(frozen=True)
 class Failure:
-    """Return a failed rollout as text: its outcome, its error, and the line of the agent's code if it is known."""
+    """A failed rollout as text: its outcome, its error, and the line of the agent's code if it is known."""
 
     reason: str
     place: str = ""
@@ -36,7 +37,8 @@ class Failure:
 
 def explain(failures: list[Failure], total: int) -> str:
     """Return the share of failed rollouts, their most frequent error, and its line."""
-    [(where, times)] = Counter(failure.place or failure.reason for failure in failures).most_common(1)
-    first = next(failure for failure in failures if where in (failure.place, failure.reason))
+    kinds = [failure.place or shape_of(failure.reason) for failure in failures]
+    [(most, times)] = Counter(kinds).most_common(1)
+    first = failures[kinds.index(most)]
     text = f"{len(failures)} of {total} rollouts failed; {times} of them: {first.reason}"
     return f"{text}\n    {first.place}" if first.place else text

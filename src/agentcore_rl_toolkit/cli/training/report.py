@@ -12,7 +12,8 @@ from typing import Any
 from ...contract import Cause
 from ...runs import Query, RunReader, diagnose
 from ...runs.diagnosis import Finding
-from ...runs.folder import FAILED, METRICS, ROLLOUTS, append_event, read_metrics
+from ...runs.folder import FAILED, METRICS, ROLLOUTS, SUMMARY, append_event, read_metrics
+from ...runs.schema import shape_of
 from ...stats.differences import change_of
 from ..output.failures import Failure, explain
 
@@ -42,7 +43,7 @@ class Report:
     def drop_steps_from(self, step: int) -> None:
         """Delete steps that a resumed run is going to repeat, with their evaluations. Before the first step, delete all.
 
-        The evaluation after the last step of an ended run stays under the name of its step.
+        An earlier summary is deleted, too. The evaluation after the last step of an ended run stays under the name of its step.
         """
 
         def kept(e: dict[str, Any]) -> bool:
@@ -56,6 +57,7 @@ class Report:
                 e["when"] = f"step-{e['version']}"
         lines = [json.dumps(e) + "\n" for e in events]
         (self.run_dir / METRICS).write_text("".join(lines))
+        (self.run_dir / SUMMARY).unlink(missing_ok=True)
 
     def summarize(self, *, exp_id: str, config: dict[str, Any], held_out: int, wall_s: float) -> dict[str, Any]:
         """Write and return `summary.json`. A share of nothing is None, not 0 or 1."""
@@ -99,7 +101,7 @@ class Report:
             "config": config,
             "version": version("agentcore-rl-toolkit"),
         }
-        (self.run_dir / "summary.json").write_text(json.dumps(summary, indent=2, default=str) + "\n")
+        (self.run_dir / SUMMARY).write_text(json.dumps(summary, indent=2, default=str) + "\n")
         return summary
 
     def _held_out(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
@@ -139,9 +141,10 @@ class Report:
             rows = [row for cause in BLAMED for row in run.rollouts(Query(outcome=f"cause:{cause}"), limit=total)]
             if not rows:
                 return None
-            [(error, _)] = Counter(row["error"] for row in rows).most_common(1)
-            first = next(row for row in rows if row["error"] == error)
+            kinds = [shape_of(row["error"]) for row in rows]
+            [(most, _)] = Counter(kinds).most_common(1)
+            first = rows[kinds.index(most)]
             detail = (run.rollout(first["id"]) or {}).get("detail") or {}
-        place = Failure.of(first["outcome"], error, detail.get("traceback")).place
+        place = Failure.of(first["outcome"], first["error"], detail.get("traceback")).place
         failures = [Failure.of(row["outcome"], row["error"], None) for row in rows]
         return explain(failures, total) + (f"\n    {place}" if place else "")

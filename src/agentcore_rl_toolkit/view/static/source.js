@@ -57,7 +57,7 @@ const KEPT = {
   input: (row, v) => row.input_key === v,
   outcome: (row, v) => (v.startsWith("cause:") ? row.cause === v.slice(6) : row.outcome === v),
   stop: (row, v) => row.stop === v,
-  error: (row, v) => row.error === v,
+  error: (row, v) => [row.shape, row.error].includes(v),
   reward_from: (row, v) => (row.reward ?? row.score) !== null && (row.reward ?? row.score) >= Number(v),
   reward_to: (row, v) => (row.reward ?? row.score) !== null && (row.reward ?? row.score) <= Number(v),
   tokens_from: (row, v) => row.sampled_tokens !== null && row.sampled_tokens >= Number(v),
