@@ -26,7 +26,7 @@ from agentcore_rl_toolkit.contract import Outcome
 from agentcore_rl_toolkit.gateway import GatewayClient
 from scripted_runtime import ScriptedRuntime
 
-from .recorded import Episode, Replay
+from .recorded import Episode, Replay, recorded_episodes
 
 
 @pytest.fixture(autouse=True)
@@ -76,6 +76,17 @@ async def test_a_prompt_at_a_time_shares_the_places_of_the_process(tmp_path: Pat
     groups = await asyncio.gather(*(service.group(GroupRequest(input_id=f"p{i}", payload={}, n=4)) for i in range(6)))
     assert replay.peak_running == 4
     assert all(r.outcome is not Outcome.TIMEOUT for g in groups for r in g.rollouts)
+
+
+async def test_a_rollout_that_is_over_sampled_is_the_usable_one(tmp_path: Path) -> None:
+    turns = next(e for e in recorded_episodes() if e.kind == "single").turns
+    episodes = [
+        Episode(input_id="", turns=turns, record={"rewards": 1.0, "status_code": 200}, delay_s=delay_s)
+        for delay_s in (60.0, 0.0)
+    ]
+    replay = Replay(episodes, by_input=False)
+    service = RolloutService(settings(None, tmp_path, extra_rollouts=1), replay.client, replay.gateway)
+    assert (await service.roll({"prompt": "p"})).usable
 
 
 @pytest.mark.parametrize("payload", [{"x": math.nan}, {"x": b"ab"}, {"id": "Größe1"}, {"idx": 10**300}, {"id": "٣٤"}])

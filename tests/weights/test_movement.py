@@ -13,12 +13,14 @@ import torch
 
 from agentcore_rl_toolkit.backends.training.batch import Datum
 from agentcore_rl_toolkit.backends.training.client import Adam, Loss
-from agentcore_rl_toolkit.backends.training.torch_client import TorchClient, TorchSettings
+from agentcore_rl_toolkit.backends.training.torch_client import TorchClient, TorchSettings, load_model
 from agentcore_rl_toolkit.errors import WeightsError
 from agentcore_rl_toolkit.policy import Engine, create_app, load_policy
 from agentcore_rl_toolkit.policy.sampling import SamplingParams
 from agentcore_rl_toolkit.weights import EngineAddress
-from agentcore_rl_toolkit.weights.movement import Movement
+from agentcore_rl_toolkit.weights.engines import Sampled
+from agentcore_rl_toolkit.weights.movement import Movement, exact_logprobs
+from agentcore_rl_toolkit.weights.publishing import gap
 from serving import hosted
 
 PROMPT = list(range(20, 84))
@@ -112,3 +114,13 @@ def test_an_engine_that_ignores_every_update_is_found_within_two_steps(
 def test_an_engine_that_rounds_the_updates_is_not_refused(engine: Engine, tmp_path: Path) -> None:
     asyncio.run(steps(engine, tmp_path, 2))  # raises WeightsError if it is
     assert engine.weight_version == 2
+
+
+def test_a_proof_leaves_each_layer_in_its_mode() -> None:
+    """Gradient checkpointing works in layers that are in training mode, inside a model that is not."""
+    model, _ = load_model(TorchSettings(gradient_checkpointing=True))
+    modes = [module.training for module in model.modules()]
+    assert 0 < sum(modes) < len(modes)
+    exact_logprobs(model, [1, 2, 3])
+    gap(model, [1, 2, 3], [Sampled([4, 5], [-1.0, -1.0])])
+    assert [module.training for module in model.modules()] == modes

@@ -207,14 +207,14 @@ class RolloutService:
                 mask_reason="outcome",
             )
         if group is None:
-            return (await self.group(request, phase=phase, step=step)).rollouts[0]
+            return (await self.group(request, phase=phase, step=step)).chosen(1)[0]
         if group not in self._shared:
             self._shared[group] = _Shared(asyncio.ensure_future(self.group(request, phase=phase, step=step)), left=n)
         shared = self._shared[group]
         shared.left, shared.waiting = shared.left - 1, shared.waiting + 1
         place = shared.left
         try:
-            return (await asyncio.shield(shared.task)).rollouts[place]
+            return (await asyncio.shield(shared.task)).chosen(n)[place]
         finally:
             shared.waiting -= 1
             if not shared.waiting and not (shared.left and shared.task.done()):  # the last one, or the trainer aborts

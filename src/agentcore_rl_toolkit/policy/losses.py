@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import torch
 
 LOSSES = ("cross_entropy", "importance_sampling", "ppo", "cispo")
+OPTIONS = ("clip_low_threshold", "clip_high_threshold", "dual_clip")
 CLIP = (0.8, 1.2)
 
 
@@ -38,12 +39,14 @@ def token_losses(
 ) -> torch.Tensor:
     """Return the loss of each token. It is 0 for a token with advantage 0, whatever its logprobs are.
 
-    Shapes: all equal. Raises: ConfigError if there is no loss of this name.
+    Shapes: all equal. Raises: ConfigError if there is no loss or option of this name.
     """
     import torch  # here: metrics need the bounds only
 
     if name not in LOSSES:
         raise ConfigError(f"loss {name!r} is unknown; available: {', '.join(LOSSES)}")
+    if unknown := [option for option in options if option not in OPTIONS]:
+        raise ConfigError(f"loss option {unknown[0]!r} is unknown; available: {', '.join(OPTIONS)}")
     if name == "cross_entropy":
         return -logprobs
     # The recorded logprob of a context token means nothing, and the exponential of the difference could overflow.

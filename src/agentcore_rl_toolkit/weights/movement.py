@@ -121,14 +121,21 @@ def exact_logprobs(model: Any, ids: Sequence[int]) -> list[float]:
     import torch
 
     ids_1T = torch.tensor([list(ids)], device=next(model.parameters()).device)
-    training = model.training
+    with torch.inference_mode(), evaluating(model), _without_autocast(model):
+        logits_TV = model(input_ids=ids_1T, use_cache=False).logits[0, :-1].float()
+        return list(torch.log_softmax(logits_TV, -1).gather(1, ids_1T[0, 1:, None])[:, 0].tolist())
+
+
+@contextlib.contextmanager
+def evaluating(model: Any) -> Iterator[None]:
+    """Turn off dropout and the like while the block runs. Afterwards, each module is in its earlier mode."""
+    modes = [(module, module.training) for module in model.modules()]  # only some layers may be in training mode
     model.eval()
     try:
-        with torch.inference_mode(), _without_autocast(model):
-            logits_TV = model(input_ids=ids_1T, use_cache=False).logits[0, :-1].float()
-            return list(torch.log_softmax(logits_TV, -1).gather(1, ids_1T[0, 1:, None])[:, 0].tolist())
+        yield
     finally:
-        model.train(training)
+        for module, training in modes:
+            module.training = training
 
 
 @contextlib.contextmanager

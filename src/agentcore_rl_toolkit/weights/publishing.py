@@ -18,7 +18,7 @@ from ..errors import ConfigError, WeightsError
 from .checkpoint import write_checkpoint
 from .checksums import check_sums
 from .engines import Engine, EngineAddress, InFlight, Sampled
-from .movement import UpdateProof
+from .movement import UpdateProof, evaluating
 from .sharded import is_sharded
 
 MAX_GAP = 1e-3  # float32 on both sides differs by 1e-5; weights of one optimizer step ago by 1e-2 and more
@@ -130,15 +130,10 @@ def gap(model: Any, prompt: list[int], sampled: Sequence[Sampled], temperature: 
     for b, answer in enumerate(compared):
         row = [*prompt, *answer.ids]
         ids_BT[b, : len(row)] = torch.tensor(row)
-    training = model.training
-    model.eval()
-    try:
-        with torch.inference_mode():  # padding is right: it needs no mask
-            logits_BTV = model(input_ids=ids_BT).logits[:, len(prompt) - 1 : -1].float() / temperature
-            logprobs_BTV = torch.log_softmax(logits_BTV, -1)
-            logprobs_BT = logprobs_BTV.gather(2, ids_BT[:, len(prompt) :, None])[..., 0].cpu()
-    finally:
-        model.train(training)
+    with torch.inference_mode(), evaluating(model):  # padding is right: it needs no mask
+        logits_BTV = model(input_ids=ids_BT).logits[:, len(prompt) - 1 : -1].float() / temperature
+        logprobs_BTV = torch.log_softmax(logits_BTV, -1)
+        logprobs_BT = logprobs_BTV.gather(2, ids_BT[:, len(prompt) :, None])[..., 0].cpu()
     found_N = torch.cat(
         [(logprobs_BT[b, : len(answer.ids)] - torch.tensor(answer.logprobs)).abs() for b, answer in enumerate(compared)]
     )

@@ -106,3 +106,27 @@ def test_a_sample_has_max_tokens_or_fills_the_context(model: LocalModel) -> None
     assert ended.finish_reason == "stop", "by the policy itself"
     assert tokens(max_tokens=2) == 2
     assert tokens() == tokens(max_tokens=10**6) > 100
+
+
+def test_later_steps_do_not_change_a_saved_state(model: LocalModel) -> None:
+    def moments() -> list[float]:
+        states = model._runs["run"].optimizer.state_dict()["state"].values()
+        return [float(state["exp_avg"].double().sum()) for state in states]
+
+    def step() -> None:
+        model.forward_backward("run", [datum("cross_entropy")], Loss(name="cross_entropy"))
+        model.step("run", ADAM)
+
+    step()
+    model.save("run", "tinker://state", optimizer=True)
+    saved = moments()
+    for _ in range(2):
+        step()
+        assert moments() != saved
+        model.load("run", "tinker://state", optimizer=True)
+        assert moments() == saved
+
+
+def test_an_unknown_option_is_refused(model: LocalModel) -> None:
+    with pytest.raises(ConfigError, match="clip_hihg_threshold"):
+        model.forward_backward("run", [datum()], Loss(options={"clip_hihg_threshold": 1.3}))

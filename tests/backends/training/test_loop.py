@@ -47,6 +47,8 @@ class ScriptedClient:
 
     service = "scripted"
     max_logprob_gap: float | None = 1e-3
+    penalizes = False
+    saving_s: float = 0.0
     off: float = 0.0
     calls: list[tuple[Any, ...]] = field(default_factory=list)
 
@@ -64,6 +66,7 @@ class ScriptedClient:
 
     async def save(self, steps: int) -> str:
         self.calls.append(("save", steps))
+        await asyncio.sleep(self.saving_s)
         return f"state/{steps}"
 
     async def close(self, status: str) -> None: ...
@@ -205,6 +208,10 @@ async def test_sequences_above_the_limit_are_left_out_and_counted(tmp_path: Path
     _, whole, _ = await run(episodes, settings(), tmp_path)
     client, events, _ = await run(episodes, settings(max_tokens=2), tmp_path)
     assert not client.of("forward_backward")
+    client, some, _ = await run(episodes, settings(max_tokens=60, steps=1), tmp_path)
+    [(data, _, tokens)] = client.of("forward_backward")
+    assert of(some, "step")[0]["too_long"] > 0
+    assert sum(datum.trained_tokens for datum in data) <= tokens < of(some, "step")[0]["usable_tokens"]
     for facts, all_of_them in zip(of(events, "step"), of(whole, "step"), strict=True):
         assert 0 < facts["too_long"] <= all_of_them["sequences"]
         assert facts["gradient_tokens"] == 0 < all_of_them["gradient_tokens"]
@@ -230,7 +237,11 @@ async def test_the_rate_of_sampling_counts_the_time_in_which_rollouts_ran(tmp_pa
         _, events, _ = await run(trained_as(recorded_episodes()), how, tmp_path)
         for facts in of(events, "step"):
             ran_s = facts["rollout_s"] + (facts["train_s"] if staleness else 0.0)
-            assert facts["sampled_tokens_per_s"] * ran_s == pytest.approx(facts["sampled_tokens"])
+            assert facts["sampled_tokens_per_s"] * ran_s == pytest.approx(facts["sampled_tokens"], rel=0.2)
+    how, slow = settings(max_staleness=1, checkpoint_every=1), ScriptedClient(saving_s=0.5)
+    _, events, _ = await run(trained_as(recorded_episodes()), how, tmp_path, client=slow)
+    second = of(events, "step")[1]
+    assert second["sampled_tokens"] / second["sampled_tokens_per_s"] > 0.5, "rollouts ran during the checkpoint"
 
 
 async def test_a_resumed_run_continues_after_its_checkpoint(tmp_path: Path) -> None:
@@ -247,6 +258,66 @@ async def test_a_resumed_run_continues_after_its_checkpoint(tmp_path: Path) -> N
     (tmp_path / "state.json").write_text(json.dumps({"steps": 1}))
     with pytest.raises(ConfigError, match="is not the state of a run"):
         State.read(tmp_path)
+
+
+async def test_the_numbers_of_a_step_are_written_before_its_checkpoint(tmp_path: Path) -> None:
+    """A kill in between repeats the step. The other way round, its numbers would be missing."""
+    saved_at: list[int] = []
+
+    class Client(ScriptedClient):
+        async def save(self, steps: int) -> str:
+            saved_at.append(len(seen))
+            return "state"
+
+    seen: list[dict[str, Any]] = []
+    replay = Replay(trained_as(recorded_episodes()))
+    services: Any = Services(client=replay.client, gateway=replay.gateway, run_dir=tmp_path)  # type: ignore[arg-type]
+    how = settings(checkpoint_every=1)
+    await train(services, Client(), how, [{}], [], lambda event, facts: seen.append(facts) if event == "step" else None)
+    assert saved_at == [1, 2]
+
+
+async def test_groups_that_end_during_a_checkpoint_are_repeated_by_a_resumed_run(tmp_path: Path) -> None:
+    """They were replaced, because their rewards are equal, and their rollouts will be deleted from the run's folder."""
+    single = next(e for e in recorded_episodes() if e.kind == "single")
+    rewards = [1.0, 0.0, 1.0, 1.0, 0.0, 1.0]  # of the places 0, 1 and 2
+    episodes = [
+        replace(single, input_id=f"train/{k // 2:05d}", record={"rewards": reward, "status_code": 200})
+        for k, reward in enumerate(rewards)
+    ]
+    streams: list[Any] = []
+    rollouts, ended = 0, asyncio.Event()  # place 1 was replaced by place 2, whose rollouts have ended
+
+    class Client(ScriptedClient):
+        async def save(self, steps: int) -> str:
+            if steps == 1:
+                await ended.wait()
+            return "state"
+
+    replay = Replay(episodes)
+    services: Any = Services(client=replay.client, gateway=replay.gateway, run_dir=tmp_path)  # type: ignore[arg-type]
+    how = settings(groups=1, rollouts=2, replace_up_to=2.0, checkpoint_every=1)
+
+    def observe(event: str, facts: dict[str, Any]) -> None:
+        nonlocal rollouts
+        rollouts += event == "rollout"
+        if rollouts == len(episodes):
+            ended.set()
+        if event == "step" and facts["step"] == 1:
+            state = State.read(tmp_path)
+            assert state is not None
+            streams.append(state.stream)
+            assert facts["groups_replaced"] == 1
+
+    async with asyncio.timeout(60):
+        await train(services, Client(), how, [{}], [], observe)
+    assert streams == [{"next": 2, "in_flight": [1], "replaced": 0}]
+
+
+async def test_data_without_a_row_is_refused(tmp_path: Path) -> None:
+    services: Any = Services(client=None, gateway=None, run_dir=tmp_path)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="no rows to train on"):
+        await train(services, ScriptedClient(), settings(), [], [], lambda event, facts: None)
 
 
 async def test_calls_are_held_around_a_publish_and_a_pause_that_an_interrupt_left_is_over(tmp_path: Path) -> None:
@@ -309,6 +380,11 @@ def test_every_place_has_its_row_and_each_epoch_another_order() -> None:
         {"gateway_context_tokens": 0},
         {"group_size": 1},
         {"rollout_timeout_s": 0.0},
+        {"beta1": -0.5},
+        {"beta2": 1.0},
+        {"dual_clip": 0.5},
+        {"dual_clip": 3.0, "loss": "cispo"},
+        {"loss": "cross_entropy"},
     ],
     ids=str,
 )

@@ -16,8 +16,9 @@ import torch
 from agentcore_rl_toolkit.backends.collection.groups import CollectedRollout, Group, GroupRequest
 from agentcore_rl_toolkit.backends.training import torch_client
 from agentcore_rl_toolkit.backends.training.batch import Datum
-from agentcore_rl_toolkit.backends.training.client import Adam, Loss
+from agentcore_rl_toolkit.backends.training.client import Adam, Loss, Passed
 from agentcore_rl_toolkit.backends.training.loop import update
+from agentcore_rl_toolkit.backends.training.metrics import Sums
 from agentcore_rl_toolkit.backends.training.settings import LoopSettings
 from agentcore_rl_toolkit.backends.training.torch_client import (
     Batch,
@@ -389,3 +390,39 @@ def test_gradient_checkpointing_changes_no_gradient() -> None:
 def test_adapters_count_twice_their_rank_unless_it_is_set() -> None:
     assert TorchSettings(lora_rank=4).alpha == 8
     assert TorchSettings(lora_rank=4, lora_alpha=4).alpha == 4
+
+
+async def test_a_step_that_is_repeated_keeps_the_checkpoint_before_it(tmp_path: Path) -> None:
+    """The run's state names that checkpoint until the repeated step has been saved."""
+    client = TorchClient.open(TorchSettings(), None, run_dir=tmp_path)
+    for step in (1, 2, 3, 3):  # killed after the third was saved, and resumed from the second
+        await client.save(step)
+    await client.close("success")
+    assert sorted(name for name in os.listdir(tmp_path) if "checkpoint" in name) == [
+        "checkpoint-000002.pt",
+        "checkpoint-000003.pt",
+    ]
+
+
+async def test_the_penalty_holds_for_groups_with_equal_rewards(tmp_path: Path) -> None:
+    client = TorchClient.open(TorchSettings(kl_penalty=1.0), None, run_dir=tmp_path)
+    client.max_logprob_gap = None
+    with torch.no_grad():
+        moved = client.model.get_output_embeddings().weight
+        moved.mul_(1.01)
+        before = moved.clone()
+    how = LoopSettings(steps=2, groups=1, rollouts=2, learning_rate=1e-3)
+    found = await update(client, [group(rollout(1.0, [2]), rollout(1.0, [3]))], how, 1)
+    await client.close("success")
+    assert found["kl_start"] > 0
+    assert (found["gradient_tokens"], found["groups_that_differ"]) == (0, 0)
+    assert not torch.equal(before, moved)
+
+
+def test_means_of_a_step_count_each_token_once() -> None:
+    sums = Sums(Loss())
+    for tokens, kl in ((1, 1.0), (99, 0.0)):
+        passed = Passed(metrics={"loss": 0.0, "kl_start": kl}, logprobs=[[-1.0] * tokens], entropies=[[0.0] * tokens])
+        sums.add([datum([1], [2] * tokens)], passed, {}, 2, check_gap=False)
+    assert sums.metrics()["kl_start"] == pytest.approx(0.01)
+    assert sums.metrics()["entropy"] == 0.0, "the policy is certain of each token, which is not unknown"

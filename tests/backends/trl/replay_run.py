@@ -242,6 +242,7 @@ def lora_step(server: WeightServer, out: Path) -> dict[str, Any]:
     return {
         "names_are_the_models_own": set(last) == base,
         "versions": [post["version"] for post in server.posts],
+        "proved": trainer.rollouts.publisher.proved,
         "changed": sorted({n.split(".")[-2] for n in last if not torch.equal(last[n], first[n])}),
         "merge_gap": max(float((last[n] - w).abs().max()) for n, w in merged_by_hand(trainer.model).items()),
         "moved": max(float((last[n] - first[n]).abs().max()) for n in last),

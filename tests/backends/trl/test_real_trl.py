@@ -143,6 +143,7 @@ def test_lora_weights_are_published_merged_under_the_models_own_names(result: di
     assert lora["changed"] == ["q_proj", "v_proj"]
     assert lora["trained"] == ["lora_A", "lora_B"]
     assert lora["versions"] == [0, 1, 2, 3]
+    assert lora["proved"] == 3, "the change since an earlier version arrived"
     assert lora["moved"] > 1e-4
     assert lora["merge_gap"] < 1e-6
 

@@ -250,6 +250,10 @@ class Group:
     def usable(self) -> list[CollectedRollout]:
         return [r for r in self.rollouts if r.usable]
 
+    def chosen(self, n: int) -> list[CollectedRollout]:
+        """Return at most n rollouts in submission order. Masked ones are left out before usable ones."""
+        return sorted(sorted(self.rollouts, key=lambda r: not r.usable)[:n], key=lambda r: r.index)
+
     @property
     def rewards(self) -> list[float | None]:
         """Shapes: (G,). None for every masked rollout, ready for `advantages`."""

@@ -39,6 +39,7 @@ class SageMakerTraining:
 
     service, engine = "SageMaker", "sagemaker"
     max_logprob_gap: float | None = None  # the service's rounding is not known
+    penalizes = False
 
     def __init__(self, control: Caller, runtime: SessionRuntime, config: SageMakerConfig) -> None:
         self.upstream = f"{runtime.client.meta.endpoint_url.rstrip('/')}{SESSIONS}{runtime.session}"

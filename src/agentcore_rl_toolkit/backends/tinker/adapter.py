@@ -22,6 +22,7 @@ class TinkerTraining:
 
     service, engine = "Tinker", "tinker"
     max_logprob_gap: float | None = None  # the service's rounding is not known
+    penalizes = False
 
     def __init__(self, service: Any, training: Any, config: TinkerConfig) -> None:
         self.upstream = config.url

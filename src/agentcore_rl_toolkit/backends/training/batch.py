@@ -36,10 +36,8 @@ class Datum:
         return sum(self.mask)
 
 
-def to_datum(
-    sample: Sample, *, max_tokens: int | None = None, version: int | None = None, cut: bool = False
-) -> Datum | None:
-    """Convert one sample to a datum, or return None if it is longer than `max_tokens`.
+def to_datum(sample: Sample, *, version: int | None = None, cut: bool = False) -> Datum:
+    """Convert one sample to a datum.
 
     ``version`` is that of the weights in training. With None, no token counts as sampled from older ones. ``cut``: the
     rollout sampled from a cut distribution (top_p and others), whose logprobs differ from the trainer's at equal weights.
@@ -49,8 +47,6 @@ def to_datum(
     tokens = sample.token_ids
     if len(tokens) < 2 or not sample.prompt_ids:
         raise ConfigError(f"a sample needs a prompt and a response to predict, got {len(tokens)} tokens")
-    if max_tokens is not None and len(tokens) > max_tokens:
-        return None
     context = len(sample.prompt_ids) - 1
     fresh = [
         bool(m) and not cut and version in (None, v)
@@ -70,13 +66,13 @@ def to_data(
     samples: Sequence[Sample],
     groups: Sequence[Group] = (),
     *,
-    max_tokens: int | None = None,
     version: int | None = None,
+    equal: bool = False,
 ) -> list[tuple[Datum, Sample]]:
-    """Convert the samples that teach something and are short enough. Return each datum with its sample.
+    """Convert the samples that teach something. Return each datum with its sample.
 
-    Equal rewards give no gradient, so nothing is computed for samples whose advantages are all 0. ``groups`` are those
-    of the samples, and show which rollouts sampled from a cut distribution.
+    Equal rewards give no gradient, so samples whose advantages are all 0 are left out, unless ``equal`` is set. ``groups`` are
+    those of the samples, and show which rollouts sampled from a cut distribution.
     """
     cut = {
         r.session_id
@@ -84,12 +80,7 @@ def to_data(
         for r in g.usable
         if r.trajectory is not None and r.trajectory.report.other_sampling
     }
-    pairs = [
-        (to_datum(s, max_tokens=max_tokens, version=version, cut=s.session_id in cut), s)
-        for s in samples
-        if any(s.advantages)
-    ]
-    return [(datum, sample) for datum, sample in pairs if datum is not None]
+    return [(to_datum(s, version=version, cut=s.session_id in cut), s) for s in samples if equal or any(s.advantages)]
 
 
 def datum_of(tokens: list[int], inputs: Mapping[str, list[Any]]) -> Datum:

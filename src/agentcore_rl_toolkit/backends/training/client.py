@@ -51,6 +51,7 @@ class TrainingClient(Protocol):
 
     service: str  # the client's name in messages
     max_logprob_gap: float | None  # the largest gap by rounding at equal weights; None: not checked
+    penalizes: bool  # the loss has a gradient for tokens with advantage 0, too
 
     def forward_backward(self, data: Sequence[Datum], loss: Loss, tokens: float) -> Awaitable[Passed]:
         """Add the gradient of the loss. torch divides the sum over tokens by ``tokens``; services only sum."""

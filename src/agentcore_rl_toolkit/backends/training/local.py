@@ -5,6 +5,7 @@ All weights are trained (no LoRA). A service has a path for saved weights, and s
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -78,7 +79,9 @@ class LocalModel:
         """Keep the weights of a run under a path, with the optimizer's state or for sampling only."""
         client = self._runs[run]
         weights = {name: tensor.detach().clone() for name, tensor in client.model.state_dict().items()}
-        saved = {"path": path, "weights": weights, "optimizer": client.optimizer.state_dict() if optimizer else None}
+        # A copy: torch's state has the tensors that later steps change.
+        moments = copy.deepcopy(client.optimizer.state_dict()) if optimizer else None
+        saved = {"path": path, "weights": weights, "optimizer": moments}
         self._saved[path] = saved
         if self._directory is not None:
             name = path.removeprefix("tinker://").replace("/", "_").replace(":", "_")
@@ -93,7 +96,7 @@ class LocalModel:
             raise ConfigError(f"{path} was saved for sampling: it has no optimizer state")
         client.model.load_state_dict(saved["weights"])
         if optimizer:
-            client.optimizer.load_state_dict(saved["optimizer"])
+            client.optimizer.load_state_dict(copy.deepcopy(saved["optimizer"]))
 
     def sample(self, path: str | None, prompt_ids: list[int], n: int, params: Mapping[str, Any]) -> list[Generation]:
         """Return completions of one prompt. ``params`` have the names of Tinker's `SamplingParams`."""

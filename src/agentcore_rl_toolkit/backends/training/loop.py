@@ -28,7 +28,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from ..._servers.process import write_private
-from ...errors import CaptureError
+from ...errors import CaptureError, ConfigError
 from ...stats.intervals import interval
 from ..collection.collect import collect_async
 from ..collection.credit import CreditReport
@@ -60,9 +60,12 @@ async def train(
 
     ``rows`` are trained on, in another order each time all were used. ``held_out`` may be empty. To continue a run, give its
     state and a training client opened from ``resumed.state``.
-    Raises: RolloutError when no rollout of the first step, or of `max_empty_steps` steps in a row, is usable. CaptureError when
-    the trainer's logprobs differ from the sampler's at equal weights. WeightsError when new weights did not arrive.
+    Raises: ConfigError without rows. RolloutError when no rollout of the first step, or of `max_empty_steps` steps in a row, is
+    usable. CaptureError when the trainer's logprobs differ from the sampler's at equal weights. WeightsError when new weights did
+    not arrive.
     """
+    if not rows:
+        raise ConfigError("there are no rows to train on")
     done, plan = resumed.steps if resumed else 0, settings.step
     recording = services.recording
     places = Places(settings.limits.max_concurrent)  # evaluations and training share them
@@ -79,9 +82,9 @@ async def train(
 
     usable = UsableSteps(limit=plan.max_empty_steps, begun=done > 0)
     async with _stream(services, settings, rows, observe, places, done, resumed.stream if resumed else None) as stream:
+        replaced, ended = stream.replaced, time.monotonic()
         for step in range(done, plan.steps):
-            started = time.monotonic()
-            replaced = stream.replaced
+            sampling_since, started = ended, time.monotonic()
             groups = await stream.take_async()
             observe("collected", {"step": step, "groups": groups})
             usable.check(groups)
@@ -95,12 +98,11 @@ async def train(
                 await evaluate(step + 1)
                 _training_begins(plan, observe, step + 1)
             stream.published(step + 1)
-            if plan.checkpoint_every and (step + 1) % plan.checkpoint_every == 0:
-                state = State(steps=step + 1, state=await training.save(step + 1), stream=stream.state())
-                write_private(services.run_dir / STATE_FILE, json.dumps(asdict(state)))
+            position = stream.state()  # before anything else ends: a resumed run repeats all that is not trained
             seconds = {"rollout_s": taken - started, "train_s": ended - taken}
-            sampling_s = (taken if plan.max_staleness == 0 else ended) - started
-            facts["groups_replaced"] = stream.replaced - replaced
+            # With staleness, rollouts also run during training, evaluations and checkpoints.
+            sampling_s = taken - started if plan.max_staleness == 0 else ended - sampling_since
+            facts["groups_replaced"], replaced = stream.replaced - replaced, stream.replaced
             rates = {
                 "waiting": seconds["rollout_s"] / (ended - started),
                 "sampled_tokens_per_s": facts["sampled_tokens"] / sampling_s,
@@ -109,6 +111,10 @@ async def train(
             observe(
                 "step", {"step": step, **group_metrics(groups), **facts, **staleness(groups, step), **seconds, **rates}
             )
+            # The last: a step that a checkpoint contains is not repeated, so its numbers must be written.
+            if plan.checkpoint_every and (step + 1) % plan.checkpoint_every == 0:
+                state = State(steps=step + 1, state=await training.save(step + 1), stream=position)
+                write_private(services.run_dir / STATE_FILE, json.dumps(asdict(state)))
 
     if held_out:
         await evaluate(plan.steps)
@@ -126,7 +132,9 @@ async def update(
     report, stats = CreditReport(), summarize(groups)
     plan, loss = settings.update, settings.update.token_loss
     samples = to_samples(groups, estimator=plan.estimator, credit=settings.signals, report=report)
-    pairs = to_data(samples, groups, max_tokens=plan.max_tokens, version=step)
+    fitting = [s for s in samples if plan.max_tokens is None or len(s.token_ids) <= plan.max_tokens]
+    tokens = stats.trained_tokens - sum(s.trained_tokens for s in samples) + sum(s.trained_tokens for s in fitting)
+    pairs = to_data(fitting, groups, version=step, equal=training.penalizes)
     if recording is not None:
         recording.advantages(samples, trained=[sample for _, sample in pairs])
     random.Random(settings.step.seed * 1_000_003 + step).shuffle(pairs)
@@ -137,7 +145,7 @@ async def update(
             continue
         data = [datum for datum, _ in part]
         # Every token of the step weighs the same, whichever minibatch it is in. Both requests are sent before either is awaited.
-        forward = training.forward_backward(data, loss, stats.trained_tokens / plan.minibatches)
+        forward = training.forward_backward(data, loss, tokens / plan.minibatches)
         passed, stepped = await asyncio.gather(forward, training.step(adam))
         # Only in the first minibatch do trainer and sampler have the same weights.
         gap = await asyncio.to_thread(sums.add, data, passed, stepped, plan.minibatches, check_gap=minibatch == 0)
@@ -156,12 +164,12 @@ async def update(
     return {
         "learning_rate": adam.learning_rate,
         "sequences": len(samples),
-        "too_long": sum(any(sample.advantages) for sample in samples) - len(pairs),
+        "too_long": len(samples) - len(fitting),
         "sampled_tokens": sum(
             r.trajectory.report.sampled_tokens for g in groups for r in g.rollouts if r.trajectory is not None
         ),
         "usable_tokens": stats.trained_tokens,
-        "groups_that_differ": len({sample.group_index for _, sample in pairs}),
+        "groups_that_differ": len({sample.group_index for _, sample in pairs if any(sample.advantages)}),
         "gradient_tokens": sum(A != 0 for _, sample in pairs for A in sample.advantages),
         "computed_tokens": sum(len(sample.token_ids) for _, sample in pairs),  # prompts too
         **sums.metrics(),

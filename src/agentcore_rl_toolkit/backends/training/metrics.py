@@ -29,7 +29,8 @@ class Sums:
         self._sums: defaultdict[str, float] = defaultdict(float)
         self._ratio_max: float | None = None
         self._gap: float | None = None
-        self._service: dict[str, list[float]] = {}
+        self._service: dict[str, list[float]] = {}  # one value per minibatch
+        self._tokens: list[int] = []  # of each minibatch
 
     def add(
         self, data: Sequence[Datum], passed: Passed, stepped: Mapping[str, float], minibatches: int, *, check_gap: bool
@@ -37,6 +38,7 @@ class Sums:
         """Add a minibatch. Returns the largest gap between recorded and recomputed logprobs at equal weights, if it is known."""
         for name, value in {**passed.metrics, **stepped}.items():
             self._service.setdefault(name, []).append(value)
+        self._tokens.append(sum(datum.trained_tokens for datum in data))
         self._sums["minibatches"] = minibatches
         for datum, logprobs_T in zip(data, passed.logprobs or (), strict=passed.logprobs is not None):
             for m, fresh, new, old, A in zip(
@@ -66,12 +68,14 @@ class Sums:
         found |= {name: math.fsum(values) / len(values) for name, values in self._service.items()}
         if (losses := self._service.get("loss")) is not None:
             found["loss"] = math.fsum(losses) / self._sums["minibatches"]
+        if (means := self._service.get("kl_start")) is not None:
+            found["kl_start"] = fmean(means, weights=self._tokens)
         return found | {
             "logprob_gap": self._gap,
             "kl_sampler": self._sums["kl_sampler"] / tokens if tokens else None,
             "clip_fraction": self._sums["clipped"] / tokens if tokens and self._clips else None,
             "ratio_max": self._ratio_max,
-            "entropy": self._sums["entropy"] / tokens if tokens and self._sums["entropy"] else None,
+            "entropy": self._sums["entropy"] / tokens if tokens and "entropy" in self._sums else None,
         }
 
 

@@ -16,7 +16,7 @@ from ..collection.advantages import Estimator
 from ..collection.recording import Recording
 from ..rollout_settings import RolloutSettings
 from ..settings import Count, GroupSize, Least0, NotNegative, Positive, SettingsGroup
-from .client import Adam, Loss, LossName
+from .client import Adam, Loss
 
 if TYPE_CHECKING:
     from ...client import RolloutClient
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 STATE_FILE = "state.json"
 Schedule = Literal["constant", "linear", "cosine"]
 Observer = Callable[[str, dict[str, Any]], None]  # (event name, its facts)
+Decay = Annotated[float, Field(ge=0, lt=1)]
 Row = Mapping[str, Any]  # one input: the payload that the agent receives
 
 
@@ -59,8 +60,8 @@ class OptimizerSettings(SettingsGroup):
     learning_rate: Positive = 2e-5
     schedule: Schedule = "constant"
     warmup_steps: Least0 = 0
-    beta1: float = 0.9
-    beta2: float = 0.95
+    beta1: Decay = 0.9
+    beta2: Decay = 0.95
     max_grad_norm: NotNegative = 0.0
 
     def at(self, step: int, steps: int) -> Adam:
@@ -92,13 +93,17 @@ class UpdateSettings(SettingsGroup):
     """
 
     estimator: Estimator = "grpo"
-    loss: LossName = "ppo"
+    loss: Literal["ppo", "cispo", "importance_sampling"] = "ppo"
     clip_low: NotNegative | None = None
     clip_high: NotNegative | None = None
-    dual_clip: Positive | None = None
+    dual_clip: Annotated[float, Field(gt=1)] | None = None
     loss_options: Mapping[str, float] = Field(default_factory=dict)
     minibatches: Count = 1
     max_tokens: Count | None = None
+
+    def model_post_init(self, _: Any) -> None:
+        if self.dual_clip is not None and self.loss != "ppo":
+            raise ConfigError(f"dual_clip is for the loss ppo, not for {self.loss}")
 
     @property
     def token_loss(self) -> Loss:

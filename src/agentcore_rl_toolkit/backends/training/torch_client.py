@@ -78,6 +78,7 @@ class TorchClient:
     ) -> None:
         self.model, self.settings = model, settings
         self.max_logprob_gap: float | None = MAX_GAP if settings.dtype == "float32" else MAX_GAP_OF_BFLOAT16
+        self.penalizes = settings.kl_penalty > 0
         self._pad_id, self._run_dir, self._engine = pad_id, run_dir, engine
         self._start: Any = None  # the loaded model, if the loss needs it and there are no adapters to turn off
         if settings.kl_penalty and not settings.lora_rank:
@@ -199,13 +200,15 @@ class TorchClient:
     def _save(self, steps: int) -> str:
         """Write a checkpoint. Keep the previous one too: the run's state names it until the new name is written."""
         name = f"checkpoint-{steps:06d}.pt"
-        kept = sorted(self._run_dir.glob("checkpoint-*.pt"))
+        found = sorted(self._run_dir.glob("checkpoint-*.pt"))
+        earlier = [file for file in found if file.name < name]  # a resumed run may repeat steps that were saved
         state = {"model": changed_by_training(self.model), "optimizer": self.optimizer.state_dict()}
         unfinished = self._run_dir / "checkpoint.new"
         torch.save(state, unfinished)
         unfinished.replace(self._run_dir / name)
-        for old in kept[:-1]:
-            old.unlink()
+        for old in found:
+            if old.name != name and old not in earlier[-1:]:
+                old.unlink()
         return name
 
 

@@ -70,6 +70,7 @@ class AgentCoreRollouts:
         self.groups: list[Group] = []
         self.stats: ConvertStats | None = None
         self.version: int | None = None  # the version of the engine's weights
+        self.publisher: Publisher | None = None
         self._batches = 0
         self._usable_steps = UsableSteps(limit=config.max_empty_batches)
 
@@ -141,12 +142,13 @@ class AgentCoreRollouts:
             engine = EngineAddress(
                 url=config.policy_url, engine=config.policy_engine, model=config.model_id or "policy"
             )
-            self.publisher = Publisher(
-                [engine],
-                config.output_dir / "weights",
-                max_gap=config.max_weights_gap,
-                temperature=trainer.temperature,
-            )
+            if self.publisher is None:  # one for the run: it compares each version with earlier ones
+                self.publisher = Publisher(
+                    [engine],
+                    config.output_dir / "weights",
+                    max_gap=config.max_weights_gap,
+                    temperature=trainer.temperature,
+                )
             self.publisher.publish(model, version, main=main)
         first = self.version is None and trainer.accelerator.is_main_process
         if first and trainer.use_vllm and trainer.temperature != 1.0:

@@ -110,8 +110,7 @@ def to_trl(
 
 def _group_rows(group: Group, n: int, *, fork_policy: ForkPolicy, max_tokens: int | None) -> list[_Row]:
     """Return exactly n rows: usable rollouts, then masked ones, in submission order, then fillers."""
-    masked = [r for r in group.rollouts if not r.usable]
-    chosen = sorted([*group.usable, *masked][:n], key=lambda r: r.index)
+    chosen = group.chosen(n)
     missing = [_Row()] * (n - len(chosen))
     return [*(_row(r, fork_policy, max_tokens) for r in chosen), *missing]
 

@@ -227,6 +227,7 @@ class PackageTraining:
 
     service = "the local service"
     max_logprob_gap: float | None = None
+    penalizes = False
 
     def __init__(self, model: LocalModel, trainer: Executor, run: str, group: str) -> None:
         self._model, self._trainer, self._run, self._group = model, trainer, run, group
