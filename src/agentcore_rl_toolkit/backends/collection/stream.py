@@ -91,7 +91,7 @@ class GroupStream:
         if replace_up_to < 1:
             raise ConfigError(f"replace_up_to is a factor of at least 1, got {replace_up_to:g}")
         config = config or CollectConfig()
-        self._may_replace = int((replace_up_to - 1) * batch_groups + 1e-9)  # in floating point, 0.4 * 5 is below 2
+        self._may_replace = int((replace_up_to - 1) * batch_groups + 1e-9)  # rounding: 0.4 * 5 may be below 2
         self.batch_groups, self.max_staleness, self.weight_version = batch_groups, max_staleness, weight_version
         self._requests, self._on_rollout, self._recording = requests, on_rollout, recording
         self._config = replace(config, max_staleness=None)  # the age is checked when a group is handed out

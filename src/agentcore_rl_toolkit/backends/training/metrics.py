@@ -30,7 +30,7 @@ class Sums:
         self._ratio_max: float | None = None
         self._gap: float | None = None
         self._service: dict[str, list[float]] = {}  # one value per minibatch
-        self._tokens: list[int] = []  # of each minibatch
+        self._tokens: list[int] = []  # a count per minibatch
 
     def add(
         self, data: Sequence[Datum], passed: Passed, stepped: Mapping[str, float], minibatches: int, *, check_gap: bool
