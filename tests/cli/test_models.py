@@ -16,6 +16,7 @@ from agentcore_rl_toolkit.cli.models import Model, model_folder, model_option
 from agentcore_rl_toolkit.errors import ConfigError
 from agentcore_rl_toolkit.policy import WEIGHTS_DIR
 from agentcore_rl_toolkit.policy.loading import load_decoder, read_state
+from agentcore_rl_toolkit.runs import write_config
 from serving import Asked, answering
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -46,6 +47,15 @@ class Hub(contextlib.ExitStack):
             data = (WEIGHTS_DIR / parts[-1]).read_bytes()
             return 200, data, {"ETag": f'"{parts[-1]}"', "X-Repo-Commit": COMMIT, **once}
         return 404, {}, {"X-Error-Code": "RepoNotFound", **once}
+
+
+def test_a_run_without_a_model_is_explained(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").touch()
+    with pytest.raises(ConfigError, match=rf"train --resume --out {tmp_path}"):
+        model_folder(tmp_path)
+    write_config(tmp_path, {"kind": "eval"})
+    with pytest.raises(ConfigError, match="is an evaluation"):
+        model_folder(tmp_path)
 
 
 @pytest.fixture

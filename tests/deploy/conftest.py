@@ -77,4 +77,4 @@ def deployment(
     what: Settings, lines: list[str] | None = None, *, rehearse: bool = False, calls: Any = None
 ) -> Deployment:
     say = (lines if lines is not None else []).append
-    return Deployment(what, calls or Calls(region=None, rehearse=rehearse, say=say), say)
+    return Deployment(what, calls or Calls(region=None, rehearse=rehearse, say=say))

@@ -277,7 +277,7 @@ class LoopbackAWS:
             {"jobArn": arn, "creationTime": time.time()}
             | {name: job[name] for name in ("jobName", "importedModelName", "status")}
             for arn, job in self.jobs.items()
-            if body["nameContains"] in job["jobName"]
+            if body["nameContains"] in job["jobName"] and job["status"] == body["statusEquals"]
         ]
         return _page("modelImportJobSummaries", found, body)
 

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from agentcore_rl_toolkit.cli.main import cli
-from agentcore_rl_toolkit.deploy.artifact import files_of, stage, vendor
+from agentcore_rl_toolkit.deploy.artifact import files_of, requirements_of, stage, vendor
 from agentcore_rl_toolkit.errors import ConfigError
 from serving import wait_for
 
@@ -131,11 +131,43 @@ def test_a_project_without_a_list_of_packages_is_refused(project: Path, tmp_path
         stage(project, tmp_path / "staged", entry="src/shop/agent.py", python="3.13")
 
 
+def test_dependencies_that_cannot_be_read_are_refused(project: Path) -> None:
+    for text in ('[tool.poetry.dependencies]\nhttpx = "*"\n', '[project]\nname = "x"\ndynamic = ["dependencies"]\n'):
+        (project / "pyproject.toml").write_text(text)
+        with pytest.raises(ConfigError, match=r"no dependencies in \[project\]"):
+            requirements_of(project)
+
+
+def test_a_package_may_be_named_like_the_folder_of_runs(project: Path) -> None:
+    package = project / "src" / "shop" / "runs" / "table.py"
+    package.parent.mkdir()
+    package.write_text("")
+    run = project / "src" / "runs" / "one" / "held_out.jsonl"
+    run.parent.mkdir(parents=True)
+    run.write_text("answers")
+    packed = files_of(project)
+    assert package in packed
+    assert run not in packed
+
+
 def test_a_dockerfile_of_the_project_is_kept(project: Path, tmp_path: Path) -> None:
     (project / "Dockerfile").write_text("FROM mine\n")
     staged = stage(project, tmp_path / "staged", entry="x.py", module="shop.agent", python="3.13")
     assert (staged / "Dockerfile").read_text() == "FROM mine\n"
     assert not any("agentcore_rl_requirements" in path.name for path in files_of(staged))
+
+
+def test_the_wheel_replaces_a_pinned_version_and_only_in_the_project(tmp_path: Path) -> None:
+    other = '[tool.hatch.envs.default]\ndependencies = ["pytest"]\n\n[project]\nname = "x"\n'
+    for given, wanted in (
+        ('["agentcore-rl-toolkit[sagemaker]==0.2.0", "httpx"]', ["agentcore-rl-toolkit[sagemaker]", "httpx"]),
+        ('["agentcore-rl-toolkit-extra", "httpx"]', ["agentcore-rl-toolkit", "agentcore-rl-toolkit-extra", "httpx"]),
+    ):
+        (tmp_path / "pyproject.toml").write_text(f"{other}dependencies = {given}\n")
+        vendor(tmp_path)
+        project = tomllib.loads((tmp_path / "pyproject.toml").read_text())
+        assert project["project"]["dependencies"] == wanted
+        assert project["tool"]["hatch"]["envs"]["default"]["dependencies"] == ["pytest"]
 
 
 def test_a_project_of_another_tool_gets_the_wheel(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import os
@@ -17,9 +18,10 @@ from click.testing import CliRunner, Result
 
 from agentcore_rl_toolkit.cli.main import cli
 from agentcore_rl_toolkit.cli.production import compare
+from agentcore_rl_toolkit.deploy import agent as deployed_agent
 from agentcore_rl_toolkit.deploy import resources
 from agentcore_rl_toolkit.deploy.calls import Calls
-from agentcore_rl_toolkit.deploy.models import ModelFacts, agents, bedrock, read_model, sagemaker
+from agentcore_rl_toolkit.deploy.models import ModelFacts, bedrock, read_model, sagemaker
 from agentcore_rl_toolkit.deploy.models.facts import INSTANCES, instance_for, refusals_of_import
 from agentcore_rl_toolkit.errors import ConfigError
 from agentcore_rl_toolkit.gateway.testing import ScriptedModel
@@ -62,7 +64,11 @@ def record(folder: Path, logprobs: list[float | None]) -> None:
 
 @pytest.fixture
 def aws_of_models(account: dict[str, str], engine: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackAWS]:
-    for module, pause_s in ((sagemaker, 0.01), (bedrock, 0.01), (agents, 0.3)):  # a version of an agent takes a second
+    for module, pause_s in (
+        (sagemaker, 0.01),
+        (bedrock, 0.01),
+        (deployed_agent, 0.3),
+    ):  # a version of an agent takes a second
         monkeypatch.setattr(module, "PAUSE_S", pause_s)
     # A command makes each of its clients anew, and reads the same model again: a tenth of a second for each.
     monkeypatch.setattr(Renderer, "from_path", functools.cache(Renderer.from_path))
@@ -326,7 +332,7 @@ def test_a_failed_import_says_why_and_is_started_again(run: Path, aws_of_models:
     failed = promote(*words)
     assert "the tokenizer is not known" in str(failed.exception)
     assert promote(*words).exit_code == 0
-    assert [job["jobName"].rpartition("-")[2] for job in aws_of_models.jobs.values()] == ["1", "2"]
+    assert len({job["jobName"] for job in aws_of_models.jobs.values()}) == 2
     assert promote(*words, "--remove").exit_code == 0
 
 
@@ -366,10 +372,13 @@ def test_a_removal_of_what_is_not_there_changes_nothing(
     wrong = promote(*undo["Remove it"], *other)
     assert wrong.exit_code != 0
     named = "endpoint" if "sagemaker" in (to if other[0] != "--to" else other[1]) else "imported model"
-    assert f"no {named} " in str(wrong.exception)
+    why = "the agent is in the region" if other[0] == "--region" else f"no {named} "
+    assert why in str(wrong.exception)
     assert (keys(), aws_of_models.changes) == (weights, changes)
     assert boto3.client("iam").list_role_policies(RoleName=role)["PolicyNames"] == ["agentcore-rl-model-refund"]
-    assert promote(*undo["Roll back"], "--dry-run").exit_code == 0
+    for command in undo.values():
+        rehearsed = promote(*command, "--dry-run")
+        assert (rehearsed.exit_code, ": is " in rehearsed.output) == (0, False), (rehearsed.output, rehearsed.exception)
     assert promote(*undo["Remove it"]).exit_code == 0
     assert nothing_is_left(aws_of_models)
 
@@ -386,6 +395,8 @@ def test_a_dry_run_changes_nothing(run: Path, aws_of_models: LoopbackAWS, to: st
     }
     for call in ("s3://", "iam:CreateRole", *calls[to], "bedrock-agentcore-control:UpdateAgentRuntime"):
         assert call in done.output
+    assert "role agentcore-rl-model-dry: would be created" in done.output
+    assert ": is " not in done.output
     assert promote(str(run), *words, "--bundle", "ours").exit_code == 0
     assert (aws_of_models.changes, "agentcore-rl-model-dry" in roles()) == (0, False)
     assert boto3.client("iam").list_role_policies(RoleName=role)["PolicyNames"] == []
@@ -415,6 +426,50 @@ def agent_of(account: dict[str, str]) -> tuple[str, str, str]:
     if role not in roles():
         boto3.client("iam").create_role(RoleName=role, AssumeRolePolicyDocument="{}")
     return arn, runtime, role
+
+
+def test_an_agent_gets_the_model_of_its_deployment_back_and_may_be_gone(
+    run: Path, aws_of_models: LoopbackAWS, account: dict[str, str], tmp_path: Path
+) -> None:
+    arn, runtime, _ = agent_of(account)
+    control = boto3.client("bedrock-agentcore-control")
+    now = control.get_agent_runtime(agentRuntimeId=runtime)
+    fields = {name: now[name] for name in ("agentRuntimeArtifact", "roleArn", "networkConfiguration")}
+    own = {"AGENTCORE_RL_MODEL_ID": "hosted"}
+    control.update_agent_runtime(agentRuntimeId=runtime, environmentVariables=own, **fields)
+    for name in ("refund", "second"):  # the second takes over from the first
+        assert promote(str(run), "--bucket", BUCKET, "--agent", arn, "--name", name).exit_code == 0
+    for name in ("refund", "second"):
+        assert promote(str(run), "--bucket", BUCKET, "--agent", arn, "--name", name, "--remove").exit_code == 0
+    assert control.get_agent_runtime(agentRuntimeId=runtime)["environmentVariables"] == own
+    control.update_agent_runtime(agentRuntimeId=runtime, environmentVariables={}, **fields)
+
+    gone = control.create_agent_runtime(agentRuntimeName="gone", **fields)
+    words = (str(run), "--bucket", BUCKET, "--agent", gone["agentRuntimeArn"])
+    assert promote(*words).exit_code == 0
+    control.delete_agent_runtime(agentRuntimeId=gone["agentRuntimeId"])
+    assert promote(*words, "--remove").exit_code == 0
+    assert nothing_is_left(aws_of_models)
+
+
+def test_agents_get_rows_without_the_reference(
+    run: Path, aws_of_models: LoopbackAWS, account: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "hello", "_reference": "the answer"}\n')
+    sent: list[Any] = []
+    call = Calls.__call__
+
+    def recorded(self: Calls, service: str, operation: str, **parameters: Any) -> Any:
+        if operation == "InvokeAgentRuntime":
+            sent.append(json.loads(parameters["payload"]))
+        return call(self, service, operation, **parameters)
+
+    monkeypatch.setattr(Calls, "__call__", recorded)
+    words = (str(run), "--bucket", BUCKET, "--agent", agent_of(account)[0])
+    assert promote(*words, "--rows", str(rows)).exit_code == 0
+    assert sent == [{"prompt": "hello"}]
+    assert promote(*words, "--remove").exit_code == 0
 
 
 @pytest.mark.parametrize("to", ["sagemaker", "bedrock"])
@@ -593,6 +648,9 @@ def test_a_bundle_gets_a_version_with_the_models_address(
         (("--roll-back", "1", "--agent", "arn", "--bundle", "x"), "neither --bundle"),
         (("--roll-back", "1", "--agent", "arn", "--remove"), "nor --remove"),
         (("--roll-back", "refund-1", "--to", "bedrock"), "not a version of an agent"),
+        (("--out", "folder"), "--out is for --to folder"),
+        (("--agent", "arn:aws:bedrock-agentcore:us-west-2:1:runtime/a/runtime-endpoint/b"), "not the ARN of an agent"),
+        (("--agent", "arn:aws:bedrock-agentcore:us-east-1:1:runtime/a"), "the agent is in the region us-east-1"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(
@@ -605,6 +663,7 @@ def test_options_that_do_not_fit_are_refused(
 def test_a_folder_comes_with_the_command_that_serves_it(run: Path, tmp_path: Path) -> None:
     done = promote(str(run), "--to", "folder", "--out", str(tmp_path / "out"))
     assert done.exit_code == 0, done.output
+    assert "Qwen3ForCausalLM, 0.6 MB in bfloat16" in done.output
     assert f"vllm serve {tmp_path / 'out'} --enable-auto-tool-choice --tool-call-parser hermes" in done.output
     assert read_model(tmp_path / "out").dtype == "bfloat16"
 
@@ -628,7 +687,7 @@ def facts(**changes: Any) -> ModelFacts:
         "dtype": "bfloat16",
         "context": 40960,
         "takes_tools": False,
-        "digest": "0" * 12,
+        "heads": 32,
     }
     return ModelFacts(**(values | changes))
 
@@ -636,12 +695,29 @@ def facts(**changes: Any) -> ModelFacts:
 def test_the_smallest_instance_that_fits_is_taken() -> None:
     assert instance_for(facts(), None) == ("ml.g6.xlarge", 1)
     assert instance_for(facts(bytes=61 * 10**9), None)[1] == 4
-    with pytest.raises(ConfigError, match="choose a larger --instance"):
+    with pytest.raises(ConfigError, match="Choose a larger --instance"):
         instance_for(facts(bytes=61 * 10**9), "ml.g6.xlarge")
     with pytest.raises(ConfigError, match="--instance"):
         instance_for(facts(bytes=10**12), None)
     assert instance_for(facts(bytes=10**12), "ml.of.tomorrow") == ("ml.of.tomorrow", 1)
     assert all(gpus in (1, 4, 8) for gpus, _ in INSTANCES.values())
+
+
+def test_an_instance_has_room_for_a_context_and_shares_heads_evenly(tmp_path: Path) -> None:
+    shutil.copytree(WEIGHTS_DIR, tmp_path / "model")
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    shape = {"num_attention_heads": 28, "num_key_value_heads": 4, "num_hidden_layers": 28, "head_dim": 128}
+    config |= {**shape, "max_position_embeddings": 32768, "layer_types": ["full_attention"] * 28}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    found = read_model(tmp_path / "model")
+    assert found.cache_bytes == 2 * 28 * 4 * 128 * 2 * 32768
+    model = dataclasses.replace(found, bytes=int(15.2e9))
+    assert instance_for(model, None) == ("ml.g6.xlarge", 1)
+    assert instance_for(model, "ml.p5.48xlarge") == ("ml.p5.48xlarge", 4)  # 28 heads cannot be shared by 8 GPUs
+    longer = dataclasses.replace(model, cache_bytes=int(12e9))
+    assert instance_for(longer, None) == ("ml.g6e.2xlarge", 1)
+    with pytest.raises(ConfigError, match="max_position_embeddings"):
+        instance_for(longer, "ml.g6.xlarge")
 
 
 @pytest.mark.parametrize(

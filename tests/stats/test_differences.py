@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import time
 
 import pytest
 
@@ -38,6 +39,17 @@ def test_other_rewards_get_a_sampled_p_value() -> None:
     changes = [r.gauss(0.2, 0.5) for _ in range(12)]
     assert sign_flip_p(changes) == pytest.approx(enumerated(changes), abs=0.01)
     assert sign_flip_p(changes) == sign_flip_p(changes)
+
+
+@pytest.mark.parametrize("rollouts", [1, 8, 1000])
+def test_large_evaluations_are_tested_in_about_a_second(rollouts: int) -> None:
+    r = random.Random(1)
+    changes = [r.randint(-rollouts, rollouts) / rollouts + 0.03 * (rollouts == 1000) for _ in range(5000)]
+    began = time.process_time()
+    p = sign_flip_p(changes)
+    assert time.process_time() - began < 10  # it took a minute
+    z = abs(sum(changes)) / math.sqrt(sum(change**2 for change in changes))
+    assert p == pytest.approx(math.erfc(z / math.sqrt(2)), abs=0.02)
 
 
 def test_a_difference_is_over_the_inputs_of_both() -> None:

@@ -140,7 +140,7 @@ def test_dialogues_are_those_of_the_training_rows(tmp_path: Path) -> None:
     spans = [span(f"s{n}", f"question {n}", user=f"u{n}", start=n) for n in range(40)]
     file = write_spans(tmp_path / "traces.jsonl", [*spans, span("s1", "yes, that one", user="u1", start=99)])
     out, held_out, dialogues = (tmp_path / f"{name}.jsonl" for name in ("rows", "eval", "sft"))
-    words = ("--out", str(out), "--eval-out", str(held_out), "--sft-out", str(dialogues), "--limit", "20")
+    words = ("--out", str(out), "--eval-out", str(held_out), "--sft-out", str(dialogues))
     done = run(str(file), *words, "--user-attribute", "user.id")
     assert done.exit_code == 0, done.output
     assert rows(held_out)
@@ -154,7 +154,7 @@ def test_sessions_without_the_users_attribute_are_left_out_and_counted(tmp_path:
     out, held_out = tmp_path / "rows.jsonl", tmp_path / "eval.jsonl"
     words = (str(file), "--out", str(out), "--eval-out", str(held_out), "--eval-share", "0.5", "--user-attribute")
     done = run(*words, "user.id")
-    assert "20 sessions were left out: they lack the attribute user.id" in done.output
+    assert "20 sessions were left out: they lack the attribute of the user" in done.output
     assert sorted([len(rows(out)), len(rows(held_out))]) == [0, 20]
     assert "no trace has the attribute userid" in str(run(*words, "userid", "--force").exception)
 
@@ -272,6 +272,38 @@ def test_traces_without_texts_are_counted(tmp_path: Path, exporter: InMemorySpan
     assert "1 traces were left out: their text is missing or was cut off" in done.output
     file.write_text("".join(json.dumps(span) + "\n" for span in spans if span["traceId"] in lost))
     assert "1 traces have no text" in str(run(str(file), "--out", str(tmp_path / "none.jsonl")).exception)
+
+
+def test_a_payload_of_json_stays_whole(tmp_path: Path) -> None:
+    payload = {"text": "Translate this", "lang": "de"}
+    block = json.dumps([{"text": json.dumps(payload)}])  # as Strands writes a message
+    spans = []
+    for n, content in enumerate((block, json.dumps(payload))):
+        each = span(f"s{n}", "", user=None, start=n)
+        del each["attributes"]["gen_ai.input.messages"]
+        spans.append({**each, "events": [{"name": "gen_ai.user.message", "attributes": {"content": content}}]})
+    file = write_spans(tmp_path / "traces.jsonl", spans)
+    assert run(str(file), "--out", str(tmp_path / "rows.jsonl")).exit_code == 0
+    assert rows(tmp_path / "rows.jsonl") == [payload]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"events": 3},
+        {"events": None, "attributes": [{"value": {"stringValue": "x"}}]},
+        {"body": {"input": {"messages": ["x"]}}},
+        {"startTimeUnixNano": "2026-01-01T00:00:00Z"},
+        {"attributes": {"gen_ai.input.messages": "[broken"}},
+    ],
+)
+def test_records_of_another_form_are_counted(tmp_path: Path, broken: dict[str, Any]) -> None:
+    found = [{"traceId": "a", "spanId": "b", **broken}, span("s", "question", user=None)]
+    file = write_spans(tmp_path / "traces.jsonl", found)
+    done = run(str(file), "--out", str(tmp_path / "rows.jsonl"))
+    assert done.exit_code == 0, done.exception
+    assert rows(tmp_path / "rows.jsonl") == [{"prompt": "question"}]
+    assert "1 records were left out: they are no spans" in done.output
 
 
 def test_a_data_set_of_agentcore_has_references(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from agentcore_rl_toolkit.cli.main import cli
@@ -166,6 +167,19 @@ def test_a_chat_template_is_in_both_places(tmp_path: Path, where: str) -> None:
     tokenizer = json.loads((folder / "tokenizer_config.json").read_text())
     assert tokenizer["chat_template"] == template
     assert tokenizer["tokenizer_class"] == "PreTrainedTokenizerFast"
+
+
+def test_the_weights_of_a_quantized_model_stay_as_they_are(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    tensors = {"w": torch.ones(4, 4).to(torch.float8_e4m3fn), "w_scale_inv": torch.tensor([0.1234567])}
+    save_file(tensors, source / "model.safetensors")
+    (source / "config.json").write_text(
+        json.dumps({"dtype": "bfloat16", "quantization_config": {"quant_method": "fp8"}})
+    )
+    copied = load_file(copy_folder(source, tmp_path / "copy", "bfloat16") / "model.safetensors")
+    assert {name: t.dtype for name, t in copied.items()} == {name: t.dtype for name, t in tensors.items()}
+    assert copied["w_scale_inv"] == tensors["w_scale_inv"]
 
 
 def test_a_copy_in_bfloat16_is_half_as_large_and_the_same_model(tmp_path: Path) -> None:

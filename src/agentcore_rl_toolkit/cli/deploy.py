@@ -127,7 +127,7 @@ def command(
             click.echo(visible(line), err=what is not None)
 
     calls = Calls(region=region, rehearse=dry_run or what is not None, say=say)
-    deployment = Deployment(settings, calls, say)
+    deployment = Deployment(settings, calls)
     if what == "iam":
         _print_policies(deployment, as_json)
         return

@@ -32,8 +32,8 @@ from .options import (
     AGENT,
     AGENT_HELP,
     UP_AGENT,
-    F,
     SectionedCommand,
+    adding,
     as_is_variables,
     as_json,
     from_environment,
@@ -84,40 +84,48 @@ class Target:
     stack: Stack | None = None
 
 
-def with_agent(command: F) -> F:
-    """Add to a command the options of rollouts of an agent over a data set."""
-    file, folder = click.Path(path_type=Path, exists=True, dir_okay=False), click.Path(path_type=Path, file_okay=False)
-    model = f"A local agent's model: {WORDS}; none: it has its own. [default: the built-in policy]"
-    out = "Folder; the records' keys begin with its name. [default: runs/COMMAND-DATA, then COMMAND-DATA-2, ...]"
-    for option in (
-        click.option("--resume", is_flag=True, help="Continue the last run of this data, or the run in --out."),
-        click.option("--out", type=folder, help=out),
-        click.option(
-            "--bucket", help="Bucket or store URL for results. [default for a local agent: a folder of --out]"
-        ),
-        model_option(type=Model(besides=NO_MODEL), metavar="MODEL|none", help=model),
-        click.option("--data", required=True, type=file, help="JSONL or Parquet; each row is a payload."),
-        click.option("--agent", metavar=f"ARN|{AGENT}", help=f"{AGENT_HELP}, or its ARN.{UP_AGENT}"),
-    ):
-        command = option(command)
-    return command
+_FILE, _FOLDER = click.Path(path_type=Path, exists=True, dir_okay=False), click.Path(path_type=Path, file_okay=False)
+_OUT = "Folder; the records' keys begin with its name. [default: runs/COMMAND-DATA, then COMMAND-DATA-2, ...]"
+_MODEL = f"A local agent's model: {WORDS}; none: it has its own. [default: the built-in policy]"
+_COUNT = click.IntRange(min=1)
+_PLACES = (
+    click.option("--resume", is_flag=True, help="Continue the last run of this data, or the run in --out."),
+    click.option("--out", type=_FOLDER, help=_OUT),
+    click.option("--bucket", help="Bucket or store URL for results. [default for a local agent: a folder of --out]"),
+    click.option("--agent", metavar=f"ARN|{AGENT}", help=f"{AGENT_HELP}, or its ARN.{UP_AGENT}"),
+)
+# Options of rollouts of an agent over a data set.
+with_agent = adding(
+    (
+        *_PLACES,
+        model_option(type=Model(besides=NO_MODEL), metavar="MODEL|none", help=_MODEL),
+        click.option("--data", required=True, type=_FILE, help="JSONL or Parquet; each row is a payload."),
+    )
+)
+_MEASUREMENT = (
+    with_sessions,
+    with_agent_as_is,
+    with_judge,
+    click.option("--timeout", default=900.0, show_default=True, type=POSITIVE, help="Seconds per rollout."),
+    click.option(
+        "--sampling-params", metavar="JSON", help="Sampling parameters for the agent, e.g. '{\"temperature\": 0}'."
+    ),
+    from_environment("--api-key", "AGENTCORE_RL_MODEL_API_KEY"),
+    click.option("--limit", type=_COUNT, help="The number of lines to take. [default: all]"),
+    click.option("--repeat", default=1, show_default=True, type=_COUNT, help="Rollouts per line, for pass@k."),
+    click.option("--concurrency", default=16, show_default=True, type=_COUNT, help="Rollouts at a time."),
+)
+with_measurement = adding(_MEASUREMENT)
+# Options of a command that calls `command` for its models.
+with_evaluation = adding((*_MEASUREMENT, *_PLACES, click.option("--data", type=_FILE, help="The rows, as for `eval`.")))
 
 
 @click.command(cls=SectionedCommand, sections=SECTIONS)
 @with_agent
-@click.option("--concurrency", default=16, show_default=True, type=click.IntRange(min=1), help="Rollouts at a time.")
-@click.option(
-    "--repeat", default=1, show_default=True, type=click.IntRange(min=1), help="Rollouts per line, for pass@k."
-)
-@click.option("--limit", type=click.IntRange(min=1), help="The number of lines to take. [default: all]")
+@with_measurement
 @click.option("--shuffle", is_flag=True, help="Take the lines in a random order, which is the same each time.")
 @click.option("--base-url", help="Model endpoint; its key is AGENTCORE_RL_MODEL_API_KEY.")
 @click.option("--model-id", help="Model name for the agent.")
-@from_environment("--api-key", "AGENTCORE_RL_MODEL_API_KEY")
-@click.option(
-    "--sampling-params", metavar="JSON", help="Sampling parameters for the agent, e.g. '{\"temperature\": 0}'."
-)
-@click.option("--timeout", default=900.0, show_default=True, type=POSITIVE, help="Seconds per rollout.")
 @click.option("--for-training", is_flag=True, help="The data is for training: `sft` may imitate the rollouts later.")
 @click.option(
     "--check",
@@ -126,9 +134,6 @@ def with_agent(command: F) -> F:
     help="Check the rewards instead: does an empty reply pass, and does the known answer?",
 )
 @click.option("--answer", metavar="FIELD", help="With --check: the field with the known answer. [default: answer]")
-@with_judge
-@with_agent_as_is
-@with_sessions
 @as_json
 def command(**options: Any) -> None:
     """Run an agent over a data set; print the mean reward with its confidence interval.
@@ -159,20 +164,10 @@ def command(**options: Any) -> None:
         return
     exp_id, out = experiment(options)
     out.mkdir(parents=True, exist_ok=True)
-    shown = [
-        "agent",
-        "data",
-        "model",
-        "repeat",
-        "limit",
-        "shuffle",
-        "model_id",
-        "base_url",
-        "sampling_params",
-        "timeout",
-    ]
-    shown += ["score", "judge", "judge_url", "judge_model", "judge_weight", "for_training"]
-    write_config(out, {"kind": "eval", "exp_id": exp_id, **{n: options[n] for n in shown if options[n] is not None}})
+    shown = """agent data model repeat limit shuffle model_id base_url sampling_params timeout score judge judge_url
+        judge_model judge_weight for_training"""
+    kept = {name: options[name] for name in shown.split() if options[name] is not None}
+    write_config(out, {"kind": "eval", "exp_id": exp_id, **kept})
     with locked(out), open_target(options, exp_id, out) as target:
         failures = _evaluate(target, rows, exp_id, out, options)
     if failures:

@@ -11,7 +11,8 @@ from typing import Any
 import click
 
 from ..errors import ConfigError
-from ..runs.folder import is_run
+from ..runs.folder import is_run, read_config
+from .output.commands import nearby, program
 
 _HUB_NAME = re.compile(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
 _TOKENIZER_FILES = ("*.json", "*.jinja", "*.model", "*.txt")
@@ -52,9 +53,14 @@ def model_folder(name: str | Path, *, weights: bool = True) -> Path:
             raise ConfigError(f"there is no model folder {name}")
         path = from_hub(hub[1], hub[2], weights=weights)
     if is_run(path):
-        path = path / "policy"
+        run, path = path, path / "policy"
+        if not path.is_dir() and read_config(run).get("kind") in ("eval", "optimize"):
+            raise ConfigError(f"{run} is an evaluation or a search for texts, which has no model")
         if not path.is_dir():
-            raise ConfigError(f"{path.parent} is a run without a model: it has not ended, or is an evaluation")
+            raise ConfigError(
+                f"{run} has no model, because its training has not ended: continue it with "
+                f"`{program()} train --resume --out {nearby(run)}`"
+            )
     if weights and not (path / "config.json").is_file():
         raise ConfigError(f"{path} holds no model: it lacks config.json, which transformers writes")
     return path.resolve()

@@ -1,9 +1,9 @@
-"""The agent runtime and its endpoint at the control plane: makes, updates and removes them, each step from the present state."""
+"""The agent runtime and its endpoints at the control plane: makes, updates and removes them, each step from the present state."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,6 +22,88 @@ GONE = ("ResourceNotFoundException",)
 VARIABLES = {"base_url": "AGENTCORE_RL_MODEL_URL", "model_id": "AGENTCORE_RL_MODEL_ID"}
 
 
+def model_variables(version: Mapping[str, Any]) -> dict[str, str]:
+    """Return the variables of an agent's version that name its model."""
+    return {k: v for k, v in version.get("environmentVariables", {}).items() if k in VARIABLES.values()}
+
+
+class Agent:
+    """An agent runtime, by its id. Raises (all its methods): ConfigError, RefusedError."""
+
+    def __init__(self, runtime_id: str, calls: Calls) -> None:
+        self.id, self._call = runtime_id, calls
+        self._control = partial(calls, CONTROL, agentRuntimeId=runtime_id)
+
+    def version(self, number: str | None = None) -> Mapping[str, Any] | None:
+        """Return the description of a version, or of the newest one. None: it does not exist."""
+        found: Mapping[str, Any] | None
+        found = self._control("GetAgentRuntime", agentRuntimeVersion=number, absent=GONE)
+        return found
+
+    def settled(self) -> Mapping[str, Any] | None:
+        """Wait while it is created or updated. Returns the newest version, or None if it does not exist."""
+
+        def look() -> tuple[Mapping[str, Any] | None] | None:
+            now = self.version()
+            changes = now is not None and now["status"] in ("CREATING", "UPDATING")
+            return None if changes and not self._call.rehearse else (now,)
+
+        return wait_for(look, READY_S, PAUSE_S, f"agent {self.id} still changes")[0]
+
+    def ready(self) -> Mapping[str, Any]:
+        """Wait until it is ready. Returns the newest version. Raises: ConfigError with AgentCore's reason if it failed."""
+        now = self.settled()
+        if now is None or (now["status"] != "READY" and not self._call.rehearse):
+            found = {"status": "does not exist"} if now is None else now
+            raise ConfigError(f"agent {self.id}: {found['status']}: {found.get('failureReason', 'no reason given')}")
+        return now
+
+    def update(self, now: Mapping[str, Any], **changes: Any) -> str | None:
+        """Make a version like ``now`` with these changes. Returns its number, or None in a rehearsal."""
+        # An update replaces every field, so each one is sent as it is.
+        takes = self._call.parameters_of(CONTROL, "UpdateAgentRuntime") - {"agentRuntimeId"}
+        fields = {name: value for name, value in now.items() if name in takes and value}
+        made = self._control("UpdateAgentRuntime", **{**fields, **changes})
+        return None if made is None else str(made["agentRuntimeVersion"])
+
+    def endpoints(self) -> list[Mapping[str, Any]]:
+        """Return the descriptions of its endpoints."""
+        which: dict[str, Any] = {"agentRuntimeId": self.id, "absent": GONE}
+        return list(self._call.every(CONTROL, "ListAgentRuntimeEndpoints", "runtimeEndpoints", **which))
+
+    def version_at(self, endpoint: str) -> str | None:
+        """Return the version to which an endpoint leads. None: there is no such endpoint."""
+        found = self._control("GetAgentRuntimeEndpoint", endpointName=endpoint, absent=GONE)
+        return None if found is None else str(found.get("targetVersion") or found["liveVersion"])
+
+    def point(self, endpoint: str, version: str) -> None:
+        """Let an endpoint lead to a version, and wait until it does."""
+        self._call.step(f"endpoint {endpoint}", f"pointed at version {version}")
+        self._control("UpdateAgentRuntimeEndpoint", endpointName=endpoint, agentRuntimeVersion=version)
+
+        def look() -> bool | None:
+            now = self._control("GetAgentRuntimeEndpoint", endpointName=endpoint)
+            if now["status"] == "UPDATE_FAILED":
+                raise ConfigError(f"endpoint {endpoint}: {now.get('failureReason', 'its update failed')}")
+            return now["status"] == "READY" or None
+
+        if not self._call.rehearse:
+            wait_for(look, READY_S, PAUSE_S, f"endpoint {endpoint} still changes")
+
+    def remove(self) -> None:
+        """Remove it with its endpoints, and wait for the end."""
+        for endpoint in self.endpoints():
+            if endpoint["name"] != "DEFAULT":
+                self._call.step(f"endpoint {endpoint['name']}", "removed")
+                self._control("DeleteAgentRuntimeEndpoint", endpointName=endpoint["name"], absent=GONE)
+
+        def look() -> bool | None:  # an endpoint that is being deleted refuses the first calls
+            self._control("DeleteAgentRuntime", absent=(*GONE, "ConflictException"))
+            return self._call.rehearse or self.version() is None or None
+
+        wait_for(look, GONE_S, PAUSE_S, f"agent {self.id} is still there")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Deployed:
     """An agent, and whether it was created or changed. In a rehearsal, ``arn`` is None for an agent that does not exist.
@@ -38,10 +120,12 @@ class Deployed:
 class AgentRuntime:
     """The agent of ``settings``. Raises (all its methods): ConfigError, RefusedError."""
 
-    def __init__(self, settings: Settings, calls: Calls, say: Callable[[str], None]) -> None:
-        self.settings, self._call, self._say = settings, calls, say
+    def __init__(self, settings: Settings, calls: Calls) -> None:
+        self.settings, self._call = settings, calls
         self._control = partial(calls, CONTROL)
-        self._resources = Resources(settings.name, calls, say)
+        self._until_role_is_known = partial(
+            Resources(settings.name, calls).until_role_is_known, own_role=settings.role is None
+        )
 
     # -- up
 
@@ -49,43 +133,31 @@ class AgentRuntime:
         """Make it, or give it a new version where anything differs. It may not be ready yet."""
         s = self.settings
         wanted = self._wanted(artifact, role)
-        found = self._find()
-        status = None if found is None else self._settled(found["agentRuntimeArn"])
-        if found is not None and status in ("CREATE_FAILED", "DELETING"):
-            self._say(f"agent {s.name}: {status}, so its remains are removed first")
-            if status == "CREATE_FAILED":
-                self._must_be_ours(found["agentRuntimeArn"])
-            self._remove(found["agentRuntimeId"])
-            found = None
-        if found is None:
-            self._say(f"agent {s.name}: is created")
+        arn = self._find()
+        now = None if arn is None else self._agent(arn).settled()
+        if arn is not None and (now is None or now["status"] in ("CREATE_FAILED", "DELETING")):
+            self._call.step(f"the rest of agent {s.name}", "removed")
+            if now is not None and now["status"] == "CREATE_FAILED":
+                self._must_be_ours(arn)
+            self._agent(arn).remove()
+            arn = None
+        if arn is None or now is None:
+            self._call.step(f"agent {s.name}", "created")
             new = {"agentRuntimeName": s.name, "tags": s.tags, **wanted}
-            made = self._resources.until_role_is_known(
-                lambda: self._control("CreateAgentRuntime", **new), own_role=s.role is None
-            )
-            if made is None:
-                return Deployed(arn=None, version=None, changed=True)
-            return Deployed(arn=made["agentRuntimeArn"], version=made["agentRuntimeVersion"], changed=True)
-        arn, runtime = found["agentRuntimeArn"], found["agentRuntimeId"]
+            made = self._until_role_is_known(lambda: self._control("CreateAgentRuntime", **new)) or {}
+            return Deployed(arn=made.get("agentRuntimeArn"), version=made.get("agentRuntimeVersion"), changed=True)
         if s.score_ready:
             self._must_be_ours(arn, "nothing is changed. Deploy the version for rollouts under another --name")
-        now = self._control("GetAgentRuntime", agentRuntimeId=runtime)
-        if model := self._promoted_model(now):
-            self._say(f"agent {s.name}: keeps its model ({', '.join(model)}); `--env` with one of them changes it")
+        if (model := model_variables(now)) and s.environment.keys().isdisjoint(VARIABLES.values()):
+            self._call.say(f"agent {s.name}: keeps its model ({', '.join(model)}); `--env` with one of them changes it")
             wanted["environmentVariables"].update(model)
         same = all(_same(now.get(name), value) for name, value in wanted.items())
         if same and now.get("environmentVariables", {}) == wanted["environmentVariables"] and now["status"] == "READY":
-            self._say(f"agent {s.name}: version {now['agentRuntimeVersion']} is up to date")
+            self._call.say(f"agent {s.name}: version {now['agentRuntimeVersion']} is up to date")
             return Deployed(arn=arn, version=str(now["agentRuntimeVersion"]), changed=False)
-        self._say(f"agent {s.name}: is updated")
-        # An update replaces every field. Fields that no option of ours sets stay as they are.
-        takes = self._call.parameters_of(CONTROL, "UpdateAgentRuntime")
-        theirs = {name: value for name, value in now.items() if name in takes - set(wanted) and value}
-        theirs["agentRuntimeId"] = runtime
-        made = self._resources.until_role_is_known(
-            lambda: self._control("UpdateAgentRuntime", **theirs, **wanted), own_role=s.role is None
-        )
-        return Deployed(arn=arn, version=None if made is None else str(made["agentRuntimeVersion"]), changed=True)
+        self._call.step(f"agent {s.name}", "updated")
+        version = self._until_role_is_known(lambda: self._agent(arn).update(now, **wanted))
+        return Deployed(arn=arn, version=version, changed=True)
 
     def _wanted(self, artifact: Mapping[str, Any], role: str) -> dict[str, Any]:
         s = self.settings
@@ -104,43 +176,29 @@ class AgentRuntime:
             },
         }
 
-    def _promoted_model(self, now: Mapping[str, Any]) -> dict[str, str]:
-        """Return the variables of the model that the agent calls now, if the settings name none."""
-        if not self.settings.environment.keys().isdisjoint(VARIABLES.values()):
-            return {}
-        return {k: v for k, v in now.get("environmentVariables", {}).items() if k in VARIABLES.values()}
-
-    def must_be_ready(self, arn: str) -> None:
-        """Wait. Raises: ConfigError with AgentCore's reason when it cannot be made."""
-        if self._settled(arn) != "READY" and not self._call.rehearse:
-            now = self._control("GetAgentRuntime", agentRuntimeId=_id(arn))
-            reason = now.get("failureReason", "no reason given")
-            raise ConfigError(f"agent {self.settings.name}: {now['status']}: {reason}")
-
-    def point_endpoint(self, arn: str, version: str) -> None:
-        """Let the endpoint of the settings, if there is one, lead to this version."""
-        name = self.settings.endpoint
+    def serve(self, arn: str, version: str) -> None:
+        """Wait until it is ready, and let the endpoint of the settings, if there is one, lead to this version."""
+        agent, name = self._agent(arn), self.settings.endpoint
+        agent.ready()
         if name is None:
             return
-        which: dict[str, Any] = {"agentRuntimeId": _id(arn), "endpointName": name}
-        to: dict[str, Any] = {"agentRuntimeVersion": version}
-        found = self._control("GetAgentRuntimeEndpoint", **which, absent=GONE)
-        if found is None:
-            self._say(f"endpoint {name}: is created for version {version}")
-            tags = self.settings.tags
-            self._control("CreateAgentRuntimeEndpoint", agentRuntimeId=_id(arn), name=name, tags=tags, **to)
-        elif str(found.get("targetVersion") or found.get("liveVersion")) != version:
-            self._say(f"endpoint {name}: now version {version}")
-            self._control("UpdateAgentRuntimeEndpoint", **which, **to)
+        before = agent.version_at(name)
+        if before is None:
+            self._call.step(f"endpoint {name}", f"created for version {version}")
+            new: dict[str, Any] = {"name": name, "agentRuntimeVersion": version, "tags": self.settings.tags}
+            self._control("CreateAgentRuntimeEndpoint", agentRuntimeId=agent.id, **new)
+        elif before != version:
+            agent.point(name, version)
 
     # -- down
 
     def remove(self) -> None:
         """Remove it with its endpoints, and wait for the end. Raises: ConfigError if deployments did not create it."""
-        found = self._find()
-        if found is not None:
-            self._must_be_ours(found["agentRuntimeArn"])
-            self._remove(found["agentRuntimeId"])
+        arn = self._find()
+        if arn is not None:
+            self._must_be_ours(arn)
+            self._call.step(f"agent {self.settings.name}", "removed")
+            self._agent(arn).remove()
 
     def _must_be_ours(self, arn: str, then: str = "nothing is removed") -> None:
         name = self.settings.name
@@ -150,40 +208,15 @@ class AgentRuntime:
                 f"the agent {name} was not made by `agentcore-rl deploy` (it lacks the tag {TAG}); {then}"
             )
 
-    def _remove(self, runtime: str) -> None:
-        which: dict[str, Any] = {"agentRuntimeId": runtime}
-        found = self._control("ListAgentRuntimeEndpoints", **which, maxResults=100, absent=GONE) or {}
-        for name in (endpoint["name"] for endpoint in found.get("runtimeEndpoints", [])):
-            if name != "DEFAULT":
-                self._say(f"endpoint {name}: is removed")
-                self._control("DeleteAgentRuntimeEndpoint", **which, endpointName=name, absent=GONE)
-        self._say(f"agent {self.settings.name}: is removed")
-
-        def look() -> bool | None:  # an endpoint that is being deleted refuses the first calls
-            self._control("DeleteAgentRuntime", **which, absent=(*GONE, "ConflictException"))
-            return self._call.rehearse or self._control("GetAgentRuntime", **which, absent=GONE) is None or None
-
-        wait_for(look, GONE_S, PAUSE_S, f"agent {self.settings.name} is still there")
-
     # -- what is there
 
-    def _find(self) -> dict[str, Any] | None:
+    def _find(self) -> str | None:
+        """Return the ARN of the agent with the name of the settings."""
         listed = self._call.every(CONTROL, "ListAgentRuntimes", "agentRuntimes", maxResults=100)
-        return next((runtime for runtime in listed if runtime["agentRuntimeName"] == self.settings.name), None)
+        return next((a["agentRuntimeArn"] for a in listed if a["agentRuntimeName"] == self.settings.name), None)
 
-    def _settled(self, arn: str) -> str:
-        """Wait until it is created or updated. Returns its status. Raises: ConfigError when that does not end in time."""
-
-        def look() -> str | None:
-            now = self._control("GetAgentRuntime", agentRuntimeId=_id(arn), absent=GONE)
-            status = "DELETING" if now is None else str(now["status"])
-            return None if status in ("CREATING", "UPDATING") and not self._call.rehearse else status
-
-        return wait_for(look, READY_S, PAUSE_S, f"agent {self.settings.name} still changes")
-
-
-def _id(arn: str) -> str:
-    return arn.rsplit("/", 1)[1]
+    def _agent(self, arn: str) -> Agent:
+        return Agent(arn.rsplit("/", 1)[1], self._call)
 
 
 def _same(now: Any, wanted: Any) -> bool:

@@ -23,58 +23,14 @@ from ..errors import ConfigError
 AGENTCORE_PLATFORM = "linux/arm64"
 UV_PLATFORMS = {"linux/arm64": "aarch64-manylinux_2_28", "linux/amd64": "x86_64-manylinux_2_28"}
 BUILD_S, PUSH_S, RESOLVE_S = 3600.0, 3600.0, 900.0
-# Names of files and folders, in lower case: caches, keys and settings of this machine (`deploy` writes .env itself), and rows,
-# which may contain the answers.
-NOT_THE_AGENT = (
-    ".agentcore-rl",
-    ".aws",
-    ".azure",
-    ".docker",
-    ".env*",
-    ".git",
-    ".git-credentials",
-    ".gnupg",
-    ".ipynb_checkpoints",
-    ".kube",
-    ".mypy_cache",
-    ".netrc",
-    ".npmrc",
-    ".pgpass",
-    ".pypirc",
-    ".pytest_cache",
-    ".ruff_cache",
-    ".ssh",
-    ".terraform",
-    ".venv",
-    ".venvs",
-    ".*credentials*",
-    "*.env",
-    "*.ipynb",
-    "*.jks",
-    "*.kdbx",
-    "*.key",
-    "*.keystore",
-    "*.p12",
-    "*.pem",
-    "*.pfx",
-    "*.ppk",
-    "*.tfstate*",
-    "*.tfvars",
-    "__pycache__",
-    "client_secret*.json",
-    "credentials*.json",
-    "eval.jsonl",
-    "id_ecdsa*",
-    "id_ed25519*",
-    "id_rsa*",
-    "node_modules",
-    "runs",
-    "secrets.json",
-    "secrets.toml",
-    "secrets.y*ml",
-    "service[-_]account*.json",
-    "train.jsonl",
-)
+# Patterns of names of files and folders, in lower case. `deploy` writes .env itself, and rows may contain the answers.
+_SECRETS = """.aws .azure .docker .env* .git-credentials .gnupg .kube .netrc .npmrc .pgpass .pypirc .ssh .*credentials* *.env
+    *.jks *.kdbx *.key *.keystore *.p12 *.pem *.pfx *.ppk client_secret*.json credentials*.json id_ecdsa* id_ed25519* id_rsa*
+    secrets.json secrets.toml secrets.y*ml service[-_]account*.json"""
+_STATE = """.agentcore-rl .git .ipynb_checkpoints .mypy_cache .pytest_cache .ruff_cache .terraform .venv .venvs *.ipynb
+    *.tfstate* *.tfvars __pycache__ node_modules"""
+_ROWS = "eval.jsonl train.jsonl"
+NOT_THE_AGENT = f"{_SECRETS} {_STATE} {_ROWS}".split()
 START_FILE, REQUIREMENTS = "agentcore_rl_start.py", "agentcore_rl_requirements.txt"
 NAMES_PACKAGES = {"requirements.txt", "pyproject.toml", "uv.lock"}
 _LONG_AGO = (2020, 1, 1, 0, 0, 0)
@@ -100,11 +56,11 @@ def files_of(folder: Path, excluded: Iterable[Path] = ()) -> list[Path]:
     def visit(parent: Path, above: frozenset[Path]) -> None:
         for path in sorted(parent.iterdir()):
             real = path.resolve()
-            if _is_not_the_agents(path.name) or left_out.intersection((real, *real.parents)):
+            if _is_not_the_agents(path) or left_out.intersection((real, *real.parents)):
                 continue
             if not real.is_relative_to(root):
                 outside.append(f"{path.relative_to(folder)} -> {real}")
-            elif any(map(_is_not_the_agents, real.relative_to(root).parts)) or real in above:
+            elif any(map(_is_not_the_agents, _below(root, real))) or real in above:
                 continue
             elif path.is_dir():
                 visit(path, above | {real})
@@ -120,8 +76,15 @@ def files_of(folder: Path, excluded: Iterable[Path] = ()) -> list[Path]:
     return found
 
 
-def _is_not_the_agents(name: str) -> bool:
-    return any(fnmatch.fnmatchcase(name.lower(), pattern) for pattern in NOT_THE_AGENT)
+def _below(root: Path, path: Path) -> list[Path]:
+    """Return a path and the folders that it is in, up to the root."""
+    return [path, *path.parents[: len(path.relative_to(root).parts) - 1]] if path != root else []
+
+
+def _is_not_the_agents(path: Path) -> bool:
+    if path.name == "runs" and path.is_dir():
+        return not any(path.glob("*.py"))  # a package may have this name
+    return any(fnmatch.fnmatchcase(path.name.lower(), pattern) for pattern in NOT_THE_AGENT)
 
 
 def stage(
@@ -171,10 +134,8 @@ _DOCKERFILE = """FROM python:{python}-slim
 ENV PYTHONUNBUFFERED=1 DOCKER_CONTAINER=1
 RUN useradd --create-home agent
 WORKDIR /app
-COPY wheels/ wheels/
-COPY {requirements} ./
-RUN pip install --no-cache-dir wheels/*.whl -r {requirements}
 COPY . .
+RUN pip install --no-cache-dir wheels/*.whl -r {requirements}
 USER agent
 EXPOSE 8080
 CMD ["python", "{entry}"]
@@ -214,13 +175,17 @@ def put_wheel_beside(folder: Path) -> None:
     Older wheels of the toolkit there are removed, and what is left of one whose writer was killed: both would be in the image. A
     Dockerfile that names no wheel gets none.
     """
-    if not _takes_wheel(folder):
-        return
-    target = folder / "wheels" if "wheels/" in (folder / "Dockerfile").read_text() else folder
-    made = write_wheel(target)
-    for old in target.iterdir():
+    if _takes_wheel(folder):
+        _put_wheel(folder / "wheels" if "wheels/" in (folder / "Dockerfile").read_text() else folder)
+
+
+def _put_wheel(folder: Path) -> Path:
+    """Write the wheel of the running version, and remove older ones."""
+    made = write_wheel(folder)
+    for old in folder.iterdir():
         if _is_our_wheel(old) and old != made:
             old.unlink(missing_ok=True)
+    return made
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,7 +232,12 @@ def requirements_of(folder: Path) -> list[str]:
     if named.is_file():
         lines = [re.sub(r"(^|\s)#.*$", "", line).strip() for line in named.read_text().splitlines()]
     elif project.is_file():
-        lines = list(tomllib.loads(project.read_text()).get("project", {}).get("dependencies", []))
+        table = tomllib.loads(project.read_text()).get("project")
+        if table is None or "dependencies" in table.get("dynamic", []):
+            raise ConfigError(
+                f"{project} has no dependencies in [project]: name the packages there, or in requirements.txt"
+            )
+        lines = list(table.get("dependencies", []))
     else:
         raise ConfigError(
             f"{folder} has neither requirements.txt nor pyproject.toml: add one with the agent's packages"
@@ -289,9 +259,10 @@ def make_archive(folder: Path, *, target: str, python: str, into: Path) -> Path:
     stage, wheels = into / "stage", into / "wheels"
     wheel = write_wheel(wheels)
     command = [find_uv(), "pip", "install", "-q", "--target", str(stage), "--python-platform", UV_PLATFORMS[target]]
-    command += ["--python-version", python, "--only-binary", ":all:", str(wheel), *requirements_of(folder)]
+    command += ["--python-version", python, "--only-binary", ":all:", "-r", "-"]
     failure = f"the agent's packages are not available for {target}, Python {python}"
-    run_tool(command, within_s=RESOLVE_S, failure=failure)
+    requirements = "\n".join([str(wheel), *requirements_of(folder)])  # may have options, such as -r, and paths
+    run_tool(command, within_s=RESOLVE_S, failure=failure, input=requirements, cwd=folder)
     for path in files_of(folder):
         if path.suffix != ".whl" and path.name not in NAMES_PACKAGES:  # those are in the archive already
             place = stage / path.relative_to(folder)
@@ -322,10 +293,7 @@ def vendor(folder: Path) -> list[str]:
         raise ConfigError(
             f"{folder} has neither requirements.txt nor pyproject.toml, in which the wheel could be named"
         )
-    wheel = write_wheel(folder / "wheels")
-    for old in (folder / "wheels").iterdir():
-        if _is_our_wheel(old) and old != wheel:
-            old.unlink()
+    wheel = _put_wheel(folder / "wheels")
     done = [f"wheels/{wheel.name}: is written"]
     ours = re.compile(rf"^\s*(?:\./)?(?:wheels/)?{TOOLKIT.replace('-', '[-_]')}\b.*$", re.IGNORECASE)
     if requirements.is_file():
@@ -344,12 +312,17 @@ def vendor(folder: Path) -> list[str]:
 
 def _with_wheel(text: str, wheel: str) -> str:
     """Return a pyproject.toml that depends on the wheel. Raises: ConfigError if its dependencies cannot be found."""
-    dependencies = tomllib.loads(text).get("project", {}).get("dependencies")
-    listed = re.search(r"^dependencies\s*=\s*\[", text, re.MULTILINE)
-    if dependencies is None or listed is None:
+    table = re.search(r"^\[project\]\s*$", text, re.MULTILINE)
+    begin = None if table is None else re.compile(r"^dependencies\s*=\s*\[", re.MULTILINE).search(text, table.end())
+    if begin is None or "dependencies" not in tomllib.loads(text)["project"]:
         raise ConfigError("pyproject.toml has no list `dependencies` in [project]")
-    if not any(re.match(rf"{TOOLKIT}\b", each.replace("_", "-")) for each in dependencies):
-        text = f'{text[: listed.end()]}\n    "{TOOLKIT}",{text[listed.end() :]}'
+    name = TOOLKIT.replace("-", "[-_.]")
+    head, rest = text[: begin.end()], text[begin.end() :]
+    # Another version would contradict the wheel; extras stay.
+    rest, replaced = re.subn(
+        rf"""(["'])({name}(?:\[[^]]*\])?)(?![\w-])[^"']*\1""", r"\1\2\1", rest, count=1, flags=re.IGNORECASE
+    )
+    text = head + (rest if replaced else f'\n    "{TOOLKIT}",{rest}')
     source = f'{TOOLKIT} = {{ path = "wheels/{wheel}" }}'
     if re.search(rf"^{TOOLKIT}\s*=.*$", text, re.MULTILINE):
         return re.sub(rf"^{TOOLKIT}\s*=.*$", source, text, flags=re.MULTILINE)

@@ -59,7 +59,7 @@ class Calls:
         self._session = find_session()
         self.region: str | None = region or find_region()
         self.rehearse = rehearse
-        self._say = say
+        self.say = say
         self._clients: dict[str, Any] = {}
         self._offline = rehearse and self._session.get_credentials() is None
         if self._offline:
@@ -72,6 +72,10 @@ class Calls:
             raise ConfigError(
                 "no credentials: export AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or give the machine a role"
             )
+
+    def step(self, what: str, done: str) -> None:
+        """Print that ``what`` is ``done``, such as `created`, or in a rehearsal that it would be."""
+        self.say(f"{what}: {'would be' if self.rehearse else 'is'} {done}")
 
     @cached_property
     def _identity(self) -> Mapping[str, Any]:
@@ -103,7 +107,7 @@ class Calls:
         if wrong is not None and wrong.has_errors():
             raise ConfigError(f"{service}:{operation}: {wrong.generate_report()}")
         if self.rehearse and not operation.startswith(HARMLESS):
-            self._say(f"would call {service}:{operation}\n{_shown(parameters)}")
+            self.say(f"would call {service}:{operation}\n{_shown(parameters)}")
             return None
         if self._offline:
             return _NOTHING_THERE.get(operation)
@@ -124,10 +128,11 @@ class Calls:
 
     def every(self, service: str, operation: str, entries: str, **parameters: Any) -> Iterator[Any]:
         """Yield the entries of all pages of a list."""
-        token = "NextToken" if service == "sagemaker" else "nextToken"
-        page: Any = {token: None}
-        while token in page:
-            page = self(service, operation, **{token: page[token]}, **parameters) or {}
+        names = {"s3": ("ContinuationToken", "NextContinuationToken"), "sagemaker": ("NextToken", "NextToken")}
+        given, returned = names.get(service, ("nextToken", "nextToken"))
+        page: Any = {returned: None}
+        while returned in page:
+            page = self(service, operation, **{given: page[returned]}, **parameters) or {}
             yield from page.get(entries, [])
 
     def price_list(self) -> Callable[..., Any]:
@@ -140,7 +145,7 @@ class Calls:
         from botocore.exceptions import BotoCoreError, ClientError
 
         if self.rehearse:
-            self._say(f"would upload {file} to s3://{bucket}/{key}")
+            self.say(f"would upload {file} to s3://{bucket}/{key}")
             return
         try:
             self._client("s3").upload_file(str(file), bucket, key)

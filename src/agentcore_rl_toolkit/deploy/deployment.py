@@ -9,7 +9,7 @@ import base64
 import contextlib
 import json
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -39,15 +39,12 @@ NO_REPOSITORY = ("RepositoryNotFoundException",)
 
 
 class Deployment:
-    """Deploys what ``settings`` say through ``calls``, telling ``say`` one line a step.
+    """Deploys what ``settings`` say through ``calls``. Raises (all its methods): ConfigError, RefusedError."""
 
-    Raises (all its methods): ConfigError, RefusedError.
-    """
-
-    def __init__(self, settings: Settings, calls: Calls, say: Callable[[str], None]) -> None:
-        self.settings, self._call, self._say = settings, calls, say
-        self._agent = AgentRuntime(settings, calls, say)
-        self._resources = Resources(settings.name, calls, say)
+    def __init__(self, settings: Settings, calls: Calls) -> None:
+        self.settings, self._call, self._say = settings, calls, calls.say
+        self._agent = AgentRuntime(settings, calls)
+        self._resources = Resources(settings.name, calls)
         self._s3, self._ecr = partial(calls, "s3"), partial(calls, "ecr")
 
     # -- up
@@ -66,8 +63,7 @@ class Deployment:
             then = f", and point endpoint {s.endpoint} at it" if s.endpoint else ""
             self._say(f"would wait until {which} is ready{then}")
         else:
-            self._agent.must_be_ready(agent.arn)
-            self._agent.point_endpoint(agent.arn, agent.version)
+            self._agent.serve(agent.arn, agent.version)
         return replace(agent, smoke=self._smoke(agent.arn))
 
     def place(self) -> iam.Place:
@@ -99,7 +95,7 @@ class Deployment:
         assert s.repository is not None
         found = self._ecr("DescribeRepositories", repositoryNames=[s.repository], absent=NO_REPOSITORY)
         if found is None:
-            self._say(f"repository {s.repository}: is created")
+            self._call.step(f"repository {s.repository}", "created")
             there = ("RepositoryAlreadyExistsException",)
             found = self._ecr("CreateRepository", repositoryName=s.repository, tags=[self._resources.tag], absent=there)
             uri = found["repository"]["repositoryUri"] if found else f"{self._registry()}/{s.repository}"
@@ -252,5 +248,5 @@ class Deployment:
         if self._resources.tag not in self._ecr("ListTagsForResource", resourceArn=arn).get("tags", []):
             left.append(f"the repository {name}, which this command did not make")
             return
-        self._say(f"repository {name}: is removed with its images")
+        self._call.step(f"repository {name}", "removed with its images")
         self._ecr("DeleteRepository", repositoryName=name, force=True, absent=NO_REPOSITORY)

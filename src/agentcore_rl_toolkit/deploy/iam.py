@@ -126,7 +126,7 @@ def deployer(place: Place, *, role: str) -> Policy:
         CreateAgentRuntimeEndpoint DeleteAgentRuntimeEndpoint GetAgentRuntimeEndpoint UpdateAgentRuntimeEndpoint
         ListAgentRuntimeEndpoints ListTagsForResource TagResource"""
     identities = place.arn(control, "workload-identity-directory/*")
-    roles = """CreateRole DeleteRole DeleteRolePolicy GetRole GetRolePolicy PutRolePolicy TagRole
+    roles = """CreateRole DeleteRole DeleteRolePolicy GetRole GetRolePolicy ListRolePolicies PutRolePolicy TagRole
         UpdateAssumeRolePolicy"""
     linked = [place.arn("iam", f"role/aws-service-role/{on}/{name}", region="") for on, name in LINKED_ROLES.items()]
     to_agentcore = {"StringEquals": {"iam:PassedToService": SERVICE}}

@@ -14,7 +14,7 @@ from .calls import Calls, RefusedError
 from .settings import TAG
 
 ROLE_S, ROLE_PAUSE_S = 90.0, 5.0
-ROLE_POLICY = "agentcore-rl"
+POLICY = "agentcore-rl"  # name of a role's policy, and the beginning of the names of its further ones
 NO_ENTITY = ("NoSuchEntity",)
 NOT_IN_S3 = ("404", "NoSuchKey", "NotFound", "NoSuchBucket")
 
@@ -25,16 +25,16 @@ class Resources:
     Raises (all its methods): ConfigError, RefusedError.
     """
 
-    def __init__(self, tag: str, calls: Calls, say: Callable[[str], None]) -> None:
+    def __init__(self, tag: str, calls: Calls) -> None:
         self.tag = {"Key": TAG, "Value": tag}
-        self._call, self._say = calls, say
+        self._call = calls
         self._s3, self._iam = partial(calls, "s3"), partial(calls, "iam")
 
     def bucket(self, name: str) -> None:
         """Create the bucket if it is absent."""
         if self._s3("HeadBucket", Bucket=name, absent=NOT_IN_S3) is not None:
             return
-        self._say(f"bucket {name}: is created")
+        self._call.step(f"bucket {name}", "created")
         region = self._call.region
         where = None if region == "us-east-1" else {"LocationConstraint": region}
         there = ("BucketAlreadyOwnedByYou",)  # and closed to the public, by S3's own default
@@ -51,29 +51,24 @@ class Resources:
         for file in files:
             size = file.stat().st_size
             if not self.has_object(bucket, prefix + file.name, size):
-                self._say(f"{file.name} ({size / 10**6:.1f} MB): is uploaded to s3://{bucket}/{prefix}")
+                self._call.step(f"{file.name} ({size / 10**6:.1f} MB)", f"uploaded to s3://{bucket}/{prefix}")
                 self._call.upload(file, bucket, prefix + file.name)
         return f"s3://{bucket}/{prefix}"
 
+    def objects(self, bucket: str, prefix: str) -> tuple[list[Any], list[Any]]:
+        """Return the objects below the prefix, and the parts of uploads that were interrupted there."""
+        where: dict[str, Any] = {"Bucket": bucket, "Prefix": prefix, "absent": ("NoSuchBucket",)}
+        listed = self._call.every("s3", "ListObjectsV2", "Contents", **where)
+        return list(listed), (self._s3("ListMultipartUploads", **where) or {}).get("Uploads", [])
+
     def remove_objects(self, bucket: str, prefix: str) -> None:
         """Remove all objects below the prefix, and the parts of uploads that were interrupted."""
-        parts = self._s3("ListMultipartUploads", Bucket=bucket, Prefix=prefix, absent=("NoSuchBucket",)) or {}
-        for part in parts.get("Uploads", []):
+        objects, parts = self.objects(bucket, prefix)
+        for part in parts:
             self._s3("AbortMultipartUpload", Bucket=bucket, Key=part["Key"], UploadId=part["UploadId"])
-        page: dict[str, Any] = {}
-        while True:
-            after = page.get("NextContinuationToken")
-            page = (
-                self._s3(
-                    "ListObjectsV2", Bucket=bucket, Prefix=prefix, ContinuationToken=after, absent=("NoSuchBucket",)
-                )
-                or {}
-            )
-            for item in page.get("Contents", []):
-                self._say(f"s3://{bucket}/{item['Key']}: is removed")
-                self._s3("DeleteObject", Bucket=bucket, Key=item["Key"])
-            if not page.get("IsTruncated"):
-                return
+        for item in objects:
+            self._call.step(f"s3://{bucket}/{item['Key']}", "removed")
+            self._s3("DeleteObject", Bucket=bucket, Key=item["Key"])
 
     def role(self, name: str, description: str, trust: iam.Policy, rights: iam.Policy) -> str:
         """Create the role, or bring it up to date. Returns its ARN."""
@@ -81,7 +76,7 @@ class Resources:
         arn = f"arn:{self._call.partition}:iam::{self._call.account}:role/{name}"
         found = self._iam("GetRole", **role, absent=NO_ENTITY)
         if found is None:
-            self._say(f"role {name}: is created")
+            self._call.step(f"role {name}", "created")
             about = {"Description": description, "Tags": [self.tag]}
             document = {"AssumeRolePolicyDocument": iam.text(trust)}
             self._iam("CreateRole", **role, **document, **about, absent=("EntityAlreadyExists",))
@@ -92,7 +87,7 @@ class Resources:
             )
         elif found["Role"]["AssumeRolePolicyDocument"] != trust:
             self._iam("UpdateAssumeRolePolicy", **role, PolicyDocument=iam.text(trust))
-        self.put_role_policy(name, ROLE_POLICY, rights)
+        self.put_role_policy(name, POLICY, rights)
         return arn
 
     def put_role_policy(self, role: str, name: str, rights: iam.Policy) -> bool:
@@ -113,27 +108,24 @@ class Resources:
                 about_role = "role" in str(e).lower() and e.code in ("ValidationException", "AccessDeniedException")
                 if not own_role or not about_role or time.monotonic() > deadline:
                     raise
-                self._say("the role is not known everywhere yet: waiting")
+                self._call.say("the role is not known everywhere yet: waiting")
                 time.sleep(ROLE_PAUSE_S)
 
     def has_any(self, role: str, bucket: str, prefix: str) -> bool:
         """Return True if there is the tagged role, an object below the prefix, or a part of an interrupted upload."""
         found = self._iam("GetRole", RoleName=role, absent=NO_ENTITY)
-        if found is not None and self.tag in found["Role"].get("Tags", []):
-            return True
-        where: dict[str, Any] = {"Bucket": bucket, "Prefix": prefix, "absent": ("NoSuchBucket",)}
-        parts = self._s3("ListMultipartUploads", **where) or {}
-        return bool(parts.get("Uploads") or (self._s3("ListObjectsV2", **where) or {}).get("Contents"))
+        return (found is not None and self.tag in found["Role"].get("Tags", [])) or any(self.objects(bucket, prefix))
 
     def remove_role(self, name: str) -> bool:
-        """Remove a role. Returns False for one without the tag, which stays."""
+        """Remove a role with the policies of this package's commands. Returns False for one without the tag, which stays."""
         found = self._iam("GetRole", RoleName=name, absent=NO_ENTITY)
         if found is None:
             return True
         if self.tag not in found["Role"].get("Tags", []):
             return False
-        self._say(f"role {name}: is removed")
-        if self._iam("GetRolePolicy", RoleName=name, PolicyName=ROLE_POLICY, absent=NO_ENTITY) is not None:
-            self._iam("DeleteRolePolicy", RoleName=name, PolicyName=ROLE_POLICY, absent=NO_ENTITY)
+        self._call.step(f"role {name}", "removed")
+        for policy in (self._iam("ListRolePolicies", RoleName=name, absent=NO_ENTITY) or {}).get("PolicyNames", []):
+            if policy.startswith(POLICY):  # `promote` gives rights to the agent's role, too
+                self._iam("DeleteRolePolicy", RoleName=name, PolicyName=policy, absent=NO_ENTITY)
         self._iam("DeleteRole", RoleName=name, absent=NO_ENTITY)
         return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,26 +21,23 @@ class Invocation:
 
     session: str
     user: str | None
-    start_ns: int
+    start_ns: int = 0
     prompt: str
-    answer: str
+    answer: str = ""
     reference: Any = None
 
 
 @dataclass(kw_only=True)
 class Harvest:
-    """Rows, and what was left out and why.
+    """Rows for training, those that are held out, and what was left out.
 
-    ``invocations`` are those of ``rows``, in the same order. ``redacted`` is the number of replacements by kind.
+    ``invocations`` are those of ``rows``, in the same order. ``left_out`` counts sessions and invocations by the reason.
     """
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     invocations: list[Invocation] = field(default_factory=list)
     held_out: list[dict[str, Any]] = field(default_factory=list)
-    duplicates: int = 0
-    later_turns: int = 0
-    without_user: int = 0
-    redacted: dict[str, int] = field(default_factory=dict)
+    left_out: Counter[str] = field(default_factory=Counter)
 
 
 def invocations(spans: Iterable[Span], user_key: str = SESSION) -> tuple[list[Invocation], int]:
@@ -63,15 +61,10 @@ def invocations(spans: Iterable[Span], user_key: str = SESSION) -> tuple[list[In
             missing += any(span.operation in ("invoke_agent", "chat") for span in members)
             continue
         session = str(facts.get(SESSION) or trace_id)
-        found.append(
-            Invocation(
-                session=session,
-                user=session if user_key == SESSION else str(facts.get(user_key) or "") or None,
-                start_ns=members[0].start_ns,
-                prompt=str(prompt),
-                answer=next(said, str(facts.get(FALLBACK_OUT, ""))),
-            )
-        )
+        user = session if user_key == SESSION else str(facts.get(user_key) or "") or None
+        answer = next(said, str(facts.get(FALLBACK_OUT, "")))
+        start_ns = members[0].start_ns
+        found.append(Invocation(session=session, user=user, start_ns=start_ns, prompt=str(prompt), answer=answer))
     return sorted(found, key=lambda each: each.start_ns), missing
 
 
@@ -81,13 +74,26 @@ def _last(messages: Sequence[tuple[str, str]], role: str) -> list[str]:
     return texts[-1:]
 
 
+def from_dataset(rows: Iterable[Mapping[str, Any]]) -> list[Invocation]:
+    """Read rows of an AgentCore data set: the first turn of each scenario, with its expected response as the reference."""
+    found = []
+    for number, row in enumerate(rows):
+        first = (row.get("turns") or [{}])[0]
+        given, name = first.get("input", ""), str(row.get("scenario_id", number))
+        values = {"expected_response": first.get("expected_response")}
+        values |= {key: row.get(key) for key in ("assertions", "expected_trajectory")}
+        reference = {key: value for key, value in values.items() if value} or None
+        prompt = given if isinstance(given, str) else json.dumps(given)
+        found.append(Invocation(session=name, user=name, prompt=prompt, reference=reference))
+    return found
+
+
 def harvest(
     found: Iterable[Invocation],
     *,
     prompt_field: str = "prompt",
     redaction: Redaction | None = None,
     held_out_share: float = 0.0,
-    limit: int | None = None,
 ) -> Harvest:
     """Make rows of the first invocation of each session.
 
@@ -100,29 +106,26 @@ def harvest(
     seen: set[str] = set()
     for each in found:
         if each.session in sessions:
-            out.later_turns += 1
+            out.left_out["later invocations of a session were left out: they need its history"] += 1
             continue
         sessions.add(each.session)
         if each.user is None:
-            out.without_user += 1
+            out.left_out["sessions were left out: they lack the attribute of the user"] += 1
             continue
-        payload = _payload(each.prompt, prompt_field)
-        row = {**payload, **({"_reference": each.reference} if each.reference is not None else {})}
+        row = {**_payload(each.prompt, prompt_field)}
+        if each.reference is not None:
+            row["_reference"] = each.reference
         row = redaction.value(row) if redaction is not None else row
         key = json.dumps(row, sort_keys=True)
         if key in seen:
-            out.duplicates += 1
+            out.left_out["sessions had the same first message as another one"] += 1
             continue
         seen.add(key)
-        held_out = int(hashlib.sha256(each.user.encode()).hexdigest()[:8], 16) / 2**32 < held_out_share
-        if held_out:
+        if int(hashlib.sha256(each.user.encode()).hexdigest()[:8], 16) / 2**32 < held_out_share:
             out.held_out.append(row)
         else:
             out.rows.append(row)
             out.invocations.append(each)
-        if limit is not None and len(out.rows) + len(out.held_out) >= limit:
-            break
-    out.redacted = dict(redaction.counts) if redaction is not None else {}
     return out
 
 
@@ -132,32 +135,3 @@ def _payload(prompt: str, prompt_field: str) -> dict[str, Any]:
     except ValueError:
         found = None
     return found if isinstance(found, dict) else {prompt_field: prompt}
-
-
-def from_dataset(rows: Iterable[Mapping[str, Any]]) -> list[Invocation]:
-    """Read rows of an AgentCore data set: the first turn of each scenario, with its expected response as the reference."""
-    found = []
-    for number, row in enumerate(rows):
-        first = (row.get("turns") or [{}])[0]
-        given = first.get("input", "")
-        name = str(row.get("scenario_id", number))
-        reference = {
-            key: value
-            for key, value in (
-                ("expected_response", first.get("expected_response")),
-                ("assertions", row.get("assertions")),
-                ("expected_trajectory", row.get("expected_trajectory")),
-            )
-            if value
-        }
-        found.append(
-            Invocation(
-                session=name,
-                user=name,
-                start_ns=number,
-                prompt=given if isinstance(given, str) else json.dumps(given),
-                answer="",
-                reference=reference or None,
-            )
-        )
-    return found

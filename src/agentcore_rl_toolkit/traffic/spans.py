@@ -8,12 +8,14 @@ Sources: OTLP specification, "JSON Protobuf Encoding"; ADOT for Python (llo_hand
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 SESSION = "session.id"
+_BLOCKS = {"text", "toolUse", "toolResult", "parts", "content", "reasoningContent"}  # keys of blocks of a message
 
 
 @dataclass(kw_only=True)
@@ -32,52 +34,64 @@ class Span:
         return str(self.attributes.get("gen_ai.operation.name", ""))
 
 
-def read_spans(records: Iterable[Mapping[str, Any]]) -> list[Span]:
-    """Read the records of a file or a log group. Texts of event records are put into their spans."""
+def read_spans(records: Iterable[Mapping[str, Any]]) -> tuple[list[Span], int]:
+    """Read the records of a file or a log group. Texts of event records are put into their spans.
+
+    Returns the spans, and the number of records that are not as the sources describe.
+    """
     spans: dict[tuple[str, str], Span] = {}
     texts: list[Span] = []
-    for record in records:
-        if "resourceSpans" in record:
-            for span in _otlp(record):
+    unreadable = 0
+    for record in itertools.chain.from_iterable(map(_flat, records)):
+        try:
+            if "traceId" in record and "body" in record:
+                texts.append(_event_record(record))
+            elif "traceId" in record and "spanId" in record:
+                span = _span(record)
                 spans[span.trace_id, span.span_id] = span
-        elif "traceId" in record and "body" in record:
-            texts.append(_event_record(record))
-        elif "traceId" in record and "spanId" in record:
-            span = _span(record, _plain(record.get("attributes")))
-            spans[span.trace_id, span.span_id] = span
+        except (AttributeError, LookupError, TypeError, ValueError):  # other services write to the same groups
+            unreadable += 1
     for text in texts:
         found = spans.setdefault((text.trace_id, text.span_id), text)
         found.inputs, found.outputs = found.inputs or text.inputs, found.outputs or text.outputs
         found.attributes = {**text.attributes, **found.attributes}
-    return list(spans.values())
+    return list(spans.values()), unreadable
 
 
-def _otlp(record: Mapping[str, Any]) -> Iterator[Span]:
-    for resource in record["resourceSpans"]:
-        of_resource = _plain(resource.get("resource", {}).get("attributes"))
-        for scope in resource.get("scopeSpans", []):
-            for span in scope.get("spans", []):
-                yield _span(span, {**of_resource, **_plain(span.get("attributes"))})
+def _flat(record: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the spans of an OTLP record, each with its resource, or the record itself."""
+    if "resourceSpans" not in record:
+        yield record
+    for resource in record.get("resourceSpans") or []:
+        for scope in resource.get("scopeSpans") or []:
+            for span in scope.get("spans") or []:
+                yield {**span, "resource": resource.get("resource")}
 
 
-def _span(raw: Mapping[str, Any], attributes: dict[str, Any]) -> Span:
-    span = Span(
-        trace_id=str(raw["traceId"]),
-        span_id=str(raw["spanId"]),
-        start_ns=int(raw.get("startTimeUnixNano") or 0),
-        attributes=attributes,
-    )
-    for event in raw.get("events", []):
-        _add_event(span, str(event.get("name", "")), _plain(event.get("attributes")))
+def _span(raw: Mapping[str, Any]) -> Span:
+    """Read a span with the texts in its attributes and events.
+
+    The conventions up to 1.36 have an event for each message, the later ones an attribute with all messages.
+    """
+    attributes = _plain((raw.get("resource") or {}).get("attributes")) | _plain(raw.get("attributes"))
+    start_ns = int(raw.get("startTimeUnixNano") or 0)
+    span = Span(trace_id=str(raw["traceId"]), span_id=str(raw["spanId"]), start_ns=start_ns, attributes=attributes)
+    for event in raw.get("events") or []:
+        name, values = str(event.get("name", "")), _plain(event.get("attributes"))
+        if name == "gen_ai.choice":
+            span.outputs.append(("assistant", text_of(values.get("message", values.get("content")))))
+        elif name.startswith("gen_ai.") and name.endswith(".message"):
+            span.inputs.append((name.split(".")[1], text_of(values.get("content"))))
+        else:
+            _add_messages(span, values)
     _add_messages(span, attributes)
     return span
 
 
 def _event_record(record: Mapping[str, Any]) -> Span:
     """Restore the texts that ADOT moved from a span into a log event."""
-    span = Span(
-        trace_id=str(record["traceId"]), span_id=str(record["spanId"]), attributes=_plain(record.get("attributes"))
-    )
+    attributes = _plain(record.get("attributes"))
+    span = Span(trace_id=str(record["traceId"]), span_id=str(record["spanId"]), attributes=attributes)
     body = record["body"] if isinstance(record["body"], Mapping) else {}
     for direction, into in (("input", span.inputs), ("output", span.outputs)):
         for message in (body.get(direction) or {}).get("messages", []):
@@ -87,52 +101,32 @@ def _event_record(record: Mapping[str, Any]) -> Span:
     return span
 
 
-def _add_event(span: Span, name: str, attributes: Mapping[str, Any]) -> None:
-    """Take the texts of an event of the conventions up to 1.36, one message each, or of the later one with all messages."""
-    if name == "gen_ai.choice":
-        span.outputs.append(("assistant", text_of(attributes.get("message", attributes.get("content")))))
-    elif name.startswith("gen_ai.") and name.endswith(".message"):
-        span.inputs.append((name.split(".")[1], text_of(attributes.get("content"))))
-    else:
-        _add_messages(span, attributes)
-
-
 def _add_messages(span: Span, attributes: Mapping[str, Any]) -> None:
     for key, into in (("gen_ai.input.messages", span.inputs), ("gen_ai.output.messages", span.outputs)):
-        for message in _list(attributes.get(key)):
-            if isinstance(message, Mapping):
-                parts = message.get("parts", message.get("content"))
-                into.append((str(message.get("role", "user")), text_of(parts)))
+        value = attributes.get(key) or []
+        for message in json.loads(value) if isinstance(value, str) else value:
+            into.append((str(message.get("role", "user")), text_of(message.get("parts", message.get("content")))))
 
 
 def text_of(content: Any) -> str:
-    """Return the text of a message's content: a text, JSON in a text, or a list of blocks. Tool calls and results have none."""
+    """Return the text of a message's content: a text, or a list of blocks, also as JSON. Tool calls and results have none."""
+    if isinstance(content, str) and content.startswith("["):
+        try:
+            blocks = json.loads(content)
+        except ValueError:
+            return content
+        known = isinstance(blocks, list) and all(isinstance(b, Mapping) and not _BLOCKS.isdisjoint(b) for b in blocks)
+        return _text(blocks) if known else content
+    return _text(content)
+
+
+def _text(content: Any) -> str:
+    """Return the text of blocks. A text in them is the user's own, also if it is JSON."""
     if isinstance(content, str):
-        parsed = _json(content)
-        return content if parsed is None else text_of(parsed)
+        return content
     if isinstance(content, Mapping):
-        return text_of(content.get("text", content.get("content", ""))) if content.get("type", "text") == "text" else ""
-    if isinstance(content, list):
-        return "\n".join(filter(None, map(text_of, content)))
-    return ""
-
-
-def _json(text: str) -> Any:
-    """Return a list or an object that the text is, or None."""
-    if not text.lstrip().startswith(("[", "{")):
-        return None
-    try:
-        found = json.loads(text)
-    except ValueError:
-        return None
-    blocks = found if isinstance(found, list) else [found]
-    known = ("text", "toolUse", "toolResult", "parts", "content", "reasoningContent")
-    return found if all(isinstance(block, Mapping) and any(key in block for key in known) for block in blocks) else None
-
-
-def _list(value: Any) -> list[Any]:
-    found = json.loads(value) if isinstance(value, str) and value.lstrip().startswith("[") else value
-    return found if isinstance(found, list) else []
+        return _text(content.get("text", content.get("content", ""))) if content.get("type", "text") == "text" else ""
+    return "\n".join(filter(None, map(_text, content))) if isinstance(content, list) else ""
 
 
 def _plain(attributes: Any) -> dict[str, Any]:

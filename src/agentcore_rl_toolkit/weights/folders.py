@@ -31,17 +31,19 @@ def complete_folder(folder: Path) -> None:
     if not config.is_file():
         return
     if template.is_file():
-        text = template.read_text()
+        text = template.read_text(encoding="utf-8")
         _rewrite(config, lambda values: {**_tokenizer_of_both_versions(values), "chat_template": text})
     else:
         _rewrite(config, _tokenizer_of_both_versions)
-        inline = json.loads(config.read_text()).get("chat_template")
+        inline = json.loads(config.read_bytes()).get("chat_template")
         if isinstance(inline, str):  # several named templates, a list, have no file
-            template.write_text(inline)
+            template.write_text(inline, encoding="utf-8")
 
 
 def copy_folder(source: Path, target: Path, dtype: DType | None = None) -> Path:
     """Copy a model's folder with its weights as ``dtype`` (None: unchanged), complete it, all or nothing. Returns the target.
+
+    The weights of a quantized model stay as they are.
 
     Raises: ConfigError if ``target`` exists, or if ``source`` has no weights in the safetensors format.
     """
@@ -50,6 +52,8 @@ def copy_folder(source: Path, target: Path, dtype: DType | None = None) -> Path:
     weights = sorted(source.glob("*.safetensors"))
     if not weights or not (source / CONFIG_FILE).is_file():
         raise ConfigError(f"{source} does not hold a model: config.json and *.safetensors are needed")
+    if "quantization_config" in json.loads((source / CONFIG_FILE).read_bytes()):
+        dtype = None  # its numbers have a meaning only in their own types
     partial = target.with_name(target.name + ".new")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -114,4 +118,5 @@ def _tokenizer_of_both_versions(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rewrite(file: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    file.write_text(json.dumps(change(json.loads(file.read_text())), indent=2, ensure_ascii=False) + "\n")
+    text = json.dumps(change(json.loads(file.read_bytes())), indent=2, ensure_ascii=False)
+    file.write_text(text + "\n", encoding="utf-8")

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from agentcore_rl_toolkit.cli.eval import command as evaluate
+from agentcore_rl_toolkit.cli.production.compare import command, read_results
+from agentcore_rl_toolkit.deploy.models.facts import digest_of_model
 from agentcore_rl_toolkit.gateway.testing import ScriptedModel
+from agentcore_rl_toolkit.policy import WEIGHTS_DIR
 from agentcore_rl_toolkit.runs import Rollout, RunWriter, write_config
 from serving import OURS
 
@@ -101,29 +108,83 @@ def test_models_are_evaluated_first(tmp_path: Path) -> None:
             {"input": "line-000007", "a": 0.0, "b": 1.0}
         ]
         calls = len(odd.calls)
+        refused = run(*sides, *words)
+        assert (refused.returncode, "--resume" in refused.stderr) == (2, True)
+        words = (*words, "--resume")
         again = run(*sides, *words)
         assert again.stdout == done.stdout
         assert len(odd.calls) == calls  # nothing is run twice
         changed = tmp_path / "changed.jsonl"
         changed.write_text(data.read_text().replace("number 3", "number 33"))
         for other, why in (
-            ((sides[0], f"{odd.url}/v1#other", *words), "out/b is an evaluation of another model"),
-            ((*reversed(sides), *words), "out/a is an evaluation of another model"),
-            ((*sides, *words, "--data", str(changed)), "out/a is an evaluation with another --data"),
-            ((*sides, *words, "--sampling-params", '{"temperature": 0}', "--resume"), "with another --sampling-params"),
+            ((sides[0], f"{odd.url}/v1#other", *words), "out is a comparison with another B:"),
+            ((*reversed(sides), *words), "out is a comparison with another A, B:"),
+            ((*sides, *words, "--data", str(changed)), "out is a comparison with another data:"),
+            ((*sides, *words, "--sampling-params", '{"temperature": 0}'), "with another sampling_params:"),
         ):
             refused = run(*other)
             assert (refused.returncode, refused.stdout) == (2, "")
             assert why in refused.stderr
         assert len(odd.calls) == calls
-        twice = run(*sides, *words[:-4], "--limit", "1", "--repeat", "7", "--out", str(tmp_path / "out"))
-        assert (twice.returncode, "--resume" in twice.stderr) == (2, True)
-        more = run(*sides, *words[:-4], "--out", str(tmp_path / "out"))  # all eight inputs
-        assert more.returncode == 2
-        assert "--resume" in more.stderr
-        resumed = run(*sides, *words[:-4], "--out", str(tmp_path / "out"), "--resume")
-        assert "over 8 inputs" in resumed.stdout
+        more = tuple(word for word in words if word not in ("--limit", "7"))
+        resumed = run(*sides, *more)  # all eight inputs
+        assert "over 8 inputs" in resumed.stdout, resumed.stderr
         assert len(odd.calls) == calls + 1
+
+
+def test_eval_gets_the_options_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+
+    def evaluated(**options: Any) -> None:
+        given.update(options)
+        os.environ["AWS_ACCESS_KEY_ID"] = "of a local service"
+        raise SystemExit(3)
+
+    monkeypatch.setattr(evaluate, "callback", evaluated)
+    monkeypatch.setenv("HIDDEN", "of this shell")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "of this shell")
+    data = tmp_path / "rows.jsonl"
+    data.write_text('{"prompt": "x"}\n')
+    words = ["--agent", "agent.py", "--data", str(data), "--out", str(tmp_path / "out"), "--policy-model", "*"]
+    words += ["--session-env", "PATH=of sessions", "--session-env", "HIDDEN="]
+    done = CliRunner().invoke(command, ["http://127.0.0.1:1/v1#a", "http://127.0.0.1:1/v1#b", *words])
+    assert done.exit_code == 3, (done.output, done.exception)
+    assert given["session_env"] == ("PATH=of sessions", "HIDDEN=")
+    wanted = {"base_url": "http://127.0.0.1:1/v1", "model_id": "a", "policy_models": ("*",), "repeat": 1, "model": None}
+    assert wanted.items() <= given.items()
+    assert given["out"] == tmp_path / "out" / "a"
+    assert os.environ["AWS_ACCESS_KEY_ID"] == "of this shell"
+
+
+def test_two_evaluations_take_no_options_of_rollouts(tmp_path: Path) -> None:
+    a = evaluation(tmp_path / "a", {"i": [1.0]})
+    refused = run(a, a, "--limit", "5", "--out", str(tmp_path / "out"))
+    assert (refused.returncode, "leave out --limit" in refused.stderr) == (2, True)
+    assert run(a, a, "--out", str(tmp_path / "out")).returncode == 0
+    assert (tmp_path / "out" / "compare.json").exists()
+
+
+def test_the_time_between_two_parts_of_an_evaluation_does_not_count(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    write_config(tmp_path / "a", {"kind": "eval"})
+    with RunWriter(tmp_path / "a") as writer:
+        for n, end_s in enumerate((1010.0, 1015.0, 90000.0)):  # two at the same time, and one on the next day
+            times: dict[str, Any] = {"elapsed_s": 10.0, "ended_s": end_s}
+            rollout = Rollout(session_id=f"s{n}", phase="eval", group=f"g{n}", outcome="ok", **times)
+            writer.rollout(lambda rollout=rollout: rollout)
+    assert read_results(tmp_path / "a").wall_s == 25.0
+
+
+def test_a_model_is_known_by_its_content(tmp_path: Path) -> None:
+    shutil.copytree(WEIGHTS_DIR, tmp_path / "model")
+    config = tmp_path / "model" / "config.json"
+    one = digest_of_model(tmp_path / "model")
+    times, text = config.stat(), config.read_text()
+    os.utime(config)
+    assert digest_of_model(tmp_path / "model") == one
+    config.write_text(text.replace("0", "1"))
+    os.utime(config, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert digest_of_model(tmp_path / "model") != one
 
 
 @pytest.mark.parametrize(

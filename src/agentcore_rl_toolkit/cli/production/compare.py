@@ -9,7 +9,6 @@ import json
 import os
 import re
 import statistics
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -17,28 +16,28 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from ...errors import ConfigError
+from ..eval import command as evaluate
+from ..eval import experiment, with_evaluation
 from ..models import WORDS, model_folder
-from ..options import AGENT, ENV_FILE, as_json, with_agent_as_is, with_judge, with_sessions
+from ..options import as_json
 from ..output.commands import nearby
 from ..output.terminal import visible
 
-FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
-FOLDER = click.Path(path_type=Path, file_okay=False)
-POSITIVE = click.FloatRange(min=0, min_open=True)
-SETTINGS = "compared.json"  # written into the folder of a side that this command evaluates
-MEASURED, JUDGE = ("timeout", "sampling_params", "score", "judge"), ("judge_url", "judge_model", "judge_weight")
+SETTINGS = "compared.json"
+MEASURED = ("timeout", "sampling_params", "score", "judge", "judge_url", "judge_model", "judge_weight")
 SHOWN = 5  # inputs that got better, and worse, on the screen; all are in compare.json
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Side:
-    """A side: its name, the folder of its evaluation, and the options with which `eval` makes it (None if it exists)."""
+    """A side: its name, the folder of its evaluation, and the options with which `eval` makes it (empty if it exists)."""
 
     name: str
     folder: Path
-    options: tuple[str, ...] | None
+    options: Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,7 +51,7 @@ class Results:
         failed: rollouts that did not end ok, by their outcome.
         seconds: duration of each rollout.
         tokens: sampled tokens of each rollout. Empty if no gateway recorded them.
-        wall_s: time from the first rollout's start to the last one's end.
+        wall_s: time during which at least one rollout ran.
     """
 
     keys: Mapping[str, str | None]
@@ -67,7 +66,7 @@ class Results:
         """Return the numbers as they are written to compare.json. The reward is that of the inputs that both sides share."""
         from ...stats.intervals import interval
 
-        scores = [self.scores[name] for name in shared]
+        scores, seconds = [self.scores[name] for name in shared], sorted(self.seconds)
         low, high = interval(scores)
         return {
             "rollouts": self.rollouts,
@@ -75,8 +74,8 @@ class Results:
             "reward": statistics.fmean(scores) if scores else None,
             "low": low,
             "high": high,
-            "seconds_median": statistics.median(self.seconds) if self.seconds else None,
-            "seconds_p90": _quantile(self.seconds, 0.9),
+            "seconds_median": statistics.median(seconds) if seconds else None,
+            "seconds_p90": seconds[int(0.9 * len(seconds))] if seconds else None,
             "sampled_tokens_mean": statistics.fmean(self.tokens) if self.tokens else None,
         }
 
@@ -84,37 +83,13 @@ class Results:
 @click.command()
 @click.argument("a", metavar="A")
 @click.argument("b", metavar="B")
-@click.option("--data", type=FILE, help="As for `eval`.")
-@click.option("--agent", metavar=f"ARN|{AGENT}", help="The agent, as for `eval`.")
-@click.option("--bucket", help="As for `eval`.")
-@click.option("--repeat", default=1, show_default=True, type=click.IntRange(min=1), help="Rollouts per input and side.")
-@click.option("--limit", type=click.IntRange(min=1), help="The number of lines to take. [default: all]")
-@click.option("--concurrency", default=16, show_default=True, type=click.IntRange(min=1), help="Rollouts at a time.")
-@click.option(
-    "--timeout",
-    default=900.0,
-    show_default=True,
-    type=click.FloatRange(min=0, min_open=True),
-    help="Seconds per rollout.",
-)
-@click.option(
-    "--sampling-params", metavar="JSON", help="Sampling parameters for the agent, e.g. '{\"temperature\": 0}'."
-)
 @click.option(
     "--at-least",
     type=float,
     metavar="DIFFERENCE",
     help="Exit with 1 unless the whole interval of B - A is at or above this, e.g. -0.02, and every input counts.",
 )
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Folder of the results. [default: runs/compare-DATA]",
-)
-@click.option("--resume", is_flag=True, help="Continue an interrupted comparison in --out.")
-@with_judge
-@with_agent_as_is
-@with_sessions
+@with_evaluation
 @as_json
 def command(a: str, b: str, **options: Any) -> None:
     """Compare two models on the same inputs: the paired difference of their rewards, with its interval and p value.
@@ -131,31 +106,27 @@ def command(a: str, b: str, **options: Any) -> None:
         agentcore-rl compare runs/eval-old runs/eval-new --at-least -0.02
     """
     from ...client.evaluation import read_rows
-    from ...runs.folder import make_folder
     from ...stats.differences import difference
 
-    out = options["out"]
-    sides = [_side(value, name, Path()) for value, name in ((a, "a"), (b, "b"))]
+    sides = [_side(value, name) for value, name in ((a, "a"), (b, "b"))]
+    out: Path | None = options["out"]
     inputs: list[str] | None = None
-    if any(side.options is not None for side in sides):
+    if any(side.options for side in sides):
         if options["data"] is None:
             raise ConfigError("--data is needed: its inputs run with each side that is not an earlier evaluation")
-        if out is None and options["resume"]:
-            raise ConfigError("--resume needs --out, the folder of the interrupted comparison")
         inputs = [row.input_id for row in read_rows(options["data"])][: options["limit"]]
-        out = (out or make_folder(Path("runs").resolve(), f"compare-{options['data'].stem}")).resolve()
-        out.mkdir(parents=True, exist_ok=True)
-        sides = [
-            dataclasses.replace(side, folder=out / side.folder) if side.options is not None else side for side in sides
-        ]
-    kept = [(side, _settings(side, options)) for side in sides if side.options is not None]
-    for side, settings in kept:
-        _check_kept(side.folder, settings)
-    for side, settings in kept:
-        if not _complete(side.folder, len(inputs or ()), options["repeat"]):
-            side.folder.mkdir(exist_ok=True)
-            (side.folder / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n")
-            _evaluate(side, options)
+        _, out = experiment(options, "compare", SETTINGS)
+        sides = [dataclasses.replace(side, folder=out / side.folder) if side.options else side for side in sides]
+        _keep_settings(out, sides, options)
+        for side in (side for side in sides if side.options):
+            if not _complete(side.folder, len(inputs), options["repeat"]):
+                _evaluate(side, options, len(inputs))
+    else:
+        source, used = click.get_current_context().get_parameter_source, ("at_least", "out", "as_json")
+        given = [name for name in options if name not in used and source(name) is ParameterSource.COMMANDLINE]
+        if given:
+            names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+            raise ConfigError(f"A and B are earlier evaluations, so nothing is run: leave out {names}")
     results = [read_results(side.folder, inputs) for side in sides]
     _check_payloads(*results)
     change = difference(results[0].scores, results[1].scores)
@@ -168,11 +139,12 @@ def command(a: str, b: str, **options: Any) -> None:
             {"name": side.name, "folder": str(side.folder), **result.facts(shared), **_dollars(side.folder, result)}
             for side, result in zip(sides, results, strict=True)
         ],
-        "difference": change.as_facts(),
+        "difference": dataclasses.asdict(change),
         "unpaired": len(wanted) - len(shared),
         "changed": _changed(results[0].scores, results[1].scores),
     }
     if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
         (out / "compare.json").write_text(json.dumps(facts, indent=2) + "\n")
     click.echo(json.dumps(facts, indent=2) if options["as_json"] else visible("\n".join(_lines(facts))))
     least = options["at_least"]
@@ -184,7 +156,7 @@ def command(a: str, b: str, **options: Any) -> None:
             sys.exit(1)
 
 
-def _side(value: str, name: str, out: Path) -> Side:
+def _side(value: str, name: str) -> Side:
     """Parse a side. Raises: ConfigError."""
     from ...runs import read_config
     from ...runs.folder import is_run
@@ -193,48 +165,40 @@ def _side(value: str, name: str, out: Path) -> Side:
         url, _, model_id = value.partition("#")
         if not model_id:
             raise ConfigError(f"{value} names no model: write URL#MODEL_ID, e.g. {value}#my-model")
-        return Side(name=value, folder=out / name, options=("--base-url", url, "--model-id", model_id))
+        return Side(name=value, folder=Path(name), options={"base_url": url, "model_id": model_id})
     path = Path(value)
     if path.is_dir() and is_run(path) and read_config(path).get("kind") == "eval":
-        return Side(name=value, folder=path, options=None)
+        return Side(name=value, folder=path, options={})
     try:
-        return Side(name=value, folder=out / name, options=("--model", str(model_folder(value))))
+        return Side(name=value, folder=Path(name), options={"model": model_folder(value)})
     except ConfigError as e:
         raise ConfigError(f"{value} is neither an evaluation nor a model ({WORDS}) or URL#MODEL_ID: {e}") from e
 
 
-def _settings(side: Side, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what an evaluation measures: the model, the data and the agent as they are now, and the options of the rollouts."""
+def _keep_settings(out: Path, sides: Sequence[Side], options: Mapping[str, Any]) -> None:
+    """Write what a comparison measures: the models, data and agent as they are now, and the options of the rollouts.
+
+    Raises: ConfigError if the folder has a comparison of something else.
+    """
+    from ...deploy.models.facts import digest_of_model
     from ...isolation.project import Project
+    from ...runs.folder import read_object
     from ..training.stack import find_agent
 
-    assert side.options is not None
-    agent, model = options["agent"], Path(side.options[1])
+    agent = options["agent"]
     file = Path() if agent is None or agent.startswith("arn:") else find_agent(agent).resolve()
-    made_of: dict[str, Any] = {"model": [*side.options, *(_stamps(model) if model.is_dir() else ())]}
-    made_of["data"] = hashlib.sha256(options["data"].read_bytes()).hexdigest()
-    made_of["agent"] = [agent, Project.of(file).digest() if file.is_file() else None]
-    return made_of | {name: options[name] for name in (*MEASURED, *JUDGE)}
-
-
-def _stamps(model: Path) -> list[str]:
-    """Return name, size and time of each file of a model. Weights are too large to be read for every comparison."""
-    files = sorted(file for file in model.iterdir() if file.is_file())
-    return [f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files]
-
-
-def _check_kept(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Raise ConfigError if the folder holds an evaluation that measured something else."""
-    from ...runs.folder import read_object
-
-    if not (folder / "ledger.jsonl").exists() and not (folder / "summary.json").exists():
-        return
-    kept = read_object(folder / SETTINGS)
-    for name, value in settings.items():
-        if name not in kept or kept[name] != value:
-            option = name.replace("_", "-")
-            other = f"of another {name}" if name in ("model", "agent") else f"with another --{option}"
-            raise ConfigError(f"{nearby(folder)} is an evaluation {other}: choose another --out")
+    settings = {name: options[name] for name in MEASURED}
+    for name, side in zip("AB", sides, strict=True):
+        model = side.options.get("model")
+        settings[name] = digest_of_model(model) if model is not None else dict(side.options) or str(side.folder)
+    settings["data"] = hashlib.sha256(options["data"].read_bytes()).hexdigest()
+    settings["agent"] = [agent, Project.of(file).digest() if file.is_file() else None]
+    kept = read_object(out / SETTINGS) or settings
+    other = [name for name, value in settings.items() if kept.get(name) != value]
+    if other:
+        raise ConfigError(f"{nearby(out)} is a comparison with another {', '.join(other)}: choose another --out")
+    out.mkdir(parents=True, exist_ok=True)
+    (out / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n")
 
 
 def _check_payloads(a: Results, b: Results) -> None:
@@ -257,32 +221,22 @@ def _complete(folder: Path, inputs: int, repeat: int) -> bool:
     return (summary.get("rollouts"), summary.get("inputs"), read_config(folder).get("repeat")) == wanted
 
 
-def _evaluate(side: Side, options: Mapping[str, Any]) -> None:
-    """Run `agentcore-rl eval` for one side. Its progress is shown, its summary is not."""
-    assert side.options is not None
-    words = [*side.options, "--data", str(options["data"]), "--out", str(side.folder)]
-    for name in (*MEASURED, *JUDGE, "agent", "bucket", "repeat", "limit", "concurrency"):
-        if options[name] is not None:
-            words += [f"--{name.replace('_', '-')}", str(options[name])]
-    for name in ("readable", "writable", "model_hosts", "policy_models"):
-        words += [word for value in options[name] for word in (f"--{name.replace('_', '-').removesuffix('s')}", value)]
-    env_file, from_file = click.get_current_context().meta.get(ENV_FILE, (None, ()))
-    words += ["--env-file", str(env_file)] if env_file is not None else []
-    variables = dict(word.partition("=")[::2] for word in options["session_env"][len(from_file) :])
-    # Only names: values on a command line can be seen by every user of the machine.
-    words += [word for name in variables for word in ("--session-env", name)]
-    begun = (side.folder / "ledger.jsonl").exists()
-    if begun and not options["resume"]:
-        raise ConfigError(f"{nearby(side.folder)} holds a run. Continue with --resume, or choose another --out")
+def _evaluate(side: Side, options: Mapping[str, Any], inputs: int) -> None:
+    """Run `agentcore-rl eval` for one side. Its progress is shown, its summary is not. Exit if it does not come to its end."""
+    given = {p.name: options[p.name] for p in evaluate.params if p.name in options} | dict(side.options)
+    given |= {"out": side.folder, "resume": (side.folder / "ledger.jsonl").exists(), "as_json": False}
     click.echo(visible(f"{side.folder.name.upper()}: {side.name}"), err=True)
-    command = [sys.executable, "-m", "agentcore_rl_toolkit.cli", "eval", *words, *(["--resume"] if begun else [])]
-    given = {name: value for name, value in variables.items() if value}
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env={**os.environ, **given})
-    while process.poll() is None:
-        with contextlib.suppress(KeyboardInterrupt):  # it received the signal, too: it keeps finished rollouts and ends
-            process.wait()
-    if process.returncode not in (0, 1) or not (side.folder / "summary.json").exists():
-        sys.exit(process.returncode or 1)
+    code, variables = 0, dict(os.environ)
+    with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere):
+        try:
+            click.get_current_context().invoke(evaluate, **given)
+        except SystemExit as e:  # 1: rollouts failed, which is a result
+            code = int(e.code or 0)
+        finally:  # local services have credentials of their own there
+            os.environ.clear()
+            os.environ.update(variables)
+    if code not in (0, 1) or not _complete(side.folder, inputs, options["repeat"]):
+        sys.exit(code or 1)
 
 
 def read_results(folder: Path, inputs: Iterable[str] | None = None) -> Results:
@@ -293,12 +247,15 @@ def read_results(folder: Path, inputs: Iterable[str] | None = None) -> Results:
     with RunReader(folder) as reader:
         rows = reader.rollouts(Query(), limit=reader.count())
     rows = [row for row in rows if wanted is None or row["grp"] in wanted]
-    ends = [row["ended_s"] for row in rows if row["ended_s"] is not None]
-    starts = [row["ended_s"] - (row["elapsed_s"] or 0.0) for row in rows if row["ended_s"] is not None]
     scores: dict[str, list[float]] = {}
     for row in rows:
         if row["score"] is not None:
             scores.setdefault(row["grp"], []).append(row["score"])
+    wall_s, until_s = 0.0, 0.0  # an interrupted evaluation may have continued a day later
+    ended = [row for row in rows if row["ended_s"] is not None]
+    for start_s, end_s in sorted((row["ended_s"] - (row["elapsed_s"] or 0.0), row["ended_s"]) for row in ended):
+        wall_s += max(0.0, end_s - max(start_s, until_s))
+        until_s = max(until_s, end_s)
     return Results(
         keys={row["grp"]: row["input_key"] for row in rows},
         scores={name: statistics.fmean(each) for name, each in scores.items()},
@@ -306,7 +263,7 @@ def read_results(folder: Path, inputs: Iterable[str] | None = None) -> Results:
         failed=Counter(row["outcome"] for row in rows if row["outcome"] != "ok"),
         seconds=[row["elapsed_s"] for row in rows if row["elapsed_s"] is not None],
         tokens=[row["sampled_tokens"] for row in rows if row["sampled_tokens"]],
-        wall_s=max(ends) - min(starts) if ends else 0.0,
+        wall_s=wall_s,
     )
 
 
@@ -335,28 +292,26 @@ def _changed(a: Mapping[str, float], b: Mapping[str, float]) -> list[dict[str, A
     return sorted(changed, key=lambda each: (-abs(each["b"] - each["a"]), each["input"]))
 
 
-def _quantile(values: Sequence[float], share: float) -> float | None:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
-
-
 def _lines(facts: Mapping[str, Any]) -> list[str]:
     """Return the report for people."""
     a, b = facts["sides"]
     change = facts["difference"]
-    table = [
+    table: list[tuple[str, ...]] = [
         ("", f"A: {_short(a['name'])}", f"B: {_short(b['name'])}"),
-        ("rollouts", *(str(side["rollouts"]) for side in (a, b))),
-        ("reward", *(_number(side["reward"]) for side in (a, b))),
-        ("95 % interval", *(f"{_number(side['low'])} to {_number(side['high'])}" for side in (a, b))),
-        ("seconds, median", *(_number(side["seconds_median"]) for side in (a, b))),
-        ("seconds, 90 %", *(_number(side["seconds_p90"]) for side in (a, b))),
-        ("sampled tokens", *(_number(side["sampled_tokens_mean"]) for side in (a, b))),
+        ("rollouts", f"{a['rollouts']}", f"{b['rollouts']}"),
     ]
-    for heading, key in (("agent, $ for 1,000", "agent_dollars"), ("model, $ for 1,000", "model_dollars")):
-        if any(side[key] is not None for side in (a, b)):
-            table.append((heading, *(_number(side[key]) for side in (a, b))))
-    if any(side["failed"] for side in (a, b)):
+    table.append(("reward", _number(a["reward"]), _number(b["reward"])))
+    table.append(("95 % interval", *(f"{_number(side['low'])} to {_number(side['high'])}" for side in (a, b))))
+    for heading, key in (
+        ("seconds, median", "seconds_median"),
+        ("seconds, 90 %", "seconds_p90"),
+        ("sampled tokens", "sampled_tokens_mean"),
+        ("agent, $ for 1,000", "agent_dollars"),
+        ("model, $ for 1,000", "model_dollars"),
+    ):
+        if not key.endswith("dollars") or any(side[key] is not None for side in (a, b)):
+            table.append((heading, _number(a[key]), _number(b[key])))
+    if a["failed"] or b["failed"]:
         table.append(("failed", *(", ".join(f"{n} {o}" for o, n in side["failed"].items()) or "0" for side in (a, b))))
     widths = [max(len(row[place]) for row in table) for place in range(3)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,6 @@ import click
 from ...errors import ConfigError
 from ..options import new_file, with_force
 from ..output.commands import nearby
-from ..output.terminal import visible
 
 if TYPE_CHECKING:
     from ...traffic.rows import Invocation
@@ -47,7 +47,6 @@ _UNITS = {"m": 60, "h": 3600, "d": 86400}
     help="Attribute that names the user. Sessions without it are left out.",
 )
 @click.option("--since", default="7d", show_default=True, metavar="TIME", help="For CloudWatch: 90m, 12h, 7d.")
-@click.option("--limit", type=click.IntRange(min=1), help="The number of rows to take. [default: all]")
 @click.option(
     "--redact", "patterns", multiple=True, metavar="REGEX", help="Redact matches of this pattern, too. Repeatable."
 )
@@ -80,74 +79,59 @@ def command(source: str, out: Path, **options: Any) -> None:
     if options["no_redact"] and options["patterns"]:
         raise ConfigError("--redact and --no-redact contradict each other")
     redaction = None if options["no_redact"] else Redaction(options["patterns"])
-    found, missing = _read(source, options)
+    found, lost = _read(source, options)
     if not found:
-        hint = (
-            f"{missing} traces have no text: does the agent run with AWS's OpenTelemetry distribution?"
-            if missing
-            else ""
-        )
-        raise ConfigError(f"there is no invocation of an agent in {source}. {hint}".strip())
+        missing = lost[_NO_TEXT]
+        hint = f" {missing} traces have no text: does the agent run with AWS's OpenTelemetry distribution?"
+        raise ConfigError(f"there is no invocation of an agent in {source}.{hint if missing else ''}")
     if all(each.user is None for each in found):
         raise ConfigError(
             f"no trace has the attribute {options['user_attribute']}; --user-attribute names the user's one"
         )
-    made = harvest(
-        found,
-        prompt_field=options["prompt_field"],
-        redaction=redaction,
-        held_out_share=options["eval_share"] if options["eval_out"] is not None else 0.0,
-        limit=options["limit"],
-    )
-    _write(out, made.rows)
-    click.echo(f"{nearby(out)}: {len(made.rows)} rows")
+    share = options["eval_share"] if options["eval_out"] is not None else 0.0
+    made = harvest(found, prompt_field=options["prompt_field"], redaction=redaction, held_out_share=share)
+    _write(out, made.rows, "rows")
     if options["eval_out"] is not None:
-        _write(options["eval_out"], made.held_out)
-        click.echo(f"{nearby(options['eval_out'])}: {len(made.held_out)} rows, of other users")
+        _write(options["eval_out"], made.held_out, "rows, of other users")
     if options["sft_out"] is not None:
         dialogues = [_dialogue(each, redaction) for each in made.invocations if each.answer]
-        _write(options["sft_out"], dialogues)
-        click.echo(f"{nearby(options['sft_out'])}: {len(dialogues)} dialogues, without the tokens that were sampled")
-    for count, what in (
-        (made.duplicates, "sessions had the same first message as another one"),
-        (made.later_turns, "later invocations of a session were left out: they need its history"),
-        (made.without_user, f"sessions were left out: they lack the attribute {options['user_attribute']}"),
-        (missing, "traces were left out: their text is missing or was cut off"),
-    ):
-        if count:
-            click.echo(f"{count} {what}")
-    kinds = ", ".join(f"{count} {kind.lower()}" for kind, count in sorted(made.redacted.items()))
-    click.echo(
-        visible(f"redacted: {kinds or 'nothing'}" if redaction is not None else "nothing was redacted (--no-redact)")
-    )
+        _write(options["sft_out"], dialogues, "dialogues, without the tokens that were sampled")
+    for reason, count in (made.left_out + lost).items():
+        click.echo(f"{count} {reason}")
+    counts = sorted(redaction.counts.items()) if redaction is not None else []
+    kinds = ", ".join(f"{count} {kind.lower()}" for kind, count in counts) or "nothing"
+    click.echo(f"redacted: {kinds}" if redaction is not None else "nothing was redacted (--no-redact)")
 
 
-def _read(source: str, options: Mapping[str, Any]) -> tuple[list[Invocation], int]:
-    """Read the invocations of a source. Returns them, and the number of traces without a text. Raises: ConfigError."""
+_NO_TEXT = "traces were left out: their text is missing or was cut off"
+
+
+def _read(source: str, options: Mapping[str, Any]) -> tuple[list[Invocation], Counter[str]]:
+    """Read the invocations of a source. Returns them, and counts of what has none, by the reason. Raises: ConfigError."""
     from ...traffic.rows import from_dataset, invocations
     from ...traffic.sources import read_cloudwatch, read_file
     from ...traffic.spans import SESSION, read_spans
 
+    records: Iterable[Mapping[str, Any]]
     if Path(source).is_file():
-        records = list(read_file(Path(source)))
+        records = read_file(Path(source))
         if records and all("turns" in record for record in records):
             if options["user_attribute"] != SESSION:
                 raise ConfigError(f"{source} is a data set, which names no users: leave --user-attribute out")
-            return from_dataset(records), 0
-        return invocations(read_spans(records), options["user_attribute"])
-    if not (source.startswith(("arn:", "/")) or "/" in source):
+            return from_dataset(records), Counter()
+    elif not (source.startswith("arn:") or "/" in source):
         raise ConfigError(
             f"there is no file {source}; give a file, the ARN of an agent, or a log group such as aws/spans"
         )
-    from ...deploy.calls import Calls
+    else:
+        from ...deploy.calls import Calls
 
-    calls = Calls(region=options["region"], rehearse=False, say=click.echo)
-    end_s = int(time.time())
-    call = partial(calls, "logs")
-    return invocations(
-        read_spans(read_cloudwatch(call, source, begin_s=end_s - _seconds(options["since"]), end_s=end_s)),
-        options["user_attribute"],
-    )
+        calls, end_s = Calls(region=options["region"], rehearse=False, say=click.echo), int(time.time())
+        begin_s = end_s - _seconds(options["since"])
+        records = read_cloudwatch(partial(calls, "logs"), source, begin_s=begin_s, end_s=end_s)
+    spans, unreadable = read_spans(records)
+    found, missing = invocations(spans, options["user_attribute"])
+    return found, +Counter({_NO_TEXT: missing, "records were left out: they are no spans": unreadable})
 
 
 def _seconds(text: str) -> int:
@@ -163,6 +147,7 @@ def _dialogue(invocation: Invocation, redaction: Any) -> dict[str, Any]:
     return row if redaction is None else dict(redaction.value(row))
 
 
-def _write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+def _write(path: Path, rows: Sequence[Mapping[str, Any]], what: str) -> None:
     with path.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    click.echo(f"{nearby(path)}: {len(rows)} {what}")

@@ -19,6 +19,7 @@ from ..output.commands import nearby, program
 from ..output.terminal import visible
 
 if TYPE_CHECKING:
+    from ...deploy.calls import Calls
     from ...deploy.models import ModelFacts
 
 FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
@@ -51,7 +52,7 @@ VLLM_PARSERS = {
     show_default=True,
     help="Type of the weights.",
 )
-@click.option("--out", type=FOLDER, help="The folder. [default: promoted-DTYPE in the run, MODEL-promoted-DTYPE]")
+@click.option("--out", type=FOLDER, help="With --to folder. [default: promoted-DTYPE in the run, MODEL-promoted-DTYPE]")
 @click.option("--bucket", envvar="AGENTCORE_RL_MODEL_BUCKET", show_envvar=True, help="Bucket of the weights.")
 @click.option("--instance", metavar="TYPE", help="SageMaker's instance. [default: the smallest that fits]")
 @click.option("--role", metavar="ARN", help="Role that reads the weights. [default: a new role with least rights]")
@@ -88,6 +89,8 @@ def command(model: Path, to: str, **options: Any) -> None:
         agentcore-rl promote runs/refund --bucket my-models --agent ARN --rows eval.jsonl
         agentcore-rl promote runs/refund --bucket my-models --agent ARN --remove
     """
+    from ...deploy.calls import Calls
+
     lines: list[str] = []
 
     def say(line: str) -> None:
@@ -95,12 +98,18 @@ def command(model: Path, to: str, **options: Any) -> None:
         if not options["as_json"]:
             click.echo(visible(line))
 
-    result = _folder_only(model, options, say) if to == "folder" else _promote(model, to, options, say)
+    if to == "folder":
+        result = _write_only(model, options, say)
+    elif options["out"] is not None:
+        raise ConfigError("--out is for --to folder: a repeated command writes its folder anew")
+    else:
+        calls = Calls(region=options["region"], rehearse=options["dry_run"], say=say)
+        result = _promote(model, to, options, calls)
     if options["as_json"]:
         click.echo(json.dumps({**result, "steps": lines}, indent=2))
 
 
-def _folder_only(model: Path, options: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
+def _write_only(model: Path, options: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
     folder = _folder(model, options)
     facts = _read(folder, options, parser=True)
     flags = f" --enable-auto-tool-choice --tool-call-parser {facts.tool_parser}" if facts.tool_parser else ""
@@ -110,34 +119,29 @@ def _folder_only(model: Path, options: Mapping[str, Any], say: Callable[[str], N
     return {"folder": str(folder), "command": line}
 
 
-def _promote(model: Path, to: str, options: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
-    from ...deploy.calls import Calls
+def _promote(model: Path, to: str, options: Mapping[str, Any], calls: Calls) -> dict[str, Any]:
+    from ...deploy import iam
     from ...deploy.models import AgentSwitch, ConfigurationBundle, ImportedModel, ModelSettings, SageMakerEndpoint
-    from .proof import Proof
+    from . import proof
 
-    back = options["roll_back"]
-    version = back if back is not None and back.isdecimal() else None
-    if options["agent"] is None and (options["bundle"] or options["rows"] or version):
+    arn, back, say = options["agent"], options["roll_back"], calls.say
+    to_version = back is not None and back.isdecimal()
+    if arn is None and (options["bundle"] or options["rows"] or to_version):
         raise ConfigError("--bundle, --rows and --roll-back VERSION need --agent ARN")
     if back is not None and (options["bundle"] or options["remove"]):
         raise ConfigError("--roll-back takes neither --bundle nor --remove")
-    calls = Calls(region=options["region"], rehearse=options["dry_run"], say=say)
-    agent = None if options["agent"] is None else AgentSwitch(options["agent"], options["endpoint"], calls, say)
-    if agent is not None and version is not None:
-        version = agent.roll_back(version)
+    agent = None if arn is None else AgentSwitch(arn, options["endpoint"], calls)
+    if agent is not None and to_version:
+        version = agent.roll_back(back)
         say(f"the agent's endpoint {options['endpoint']} leads to version {version}")
-        return {"agent": options["agent"], "version": version}
+        return {"agent": arn, "version": version}
     if options["bucket"] is None:
         raise ConfigError("--bucket NAME is missing: the weights are uploaded there")
-    name = _name(model, options["name"])
-    settings = ModelSettings(
-        name=name,
-        service=to,
-        region=str(calls.region),
-        **{each: options[each] for each in ("bucket", "role", "instance", "image")},
-    )
-    host = (SageMakerEndpoint if to == "sagemaker" else ImportedModel)(settings, calls, say)
-    bundle = None if options["bundle"] is None else ConfigurationBundle(options["bundle"], calls, say)
+    name, region = _name(model, options["name"]), str(calls.region)
+    given = {each: options[each] for each in ("bucket", "role", "instance", "image")}
+    settings = ModelSettings(name=name, service=to, region=region, **given)
+    host = (SageMakerEndpoint if to == "sagemaker" else ImportedModel)(settings, calls)
+    bundle = None if options["bundle"] is None else ConfigurationBundle(options["bundle"], calls)
     if back is not None:
         if not isinstance(host, SageMakerEndpoint):
             raise ConfigError(f"{back} is not a version of an agent")
@@ -146,9 +150,10 @@ def _promote(model: Path, to: str, options: Mapping[str, Any], say: Callable[[st
     if options["remove"]:
         host.find()
         if agent is not None:
-            agent.remove(name, host.addresses())
-        if agent is not None and bundle is not None and bundle.remove(options["agent"], host.addresses()):
-            agent.remove(bundle.policy)
+            agent.leave(host.addresses())
+            agent.forbid(name)
+            if bundle is not None and bundle.remove(arn, host.addresses()):
+                agent.forbid(bundle.policy)
         host.remove()
         return {"removed": name}
 
@@ -157,35 +162,27 @@ def _promote(model: Path, to: str, options: Mapping[str, Any], say: Callable[[st
     say(f"{facts.size}, {host.check(facts, force=options['force'])}")
     host.up(facts)
     result: dict[str, Any] = {"name": name, "folder": str(folder), **host.address}
-    proof = Proof(host, calls, say)
     if not options["dry_run"]:
-        try:
-            proof.ask()
-            result |= proof.compare_logprobs(model)
-        except ConfigError:
-            if isinstance(host, SageMakerEndpoint) and host.before is not None:
-                say("the new model is not proven: the endpoint gets its earlier configuration")
-                host.roll_back(host.before)
-            raise
-    words = f"{program()} promote {shlex.quote(str(model))} --to {to} --name {name} --region {settings.region}"
+        result |= proof.of_model(host, model, calls)
+    words = f"{program()} promote {shlex.quote(str(model))} --to {to} --name {name} --region {region}"
     if agent is not None:
-        words += f" --agent {options['agent']} --endpoint {options['endpoint']}"
+        words += f" --agent {arn} --endpoint {options['endpoint']}"
         agent.allow(name, host.rights)
         baggage = None
         if bundle is not None:
             words += f" --bundle {bundle.name}"
-            made = bundle.put(options["agent"], host.address)
-            agent.allow(bundle.policy, made.rights)
+            made = bundle.put(arn, host.address)
+            agent.allow(bundle.policy, iam.bundle_user(made.arn))
             baggage = made.baggage
             result |= {"bundle": made.arn, "version": made.version, "version_before": made.before}
             say(f"Calls with this header use the model:  baggage: {baggage}")
         else:
             before, version = agent.use(host.address)
-            result |= {"agent": options["agent"], "version": version, "version_before": before}
+            result |= {"agent": arn, "version": version, "version_before": before}
             if before is not None:
                 say(f"Roll back with:  {words} --roll-back {before}")
         if options["rows"] is not None and not options["dry_run"]:
-            proof.send_rows(options["rows"], options["agent"], options["endpoint"], baggage)
+            proof.of_agent(options["rows"], arn, options["endpoint"], baggage, calls)
     if isinstance(host, SageMakerEndpoint) and host.before is not None:
         result["configuration_before"] = host.before
         say(f"Roll the endpoint back with:  {words} --bucket {settings.bucket} --roll-back {host.before}")

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ...contract import REFERENCE_FIELD
+from ...deploy.calls import Calls
+from ...deploy.models import ImportedModel, SageMakerEndpoint
 from ...errors import AgentCoreRLError, ConfigError
-
-if TYPE_CHECKING:
-    from ...deploy.calls import Calls
-    from ...deploy.models import ImportedModel, SageMakerEndpoint
 
 QUESTION = {"messages": [{"role": "user", "content": "What is 3 + 4?"}], "max_tokens": 32}
 ANSWER_S = 300.0
@@ -19,94 +18,75 @@ ROWS = 3  # that are sent through the agent
 SEQUENCES = 8  # rollouts whose logprobs are compared
 
 
-class Proof:
-    """Asks a promoted model. ``say`` takes one line for each result.
+def of_model(host: SageMakerEndpoint | ImportedModel, model: Path, calls: Calls) -> dict[str, Any]:
+    """Ask a promoted model a question, and compare its logprobs with those of the run. Returns their mean difference.
 
-    Raises (all its methods): ConfigError, RefusedError.
+    An endpoint that fails gets its earlier configuration. Raises: ConfigError.
     """
+    if isinstance(host, ImportedModel):
+        _check_answer(host.chat(QUESTION), calls)
+        calls.say("logprobs: not compared, because Bedrock documents no token ids for imported models")
+        return {}
+    try:
+        _check_answer(_post(host.address["base_url"], str(calls.region)), calls)
+        return _compare_logprobs(host, model, calls)
+    except ConfigError:
+        if host.before is not None:
+            calls.say("the new model is not proven: the endpoint gets its earlier configuration")
+            host.roll_back(host.before)
+        raise
 
-    def __init__(self, host: SageMakerEndpoint | ImportedModel, calls: Calls, say: Callable[[str], None]) -> None:
-        self._host, self._call, self._say = host, calls, say
 
-    def ask(self) -> None:
-        """Ask the model a question, as an agent does."""
-        from ...deploy.models import ImportedModel
+def _check_answer(reply: Any, calls: Calls) -> None:
+    try:
+        message = reply["choices"][0]["message"]
+    except (LookupError, TypeError) as e:
+        raise ConfigError(f"the model is in service, but sent no message: {json.dumps(reply)[:500]}") from e
+    calls.say(f"the model answered: {json.dumps(message.get('content') or message.get('tool_calls'))[:200]}")
 
-        reply = self._host.chat(QUESTION) if isinstance(self._host, ImportedModel) else self._post(QUESTION)
+
+def _post(url: str, region: str) -> Any:
+    """Send the question to OpenAI's route of an endpoint, as agents do."""
+    import httpx
+
+    from ...app.model import bearer_token
+
+    headers = {"authorization": f"Bearer {bearer_token('sagemaker', region)}"}
+    try:
+        reply = httpx.post(f"{url}/chat/completions", json={"model": "", **QUESTION}, headers=headers, timeout=ANSWER_S)
+        reply.raise_for_status()
+        return reply.json()
+    except (httpx.HTTPError, ValueError) as e:
+        text = e.response.text[:500] if isinstance(e, httpx.HTTPStatusError) else ""
+        raise ConfigError(f"the endpoint is in service, but does not answer at {url}: {e} {text}".rstrip()) from e
+
+
+def _compare_logprobs(host: SageMakerEndpoint, model: Path, calls: Calls) -> dict[str, Any]:
+    """Compare the endpoint's logprobs with those of the run's last rollouts. Raises: ConfigError for other weights."""
+    from ...weights.arrival import MAX_MEAN_GAP
+
+    recorded = list(_recorded(model.parent)) if model.name == "policy" else []
+    if not recorded:
+        calls.say(f"logprobs: not compared, because there is no run that trained {model} at temperature 1")
+        return {}
+    gaps: list[float] = []
+    for ids, logprobs in recorded:
         try:
-            message = reply["choices"][0]["message"]
-        except (LookupError, TypeError) as e:
-            raise ConfigError(f"the model is in service, but sent no message: {json.dumps(reply)[:500]}") from e
-        self._say(f"the model answered: {json.dumps(message.get('content') or message.get('tool_calls'))[:200]}")
-
-    def _post(self, body: Mapping[str, Any]) -> Any:
-        import httpx
-
-        from ...app.model import bearer_token
-
-        url = self._host.address["base_url"]
-        headers = {"authorization": f"Bearer {bearer_token('sagemaker', str(self._call.region))}"}
-        try:
-            reply = httpx.post(f"{url}/chat/completions", json={"model": "", **body}, headers=headers, timeout=ANSWER_S)
-            reply.raise_for_status()
-            return reply.json()
-        except (httpx.HTTPError, ValueError) as e:
-            text = e.response.text[:500] if isinstance(e, httpx.HTTPStatusError) else ""
-            raise ConfigError(f"the endpoint is in service, but does not answer at {url}: {e} {text}".rstrip()) from e
-
-    def compare_logprobs(self, model: Path) -> dict[str, Any]:
-        """Compare the model's logprobs of the run's last rollouts with those that the run recorded.
-
-        Return the mean difference in nats, if both have logprobs. Raises: ConfigError if it is that of other weights.
-        """
-        from ...deploy.models import ImportedModel
-        from ...weights.arrival import MAX_MEAN_GAP
-
-        if isinstance(self._host, ImportedModel):
-            self._say("logprobs: not compared, because Bedrock documents no token ids for imported models")
+            now = [0.0, *host.logprobs(ids)]
+        except AgentCoreRLError as e:
+            calls.say(f"logprobs: the model returned none: {e}")
             return {}
-        recorded = list(_recorded(model.parent)) if model.name == "policy" else []
-        if not recorded:
-            self._say(f"logprobs: not compared, because there is no run that trained {model} at temperature 1")
-            return {}
-        gaps: list[float] = []
-        for ids, logprobs in recorded:
-            try:
-                now = [0.0, *self._host.logprobs(ids)]
-            except AgentCoreRLError as e:
-                self._say(f"logprobs: the model returned none: {e}")
-                return {}
-            gaps += [abs(now[place] - before) for place, before in logprobs.items()]
-        mean = sum(gaps) / len(gaps)
-        self._say(
-            f"logprobs of {len(gaps)} tokens in {len(recorded)} sequences differ by {mean:.2g} on average from the run's"
+        gaps += [abs(now[place] - before) for place, before in logprobs.items()]
+    mean = sum(gaps) / len(gaps)
+    calls.say(
+        f"logprobs of {len(gaps)} tokens in {len(recorded)} sequences differ by {mean:.2g} on average from the run's"
+    )
+    if mean > MAX_MEAN_GAP:
+        raise ConfigError(
+            f"the endpoint serves other weights than the run's: their logprobs differ by {mean:.2g} on average, and by at "
+            f"most {MAX_MEAN_GAP:g} through rounding"
         )
-        if mean > MAX_MEAN_GAP:
-            raise ConfigError(
-                f"the endpoint serves other weights than the run's: their logprobs differ by {mean:.2g} on average, and by at "
-                f"most {MAX_MEAN_GAP:g} through rounding"
-            )
-        return {"logprob_gap_mean": mean}
-
-    def send_rows(self, rows: Path, agent: str, endpoint: str, baggage: str | None) -> None:
-        """Call the agent as its users do, with the first rows. Raises: ConfigError if it refuses one."""
-        from ...client.evaluation import read_rows
-        from ...contract import new_session_id
-
-        for row in read_rows(rows)[:ROWS]:
-            reply = self._call(
-                "bedrock-agentcore",
-                "InvokeAgentRuntime",
-                agentRuntimeArn=agent,
-                qualifier=endpoint,
-                runtimeSessionId=new_session_id(),
-                payload=json.dumps(row.payload).encode(),
-                baggage=baggage,
-            )
-            text = reply["response"].read().decode("utf-8", "replace")
-            self._say(f"{row.input_id}: {reply.get('statusCode', 200)} {text[:200]}")
-            if reply.get("statusCode", 200) >= 400:
-                raise ConfigError(f"the agent refused {row.input_id}: {text[:500]}")
+    return {"logprob_gap_mean": mean}
 
 
 def _recorded(run: Path) -> Iterator[tuple[list[int], dict[int, float]]]:
@@ -130,3 +110,21 @@ def _recorded(run: Path) -> Iterator[tuple[list[int], dict[int, float]]]:
                 logprobs = {place: value for place, value in given if sequence.mask[place] and value is not None}
                 if logprobs:
                     yield list(sequence.ids), logprobs
+
+
+def of_agent(rows: Path, agent: str, endpoint: str, baggage: str | None, calls: Calls) -> None:
+    """Call the agent as its users do, with the first rows of a file. Raises: ConfigError if it refuses one."""
+    from ...client.evaluation import read_rows
+    from ...contract import new_session_id
+
+    for row in read_rows(rows)[:ROWS]:
+        which: dict[str, Any] = {"agentRuntimeArn": agent, "qualifier": endpoint, "baggage": baggage}
+        payload: Mapping[str, Any] = {name: value for name, value in row.payload.items() if name != REFERENCE_FIELD}
+        body = json.dumps(payload).encode()
+        reply = calls(
+            "bedrock-agentcore", "InvokeAgentRuntime", **which, runtimeSessionId=new_session_id(), payload=body
+        )
+        text = reply["response"].read().decode("utf-8", "replace")
+        calls.say(f"{row.input_id}: {reply.get('statusCode', 200)} {text[:200]}")
+        if reply.get("statusCode", 200) >= 400:
+            raise ConfigError(f"the agent refused {row.input_id}: {text[:500]}")

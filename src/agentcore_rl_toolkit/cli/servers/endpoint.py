@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import hmac
 import itertools
 import os
 import secrets
 import tempfile
-from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +27,8 @@ KEY_ENV = "AGENTCORE_RL_SERVE_KEY"
 MODEL_ROUTES = ("/v1/", "/v1beta/", "/bedrock/")
 # Headers that are not passed on: of the connection, of the body's form, and of the client's credentials for this server.
 _NOT_PASSED = {"host", "connection", "keep-alive", "transfer-encoding", "content-length", "expect", "origin"}
+_NOT_RETURNED = {"connection", "keep-alive", "transfer-encoding", "date", "server"}
 _CREDENTIALS = {"authorization", "x-api-key", "x-goog-api-key"}
-_BODY_BYTES = 16 * 2**20  # the gateway's own limit
 
 
 @click.command()
@@ -93,8 +91,7 @@ def model_name(model: Path | None) -> str:
 async def _serve(front: Front, host: str, port: int, ready_file: Path | None, parent_pid: int | None) -> None:
     from aiohttp import ClientSession, ClientTimeout, DummyCookieJar, TCPConnector, web
 
-    timeout = ClientTimeout(total=None, sock_connect=10)
-    connector = TCPConnector(limit=0)
+    timeout, connector = ClientTimeout(total=None, sock_connect=10), TCPConnector(limit=0)
     async with ClientSession(
         connector=connector, timeout=timeout, auto_decompress=False, cookie_jar=DummyCookieJar()
     ) as client:
@@ -113,14 +110,11 @@ async def _serve(front: Front, host: str, port: int, ready_file: Path | None, pa
             await runner.cleanup()
 
 
-@dataclasses.dataclass(kw_only=True)
-class _RefusedError(Exception):
-    status: int
-    message: str
-
-
 class Front:
-    """Takes requests without a session and passes each to the gateway in a new session, which it then deletes."""
+    """Takes requests without a session and passes each to the gateway in a new session, which it then deletes.
+
+    ``client`` is set before the first call.
+    """
 
     def __init__(self, gateway_url: str, admin_key: str, *, key: str | None, hosts: HostCheck, name: str) -> None:
         self.name = name
@@ -133,103 +127,72 @@ class Front:
         """Answer one request. A client that disconnects cancels it, and the model call with it."""
         from aiohttp import ClientError, web
 
+        path = request.raw_path
+        if path.startswith("/bedrock/") and not path.startswith("/bedrock/model/"):
+            in_path, _, rest = path.removeprefix("/bedrock/").partition("/")
+            path = f"/bedrock/{rest}"  # botocore sends its bearer tokens over HTTPS only, so the key is in the path
+        else:
+            in_path = ""
+        status, message = self._refusal(request, path, in_path)
+        if status:
+            return _error(status, message, "invalid_request_error")
+        if path == "/health":
+            return web.json_response({"status": "ok", "model": self.name})
+        session = f"serve-{next(self._numbers)}"
         try:
-            path = self._admitted_path(request)
-            body = await self._body(request)
-            if path == "/health":
-                return web.json_response({"status": "ok", "model": self.name})
-            async with self._session() as (prefix, session_key):
-                return await self._pass_on(request, prefix, path, session_key, body)
-        except _RefusedError as refused:
-            error = {"message": refused.message, "type": "invalid_request_error"}
-            return web.json_response({"error": error}, status=refused.status)
+            (opened,) = (await self._administer("sessions", session))["sessions"]
+            return await self._pass_on(request, f"{self._gateway}/sessions/{session}{path}", opened["api_key"])
         except (ClientError, TimeoutError) as e:
             if request.writer.output_size:
                 raise  # a part of the reply was sent, so the connection ends
-            error = {"message": f"the model's gateway cannot be reached: {e}", "type": "server_error"}
-            return web.json_response({"error": error}, status=502)
+            return _error(502, f"the model's gateway cannot be reached: {e}", "server_error")
+        finally:
+            with contextlib.suppress(ClientError, TimeoutError):  # a gateway that has ended has no sessions
+                await asyncio.shield(self._administer("delete", session))  # also after the client has disconnected
 
-    def _admitted_path(self, request: web.BaseRequest) -> str:
-        """Return the path of a request, without a key in it. Raises: _RefusedError."""
-        host, origin = request.headers.get("host"), request.headers.get("origin")
-        refusal = self._hosts.refusal(
-            None if host is None else host.encode("latin-1", "replace"),
-            None if origin is None else origin.encode("latin-1", "replace"),
-        )
+    def _refusal(self, request: web.BaseRequest, path: str, in_path: str) -> tuple[int, str]:
+        """Return status and message of a refused request, or 0. ``in_path`` is a key in its path."""
+        given = [request.headers.get(name) for name in ("host", "origin")]
+        refusal = self._hosts.refusal(*(None if each is None else each.encode("latin-1", "replace") for each in given))
         if refusal is not None:
-            raise _RefusedError(status=refusal.status, message=refusal.message)
-        path = request.raw_path.partition("?")[0]
-        shown = {_plain(request.headers.get(name, "")) for name in _CREDENTIALS}
-        if path.startswith("/bedrock/") and not path.startswith("/bedrock/model/"):
-            in_path, _, rest = path.removeprefix("/bedrock/").partition("/")
-            shown.add(in_path)  # botocore sends its bearer tokens over HTTPS only
-            path = f"/bedrock/{rest}"
+            return refusal.status, refusal.message
+        shown = {in_path, *(_plain(request.headers.get(name, "")) for name in _CREDENTIALS)}
         if self._key is not None and not any(
             hmac.compare_digest(each.encode("utf-8", "surrogateescape"), self._key.encode()) for each in shown
         ):
-            raise _RefusedError(status=401, message=f"the API key is missing or wrong: it is the server's {KEY_ENV}")
-        if path != "/health" and not path.startswith(MODEL_ROUTES):
-            raise _RefusedError(
-                status=404,
-                message=f"there is no route {path[:100]}; the model's are /v1/chat/completions, /v1/responses, /v1/messages, "
-                "/v1/models, /v1beta/models/MODEL:generateContent and /bedrock/model/MODEL/converse",
-            )
-        return path
+            return 401, f"the API key is missing or wrong: it is the server's {KEY_ENV}"
+        if path == "/health" or path.startswith(MODEL_ROUTES):
+            return 0, ""
+        routes = "/v1/chat/completions, /v1/responses, /v1/messages, /v1/models, /v1beta/models/MODEL:generateContent"
+        return 404, f"there is no route {path[:100]}; the model's are {routes} and /bedrock/model/MODEL/converse"
 
-    async def _body(self, request: web.BaseRequest) -> bytes:
-        parts, size = [], 0
-        async for part in request.content.iter_any():
-            parts.append(part)
-            size += len(part)
-            if size > _BODY_BYTES:
-                raise _RefusedError(status=413, message=f"the request is larger than {_BODY_BYTES} bytes")
-        return b"".join(parts)
-
-    @contextlib.asynccontextmanager
-    async def _session(self) -> AsyncIterator[tuple[str, str]]:
-        """Open a session of the gateway for one request. Yield its path and its key."""
-        name = f"serve-{next(self._numbers)}"
-        async with self.client.post(
-            f"{self._gateway}/admin/sessions", json={"session_ids": [name]}, headers=self._admin
-        ) as created:
-            created.raise_for_status()
-            (session,) = (await created.json())["sessions"]
-        try:
-            yield f"{self._gateway}/sessions/{name}", session["api_key"]
-        finally:
-            deleting = self.client.post(
-                f"{self._gateway}/admin/delete", json={"session_ids": [name]}, headers=self._admin
-            )
-            await asyncio.shield(_finish(deleting))  # also after the client has disconnected
-
-    async def _pass_on(
-        self, request: web.BaseRequest, prefix: str, path: str, session_key: str, body: bytes
-    ) -> web.StreamResponse:
+    async def _pass_on(self, request: web.BaseRequest, url: str, key: str) -> web.StreamResponse:
         from aiohttp import web
         from yarl import URL
 
         headers = [(n, v) for n, v in request.headers.items() if n.lower() not in _NOT_PASSED | _CREDENTIALS]
-        query = request.raw_path.partition("?")[2]
-        url = URL(f"{prefix}{path}{'?' + query if query else ''}", encoded=True)
-        headers.append(("authorization", f"Bearer {session_key}"))
-        async with self.client.request(request.method, url, data=body or None, headers=headers) as reply:
-            if "content-length" in reply.headers:
-                return web.Response(status=reply.status, headers=_passed(reply.headers), body=await reply.read())
-            response = web.StreamResponse(status=reply.status, headers=_passed(reply.headers))
+        headers.append(("authorization", f"Bearer {key}"))
+        body = request.content if request.body_exists else None  # the gateway bounds its size
+        async with self.client.request(request.method, URL(url, encoded=True), data=body, headers=headers) as reply:
+            passed = {n: v for n, v in reply.headers.items() if n.lower() not in _NOT_RETURNED}
+            response = web.StreamResponse(status=reply.status, headers=passed)
             await response.prepare(request)
             async for chunk in reply.content.iter_any():
                 await response.write(chunk)
             await response.write_eof()
             return response
 
+    async def _administer(self, route: str, session: str) -> Any:
+        url, body = f"{self._gateway}/admin/{route}", {"session_ids": [session]}
+        async with self.client.post(url, json=body, headers=self._admin) as reply:
+            reply.raise_for_status()
+            return await reply.json()
 
-async def _finish(request: Any) -> None:
-    async with request:
-        pass
 
+def _error(status: int, message: str, kind: str) -> web.Response:
+    from aiohttp import web
 
-def _passed(headers: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in headers.items() if name.lower() not in _NOT_PASSED | {"date", "server"}}
+    return web.json_response({"error": {"message": message, "type": kind}}, status=status)
 
 
 def _plain(credential: str) -> str:

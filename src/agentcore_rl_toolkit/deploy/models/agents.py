@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -9,11 +10,13 @@ from typing import Any
 
 from ...errors import ConfigError
 from .. import iam
-from ..agent import CONTROL, GONE, PAUSE_S, READY_S, VARIABLES
-from ..calls import Calls, wait_for
+from ..agent import CONTROL, GONE, VARIABLES, Agent, model_variables
+from ..calls import Calls
 from ..resources import NO_ENTITY, Resources
 
 POLICY = "agentcore-rl-model-"
+_ARN = re.compile(r"arn:[^:]+:bedrock-agentcore:([^:]+):\d+:runtime/([^/]+)")
+_PROMOTED = re.compile(r"/endpoints/[^/]+/openai/v1$|:imported-model/")  # an address that `promote` gave to an agent
 
 
 class AgentSwitch:
@@ -22,136 +25,119 @@ class AgentSwitch:
     Raises (all its methods): ConfigError, RefusedError.
     """
 
-    def __init__(self, arn: str, endpoint: str, calls: Calls, say: Callable[[str], None]) -> None:
-        if ":runtime/" not in arn:
+    def __init__(self, arn: str, endpoint: str, calls: Calls) -> None:
+        found = _ARN.fullmatch(arn)
+        if found is None:
             raise ConfigError(f"{arn} is not the ARN of an agent runtime")
-        self._id = arn.rsplit("/", 1)[1]
-        self._endpoint, self._call, self._say = endpoint, calls, say
-        self._control, self._iam = partial(calls, CONTROL), partial(calls, "iam")
+        if found[1] != calls.region:
+            raise ConfigError(f"the agent is in the region {found[1]}, and the model in {calls.region}: use --region")
+        self._agent, self._endpoint, self._call = Agent(found[2], calls), endpoint, calls
+        self._iam = partial(calls, "iam")
 
     def allow(self, name: str, rights: iam.Policy) -> None:
         """Give the agent's role these rights, under this name: each model and bundle has its own, so roll-backs keep theirs."""
-        role = self._role()
-        if Resources("", self._call, self._say).put_role_policy(role, POLICY + name, rights):
-            self._say(f"role {role}: gets the rights {POLICY}{name}")
+        role = self._role(self._agent.ready())
+        if Resources("", self._call).put_role_policy(role, POLICY + name, rights):
+            self._call.step(f"role {role}", f"given the rights {POLICY}{name}")
+
+    def forbid(self, name: str) -> None:
+        """Take the rights of this name from the agent's role."""
+        now = self._agent.version()
+        if now is None:
+            return
+        role = self._role(now)
+        listed = self._iam("ListRolePolicies", RoleName=role, absent=NO_ENTITY) or {}
+        if POLICY + name in listed.get("PolicyNames", []):
+            self._call.step(f"the rights {POLICY}{name} of the role {role}", "removed")
+            self._iam("DeleteRolePolicy", RoleName=role, PolicyName=POLICY + name, absent=NO_ENTITY)
 
     def use(self, address: Mapping[str, str]) -> tuple[str | None, str]:
-        """Let the agent call the model at this address; empty: that of its code.
+        """Let the agent call the model at this address.
 
         Returns the version before, which calls another model (None: there is none), and the new one.
         """
         variables = {VARIABLES[name]: value for name, value in address.items()}
         now = self._current()
-        before = self._version()
-        if self._variables(now) == variables:
-            version = str(now["agentRuntimeVersion"])
-            self._say(f"agent {self._id}: version {version} has the model's address")
-        else:
-            self._say(f"agent {self._id}: gets the model's address" if variables else f"agent {self._id}: loses it")
-            others = {k: v for k, v in now.get("environmentVariables", {}).items() if k not in VARIABLES.values()}
-            version = self._update(now, {**others, **variables})
-        self._point(version)
-        return self._earlier(before, variables), version
+        earlier = self._last_with(lambda each: each != variables)
+        return None if earlier is None else str(earlier["agentRuntimeVersion"]), self._change(now, variables)
 
-    def _earlier(self, version: str, variables: Mapping[str, str]) -> str | None:
-        """Return this version, or the last one before it, that calls another model. An interrupted run may have switched."""
-        for number in range(int(version), 0, -1):
-            found = self._control(
-                "GetAgentRuntime", agentRuntimeId=self._id, agentRuntimeVersion=str(number), absent=GONE
-            )
-            if found is not None and self._variables(found) != variables:
-                return str(number)
-        return None
+    def leave(self, addresses: Collection[str]) -> None:
+        """Let the agent call the model that it called before `promote`.
+
+        Raises: ConfigError if another endpoint of the agent still leads to one of these addresses.
+        """
+        if self._agent.version() is None:
+            self._call.say(f"agent {self._agent.id}: does not exist")
+            return
+        now, changed = self._current(), {self._endpoint}
+        if _uses(now, addresses):
+            before = self._last_with(lambda each: not any(map(_PROMOTED.search, each.values())))
+            self._change(now, {} if before is None else model_variables(before))
+            changed.add("DEFAULT")  # has the newest version
+        for endpoint in (each for each in self._agent.endpoints() if each["name"] not in changed):
+            for version in {endpoint.get("liveVersion"), endpoint.get("targetVersion")} - {None}:
+                if _uses(self._agent.version(str(version)) or {}, addresses):
+                    raise ConfigError(
+                        f"the endpoint {endpoint['name']} of the agent {self._agent.id} leads to version {version}, which "
+                        f"calls the model: repeat the command with --endpoint {endpoint['name']} first"
+                    )
 
     def roll_back(self, version: str) -> str:
         """Let the endpoint lead to an earlier version. Returns the version that it leads to.
 
         For `DEFAULT`, the earlier version becomes the newest again.
         """
+        self._agent.ready()
+        earlier = self._agent.version(version)
+        if earlier is None:
+            raise ConfigError(f"agent {self._agent.id} has no version {version}")
         if self._endpoint != "DEFAULT":
-            self._point(version)
+            self._agent.point(self._endpoint, version)
             return version
-        self._ready()
-        earlier = self._control("GetAgentRuntime", agentRuntimeId=self._id, agentRuntimeVersion=version)
-        self._say(f"agent {self._id}: version {version} becomes the newest again")
-        return self._update(earlier, earlier.get("environmentVariables", {}))
+        return self._update(earlier, model_variables(earlier))
 
-    def remove(self, name: str, addresses: Collection[str] = ()) -> None:
-        """Take a model from the agent: its endpoint loses these addresses, and its role the rights of this name.
+    def _last_with(self, fits: Callable[[Mapping[str, str]], bool]) -> Mapping[str, Any] | None:
+        """Return the last version, up to that of the endpoint, whose model's variables fit."""
+        versions = (self._agent.version(str(number)) for number in range(int(self._version()), 0, -1))
+        return next((each for each in versions if each is not None and fits(model_variables(each))), None)
 
-        Raises: ConfigError if another endpoint of the agent still leads to the model.
-        """
-        if self._uses(self._current(), addresses):
-            self.use({})
-        for endpoint in self._call.every(
-            CONTROL, "ListAgentRuntimeEndpoints", "runtimeEndpoints", agentRuntimeId=self._id
-        ):
-            for version in {endpoint.get("liveVersion"), endpoint.get("targetVersion")} - {None}:
-                if self._uses(self._at(str(version)), addresses):
-                    raise ConfigError(
-                        f"the endpoint {endpoint['name']} of the agent {self._id} leads to version {version}, which calls the "
-                        f"model: repeat the command with --endpoint {endpoint['name']} first"
-                    )
-        role = self._role()
-        listed = self._iam("ListRolePolicies", RoleName=role, absent=NO_ENTITY) or {}
-        if POLICY + name in listed.get("PolicyNames", []):
-            self._say(f"role {role}: loses the rights {POLICY}{name}")
-            self._iam("DeleteRolePolicy", RoleName=role, PolicyName=POLICY + name, absent=NO_ENTITY)
+    def _change(self, now: Mapping[str, Any], variables: Mapping[str, str]) -> str:
+        """Bring the endpoint to a version with these variables of a model. Returns its number."""
+        version = str(now["agentRuntimeVersion"])
+        if model_variables(now) == variables:
+            self._call.say(f"agent {self._agent.id}: version {version} has the model's address")
+        else:
+            version = self._update(now, variables)
+        if self._endpoint != "DEFAULT":
+            self._agent.point(self._endpoint, version)
+        return version
 
-    def _uses(self, version: Mapping[str, Any], addresses: Collection[str]) -> bool:
-        return not set(addresses).isdisjoint(self._variables(version).values())
-
-    def _variables(self, version: Mapping[str, Any]) -> dict[str, str]:
-        """Return the variables of a version that name a model."""
-        return {k: v for k, v in version.get("environmentVariables", {}).items() if k in VARIABLES.values()}
-
-    def _role(self) -> str:
-        return str(self._control("GetAgentRuntime", agentRuntimeId=self._id)["roleArn"]).rsplit("/", 1)[1]
-
-    def _update(self, source: Mapping[str, Any], environment: Mapping[str, str]) -> str:
-        """Make a version with the settings of ``source`` and this environment, and wait until it is ready."""
-        # An update replaces every field, so each one is sent as it is.
-        takes = self._call.parameters_of(CONTROL, "UpdateAgentRuntime")
-        fields = {name: value for name, value in source.items() if name in takes and value}
-        fields |= {"agentRuntimeId": self._id, "environmentVariables": dict(environment)}
-        made = self._control("UpdateAgentRuntime", **fields)
-        if made is None:  # a rehearsal
-            return "the new version"
-        self._ready()
-        return str(made["agentRuntimeVersion"])
-
-    def _ready(self) -> Mapping[str, Any]:
-        """Wait until the agent is ready. Returns its newest version."""
-
-        def look() -> Mapping[str, Any] | None:
-            now: Mapping[str, Any] = self._control("GetAgentRuntime", agentRuntimeId=self._id)
-            if now["status"] not in ("CREATING", "UPDATING", "READY"):
-                raise ConfigError(f"agent {self._id}: {now['status']}: {now.get('failureReason', 'no reason given')}")
-            return now if now["status"] == "READY" else None
-
-        return wait_for(look, READY_S, PAUSE_S, f"agent {self._id} is not ready")
-
-    def _at(self, version: str) -> Mapping[str, Any]:
-        found: Mapping[str, Any]
-        found = self._control("GetAgentRuntime", agentRuntimeId=self._id, agentRuntimeVersion=version)
-        return found
+    def _update(self, source: Mapping[str, Any], variables: Mapping[str, str]) -> str:
+        """Make a version like ``source`` with these variables of a model, and wait until it is ready."""
+        of = ", ".join(variables.values()) or "the model in its code"
+        self._call.step(f"agent {self._agent.id}", f"updated from version {source['agentRuntimeVersion']} to call {of}")
+        others = {k: v for k, v in source.get("environmentVariables", {}).items() if k not in VARIABLES.values()}
+        version = self._agent.update(source, environmentVariables={**others, **variables})
+        self._agent.ready()
+        return version or "the new version"
 
     def _current(self) -> Mapping[str, Any]:
         """Wait until the agent is ready. Returns the version to which the endpoint leads."""
-        newest = self._ready()
-        return newest if self._endpoint == "DEFAULT" else self._at(self._version())
+        newest = self._agent.ready()
+        return newest if self._endpoint == "DEFAULT" else self._agent.version(self._version()) or newest
 
     def _version(self) -> str:
-        """Return the version to which the endpoint leads."""
-        found = self._control("GetAgentRuntimeEndpoint", agentRuntimeId=self._id, endpointName=self._endpoint)
-        return str(found.get("targetVersion") or found.get("liveVersion"))
+        found = self._agent.version_at(self._endpoint)
+        if found is None:
+            raise ConfigError(f"agent {self._agent.id} has no endpoint {self._endpoint}")
+        return found
 
-    def _point(self, version: str) -> None:
-        if self._endpoint == "DEFAULT":
-            return
-        self._say(f"endpoint {self._endpoint}: leads to version {version}")
-        which: dict[str, Any] = {"agentRuntimeId": self._id, "endpointName": self._endpoint}
-        self._control("UpdateAgentRuntimeEndpoint", **which, agentRuntimeVersion=version)
+    def _role(self, version: Mapping[str, Any]) -> str:
+        return str(version["roleArn"]).rsplit("/", 1)[1]
+
+
+def _uses(version: Mapping[str, Any], addresses: Collection[str]) -> bool:
+    return not set(addresses).isdisjoint(model_variables(version).values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,76 +153,67 @@ class BundleVersion:
         """The header `baggage` of a call that uses it."""
         return f"aws.agentcore.configbundle_arn={self.arn},aws.agentcore.configbundle_version={self.version}"
 
-    @property
-    def rights(self) -> iam.Policy:
-        """Return the statements that an agent's role needs to read it."""
-        return iam.bundle_user(self.arn)
-
 
 class ConfigurationBundle:
     """The configuration bundle with this name. Calls that name a version of it let an agent read its model from there.
 
-    Raises (all its methods): ConfigError, RefusedError.
+    ``policy`` is the name of the rights to read it. Raises (all its methods): ConfigError, RefusedError.
     """
 
-    def __init__(self, name: str, calls: Calls, say: Callable[[str], None]) -> None:
-        self.name, self._call, self._say = name, calls, say
-        self._control, self._tag = partial(calls, CONTROL), Resources(f"bundle-{name}", calls, say).tag
-
-    @property
-    def policy(self) -> str:
-        """The name of the rights to read it."""
-        return f"bundle-{self.name}"
+    def __init__(self, name: str, calls: Calls) -> None:
+        self.name, self.policy, self._call = name, f"bundle-{name}", calls
+        self._control, self._tag = partial(calls, CONTROL), Resources(f"bundle-{name}", calls).tag
 
     def put(self, agent: str, address: Mapping[str, str]) -> BundleVersion:
         """Make a version in which the agent with this ARN calls the model at the address. Other entries stay."""
-        found = self._find()
-        now = None if found is None else self._control("GetConfigurationBundle", bundleId=found["bundleId"])
-        components = {} if now is None else dict(now["components"])
+        now = self._now()
+        components: dict[str, Any] = {} if now is None else dict(now["components"])
         entries = components.get(agent, {}).get("configuration", {})
         wanted = {name: value for name, value in entries.items() if name not in (*VARIABLES, "api_key")} | dict(address)
         if now is not None and entries == wanted:
-            self._say(f"bundle {self.name}: version {now['versionId']} is up to date")
+            self._call.say(f"bundle {self.name}: version {now['versionId']} is up to date")
             parents = now.get("lineageMetadata", {}).get("parentVersionIds", [])
             return BundleVersion(arn=now["bundleArn"], version=now["versionId"], before=next(iter(parents), None))
-        new: dict[str, Any] = {"components": {**components, agent: {"configuration": wanted}}}
-        new["commitMessage"] = f"Model: {next(iter(address.values()))}"
+        components[agent] = {"configuration": wanted}
+        message = f"Model: {next(iter(address.values()))}"
         if now is None:
-            self._say(f"bundle {self.name}: is created")
-            tags = {self._tag["Key"]: self._tag["Value"]}
-            made = self._control("CreateConfigurationBundle", bundleName=self.name, tags=tags, **new)
+            self._call.step(f"bundle {self.name}", "created")
+            new: dict[str, Any] = {"bundleName": self.name, "tags": {self._tag["Key"]: self._tag["Value"]}}
+            made = self._control("CreateConfigurationBundle", **new, components=components, commitMessage=message)
         else:
-            self._say(f"bundle {self.name}: gets a new version")
-            parent = {"bundleId": now["bundleId"], "parentVersionIds": [now["versionId"]]}
-            made = self._control("UpdateConfigurationBundle", **parent, **new)
+            made = self._update(now, components, message)
         made = made or {"bundleArn": "the-bundle", "versionId": "the-new-version"}  # values of a rehearsal
-        before = None if now is None else now["versionId"]
-        return BundleVersion(arn=made["bundleArn"], version=made["versionId"], before=before)
+        return BundleVersion(
+            arn=made["bundleArn"], version=made["versionId"], before=None if now is None else now["versionId"]
+        )
 
     def remove(self, agent: str, addresses: Collection[str]) -> bool:
         """Take these addresses from the agent's entry, and remove a bundle of this command that has no other entries.
 
         Returns False if the entry has another model's address.
         """
-        found = self._find()
-        if found is None:
+        now = self._now()
+        if now is None:
             return True
-        now = self._control("GetConfigurationBundle", bundleId=found["bundleId"])
         entries = now["components"].get(agent, {}).get("configuration", {})
         rest = {name: value for name, value in entries.items() if name not in VARIABLES or value not in addresses}
         components = {**now["components"], agent: {"configuration": rest}}
-        tags = (self._control("ListTagsForResource", resourceArn=found["bundleArn"]) or {}).get("tags", {})
+        tags = (self._control("ListTagsForResource", resourceArn=now["bundleArn"]) or {}).get("tags", {})
         ours = tags.get(self._tag["Key"]) == self._tag["Value"]
         if ours and not any(entry.get("configuration") for entry in components.values()):
-            self._say(f"bundle {self.name}: is removed")
-            self._control("DeleteConfigurationBundle", bundleId=found["bundleId"], absent=GONE)
+            self._call.step(f"bundle {self.name}", "removed")
+            self._control("DeleteConfigurationBundle", bundleId=now["bundleId"], absent=GONE)
         elif rest != entries:
-            self._say(f"bundle {self.name}: loses the model's address")
-            parent = {"bundleId": now["bundleId"], "parentVersionIds": [now["versionId"]]}
-            message = "The model is removed"
-            self._control("UpdateConfigurationBundle", **parent, components=components, commitMessage=message)
+            self._update(now, components, "The model is removed")
         return set(rest).isdisjoint(VARIABLES)
 
-    def _find(self) -> Mapping[str, Any] | None:
+    def _update(self, now: Mapping[str, Any], components: Mapping[str, Any], message: str) -> Any:
+        self._call.step(f"bundle {self.name}", "given a new version")
+        which = {"bundleId": now["bundleId"], "parentVersionIds": [now["versionId"]]}
+        return self._control("UpdateConfigurationBundle", **which, components=components, commitMessage=message)
+
+    def _now(self) -> Mapping[str, Any] | None:
+        """Return the newest version, or None without the bundle."""
         listed = self._call.every(CONTROL, "ListConfigurationBundles", "bundles")
-        return next((bundle for bundle in listed if bundle["bundleName"] == self.name), None)
+        found = next((bundle["bundleId"] for bundle in listed if bundle["bundleName"] == self.name), None)
+        return None if found is None else self._control("GetConfigurationBundle", bundleId=found)

@@ -9,7 +9,8 @@ Sources: User guide of Amazon Bedrock, "Import a pre-trained model" and "Invoke 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -22,20 +23,19 @@ from .settings import ModelSettings
 
 IMPORT_S, WARM_S = 7200.0, 1800.0  # 65 GB were not ready after botocore's own retries of 68 s
 PAUSE_S = 10.0
-NOT_FOUND = ("ResourceNotFoundException",)
 
 
 class ImportedModel:
-    """The imported model of ``settings``. ``arn`` is known after `up`. ``say`` takes one line for each step.
+    """The imported model of ``settings``. ``arn`` is known after `up`.
 
     Raises (all its methods): ConfigError, RefusedError.
     """
 
-    def __init__(self, settings: ModelSettings, calls: Calls, say: Callable[[str], None]) -> None:
-        self.settings, self._call, self._say = settings, calls, say
-        self._resources = Resources(settings.tag, calls, say)
+    def __init__(self, settings: ModelSettings, calls: Calls) -> None:
+        self.settings, self._call = settings, calls
+        self._resources = Resources(settings.tag, calls)
         self._bedrock = partial(calls, "bedrock")
-        self._tags = [{"key": self._resources.tag["Key"], "value": self._resources.tag["Value"]}]
+        self._tag = {"key": self._resources.tag["Key"], "value": self._resources.tag["Value"]}
         self.arn = f"arn:{calls.partition}:bedrock:{calls.region}:{calls.account}:imported-model/the-new-one"
 
     @property
@@ -49,7 +49,7 @@ class ImportedModel:
 
     @property
     def rights(self) -> iam.Policy:
-        """Return the statements that an agent's role needs to call the model, and earlier ones until it no longer uses them."""
+        """The statements that an agent's role needs to call the model, and earlier ones until it no longer uses them."""
         return iam.imported_model_user(*sorted({self.arn, *self.addresses()}))
 
     # -- up
@@ -67,12 +67,12 @@ class ImportedModel:
         name = f"{s.name}-{facts.digest}"
         found = next((each["modelArn"] for each in self._models() if each["modelName"] == name), None)
         if found is not None:
-            self._say(f"imported model {name}: is up to date")
+            self._call.say(f"imported model {name}: is up to date")
             self.arn = found
             return
         uri = self._resources.upload(facts.files, s.bucket, f"{s.prefix}{facts.digest}/")
-        job = self._running(name) or self._start(name, uri, s.role or self._role())
-        if job is None or self._call.rehearse:
+        job = next(self._running(name), None) or self._start(name, uri, s.role or self._role())
+        if self._call.rehearse:
             return
         ended = self._ended(job)
         if ended["status"] != "Completed":
@@ -83,7 +83,7 @@ class ImportedModel:
         self.arn = ended["importedModelArn"]
         units = self._bedrock("GetImportedModel", modelIdentifier=self.arn).get("customModelUnits", {})
         count = units.get("customModelUnitsPerModelCopy", "an unknown number of")
-        self._say(f"imported model {name}: a copy has {count} custom model units")
+        self._call.say(f"imported model {name}: a copy has {count} custom model units")
 
     def _role(self) -> str:
         s, calls = self.settings, self._call
@@ -91,54 +91,53 @@ class ImportedModel:
         rights = iam.imports(calls.partition, s.bucket, s.prefix)
         return self._resources.role(s.role_name, f"Import of the model {s.name}", trust, rights)
 
-    def _start(self, name: str, uri: str, role: str) -> str | None:
-        """Start a job, and return its ARN."""
-        job = f"{name}-{len(self._jobs(name)) + 1}"  # names of failed jobs stay taken
+    def _start(self, name: str, uri: str, role: str) -> str:
+        """Start a job, and return its ARN. The names of failed jobs stay taken."""
+        job = f"{name}-{time.time_ns()}"
         wanted: dict[str, Any] = {
             "jobName": job,
             "importedModelName": name,
             "roleArn": role,
             "modelDataSource": {"s3DataSource": {"s3Uri": uri}},
-            "jobTags": self._tags,
-            "importedModelTags": self._tags,
+            "jobTags": [self._tag],
+            "importedModelTags": [self._tag],
             "clientRequestToken": job,
         }
-        self._say(f"import job {job}: is started")
+        self._call.step(f"import job {job}", "started")
+        own = self.settings.role is None
         started = self._resources.until_role_is_known(
-            lambda: self._bedrock("CreateModelImportJob", **wanted), own_role=self.settings.role is None
+            lambda: self._bedrock("CreateModelImportJob", **wanted), own_role=own
         )
-        return None if started is None else str(started["jobArn"])
+        return str((started or {}).get("jobArn"))
 
-    def _running(self, name: str) -> str | None:
-        """Return the ARN of the running job that makes this model."""
-        return next((job["jobArn"] for job in self._jobs(name) if job["status"] == "InProgress"), None)
-
-    def _jobs(self, name: str) -> list[Mapping[str, Any]]:
-        """Return the jobs of a model, or of all models of the settings' name."""
-        listed = self._call.every("bedrock", "ListModelImportJobs", "modelImportJobSummaries", nameContains=name)
-        made = [(str(job.get("importedModelName", "")), job) for job in listed]
-        return [job for model, job in made if name in (model, model.rpartition("-")[0])]
+    def _running(self, name: str) -> Iterator[str]:
+        """Yield the ARNs of running jobs that import this model, or any model of the settings' name."""
+        which = {"nameContains": name, "statusEquals": "InProgress"}
+        for job in self._call.every("bedrock", "ListModelImportJobs", "modelImportJobSummaries", **which):
+            made = str(job.get("importedModelName", ""))
+            if name in (made, made.rpartition("-")[0]):
+                yield job["jobArn"]
 
     def _models(self) -> list[Mapping[str, Any]]:
         """Return all models that this command imported under the name of the settings."""
         listed = self._call.every("bedrock", "ListImportedModels", "modelSummaries", nameContains=self.settings.name)
         named = [model for model in listed if model["modelName"].rpartition("-")[0] == self.settings.name]
-        return [model for model in named if self._is_ours(model["modelArn"])]
+        return [model for model in named if self._tag in self._tags_of(model["modelArn"])]
 
-    def _is_ours(self, arn: str) -> bool:
-        return self._tags[0] in (self._bedrock("ListTagsForResource", resourceARN=arn) or {}).get("tags", [])
+    def _tags_of(self, arn: str) -> list[Mapping[str, str]]:
+        found: list[Mapping[str, str]] = (self._bedrock("ListTagsForResource", resourceARN=arn) or {}).get("tags", [])
+        return found
 
     def _ended(self, job: str) -> Mapping[str, Any]:
         """Wait until a job has ended. Returns its description."""
-        self._say(f"import job {job.rsplit('/', 1)[1]}: InProgress")
+        self._call.say(f"import job {job.rsplit('/', 1)[1]}: InProgress")
 
         def look() -> Mapping[str, Any] | None:
             now: Mapping[str, Any] = self._bedrock("GetModelImportJob", jobIdentifier=job)
             return now if now["status"] != "InProgress" or self._call.rehearse else None
 
-        return wait_for(
-            look, IMPORT_S, PAUSE_S, f"the import job {job} has not ended; repeat the command to wait for it"
-        )
+        late = f"the import job {job} has not ended; repeat the command to wait for it"
+        return wait_for(look, IMPORT_S, PAUSE_S, late)
 
     # -- proof
 
@@ -149,17 +148,18 @@ class ImportedModel:
             "contentType": "application/json",
             "body": json.dumps(body).encode(),
         }
-        waited: list[RefusedError] = []
+        waited = False
 
         def look() -> Mapping[str, Any] | None:
+            nonlocal waited
             try:
                 return dict(json.loads(self._call("bedrock-runtime", "InvokeModel", **which)["body"].read()))
             except RefusedError as e:
                 if e.code != "ModelNotReadyException":
                     raise
                 if not waited:
-                    self._say("the model is being loaded: waiting")
-                waited.append(e)
+                    self._call.say("the model is being loaded: waiting")
+                waited = True
                 return None
 
         return wait_for(look, WARM_S, PAUSE_S, "the model is not loaded")
@@ -169,8 +169,9 @@ class ImportedModel:
     def find(self) -> None:
         """Check that there is something to remove. Raises: ConfigError if there is nothing."""
         s = self.settings
-        made = self._models() or any(job["status"] == "InProgress" for job in self._jobs(s.name))
-        if not made and not self._resources.has_any(s.role_name, s.bucket, s.prefix):
+        if not (self._models() or any(self._running(s.name))) and not self._resources.has_any(
+            s.role_name, s.bucket, s.prefix
+        ):
             raise ConfigError(
                 f"no imported model {s.name} in {s.region}, and nothing else that promote made for it there"
             )
@@ -178,11 +179,12 @@ class ImportedModel:
     def remove(self) -> None:
         """Remove the imported models of this name, the role and the uploaded weights, as far as this command made them."""
         s = self.settings
-        for job in self._jobs(s.name):
-            if job["status"] == "InProgress":  # Bedrock cannot stop it
-                self._ended(job["jobArn"])
+        for job in self._running(s.name):  # Bedrock cannot stop it
+            self._ended(job)
         for model in self._models():
-            self._say(f"imported model {model['modelName']}: is removed")
-            self._bedrock("DeleteImportedModel", modelIdentifier=model["modelArn"], absent=NOT_FOUND)
+            self._call.step(f"imported model {model['modelName']}", "removed")
+            self._bedrock(
+                "DeleteImportedModel", modelIdentifier=model["modelArn"], absent=("ResourceNotFoundException",)
+            )
         self._resources.remove_role(s.role_name)
         self._resources.remove_objects(s.bucket, s.prefix)

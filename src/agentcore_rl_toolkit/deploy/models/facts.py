@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ INSTANCES: dict[str, tuple[int, int]] = {
     "ml.p4d.24xlarge": (8, 320),
     "ml.p5.48xlarge": (8, 640),
 }
-_BESIDE_WEIGHTS = 1.25  # the key-value cache and activations need a fourth of the weights' size at the least
+_MARGIN = 1.15  # vLLM takes nine tenths of the memory, and activations need some of it
 
 # What Bedrock imports. Source: User guide of Amazon Bedrock, "Import a pre-trained model", October 2026.
 IMPORTED = frozenset(
@@ -57,8 +59,9 @@ class ModelFacts:
         dtype: type of the weights.
         context: largest number of positions. None if config.json has none.
         takes_tools: whether the chat template writes tools.
-        digest: of all files; the same weights have the same.
         tool_parser: vLLM's parser of its tool calls; None: it calls no tools.
+        heads: attention heads, which the GPUs share evenly.
+        cache_bytes: size of the keys and values of one context. vLLM does not start without room for them.
     """
 
     folder: Path
@@ -67,18 +70,25 @@ class ModelFacts:
     dtype: str
     context: int | None
     takes_tools: bool
-    digest: str
     tool_parser: str | None = None
+    heads: int = 0
+    cache_bytes: int = 0
 
     @property
     def size(self) -> str:
         """Architecture and size, for people."""
-        return f"{self.architecture}, {self.bytes / GB:.2f} GB in {self.dtype}"
+        size = f"{self.bytes / GB:.1f} GB" if self.bytes >= GB / 10 else f"{self.bytes / 10**6:.1f} MB"
+        return f"{self.architecture}, {size} in {self.dtype}"
 
     @property
     def files(self) -> list[Path]:
         """The files of the folder, which are uploaded."""
-        return _files(self.folder)
+        return model_files(self.folder)
+
+    @cached_property
+    def digest(self) -> str:
+        """Twelve hexadecimal digits of the content of all files."""
+        return digest_of_model(self.folder)
 
 
 def read_model(folder: Path) -> ModelFacts:
@@ -92,6 +102,13 @@ def read_model(folder: Path) -> ModelFacts:
     config: Mapping[str, Any] = json.loads((folder / "config.json").read_text())
     text: Mapping[str, Any] = config.get("text_config") or config
     context = text.get("max_position_embeddings")
+    heads, width = int(text.get("num_attention_heads") or 0), int(text.get("hidden_size") or 0)
+    caching = text.get("layer_types", ["full_attention"] * int(text.get("num_hidden_layers") or 0)).count(
+        "full_attention"
+    )
+    per_head = text.get("head_dim") or (width // heads if heads else 0)
+    # A key and a value of two bytes for each number of each head, in each layer that attends to all positions.
+    cache = 2 * 2 * caching * int(text.get("num_key_value_heads") or heads) * int(per_head) * int(context or 0)
     template = folder / "chat_template.jinja"
     if not template.is_file():
         raise ConfigError(f"{folder} has no chat_template.jinja: the service could not render messages")
@@ -102,25 +119,28 @@ def read_model(folder: Path) -> ModelFacts:
         dtype=str(config.get("dtype") or config.get("torch_dtype") or "unknown"),
         context=None if context is None else int(context),
         takes_tools="tools" in template.read_text(),
-        digest=_digest(folder),
+        heads=heads,
+        cache_bytes=cache,
     )
 
 
 def instance_for(facts: ModelFacts, wanted: str | None) -> tuple[str, int]:
-    """Return the smallest instance for a model, or the wanted one, and its number of GPUs. Raises: ConfigError."""
-    needed = facts.bytes * _BESIDE_WEIGHTS / GB
-    if wanted is None:
-        for name, (gpus, memory) in INSTANCES.items():
-            if needed <= memory:
-                return name, gpus
-        raise ConfigError(f"the model needs about {needed:.0f} GB of GPU memory: name an instance with --instance")
-    gpus, memory = INSTANCES.get(wanted, (1, 0))
-    if memory and needed > memory:
-        raise ConfigError(
-            f"{wanted} has {memory} GB of GPU memory, and the model needs about {needed:.0f} GB (weights of "
-            f"{facts.bytes / GB:.1f} GB in {facts.dtype}): choose a larger --instance, or --dtype bfloat16"
-        )
-    return wanted, gpus
+    """Return the smallest instance for a model, or the wanted one, and how many of its GPUs share the model.
+
+    Raises: ConfigError if the model does not fit.
+    """
+    needed = (facts.bytes + facts.cache_bytes) * _MARGIN / GB
+    for name, (all_gpus, memory) in INSTANCES.items():
+        gpus = math.gcd(all_gpus, facts.heads)  # each has as many heads
+        if wanted in (None, name) and needed <= memory * gpus / all_gpus:
+            return name, gpus
+    if wanted is not None and wanted not in INSTANCES:
+        return wanted, 1
+    raise ConfigError(
+        f"the model needs about {needed:.0f} GB of GPU memory, for {facts.size} and a context of {facts.context}: "
+        + ("name an instance with --instance" if wanted is None else f"{wanted} has less. Choose a larger --instance")
+        + ", or lower max_position_embeddings in config.json"
+    )
 
 
 def refusals_of_import(facts: ModelFacts, region: str, *, force: bool = False) -> list[str]:
@@ -141,15 +161,16 @@ def refusals_of_import(facts: ModelFacts, region: str, *, force: bool = False) -
     return [reason for reason, holds in checks.items() if not holds]
 
 
-def _files(folder: Path) -> list[Path]:
+def model_files(folder: Path) -> list[Path]:
+    """Return the files of a model's folder, in a fixed order."""
     return sorted(file for file in folder.iterdir() if file.is_file() and not file.name.startswith("."))
 
 
-def _digest(folder: Path) -> str:
+def digest_of_model(folder: Path) -> str:
+    """Return twelve hexadecimal digits of the content of a model's files. Reads all of them."""
     found = hashlib.sha256()
-    for file in _files(folder):
+    for file in model_files(folder):
         found.update(f"{file.name}\0{file.stat().st_size}\0".encode())
         with file.open("rb") as content:
-            while chunk := content.read(2**22):
-                found.update(chunk)
+            found.update(hashlib.file_digest(content, "sha256").digest())
     return found.hexdigest()[:12]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -46,36 +46,30 @@ def dollars_per_hour_of(name: str, region: str | None) -> float | None:
 
 
 class SageMakerEndpoint:
-    """The endpoint of ``settings``. ``say`` takes one line for each step. ``before`` is the configuration that `up` replaced.
+    """The endpoint of ``settings``.
+
+    Attributes:
+        address: the model's address, as `app.model()` takes it.
+        rights: the statements that an agent's role needs to call the endpoint.
+        before: the configuration that `up` replaced, if it replaced one.
 
     Raises (all its methods): ConfigError, RefusedError.
     """
 
-    def __init__(self, settings: ModelSettings, calls: Calls, say: Callable[[str], None]) -> None:
-        self.settings, self._call, self._say = settings, calls, say
-        self._resources = Resources(settings.tag, calls, say)
+    def __init__(self, settings: ModelSettings, calls: Calls) -> None:
+        self.settings, self._call = settings, calls
+        self._resources = Resources(settings.tag, calls)
         self._sagemaker = partial(calls, "sagemaker")
+        where = f"{calls.partition}:sagemaker:{calls.region}:{calls.account}"
+        self._arn = f"arn:{where}:endpoint/{settings.name.lower()}"
+        base = os.environ.get(RUNTIME_URL) or f"https://runtime.sagemaker.{calls.region}.amazonaws.com"
+        self.address = {"base_url": f"{base.rstrip('/')}/endpoints/{settings.name}/openai/v1"}
+        self.rights = iam.endpoint_user(self._arn)
         self.before: str | None = None
-
-    @property
-    def arn(self) -> str:
-        where = f"{self._call.region}:{self._call.account}"
-        return f"arn:{self._call.partition}:sagemaker:{where}:endpoint/{self.settings.name.lower()}"
-
-    @property
-    def address(self) -> dict[str, str]:
-        """The model's address, as `app.model()` takes it."""
-        base = os.environ.get(RUNTIME_URL) or f"https://runtime.sagemaker.{self._call.region}.amazonaws.com"
-        return {"base_url": f"{base.rstrip('/')}/endpoints/{self.settings.name}/openai/v1"}
 
     def addresses(self) -> list[str]:
         """Return all addresses that agents may have of the model."""
         return list(self.address.values())
-
-    @property
-    def rights(self) -> iam.Policy:
-        """Return the statements that an agent's role needs to call the endpoint."""
-        return iam.endpoint_user(self.arn)
 
     # -- up
 
@@ -95,7 +89,7 @@ class SageMakerEndpoint:
         version = hashlib.sha256(json.dumps([container, instance, role]).encode()).hexdigest()[:12]
         name = f"{s.name}-{version}"
         if self._sagemaker("DescribeModel", ModelName=name, absent=ABSENT) is None:
-            self._say(f"model {name}: is created")
+            self._call.step(f"model {name}", "created")
             model: dict[str, Any] = {
                 "ModelName": name,
                 "PrimaryContainer": container,
@@ -115,7 +109,7 @@ class SageMakerEndpoint:
                 "InferenceAmiVersion": AMI,
             }
             self._sagemaker("CreateEndpointConfig", EndpointConfigName=name, ProductionVariants=[variant], Tags=tags)
-        self._endpoint(name)
+        self._serve(name)
 
     def _container(self, uri: str, gpus: int, tool_parser: str | None) -> dict[str, Any]:
         source = {"S3Uri": uri, "S3DataType": "S3Prefix", "CompressionType": "None"}
@@ -133,30 +127,30 @@ class SageMakerEndpoint:
         trust, rights = iam.hosting_trust(account), iam.hosting(self._call.partition, s.bucket, s.prefix)
         return self._resources.role(s.role_name, f"The model endpoint {s.name}", trust, rights)
 
-    def _endpoint(self, config: str) -> None:
+    def _serve(self, config: str) -> None:
+        """Create the endpoint with a configuration, or update it, and wait until it serves."""
         name = self.settings.name
         found = self._settled()
         if found is not None and found["EndpointStatus"] == "Failed":
             self._must_be_ours()
-            self._say(f"endpoint {name}: failed before, so it is deleted first")
-            self._delete_endpoint()
+            self._delete("the failed endpoint")
             found = None
         which: dict[str, Any] = {"EndpointName": name, "EndpointConfigName": config}
         if found is None:
-            self._say(f"endpoint {name}: is created")
+            self._call.step(f"endpoint {name}", "created")
             self._sagemaker("CreateEndpoint", **which, Tags=[self._resources.tag])
         elif found["EndpointConfigName"] != config:
             self._must_be_ours()
-            self._say(f"endpoint {name}: is updated from the configuration {found['EndpointConfigName']} to {config}")
+            self._call.step(f"endpoint {name}", f"updated from {found['EndpointConfigName']} to {config}")
             before = {"Key": BEFORE, "Value": found["EndpointConfigName"]}  # a repeated command reads it from the tag
-            self._sagemaker("AddTags", ResourceArn=self.arn, Tags=[before])
+            self._sagemaker("AddTags", ResourceArn=self._arn, Tags=[before])
             self._sagemaker("UpdateEndpoint", **which)
         else:
-            self._say(f"endpoint {name}: is up to date")
+            self._call.say(f"endpoint {name}: is up to date")
         if self._call.rehearse:
             return
-        known = {tag["Key"]: str(tag["Value"]) for tag in self._tags_of(self.arn)}
-        self.before = known[BEFORE] if known.get(BEFORE, config) != config else None
+        replaced = {tag["Key"]: tag["Value"] for tag in self._tags_of(self._arn)}.get(BEFORE, config)
+        self.before = replaced if replaced != config else None
         now = self._settled()
         if now is None or now["EndpointStatus"] != "InService" or now["EndpointConfigName"] != config:
             reason = "it was deleted" if now is None else now.get("FailureReason") or f"status {now['EndpointStatus']}"
@@ -164,16 +158,17 @@ class SageMakerEndpoint:
 
     def _settled(self) -> Mapping[str, Any] | None:
         """Wait while the endpoint changes. Returns its description. Raises: ConfigError when that does not end in time."""
-        name, said = self.settings.name, set[str]()
+        name, before = self.settings.name, ""
 
         def look() -> tuple[Mapping[str, Any] | None] | None:
+            nonlocal before
             now: Mapping[str, Any] | None = self._sagemaker("DescribeEndpoint", EndpointName=name, absent=ABSENT)
             status = "" if now is None else str(now["EndpointStatus"])
             if status not in _CHANGING or self._call.rehearse:
                 return (now,)
-            if status not in said:
-                self._say(f"endpoint {name}: {status}")
-                said.add(status)
+            if status != before:
+                self._call.say(f"endpoint {name}: {status}")
+            before = status
             return None
 
         return wait_for(look, READY_S, PAUSE_S, f"endpoint {name} still changes")[0]
@@ -184,7 +179,7 @@ class SageMakerEndpoint:
             raise ConfigError(
                 f"no configuration {config} of the endpoint {self.settings.name} in {self.settings.region}"
             )
-        self._endpoint(config)
+        self._serve(config)
 
     # -- proof
 
@@ -193,12 +188,8 @@ class SageMakerEndpoint:
 
         Source: vLLM, `entrypoints/sagemaker/api_router.py`: invocations take what `/v1/completions` takes.
         """
-        body = {"prompt": ids, "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
-        which: dict[str, Any] = {
-            "EndpointName": self.settings.name,
-            "ContentType": "application/json",
-            "Body": json.dumps(body).encode(),
-        }
+        body = json.dumps({"prompt": ids, "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}).encode()
+        which: dict[str, Any] = {"EndpointName": self.settings.name, "ContentType": "application/json", "Body": body}
         text = self._call("sagemaker-runtime", "InvokeEndpoint", **which)["Body"].read()
         try:
             given = json.loads(text)["choices"][0]["prompt_logprobs"]
@@ -221,40 +212,35 @@ class SageMakerEndpoint:
         s = self.settings
         if self._settled() is not None:
             self._must_be_ours()
-            self._say(f"endpoint {s.name}: is removed")
-            self._delete_endpoint()
+            self._delete("endpoint")
         for kind, name in self._ours():
-            self._say(f"{kind} {name}: is removed")
+            self._call.step(f"{kind} {name}", "removed")
             self._sagemaker(f"Delete{kind}", **{f"{kind}Name": name}, absent=ABSENT)
         self._resources.remove_role(s.role_name)
         self._resources.remove_objects(s.bucket, s.prefix)
 
     def _ours(self) -> list[tuple[str, str]]:
         """Return kind and name of the configurations and models that this command made for the endpoint."""
-        kinds = ("EndpointConfig", "Model")
-        return [(kind, name) for kind in kinds for name, arn in self._listed(kind) if self._is_ours(arn)]
-
-    def _listed(self, kind: str) -> list[tuple[str, str]]:
-        """Return name and ARN of all models or configurations that begin with the endpoint's name."""
-        listed = self._call.every("sagemaker", f"List{kind}s", f"{kind}s", NameContains=self.settings.name)
-        found = [(str(entry[f"{kind}Name"]), str(entry[f"{kind}Arn"])) for entry in listed]
-        return [each for each in found if each[0].startswith(f"{self.settings.name}-")]
+        found = []
+        for kind in ("EndpointConfig", "Model"):
+            listed = self._call.every("sagemaker", f"List{kind}s", f"{kind}s", NameContains=self.settings.name)
+            each = [(entry[f"{kind}Name"], entry[f"{kind}Arn"]) for entry in listed]
+            found += [(kind, name) for name, arn in each if self._resources.tag in self._tags_of(arn)]
+        return found
 
     def _tags_of(self, arn: str) -> list[Mapping[str, str]]:
         found: list[Mapping[str, str]] = (self._sagemaker("ListTags", ResourceArn=arn) or {}).get("Tags", [])
         return found
 
-    def _is_ours(self, arn: str) -> bool:
-        return self._resources.tag in self._tags_of(arn)
-
     def _must_be_ours(self) -> None:
-        if not self._is_ours(self.arn):
+        if self._resources.tag not in self._tags_of(self._arn):
             raise ConfigError(
                 f"the endpoint {self.settings.name} was not made by `agentcore-rl promote` (it lacks the tag "
                 f"{self._resources.tag['Key']}): choose another --name"
             )
 
-    def _delete_endpoint(self) -> None:
+    def _delete(self, what: str) -> None:
+        self._call.step(f"{what} {self.settings.name}", "removed")
         self._sagemaker("DeleteEndpoint", EndpointName=self.settings.name, absent=ABSENT)
         late = f"endpoint {self.settings.name} is still there"
         wait_for(lambda: self._call.rehearse or self._settled() is None or None, GONE_S, PAUSE_S, late)
