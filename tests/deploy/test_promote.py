@@ -648,7 +648,7 @@ def test_a_bundle_gets_a_version_with_the_models_address(
         (("--roll-back", "1", "--agent", "arn", "--bundle", "x"), "neither --bundle"),
         (("--roll-back", "1", "--agent", "arn", "--remove"), "nor --remove"),
         (("--roll-back", "refund-1", "--to", "bedrock"), "not a version of an agent"),
-        (("--out", "folder"), "--out is for --to folder"),
+        (("--out", "folder"), "--out is for --to folder only"),
         (("--agent", "arn:aws:bedrock-agentcore:us-west-2:1:runtime/a/runtime-endpoint/b"), "not the ARN of an agent"),
         (("--agent", "arn:aws:bedrock-agentcore:us-east-1:1:runtime/a"), "the agent is in the region us-east-1"),
     ],

@@ -101,7 +101,7 @@ def command(model: Path, to: str, **options: Any) -> None:
     if to == "folder":
         result = _write_only(model, options, say)
     elif options["out"] is not None:
-        raise ConfigError("--out is for --to folder: a repeated command writes its folder anew")
+        raise ConfigError("--out is for --to folder only")
     else:
         calls = Calls(region=options["region"], rehearse=options["dry_run"], say=say)
         result = _promote(model, to, options, calls)
