@@ -232,7 +232,7 @@ def _evaluate(side: Side, options: Mapping[str, Any], inputs: int) -> None:
             click.get_current_context().invoke(evaluate, **given)
         except SystemExit as e:  # 1: rollouts failed, which is a result
             code = int(e.code or 0)
-        finally:  # local services have credentials of their own there
+        finally:  # local services set other credentials
             os.environ.clear()
             os.environ.update(variables)
     if code not in (0, 1) or not _complete(side.folder, inputs, options["repeat"]):
