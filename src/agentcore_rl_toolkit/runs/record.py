@@ -205,7 +205,7 @@ def numbers_of(sequences: Sequence[TokenSequence] | None) -> dict[str, float | N
     return {**{name: sum(v) / len(v) if v else None for name, v in means.items()}, **extremes}
 
 
-def _calls(message: Mapping[str, Any]) -> list[tuple[Any, Mapping[str, Any]]]:
+def calls_of(message: Mapping[str, Any]) -> list[tuple[Any, Mapping[str, Any]]]:
     """Return the tool calls of a message, each with its id and its function."""
     calls = [c for c in message.get("tool_calls") or () if isinstance(c, Mapping)]
     return [(c.get("id"), c["function"]) for c in calls if isinstance(c.get("function"), Mapping)]
@@ -213,7 +213,7 @@ def _calls(message: Mapping[str, Any]) -> list[tuple[Any, Mapping[str, Any]]]:
 
 def tools_of(dialogue: Iterable[Mapping[str, Any]] | None) -> Counter[str]:
     """Count calls by the name of the tool."""
-    return Counter(str(call.get("name")) for message in dialogue or () for _, call in _calls(message))
+    return Counter(str(call.get("name")) for message in dialogue or () for _, call in calls_of(message))
 
 
 def tool_errors(dialogue: Iterable[Mapping[str, Any]] | None) -> Counter[str]:
@@ -221,7 +221,7 @@ def tool_errors(dialogue: Iterable[Mapping[str, Any]] | None) -> Counter[str]:
     waiting: list[tuple[Any, Mapping[str, Any]]] = []
     found: Counter[str] = Counter()
     for message in dialogue or ():
-        waiting += _calls(message)
+        waiting += calls_of(message)
         if message.get("role") == "tool" and waiting:
             named = (call for call in waiting if call[0] is not None and call[0] == message.get("tool_call_id"))
             call = next(named, waiting[0])
@@ -236,7 +236,7 @@ def text_of(message: Mapping[str, Any]) -> str:
     content = message.get("content")
     parts = content if isinstance(content, list) else [{"text": content}]
     texts = [message.get("reasoning_content"), *(part.get("text") for part in parts if isinstance(part, Mapping))]
-    texts += [f"{call.get('name')}({call.get('arguments')})" for _, call in _calls(message)]
+    texts += [f"{call.get('name')}({call.get('arguments')})" for _, call in calls_of(message)]
     return " ".join(text for text in texts if isinstance(text, str) and text)
 
 

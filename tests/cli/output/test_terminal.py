@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from agentcore_rl_toolkit.cli import doctor
 from agentcore_rl_toolkit.cli.doctor import machine
 from agentcore_rl_toolkit.cli.doctor.finding import fail
-from agentcore_rl_toolkit.cli.output.terminal import Waiting, visible
+from agentcore_rl_toolkit.cli.output.terminal import WaitReport, dialogue_lines, visible
 from agentcore_rl_toolkit.errors import LocalRuntimeError, RolloutError
 
 TITLE, CLIPBOARD, UP = "\x1b]0;owned\x07", "\x1b]52;c;cm0gLXJm\x07", "\x1b[1A\x1b[2K"
@@ -25,6 +25,13 @@ def test_commands_to_a_terminal_are_written_out() -> None:
     assert visible("Grüße, 世界 🙂") == "Grüße, 世界 🙂"
     every = "".join(map(chr, range(0x3000)))
     assert not any(c in visible(every) for c in map(chr, [*range(9), *range(11, 32), *range(0x7F, 0xA0)]))
+
+
+def test_a_dialogue_is_shown_also_if_its_tool_calls_have_another_form() -> None:
+    function = {"name": "look_up", "arguments": "{}"}
+    calls = [{"id": "a", "function": function}, {"id": "b", "function": None}, {"id": "c", "function": {}}, "d"]
+    messages = [{"role": "assistant", "content": [{"text": "I look"}], "tool_calls": calls}, {"content": None}]
+    assert list(dialogue_lines(messages)) == [" assistant  I look look_up({}) None(None)", "         ?  "]
 
 
 WORDS = f"an agent's words: {TITLE} \x9b2J \u202egnp.exe"
@@ -81,7 +88,7 @@ def test_markup_in_an_error_is_text(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 def test_what_takes_long_says_so_once_and_then_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
     times = iter((100.0, 100.5, 102.9, 103.1, 110.0, 118.2, 119.0))
-    wait = Waiting("loading agent.py", clock=lambda: next(times))
+    wait = WaitReport("loading agent.py", clock=lambda: next(times))
     for _ in range(6):
         wait()
     assert capsys.readouterr().err == "still loading agent.py (3 s)\nstill loading agent.py (18 s)\n"

@@ -16,6 +16,8 @@ from typing import Any
 
 import click
 
+from ...runs.record import calls_of
+
 # Control characters, also of Latin-1, except tab and line feed, and characters that change the direction of text.
 _COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _SHOWN = {"\x1b": "\\e", "\x07": "\\a", "\x08": "\\b", "\x00": "\\0"}
@@ -27,7 +29,7 @@ def stdout_for_json(wanted: bool) -> contextlib.AbstractContextManager[object]:
     return contextlib.redirect_stdout(sys.stderr) if wanted else contextlib.nullcontext()
 
 
-class Waiting:
+class WaitReport:
     """Reports a long wait: prints ``what`` after three seconds, then every fifteen. Call it during the wait."""
 
     def __init__(self, what: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -48,7 +50,7 @@ def dialogue_lines(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         content = message.get("content") or ""
         if isinstance(content, list):
             content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
-        calls = [f"{c['function']['name']}({c['function']['arguments']})" for c in message.get("tool_calls") or []]
+        calls = [f"{call.get('name')}({call.get('arguments')})" for _, call in calls_of(message)]
         shown = " ".join([str(content).strip(), *calls]).strip()
         yield visible(f"{message.get('role', '?')!s:>10}  {shown}")
 

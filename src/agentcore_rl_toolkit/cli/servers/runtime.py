@@ -13,7 +13,7 @@ import click
 
 from ...errors import ConfigError
 from ..options import as_json, settings_of, settings_option, with_server, with_sessions
-from ..output.terminal import Waiting, visible
+from ..output.terminal import WaitReport, visible
 
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 _FILE = click.Path(path_type=Path, dir_okay=False)
@@ -211,7 +211,7 @@ def deploy(
     if (file is None) == (image is None):
         raise ConfigError("give one of: an agent's FILE, --image NAME")
     view = RuntimeView.find(url)
-    waiting = Waiting(f"deploying {file or image}: its environment is built, then it is loaded")
+    waiting = WaitReport(f"deploying {file or image}: its environment is built, then it is loaded")
     what = file.resolve() if file is not None else str(image)
     arn = view.deploy(what, name, parse_environment(env), on_wait=waiting)
     click.echo(json.dumps({"name": name, "arn": arn}) if as_json else arn)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..._servers.child import Child
 from ...errors import AgentCoreRLError
-from ..output.terminal import Waiting
+from ..output.terminal import WaitReport
 
 READY_DEADLINE_S = 180.0  # importing torch takes 30 s on a cold machine, and minutes on a busy one
 STOP_DEADLINE_S = 15.0
@@ -54,7 +54,7 @@ class Services:
 
     def wait_ready(self, service: Child, deadline_s: float = READY_DEADLINE_S) -> Child:
         """Block until the service listens. Raises: ServiceError at once when one exits, or after `deadline_s`."""
-        waiting = Waiting(f"starting: {self._services[service]}")
+        waiting = WaitReport(f"starting: {self._services[service]}")
 
         def wait() -> None:
             for started in self._services:  # a service may wait for another one, which failed

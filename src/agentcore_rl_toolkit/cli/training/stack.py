@@ -30,7 +30,7 @@ from ...isolation.project import Project
 from ...store.remote import find_region
 from ..agents.agentcore_project import find_runtime, variables_of
 from ..output.commands import nearby
-from ..output.terminal import Waiting, visible
+from ..output.terminal import WaitReport, visible
 from ..servers.vllm import context_of
 from .services import READY_DEADLINE_S, Services
 
@@ -134,7 +134,7 @@ class Stack:
         click.echo(
             visible(f"{nearby(agent)} or what it imports has changed: `agentcore-rl up` loads it again"), err=True
         )
-        waiting = Waiting(f"loading {agent.name}")
+        waiting = WaitReport(f"loading {agent.name}")
         if environments.fits_here(agent):
             RuntimeView(self.runtime_url).reload(AGENT_NAME, on_wait=waiting)
         else:
@@ -277,7 +277,7 @@ def start(
     else:
         file = Project.of(agent).dependencies
         report(ENVIRONMENT, f"the agent gets its own, with the requirements of {file}")
-        waiting = Waiting(f"building the environment of {file}, or loading {agent.name} in it")
+        waiting = WaitReport(f"building the environment of {file}, or loading {agent.name} in it")
         arn = RuntimeView(runtime.url).deploy(agent, AGENT_NAME, {AS_IS: "1"}, on_wait=waiting)
     digest = Project.of(agent).digest()
     for gateway in started:
