@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import importlib
 import importlib.util
 import json
 import signal
@@ -15,16 +16,19 @@ from typing import Any
 
 import psutil
 import pytest
+from rich.console import Console
 
 from agentcore_rl_toolkit.cli.init import write
 from agentcore_rl_toolkit.cli.options import from_words
+from agentcore_rl_toolkit.cli.training.job import Job
 from agentcore_rl_toolkit.cli.training.report import Report
 from agentcore_rl_toolkit.cli.training.settings import LocalRun, new_run, old_run, read
 from agentcore_rl_toolkit.cli.training.trackers import check_installed
-from agentcore_rl_toolkit.errors import ConfigError, MissingExtraError
+from agentcore_rl_toolkit.errors import CaptureError, ConfigError, MissingExtraError
 from agentcore_rl_toolkit.policy import WEIGHTS_DIR, loading
 from agentcore_rl_toolkit.policy.loading import Sizes
 from agentcore_rl_toolkit.runs import Query, RunReader, TokenSequence
+from agentcore_rl_toolkit.runs.folder import status
 from serving import wait_for
 
 from ..conftest import CommandLine
@@ -280,6 +284,40 @@ def test_a_resumed_run_finds_its_teacher_at_another_address(tmp_path: Path) -> N
     run = new_run(read(words, None), tmp_path / "run")
     assert old_run(run, {"teacher_url": "http://new"})[1].teacher_url == "http://new"
     assert old_run(run, {})[1].teacher_url == "http://old"
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (CaptureError("logprobs differ\nby much"), "logprobs differ"),
+        (RuntimeError("out of memory"), "RuntimeError: out of memory"),
+    ],
+)
+def test_a_run_that_fails_keeps_its_reason(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: Exception,
+    reason: str,
+) -> None:
+    (tmp_path / "agent.py").write_text("")
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1"}\n')
+    settings = read({"agent": str(tmp_path / "agent.py"), "data": str(tmp_path / "rows.jsonl")}, None)
+    run = new_run(settings, tmp_path / "run")
+    ends = importlib.import_module("agentcore_rl_toolkit.cli.training.run")
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(ends, "train", fail)
+    with pytest.raises(SystemExit) as end:
+        ends.carry_out(Job(settings, run), Console(quiet=True), go_on="the command")
+    assert end.value.code == 1
+    assert events(run) == [{"event": "failed", "reason": reason}]
+    assert status(run) == f"failed: {reason}"
+    said = capsys.readouterr().err
+    assert reason in said
+    assert "Continue with:\n    the command" in said
 
 
 def test_an_ended_run_continues_with_more_steps(tmp_path: Path) -> None:

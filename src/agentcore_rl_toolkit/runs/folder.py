@@ -69,13 +69,11 @@ def status(folder: Path) -> str:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
                 return "running"
-    elif time.time() - _written_s(folder) < RECENT_S and not (folder / SUMMARY).exists():
-        return "running"
     last = _last_event(folder)
     if last.get("event") == FAILED:
         return f"failed: {last['reason']}"
     if not (folder / SUMMARY).exists():
-        return "stopped"
+        return "running" if not lock.exists() and time.time() - _written_s(folder) < RECENT_S else "stopped"
     done, planned = (read_object(folder / name).get("steps") for name in (SUMMARY, CONFIG))
     early = isinstance(done, int) and isinstance(planned, int) and done < planned
     return f"stopped at {done} of {planned}" if early else "finished"

@@ -7,6 +7,7 @@ import contextlib
 import os
 import sys
 import time
+import traceback
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -48,9 +49,14 @@ def carry_out(job: Job, console: Console, *, go_on: str, stack: Stack | None = N
         left = f"Everything up to now is in {nearby(job.run_dir)}. Continue with:\n    {go_on}"
         console.print(left, highlight=False, markup=False, soft_wrap=True)
         sys.exit(130)
-    except AgentCoreRLError as e:
-        Report(job.run_dir).add(FAILED, {"reason": str(e).partition("\n")[0][:2000]})
-        click.echo(visible(f"error: {explain(e)}"), err=True)
+    except Exception as e:
+        reason = str(e) if isinstance(e, AgentCoreRLError) else f"{type(e).__name__}: {e}"
+        with contextlib.suppress(OSError):  # the disk may be full
+            Report(job.run_dir).add(FAILED, {"reason": reason.partition("\n")[0][:2000]})
+        if isinstance(e, AgentCoreRLError):
+            click.echo(visible(f"error: {explain(e)}"), err=True)
+        else:
+            traceback.print_exc()
         click.echo(f"Everything up to now is in {nearby(job.run_dir)}. Continue with:\n    {go_on}", err=True)
         sys.exit(1)
     print_end(console, job, Report(job.run_dir), summary)
