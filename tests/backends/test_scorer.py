@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import gc
 import math
 import sys
 import threading
@@ -17,7 +18,7 @@ import pytest
 from agentcore_rl_toolkit import ScorerError, answer_text
 from agentcore_rl_toolkit.backends.collection.groups import CollectConfig, CollectedRollout, Reward
 from agentcore_rl_toolkit.backends.collection.scored import with_score
-from agentcore_rl_toolkit.backends.scorer import Scorer, scorer_at, scorer_files
+from agentcore_rl_toolkit.backends.scorer import Scorer, checked_spec, scorer_at, scorer_files
 from agentcore_rl_toolkit.cli.training.kept_evaluation import missing_calls, scored_item
 from agentcore_rl_toolkit.client import BatchItem
 from agentcore_rl_toolkit.client.evaluation import score_of, summarize
@@ -128,6 +129,32 @@ async def test_an_async_scorer_that_blocks_its_loop_fails_alone() -> None:
     ended.set()
 
 
+async def test_a_scorer_that_is_cancelled_before_its_loop_begins_with_it_leaves_nothing(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    ended = threading.Event()
+
+    async def block(*given: Any) -> Any:
+        ended.wait(60)
+
+    async def never_begun(*given: Any) -> Any:
+        return 1.0
+
+    blocked = asyncio.create_task(scorer(block).score(ROW, RECORD, []))
+    await asyncio.sleep(0.1)
+    cancelled = asyncio.create_task(scorer(never_begun).score(ROW, RECORD, []))
+    await asyncio.sleep(0.1)
+    cancelled.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled
+    ended.set()
+    with pytest.raises(ScorerError, match="returned None"):
+        await blocked
+    assert await scorer(never_begun).score(ROW, RECORD, []) == {"reward": 1.0}  # the loop is behind the cancelled one
+    gc.collect()
+    assert [str(w.message) for w in recwarn.list] == []
+
+
 async def test_a_scorer_that_changes_what_it_gets_changes_no_other_rollout() -> None:
     row = {"items": [{"n": 1}], "_reference": {"gold": "secret"}}
     record, messages = {"_answer": {"steps": [1]}}, [{"role": "user", "content": "x"}]
@@ -236,6 +263,17 @@ def test_a_file_is_loaded_with_its_neighbors_and_leaves_no_bytecode(tmp_path: Pa
     assert [path.name for path in scorer_files(f"{tmp_path}/score.py:mark")] == ["score.py", "score.cpython-311.pyc"]
 
 
+def test_a_file_is_loaded_once_whatever_its_deadline(tmp_path: Path) -> None:
+    (tmp_path / "score.py").write_text(
+        "from pathlib import Path\n\nwith Path(__file__).with_name('loads').open('a') as f:\n    f.write('x')\n\n"
+        "def score(p, a, r, t):\n    return 1\n\nother = score\n"
+    )
+    spec = checked_spec(f"{tmp_path}/score.py")
+    assert spec == f"{tmp_path}/score.py:score"
+    assert [scorer_at(spec, timeout_s).timeout_s for timeout_s in (120.0, 60.0)] == [120.0, 60.0]
+    assert (tmp_path / "loads").read_text() == "x"
+
+
 def test_a_module_is_hidden_as_a_file_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", ["", *sys.path])
@@ -243,7 +281,7 @@ def test_a_module_is_hidden_as_a_file_is(tmp_path: Path, monkeypatch: pytest.Mon
     assert scorer_files("own_rewards:score") == [tmp_path / "own_rewards.py"]
     assert scorer_at("own_rewards:score").name == "own_rewards:score"
     assert not (tmp_path / "__pycache__").exists()
-    assert scorer_files("no_such_module:score") == []
+    assert scorer_files(None) == []
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ if __name__ == "__main__":
         (["/app/.venv/bin/python", "-u", "a.py"], ["/app/.venv/bin/python", "-u", "-m", STARTER, "a.py"]),
         (
             ["python", "-OO", "-X", "dev", "-Wall", "a.py", "-c", "x"],
-            ["python", "-OO", "-X", "dev", "-Wall", "-m", STARTER, "a.py", "-c", "x"],
+            ["python", "-O", "-O", "-X", "dev", "-W", "all", "-m", STARTER, "a.py", "-c", "x"],
         ),
         (["python3", "-um", "main", "-v"], ["python3", "-u", "-m", STARTER, "-m", "main", "-v"]),
         (

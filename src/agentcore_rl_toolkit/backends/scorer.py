@@ -8,13 +8,12 @@ import contextlib
 import copy
 import functools
 import importlib
-import importlib.util
 import inspect
 import math
 import sys
 import threading
 import types
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,11 +45,13 @@ class Scorer:
 
     It gets the row without ``_reference``, the agent's answer, the row's ``_reference``, and the messages of the model calls as
     the gateway recorded them. It returns a number, or a dict with `reward` and metrics. Its deadline is ``timeout_s``.
+    ``file`` is the source of its module.
     """
 
     function: Callable[..., Any]
     name: str
     timeout_s: float = SCORE_TIMEOUT_S
+    file: Path | None = None
 
     async def score(
         self, payload: Mapping[str, Any], record: Mapping[str, Any], trajectory: Sequence[Mapping[str, Any]]
@@ -58,42 +59,37 @@ class Scorer:
         """Return ``reward`` and metrics of a rollout. Raises: ScorerError."""
         row = {name: value for name, value in payload.items() if name != REFERENCE_FIELD}
         given = row, answer_of(record), payload.get(REFERENCE_FIELD), list(trajectory)
-        arguments = copy.deepcopy(given)  # a function may change its arguments
         try:
             async with asyncio.timeout(self.timeout_s):
-                found, error = await asyncio.wrap_future(self._in_thread(arguments))
-            if error is None and inspect.isawaitable(found):
-                found, error = await self._on_loop(found)
+                found = await asyncio.wrap_future(self._in_thread(copy.deepcopy(given)))  # it may change its arguments
+            if inspect.isawaitable(found):
+                found = await self._on_loop(found)
         except TimeoutError:
             raise ScorerError(f"the scorer {self.name} took longer than {self.timeout_s:g} s") from None
-        except RuntimeError as e:
-            raise ScorerError(
-                f"the scorer {self.name} cannot be started: {e}"
-            ) from e  # the process can start no thread
-        if error is not None:
-            raise ScorerError(f"the scorer {self.name} raised {type(error).__name__}: {text_of(error)}") from error
+        except RuntimeError as e:  # the process can start no thread
+            raise ScorerError(f"the scorer {self.name} cannot be started: {e}") from e
         return self._checked(found)
 
-    def _in_thread(self, arguments: tuple[Any, ...]) -> concurrent.futures.Future[_Outcome]:
+    def _in_thread(self, arguments: tuple[Any, ...]) -> concurrent.futures.Future[Any]:
         """Start the function in a thread, which cannot be ended."""
-        future: concurrent.futures.Future[_Outcome] = concurrent.futures.Future()
+        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
         future.set_running_or_notify_cancel()
 
         def work() -> None:
             try:
-                future.set_result((self.function(*arguments), None))
-            except BaseException as e:  # also SystemExit; as a result, since futures cannot hold a StopIteration
-                future.set_result((None, e))
+                future.set_result(self.function(*arguments))
+            except BaseException as e:
+                future.set_exception(self._failure(e))
 
         threading.Thread(target=work, name="scorer", daemon=True).start()
         return future
 
-    async def _on_loop(self, awaitable: Awaitable[Any]) -> _Outcome:
+    async def _on_loop(self, awaitable: Awaitable[Any]) -> Any:
         """Await on the loop that all scorers share. The deadline counts from the moment that the loop begins with it."""
         while True:
             portal = _portals[-1]
             begun: concurrent.futures.Future[None] = concurrent.futures.Future()
-            work = portal.submit(_work(awaitable, begun))
+            work = portal.submit(self._await(awaitable, begun))
             try:
                 await asyncio.wait([asyncio.wrap_future(begun)], timeout=BLOCKED_S)
             except BaseException:
@@ -106,33 +102,33 @@ class Scorer:
         async with asyncio.timeout(self.timeout_s):
             return await asyncio.wrap_future(work)
 
+    async def _await(self, awaitable: Awaitable[Any], begun: concurrent.futures.Future[None]) -> Any:
+        if begun.set_running_or_notify_cancel():  # otherwise another loop has the awaitable
+            begun.set_result(None)
+            try:
+                return await awaitable
+            except BaseException as e:
+                raise self._failure(e) from e
+
+    def _failure(self, error: BaseException) -> ScorerError:
+        """Return the error for an exception of any kind: SystemExit would end a loop, and futures cannot hold StopIteration."""
+        failure = ScorerError(f"the scorer {self.name} raised {type(error).__name__}: {text_of(error)}")
+        failure.__cause__ = error
+        return failure
+
     def _checked(self, found: Any) -> dict[str, float]:
         try:
             values = dict(found) if isinstance(found, Mapping) else {"reward": found}
-            numbers = {str(name): _number(value) for name, value in values.items()}
+            numbers = {str(name): number for name, value in values.items() if (number := _number(value)) is not None}
         except Exception as e:  # any class of the user's code
             raise ScorerError(f"the result of the scorer {self.name} cannot be read: {text_of(e)}") from e
-        reward = numbers.pop("reward", None)
-        if reward is None or not is_finite(reward):
+        metrics = {name: number for name, number in numbers.items() if is_finite(number)}
+        if "reward" not in metrics:
             raise ScorerError(
                 f"the scorer {self.name} returned {short(found)}: return a finite number, or a dict with `reward`"
             )
-        metrics = {name: value for name, value in numbers.items() if value is not None and is_finite(value)}
-        dropped = sum(value is not None for value in numbers.values()) - len(metrics)
-        return {**metrics, **({"metrics_not_finite": float(dropped)} if dropped else {}), "reward": reward}
-
-
-_Outcome = tuple[Any, BaseException | None]  # the result of a function, or its error
-
-
-async def _work(awaitable: Awaitable[Any], begun: concurrent.futures.Future[None]) -> _Outcome:
-    if not begun.set_running_or_notify_cancel():
-        return None, None  # another loop has the future
-    begun.set_result(None)
-    try:
-        return await awaitable, None
-    except BaseException as e:  # also SystemExit, which would end the loop
-        return None, e
+        dropped = len(numbers) - len(metrics)
+        return metrics | ({"metrics_not_finite": float(dropped)} if dropped else {})
 
 
 def _number(value: Any) -> float | None:
@@ -162,51 +158,16 @@ def checked_spec(spec: str | None) -> str | None:
 
 
 def scorer_files(spec: str | None) -> list[Path]:
-    """Return the files of a scorer that sessions must not see: its source, and its compiled code."""
-    if spec is None:
-        return []
-    place = split_spec(spec)[0]
-    if not place.endswith(".py"):
-        with _from_here():
-            try:
-                found = importlib.util.find_spec(place)
-            except Exception:  # `scorer_at` reports the error
-                found = None
-        if found is None or not found.has_location or found.origin is None:
-            return []
-        place = found.origin
-    path = Path(place)
-    return [path, *path.parent.glob(f"__pycache__/{path.stem}.*.pyc")]
+    """Return the files of a scorer that sessions must not see: its source, and its compiled code. Raises: ConfigError."""
+    file = None if spec is None else scorer_at(spec).file
+    return [] if file is None else [file, *file.parent.glob(f"__pycache__/{file.stem}.*.pyc")]
 
 
-@contextlib.contextmanager
-def _from_here() -> Iterator[None]:
-    """Find modules in the working directory. Write no bytecode, which sessions could read, and send prints to stderr."""
-    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    try:
-        with contextlib.redirect_stdout(sys.stderr):
-            yield
-    finally:
-        sys.dont_write_bytecode = before
-
-
-@functools.lru_cache
 def scorer_at(spec: str, timeout_s: float = SCORE_TIMEOUT_S) -> Scorer:
-    """Load the scorer FILE:FUNCTION or MODULE:FUNCTION. Raises: ConfigError."""
+    """Load the scorer FILE:FUNCTION or MODULE:FUNCTION, once in a process. Raises: ConfigError."""
     place, name = split_spec(spec)
     try:
-        with _from_here():
-            if place.endswith(".py"):
-                module = types.ModuleType(f"agentcore_rl_scorer_{Path(place).stem}")
-                module.__file__ = place
-                code = compile(Path(place).read_bytes(), place, "exec")
-                sys.path.insert(0, str(Path(place).parent))
-                sys.modules[module.__name__] = module
-                exec(code, module.__dict__)
-            else:
-                module = importlib.import_module(place)
+        module = _module_at(place)
     except (Exception, SystemExit) as e:
         raise ConfigError(f"--score {spec} could not be loaded: {type(e).__name__}: {text_of(e)}") from e
     function = getattr(module, name, None)
@@ -221,4 +182,27 @@ def scorer_at(spec: str, timeout_s: float = SCORE_TIMEOUT_S) -> Scorer:
         ) from e
     except ValueError:  # a function without a signature
         pass
-    return Scorer(function=function, name=f"{Path(place).name}:{name}", timeout_s=timeout_s)
+    file = getattr(module, "__file__", None)
+    shown = f"{Path(place).name}:{name}"
+    return Scorer(function=function, name=shown, timeout_s=timeout_s, file=file and Path(file))
+
+
+@functools.cache
+def _module_at(place: str) -> types.ModuleType:
+    """Import a file or module. Write no bytecode, which sessions could read, and send prints to stderr."""
+    folder, before = str(Path.cwd()), sys.dont_write_bytecode
+    if "" not in sys.path and folder not in sys.path:
+        sys.path.insert(0, folder)
+    sys.dont_write_bytecode = True
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            if not place.endswith(".py"):
+                return importlib.import_module(place)
+            module = types.ModuleType(f"agentcore_rl_scorer_{Path(place).stem}")
+            module.__file__ = place
+            sys.path.insert(0, str(Path(place).parent))
+            sys.modules[module.__name__] = module
+            exec(compile(Path(place).read_bytes(), place, "exec"), module.__dict__)
+            return module
+    finally:
+        sys.dont_write_bytecode = before

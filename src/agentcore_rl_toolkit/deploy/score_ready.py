@@ -6,6 +6,7 @@ version is changed.
 
 from __future__ import annotations
 
+import getopt
 import json
 import re
 import shlex
@@ -20,6 +21,7 @@ from .artifact import BUILD_S, ImageBuilder
 STARTER = "agentcore_rl_toolkit.app.deployed"
 READY_FILE = "agentcore_rl_score_ready.py"
 PULL_S = 1800.0
+_OPTIONS = "bBdEhiIOPqRsSuvVxmW:X:"  # Python's own, without `-c`
 _PYTHON = re.compile(r"(?:.*/)?python3?(?:\.\d+)?")
 _SERVER = re.compile(r"(?:.*/)?(?:uvicorn|fastapi)")
 
@@ -27,9 +29,9 @@ _SERVER = re.compile(r"(?:.*/)?(?:uvicorn|fastapi)")
 def start_file(entry: str) -> str:
     """Return the start file of an archive, which runs the agent's own one."""
     return (
-        "import os\nimport runpy\n\n"
-        f"os.environ.setdefault('AGENTCORE_RL_AS_IS', '1')\nfrom {STARTER}.start import prepare\n\n"
-        f"prepare()\nrunpy.run_path(os.path.join(os.path.dirname(os.path.abspath(__file__)), {entry!r}), run_name='__main__')\n"
+        "import os\nimport runpy\nimport sys\n\n"
+        f"sys.argv.insert(1, os.path.join(os.path.dirname(os.path.abspath(__file__)), {entry!r}))\n"
+        f"runpy.run_module({STARTER!r}, run_name='__main__', alter_sys=True)\n"
     )
 
 
@@ -42,31 +44,21 @@ def start_command(words: Sequence[str]) -> list[str]:
     found = [*words]
     for place, word in enumerate(found):
         if _PYTHON.fullmatch(word):
-            options, started = _of_python(found[place + 1 :])
-            if not started:
+            try:  # the name of a module is the first word that is no option, and the words after it belong to the module
+                options, started = getopt.getopt(found[place + 1 :], _OPTIONS, ["check-hash-based-pycs="])
+            except getopt.GetoptError:  # such as `-c`
                 break
-            return [*found[: place + 1], *options, "-m", STARTER, *started]
+            if not started or started[0] == "-":
+                break
+            module = ["-m"] * (("-m", "") in options)
+            own = [part for option in options if option[0] != "-m" for part in option if part]
+            return [*found[: place + 1], *own, "-m", STARTER, *module, *started]
         if _SERVER.fullmatch(word):
             return [*found[:place], "python", "-m", STARTER, "-m", Path(word).name, *found[place + 1 :]]
     raise ConfigError(
         f"the image starts {shlex.join(words) or 'nothing'}; a version for rollouts needs a command with python or uvicorn, as a "
         "list of words, with a file or a module, and not as a line of a shell or of `python -c`"
     )
-
-
-def _of_python(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split Python's arguments: its own options, and a file or ``-m MODULE`` with arguments. For ``-c`` and stdin: none."""
-    options, rest = [], [*words]
-    while rest and rest[0].startswith("-"):
-        word = rest.pop(0)
-        if (found := re.fullmatch(r"(-[^-cmWX]*)([cm])(.*)", word)) is not None:  # also `-um app` and `-mapp`
-            before, letter, value = found.groups()
-            options += [before] if before != "-" else []
-            return options, ["-m", *filter(None, [value]), *rest] if letter == "m" else []
-        options.append(word)
-        if re.fullmatch(r"-[^-WX]*[WX]|--check-hash-based-pycs", word) and rest:
-            options.append(rest.pop(0))
-    return options, [] if "-" in options else rest
 
 
 def dockerfile(base: str, command: Sequence[str], wheel: str, user: str) -> str:

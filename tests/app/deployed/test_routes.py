@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.app.deployed.routes import Route, find_target, routed, unroute
+from agentcore_rl_toolkit.app.deployed.routes import Route, current_route, routed, unroute
 
 BASE = "http://127.0.0.1:9/sessions/s1/v1"
 CHAT = {"model": "m", "messages": []}
@@ -22,8 +22,8 @@ def route(**more: Any) -> Route:
 
 
 def sent_to(url: str, body: Any = CHAT, method: str = "POST", **more: Any) -> str | None:
-    found = route(**more).target(method, url, lambda: json.dumps(body).encode())
-    return None if found is None else found.url.removeprefix(f"{BASE}/")
+    found = route(**more).redirect(method, url, {}, lambda: json.dumps(body).encode())
+    return None if found is None else found.removeprefix(f"{BASE}/")
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,9 @@ def test_chats_at_known_hosts_go_to_the_session(url: str, path: str) -> None:
 )
 def test_other_requests_keep_their_address_and_are_counted(url: str, body: Any) -> None:
     found = route()
-    assert found.target("POST", url, lambda: json.dumps(body).encode()) is None
+    headers = {"Authorization": "the agent's own"}
+    assert found.redirect("POST", url, headers, lambda: json.dumps(body).encode()) is None
+    assert headers == {"Authorization": "the agent's own"}
     assert found.taken == 0 or "evil" in url
     assert sum(found.elsewhere.values()) == 1
 
@@ -88,7 +90,7 @@ def test_other_requests_keep_their_address_and_are_counted(url: str, body: Any) 
 def test_requests_that_are_no_model_calls_are_not_counted() -> None:
     found = route()
     for method, url in (("GET", "https://api.openai.com/v1/models"), ("PUT", "https://b.s3.amazonaws.com/key")):
-        assert found.target(method, url, lambda: b"") is None
+        assert found.redirect(method, url, {}, lambda: b"") is None
     assert not found.elsewhere
 
 
@@ -115,8 +117,9 @@ def test_rollouts_of_one_process_take_turns_and_threads_belong_to_the_one_that_r
     begun, second, go = threading.Event(), threading.Event(), threading.Event()
 
     def ask() -> None:
-        target = find_target("POST", "https://api.openai.com/v1/chat/completions", lambda: b"{}")
-        found.append(None if target is None else target.url)
+        route = current_route()
+        url = "https://api.openai.com/v1/chat/completions"
+        found.append(None if route is None else route.redirect("POST", url, {}, lambda: b"{}"))
 
     def run_second() -> None:
         begun.set()
@@ -132,7 +135,6 @@ def test_rollouts_of_one_process_take_turns_and_threads_belong_to_the_one_that_r
             begun.wait(60)
             threads.submit(ask).result()
             assert not second.is_set()
-            assert find_target("POST", "https://s3.amazonaws.com/x", lambda: b"") is None
         second.wait(60)
         threads.submit(ask).result()
         go.set()
@@ -147,14 +149,14 @@ def test_rollouts_of_one_process_take_turns_and_threads_belong_to_the_one_that_r
 def test_a_body_that_is_a_file_is_read_and_still_sent() -> None:
     body = io.BytesIO(json.dumps(CHAT).encode())
     url = "https://bedrock-runtime.us-west-2.amazonaws.com/model/m/invoke"
-    assert route().target("POST", url, lambda: body) is not None
+    assert route().redirect("POST", url, {}, lambda: body) is not None
     assert json.loads(body.read()) == CHAT
 
 
 def test_calls_of_a_forked_child_are_counted() -> None:
     found = route()
     url = "https://api.openai.com/v1/chat/completions"
-    child = multiprocessing.get_context("fork").Process(target=found.target, args=("POST", url, lambda: b"{}"))
+    child = multiprocessing.get_context("fork").Process(target=found.redirect, args=("POST", url, {}, lambda: b"{}"))
     child.start()
     child.join()
     assert found.taken == 1

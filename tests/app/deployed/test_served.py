@@ -259,8 +259,11 @@ def test_a_process_serves_one_rollout_or_production_calls_and_never_mixes_their_
     assert len(model[1]) == 1
 
 
-def test_a_rollout_keeps_the_session_busy_and_ends_with_a_record_at_sigterm(start: Start, tmp_path: Path) -> None:
-    agent = start(SYNC)
+@pytest.mark.parametrize(("source", "options"), [(SYNC, {}), (ASGI, {"app": "by_wsgi", "interface": "wsgi"})])
+def test_a_rollout_keeps_the_session_busy_and_ends_with_a_record_at_sigterm(
+    start: Start, tmp_path: Path, source: str, options: dict[str, str]
+) -> None:
+    agent = start(source, env={"UVICORN": json.dumps(options)})
     assert agent.ping() == "Healthy"
     path, _ = agent.rollout({"wait": str(tmp_path / "never")}, session=new_session(), heartbeat_s=0.2)
     wait_for(lambda: agent.ping() == "HealthyBusy")

@@ -12,11 +12,10 @@ import copy
 import functools
 import importlib
 import ssl
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable
 from typing import Any
-from urllib.parse import urlsplit
 
-from .routes import SECRET_HEADERS, Target, find_target
+from .routes import Body, current_route
 
 
 @functools.cache
@@ -33,10 +32,12 @@ def trust() -> ssl.SSLContext:
     return ssl.create_default_context()
 
 
-def _authorize(headers: MutableMapping[str, str], target: Target) -> None:
-    for name in {name.lower() for name in headers} & SECRET_HEADERS:
-        del headers[name]
-    headers.update(target.headers)
+def _gateway(request: Any, body: Body) -> str | None:
+    """Return the new address of a request, whose headers are changed too. None for a request that is left alone."""
+    route = current_route()
+    if route is None:
+        return None
+    return route.redirect(request.method or "", str(request.url or ""), request.headers, body)
 
 
 def _patch_httpx(httpx: Any) -> None:
@@ -47,12 +48,10 @@ def _patch_httpx(httpx: Any) -> None:
             with contextlib.suppress(httpx.RequestNotRead):
                 return request.content
 
-        target = find_target(request.method, str(request.url), body)
-        if target is None:
+        url = _gateway(request, body)
+        if url is None:
             return client
-        request.url = httpx.URL(target.url)
-        _authorize(request.headers, target)
-        request.headers["Host"] = request.url.netloc.decode("ascii")
+        request.url = httpx.URL(url)
         kind = httpx.AsyncClient if isinstance(client, httpx.AsyncClient) else httpx.Client
         return kind(trust_env=False, verify=trust(), limits=httpx.Limits(max_keepalive_connections=0))
 
@@ -69,11 +68,9 @@ def _patch_aiohttp(aiohttp: Any) -> None:
     @functools.wraps(connect)
     async def patched(self: Any, req: Any, *args: Any, **options: Any) -> Any:
         # `connect` itself sends the request of a connection to a proxy, so that request does not arrive here.
-        target = find_target(req.method, str(req.url), lambda: getattr(req.body, "_value", None))
-        if target is not None:
-            req.url = req.original_url = type(req.url)(target.url, encoded=True)
-            _authorize(req.headers, target)
-            req.headers["Host"] = urlsplit(target.url).netloc
+        url = _gateway(req, lambda: getattr(req.body, "_value", None))
+        if url is not None:
+            req.url = req.original_url = type(req.url)(url, encoded=True)
             req.proxy = req.proxy_auth = req.proxy_headers = req.server_hostname = None
         return await connect(self, req, *args, **options)
 
@@ -89,12 +86,10 @@ def _patch_session(session: Any, direct: Callable[[Any], Any] = lambda session: 
 
     @functools.wraps(send)
     def patched(self: Any, request: Any, **options: Any) -> Any:
-        target = find_target(request.method or "", request.url or "", lambda: request.body)
-        if target is None:
+        url = _gateway(request, lambda: request.body)
+        if url is None:
             return send(self, request, **options)
-        request.url = target.url
-        _authorize(request.headers, target)
-        request.headers.pop("Host", None)
+        request.url = url
         return send(direct(self), request, **{**options, **given})
 
     session.send = patched

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from ..relay import refusal
 from .forwarding import forward
-from .routes import SECRET_HEADERS, current_route
+from .routes import current_route
 
 # Wires by the first part of a path, and the provider whose calls they carry.
 PROVIDERS = {
@@ -57,10 +57,9 @@ async def answer(request: Request, path: str) -> Response:
         return refusal(410, "the rollout is over")
     query = request.scope["query_string"].decode("latin-1")
     url = f"{PROVIDERS[wire]}/{rest}" + (f"?{query}" if query else "")
-    target = route.target(request.method, url, lambda: body)
-    if target is None:
+    headers = request.headers.mutablecopy()
+    new = route.redirect(request.method, url, headers, lambda: body)
+    if new is None:
         what = f"{urlsplit(url).hostname}/{rest}"
         return refusal(404, f"{what} is not a chat call to the policy; the relay passes no other calls")
-    kept = [(k, v) for k, v in request.headers.raw if k.decode("latin-1") not in SECRET_HEADERS]
-    headers = [*kept, *((k.encode("latin-1"), v.encode("latin-1")) for k, v in target.headers.items())]
-    return await forward(request, target.url, headers, "the gateway cannot be reached")
+    return await forward(request, new, headers.raw, "the gateway cannot be reached")

@@ -1,6 +1,6 @@
 """The model calls of an agent, found in its HTTP requests, and the gateway's address for each of them.
 
-Standard library only. `Route.target` decides about one request. It reads the address, and the body only where the address does
+Standard library only. `Route.redirect` decides about one request. It reads the address, and the body only where the address does
 not tell whether a request is a chat of the policy.
 """
 
@@ -25,15 +25,15 @@ MODEL_HOSTS = (
     *("api.openai.com", "*.openai.azure.com", "api.anthropic.com"),
     *("generativelanguage.googleapis.com", "aiplatform.googleapis.com", "*-aiplatform.googleapis.com"),
 )
-# Paths of chats. A provider may have anything before the group, which is the path below a session of the gateway.
+# Paths of chats. A provider may have anything before the group `path`, which is the path below a session of the gateway.
 _CHAT = re.compile(
-    r"(?:.*/)?(?:(?P<bedrock>model/(?P<id>.+)/(?:converse|converse-stream|(?P<invoke>invoke|invoke-with-response-stream)))"
-    r"|(?P<gemini>models/(?P<name>[^/]+):(?:generateContent|streamGenerateContent))"
-    r"|v1/(?P<anthropic>messages)|(?P<openai>chat/completions|responses))"
+    r"(?:.*/)?(?P<path>(?P<aws>model/(?P<id>.+)/(?:converse|converse-stream|(?P<invoke>invoke|invoke-with-response-stream)))"
+    r"|models/(?P<name>[^/]+):(?:generateContent|streamGenerateContent)|(?<=/v1/)messages|chat/completions|responses)"
 )
-# Credentials of the agent, which the gateway has no use for.
-SECRET_HEADERS = frozenset(
+# Headers that are not sent to the gateway: the address, and credentials of the agent.
+_REMOVED = frozenset(
     (
+        "host",
         *("authorization", "proxy-authorization", "cookie", "x-api-key", "x-goog-api-key", "api-key"),
         *("x-amz-security-token", "x-amz-date", "x-amz-content-sha256"),
         *("subscription-key", "ocp-apim-subscription-key", "x-auth-token", "x-access-token", "x-auth-key"),
@@ -45,14 +45,6 @@ _PARAMETERS = frozenset({"alt", "beta"})  # parameters of a query that are kept;
 MOST_PLACES = 20  # limit of a record's places for calls that went elsewhere
 
 Body = Callable[[], Any]  # the body of a request: bytes, text, decoded JSON, or anything else for a stream
-
-
-@dataclass(frozen=True)
-class Target:
-    """The new destination of a request, and the headers that authorize it there."""
-
-    url: str
-    headers: Mapping[str, str] = field(repr=False)
 
 
 @dataclass(kw_only=True)
@@ -83,8 +75,8 @@ class Route:
     def _take(self) -> None:
         self._taken[:8] = (self.taken + 1).to_bytes(8, "little")
 
-    def target(self, method: str, url: str, body: Body) -> Target | None:
-        """Return the request's new destination, None for a request that keeps its own."""
+    def redirect(self, method: str, url: str, headers: Any, body: Body) -> str | None:
+        """Return a request's new address, and change its headers, a mutable mapping. None for a request that is left alone."""
         if url.startswith(f"{self.base_url}/"):
             self._take()  # an agent that uses `app.model()`
             return None
@@ -96,27 +88,28 @@ class Route:
             found = _CHAT.fullmatch(parts.path)
         if method.upper() != "POST" or (found is None and not known):
             return None
-        place = f"{host}{parts.path}"
-        if found is None:
-            return self._keep(f"{place} (no chat)")
-        if not known:
-            return self._keep(f"{place} (another host)")
-        if found["invoke"] and not isinstance(_member(body, "messages"), list):
-            return self._keep(f"{place} (no chat)")
-        if self.models:
+        reason = None
+        if found is None or (known and found["invoke"] and not isinstance(_member(body, "messages"), list)):
+            reason = "no chat"
+        elif not known:
+            reason = "another host"
+        elif self.models:
             named = found["id"] or found["name"]
             model = unquote(named) if named else str(_member(body, "model"))
             if not any(fnmatchcase(model, pattern) for pattern in self.models):
-                return self._keep(f"{place} (model {model})")
+                reason = f"model {model}"
+        if found is None or reason is not None:
+            place = f"{host}{parts.path} ({reason})"
+            if place in self.elsewhere or len(self.elsewhere) < MOST_PLACES:
+                self.elsewhere[place] += 1
+            return None
         self._take()
-        path = (
-            f"bedrock/{found['bedrock']}"
-            if found["bedrock"]
-            else found["gemini"] or found["anthropic"] or found["openai"]
-        )
+        path = f"bedrock/{found['path']}" if found["aws"] else found["path"]
         query = urlencode([(k, v) for k, v in parse_qsl(parts.query) if k.lower() in _PARAMETERS])
-        new = f"{self.base_url}/{path}" + (f"?{query}" if query else "")
-        return Target(new, {"Authorization": f"Bearer {self.api_key}"})
+        for name in {name.lower() for name in headers} & _REMOVED:
+            del headers[name]
+        headers["Host"], headers["Authorization"] = urlsplit(self.base_url).netloc, f"Bearer {self.api_key}"
+        return f"{self.base_url}/{path}" + (f"?{query}" if query else "")
 
     def _is_model_host(self, host: str, with_port: str) -> bool:
         # The brackets of an IPv6 address are no set of characters.
@@ -124,21 +117,14 @@ class Route:
         names = (host, f"[{host}]", with_port.lower())
         return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
 
-    def _keep(self, place: str) -> Target | None:
-        """Count a request that keeps its address."""
-        if place in self.elsewhere or len(self.elsewhere) < MOST_PLACES:
-            self.elsewhere[place] += 1
-        return None
-
 
 def _member(body: Body, name: str) -> Any:
     """Return a member of a JSON body, or None if the body does not have it."""
     found = body()
     if hasattr(found, "read") and hasattr(found, "seek"):
-        start = found.tell()
-        content = found.read()
-        found.seek(start)
-        found = content
+        file, start = found, found.tell()
+        found = file.read()
+        file.seek(start)
     try:
         decoded = json.loads(found) if isinstance(found, (str, bytes, bytearray)) else found
     except ValueError:
@@ -146,7 +132,7 @@ def _member(body: Body, name: str) -> Any:
     return decoded.get(name) if isinstance(decoded, Mapping) else None
 
 
-_current: Route | None = None  # The rollout that runs or ran last in this process. None in production
+_current: Route | None = None
 _turn = threading.Lock()
 
 
@@ -173,11 +159,5 @@ def unroute() -> None:
 
 
 def current_route() -> Route | None:
-    """Return the route of this process."""
+    """Return the route of the rollout that runs or ran last in this process, or None in production."""
     return _current
-
-
-def find_target(method: str, url: str, body: Body) -> Target | None:
-    """Return the destination of a request of this process. None leaves the request alone."""
-    route = _current
-    return None if route is None else route.target(method, url, body)

@@ -14,15 +14,15 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace, TracebackType
 from typing import Any
 
+import httpx
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from ...contract import (
     ANSWER_FIELD,
@@ -44,24 +44,13 @@ SESSION_HEADER = b"x-amzn-bedrock-agentcore-runtime-session-id"
 SHUTDOWN = "the server shut down before the agent had finished"
 LONGEST_TEXT = 2_000  # characters of an error response in an error
 SDK_MODULE = "bedrock_agentcore.runtime.app"
-
-
-@dataclass
-class _Seen:
-    """The events in the SDK's app while it answered a rollout: its response has only the texts of exceptions.
-
-    ``encodes`` is True for a stream whose events the SDK wrote as JSON.
-    """
-
-    errors: list[Exception] = field(default_factory=list)
-    encodes: bool = False
-
-
-_seen: ContextVar[_Seen | None] = ContextVar("agentcore_rl_seen", default=None)
+# What the SDK's app did while it answered a rollout: the ``error`` that it caught, of which its response has only the text, and
+# ``encodes``, if it wrote the events of a stream as JSON.
+_seen: ContextVar[dict[str, Any]] = ContextVar("agentcore_rl_seen")
 
 
 def _watch_sdk() -> None:
-    """Observe the errors that the SDK's app, if the agent has imported one, catches of its entrypoints."""
+    """Observe the SDK's app, if the agent has imported one."""
     sdk = getattr(sys.modules.get(SDK_MODULE), "BedrockAgentCoreApp", None)
     if sdk is None or hasattr(sdk, "_agentcore_rl_watched"):
         return
@@ -75,15 +64,15 @@ def _watch_sdk() -> None:
         except HTTPException:  # a response that the agent chose
             raise
         except Exception as e:
-            (_seen.get() or _Seen()).errors.append(e)
+            _seen.get({})["error"] = e
             raise
 
     @functools.wraps(write_event)
     def watched_event(self: Any, value: Any) -> Any:
-        seen, error = _seen.get() or _Seen(), sys.exc_info()[1]
-        seen.encodes = True
+        seen, error = _seen.get({}), sys.exc_info()[1]
+        seen["encodes"] = True
         if isinstance(error, Exception):  # the SDK writes it as an event, while it handles it
-            seen.errors.append(error)
+            seen["error"] = error
         return write_event(self, value)
 
     sdk._invoke_handler, sdk._convert_to_sse = watched, watched_event
@@ -137,11 +126,8 @@ class DeployedApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request: run a rollout, or pass it to the agent's app."""
-        self._loop = asyncio.get_running_loop()
         path = (scope.get("path"), scope.get("method"))
-        if scope["type"] == "lifespan":
-            await self._live(scope, receive, send)
-        elif path == ("/ping", "GET") and self._engine.busy:
+        if path == ("/ping", "GET") and self._engine.busy:
             status = {"status": "HealthyBusy", "time_of_last_update": int(time.time())}
             await JSONResponse(status)(scope, receive, send)
         elif path == ("/invocations", "POST"):
@@ -171,6 +157,9 @@ class DeployedApp:
         if self._engine.settings.rollouts is False:
             await JSONResponse({"error": ROLLOUTS_OFF}, 403)(scope, receive, send)
             return
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            self._engine.interrupt_on_sigterm()  # calls the server's handler too, which the server restores
         headers = dict(scope.get("headers", ()))
         session_id = headers.get(SESSION_HEADER, b"").decode("latin-1") or None
         context = SimpleNamespace(session_id=session_id, scope=scope)
@@ -212,65 +201,36 @@ class DeployedApp:
         """Return the entrypoint's answer. Raises: what the entrypoint raised; AgentError for a response that is an error."""
         assert self._loop is not None
         asked = _request(self._app, scope, json.dumps(row).encode())
-        status, content_type, text, seen = asyncio.run_coroutine_threadsafe(asked, self._loop).result()
-        if seen.errors:
-            raise seen.errors[-1]
+        response, seen = asyncio.run_coroutine_threadsafe(asked, self._loop).result()
+        if "error" in seen:
+            raise seen["error"]
+        status, text = response.status_code, response.content.decode("utf-8", "replace")
         if status >= 400:
             message = f"the agent answered with HTTP {status}: {text[:LONGEST_TEXT]}"
             raise AgentError(message, error_type=f"HTTP {status}")
-        return _answer_in(text, content_type, encodes=seen.encodes)
+        return _answer_in(text, response.headers.get("content-type", "").lower(), encodes="encodes" in seen)
 
-    async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the agent's lifespan. Rollouts end before it does."""
-        restore = self._engine.interrupt_on_sigterm()
-        began = False
-
-        async def received() -> Message:
-            nonlocal began
-            message = await receive()
-            began = True
-            if message["type"] == "lifespan.shutdown":
-                await self._close()
-            return message
-
-        try:
-            await self._app(scope, received, send)
-        except Exception:  # an app without a lifespan, which servers allow
-            if began:
-                raise
-            await receive()
-            await send({"type": "lifespan.startup.complete"})
-            await receive()
-            await self._close()
-            await send({"type": "lifespan.shutdown.complete"})
-        finally:
-            restore()
-
-    async def _close(self) -> None:
+    async def end_rollouts(self) -> None:
+        """End all rollouts. The server calls it before it ends the app."""
         loop = self._engine.runner.loop()
         await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._engine.close(SHUTDOWN), loop))
 
 
-async def _request(app: Any, scope: Mapping[str, Any], body: bytes) -> tuple[int, str, str, _Seen]:
-    """Send one request to an ASGI app. Returns status, content type, text, and what the SDK did meanwhile."""
-    seen = _Seen()
+async def _request(app: Any, scope: Mapping[str, Any], body: bytes) -> tuple[httpx.Response, dict[str, Any]]:
+    """Send a body to an ASGI app, in a request like that of a scope. Returns the response, and what the SDK did meanwhile."""
+    seen: dict[str, Any] = {}
     _seen.set(seen)
-    status, headers, parts = 500, {}, []
-
-    async def send(message: Message) -> None:
-        nonlocal status, headers
-        if message["type"] == "http.response.start":
-            status, headers = message["status"], {k.lower(): v for k, v in message.get("headers", ())}
-        elif message["type"] == "http.response.body":
-            parts.append(message.get("body", b""))
-
     kept = [(name, value) for name, value in scope["headers"] if name.lower() not in (b"content-length", b"accept")]
     # AgentCore's SDK for TypeScript streams only to callers that ask for it.
-    own = [(b"content-length", b"%d" % len(body)), (b"accept", b"text/event-stream, application/json, */*")]
-    given = {**scope, "headers": [*kept, *own], "state": dict(scope.get("state", {}))}
-    await app(given, _replayed(body, asyncio.Event().wait), send)
-    content_type = headers.get(b"content-type", b"").decode("latin-1").lower()
-    return status, content_type, b"".join(parts).decode("utf-8", "replace"), seen
+    headers = [*kept, (b"accept", b"text/event-stream, application/json, */*")]
+
+    async def with_scope(own: Scope, receive: Receive, send: Send) -> None:
+        await app({**scope, "headers": own["headers"], "state": dict(scope.get("state", {}))}, receive, send)
+
+    request = httpx.Request("POST", "http://agent", headers=headers, content=body)
+    response = await httpx.ASGITransport(with_scope).handle_async_request(request)
+    await response.aread()
+    return response, seen
 
 
 def _replayed(body: bytes, then: Callable[[], Awaitable[Any]]) -> Receive:

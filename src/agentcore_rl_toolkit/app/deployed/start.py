@@ -24,7 +24,7 @@ def prepare() -> None:
     install()
     import uvicorn
 
-    make, load = uvicorn.Config.__init__, uvicorn.Config.load
+    make, load, end = uvicorn.Config.__init__, uvicorn.Config.load, uvicorn.Server.shutdown
 
     @functools.wraps(make)
     def make_with_one_process(self: Any, *args: Any, **options: Any) -> None:
@@ -45,7 +45,14 @@ def prepare() -> None:
 
             self.loaded_app = DeployedApp(self.loaded_app)
 
+    @functools.wraps(end)
+    async def end_after_rollouts(self: Any, *args: Any, **options: Any) -> None:
+        if hasattr(self.config.loaded_app, "end_rollouts"):
+            await self.config.loaded_app.end_rollouts()
+        await end(self, *args, **options)
+
     uvicorn.Config.__init__, uvicorn.Config.load = make_with_one_process, load_with_rollouts  # type: ignore[method-assign]
+    uvicorn.Server.shutdown = end_after_rollouts  # type: ignore[method-assign]
 
 
 def _is_complete(app: Any) -> bool:

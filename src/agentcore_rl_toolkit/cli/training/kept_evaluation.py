@@ -104,20 +104,14 @@ def scored_item(item: BatchItem, payload: Mapping[str, Any], fetch: Fetch | None
     if scorer is None or not item.success or item.result is None:
         return item
     record = {k: v for k, v in item.result.items() if k not in ("rewards", "reward", "turn_rewards")}
-
-    def without(e: Exception, cause: Cause, trace: str | None = None) -> BatchItem:
-        return dataclasses.replace(item, result=record, error=error_line(e), exception=e, traceback=trace, cause=cause)
-
     try:
         capture = fetch(item.session_id) if fetch is not None and item.session_id is not None else None
-    except (AgentCoreRLError, OSError) as e:  # the gateway has ended
-        return without(e, Cause.INFRASTRUCTURE)
-    dialogue: Sequence[Mapping[str, Any]] = getattr(capture, "dialogue", None) or ()
-    try:
-        found: dict[str, Any] = asyncio.run(scorer.score(payload, item.result, dialogue))
-    except ScorerError as e:
-        trace = None if e.__cause__ is None else "".join(traceback.format_exception(e.__cause__))
-        return without(e, Cause.SCORER, trace)
+        found = asyncio.run(scorer.score(payload, item.result, getattr(capture, "dialogue", None) or ()))
+    except (AgentCoreRLError, OSError) as e:
+        ours = not isinstance(e, ScorerError)  # the gateway has ended
+        trace = None if ours or e.__cause__ is None else "".join(traceback.format_exception(e.__cause__))
+        failed: dict[str, Any] = {"cause": Cause.INFRASTRUCTURE if ours else Cause.SCORER, "traceback": trace}
+        return dataclasses.replace(item, result=record, error=error_line(e), exception=e, **failed)
     own = extract_reward(item.result)
     metrics = metrics_of(item.result) | ({} if own is None else {"agent_reward": own})
     return dataclasses.replace(item, result={**record, "rewards": {**metrics, **found}})
