@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 
+from agentcore_rl_toolkit.deploy import artifact
 from agentcore_rl_toolkit.deploy.artifact import (
+    ImageBuilder,
     digest_of,
     files_of,
     image_digest,
@@ -47,6 +50,34 @@ def test_a_requirement_keeps_the_fragment_of_its_address(folder: Path) -> None:
     lines = "# all\nkit @ git+https://example.com/kit.git#subdirectory=python  # why\nagentcore-rl-toolkit\nhttpx #2\n"
     (folder / "requirements.txt").write_text(lines)
     assert requirements_of(folder) == ["kit @ git+https://example.com/kit.git#subdirectory=python", "httpx"]
+
+
+def test_requirements_of_files_that_a_file_names_are_taken_too(folder: Path) -> None:
+    (folder / "more").mkdir()
+    (folder / "requirements.txt").write_text(
+        "-r more/tools.txt  # why\nhttpx\n--index-url https://example.com/simple\n"
+    )
+    (folder / "more" / "tools.txt").write_text("--requirement=own.txt\nagentcore-rl-toolkit>=0.2\n")
+    (folder / "more" / "own.txt").write_text("kit\n")
+    assert requirements_of(folder) == ["kit", "httpx", "--index-url https://example.com/simple"]
+    (folder / "requirements.txt").write_text("-r none.txt\n")
+    with pytest.raises(ConfigError, match=r"none\.txt"):
+        requirements_of(folder)
+
+
+@pytest.mark.parametrize("first", ["exec sleep 600", "exit 1"])
+def test_an_engine_that_does_not_answer_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    for name, text in {"docker": first, "podman": "exit 0"}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(artifact, "ANSWER_S", 0.5)
+    assert ImageBuilder.find().command == str(tmp_path / "podman")
+    (tmp_path / "podman").write_text("#!/bin/sh\nexit 1\n")
+    with pytest.raises(ConfigError, match="neither Docker nor Podman answers here"):
+        ImageBuilder.find()
 
 
 def test_a_killed_writer_of_a_wheel_leaves_nothing_in_the_image(folder: Path) -> None:
@@ -142,7 +173,10 @@ def test_an_archive_has_packages_complete_and_no_secrets_of_the_agent(folder: Pa
     for name in ("agent.py", ".env", "server.pem", "runs/record.json", "train.jsonl"):
         (folder / name).write_text("x = 1\n")
     (folder / "tool.sh").touch(0o755)
-    (folder / "requirements.txt").write_text((tmp_path / "shoplib-1.0-py3-none-any.whl").as_uri())
+    wheel = (tmp_path / "shoplib-1.0-py3-none-any.whl").as_uri()
+    (folder / "requirements.txt").write_text("-r more.txt\n-c limits.txt\n")
+    (folder / "more.txt").write_text(f"shoplib @ {wheel}\n")
+    (folder / "limits.txt").write_text("shoplib < 2\n")
     into = tmp_path / "into"
     into.mkdir()
     python = f"{sys.version_info.major}.{sys.version_info.minor}"

@@ -361,6 +361,7 @@ def test_who_has_no_account_sees_what_would_be_done_in_it(
     assert "would write .env" in done.output
     assert not (folder / "wheels").exists()
     assert ("would build" if kind == "an image" else "would make an archive") in done.output
+    assert not re.search(r": is (created|removed)", done.output)
     assert CliRunner().invoke(command, [*options, "--dry-run", "--remove"]).exit_code == 0
     printed = CliRunner().invoke(command, ["iam", *options])
     assert printed.exit_code == 0, printed.output

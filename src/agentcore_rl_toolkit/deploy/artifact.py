@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import hashlib
 import json
 import platform
 import re
 import shutil
-import subprocess
 import tomllib
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from ..errors import ConfigError
 # AgentCore Runtime runs linux/arm64 only. Source: its developer guide, "Get started without the AgentCore CLI".
 AGENTCORE_PLATFORM = "linux/arm64"
 UV_PLATFORMS = {"linux/arm64": "aarch64-manylinux_2_28", "linux/amd64": "x86_64-manylinux_2_28"}
-BUILD_S, PUSH_S, RESOLVE_S = 3600.0, 3600.0, 900.0
+BUILD_S, PUSH_S, RESOLVE_S, ANSWER_S = 3600.0, 3600.0, 900.0, 30.0
 # Patterns of names of files and folders, in lower case. `deploy` writes .env itself, and rows may contain the answers.
 _SECRETS = """.aws .azure .docker .env* .git-credentials .gnupg .kube .netrc .npmrc .pgpass .pypirc .ssh .*credentials* *.env
     *.jks *.kdbx *.key *.keystore *.p12 *.pem *.pfx *.ppk client_secret*.json credentials*.json id_ecdsa* id_ed25519* id_rsa*
@@ -198,7 +198,8 @@ class ImageBuilder:
     def find(cls) -> ImageBuilder:
         """Find an engine that answers. Raises: ConfigError."""
         for found in filter(None, map(shutil.which, ("docker", "podman"))):
-            if subprocess.run([found, "ps"], capture_output=True, check=False).returncode == 0:
+            with contextlib.suppress(ConfigError):
+                run_tool([found, "ps"], within_s=ANSWER_S, failure="no answer")
                 return cls(command=found)
         raise ConfigError(
             "neither Docker nor Podman answers here. Install one, deploy an image that exists (--image URI), or deploy without "
@@ -230,7 +231,7 @@ def requirements_of(folder: Path) -> list[str]:
     named = folder / "requirements.txt"
     project = folder / "pyproject.toml"
     if named.is_file():
-        lines = [re.sub(r"(^|\s)#.*$", "", line).strip() for line in named.read_text().splitlines()]
+        lines = list(_lines_of(named))
     elif project.is_file():
         table = tomllib.loads(project.read_text()).get("project")
         if table is None or "dependencies" in table.get("dynamic", []):
@@ -243,7 +244,20 @@ def requirements_of(folder: Path) -> list[str]:
             f"{folder} has neither requirements.txt nor pyproject.toml: add one with the agent's packages"
         )
     ours = re.compile(rf"{re.escape(TOOLKIT)}\b", re.IGNORECASE)
-    return [line for line in lines if line and not ours.match(line.replace("_", "-"))]
+    return [line for line in lines if not ours.match(line.replace("_", "-"))]
+
+
+def _lines_of(requirements: Path) -> Iterator[str]:
+    """Yield the lines of a requirements file, and of the files that it names with `-r`. Raises: ConfigError."""
+    try:
+        lines = requirements.read_text().splitlines()
+    except OSError as e:
+        raise ConfigError(f"the agent's requirements cannot be read: {e}") from e
+    for line in (re.sub(r"(^|\s)#.*$", "", line).strip() for line in lines):
+        if (other := re.fullmatch(r"(?:-r|--requirement)[\s=]*(\S+)", line)) is not None:
+            yield from _lines_of(requirements.parent / other[1])
+        elif line:
+            yield line
 
 
 def make_archive(folder: Path, *, target: str, python: str, into: Path) -> Path:
@@ -261,7 +275,7 @@ def make_archive(folder: Path, *, target: str, python: str, into: Path) -> Path:
     command = [find_uv(), "pip", "install", "-q", "--target", str(stage), "--python-platform", UV_PLATFORMS[target]]
     command += ["--python-version", python, "--only-binary", ":all:", "-r", "-"]
     failure = f"the agent's packages are not available for {target}, Python {python}"
-    requirements = "\n".join([str(wheel), *requirements_of(folder)])  # may have options, such as -r, and paths
+    requirements = "\n".join([str(wheel), *requirements_of(folder)])  # may have options and paths
     run_tool(command, within_s=RESOLVE_S, failure=failure, input=requirements, cwd=folder)
     for path in files_of(folder):
         if path.suffix != ".whl" and path.name not in NAMES_PACKAGES:  # those are in the archive already

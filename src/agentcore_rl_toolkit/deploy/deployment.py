@@ -101,35 +101,27 @@ class Deployment:
             uri = found["repository"]["repositoryUri"] if found else f"{self._registry()}/{s.repository}"
         else:
             uri = found["repositories"][0]["repositoryUri"]
-        if s.image is None:
-            with self._staged(python=s.python) as staged:
-                image = self._pushed_image(uri, image_digest(staged, s.platform), staged)
-        else:
-            image = self._pushed_image(uri, "", None)
+        with self._staged(python=s.python) if s.image is None else contextlib.nullcontext() as staged:
+            base = s.image if staged is None else f"{uri}:{image_digest(staged, s.platform)}"
+            assert base is not None
+            tag = derived_tag(base) if s.score_ready else base.rpartition(":")[2]
+            image = f"{uri}:{tag}"
+            if self._pushed(tag):
+                self._say(f"image {tag}: exists")
+            elif self._call.rehearse:
+                self._say(f"would build {s.image or s.folder} for {s.platform} and push {image}")
+            else:
+                engine = ImageBuilder.find()
+                self._say(f"image {tag}: is built for {s.platform}")
+                if staged is not None:
+                    put_wheel_beside(staged)
+                    engine.build(staged, uri=base, target=s.platform)
+                if s.score_ready:
+                    derive(engine, base, uri=image, target=s.platform)
+                token = self._ecr("GetAuthorizationToken")["authorizationData"][0]["authorizationToken"]
+                self._say(f"image {tag}: is pushed")
+                engine.push(image, password=base64.b64decode(token).decode().partition(":")[2])
         return {"containerConfiguration": {"containerUri": image}}
-
-    def _pushed_image(self, uri: str, tag: str, staged: Path | None) -> str:
-        """Build and push the image of the staged folder, or the one derived from it or from the given image. Returns its URI."""
-        s = self.settings
-        base = s.image or f"{uri}:{tag}"
-        tag = derived_tag(base) if s.score_ready else tag
-        image = f"{uri}:{tag}"
-        if self._pushed(tag):
-            self._say(f"image {tag}: exists")
-        elif self._call.rehearse:
-            self._say(f"would build {s.image or s.folder} for {s.platform} and push {image}")
-        else:
-            engine = ImageBuilder.find()
-            self._say(f"image {tag}: is built for {s.platform}")
-            if staged is not None:
-                put_wheel_beside(staged)
-                engine.build(staged, uri=base, target=s.platform)
-            if s.score_ready:
-                derive(engine, base, uri=image, target=s.platform)
-            token = self._ecr("GetAuthorizationToken")["authorizationData"][0]["authorizationToken"]
-            self._say(f"image {tag}: is pushed")
-            engine.push(image, password=base64.b64decode(token).decode().partition(":")[2])
-        return image
 
     @contextlib.contextmanager
     def _staged(self, *, python: str | None) -> Iterator[Path]:

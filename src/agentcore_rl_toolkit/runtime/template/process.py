@@ -54,10 +54,6 @@ LATE_IMPORTS = {
 }
 
 
-# Of the agent's environment, in which an agent without a rollout function is served as it is.
-AS_IS, AS_IS_MODULE = "AGENTCORE_RL_AS_IS", "agentcore_rl_toolkit.app.deployed.start"
-
-
 class CannotForkError(BaseException):
     """Raised out of the agent script: its state at ``app.run()`` does not survive a fork."""
 
@@ -78,24 +74,23 @@ def main(control: str, given: str) -> None:
     script = options["script"]
     given_environment, folder = dict(os.environ), os.getcwd()
 
-    def loop(how: dict[str, str | None], serve: Callable[[socket.socket], None]) -> None:
+    def loop(serve: Callable[[socket.socket], None]) -> None:
+        gc.collect()
+        gc.freeze()
         no_view = view.why_none(options["project"]) if options["project"] is not None else None
         if no_view is not None:
             hints.add(no_view=no_view)
+        how = {"mode": options["mode"], "reason": options.get("reason")}
         report(runtime, ev="ready", pid=os.getpid(), no_view=no_view, **how)
         Keeper(runtime, options["memory_bytes"], serve).loop()
 
     def take_over(app: Any, uvicorn_options: dict[str, Any]) -> None:
-        if (reason := why_not_forkable(control_fd)) is not None:
-            raise CannotForkError(reason)
+        check_forkable(control_fd)
         config = make_config(app, uvicorn_options)
         import_late_parts()
-        gc.collect()
-        gc.freeze()
-        loop({"mode": "fork", "reason": None}, lambda listener: leave(serve(config, listener)))
+        loop(lambda listener: leave(serve(config, listener)))
 
     def run_cold(listener: socket.socket) -> None:
-        prepare_as_is()
         run_script(
             script,
             lambda app, uvicorn_options: leave(serve(make_config(app, uvicorn_options), listener)),
@@ -105,17 +100,16 @@ def main(control: str, given: str) -> None:
     try:
         if options["mode"] == "libraries":
             import_libraries(options["libraries"])
-            if (reason := why_not_forkable(control_fd)) is not None:
-                raise CannotForkError(reason)
-            gc.freeze()
-        if options["mode"] in ("libraries", "exec"):
-            loop({"mode": options["mode"], "reason": options.get("reason")}, run_cold)
-        prepare_as_is()
+            check_forkable(control_fd)
+        if options["mode"] != "fork":
+            loop(run_cold)
         run_script(script, take_over)
     except CannotForkError as e:
         os.set_inheritable(control_fd, True)
         os.chdir(folder)
-        again = next_options(options, str(e))
+        again = {**options, "mode": "exec"}
+        if options["mode"] == "fork":
+            again |= {"mode": "libraries", "reason": str(e), "libraries": write_libraries(Path(script))}
         os.execve(sys.executable, [*sys.orig_argv[:-1], json.dumps(again)], given_environment)
     except BaseException as e:
         report(runtime, ev="error", traceback=_agents_traceback(e))
@@ -124,34 +118,17 @@ def main(control: str, given: str) -> None:
     os._exit(0)
 
 
-def prepare_as_is() -> None:
-    """Serve an agent without a rollout function as it is, if that is asked for and its environment has this toolkit."""
-    if os.environ.get(AS_IS):
-        with contextlib.suppress(ModuleNotFoundError):  # the published toolkit, whose agents take rollouts themselves
-            importlib.import_module(AS_IS_MODULE).prepare()
-
-
-def loaded_libraries(script: Path) -> list[str]:
-    """Return the loaded modules that do not belong to the agent's project, in the order in which they were loaded."""
+def write_libraries(script: Path) -> str:
+    """Write the names of the loaded modules that do not belong to the agent's project, as loaded, to a file. Returns its path."""
     own = tuple(f"{os.path.realpath(path)}/" for path in Project.of(script).import_paths)
 
     def is_library(name: str, module: Any) -> bool:
         file = os.path.realpath(getattr(module, "__file__", None) or "/")
         return not name.startswith("_agentcore") and ("site-packages" in file or not file.startswith(own))
 
-    return [name for name, module in list(sys.modules.items()) if is_library(name, module)]
-
-
-def next_options(options: dict[str, Any], reason: str) -> dict[str, Any]:
-    """Return the options of the next start: first with the libraries that are loaded here, then with nothing."""
-    if options["mode"] == "libraries":
-        return {**options, "mode": "exec"}
-    modules = loaded_libraries(Path(options["script"]))
-    if not modules:
-        return {**options, "mode": "exec", "reason": reason}
     with tempfile.NamedTemporaryFile("w", delete=False) as file:  # too long for an argument
-        json.dump(modules, file)
-    return {**options, "mode": "libraries", "reason": reason, "libraries": file.name}
+        json.dump([name for name, module in list(sys.modules.items()) if is_library(name, module)], file)
+    return file.name
 
 
 def import_libraries(file: str) -> None:
@@ -161,7 +138,6 @@ def import_libraries(file: str) -> None:
     for name in names:
         with contextlib.suppress(BaseException):
             importlib.import_module(name)
-    gc.collect()
 
 
 def import_late_parts() -> None:
@@ -184,25 +160,25 @@ def _agents_traceback(error: BaseException) -> str:
     return text if why is None else f"{text}{why}\n"
 
 
-def why_not_forkable(control: int) -> str | None:
-    """Return why this process must not be forked now, and how the agent can change that, or None when it may.
+def check_forkable(control: int) -> None:
+    """Check that this process may be forked now. Raises: CannotForkError with the way in which the agent can change that.
 
     A lock of a native library needs no check: only another thread can hold one here.
     """
     import asyncio
 
     if asyncio._get_running_loop() is not None:
-        return "an event loop is running where the server starts"
+        raise CannotForkError("an event loop is running where the server starts")
     names = [t.name for t in threading.enumerate() if t is not threading.main_thread()]
     if names:
-        return (
+        raise CannotForkError(
             f"the script started threads before its server: {', '.join(names[:5])}; "
             "start threads in the entrypoint, not when the file is loaded"
         )
     deadline_s = time.monotonic() + ENDING_THREAD_S
     while (native := linux.thread_count()) is not None and native > 1:
         if time.monotonic() > deadline_s:
-            return (
+            raise CannotForkError(
                 f"the script's libraries started {native - 1} native threads before its server; "
                 "keep the library from that with a variable, such as --session-env OMP_NUM_THREADS=1"
             )
@@ -210,8 +186,7 @@ def why_not_forkable(control: int) -> str | None:
     gc.collect()  # a connection that nothing refers to any more is closed by it
     shared = shared_by_forks(control)
     if shared:
-        return (
+        raise CannotForkError(
             f"the script keeps open what its sessions would share: {', '.join(shared[:5])}; "
             "open it in the entrypoint, or close it when the file is loaded"
         )
-    return None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.machinery
+import os
 import socket
 import sys
 import types
@@ -14,6 +16,8 @@ from typing import Any
 from ...isolation.project import Project
 
 AGENT_PORTS = (8080, 8000, 9000)  # ports of the HTTP, MCP and A2A contracts
+# In an environment with this variable, an agent without a rollout function is served as it is, if it has this module.
+AS_IS, AS_IS_MODULE = "AGENTCORE_RL_AS_IS", "agentcore_rl_toolkit.app.deployed.start"
 TakeOver = Callable[[Any, dict[str, Any]], None]
 
 
@@ -40,6 +44,9 @@ def run_script(path: str, take_over: TakeOver, serve_here: Callable[[], socket.s
             f"the agent's environment ({sys.prefix}) has no server; add bedrock-agentcore to its dependencies"
         ) from e
 
+    if os.environ.get(AS_IS):
+        with contextlib.suppress(ModuleNotFoundError):  # the published toolkit, whose agents take rollouts themselves
+            importlib.import_module(AS_IS_MODULE).prepare()
     bind, startup = socket.socket.bind, uvicorn.Server.startup
     served_here = False
 
