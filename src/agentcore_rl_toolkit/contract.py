@@ -18,7 +18,8 @@ import json
 import math
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
@@ -473,19 +474,18 @@ def short(value: object) -> str:
     return text if len(text) <= 200 else text[:200] + "..."
 
 
-def advise_on_calls(taken: int, elsewhere: Mapping[str, int]) -> str:
-    """Return what to change for an agent of which no model call arrived at the gateway, or empty if one did.
-
-    ``elsewhere`` counts the requests that kept their own address, by address and reason.
-    """
-    if taken:
+def advise_on_calls(records: Iterable[Mapping[str, Any] | None]) -> str:
+    """Return what to change if unmodified agents ran and no model call of theirs arrived at the gateway, otherwise ""."""
+    found = [calls for record in records if isinstance(calls := (record or {}).get(CALLS_FIELD), Mapping)]
+    if not found or any(calls["gateway"] for calls in found):
         return ""
+    elsewhere: Counter[str] = sum((Counter(calls["elsewhere"]) for calls in found), Counter())
     if not elsewhere:
         return (
             "no model call of the agent arrived at the gateway: it sent none with httpx, aiohttp, botocore or requests. Calls of "
             "other libraries and programs need app.model() or a Program (docs/agents.md)"
         )
-    places = ", ".join(f"{n} x {place}" for place, n in sorted(elsewhere.items(), key=lambda item: -item[1])[:5])
+    places = ", ".join(f"{n} x {place}" for place, n in elsewhere.most_common(5))
     hosts = sorted({place.partition("/")[0] for place in elsewhere if place.endswith("(another host)")})
     ways = [f"--model-host {host} sends these calls to the gateway" for host in hosts[:3]]
     if any("(model " in place for place in elsewhere):

@@ -22,8 +22,7 @@ def answer_text(answer: Any) -> str:
     if isinstance(answer, str):
         return answer
     if isinstance(answer, Mapping):
-        found = next((answer[key] for key in _TEXT_KEYS if answer.get(key) not in (None, "")), "")
-        return answer_text(found) if isinstance(found, (str, Mapping, list)) else str(found)
+        return answer_text(next((answer[key] for key in _TEXT_KEYS if answer.get(key) not in (None, "")), ""))
     if not isinstance(answer, Sequence):
         return "" if answer is None else str(answer)
     events = [_event_of(event) for event in answer]

@@ -19,10 +19,10 @@ from agentcore_rl_toolkit import ScorerError, answer_text
 from agentcore_rl_toolkit.backends.collection.groups import CollectConfig, CollectedRollout, Reward
 from agentcore_rl_toolkit.backends.collection.scored import with_score
 from agentcore_rl_toolkit.backends.scorer import Scorer, checked_spec, scorer_at, scorer_files
-from agentcore_rl_toolkit.cli.training.kept_evaluation import missing_calls, scored_item
+from agentcore_rl_toolkit.cli.training.kept_evaluation import scored_item
 from agentcore_rl_toolkit.client import BatchItem
 from agentcore_rl_toolkit.client.evaluation import score_of, summarize
-from agentcore_rl_toolkit.contract import Cause, Outcome
+from agentcore_rl_toolkit.contract import Cause, Outcome, advise_on_calls
 from agentcore_rl_toolkit.errors import ConfigError, GatewayError
 
 ROW = {"prompt": "x", "_reference": "42"}
@@ -235,17 +235,16 @@ def test_a_rollout_whose_messages_cannot_be_had_gets_no_score() -> None:
 
 
 def test_calls_that_did_not_arrive_are_named_once_for_a_run() -> None:
-    def items(*calls: tuple[int, dict[str, int]]) -> list[BatchItem]:
-        records = [{"_calls": {"gateway": n, "elsewhere": elsewhere}} for n, elsewhere in calls]
-        return [BatchItem(success=True, result=record) for record in records]
+    def advice(*calls: tuple[int, dict[str, int]]) -> str:
+        return advise_on_calls({"_calls": {"gateway": n, "elsewhere": elsewhere}} for n, elsewhere in calls)
 
     place = "llm.example/v1/chat/completions (another host)"
-    assert "2 x llm.example" in missing_calls(items((0, {place: 1}), (0, {place: 1})))
-    assert "--model-host llm.example" in missing_calls(items((0, {place: 1})))
-    assert "--policy-model" in missing_calls(items((0, {"api.openai.com/v1/chat/completions (model judge)": 1})))
-    assert "app.model()" in missing_calls(items((0, {})))
-    assert missing_calls(items((0, {place: 1}), (1, {}))) == ""
-    assert missing_calls([BatchItem(success=True, result={"rewards": 1})]) == ""
+    assert "2 x llm.example" in advice((0, {place: 1}), (0, {place: 1}))
+    assert "--model-host llm.example" in advice((0, {place: 1}))
+    assert "--policy-model" in advice((0, {"api.openai.com/v1/chat/completions (model judge)": 1}))
+    assert "app.model()" in advice((0, {}))
+    assert advice((0, {place: 1}), (1, {})) == ""
+    assert advise_on_calls([{"rewards": 1}, None]) == ""
 
 
 def test_a_file_is_loaded_with_its_neighbors_and_leaves_no_bytecode(tmp_path: Path) -> None:

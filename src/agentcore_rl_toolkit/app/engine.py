@@ -56,9 +56,9 @@ class Engine:
         self,
         *,
         settings: Callable[[], AgentSettings],
-        on_start: Callable[[str], int],
-        on_end: Callable[[int], Any],
-        own_store: Callable[[str], ObjectStore | None],
+        on_start: Callable[[str], int] = lambda name: 0,
+        on_end: Callable[[int], Any] = lambda task: None,
+        own_store: Callable[[str], ObjectStore | None] = lambda url: None,
     ) -> None:
         self._read_settings, self._on_start, self._on_end, self._own_store = settings, on_start, on_end, own_store
         self._settings: AgentSettings | None = None

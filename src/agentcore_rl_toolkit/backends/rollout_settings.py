@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from ..errors import ConfigError
 from .collection.credit import Credit
@@ -40,11 +40,8 @@ class SelectionSettings(SettingsGroup):
 class ScoreSettings(SettingsGroup):
     """A function that scores rollouts: FILE:FUNCTION or MODULE:FUNCTION (`scorer`). A score may take ``score_timeout_s``."""
 
-    score: str | None = None
+    score: Annotated[str | None, AfterValidator(checked_spec)] = None
     score_timeout_s: Positive = SCORE_TIMEOUT_S
-
-    def model_post_init(self, _: Any) -> None:
-        object.__setattr__(self, "score", checked_spec(self.score))
 
 
 class RolloutSettings(Settings):

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..backends.scorer import scorer_at, scorer_files
-from ..contract import REFERENCE_FIELD, Cause
+from ..contract import REFERENCE_FIELD, Cause, advise_on_calls
 from ..errors import ConfigError, GatewayError, LocalRuntimeError
 from ..store import parse_url
 from .agents.agentcore_project import deployed_arn
@@ -319,7 +319,7 @@ def _goes_on(exp_id: str, *, out_given: bool) -> str:
 def _evaluate(target: Target, rows: list[EvalRow], exp_id: str, out: Path, options: dict[str, Any]) -> int:
     from ..client import BatchProgress
     from ..client.evaluation import as_facts, score_of, summarize, write_results
-    from .training.kept_evaluation import as_before, finished_before, judge_items, keep, missing_calls, scored_item
+    from .training.kept_evaluation import as_before, finished_before, judge_items, keep, scored_item
 
     overrides = {name: options[name] for name in ("base_url", "model_id", "api_key") if options[name]}
     if options["sampling_params"]:
@@ -388,7 +388,7 @@ def _evaluate(target: Target, rows: list[EvalRow], exp_id: str, out: Path, optio
             summary = summarize(items, time.monotonic() - began_s, cost)
             write_results(out, items, summary)
             opened.kept.event("evaluated", as_facts(summary))
-    advice = missing_calls(items)
+    advice = advise_on_calls(item.result for item in items)
     if advice:
         click.echo(visible(f"error: {advice}"), err=True)
     elif summary.failures:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from .._installation import run_tool, wheel_digest, write_wheel
 from ..errors import ConfigError
-from .artifact import BUILD_S, ImageBuilder
+from .artifact import ImageBuilder
 
 STARTER = "agentcore_rl_toolkit.app.deployed"
 READY_FILE = "agentcore_rl_score_ready.py"
@@ -104,5 +104,4 @@ def derive(engine: ImageBuilder, base: str, *, uri: str, target: str) -> None:
     with tempfile.TemporaryDirectory() as work:
         wheel = write_wheel(Path(work))
         (Path(work) / "Dockerfile").write_text(dockerfile(base, command, wheel.name, config.get("User") or ""))
-        words = [engine.command, "build", "--platform", target, "--tag", uri, work]
-        run_tool(words, within_s=BUILD_S, failure="a version for rollouts cannot be made of the image")
+        engine.build(Path(work), uri=uri, target=target)

@@ -77,6 +77,8 @@ ASGI = (
     + """
 import contextlib, json, uvicorn
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.routing import Route
 
@@ -98,7 +100,7 @@ async def ping(request):
 routes = [Route("/invocations", invocations, methods=["POST"]), Route("/ping", ping)]
 
 def make():
-    return Starlette(routes=routes, lifespan=lifespan)
+    return Starlette(routes=routes, lifespan=lifespan, middleware=[Middleware(GZipMiddleware, minimum_size=1)])
 
 def by_wsgi(environ, start_response):
     answer = {"status": "Healthy"}
@@ -211,6 +213,10 @@ def test_an_error_response_is_the_agents_failure_and_plain_text_an_answer(start:
     assert failed["outcome"] == "agent_error"
     assert failed["stop_reason"] == 'the agent answered with HTTP 404: {"detail":"no such order"}'
     assert agent.run({"text": "just text"})["_answer"] == "just text"
+    block = {"exp_id": "exp", "input_id": "zipped", "s3_bucket": agent.store_url}
+    asked = {"text": "of a client that takes compressed replies", "_rollout": block}
+    reply = agent.request("POST", "/invocations", asked, headers={"Accept-Encoding": "gzip"})[1]
+    assert agent.record(agent.results / reply["result_key"])["_answer"] == asked["text"]
     assert agent.run({"text": "1.50"})["_answer"] == "1.50"
     assert agent.run({"text": "1.50", "type": "application/json"})["_answer"] == 1.5
     plain = "data: the\n\ndata:  sum\r\n\r\ndata:  is\u2028\n\ndata: 42\n\ndata: [DONE]\n\n"

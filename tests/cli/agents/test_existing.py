@@ -53,7 +53,7 @@ def test_the_source_shows_entrypoint_framework_model_and_payload(agent: Path) ->
     found = inspect_agent(agent)
     assert found == {
         "entrypoint": ["`invoke` of BedrockAgentCoreApp that streams"],
-        "framework": ["Strands"],
+        "framework": ["strands"],
         "model": ["BedrockModel"],
         "payload": ["question", "hint"],
     }

@@ -18,6 +18,8 @@ from fnmatch import fnmatchcase
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
+from ...contract import CALLS_FIELD
+
 # Hosts of model APIs. Requests to other hosts are left alone unless the user names the host.
 MODEL_HOSTS = (
     *("bedrock-runtime*.amazonaws.com", "bedrock-runtime*.amazonaws.com.cn", "bedrock-runtime*.api.aws"),
@@ -71,6 +73,11 @@ class Route:
     def taken(self) -> int:
         """The number of requests that were sent to the route, also by forks."""
         return int.from_bytes(self._taken[:8], "little")
+
+    @property
+    def calls(self) -> dict[str, Any]:
+        """The counts as a rollout's record has them."""
+        return {CALLS_FIELD: {"gateway": self.taken, "elsewhere": dict(self.elsewhere)}}
 
     def _take(self) -> None:
         self._taken[:8] = (self.taken + 1).to_bytes(8, "little")

@@ -18,15 +18,13 @@ from pathlib import Path
 from types import SimpleNamespace, TracebackType
 from typing import Any
 
-import httpx
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from ...contract import (
     ANSWER_FIELD,
-    CALLS_FIELD,
     PROBE_FIELD,
     REFERENCE_FIELD,
     ROLLOUT_FIELD,
@@ -43,6 +41,7 @@ from .routes import Route, routed, unroute
 SESSION_HEADER = b"x-amzn-bedrock-agentcore-runtime-session-id"
 SHUTDOWN = "the server shut down before the agent had finished"
 LONGEST_TEXT = 2_000  # characters of an error response in an error
+_REPLACED = (b"content-length", b"accept", b"accept-encoding")  # headers of the call that are not the agent's to read
 SDK_MODULE = "bedrock_agentcore.runtime.app"
 # What the SDK's app did while it answered a rollout: the ``error`` that it caught, of which its response has only the text, and
 # ``encodes``, if it wrote the events of a stream as JSON.
@@ -116,9 +115,7 @@ class DeployedApp:
 
     def __init__(self, app: Any) -> None:
         self._app = app
-        self._engine = Engine(
-            settings=AgentSettings.from_env, on_start=lambda _: 0, on_end=lambda _: None, own_store=lambda url: None
-        )
+        self._engine = Engine(settings=AgentSettings.from_env)
         self._function = RolloutFunction(call=self._answer, name="invocation", takes_context=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._calls = 0  # production calls that run
@@ -190,25 +187,23 @@ class DeployedApp:
                 answer = self._ask(row, context.scope)
             except Exception as e:
                 e.__traceback__ = _from_agent(e.__traceback__)
-                if route is None or route.taken or not route.elsewhere:
+                advice = advise_on_calls([route.calls]) if route is not None and route.elsewhere else ""
+                if not advice:
                     raise
-                advice = advise_on_calls(route.taken, route.elsewhere)
                 raise AgentError(f"{text_of(e)} ({advice})", error_type=type(e).__name__) from e
-        calls = None if route is None else {"gateway": route.taken, "elsewhere": dict(route.elsewhere)}
-        return {ANSWER_FIELD: answer} | ({CALLS_FIELD: calls} if calls else {})
+        return {ANSWER_FIELD: answer, **(route.calls if route is not None else {})}
 
     def _ask(self, row: Mapping[str, Any], scope: Mapping[str, Any]) -> Any:
         """Return the entrypoint's answer. Raises: what the entrypoint raised; AgentError for a response that is an error."""
         assert self._loop is not None
         asked = _request(self._app, scope, json.dumps(row).encode())
-        response, seen = asyncio.run_coroutine_threadsafe(asked, self._loop).result()
+        status, content_type, text, seen = asyncio.run_coroutine_threadsafe(asked, self._loop).result()
         if "error" in seen:
             raise seen["error"]
-        status, text = response.status_code, response.content.decode("utf-8", "replace")
         if status >= 400:
             message = f"the agent answered with HTTP {status}: {text[:LONGEST_TEXT]}"
             raise AgentError(message, error_type=f"HTTP {status}")
-        return _answer_in(text, response.headers.get("content-type", "").lower(), encodes="encodes" in seen)
+        return _answer_in(text, content_type, encodes="encodes" in seen)
 
     async def end_rollouts(self) -> None:
         """End all rollouts. The server calls it before it ends the app."""
@@ -216,21 +211,26 @@ class DeployedApp:
         await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._engine.close(SHUTDOWN), loop))
 
 
-async def _request(app: Any, scope: Mapping[str, Any], body: bytes) -> tuple[httpx.Response, dict[str, Any]]:
-    """Send a body to an ASGI app, in a request like that of a scope. Returns the response, and what the SDK did meanwhile."""
+async def _request(app: Any, scope: Mapping[str, Any], body: bytes) -> tuple[int, str, str, dict[str, Any]]:
+    """Send a body to an ASGI app. Returns status, content type, text, and what the SDK did meanwhile."""
     seen: dict[str, Any] = {}
     _seen.set(seen)
-    kept = [(name, value) for name, value in scope["headers"] if name.lower() not in (b"content-length", b"accept")]
+    started: Message = {"status": 500, "headers": ()}
+    parts: list[bytes] = []
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            started.update(message)
+        else:
+            parts.append(message.get("body", b""))
+
+    kept = [(name, value) for name, value in scope["headers"] if name.lower() not in _REPLACED]
     # AgentCore's SDK for TypeScript streams only to callers that ask for it.
-    headers = [*kept, (b"accept", b"text/event-stream, application/json, */*")]
-
-    async def with_scope(own: Scope, receive: Receive, send: Send) -> None:
-        await app({**scope, "headers": own["headers"], "state": dict(scope.get("state", {}))}, receive, send)
-
-    request = httpx.Request("POST", "http://agent", headers=headers, content=body)
-    response = await httpx.ASGITransport(with_scope).handle_async_request(request)
-    await response.aread()
-    return response, seen
+    own = [(b"content-length", b"%d" % len(body)), (b"accept", b"text/event-stream, application/json, */*")]
+    given = {**scope, "headers": [*kept, *own], "state": dict(scope.get("state", {}))}
+    await app(given, _replayed(body, asyncio.Event().wait), send)
+    content_type = next((value for name, value in started["headers"] if name.lower() == b"content-type"), b"")
+    return started["status"], content_type.decode("latin-1").lower(), b"".join(parts).decode("utf-8", "replace"), seen
 
 
 def _replayed(body: bytes, then: Callable[[], Awaitable[Any]]) -> Receive:

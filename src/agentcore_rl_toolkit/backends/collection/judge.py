@@ -9,7 +9,6 @@ from typing import Any
 
 from ...contract import (
     ANSWER_FIELD,
-    CALLS_FIELD,
     DEFAULT_TRAIN,
     INFO_FIELD,
     POLICY_REWARD_FIELD,
@@ -156,7 +155,7 @@ def _judged(
         rule = config.train or record_train(end.record) or getattr(capture, "train", None) or DEFAULT_TRAIN
         temperature = None if config.evaluation else (sampling_params or {}).get("temperature", 1.0)
         trajectory, flaw = _trajectory(capture, fetch_error, session_id, input_id, rule, temperature)
-        if flaw is not None and calls == 0 and (advice := advice_of(record)):
+        if flaw is not None and calls == 0 and (advice := advise_on_calls([record])):
             flaw = InvalidResultError(advice, cause=Cause.INFRASTRUCTURE, session_id=session_id, input_id=input_id)
         versions = trained_versions(trajectory)
         if reason is None and flaw is not None:
@@ -190,12 +189,6 @@ def _judged(
         weight_version_max=versions[1] if versions else None,
         mask_reason=reason,
     )
-
-
-def advice_of(record: Mapping[str, Any] | None) -> str:
-    """Return advice if an unmodified agent ran and no model call arrived, otherwise an empty text."""
-    calls = (record or {}).get(CALLS_FIELD)
-    return advise_on_calls(calls["gateway"], calls["elsewhere"]) if isinstance(calls, Mapping) else ""
 
 
 def _still_calling(end: CollectedRollout, capture: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ def find_runtime(name: str, folder: Path) -> Path | None:
     root = _project_of(folder)
     if root is None:
         return None
-    runtimes = {entry["name"]: _file_of(root, entry) for entry in _entries(_read(root, CONFIG))}
+    runtimes = {entry["name"]: _file_of(root, entry) for entry in _read(root, CONFIG).get("runtimes") or ()}
     if name not in runtimes:
         raise ConfigError(f"{root / CONFIG} has no runtime {name!r}; it has {', '.join(sorted(runtimes)) or 'none'}")
     file = runtimes[name]
@@ -61,12 +61,12 @@ def variables_of(agent: Path) -> dict[str, str]:
     if root is None:
         return {}
     config = _read(root, CONFIG)
-    entry = next((entry for entry in _entries(config) if _file_of(root, entry) == agent), None)
+    entry = next((entry for entry in config.get("runtimes") or () if _file_of(root, entry) == agent), None)
     if entry is None:
         return {}
-    credentials = [str(c["name"]) for c in config.get("credentials") or () if isinstance(c, Mapping) and c.get("name")]
-    keys = {f"AGENTCORE_CREDENTIAL_{name.replace('-', '_').upper()}": "placeholder" for name in credentials}
-    own = {str(v["name"]): str(v["value"]) for v in entry.get("envVars") or () if "name" in v and "value" in v}
+    names = [credential["name"].replace("-", "_").upper() for credential in config.get("credentials") or ()]
+    keys = {f"AGENTCORE_CREDENTIAL_{name}": "placeholder" for name in names}
+    own = {variable["name"]: str(variable["value"]) for variable in entry.get("envVars") or ()}
     return {"LOCAL_DEV": "1", **keys, **own, **read_dotenv(root / SECRETS)}
 
 
@@ -82,12 +82,6 @@ def _read(root: Path, file: Path) -> Mapping[str, Any]:
     if not isinstance(found, Mapping):
         raise ConfigError(f"{root / file} must be a JSON object")
     return found
-
-
-def _entries(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    for entry in config.get("runtimes") or ():
-        if isinstance(entry, Mapping) and all(isinstance(entry.get(k), str) for k in ("name", "entrypoint")):
-            yield entry
 
 
 def _file_of(root: Path, entry: Mapping[str, Any]) -> Path:

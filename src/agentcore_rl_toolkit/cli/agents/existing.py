@@ -12,20 +12,11 @@ from pathlib import Path
 from ...errors import ConfigError
 from ...isolation.project import Project
 
-# Patterns of packages, most telling first, and what they are called.
-_FRAMEWORKS = {
-    "strands": "Strands",
-    "langgraph": "LangGraph",
-    "agents": "OpenAI's Agents SDK",
-    r"google(\.| import )adk": "Google ADK",
-    "pydantic_ai": "pydantic-ai",
-    "autogen_agentchat": "AutoGen",
-    "crewai": "CrewAI",
-    "langchain": "LangChain",
-    "anthropic": "Anthropic's client",
-    "openai": "OpenAI's client",
-    "boto3": "boto3",
-}
+# Packages, most telling first. OpenAI's Agents SDK is `agents`.
+_FRAMEWORKS = (
+    *("strands", "langgraph", "agents", "google.adk", "pydantic_ai", "autogen_agentchat", "crewai", "langchain"),
+    *("anthropic", "openai", "boto3"),
+)
 _IMPORT = r"^\s*(?:import (?:.*, )?|from )%s\b"
 _APPS = ("BedrockAgentCoreApp", "AgentCoreRLApp", "FastAPI", "Starlette")
 # Calls of classes that are a model or its client, but not pydantic's own, and of boto3's client.
@@ -75,7 +66,8 @@ def inspect_agent(file: Path) -> dict[str, list[str]]:
     entry = next((f for f in functions if any(_ENTRYPOINT.match(ast.unparse(d)) for d in f.decorator_list)), None)
     apps = [f"of {name}" for name in _APPS if f"{name}(" in text]
     streams = entry is not None and any(isinstance(n, (ast.Yield, ast.YieldFrom)) for n in ast.walk(entry))
-    frameworks = [shown for name, shown in _FRAMEWORKS.items() if re.search(_IMPORT % name, text, re.M)]
+    imports = {name: _IMPORT % name.replace(".", r"(?:\.| import )") for name in _FRAMEWORKS}
+    frameworks = [name for name in _FRAMEWORKS if re.search(imports[name], text, re.M)]
     models = [name or f"client of {service}" for name, service in _MODEL.findall(text)]
     payload = entry.args.args[0].arg if entry is not None and entry.args.args else "payload"
     keys = re.findall(rf"(?<![\w.]){payload}(?:\.get\(|\[)'([^']+)'", sources[0])

@@ -7,17 +7,15 @@ agent needs tool calls to succeed.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..._portal import Portal
 from ...client.evaluation import EvalRow, score_of
-from ...errors import ConfigError
 from ..output.terminal import visible
 
 if TYPE_CHECKING:
@@ -109,20 +107,10 @@ def _scripted(texts: Mapping[str, str], asked: set[str]) -> Iterator[str]:
         asked.add(name)
         return {"content": texts.get(name, "")}
 
-    started, ended, url = threading.Event(), threading.Event(), []
-
-    async def serve() -> None:
-        async with ScriptedEngine(gives_tokens=False, decide=decide) as engine:
-            url.append(engine.url)
-            started.set()
-            await asyncio.to_thread(ended.wait)
-
-    thread = threading.Thread(target=lambda: asyncio.run(serve()), name="scripted-model", daemon=True)
-    thread.start()
-    if not started.wait(30):
-        raise ConfigError("the scripted model did not start within 30 s")
+    portal, engine = Portal("scripted-model"), ScriptedEngine(gives_tokens=False, decide=decide)
+    portal.call(engine.start())
     try:
-        yield url[0]
+        yield engine.url
     finally:
-        ended.set()
-        thread.join(10)
+        portal.call(engine.stop())
+        portal.close()

@@ -6,7 +6,6 @@ import asyncio
 import dataclasses
 import time
 import traceback
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from ...backends.scorer import Scorer
 from ...client import BatchItem
 from ...client.batch import error_line
 from ...client.evaluation import metrics_of
-from ...contract import CALLS_FIELD, DEFAULT_TRAIN, Cause, Outcome, advise_on_calls, extract_reward, record_train
+from ...contract import DEFAULT_TRAIN, Cause, Outcome, extract_reward, record_train
 from ...errors import AgentCoreRLError, ScorerError
 from ...runs import Query, Rollout, RunReader, RunWriter
 from ...runs.folder import ROLLOUTS
@@ -115,13 +114,6 @@ def scored_item(item: BatchItem, payload: Mapping[str, Any], fetch: Fetch | None
     own = extract_reward(item.result)
     metrics = metrics_of(item.result) | ({} if own is None else {"agent_reward": own})
     return dataclasses.replace(item, result={**record, "rewards": {**metrics, **found}})
-
-
-def missing_calls(items: Sequence[BatchItem]) -> str:
-    """Return advice if unmodified agents ran and no model call arrived, otherwise an empty text."""
-    found = [item.result[CALLS_FIELD] for item in items if item.result is not None and CALLS_FIELD in item.result]
-    elsewhere: Counter[str] = sum((Counter(calls["elsewhere"]) for calls in found), Counter())
-    return advise_on_calls(sum(calls["gateway"] for calls in found), elsewhere) if found else ""
 
 
 def row_of(

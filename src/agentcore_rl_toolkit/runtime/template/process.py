@@ -80,8 +80,8 @@ def main(control: str, given: str) -> None:
         no_view = view.why_none(options["project"]) if options["project"] is not None else None
         if no_view is not None:
             hints.add(no_view=no_view)
-        how = {"mode": options["mode"], "reason": options.get("reason")}
-        report(runtime, ev="ready", pid=os.getpid(), no_view=no_view, **how)
+        mode = "fork" if options["mode"] == "auto" else options["mode"]
+        report(runtime, ev="ready", mode=mode, reason=options.get("reason"), pid=os.getpid(), no_view=no_view)
         Keeper(runtime, options["memory_bytes"], serve).loop()
 
     def take_over(app: Any, uvicorn_options: dict[str, Any]) -> None:
@@ -101,14 +101,14 @@ def main(control: str, given: str) -> None:
         if options["mode"] == "libraries":
             import_libraries(options["libraries"])
             check_forkable(control_fd)
-        if options["mode"] != "fork":
+        if options["mode"] != "auto":
             loop(run_cold)
         run_script(script, take_over)
     except CannotForkError as e:
         os.set_inheritable(control_fd, True)
         os.chdir(folder)
         again = {**options, "mode": "exec"}
-        if options["mode"] == "fork":
+        if options["mode"] == "auto":
             again |= {"mode": "libraries", "reason": str(e), "libraries": write_libraries(Path(script))}
         os.execve(sys.executable, [*sys.orig_argv[:-1], json.dumps(again)], given_environment)
     except BaseException as e:
