@@ -34,11 +34,10 @@ from .options import (
     UP_AGENT,
     SectionedCommand,
     adding,
-    as_is_variables,
     as_json,
     from_environment,
     json_object,
-    sandbox_words,
+    session_arguments,
     with_agent_as_is,
     with_judge,
     with_sessions,
@@ -185,7 +184,6 @@ def _check_rewards(rows: list[EvalRow], options: dict[str, Any]) -> None:
     agent = agent_file(options["agent"])
     scorer = None if options["score"] is None else scorer_at(options["score"])
     hidden = [options["data"], *scorer_files(options["score"])]
-    words = sandbox_words(options["readable"], options["writable"], hidden)
     with scratch_folder("check") as folder:
         passed = check_rewards(
             agent,
@@ -195,8 +193,7 @@ def _check_rewards(rows: list[EvalRow], options: dict[str, Any]) -> None:
             folder=folder,
             concurrency=options["concurrency"],
             timeout_s=options["timeout"],
-            session_env=options["session_env"],
-            runtime_options=words,
+            **session_arguments(options, hidden),
         )
     if not passed:
         sys.exit(1)
@@ -516,20 +513,16 @@ def _target(options: dict[str, Any], out: Path) -> Iterator[Target]:
         file = file or Path(stack.agent)
         click.echo("`agentcore-rl up` runs here with another model: this evaluation starts its own services", err=True)
     assert file is not None  # the default is the running stack's agent
-    words = sandbox_words(options["readable"], options["writable"], hidden)
+    arguments = session_arguments(options, hidden)
     if bucket.startswith("file://"):
-        words.append(f"--store={bucket}")
+        arguments["runtime_options"].append(f"--store={bucket}")
     elsewhere = bool(options["base_url"]) or model == NO_MODEL
     with own(
         file,
         folder=out,
         model=Path(model) if model and not elsewhere else None,
         without_model=elsewhere,
-        session_env=[
-            *options["session_env"],
-            *as_is_variables(options.get("model_hosts", ()), options.get("policy_models", ())),
-        ],
-        runtime_options=words,
+        **arguments,
     ) as stack:
         behind = None if elsewhere else stack
         yield Target(arn=stack.agent_arn, bucket=bucket, endpoint_url=stack.runtime_url, stack=behind)

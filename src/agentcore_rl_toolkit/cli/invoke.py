@@ -7,7 +7,7 @@ import contextlib
 import json
 import secrets
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +21,9 @@ from .options import (
     AGENT,
     AGENT_HELP,
     UP_AGENT,
-    as_is_variables,
     as_json,
     json_object,
-    sandbox_words,
+    session_arguments,
     with_agent_as_is,
     with_sessions,
 )
@@ -48,13 +47,9 @@ def command(
     agent: str | None,
     model: Path | None,
     score: str | None,
-    model_hosts: tuple[str, ...],
-    policy_models: tuple[str, ...],
-    session_env: tuple[str, ...],
-    readable: tuple[str, ...],
-    writable: tuple[str, ...],
     timeout: float,
     as_json: bool,
+    **sessions: Any,
 ) -> None:
     """Run one rollout of PAYLOAD, a JSON object, and print its outcome.
 
@@ -67,12 +62,11 @@ def command(
     """
     from .training.stack import scratch_folder
 
-    value, words = json_object(payload, "the payload"), sandbox_words(readable, writable)
-    variables = [*session_env, *as_is_variables(model_hosts, policy_models)]
+    value = json_object(payload, "the payload")
     with (
         stdout_for_json(as_json),
         scratch_folder("invoke") as scratch,
-        _stack(agent, model, variables, words, score, scratch) as stack,
+        _stack(agent, model, score, scratch, sessions) as stack,
     ):
         rollout = asyncio.run(_roll(stack, value, timeout, score or stack.score))
         log = _log_of(stack, rollout.session_id) if not rollout.usable else ""
@@ -93,17 +87,17 @@ def command(
 def _stack(
     agent: str | None,
     model: Path | None,
-    session_env: Sequence[str],
-    runtime_options: Sequence[str],
     score: str | None,
     scratch: Path,
+    sessions: Mapping[str, Any],
 ) -> Iterator[Stack]:
     """Return the running stack with this agent and model, or a new one for this call."""
     from ..runtime.remote import RuntimeView
     from .training.stack import Stack, agent_file, check_agent, own
 
-    check_agent(agent, own_sessions=bool(session_env or runtime_options))
-    running = Stack.running() if not (session_env or runtime_options) else None
+    own_sessions = any(sessions.values())
+    check_agent(agent, own_sessions=own_sessions)
+    running = Stack.running() if not own_sessions else None
     folder = model
     if agent is not None:
         file = agent_file(agent)
@@ -115,8 +109,7 @@ def _stack(
         RuntimeView(found.runtime_url).hide(scorer_files(score))
         yield found
         return
-    words = [*runtime_options, *sandbox_words((), (), scorer_files(score))]
-    with own(file, folder=scratch, model=folder, session_env=session_env, runtime_options=words) as stack:
+    with own(file, folder=scratch, model=folder, **session_arguments(sessions, scorer_files(score))) as stack:
         yield stack
 
 

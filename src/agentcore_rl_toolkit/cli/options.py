@@ -181,6 +181,15 @@ def as_is_variables(model_hosts: Iterable[str], policy_models: Iterable[str]) ->
     return [f"AGENTCORE_RL_{name}={value}" for name, value in given.items() if value]
 
 
+def session_arguments(options: Mapping[str, Any], hidden: Iterable[Path | str | None] = ()) -> dict[str, list[str]]:
+    """Return the arguments of `stack.start` for the options of `with_sessions` and `with_agent_as_is`, and paths to hide."""
+    variables = as_is_variables(options.get("model_hosts", ()), options.get("policy_models", ()))
+    return {
+        "session_env": [*options["session_env"], *variables],
+        "runtime_options": sandbox_words(options["readable"], options["writable"], hidden),
+    }
+
+
 AGENT = "FILE|MODULE|NAME"  # --agent; NAME is a runtime's in a project of AWS's command `agentcore`
 AGENT_HELP = "The agent: its file, its module, or its name in a project of AWS's command `agentcore`"
 UP_AGENT = " [default: that of `agentcore-rl up` in this folder]"

@@ -305,8 +305,7 @@ def _running(settings: LocalRun, console: Console) -> Stack | None:
     if Stack.running() is None:
         return None
     serving = Stack.serving(settings.agent, settings.model, settings.engine, settings.forced_tools, settings.history)
-    own = (settings.session_env, settings.readable, settings.writable, settings.model_hosts, settings.policy_models)
-    if serving is None or any(own):
+    if serving is None or any(value for _, value in settings.sessions):
         what = "without these options of sessions" if serving is not None else "with another agent, model or engine"
         console.print(f"`agentcore-rl up` runs here, {what}: this run starts its own services", style="dim")
         return None

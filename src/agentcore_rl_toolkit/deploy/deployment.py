@@ -129,13 +129,8 @@ class Deployment:
         s = self.settings
         assert s.folder is not None
         with tempfile.TemporaryDirectory() as work:
-            options: dict[str, Any] = {
-                "entry": s.entry,
-                "excluded": s.excluded,
-                "module": s.module,
-                "import_paths": s.import_paths,
-            }
-            staged = stage(s.folder, Path(work) / "agent", **options, python=python)
+            what: dict[str, Any] = {"excluded": s.excluded, "module": s.module, "import_paths": s.import_paths}
+            staged = stage(s.folder, Path(work) / "agent", entry=s.entry, python=python, **what)
             if self._call.rehearse:
                 for path in files_of(staged):
                     self._say(f"would pack {path.relative_to(staged)}")

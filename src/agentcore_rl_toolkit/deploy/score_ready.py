@@ -69,19 +69,15 @@ def dockerfile(base: str, command: Sequence[str], wheel: str, user: str) -> str:
     # Debian's own Python takes no packages otherwise. The agent's are in there already.
     pip = f"PIP_BREAK_SYSTEM_PACKAGES=1 {python} -m pip install --no-cache-dir /tmp/{wheel}"
     install = f"{pip} || uv pip install --python $(command -v {python}) /tmp/{wheel}"
-    return "\n".join(
-        (
-            f"FROM {base}",
-            "USER root",
-            f"COPY {wheel} /tmp/{wheel}",
-            f"RUN {python} -c {shlex.quote(check)}",
-            f"RUN {install} || {{ echo 'the image has neither pip nor uv for {python}'; exit 1; }}",
-            f"USER {user or 'root'}",
-            "ENTRYPOINT []",
-            f"CMD {json.dumps(list(command))}",
-            "",
-        )
-    )
+    return f"""FROM {base}
+USER root
+COPY {wheel} /tmp/{wheel}
+RUN {python} -c {shlex.quote(check)}
+RUN {install} || {{ echo 'the image has neither pip nor uv for {python}'; exit 1; }}
+USER {user or "root"}
+ENTRYPOINT []
+CMD {json.dumps(list(command))}
+"""
 
 
 def derived_tag(base: str) -> str:

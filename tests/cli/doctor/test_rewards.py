@@ -50,6 +50,43 @@ def test_rows_that_reward_nothing_and_rows_that_their_answer_does_not_solve_are_
     assert not (tmp_path / "runs").exists()
 
 
+UNMODIFIED = """
+import httpx
+from bedrock_agentcore import BedrockAgentCoreApp
+
+app = BedrockAgentCoreApp()
+
+
+@app.entrypoint
+def invoke(payload):
+    body = {"model": "fixed", "messages": [{"role": "user", "content": payload["prompt"]}]}
+    reply = httpx.post("http://llm.invalid:9/v1/chat/completions", json=body).raise_for_status()
+    return reply.json()["choices"][0]["message"]["content"]
+"""
+
+
+@pytest.mark.system
+def test_an_agent_with_a_model_host_of_its_own_is_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command_line: Any
+) -> None:
+    (tmp_path / "app.py").write_text(UNMODIFIED)
+    (tmp_path / "score.py").write_text("def score(payload, answer, reference, trajectory):\n    return answer == ''\n")
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "x"}\n')
+    monkeypatch.chdir(tmp_path)
+    words = (
+        "--agent",
+        "app.py",
+        "--data",
+        "rows.jsonl",
+        "--check",
+        "--score",
+        "score.py",
+        "--model-host",
+        "llm.invalid",
+    )
+    assert command_line("eval", *words).stdout.startswith("an empty reply solves 1 of 1 rows")
+
+
 def test_what_does_not_go_with_a_check_is_refused(tmp_path: Path, command_line: Any) -> None:
     (tmp_path / "rows.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
     words = ("eval", "--agent", "agent.py", "--data", str(tmp_path / "rows.jsonl"))

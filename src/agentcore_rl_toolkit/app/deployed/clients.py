@@ -57,15 +57,12 @@ def _patch_httpx(httpx: Any) -> None:
 
     for kind in (httpx.Client, httpx.AsyncClient):
         send = kind._send_single_request
-        kind._send_single_request = functools.wraps(send)(
-            lambda self, request, send=send: send(redirected(self, request), request)
-        )
+        kind._send_single_request = lambda self, request, send=send: send(redirected(self, request), request)
 
 
 def _patch_aiohttp(aiohttp: Any) -> None:
     connect = aiohttp.BaseConnector.connect
 
-    @functools.wraps(connect)
     async def patched(self: Any, req: Any, *args: Any, **options: Any) -> Any:
         # `connect` itself sends the request of a connection to a proxy, so that request does not arrive here.
         url = _gateway(req, lambda: getattr(req.body, "_value", None))
@@ -84,7 +81,6 @@ def _patch_session(session: Any, direct: Callable[[Any], Any] = lambda session: 
     """
     send = session.send
 
-    @functools.wraps(send)
     def patched(self: Any, request: Any, **options: Any) -> Any:
         url = _gateway(request, lambda: request.body)
         if url is None:

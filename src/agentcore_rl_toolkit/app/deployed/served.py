@@ -7,7 +7,6 @@ an agent that blocks its loop delays no heartbeat.
 from __future__ import annotations
 
 import asyncio
-import functools
 import json
 import re
 import sys
@@ -56,7 +55,6 @@ def _watch_sdk() -> None:
     sdk._agentcore_rl_watched = True
     invoke, write_event = sdk._invoke_handler, sdk._convert_to_sse
 
-    @functools.wraps(invoke)
     async def watched(self: Any, *args: Any, **options: Any) -> Any:
         try:
             return await invoke(self, *args, **options)
@@ -66,7 +64,6 @@ def _watch_sdk() -> None:
             _seen.get({})["error"] = e
             raise
 
-    @functools.wraps(write_event)
     def watched_event(self: Any, value: Any) -> Any:
         seen, error = _seen.get({}), sys.exc_info()[1]
         seen["encodes"] = True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 from typing import Any
@@ -26,7 +25,6 @@ def prepare() -> None:
 
     make, load, end = uvicorn.Config.__init__, uvicorn.Config.load, uvicorn.Server.shutdown
 
-    @functools.wraps(make)
     def make_with_one_process(self: Any, *args: Any, **options: Any) -> None:
         make(self, *args, **options)
         if self.reload or self.workers > 1:
@@ -34,7 +32,6 @@ def prepare() -> None:
             logging.getLogger("uvicorn.error").warning("rollouts need one process: workers and reload are off")
             self.reload, self.workers = False, 1
 
-    @functools.wraps(load)
     def load_with_rollouts(self: Any) -> None:
         load(self)
         app = self.loaded_app
@@ -45,7 +42,6 @@ def prepare() -> None:
 
             self.loaded_app = DeployedApp(self.loaded_app)
 
-    @functools.wraps(end)
     async def end_after_rollouts(self: Any, *args: Any, **options: Any) -> None:
         if hasattr(self.config.loaded_app, "end_rollouts"):
             await self.config.loaded_app.end_rollouts()

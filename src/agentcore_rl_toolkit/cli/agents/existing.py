@@ -18,7 +18,6 @@ _FRAMEWORKS = (
     *("anthropic", "openai", "boto3"),
 )
 _IMPORT = r"^\s*(?:import (?:.*, )?|from )%s\b"
-_APPS = ("BedrockAgentCoreApp", "AgentCoreRLApp", "FastAPI", "Starlette")
 # Calls of classes that are a model or its client, but not pydantic's own, and of boto3's client.
 _MODEL = re.compile(
     r"(?<!class )(?<!def )\b((?!Base|Root)\w*Model|Chat\w+|(?:Async)?(?:OpenAI|Anthropic(?:Bedrock)?)|LiteLlm)\("
@@ -64,16 +63,13 @@ def inspect_agent(file: Path) -> dict[str, list[str]]:
     text = "\n".join(sources)
     functions = (f for f in ast.walk(tree) if isinstance(f, (ast.FunctionDef, ast.AsyncFunctionDef)))
     entry = next((f for f in functions if any(_ENTRYPOINT.match(ast.unparse(d)) for d in f.decorator_list)), None)
-    apps = [f"of {name}" for name in _APPS if f"{name}(" in text]
-    streams = entry is not None and any(isinstance(n, (ast.Yield, ast.YieldFrom)) for n in ast.walk(entry))
     imports = {name: _IMPORT % name.replace(".", r"(?:\.| import )") for name in _FRAMEWORKS}
     frameworks = [name for name in _FRAMEWORKS if re.search(imports[name], text, re.M)]
     models = [name or f"client of {service}" for name, service in _MODEL.findall(text)]
     payload = entry.args.args[0].arg if entry is not None and entry.args.args else "payload"
     keys = re.findall(rf"(?<![\w.]){payload}(?:\.get\(|\[)'([^']+)'", sources[0])
-    parts = ([f"`{entry.name}`"] if entry is not None else []) + apps[:1] + (["that streams"] if streams else [])
     return {
-        "entrypoint": [" ".join(parts)] if parts else [],
+        "entrypoint": [entry.name] if entry is not None else [],
         "framework": frameworks[:1],
         "model": [*dict.fromkeys(models)],
         "payload": [*dict.fromkeys(keys)],

@@ -14,7 +14,7 @@ import click
 
 from ...backends.scorer import scorer_files
 from ...errors import AgentCoreRLError
-from ..options import as_is_variables, sandbox_words
+from ..options import session_arguments
 from ..output.commands import nearby, program
 from ..output.terminal import dialogue_lines, stdout_for_json, visible
 from ..servers.vllm import MODEL_ID
@@ -83,7 +83,7 @@ def train(job: Job, console: Console, *, stack: Stack | None = None) -> dict[str
         exits.enter_context(locked(job.run_dir))
         exits.enter_context(terminated_as_interrupted())
         runner = exits.enter_context(asyncio.Runner())  # closed last: a thread of it may wait for a service
-        inputs, sessions = settings.inputs, settings.sessions
+        inputs = settings.inputs
         hidden = [inputs.data_path, inputs.eval_data_path, settings.judging.judge, job.run_dir]
         hidden += scorer_files(settings.scoring.score)
         if stack is not None:
@@ -97,11 +97,7 @@ def train(job: Job, console: Console, *, stack: Stack | None = None) -> dict[str
                 dtype=settings.learner.dtype,
                 forced_tools=settings.forced_tools,
                 history=settings.history,
-                session_env=[
-                    *sessions.session_env,
-                    *as_is_variables(sessions.model_hosts, sessions.policy_models),
-                ],
-                runtime_options=sandbox_words(sessions.readable, sessions.writable, hidden),
+                **session_arguments(dict(settings.sessions), hidden),
             )
         )
         started = time.monotonic()

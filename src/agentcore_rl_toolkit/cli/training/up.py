@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -12,7 +13,7 @@ from ..._servers.process import terminated_as_interrupted
 from ...backends.scorer import scorer_files
 from ...errors import ConfigError
 from ..models import model_option
-from ..options import AGENT, AGENT_HELP, as_is_variables, engine_option, sandbox_words, with_agent_as_is, with_sessions
+from ..options import AGENT, AGENT_HELP, engine_option, session_arguments, with_agent_as_is, with_sessions
 from ..output.terminal import visible
 from .stack import FOLDER, FORCED_TOOLS, Stack, agent_file, describe, own, scratch_folder
 
@@ -43,14 +44,10 @@ def command(
     model: Path | None,
     engine: str | None,
     score: str | None,
-    model_hosts: tuple[str, ...],
-    policy_models: tuple[str, ...],
-    session_env: tuple[str, ...],
-    readable: tuple[str, ...],
-    writable: tuple[str, ...],
     gateways: int,
     forced_tools: str | None,
     history: str,
+    **sessions: Any,
 ) -> None:
     """Run an agent, a model gateway and the policy on this machine until Ctrl-C.
 
@@ -73,8 +70,7 @@ def command(
                 gateways=gateways,
                 forced_tools=forced_tools,
                 history=history,
-                session_env=[*session_env, *as_is_variables(model_hosts, policy_models)],
-                runtime_options=sandbox_words(readable, writable, scorer_files(score)),
+                **session_arguments(sessions, scorer_files(score)),
                 score=score,
                 report=lambda name, text: click.echo(visible(f"{name:<12}{text}")),
             ) as stack,
