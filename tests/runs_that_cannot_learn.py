@@ -26,7 +26,7 @@ SENTENCES = {
     "opposed": "The numbers brief and thorough oppose each other",
     "entropy": "The entropy fell from",
     "updates": "The updates are too large",
-    "gap": "The logprobs of sampler and trainer differ by",
+    "gap": "The logprobs of engine and trainer differ by",
     "stale": "The rollouts are 5.0 weight versions old",
     "waiting": "The trainer waits for rollouts 95% of the time",
     "held_out": "but the reward on held-out inputs went from 0.40 to 0.42",

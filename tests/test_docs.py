@@ -313,7 +313,7 @@ NO_DEFAULT_OF_OURS = (
     "TRL's own default",
     "`DEFAULT`",
     "`app.model(default=",
-    "engines say",
+    "the engines report",
     "follow from the size",
     "those of Weights & Biases",
     "the default if there is no such file",

@@ -121,7 +121,7 @@ def test_a_bundle_that_cannot_be_read_is_an_error_and_not_another_model(agent: A
 
 def test_a_thread_that_does_not_know_its_rollout_gets_no_other_model(agent: Any) -> None:
     [failed] = agent.run({"in_thread": True}, base_url="http://gateway/v1")["failed"]
-    assert "does not know its call" in failed
+    assert "without the context of its call" in failed
 
 
 # -- what a model makes

@@ -302,7 +302,7 @@ async def test_async_functions_of_both_kinds_share_a_loop() -> None:
 
 def test_one_function_has_one_decorator() -> None:
     app = AgentCoreRLApp()
-    with pytest.raises(ConfigError, match="rollout_entrypoint serves both"):
+    with pytest.raises(ConfigError, match="rollout_entrypoint also serves production calls"):
         app.entrypoint(app.rollout_entrypoint(lambda payload: {}))
 
 
@@ -410,7 +410,7 @@ async def test_a_worker_that_a_rollout_has_started_serves_no_later_call() -> Non
     assert await asyncio.to_thread(over.wait, 20)
     assert found[1] == "policy"
     status, reply = await answered(app, {})
-    assert (status, "does not know its call" in reply["error"]) == (500, True)
+    assert (status, "without the context of its call" in reply["error"]) == (500, True)
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def test_a_record_that_the_session_did_not_write_is_replaced(agent: Any, tmp_pat
     flag.touch()
     wait_for(lambda: check(path.read_bytes(), reply["result_key"], SECRET) is Proof.PROVEN)
     assert agent.record(path)["rewards"] == 0.5
-    assert f"security: {reply['result_key']} held a record that this session did not write" in agent.log
+    assert f"security: {reply['result_key']} contained a record that this session did not write" in agent.log
 
 
 def test_a_result_stored_by_hand_is_proven_too_and_stays(agent: Any) -> None:

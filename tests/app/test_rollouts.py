@@ -217,7 +217,7 @@ def test_a_record_that_is_there_already_stays(agent: Any, start_agent: Any) -> N
     other.rollout({"do": "return", "value": "{'rewards': 9}"}, session="b" * 40)
     idle(other)
     assert json.loads(path.read_text()) == before
-    assert "holds a record already" in other.log
+    assert "already contains a record" in other.log
 
 
 def test_secrets_never_reach_the_store(agent: Any) -> None:

@@ -48,7 +48,7 @@ def test_a_part_that_is_missing_is_named_with_the_command_that_installs_it(tmp_p
     assert done.returncode == 1
     lines = done.stdout.splitlines()
     at = next(i for i, line in enumerate(lines) if line.startswith("fail  extra gateway"))
-    assert "no aiohttp" in lines[at]
+    assert "the model gateway needs aiohttp" in lines[at]
     assert lines[at + 1].strip().startswith("-> pip install")
 
 

@@ -127,7 +127,12 @@ WRONG: list[tuple[str, str, int, str]] = [
         r"no credentials: ",
     ),
     ("deploy --agent agent.py --bucket nobodys --smoke none", "no credentials", 2, r"no credentials: "),
-    ("deploy --agent agent.py --bucket nobodys --smoke none --dry-run", "no region", 2, r"no region: --region"),
+    (
+        "deploy --agent agent.py --bucket nobodys --smoke none --dry-run",
+        "no region",
+        2,
+        r"no AWS region: give --region",
+    ),
     # a run
     ("runs show absent", "", 2, r"absent is no run"),
     ("view absent", "", 2, r"absent is no run"),

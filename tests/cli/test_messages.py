@@ -106,7 +106,7 @@ def test_a_variable_that_the_session_lacks_is_asked_for_by_name(monkeypatch: pyt
             use()
         assert (
             hint(raised.value, SESSION)
-            == f"The session has no variable {name}; give it with --session-env {name}, or --env-file FILE"
+            == f"The session has no variable {name}. Give it with --session-env {name}, or --env-file FILE"
         )
         assert hint(raised.value, {**SESSION, name: "x"}) is None
         assert hint(raised.value, {}) is None

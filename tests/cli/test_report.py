@@ -94,7 +94,7 @@ def test_a_pipe_gets_a_line_when_nothing_was_printed_for_a_while(monkeypatch: py
     with Display(Console(file=out, width=400), total_rollouts=42) as display:
         display.rollouts_started("training", 42)
         display.rollout(None, 0.5, tokens=3)
-    assert out.getvalue().startswith("1 of 42 rollouts, reward lately 50 %   tokens 3   eta ")
+    assert out.getvalue().startswith("1 of 42 rollouts, recent reward 50 %   tokens 3   eta ")
 
 
 def test_a_long_table_repeats_its_header_every_20_rows(facts: dict[str, Any]) -> None:

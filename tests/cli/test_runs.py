@@ -180,7 +180,7 @@ def test_good_rollouts_are_written_and_imitated(work: Path, monkeypatch: pytest.
     assert steps[-1]["loss"] < 0.7 * steps[0]["loss"]
     assert model_folder(work / "runs" / "taught") == work / "runs" / "taught" / "policy"
     for wrong, why in (
-        (["train", "--from", "shop"], "--from is for --method sft"),
+        (["train", "--from", "shop"], "--from is for `agentcore-rl sft` only"),
         (["sft"], "--from RUN is missing"),
         (["sft", "--from", "best.jsonl"], "--model is missing: a file does not contain the model"),
         (

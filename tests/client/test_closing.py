@@ -213,7 +213,7 @@ print(future.session_id)
         printed, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
     assert runtime.live == [printed.strip()]
-    assert f"1 sessions run on after the end of this process: {printed.strip()}" in errors
+    assert f"1 sessions continue after the end of this process: {printed.strip()}" in errors
 
 
 def test_ctrl_c_during_close_reports_what_is_left(runtime: ScriptedRuntime, store_url: str) -> None:

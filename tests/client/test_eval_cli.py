@@ -108,7 +108,7 @@ def test_local_agent_is_scored_and_a_run_that_goes_on_starts_nothing_again(folde
         (("--agent", "nowhere.py"), "neither an ARN nor a file"),
         (
             ("--agent", "arn:aws:bedrock-agentcore:us-west-2:1:runtime/x", "--model", str(WEIGHTS_DIR)),
-            "any other model as --base-url",
+            "of a model as --base-url",
         ),
         (("--agent", "agent.py", "--judge", "nowhere.md"), "judge_url, judge_model missing"),
         (
@@ -117,7 +117,7 @@ def test_local_agent_is_scored_and_a_run_that_goes_on_starts_nothing_again(folde
         ),
         (
             ("--judge", "data.jsonl", "--judge-url", "http://h/v1", "--judge-model", "m", "--resume"),
-            "--judge cannot take --resume",
+            "--resume does not work with --judge",
         ),
     ],
 )

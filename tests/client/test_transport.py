@@ -46,7 +46,7 @@ def test_an_agent_that_streams_is_no_rollout_and_is_not_read_to_its_end() -> Non
     headers = {"content-type": "text/event-stream; charset=utf-8", "content-length": "1000"}  # the rest never comes
     with answering(lambda asked: (200, b"data: 1\n\n", headers)) as url:
         began_s = time.monotonic()
-        with pytest.raises(InvalidResultError, match="with a stream, not as a rollout does"):
+        with pytest.raises(InvalidResultError, match="with a stream, which is not the reply of a rollout"):
             transport(url, read_timeout_s=60).invoke(new_session_id(), b"{}")
         assert time.monotonic() - began_s < 30
 

@@ -133,7 +133,7 @@ async def test_store_outage_loses_nobody(store: ObjectStore, caplog: pytest.LogC
     await asyncio.sleep(1.0)  # longer than the silence that means loss
     assert not waiter.found.done()
     assert [r.getMessage() for r in caplog.records if "in a row" in r.getMessage() and r.levelname == "WARNING"] == [
-        "looking for results under e/ failed (1 in a row): 503"
+        "listing the results under e/ failed (1 in a row): 503"
     ]
     assert w.trouble is flaky.error
     flaky.error = None

@@ -193,7 +193,7 @@ def test_logprobs_of_other_weights_stop_the_promotion(run: Path, aws_of_models: 
     write_config(other, {"kind": "train"})
     record(other, [None] + [-9.0] * (len(IDS) - 1))
     done = promote(str(other), "--bucket", BUCKET, "--name", "refund", "--instance", "ml.g6e.2xlarge")
-    assert "other weights than the run's" in str(done.exception)
+    assert "does not serve the weights of the run" in str(done.exception)
     assert aws_of_models.endpoints["refund"]["EndpointConfigName"] == earlier
     assert len(aws_of_models.configs) == 2
     aws_of_models.engine_url = "http://127.0.0.1:1"
@@ -647,7 +647,7 @@ def test_a_bundle_gets_a_version_with_the_models_address(
         (("--roll-back", "1"), "need --agent"),
         (("--roll-back", "1", "--agent", "arn", "--bundle", "x"), "neither --bundle"),
         (("--roll-back", "1", "--agent", "arn", "--remove"), "nor --remove"),
-        (("--roll-back", "refund-1", "--to", "bedrock"), "not a version of an agent"),
+        (("--roll-back", "refund-1", "--to", "bedrock"), "not the number of a version"),
         (("--out", "folder"), "--out is for --to folder only"),
         (("--agent", "arn:aws:bedrock-agentcore:us-west-2:1:runtime/a/runtime-endpoint/b"), "not the ARN of an agent"),
         (("--agent", "arn:aws:bedrock-agentcore:us-east-1:1:runtime/a"), "the agent is in the region us-east-1"),

@@ -259,7 +259,7 @@ async def test_tinker_needs_a_tokenizer_and_stands_alone(gateway: Gateway) -> No
     other = UpstreamConfig(url="http://127.0.0.1:2", engine="vllm")
     with pytest.raises(ConfigError, match="--model"):
         GatewayConfig(upstreams=(upstream,))
-    with pytest.raises(ConfigError, match="stands alone"):
+    with pytest.raises(ConfigError, match="from one service"):
         GatewayConfig(
             upstreams=(upstream, UpstreamConfig(url="http://127.0.0.1:3", engine="tinker")), model_dir=str(MODEL)
         )

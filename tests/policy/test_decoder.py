@@ -172,7 +172,7 @@ def test_saved_policy_loads_again(tmp_path: Path, hf: tuple[Any, Any]) -> None:
     ids = tokenizer("Tom has 3 nuts.")["input_ids"]
     assert torch.equal(reference(model, ids), reference(hf[0], ids))
     assert tokenizer.chat_template == hf[1].chat_template
-    with pytest.raises(ConfigError, match="does not hold a policy"):
+    with pytest.raises(ConfigError, match="does not contain a model"):
         load_policy(tmp_path)
 
 

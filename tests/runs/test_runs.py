@@ -496,13 +496,13 @@ def test_runs_are_found_newest_first(tmp_path: Path, run: Path, monkeypatch: pyt
     assert [p.name for p in find_runs(tmp_path)] == ["new", "old"]
     assert find_run(None).name == "new"
     assert find_run("old") == Path("runs/old")
-    with pytest.raises(ConfigError, match="no run"):
+    with pytest.raises(ConfigError, match="not a run"):
         find_run("other")
 
 
 def test_another_format_is_refused_with_what_to_do(tmp_path: Path) -> None:
     RunWriter(tmp_path).close()
-    for version, what in ((99, "update the toolkit"), (1, "of an earlier version")):
+    for version, what in ((99, "update the toolkit"), (1, "from an earlier version")):
         with sqlite3.connect(tmp_path / ROLLOUTS) as database:
             database.execute(f"PRAGMA user_version={version}")
         database.close()

@@ -251,5 +251,5 @@ def test_sglang_updates_from_disk(stand_in: tuple[str, Told], tmp_path: Path) ->
 def test_an_engine_that_says_another_version_is_caught(stand_in: tuple[str, Told], tmp_path: Path) -> None:
     url, reply = stand_in
     reply.answers["/weight_info"] = (200, {"weight_version": "default"})
-    with pytest.raises(WeightsError, match="version 7 was published, engines say"):
+    with pytest.raises(WeightsError, match="version 7 was published, but the engines report"):
         publish(tmp_path, 7, [EngineAddress(url=url, engine="vllm")])

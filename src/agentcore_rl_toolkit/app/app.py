@@ -86,7 +86,7 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
         """Register the function of production calls, as on `BedrockAgentCoreApp`, which serves them."""
         if func is self._rollout:
             raise ConfigError(
-                "remove @app.entrypoint from the rollout function: @app.rollout_entrypoint serves both kinds of calls"
+                "remove @app.entrypoint from the rollout function: @app.rollout_entrypoint also serves production calls"
             )
         self._production = func
         return super().entrypoint(func)  # type: ignore[no-any-return]  # the base class is untyped
@@ -105,7 +105,7 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
 
         Raises:
             ConfigError: If there is no model, if a bundle cannot be read, in a task that outlived its rollout, and in a thread
-                that does not know its call.
+                without the context of its call.
         """
         needs_call = self._served and self._rollout is not None and self._takes_rollouts()
         return resolve(default, self._engine.settings, needs_call)
@@ -144,7 +144,7 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
 
     def _register(self, func: Callable[..., Any], **declared: Any) -> Callable[..., Any]:
         if inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
-            raise ConfigError(f"{func.__name__} is a generator; a rollout function returns one dict")
+            raise ConfigError(f"{func.__name__} is a generator: a rollout function must return one dict")
         check_reports_nothing(func)
         name = getattr(func, "__name__", None) or type(func).__name__
         function = RolloutFunction(call=func, name=name, takes_context=_takes_context(func), **declared)

@@ -128,7 +128,7 @@ def resolve(default: Default, settings: AgentSettings, needs_call: bool) -> Mode
     call = CURRENT.get()
     if needs_call if call is None else call.ended():
         raise ConfigError(
-            "app.model() was called in a thread or task that does not know its call, or outlived its rollout: call it in the "
+            "app.model() was called in a thread without the context of its call, or after its rollout had ended: call it in the "
             "function itself, or run the thread with contextvars.copy_context().run"
         )
     rollout = {} if call is None else call.config.to_dict()
@@ -148,7 +148,7 @@ def resolve(default: Default, settings: AgentSettings, needs_call: bool) -> Mode
         if isinstance(values, Mapping) and (values.get("base_url") or values.get("model_id")):
             return _model({**values, **asked}, source)
     raise ConfigError(
-        f"this call names no model: give app.model() a default, or set {PREFIX}MODEL_URL and {PREFIX}MODEL_ID"
+        f"there is no model for this call: give app.model() a default, or set {PREFIX}MODEL_URL and {PREFIX}MODEL_ID"
     )
 
 

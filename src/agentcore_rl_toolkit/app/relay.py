@@ -59,7 +59,7 @@ class Relay:
         elif "origin" in request.headers:
             response = refusal(403, "this server is not for web pages")
         elif answer is None:
-            response = refusal(404, "there is nothing here, or the rollout is over")
+            response = refusal(404, "this address does not exist, or the rollout has ended")
         else:
             response = await answer(request, path)
         await response(scope, receive, send)

@@ -253,7 +253,7 @@ class Rollout:
                     raise
                 found = b""
             if secret is not None and (not found or check(found, key, secret) is not Proof.PROVEN):
-                logger.critical("security: %s held a record that this session did not write; it is replaced", key)
+                logger.critical("security: %s contained a record that this session did not write; it is replaced", key)
                 await store.put_async(key, body, timeout_s=timeout_s)
                 return
             block = parse_record(found).get(INFO_FIELD)
@@ -262,8 +262,8 @@ class Rollout:
                 await store.put_async(key, body, timeout_s=timeout_s)
                 return
         except AgentCoreRLError as e:
-            logger.error("%s is taken and could not be replaced: %s", key, e)
-        logger.warning("%s holds a record already, which stays", key)
+            logger.error("%s contains another record, which could not be replaced: %s", key, e)
+        logger.warning("%s already contains a record, which is kept", key)
 
 
 # ---- spans

@@ -150,7 +150,7 @@ class Settings(SettingsGroup):
         except ValidationError as e:
             problem = e.errors()[0]
             name = next((str(part) for part in reversed(problem["loc"]) if part in known), "")
-            why = problem["msg"].replace("Input should be", "must be").removeprefix("Value error, ")
+            why = _reason(problem["msg"])
             if name and not known[name][1].repr:
                 raise ConfigError(
                     f"`{given.get(name, name)}` has a value that does not fit (a secret, not shown)"
@@ -172,7 +172,7 @@ class Settings(SettingsGroup):
             for member, setting in members.items():
                 place = cls.ALIASES.get(member, member)
                 if place not in known:
-                    raise ConfigError(f"unknown key `{member}`{near(member, [*known, *cls.ALIASES])}")
+                    raise ConfigError(f"unknown setting `{member}`{near(member, [*known, *cls.ALIASES])}")
                 if place in given:
                     raise ConfigError(f"`{member}` and `{given[place]}` are names of one setting: keep one of them")
                 given[place], flat[place] = member, setting
@@ -279,7 +279,7 @@ def read_settings(path: str | Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as e:  # another format, a number with thousands of digits, or too deep nesting
         raise ConfigError(f"{path}: {e}") from e
     if not isinstance(loaded, dict):
-        raise ConfigError(f"{path}: expected keys and values, got {type(loaded).__name__}")
+        raise ConfigError(f"{path}: the file must contain names and values of settings, got {type(loaded).__name__}")
     return loaded
 
 
@@ -294,7 +294,7 @@ def from_mapping(cls: type[T], values: Mapping[str, Any], *, where: str) -> T:
     fields = {f.name: f for f in dataclasses.fields(cls) if f.init}  # type: ignore[arg-type]  # T is a dataclass
     unknown = [str(name) for name in values if name not in fields]
     if unknown:
-        raise ConfigError(f"{where}: unknown key `{unknown[0]}`{near(unknown[0], list(fields))}")
+        raise ConfigError(f"{where}: unknown setting `{unknown[0]}`{near(unknown[0], list(fields))}")
     required = [
         n
         for n, f in fields.items()
@@ -362,7 +362,13 @@ def fit(value: Any, hint: Any, name: str) -> Any:
         return _adapter(hint).validate_python(value)
     except (ValidationError, ValueError, OverflowError) as e:
         why = e.errors()[0]["msg"] if isinstance(e, ValidationError) else str(e)
-        raise ConfigError(f"{name} {why.replace('Input should be', 'must be')}, got {repr(value)[:80]}") from e
+        raise ConfigError(f"{name} {_reason(why)}, got {repr(value)[:80]}") from e
+
+
+def _reason(message: str) -> str:
+    """Shorten an error message of pydantic."""
+    short = message.replace("Input should be", "must be").removeprefix("Value error, ")
+    return short.partition(", unable to parse")[0]
 
 
 def _yaml(text: str) -> Any:

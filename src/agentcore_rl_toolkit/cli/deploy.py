@@ -27,11 +27,13 @@ CONTROL_URL = "AWS_ENDPOINT_URL_BEDROCK_AGENTCORE_CONTROL"
 
 @click.command()
 @click.argument("what", required=False, type=click.Choice(["iam"]), metavar="[iam]")
-@click.option("--agent", metavar="FOLDER|FILE|MODULE", help="The agent.")
-@click.option("--image", metavar="URI", help="Deploy this image; nothing is built.")
-@click.option("--code", is_flag=True, help="Deploy an archive, without an image.")
+@click.option("--agent", metavar="FOLDER|FILE|MODULE", help="The agent: its folder, its file, or its module.")
+@click.option("--image", metavar="URI", help="Deploy this image instead of building one from the source.")
+@click.option("--code", is_flag=True, help="Deploy an archive instead of an image.")
 @click.option(
-    "--score-ready", is_flag=True, help="The agent has no rollout function: make a version of it that takes rollouts."
+    "--score-ready",
+    is_flag=True,
+    help="For an agent without a rollout function: deploy a second agent that accepts rollouts.",
 )
 @with_model_calls
 @click.option("--name", help="Name on AWS. [default: the folder's; with --score-ready NAME_training]")
@@ -40,30 +42,32 @@ CONTROL_URL = "AWS_ENDPOINT_URL_BEDROCK_AGENTCORE_CONTROL"
     "environment",
     multiple=True,
     metavar="K=V",
-    help="A variable of the sessions; K without a value takes this shell's. Repeatable.",
+    help="A variable for all sessions. K without a value copies it from this shell; repeatable.",
 )
 @click.option(
     "--bucket", envvar="AGENTCORE_S3_BUCKET", show_envvar=True, help="Bucket of the records, or s3://BUCKET/PREFIX."
 )
 @click.option("--region", help="AWS region. [default: the environment's or profile's]")
 @click.option("--role", metavar="ARN", help="Execution role. [default: a new role with least rights]")
-@click.option("--subnet", "subnets", multiple=True, help="Subnet of a VPC. Repeatable.")
-@click.option("--security-group", "security_groups", multiple=True, help="Security group in the VPC. Repeatable.")
-@click.option("--endpoint", metavar="NAME", help="Endpoint to point at the new version.")
+@click.option("--subnet", "subnets", multiple=True, help="Subnet of a VPC; repeatable.")
+@click.option("--security-group", "security_groups", multiple=True, help="Security group in the VPC; repeatable.")
+@click.option("--endpoint", metavar="NAME", help="An endpoint of the agent, which then uses the new version.")
 @click.option(
     "--smoke",
     metavar="JSON|none",
-    help="Payload of the rollout that proves the deployment; none: no rollout. [default: first row of train.jsonl]",
+    help="Payload of the rollout that tests the deployment; none: no rollout. [default: first row of train.jsonl]",
 )
 @click.option(
     "--exclude",
     "excluded",
     multiple=True,
     type=click.Path(exists=True, path_type=Path),
-    help="Do not pack this. Repeatable.",
+    help="Do not pack this path; repeatable.",
 )
-@click.option("--vendor", type=FOLDER, help="Only put the toolkit's wheel into a project that AWS's own CLI deploys.")
-@click.option("--dry-run", is_flag=True, help="Print every file, call and policy; change nothing.")
+@click.option(
+    "--vendor", type=FOLDER, help="Only add the toolkit's wheel to a project that AWS's command line deploys."
+)
+@click.option("--dry-run", is_flag=True, help="Print every file, call and policy, and change nothing.")
 @click.option("--remove", is_flag=True, help="Remove everything that deployments of this name created.")
 @as_json
 def command(
@@ -83,12 +87,15 @@ def command(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Deploy an agent to AgentCore Runtime, and prove it with one rollout.
+    """Deploy an agent to AgentCore Runtime, and test it with one rollout.
 
-    Run it again after an interruption, or to bring a deployment up to date: finished steps are skipped. The agent's ARN and the
-    bucket are written to .env, where `eval` and `train` find them. `agentcore-rl deploy iam` prints the policies instead: of the
-    agent's sessions, the trainer, `doctor` and the deployer. Builds are for linux/arm64, as AgentCore needs; for a local control
-    plane, for this machine.
+    Run the command again after an interruption, or to update a deployment. It skips finished steps. It writes the agent's ARN
+    and the bucket to .env, where `eval` and `train` read them.
+
+    `agentcore-rl deploy iam` deploys nothing. It prints the IAM policies for the agent's sessions, the trainer, `doctor`, and
+    the deployer.
+
+    Builds are for linux/arm64, which AgentCore requires. A deployment to a local runtime is built for this machine.
 
     \b
     Example:

@@ -84,13 +84,15 @@ class Target:
 
 
 _FILE, _FOLDER = click.Path(path_type=Path, exists=True, dir_okay=False), click.Path(path_type=Path, file_okay=False)
-_OUT = "Folder; the records' keys begin with its name. [default: runs/COMMAND-DATA, then COMMAND-DATA-2, ...]"
-_MODEL = f"A local agent's model: {WORDS}; none: it has its own. [default: the built-in policy]"
+_OUT = "Folder of the run. The keys of its records begin with its name. [default: runs/COMMAND-DATA, then COMMAND-DATA-2, ...]"
+_MODEL = f"The model of an agent on this machine: {WORDS}; none: the agent calls its own model. [default: the built-in policy]"
 _COUNT = click.IntRange(min=1)
 _PLACES = (
     click.option("--resume", is_flag=True, help="Continue the last run of this data, or the run in --out."),
     click.option("--out", type=_FOLDER, help=_OUT),
-    click.option("--bucket", help="Bucket or store URL for results. [default for a local agent: a folder of --out]"),
+    click.option(
+        "--bucket", help="Bucket or store URL for records. [default for an agent on this machine: a folder in --out]"
+    ),
     click.option("--agent", metavar=f"ARN|{AGENT}", help=f"{AGENT_HELP}, or its ARN.{UP_AGENT}"),
 )
 # Options of rollouts of an agent over a data set.
@@ -110,40 +112,50 @@ _MEASUREMENT = (
         "--sampling-params", metavar="JSON", help="Sampling parameters for the agent, e.g. '{\"temperature\": 0}'."
     ),
     from_environment("--api-key", "AGENTCORE_RL_MODEL_API_KEY"),
-    click.option("--limit", type=_COUNT, help="The number of lines to take. [default: all]"),
-    click.option("--repeat", default=1, show_default=True, type=_COUNT, help="Rollouts per line, for pass@k."),
-    click.option("--concurrency", default=16, show_default=True, type=_COUNT, help="Rollouts at a time."),
+    click.option("--limit", type=_COUNT, help="Use only this number of rows. [default: all]"),
+    click.option("--repeat", default=1, show_default=True, type=_COUNT, help="Rollouts per row, for pass@k."),
+    click.option("--concurrency", default=16, show_default=True, type=_COUNT, help="Rollouts at the same time."),
 )
 with_measurement = adding(_MEASUREMENT)
 # Options of a command that calls `command` for its models.
-with_evaluation = adding((*_MEASUREMENT, *_PLACES, click.option("--data", type=_FILE, help="The rows, as for `eval`.")))
+with_evaluation = adding(
+    (*_MEASUREMENT, *_PLACES, click.option("--data", type=_FILE, help="JSONL or Parquet; each row is a payload."))
+)
 
 
 @click.command(cls=SectionedCommand, sections=SECTIONS)
 @with_agent
 @with_measurement
-@click.option("--shuffle", is_flag=True, help="Take the lines in a random order, which is the same each time.")
-@click.option("--base-url", help="Model endpoint; its key is AGENTCORE_RL_MODEL_API_KEY.")
-@click.option("--model-id", help="Model name for the agent.")
-@click.option("--for-training", is_flag=True, help="The data is for training: `sft` may imitate the rollouts later.")
+@click.option("--shuffle", is_flag=True, help="Use the rows in a random order, which is the same each time.")
+@click.option("--base-url", help="Address of a model, whose key is AGENTCORE_RL_MODEL_API_KEY.")
+@click.option("--model-id", help="Name of the model, for the agent.")
+@click.option(
+    "--for-training", is_flag=True, help="Mark the rollouts as training data, so that `sft` may imitate them later."
+)
 @click.option(
     "--check",
     "checks",
     is_flag=True,
-    help="Check the rewards instead: does an empty reply pass, and does the known answer?",
+    help="Check the rewards instead. An empty reply should not solve a row, and the known answer should.",
 )
-@click.option("--answer", metavar="FIELD", help="With --check: the field with the known answer. [default: answer]")
+@click.option(
+    "--answer",
+    metavar="FIELD",
+    help="With --check: the field of the row that contains the known answer. [default: answer]",
+)
 @as_json
 def command(**options: Any) -> None:
-    """Run an agent over a data set; print the mean reward with its confidence interval.
+    """Run an agent over a data set, and print the mean reward with its confidence interval.
 
-    If `agentcore-rl up` runs in this folder, eval uses its agent and model. For another file, eval starts a runtime, and a model
-    unless --base-url has the address of one.
+    If `agentcore-rl up` runs in this folder, eval uses its agent and model. For another file, eval starts a runtime. It also
+    starts a model, unless --base-url contains the address of one.
 
-    Failures of the agent and of the policy count as 0, failures of the infrastructure do not count. The mean over the rollouts
-    that ended ok is printed, too. Results go to OUT/results.jsonl, results.csv and summary.json; `agentcore-rl view OUT` shows
-    every rollout. Exit code: 0, 1 when rollouts failed (the policy's failures are results), 2 on a wrong option, 130 after
-    Ctrl-C, which keeps finished rollouts and prints the command that continues the run.
+    Failures of the agent and of the policy count as 0. Failures of the infrastructure do not count. A second mean is over the
+    rollouts that ended ok. OUT contains results.jsonl, results.csv, and summary.json, and `agentcore-rl view OUT` shows every
+    rollout.
+
+    Exit code: 0; 1 if rollouts failed (failures of the policy are results); 2 for a wrong option; 130 after Ctrl-C. Ctrl-C keeps
+    finished rollouts, and prints the command that continues the run.
 
     \b
     Example:
@@ -179,8 +191,12 @@ def _check_rewards(rows: list[EvalRow], options: dict[str, Any]) -> None:
     from .training.stack import agent_file, scratch_folder
 
     given = [name for name in ("model", "base_url", "judge", "out", "resume", "bucket") if options[name]]
-    if not options["checks"] or given or options["agent"] is None or _deployed(options):
-        raise ConfigError("--check takes --agent FILE, --data, --answer, and options of sessions and limits only")
+    if not options["checks"]:
+        raise ConfigError("--answer FIELD needs --check")
+    if given or options["agent"] is None or _deployed(options):
+        raise ConfigError(
+            "--check needs --agent FILE, and does not go with --model, --base-url, --judge, --out, --resume or --bucket"
+        )
     agent = agent_file(options["agent"])
     scorer = None if options["score"] is None else scorer_at(options["score"])
     hidden = [options["data"], *scorer_files(options["score"])]
@@ -242,14 +258,15 @@ def check_options(options: dict[str, Any]) -> None:
         json_object(options["sampling_params"], "--sampling-params")
     if _judge(options) is not None and options["resume"]:
         raise ConfigError(
-            "--judge cannot take --resume: it needs the dialogues of all rollouts. Start again with another --out"
+            "--resume does not work with --judge, which needs the dialogues of all rollouts. Start again with another --out"
         )
     from .training.stack import check_agent
 
     check_agent(options["agent"], own_sessions=_own_sessions(options))
     if options["model"] and (_deployed(options) or options["base_url"]):
         raise ConfigError(
-            "--model is for a local agent, and is served on this machine; give the address of any other model as --base-url URL"
+            "--model serves a model on this machine, for an agent on this machine. For a deployed agent, give the address "
+            "of a model as --base-url URL"
         )
     if _deployed(options) and _own_sessions(options):
         raise ConfigError(

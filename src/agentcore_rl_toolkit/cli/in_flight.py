@@ -76,7 +76,7 @@ def _place(rollout: Mapping[str, Any], gateway: Mapping[str, Any] | None, runtim
     if stage == "queue":
         return "queue", f"has waited {seconds} for a free slot, the pace of requests or a quota (docs: client, limits)"
     if rollout["trouble"]:
-        return "object store", f"its record cannot be looked for: {rollout['trouble']}"
+        return "object store", f"the search for its record fails: {rollout['trouble']}"
     if stage == "result":
         return "object store", f"its record exists, and the client has been reading it for {seconds}"
     if runtime.problem is not None:
@@ -84,9 +84,9 @@ def _place(rollout: Mapping[str, Any], gateway: Mapping[str, Any] | None, runtim
     session = (runtime.sessions or {}).get(rollout["session_id"])
     state = "is not known to the runtime" if session is None else f"is {session['state']}"
     if stage == "start":
-        return "runtime", f"the invoke is unanswered for {seconds}; its session {state}"
+        return "runtime", f"its invoke has had no reply for {seconds}; its session {state}"
     if stage == "stop":
-        return "runtime", f"its session is being stopped for {seconds}"
+        return "runtime", f"the runtime has been stopping its session for {seconds}"
     if runtime.sessions is not None and session is None:
         return (
             "runtime",

@@ -28,7 +28,7 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,47}")
     "--from",
     "existing",
     type=click.Path(exists=True, dir_okay=False, resolve_path=True, path_type=Path),
-    help="An existing agent: show its parts, and write a scorer, its test and data next to it.",
+    help="An existing agent. Show its parts, and write a scorer, a test of the scorer, and data next to it.",
 )
 @click.option(
     "--framework",
@@ -38,11 +38,11 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,47}")
     help="The agent's framework.",
 )
 def command(name: str | None, existing: Path | None, framework: str) -> None:
-    """Make a new agent in the folder NAME: code, tools, reward with its test, data, settings, Dockerfile.
+    """Make a new agent in the folder NAME, with tools, a reward and its test, data, settings, and a Dockerfile.
 
-    It passes its test, runs and trains without changes. Then make it yours.
+    You can run and train the agent without changes. Then replace its parts with yours.
 
-    With --from FILE the agent stays as it is, and gets a scorer.
+    With --from FILE, the command does not change the agent, and writes a scorer for it.
     """
     from .output.commands import program
 
@@ -72,7 +72,9 @@ def _prepare(agent: Path) -> None:
     for name, texts in found.items():
         click.echo(f"  {name:<11}{', '.join(texts) or 'not found'}")
     score, test, rows = write_scorer(agent, found["payload"])
-    click.echo(f"\nWritten: {', '.join(str(nearby(path)) for path in (score, test, rows))}. Make them yours, then:\n")
+    click.echo(
+        f"\nWritten: {', '.join(str(nearby(path)) for path in (score, test, rows))}. Edit these files, then run:\n"
+    )
     shared = f"--agent {nearby(agent)} --score {nearby(score)}"
     for line in (
         f"    {program('python')} -m pytest {nearby(test)}",

@@ -18,23 +18,23 @@ from .output.terminal import visible
 _COMMANDS: dict[str, tuple[str, str, str]] = {
     "quickstart": (".training.quickstart", "Train a small agent on this machine, as a first run.", "local"),
     "init": (".init", "Make a new agent that runs and trains without changes.", ""),
-    "up": (".training.up", "Run an agent, a gateway and the policy here until Ctrl-C.", "local"),
+    "up": (".training.up", "Run an agent, a gateway and a model on this machine.", "local"),
     "invoke": (".invoke", "Run one rollout and print its outcome, dialogue and log.", "local"),
-    "runtime": (".servers.runtime", "Local AgentCore Runtime: serve agents to unmodified AWS clients.", "runtime"),
+    "runtime": (".servers.runtime", "Serve agents with the API of AgentCore Runtime, locally.", "runtime"),
     "serve": (".servers.endpoint", "Serve a trained model to your own clients.", "local"),
-    "gateway": (".servers.gateway", "Model gateway: record the exact tokens of every session.", "gateway"),
-    "policy": (".servers.policy", "The small built-in policy: token ids in, token ids out.", "policy"),
+    "gateway": (".servers.gateway", "Record the exact tokens of every session.", "gateway"),
+    "policy": (".servers.policy", "Run the built-in policy: token ids in, token ids out.", "policy"),
     "eval": (".eval", "Run an agent over a data set and summarize its rewards.", "local"),
     "compare": (".production.compare", "Compare two models, or two evaluations, on the same inputs.", "local"),
-    "train": (".train", "Train an agent: here, or with another trainer.", "local"),
+    "train": (".train", "Train an agent on this machine, or with another trainer.", "local"),
     "sft": (".training.sft", "Imitate good rollouts of earlier runs.", "local"),
-    "distill": (".training.distill", "Train an agent towards a teacher's logprobs.", "local"),
+    "distill": (".training.distill", "Train an agent towards the probabilities of a teacher.", "local"),
     "optimize": (".optimize", "Search for better texts of an agent, such as its prompt.", "optimize"),
     "deploy": (".deploy", "Deploy an agent to AgentCore Runtime on AWS, or remove it.", ""),
     "harvest": (".production.harvest", "Turn production traffic into rows of a data set.", ""),
     "promote": (".production.promote", "Put a trained model into production, and let an agent use it.", "local"),
     "view": (".view", "Show runs in the browser: rewards, rollouts, every token.", "view"),
-    "runs": (".runs", "Show runs in the terminal: list, show.", ""),
+    "runs": (".runs", "Show runs in the terminal, and export rollouts.", ""),
     "doctor": (".doctor", "Check this machine, or the AWS account.", ""),
 }
 
@@ -69,13 +69,13 @@ class _LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rows = [(name, command[1]) for name, command in _COMMANDS.items()]
         with formatter.section("Commands"):
-            formatter.write_dl(rows)  # `version` is listed, too; the list fits a screen
+            formatter.write_dl(rows)  # without `version`, so that the list fits a screen
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="agentcore-rl-toolkit", message="%(version)s")
 def cli() -> None:
-    """RL on the agent you deploy. Start with `agentcore-rl quickstart`."""
+    """Train an open-weight model inside the agent that you deploy. Start with `agentcore-rl quickstart`."""
 
 
 @cli.command()

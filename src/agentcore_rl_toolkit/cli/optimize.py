@@ -39,7 +39,7 @@ COUNTED = ("rollouts", "reflections", "input_tokens", "output_tokens", "judge_ca
 
 @click.command()
 @with_agent
-@click.option("--eval-data", required=True, type=ROWS, help="Held-out rows, run before and after the search.")
+@click.option("--eval-data", required=True, type=ROWS, help="Rows for the evaluations before and after the search.")
 @click.option(
     "--reflect-url", required=True, help="OpenAI-compatible API of the reflection model, which proposes texts."
 )
@@ -48,15 +48,18 @@ COUNTED = ("rollouts", "reflections", "input_tokens", "output_tokens", "judge_ca
 )
 @from_environment("--reflect-key", "AGENTCORE_RL_REFLECT_KEY")
 @click.option("--text", "names", multiple=True, metavar="NAME", help="A text to change; repeatable. [default: all]")
-@click.option("--max-rollouts", type=click.IntRange(min=1), help="Rollouts in all. [default: 500]")
-@click.option("--session-env", multiple=True, metavar="K=V", help="A variable of every local session; repeatable.")
+@click.option("--max-rollouts", type=click.IntRange(min=1), help="Largest number of rollouts. [default: 500]")
+@click.option(
+    "--session-env", multiple=True, metavar="K=V", help="A variable for all sessions on this machine; repeatable."
+)
 @settings_option
 def command(words: tuple[str, ...], **options: Any) -> None:
     """Search for better texts of an agent whose model is not trained.
 
-    The agent reads its texts with `rollout_text`. A reflection model sees rollouts with their rewards and proposes texts; GEPA
-    keeps those that do better on other rows. The best go to OUT/rollout_texts.json, which a deployed agent reads next to its
-    code. The reward on --eval-data is printed before and after, with 95 % intervals; OUT/summary.json has it, too.
+    The agent reads its texts with `rollout_text`. A reflection model sees rollouts with their rewards, and proposes texts. The
+    search algorithm GEPA keeps texts that get a higher reward on other rows. The best texts are written to
+    OUT/rollout_texts.json. Put this file next to the code of the agent. The command prints the reward on --eval-data before and
+    after, with 95 % intervals, and OUT/summary.json contains it.
 
     Settings of --set: batch, perfect, concurrency, retries, timeout_s, sampling_params, seed, max_usd, usd_per_rollout,
     usd_per_million_input, usd_per_million_output.

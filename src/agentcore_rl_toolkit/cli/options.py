@@ -27,18 +27,18 @@ allowed_hosts = click.option(
     multiple=True,
     metavar="NAME",
     envvar="AGENTCORE_RL_ALLOWED_HOSTS",
-    help="Another name of this server, such as a load balancer's; * for any part of it. Repeatable "
-    "[env: AGENTCORE_RL_ALLOWED_HOSTS, separated by blanks].",
+    help="Another name of this server, such as that of a load balancer. * stands for any part of a name; repeatable "
+    "[env: AGENTCORE_RL_ALLOWED_HOSTS, separated by spaces].",
 )
 _LISTENS = (
     click.option("--parent-pid", type=int, hidden=True),
     click.option(
         "--ready-file",
         type=click.Path(path_type=Path, dir_okay=False),
-        help="Write URL and process id here, as JSON, once listening.",
+        help="Write the URL and the process id into this file, as JSON, when the server is ready.",
     ),
     click.option(
-        "--port", default=0, show_default=True, type=click.IntRange(0, 65535), help="Port; 0 takes a free one."
+        "--port", default=0, show_default=True, type=click.IntRange(0, 65535), help="Port; 0 selects a free one."
     ),
 )
 _SERVES = (
@@ -81,7 +81,7 @@ _SESSIONS = (
         multiple=True,
         type=_PATH,
         metavar="PATH",
-        help="A folder or file that sessions may read besides the agent's project, also a hidden one; repeatable.",
+        help="A folder or file that sessions may read in addition to the agent's project, even if it is hidden; repeatable.",
     ),
     click.option(
         "--env-file",
@@ -89,14 +89,14 @@ _SESSIONS = (
         is_eager=True,
         expose_value=False,
         callback=_read_env_file,
-        help="A file such as .env with variables of every session; sessions do not see the file. --session-env wins.",
+        help="A file such as .env with variables for all sessions. Sessions cannot read the file. --session-env overrides it.",
     ),
     click.option(
         "--session-env",
         multiple=True,
         metavar="K=V",
         callback=lambda context, _, given: (*context.meta.get(ENV_FILE, (None, ()))[1], *given),
-        help="A variable of every session; K without a value takes this shell's; repeatable.",
+        help="A variable for all sessions. K without a value copies it from this shell; repeatable.",
     ),
 )
 _MODEL_CALLS = (
@@ -105,14 +105,14 @@ _MODEL_CALLS = (
         "policy_models",
         multiple=True,
         metavar="PATTERN",
-        help="Models of the agent that the policy replaces, such as '*claude*'; repeatable. [default: all chat models]",
+        help="The models of the agent that the policy replaces, such as '*claude*'; repeatable. [default: all chat models]",
     ),
     click.option(
         "--model-host",
         "model_hosts",
         multiple=True,
         metavar="HOST",
-        help="A host of a model API, besides those of AWS, OpenAI, Anthropic and Google; repeatable.",
+        help="Another host with a model API. Those of AWS, OpenAI, Azure, Anthropic, and Google are known; repeatable.",
     ),
 )
 _SCORE = click.option(
@@ -130,7 +130,7 @@ _JUDGE = (
     click.option("--judge-model", metavar="NAME", help="The judge's model; its key is AGENTCORE_RL_JUDGE_KEY."),
     click.option("--judge-url", metavar="URL", help="The judge's OpenAI-compatible API, as https://host/v1."),
     click.option(
-        "--judge", metavar="FILE", help="File with a rubric, by which a judge scores the rollouts of each input."
+        "--judge", metavar="FILE", help="File with a rubric. A judge uses it to score the rollouts of each input."
     ),
 )
 
@@ -151,7 +151,7 @@ with_agent_as_is = adding((*_MODEL_CALLS, _SCORE))
 class SectionedCommand(click.Command):
     """A command whose help lists its options under headings.
 
-    ``sections`` maps a heading to the names of its options, separated by blanks. All other options come last.
+    ``sections`` maps a heading to the names of its options, separated by spaces. All other options come last.
     """
 
     def __init__(self, *args: Any, sections: Mapping[str, str], **kwargs: Any) -> None:
@@ -208,10 +208,11 @@ def new_file(path: Path, *, force: bool) -> Path:
 engine_option = click.option(
     "--engine",
     type=click.Choice(["policy", "vllm"]),
-    help="The model's server; vllm: from .venvs/vllm or the Python AGENTCORE_RL_ENGINE_PYTHON. [default: policy]",
+    help="The program that runs the model: the built-in engine (policy), or vLLM, which is in .venvs/vllm or in the environment "
+    "of the Python AGENTCORE_RL_ENGINE_PYTHON. [default: policy]",
 )
 settings_option = click.option(
-    "--set", "words", multiple=True, metavar="NAME=VALUE", help="A setting by its name; repeatable."
+    "--set", "words", multiple=True, metavar="NAME=VALUE", help="Change a setting; repeatable."
 )
 
 
@@ -258,8 +259,10 @@ def from_words(pairs: Sequence[str], cls: Any) -> dict[str, Any]:
         name, sign, text = pair.partition("=")
         name = name.replace("-", "_")
         name = aliases.get(name, name)
-        if name not in kinds or not sign:
-            raise ConfigError(f"--set {pair}: not a setting as NAME=VALUE{near(name, sorted(kinds))}")
+        if not sign:
+            raise ConfigError(f"--set {pair}: write the setting as NAME=VALUE")
+        if name not in kinds:
+            raise ConfigError(f"--set {pair}: there is no such setting{near(name, sorted(kinds))}")
         values[name] = text
         each = (kinds[name], *typing.get_args(kinds[name]))
         parts = {part for kind in each for part in (kind, typing.get_origin(kind))}

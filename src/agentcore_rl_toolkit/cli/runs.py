@@ -25,14 +25,14 @@ PARTS = ("before", "after", "eval", "train")
 
 @click.group()
 def group() -> None:
-    """Show the runs in a folder, of training and evaluation. `agentcore-rl view` shows the same in a browser."""
+    """Show runs of training and evaluation, and export rollouts. `agentcore-rl view` shows runs in a browser."""
 
 
 @group.command("list", short_help="List runs, the newest first.")
 @click.argument("folder", default=".", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @as_json
 def list_runs(folder: Path, as_json: bool) -> None:
-    """List the runs of FOLDER and of its runs/, the newest first."""
+    """List the runs in FOLDER and in its folder runs/, the newest first."""
     found = [head(path) for path in find_runs(folder)]
     if as_json:
         click.echo(json.dumps(found, indent=2))
@@ -62,10 +62,8 @@ group.add_command(list_runs, "ls")
 @group.command(short_help="Show a run: its steps, or some of its rollouts.")
 @click.argument("run", required=False)
 @click.argument("part", required=False)
-@click.option(
-    "--worst", type=click.IntRange(min=1), help="Print this number of rollouts, those with the lowest reward."
-)
-@click.option("--rollout", "name", metavar="ID", help="One rollout, by number or session id.")
+@click.option("--worst", type=click.IntRange(min=1), help="Show only this number of rollouts with the lowest rewards.")
+@click.option("--rollout", "name", metavar="ID", help="Show one rollout, by its number or session id.")
 @click.option("--in-flight", "running", is_flag=True, help="Show the running rollouts, and what each waits for.")
 @as_json
 def show(
@@ -76,11 +74,12 @@ def show(
     running: bool,
     as_json: bool,
 ) -> None:
-    """Show RUN, a folder or a name under runs/ [default: the newest run]: its steps, and reasons why it does not learn.
+    """Show the steps of RUN, and reasons why it does not learn. RUN is a folder, or a name under runs/ [default: the newest run].
 
-    PART shows rollouts: those of a training step by its number, or of an evaluation (before, after, eval). With --worst only
-    the worst of them are printed, and without PART the worst of training. Trained text is between «marks». --in-flight is for
-    a run that hangs: it shows each rollout's stage, since when, its deadline, and what it waits for.
+    With PART, show the rollouts of a training step (its number) or of an evaluation (before, after, eval). With --worst, show
+    only the worst of these rollouts, or the worst of the training without PART. Trained text is between « and ».
+
+    If a run hangs, --in-flight shows the stage of each rollout, its time in this stage, its deadline, and what it waits for.
 
     \b
     Example:
@@ -136,16 +135,20 @@ def _array(values: Iterable[Any]) -> Iterator[str]:
     yield "[]" if before == "[" else "]"
 
 
-@group.command(short_help="Write good rollouts for supervised training, rollouts as rows, or the data of a pass rate.")
+@group.command(short_help="Write rollouts for supervised training, rollouts as rows, or filtered data.")
 @click.argument("run", required=False)
-@click.option("--min-reward", type=float, metavar="X", help="The least reward of a rollout that is written; required.")
-@click.option("--best-of-group", is_flag=True, help="Only the best rollout of each group that has a reward above 0.")
+@click.option(
+    "--min-reward", type=float, metavar="X", help="Write rollouts with at least this reward. Required without --rows."
+)
+@click.option(
+    "--best-of-group", is_flag=True, help="Write only the best rollout of each group, if its reward is above 0."
+)
 @click.option(
     "--rows",
     is_flag=False,
     flag_value="",
     metavar="[DATA]",
-    help="Write every rollout as a row. With a data file: filter it by --pass-rate.",
+    help="Write every rollout as a row. With a data file: write its rows that --pass-rate selects.",
 )
 @click.option(
     "--pass-rate", metavar="LOW:HIGH", help="With --rows DATA: keep the inputs with this share of solved rollouts."
@@ -165,15 +168,14 @@ def export(
     out: Path | None,
     force: bool,
 ) -> None:
-    """Write the training sequences of RUN's good rollouts: the sampled ids, and a mask of the trained ones.
+    """Write the token sequences of good training rollouts of RUN, with a mask of the trained tokens.
 
-    Only training rollouts that ended ok are written, without cut replies and without calls that do not parse. Held-out rollouts
-    are left out. Without --min-reward, an error shows the rewards of the run.
-    `agentcore-rl sft --from RUN` trains on the same without a file.
+    A rollout is written if it ended ok, has no reply that was cut off, and has no tool call that does not parse. Without
+    --min-reward, an error shows the rewards of the run. `agentcore-rl sft --from RUN` trains on the same rollouts without a file.
 
     With --rows, each rollout becomes a row of numbers for a notebook: outcome, rewards, tokens, times.
 
-    With --rows DATA --pass-rate 0.1:0.9, the command writes the rows of DATA that RUN's rollouts solved at that rate. A rollout
+    With --rows DATA --pass-rate 0.1:0.9, the command writes the rows of DATA that 10 to 90 % of RUN's rollouts solved. A rollout
     solves its input with a reward of 1 or more. Inputs that are always or never solved teach nothing.
     """
     if rows is None and pass_rate is None:

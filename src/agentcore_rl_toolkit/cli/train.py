@@ -44,27 +44,33 @@ SERVICES = ("tinker", "sagemaker")  # the backends that are training services
 # Options of an agent that trains on this machine, the last of them first. `distill` has them, too.
 _HERE = (
     as_json,
-    click.option("--resume", is_flag=True, help="Continue the newest unfinished run, or the one in --out."),
-    click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Run folder. [default: runs/...]"),
+    click.option("--resume", is_flag=True, help="Continue the newest unfinished run, or the run in --out."),
+    click.option(
+        "--out", type=click.Path(file_okay=False, path_type=Path), help="Folder of the run. [default: runs/...]"
+    ),
     with_sessions,
     with_judge,
     click.option(
-        "--credit", type=click.Choice(["episode", "turn"]), help="The unit that a reward is for. [default: episode]"
+        "--credit",
+        type=click.Choice(["episode", "turn"]),
+        help="A reward for each rollout (episode), or for each model call (turn). [default: episode]",
     ),
     click.option("--rollouts", type=click.IntRange(min=2), help="Rollouts of each input. [default: 8]"),
-    click.option("--groups", type=click.IntRange(min=1), help="Inputs in each batch. [default: 8]"),
-    click.option("--steps", type=click.IntRange(min=1), help="Batches of rollouts. [default: 32; slime: 1]"),
+    click.option("--groups", type=click.IntRange(min=1), help="Inputs of each step. [default: 8]"),
+    click.option("--steps", type=click.IntRange(min=1), help="Training steps. [default: 32; slime: 1]"),
     engine_option,
     settings_option,
     click.option(
         "--config",
         "config_path",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
-        help="YAML, TOML or JSON file with settings. Options win over the file.",
+        help="YAML, TOML or JSON file with settings. Options override the file.",
     ),
     model_option(),
-    click.option("--eval-data", type=click.Path(path_type=Path), help="Held-out rows, run before and after."),
-    click.option("--data", type=click.Path(path_type=Path), help="Rows to train on: JSON lines, one payload each."),
+    click.option(
+        "--eval-data", type=click.Path(path_type=Path), help="Rows for the evaluations before and after the training."
+    ),
+    click.option("--data", type=click.Path(path_type=Path), help="Rows for the training. Each row is a payload."),
     click.option("--agent", type=click.Path(path_type=Path), metavar=AGENT, help=f"{AGENT_HELP}."),
 )
 with_training = adding(_HERE)
@@ -82,20 +88,25 @@ SECTIONS = {
     cls=SectionedCommand,
     sections={
         **SECTIONS,
-        "An agent as it is": "score model_hosts policy_models",
+        "Agents without a rollout function": "score model_hosts policy_models",
         "Other trainers": "backend dry_run rehearse stop_session",
     },
 )
 @with_training
 @with_agent_as_is
-@click.option("--backend", type=click.Choice(BACKENDS), metavar="NAME", help=f"{', '.join(BACKENDS)}. [default: loop]")
-@click.option("--dry-run", is_flag=True, help="Check the --config of another trainer and print what would run.")
+@click.option(
+    "--backend",
+    type=click.Choice(BACKENDS),
+    metavar="NAME",
+    help=f"The trainer: {', '.join(BACKENDS)}. [default: loop]",
+)
+@click.option("--dry-run", is_flag=True, help="Check the --config of another trainer, and print the plan.")
 @click.option(
     "--rehearse",
     is_flag=True,
-    help="Train the built-in policy instead of SageMaker's model; needs --agent.",
+    help="With --backend sagemaker and --agent: train the built-in policy on this machine instead.",
 )
-@click.option("--stop-session", metavar="NAME", help="Stop a training session of SageMaker that was left running.")
+@click.option("--stop-session", metavar="NAME", help="Stop a training session of SageMaker that still runs.")
 @click.option("--method", type=click.Choice(["grpo", "distill", "sft"]), default="grpo", hidden=True)
 @click.option("--teacher-url", hidden=True)
 @click.option("--from", "sources", multiple=True, hidden=True)
@@ -121,18 +132,17 @@ def command(
     Example:
         agentcore-rl train --agent shop/agent.py --data shop/train.jsonl --eval-data shop/eval.jsonl
 
-    With --agent and --data, the agent is trained on this machine. It uses the services of `agentcore-rl up` in this folder,
-    or starts services for the run. Settings without an option (train_on, held_out, learning_rate,
-    max_staleness, hold_calls, eval_every, forced_tools, lora_rank, policy_failures, seed, tracker, ...) go into --set or
-    --config.
+    With --agent and --data, the agent is trained on this machine. The command uses the services of `agentcore-rl up` in this
+    folder, or starts services for the run. All other settings go into --set or --config, such as held_out, learning_rate,
+    max_staleness, eval_every, forced_tools, lora_rank, policy_failures, seed, or tracker.
 
-    With --credit turn, the agent returns one reward for each model call. The settings are discount and normalize.
+    With --credit turn, the agent returns one reward for each model call. Its settings are discount and normalize.
 
-    With --config of slime, verl, rLLM, Tinker, SageMaker or TRL, the command checks the file and launches that trainer. Arguments
-    after -- go to the trainer: `train --backend verl --config f.yaml -- trainer.n_gpus_per_node=8`.
+    With --backend and --config, the command checks the file and starts another trainer: slime, verl, rLLM, Tinker, SageMaker, or
+    TRL. Arguments after -- go to the trainer: `train --backend verl --config f.yaml -- trainer.n_gpus_per_node=8`.
 
-    AGENTCORE_AGENT_ARN and AGENTCORE_S3_BUCKET fill agent_runtime_arn and s3_bucket if the file leaves them out. A file .env in
-    this folder, then one next to the configuration, sets variables that the environment lacks.
+    If the file has no agent_runtime_arn or s3_bucket, the command uses AGENTCORE_AGENT_ARN and AGENTCORE_S3_BUCKET. Missing
+    variables are read from .env in this folder, and then from .env next to the file.
 
     `agentcore-rl distill` learns from a teacher, and `agentcore-rl sft` imitates good rollouts.
     """
@@ -154,17 +164,17 @@ def command(
         if method != "sft" or given:
             others = f", not {', '.join(given)}" if given else ""
             raise ConfigError(
-                f"--method sft takes --from RUN, --model, --set and --out{others}; --from is for --method sft"
+                f"`agentcore-rl sft` takes --from RUN, --model, --set and --out{others}; --from is for `agentcore-rl sft` only"
             )
         imitate(sources, model, words, out)
         return
     if flags["teacher_url"] is not None and method != "distill":
-        raise ConfigError("--teacher-url is for --method distill")
+        raise ConfigError("--teacher-url is for `agentcore-rl distill`")
     if rehearse and backend != "sagemaker":
         raise ConfigError("--rehearse is for --backend sagemaker")
     if backend in (None, "loop"):
         if trainer_args:
-            raise ConfigError(f"{' '.join(trainer_args)}: arguments of a trainer come with --backend")
+            raise ConfigError(f"{' '.join(trainer_args)}: arguments of a trainer need --backend")
         train_here(flags, config_path, words, method, out=out, resume=resume, as_json=as_json)
         return
     _take_dotenv(config_path)

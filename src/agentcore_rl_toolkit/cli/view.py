@@ -20,15 +20,15 @@ from .options import new_file, with_force, with_server
 @click.argument("runs", nargs=-1)
 @with_server
 @click.option("--no-open", is_flag=True, help="Do not open the browser.")
-@click.option("--export", type=click.Path(dir_okay=False, path_type=Path), help="Write one RUN as an HTML file.")
+@click.option("--export", type=click.Path(dir_okay=False, path_type=Path), help="Write one run into this HTML file.")
 @with_force
 def command(
     runs: tuple[str, ...], no_open: bool, export: Path | None, force: bool, ready_file: Path | None, **server: Any
 ) -> None:
-    """Show RUNS, folders or names under runs/, in the browser [default: all runs of this folder, also later ones].
+    """Show RUNS in the browser. RUNS are folders, or names under runs/ [default: all runs of this folder, also later ones].
 
-    An unfinished run is shown as it grows. Texts of models are shown as plain text, never as HTML. The printed address contains a
-    key: give it only to people who may read the run.
+    The pages are updated while a run continues. They show the texts of models as plain text, never as HTML. The printed address
+    contains a key. Give the address only to people who may read the runs.
 
     \b
     Example:

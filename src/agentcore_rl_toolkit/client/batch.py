@@ -351,7 +351,7 @@ class Run:
         except (SystemExit, KeyboardInterrupt):  # ends the batch
             raise
         except BaseException:
-            logger.exception("the progress hook of a batch failed")
+            logger.exception("the progress hook of a batch raised")
 
 
 # ---- resume

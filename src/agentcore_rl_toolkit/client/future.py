@@ -180,7 +180,7 @@ class RolloutFuture:
             except BaseException as e:
                 if not isinstance(e, Exception) and not self._portal.on_own_thread:
                     raise
-                logger.exception("a done callback of a rollout failed")
+                logger.exception("a done callback of a rollout raised")
 
         self._done.add_done_callback(call)
 

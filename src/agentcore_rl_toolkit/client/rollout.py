@@ -394,7 +394,9 @@ class Rollout(RolloutFuture):
         except BaseException as e:  # the caller's function
             if is_own_cancellation(e):
                 raise
-            logger.warning("the turns of a session could not be counted: %s", e, extra={"session_id": self.session_id})
+            logger.warning(
+                "the model calls of a session could not be counted: %s", e, extra={"session_id": self.session_id}
+            )
             return None
 
     async def _shows_itself(self, watcher: Watcher, waiter: Waiter, ends_s: float | None) -> bool:
@@ -422,7 +424,7 @@ class Rollout(RolloutFuture):
             if await self._may_send_again():
                 return False
             times = sum(each.server_error for each in self.errors)
-            why = f"the runtime itself failed at the invoke ({error}; {times} times)"
+            why = f"the runtime failed to handle the invoke ({error}; {times} times)"
         text = f"{why}, and no heartbeat or record appeared within {confirm_s:g} s; the session is being stopped"
         raise RolloutLostError(text, code=error and error.code) from (error and error.__cause__)
 
@@ -519,7 +521,7 @@ class Dispatcher:
         """Start a rollout, and return at once. Raises: ConfigError when its session has a rollout in flight."""
         check_session_id(rollout.session_id)
         if self.closing:
-            raise ConfigError("the client is closed; make a new one")
+            raise ConfigError("the client is closed; create a new one")
         loop = self.portal.loop
         if self._rollouts.setdefault(rollout.session_id, rollout) is not rollout:
             raise ConfigError(f"session {rollout.session_id!r} has a rollout in flight; a session runs one at a time")
@@ -561,7 +563,7 @@ class Dispatcher:
             _warn("%d sessions are not stopped and run until their idle timeout: %s", left)
         if cancel == "batches":
             running = [r.session_id for r in self._rollouts.values() if r.call is not None]
-            _warn("%d sessions run on after the end of this process: %s", running)
+            _warn("%d sessions continue after the end of this process: %s", running)
         elif cancel:
             for watcher in self._watchers.values():
                 watcher.close()
@@ -645,7 +647,7 @@ class Dispatcher:
             try:
                 subscriber(event, {**ids, **fields})
             except BaseException:  # even a SystemExit must not end the loop of all rollouts
-                logger.exception("a subscriber to rollout events failed")
+                logger.exception("a subscriber to rollout events raised")
 
     def ended(self, rollout: Rollout, verdict: Verdict, event: Literal["retried", "finished"]) -> None:
         """Report the end of an attempt that is tried again ("retried"), or of the rollout ("finished")."""

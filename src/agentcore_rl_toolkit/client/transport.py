@@ -36,7 +36,9 @@ HOW_TO_HAVE_THEM = (
     "export AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE (`aws sso login` renews one); the key of a local runtime "
     "of yours is found by its address"
 )
-NO_ROLLOUT = "not as a rollout does: it needs a function with @app.rollout_entrypoint on an AgentCoreRLApp"
+NO_ROLLOUT = (
+    "which is not the reply of a rollout: the agent needs a function with @app.rollout_entrypoint on an AgentCoreRLApp"
+)
 MAX_REPLY_BYTES = 2**20  # a reply has ids, a key and a status
 STORE_REFUSED = "StoreRefused"  # code of the error when the agent cannot store its record
 
@@ -293,7 +295,7 @@ class Transport:
         if code == "RuntimeClientError" and "(403)" in text:
             return ConfigError(f"the agent refused the rollout: {ROLLOUTS_OFF} ({text})", **about)
         if code == "RuntimeClientError":  # AWS does not say more: it did not start, died, or answered 4xx or 5xx
-            what = "the session ended, or its agent failed, before it took the invoke"
+            what = "the session ended, or its agent failed, before it accepted the request"
             return RolloutLostError(f"{what}: {text}", **about)
         if code == "NoCredentialsError":
             return ConfigError(f"no credentials: {HOW_TO_HAVE_THEM}", **about)
@@ -327,5 +329,5 @@ def parse_reply(body: bytes, session_id: str) -> dict[str, Any]:
         return fields
     if fields.get("error"):
         raise AgentError(f"the agent refused: {fields['error']}", error_type="AgentRefused", session_id=session_id)
-    what = f"its own {sorted(fields)[:8]}" if isinstance(reply, dict) else f"{type(reply).__name__}, not an object"
+    what = f"the fields {sorted(fields)[:8]}" if isinstance(reply, dict) else f"{type(reply).__name__}, not an object"
     raise InvalidResultError(f"the agent answered with {what}, {NO_ROLLOUT}", session_id=session_id)

@@ -155,7 +155,7 @@ class Watcher:
         try:
             await self._look_at(waiter)
         except Exception as e:
-            logger.debug("the direct look at %s failed: %s", waiter.key, e)
+            logger.debug("the direct request for %s failed: %s", waiter.key, e)
 
     def close(self) -> None:
         """Stop watching."""
@@ -196,7 +196,7 @@ class Watcher:
         except Exception as e:  # the rollouts in flight need the next round after any error
             self._failures, self._unseen, self.trouble = self._failures + 1, True, e
             level = logging.WARNING if self._failures in (1, 10, 100) else logging.DEBUG
-            text = "looking for results under %s failed (%d in a row): %s"
+            text = "listing the results under %s failed (%d in a row): %s"
             logger.log(level, text, self._root, self._failures, e, exc_info=not isinstance(e, AgentCoreRLError))
             if isinstance(e, StoreError) and e.permanent and not isinstance(e, StorePermissionError):
                 for waiter in list(self._waiters.values()):
@@ -221,7 +221,7 @@ class Watcher:
                     level = logging.WARNING if self._keys_until_s == -math.inf else logging.DEBUG
                     self._keys_until_s = began_s + UNLISTABLE_S
                     trace = None if isinstance(error, AgentCoreRLError) else error
-                    text = "%s cannot be listed (%s); looking at single keys instead"
+                    text = "%s cannot be listed (%s); single keys are requested instead"
                     logger.log(level, text, self._root, error, exc_info=trace)
                     break
         if began_s < self._keys_until_s:
@@ -314,7 +314,7 @@ class Watcher:
         judged = [w for w in self._waiters.values() if w.expects_life or w.seen_life.is_set()]
         failed = await self._each(check, [w for w in judged if began_s - w.stamp_changed_s > w.silence_s])
         for waiter, error in failed.items():
-            logger.debug("the last look at %s failed: %s", waiter.key, error)
+            logger.debug("the last request for %s failed: %s", waiter.key, error)
 
     async def _ask_runtime(self, endings: Endings) -> None:
         """Ask a local runtime which of the sessions are over, and look for their records."""

@@ -67,7 +67,7 @@ class Calls:
             say(f"no credentials, so AWS is not called: {SOME_ACCOUNT} stands for your account{region}")
             self.region = self.region or SOME_REGION
         if self.region is None:
-            raise ConfigError("no region: --region REGION, or export AWS_REGION")
+            raise ConfigError("there is no AWS region: give --region REGION, or export AWS_REGION")
         if not self._offline and self._session.get_credentials() is None:
             raise ConfigError(
                 "no credentials: export AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or give the machine a role"

@@ -50,7 +50,7 @@ _to_json = msgspec.json.Encoder().encode
 
 _COUNTERS = {
     "calls": "Model calls received from agents",
-    "refused": "Calls refused before they were sent on (keys, closed sessions, bad requests)",
+    "refused": "Calls refused before they were sent to an engine (keys, closed sessions, bad requests)",
     "retries": "Calls sent to another engine after a failure",
     "turns_error": "Calls that ended in an error, not stored as turns",
     "turns_partial": "Replies that the engine did not complete, not stored as turns",
@@ -64,7 +64,7 @@ _COUNTERS = {
 _NO_ROUTE = (404, 405, 501)
 _GAUGES = {
     "sessions": "Sessions held",
-    "in_flight": "Running model calls, including those that a pause holds",
+    "in_flight": "Running model calls, including those that wait for the end of a pause",
     "held": "Model calls waiting for a pause to end",
     "connections": "Open client connections",
     "event_loop_lag_s": "Delay of the event loop's last timer",

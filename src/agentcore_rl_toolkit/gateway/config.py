@@ -51,7 +51,9 @@ class UpstreamConfig:
         if not fits:
             raise ConfigError(f"upstream {self.url!r} must look like http://host:port or https://host[:port]")
         if parts.username or parts.password or parts.query or parts.fragment:
-            raise ConfigError(f"upstream {parts.hostname!r}: give the key as upstream key, and no query or fragment")
+            raise ConfigError(
+                f"upstream {parts.hostname!r}: give the key in AGENTCORE_RL_GATEWAY_UPSTREAM_KEY, and no query or fragment"
+            )
         if not _PATH.fullmatch(self.api_path):
             raise ConfigError(f"api_path {self.api_path!r} of upstream {self.url!r} must look like /v1 or /openai/v3")
         if self.engine not in ENGINES:
@@ -154,7 +156,7 @@ class GatewayConfig:
             object.__setattr__(self, "context_tokens", self.context_tokens or BUILT_IN_CONTEXT)
         if engines & SAMPLING_SERVICES and (len(self.upstreams) > 1 or self.model_dir is None):
             raise ConfigError(
-                f"engine {self.kind} takes token ids and stands alone: give --model DIR (tokenizer and chat template), and "
+                f"engine {self.kind} takes token ids from one service: give --model DIR (tokenizer and chat template), and "
                 "no other upstream"
             )
         if self.kind in _TOKENS_ONLY and self.model_dir is None:
@@ -162,10 +164,10 @@ class GatewayConfig:
         if self.model_dir is None and (self.template is not None or self.parser is not None):
             name = "template" if self.template is not None else "parser"
             raise ConfigError(
-                f"a {name} needs a gateway that renders prompts: give --model DIR (with the tokenizer) too"
+                f"a {name} needs a gateway that renders prompts: also give --model DIR (with the tokenizer)"
             )
         if self.model_dir is None and self.history == "template":
-            raise ConfigError("history template needs a gateway that renders prompts: give --model DIR too")
+            raise ConfigError("history template needs a gateway that renders prompts: also give --model DIR")
         if self.sampler is not None and not engines & SAMPLING_SERVICES:
             raise ConfigError("a sampler is for the engines tinker and sagemaker only")
 

@@ -66,7 +66,7 @@ class RelayedChat(Engine):
         context = self._context
         field = passthrough.foreign(fields, context.allow_fields) if context.engine == "vllm" else None
         if field is not None:
-            raise unsupported(field, f"the engine ({context.engine}) has no such ability")
+            raise unsupported(field, f"the engine ({context.engine}) does not support this")
         numbers = {} if self.plain_endpoint else {"logprobs": True, "return_token_ids": True}
         self._sent = _to_json({**fields, **numbers})
 

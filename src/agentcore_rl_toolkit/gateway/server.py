@@ -140,7 +140,7 @@ class Gateway:
                 try:
                     work()
                 except Exception:  # the other tasks, and all later rounds, must still run
-                    log.exception("a periodic task of the gateway failed")
+                    log.exception("a periodic task of the gateway failed; it is tried again")
 
 
 def _service(upstream: UpstreamConfig, connect: Callable[[], Any] | None, mode: TokenMode) -> SamplingService:

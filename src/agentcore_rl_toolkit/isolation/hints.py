@@ -32,14 +32,14 @@ def hint(error: BaseException, environment: Mapping[str, str] = os.environ) -> s
     """Return a hint for this error, or None outside of a sandbox, and if the sandbox is not the reason."""
     unset = _unset(error, environment)
     if unset is not None:
-        return f"{UNSET}{unset}; give it with --session-env {unset}, or --env-file FILE"
+        return f"{UNSET}{unset}. Give it with --session-env {unset}, or --env-file FILE"
     shown = _visible(environment)
     if shown is None:
         return None
     readable, writable = shown["readable"], shown["writable"]
     writing = f"Sessions write to their own folder, to the store and to: {', '.join(writable) or 'nothing else'}"
     no_view = shown.get("no_view")
-    copy = "Give each session a copy with --copy PATH of `runtime serve`, or let all sessions share a folder with --writable DIR."
+    copy = "`runtime serve --copy PATH` gives each session a copy. With --writable DIR, all sessions share a folder."
     shared = f"The agent's project is read-only, because the kernel gives a session no view ({no_view}). {copy}"
     if type(error).__name__ == "OperationalError" and any(text in str(error) for text in _SQLITE):
         advice = shared if no_view else f"{writing}; add one with --writable DIR."
@@ -58,8 +58,8 @@ def hint(error: BaseException, environment: Mapping[str, str] = os.environ) -> s
         return None
     if not _below(path, readable):
         return (
-            f"{path} is not in the sandbox of the session, whether it exists outside or not; add its folder with --readable DIR, "
-            "or --writable DIR to write there."
+            f"{path} is not in the sandbox of the session. If it exists on this machine, add its folder with --readable DIR, "
+            "or with --writable DIR to write there."
         )
     read_only = isinstance(error, PermissionError) or error.errno in (30, 75)  # EROFS; EOVERFLOW: another user's file
     if read_only and _below(path, [shown.get("project") or "/none"]):

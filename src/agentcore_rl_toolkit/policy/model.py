@@ -39,7 +39,7 @@ def check_directory(directory: str | Path | None) -> Path:
     missing = [name for name in ("config.json", TOKENIZER_FILE) if not (folder / name).is_file()]
     missing += [file.name for file in weight_files(folder) if not file.is_file()]
     if missing:
-        raise ConfigError(f"{folder} does not hold a policy: {', '.join(missing)} not found")
+        raise ConfigError(f"{folder} does not contain a model: {', '.join(missing)} not found")
     return folder
 
 

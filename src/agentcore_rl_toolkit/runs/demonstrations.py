@@ -46,7 +46,7 @@ def demonstrations(
             most = Counter(rewards.values()).most_common(_LISTED_REWARDS)
             raise ConfigError(
                 "the least reward to imitate is missing: give `--min-reward X` to `runs export`, or `--set min_reward=X` to "
-                f"`train`. {run.name} has rewards from {min(rewards.values()):g} to {max(rewards.values()):g}, most often "
+                f"`sft`. {run.name} has rewards from {min(rewards.values()):g} to {max(rewards.values()):g}, most often "
                 + ", ".join(f"{n} x {value:g}" for value, n in most)
             )
         enough = [rollout for rollout in run.ids(fit) if rollout in rewards and rewards[rollout] >= min_reward]

@@ -31,7 +31,8 @@ ROSE = 0.1  # a rise of the reward in training that an evaluation should show a 
 
 ADVICE = {
     "agent": "Open one of these rollouts, read its traceback, and repair the agent. Test it with `agentcore-rl invoke`.",
-    "infrastructure": "`agentcore-rl doctor` tests the services. `runs show --in-flight` shows what each rollout waits for.",
+    "infrastructure": "`agentcore-rl doctor` checks this machine, `doctor --aws` the account. `runs show --in-flight` shows what "
+    "each rollout waits for.",
     "policy": "The policy failed these rollouts, for example at a limit of tokens or turns. Raise that limit, or reward rollouts "
     "that stay within it.",
     "not_usable": "A usable rollout ended ok or was failed by the policy, has a reward, is not too old, and was sampled through "
@@ -39,15 +40,15 @@ ADVICE = {
     "unparsed": "`agentcore-rl doctor` checks the chat template. If the template is right, teach the format first with "
     "`agentcore-rl sft`.",
     "cut": "Raise `max_tokens` in `sampling_params` or the context of the engine, or give shorter replies a higher reward.",
-    "all_fail": "Open a rollout and check that its reward is right. If it is, give partial reward, take easier inputs, teach the "
+    "all_fail": "Open a rollout and check that its reward is right. If it is, give partial reward, use easier inputs, teach the "
     "task first with `agentcore-rl sft`, or raise `rollouts`.",
-    "all_pass": "Take harder inputs. `runs export --rows DATA --pass-rate 0.1:0.9` keeps the inputs that are solved sometimes.",
+    "all_pass": "Use harder inputs. `runs export --rows DATA --pass-rate 0.1:0.9` keeps the inputs that are solved sometimes.",
     "no_spread": "The policy learns from the differences between the rollouts of an input. Make the reward finer, or raise "
     "`rollouts` or the temperature.",
     "opposed": "The reward pays for both, so it hardly rises. Change their weights, or make one a condition of the reward.",
     "entropy": "Raise `clip_high` or the temperature, lower the learning rate, or start again from an earlier checkpoint.",
     "updates": "Lower the learning rate, use fewer minibatches per step, or lower `max_staleness`.",
-    "gap": "Sampler and trainer should be the same model. Check that new weights reach the sampler, and the dtype of both.",
+    "gap": "Engine and trainer should be the same model. Check that new weights reach the engine, and the dtype of both.",
     "stale": "Lower `max_staleness`, make the rollouts shorter, or run more rollouts at the same time.",
     "waiting": "Add engines or raise `max_concurrent`. The page of a long rollout shows where its time went.",
     "held_out": "The policy learns its inputs by heart, or how to please the reward. Add inputs, stop earlier, and read rollouts "
@@ -208,12 +209,14 @@ def _updates(numbers: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
             yield _finding("entropy", text)
     kl, clipped, ratio = (lately(name) for name in ("kl_sampler", "clip_fraction", "ratio_max"))
     if kl > KL or clipped > CLIPPED or ratio > RATIO:
-        text = f"The updates are too large. In the last steps, the KL divergence from the sampler is {kl:.2g}, {clipped:.0%} of "
+        text = f"The updates are too large. In the last steps, the KL divergence from the engine is {kl:.2g}, {clipped:.0%} of "
         text += f"the tokens are clipped, and the largest ratio of a step is {ratio:.3g} on average."
         yield _finding("updates", text)
     gaps = known("logprob_gap") or known("gap_max")
     if gaps and gaps[-1] > max(GAP, GAP_GREW * (before := statistics.median(gaps[:3]))):
-        text = f"The logprobs of sampler and trainer differ by {gaps[-1]:.2g} nats. At first they differed by {before:.2g}."
+        text = (
+            f"The logprobs of engine and trainer differ by {gaps[-1]:.2g} nats. At first they differed by {before:.2g}."
+        )
         yield _finding("gap", text)
     age, waiting = lately("staleness_mean") or lately("staleness"), lately("waiting")
     if age > STALE:

@@ -128,7 +128,7 @@ def find_run(name: str | Path | None) -> Path:
     for path in (Path(name), Path("runs") / name):
         if is_run(path):
             return path
-    raise ConfigError(f"{name} is no run: no folder with {ROLLOUTS} or {METRICS}, here or under runs/")
+    raise ConfigError(f"{name} is not a run: there is no such folder with {ROLLOUTS} or {METRICS}, here or under runs/")
 
 
 def _written_s(folder: Path) -> float:

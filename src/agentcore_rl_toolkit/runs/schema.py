@@ -61,14 +61,14 @@ def open_to_write(path: Path) -> sqlite3.Connection:
 
 def _check(path: Path, found: int) -> None:
     if found != VERSION:
-        what = "update the toolkit" if found > VERSION else "it is of an earlier version, run it again"
+        what = "update the toolkit" if found > VERSION else "the run is from an earlier version, so run it again"
         raise ConfigError(f"{path} has format {found}, this version has {VERSION}: {what}")
 
 
 def open_to_read(path: Path) -> sqlite3.Connection:
     """Open the file to read, also while it is written. Raises: ConfigError."""
     if not path.is_file():
-        raise ConfigError(f"{path.parent} has no {path.name}: it is no run, or one of an older version")
+        raise ConfigError(f"{path.parent} has no {path.name}: it is not a run, or a run of an older version")
     uri = f"{path.absolute().as_uri()}?mode=ro"
     database = sqlite3.connect(uri, uri=True, timeout=5.0, check_same_thread=False)
     database.row_factory = sqlite3.Row

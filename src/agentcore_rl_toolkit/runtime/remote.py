@@ -22,7 +22,7 @@ TIMEOUT_S = 30.0
 DEPLOY_TIMEOUT_S = 900.0
 _ROLE = "arn:aws:iam::123456789012:role/local"
 _HOW_TO_SIGN = (
-    "the key of a runtime that you started is found by its address; for another one set AWS_ACCESS_KEY_ID and "
+    "if you started the runtime, its key is found by its address; for another runtime, set AWS_ACCESS_KEY_ID and "
     "AWS_SECRET_ACCESS_KEY"
 )
 

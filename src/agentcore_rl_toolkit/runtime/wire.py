@@ -142,8 +142,8 @@ def parse_environment(pairs: Sequence[str]) -> dict[str, str]:
             raise ConfigError("a session variable has no name: write KEY=VALUE")
         if not sign and key not in os.environ:
             raise ConfigError(
-                f"session variable {key!r} has no value: write {key}=VALUE, or set it in this environment. A run keeps the "
-                "names of its session variables, never their values"
+                f"session variable {key!r} has no value: write {key}=VALUE, or set it in this environment. A run stores the "
+                "names of its session variables, but not their values"
             )
         env[key] = value if sign else os.environ[key]
     return env

@@ -93,7 +93,7 @@ class PutOnlyStore(BotoStore):
         await super()._put(key, body, False, durable)
 
     async def _list(self, prefix: str) -> list[ObjectInfo]:
-        raise StoreError("a bucket behind the agent's own S3 client cannot be listed", permanent=True)
+        raise StoreError("a bucket that is used through `app.s3_client` cannot be listed", permanent=True)
 
 
 def _info(key: str, facts: dict[str, Any], size: str) -> ObjectInfo:

@@ -36,7 +36,7 @@ def parse_url(url_or_bucket: str) -> StoreURL:
     Raises: ConfigError.
     """
     if not url_or_bucket or not isinstance(url_or_bucket, str):
-        raise ConfigError(f"a store is named by a bucket name or a URL, got {url_or_bucket!r}")
+        raise ConfigError(f"a store is the name of a bucket or a URL, got {url_or_bucket!r}")
     scheme, separator, rest = url_or_bucket.partition("://")
     if not separator:
         if not _BUCKET.fullmatch(url_or_bucket):

@@ -54,7 +54,7 @@ def publish(folder: Path, version: int, engines: Sequence[EngineAddress], *, in_
     versions = set(everywhere(lambda server: server.version()))
     if versions != {version}:
         raise WeightsError(
-            f"the weights did not arrive: version {version} was published, engines say {versions} ({PAGE})"
+            f"the weights did not arrive: version {version} was published, but the engines report {versions} ({PAGE})"
         )
     for address, server, found in zip(engines, servers, sums, strict=True):
         if found:

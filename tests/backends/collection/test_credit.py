@@ -56,7 +56,7 @@ def test_turns_that_disagree_with_their_episode_are_counted_and_a_run_is_warned_
     token_advantages(signals, Credit(credit="turn"), report=report)
     with caplog.at_level(logging.WARNING):
         assert report.numbers() == {"turns_against_episode": 0.5}
-    assert "50 % of the turns are pushed against their episode" in caplog.text
+    assert "50 % of the turns have an advantage with another sign than their rollout" in caplog.text
     assert CreditReport().numbers() == {}, "a share of nothing is absent"
 
 

@@ -44,7 +44,9 @@ def test_rows_that_reward_nothing_and_rows_that_their_answer_does_not_solve_are_
     done = command_line("eval", "--agent", "agent.py", "--data", "rows.jsonl", "--check")
     assert done.returncode == 1
     nothing, known = done.stdout.splitlines()
-    assert nothing.startswith("an empty reply solves 1 of 3 rows. These rows reward doing nothing: given-away")
+    assert nothing.startswith(
+        "an empty reply solves 1 of 3 rows. These rows give the full reward for an empty reply: given-away"
+    )
     assert known.startswith("the known answer (answer) solves 1 of 3 rows. Not solved, because ")
     assert known.endswith("tool calls: wrong-answer, given-away")
     assert not (tmp_path / "runs").exists()
@@ -90,7 +92,12 @@ def test_an_agent_with_a_model_host_of_its_own_is_checked(
 def test_what_does_not_go_with_a_check_is_refused(tmp_path: Path, command_line: Any) -> None:
     (tmp_path / "rows.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
     words = ("eval", "--agent", "agent.py", "--data", str(tmp_path / "rows.jsonl"))
-    for more in (("--answer", "expected"), ("--check", "--model", "none"), ("--check", "--resume")):
+    together = "--check needs --agent FILE, and does not go with --model"
+    for more, error in (
+        (("--answer", "expected"), "--answer FIELD needs --check"),
+        (("--check", "--model", "none"), together),
+        (("--check", "--resume"), together),
+    ):
         done = command_line(*words, *more)
         assert done.returncode == 2
-        assert "--check takes --agent FILE" in done.stderr
+        assert error in done.stderr

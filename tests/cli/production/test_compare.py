@@ -78,7 +78,7 @@ def test_inputs_that_a_side_lost_do_not_count_and_fail_the_gate(tmp_path: Path) 
     b = evaluation(tmp_path / "b", {f"i{n}": [1.0 if n < 120 else None] for n in range(240)})
     done = run(a, b, "--at-least", "-0.02")
     assert (done.returncode, "not shown" in done.stderr) == (1, True), done.stderr
-    assert "Left out, because a side has no reward for it: 120 inputs." in done.stdout
+    assert "Left out, because A or B has no reward for them: 120 inputs." in done.stdout
     facts = json.loads(run(a, b, "--json").stdout)
     assert (facts["unpaired"], [side["reward"] for side in facts["sides"]]) == (120, [1.0, 1.0])
 
@@ -190,9 +190,9 @@ def test_a_model_is_known_by_its_content(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("http://127.0.0.1:1/v1", "http://127.0.0.1:1/v1#m"), "names no model"),
-        (("nowhere", "nowhere-else"), "is neither an evaluation nor a model"),
-        (("http://127.0.0.1:1/v1#m", "http://127.0.0.1:1/v1#n"), "--data is needed"),
+        (("http://127.0.0.1:1/v1", "http://127.0.0.1:1/v1#m"), "lacks the name of the model"),
+        (("nowhere", "nowhere-else"), "is not an evaluation, a model"),
+        (("http://127.0.0.1:1/v1#m", "http://127.0.0.1:1/v1#n"), "--data is missing"),
     ],
 )
 def test_a_wrong_side_is_explained(words: tuple[str, ...], why: str) -> None:

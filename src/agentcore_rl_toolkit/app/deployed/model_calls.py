@@ -49,12 +49,12 @@ async def answer(request: Request, path: str) -> Response:
     """Answer a model call of a program, below an address of a `Relay`: it is passed on along the route of the rollout."""
     wire, _, rest = path.partition("/")
     if wire not in PROVIDERS:
-        return refusal(404, "there is nothing here")
+        return refusal(404, "this address does not exist: the address of the relay has a random part")
     route, body = current_route(), await request.body()  # a slow body stays with its rollout
     if route is None:
-        return refusal(503, "no rollout has begun")
+        return refusal(503, "no rollout has begun: only rollouts may call the model")
     if route.ended:
-        return refusal(410, "the rollout is over")
+        return refusal(410, "the rollout has ended: only rollouts may call the model")
     query = request.scope["query_string"].decode("latin-1")
     url = f"{PROVIDERS[wire]}/{rest}" + (f"?{query}" if query else "")
     headers = request.headers.mutablecopy()

@@ -58,7 +58,7 @@ def _client(region: str, endpoint: str | None) -> Any:
         made = {"region_name": region, "endpoint_url": endpoint, "config": config}
         return find_session().client("sagemakerjobruntime", **made)
     except UnknownServiceError as e:
-        raise missing_extra("this boto3 knows no multi-turn RL jobs", "sagemaker") from e
+        raise missing_extra("this version of boto3 has no multi-turn RL jobs: update boto3", "sagemaker") from e
 
 
 class JobRuntime:
@@ -139,7 +139,7 @@ class JobRewards(ObjectStore):
             await asyncio.to_thread(self._runtime.call, operation, **ids, **arguments)
         except JobCallError as e:
             if e.ended:
-                log.warning("%s of %s: the job has it already: %s", operation, key, e)
+                log.warning("%s of %s: the job already has it: %s", operation, key, e)
             elif e.status >= 500 or e.status == 429:
                 raise TransientStoreError(str(e), key=key) from e
             else:

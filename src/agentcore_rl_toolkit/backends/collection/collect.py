@@ -347,7 +347,7 @@ class _Collection:
                 stage, left_s = rollout.stage, self._left_s(rollout)
                 if left_s is None:  # waits for a slot or for the pace, as long as any rollout moves
                     if self.places.still_s > self.standstill_s:
-                        raise self._late(rollout, stage, f"nothing moved for {self.standstill_s:g} s")
+                        raise self._late(rollout, stage, f"there was no progress for {self.standstill_s:g} s")
                     left_s = look_s
                     look_s = min(2 * look_s, LONGEST_LOOK_S)
                 elif left_s <= 0:

@@ -103,8 +103,8 @@ class CreditReport:
             share = found["turns_against_episode"] = self.against / self.turns
             if share > OFTEN:
                 _signs.warning(
-                    "%.0f %% of the turns are pushed against their episode: the rewards of turns reward something else than "
-                    "the episode's reward; look at them, or train with credit: episode",
+                    "%.0f %% of the turns have an advantage with another sign than their rollout: the rewards of turns and of "
+                    "rollouts disagree. Check them, or train with credit: episode",
                     100 * share,
                 )
         return found

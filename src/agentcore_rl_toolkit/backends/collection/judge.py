@@ -125,7 +125,7 @@ def _judged(
     calls = 0 if capture is None else len(capture.turns)
     if config.warn_turns is not None and calls > config.warn_turns:
         log.warning(
-            "rollout %s made %d model calls (max_turns ends a session at %s): does the agent end?",
+            "rollout %s made %d model calls (max_turns ends a session at %s): check that the agent ends",
             session_id,
             calls,
             config.max_turns,

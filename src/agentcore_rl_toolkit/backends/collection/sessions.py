@@ -269,7 +269,7 @@ class Sessions:
                     silent_since_s.pop(url, None)
                     raise
                 if isinstance(e, TimeoutError) and not isinstance(e, GatewayError):
-                    error = GatewayError(f"the gateway did not {what} within {limit_s:g} s; is it running?")
+                    error = GatewayError(f"the gateway did not {what} within {limit_s:g} s: check that it runs")
                     error.__cause__ = e
             silent_s = time.monotonic() - silent_since_s.setdefault(url, began_s)
             if silent_s >= self._config.gateway_patience_s or url in self.lost:

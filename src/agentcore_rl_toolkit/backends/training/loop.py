@@ -151,7 +151,9 @@ async def update(
         gap = await asyncio.to_thread(sums.add, data, passed, stepped, plan.minibatches, check_gap=minibatch == 0)
         limit = training.max_logprob_gap
         if gap is not None and limit is not None and not gap <= limit:
-            raise CaptureError(f"recorded and recomputed logprobs differ by {gap}: another model?")
+            raise CaptureError(
+                f"the logprobs of engine and trainer differ by {gap:g} (at most {limit:g}): they compute different models"
+            )
         if recording is not None and passed.logprobs is not None:
             for n, (datum, sample) in enumerate(part):
                 recording.trained(

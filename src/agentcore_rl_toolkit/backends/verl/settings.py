@@ -161,7 +161,7 @@ def translate(arguments: Sequence[str], environ: Mapping[str, str] = os.environ)
 
     Keys under ``actor_rollout_ref.rollout.agentcore.`` (as the published guide writes them) or ``agentcore.`` are
     ours; they are in a top-level ``agentcore`` section, because verl turns its rollout section into a dataclass
-    that refuses unknown keys.
+    that refuses unknown settings.
     Raises: ConfigError on an unknown key of ours, a missing one, or an override that contradicts what the backend
     needs.
     """

@@ -25,7 +25,7 @@ _MODEL = re.compile(
 )
 _ENTRYPOINT = re.compile(r"([\w.]+\.)?(rollout_)?entrypoint\b|[\w.]+\.post\('/invocations'")
 
-_SCORE = '''"""The score of the agent in {agent}. The trainer runs it. The agent sees neither it nor the reference."""
+_SCORE = '''"""The score of the agent in {agent}. The trainer runs it. The agent sees neither this file nor the reference."""
 
 from agentcore_rl_toolkit import answer_text
 
@@ -34,7 +34,7 @@ def score(payload, answer, reference, trajectory):
     """Return 1 if the answer contains the reference, and 0 otherwise. Replace this with your own score."""
     return float(str(reference).casefold() in answer_text(answer).casefold())
 '''
-_TEST = '''"""The scorer tells right answers from wrong ones: a wrong score silently trains the wrong thing."""
+_TEST = '''"""The scorer tells right answers from wrong ones: a wrong score trains the wrong behavior without an error."""
 
 from score import score
 

@@ -25,9 +25,9 @@ DEADLINE_S = 20.0
 START_WITHIN_S = 150.0  # a cold start, and the probe's own deadlines
 ADVICE = {
     "AccessDeniedException": "allow bedrock-agentcore:GetAgentRuntime, InvokeAgentRuntime and StopRuntimeSession on this agent",
-    "ResourceNotFoundException": "check account, region and name of the ARN",
-    "RuntimeClientError": "the agent did not start or refused: its log group is /aws/bedrock-agentcore/runtimes/ID-DEFAULT",
-    "ServiceQuotaExceededException": "the account has as many live sessions as its quota allows: stop some, or ask AWS for more",
+    "ResourceNotFoundException": "check the account, the region and the name in the ARN",
+    "RuntimeClientError": "the agent did not start, or refused the call: read its log /aws/bedrock-agentcore/runtimes/ID-DEFAULT",
+    "ServiceQuotaExceededException": "the account has reached its quota of sessions: stop some, or ask AWS for a higher quota",
     "ThrottlingException": "too many requests at the moment: run this again",
 }
 RELAYED = (
@@ -35,10 +35,10 @@ RELAYED = (
     "compact JSON, as Mastra and Strands for TypeScript do"
 )
 ANSWERED: dict[int | None, str] = {  # the advice for each status that a session got at the gateway's address
-    **dict.fromkeys((401, 403), "the session's key is refused: does the address lead to this gateway?"),
-    404: "another server answers at this address, or another gateway",
+    **dict.fromkeys((401, 403), "the session's key is refused: check that this is the address of this gateway"),
+    404: "another server or another gateway answers at this address: check the address",
     421: "start the gateway with --allowed-host and the name in the address",
-    None: "another server answers at this address, or the load balancer has no healthy target",
+    None: "another server answers at this address, or the load balancer has no healthy target: check both",
 }
 
 
@@ -144,7 +144,7 @@ class Account:
         if self.agent_arn is None:
             return note("agent", "none given", "--agent ARN, or export AGENTCORE_AGENT_ARN")
         if not self.agent_arn.startswith("arn:") or ":runtime/" not in self.agent_arn:
-            advice = "give one such as arn:aws:bedrock-agentcore:REGION:ACCOUNT:runtime/NAME"
+            advice = "give an ARN such as arn:aws:bedrock-agentcore:REGION:ACCOUNT:runtime/NAME"
             return fail("agent", f"{self.agent_arn!r} is not the ARN of an agent", advice)
         now = self._described
         if isinstance(now, Exception):
@@ -161,7 +161,7 @@ class Account:
         if refusal is not None:
             return fail("quotas", refusal.partition(": ")[0], quotas.HOW_TO_RAISE)
         if found.why:
-            advice = "allow servicequotas:ListServiceQuotas, or see them in the console"
+            advice = "allow servicequotas:ListServiceQuotas, or read the quotas in the console"
             return note("quotas", quotas.line(found), advice)
         return ok("quotas", quotas.line(found))
 
@@ -203,7 +203,11 @@ class Account:
                 [made] = client.create_sessions([new_session_id()], max_turns=1)
             except (GatewayError, ContractError) as e:
                 right = getattr(e, "status", None) in (401, 403)
-                advice = "export AGENTCORE_RL_GATEWAY_ADMIN_KEY" if right else "is it started, and the address right?"
+                advice = (
+                    "export AGENTCORE_RL_GATEWAY_ADMIN_KEY"
+                    if right
+                    else "check that the gateway is started, and that the address is right"
+                )
                 return [fail("gateway", str(e).splitlines()[0], advice)]
             try:
                 stats = client.stats()
@@ -258,7 +262,7 @@ def _refused(name: str, error: Exception, advice: str) -> Finding:
     if not found:
         return fail(name, str(error)[:500], advice)
     code, message = found.get("Code", ""), found.get("Message", "")
-    advice = ADVICE.get(code, "see AWS's message")
+    advice = ADVICE.get(code, "read AWS's message")
     if code == "RuntimeClientError" and "(403)" in message:  # the agent's own text is missing in it
         advice = ROLLOUTS_OFF
     return fail(name, f"{code}: {message}"[:500], advice)
@@ -280,7 +284,7 @@ def _model(session: Any) -> Finding:
         messages = [{"role": "user", "content": "Say one word."}]
         ask("chat/completions", {"model": model, "max_tokens": 1, "messages": messages})
     except (GatewayError, ValueError, LookupError) as e:
-        return fail("model", str(e), "look at the engine's log")
+        return fail("model", str(e), "read the log of the engine")
     return ok("model", f"{model!r} answered one token")
 
 
@@ -298,7 +302,7 @@ def ask(client: Any, arn: str, session_id: str, rollout: Mapping[str, Any]) -> l
         )
         result = json.loads(reply["response"].read(MOST_REPLY_BYTES))
     except (ClientError, BotoCoreError, OSError, ValueError, RecursionError) as e:
-        return [_refused("session", e, "check the network, and the agent's log")]
+        return [_refused("session", e, "check the network, and read the log of the agent")]
     finally:
         with contextlib.suppress(ClientError, BotoCoreError):
             client.stop_runtime_session(agentRuntimeArn=arn, runtimeSessionId=session_id)
@@ -306,9 +310,9 @@ def ask(client: Any, arn: str, session_id: str, rollout: Mapping[str, Any]) -> l
     if isinstance(result, dict) and result.get("status") == PROBED:
         return findings(result["probe"], rollout, asked_s, answered_s)
     if isinstance(result, dict) and result.get("error"):
-        return [fail("session", f"the agent refused: {result['error']}"[:500], "deploy it again, and see its log")]
+        return [fail("session", f"the agent refused: {result['error']}"[:500], "deploy it again, and read its log")]
     advice = "it runs the published toolkit, or an older version of this one: deploy it again for this check"
-    return [note("session", "a session starts, but its agent cannot answer this check", advice)]
+    return [note("session", "a session starts, but its agent does not know this check", advice)]
 
 
 def findings(report: Mapping[str, Any], rollout: Mapping[str, Any], asked_s: float, answered_s: float) -> list[Finding]:

@@ -20,14 +20,18 @@ from .finding import Finding, run
     "--aws", "on_aws", is_flag=True, help="Check the AWS account, bucket, agent and gateway instead of this machine."
 )
 @click.option("--agent", envvar="AGENTCORE_AGENT_ARN", metavar="ARN", help="With --aws: the deployed agent.")
-@click.option("--bucket", envvar="AGENTCORE_S3_BUCKET", help="With --aws: where records go.")
+@click.option("--bucket", envvar="AGENTCORE_S3_BUCKET", help="With --aws: the bucket of the records.")
 @click.option(
-    "--gateway-url", envvar="AGENTCORE_RL_GATEWAY_URL", help="With --aws: the model gateway, several with commas."
+    "--gateway-url",
+    envvar="AGENTCORE_RL_GATEWAY_URL",
+    help="With --aws: the address of the gateway, or several with commas.",
 )
 @model_option(help=f"Check this model instead of the machine: {WORDS}.")
 @from_environment("--gateway-admin-key", "AGENTCORE_RL_GATEWAY_ADMIN_KEY")
 @click.option(
-    "--session-gateway-url", metavar="URL", help="With --aws: the gateway as sessions see it. [default: --gateway-url]"
+    "--session-gateway-url",
+    metavar="URL",
+    help="With --aws: the address of the gateway for sessions. [default: --gateway-url]",
 )
 @as_json
 def command(
@@ -40,13 +44,16 @@ def command(
     session_gateway_url: str | None,
     as_json: bool,
 ) -> None:
-    """Check what training needs; each line that is not ok states what to do.
+    """Check what training needs. Each line that is not ok states what to do.
 
-    Without options: this machine and this installation. With --model: the model's kind, the engine that runs it, its memory, its
-    chat template and tool calls, and its sampling speed. With --aws: credentials, bucket, agent, quotas, gateway and model, and
-    the services that a session of the agent reaches. For the last, a session is started and stopped; the agent's function is not
-    called. Missing options come from the environment, or from .env in this folder. Keys that the command makes in the bucket are
-    deleted again. Exit code: 1 if a check failed.
+    Without options, the command checks this machine and this installation. With --model, it checks the model: its kind, the
+    engine that runs it, its memory, its chat template and tool calls, and its sampling speed.
+
+    With --aws, it checks credentials, bucket, agent, quotas, gateway, and model. It also starts a session, checks which services
+    the session reaches, and stops it. This does not call the function of the agent. Missing options are read from the
+    environment, or from .env in this folder. Objects that the command writes into the bucket are deleted again.
+
+    Exit code: 0, or 1 if a check failed.
     """
     from . import aws, machine
     from . import model as of_model

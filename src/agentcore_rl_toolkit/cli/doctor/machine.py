@@ -45,7 +45,7 @@ def extras() -> list[Finding]:
             found.append(ok(f"extra {extra}", use))
             continue
         finding = fail if extra in _OF_THIS_MACHINE else note
-        found.append(finding(f"extra {extra}", f"no {', '.join(missing)}: {use}", install_command(extra)))
+        found.append(finding(f"extra {extra}", f"{use} needs {', '.join(missing)}", install_command(extra)))
     return found
 
 

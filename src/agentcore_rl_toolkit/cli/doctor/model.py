@@ -33,7 +33,7 @@ def _kind(folder: Path) -> Finding:
     text = f"{folder.name}: {sizes.family}, {sizes.text}"
     if sizes.fast:
         return ok("model", f"{text}; the built-in engine runs it")
-    advice = "where vLLM knows the model: --engine vllm"
+    advice = "if vLLM supports the model, use --engine vllm"
     return note(
         "model", f"{text}; the built-in engine runs it through transformers, one sequence at a time: slow", advice
     )
@@ -49,7 +49,7 @@ def _memory(folder: Path) -> Finding:
         return ok("memory", text)
     text = f"{text}; {gigabytes(free)} are free"
     if sizes.engine > free:
-        return fail("memory", text, "take a smaller model, or a machine with more memory")
+        return fail("memory", text, "use a smaller model, or a machine with more memory")
     if full > free:
         return note(
             "memory",

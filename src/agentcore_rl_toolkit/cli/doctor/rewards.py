@@ -76,11 +76,15 @@ def check_rewards(
         idle = scores(NOTHING, rows)
         answered = scores(ANSWER, known) if known else []
     given_away = [name for name, score in idle if score is not None and score >= 1]
-    _print("an empty reply", idle, given_away, "These rows reward doing nothing")
+    _print("an empty reply", idle, given_away, "These rows give the full reward for an empty reply")
     if not known:
-        click.echo(f"the known answer: the rows do not have the field {field!r}; name another with --answer FIELD")
+        click.echo(
+            f"the known answer: the rows do not have the field {field!r}; give another field with --answer FIELD"
+        )
     elif not asked & texts.keys():
-        click.echo("the known answer: it could not be given, because the agent asks for a fixed model name")
+        click.echo(
+            "the known answer: not checked, because the agent asks for a fixed model id, and the check selects replies by this id"
+        )
     else:
         failed = [name for name, score in answered if score is not None and score < 1]
         why = "Not solved, because the answer is wrong or the agent needs tool calls"

@@ -26,9 +26,7 @@ _TOOLS: list[dict[str, Any]] = [
         },
     }
 ]
-NO_TOOLS = (
-    "this model's chat template drops tools: an agent's calls never parse; use a model with tools, or an agent without"
-)
+NO_TOOLS = "this model's chat template drops tools: use a model whose template has tools, or an agent without tools"
 ADVICE = "docs/rendering.md explains each check"
 _ARGUMENTS = '{"query": "naïve \\"q\\" 5 < 7 \\u2713\\nline two", "limit": 3, "deep": true}'
 _TEXT = "Grüße 🙂\n\tdef f(x): return x ** 2  # 漢字 1234567 \u200b end"
@@ -95,7 +93,9 @@ def _extends(
     second = renderer.render(conversation, [*opening, answer, *following], tools)
     sampled = first.token_ids + completion
     if not second.extended:
-        return False, "; ".join(renderer.facts.problems) or "this pattern is rendered in full in every turn"
+        return False, "; ".join(
+            renderer.facts.problems
+        ) or "conversations of this form are rendered again in every turn"
     if second.token_ids[: len(sampled)] != sampled:
         return False, "turn 2 does not start with turn 1"
     added = renderer.decode(second.token_ids[len(sampled) :])

@@ -87,18 +87,18 @@ class Results:
     "--at-least",
     type=float,
     metavar="DIFFERENCE",
-    help="Exit with 1 unless the whole interval of B - A is at or above this, e.g. -0.02, and every input counts.",
+    help="Exit with 1 unless every input counts and the lower end of the interval of B - A is at least this, e.g. -0.02.",
 )
 @with_evaluation
 @as_json
 def command(a: str, b: str, **options: Any) -> None:
-    """Compare two models on the same inputs: the paired difference of their rewards, with its interval and p value.
+    """Compare two models on the same inputs. The result is the difference of their rewards, with its interval and p-value.
 
     A and B are each one of these: the folder of a training run, a model (a folder, hub name or GGUF file), the address of a
-    model as URL#MODEL_ID, or the folder of an earlier evaluation. For two evaluations nothing is run, and --data is not needed.
-    An address gets the key AGENTCORE_RL_MODEL_API_KEY.
+    model as URL#MODEL_ID, or the folder of an earlier evaluation. The comparison of two evaluations runs nothing and needs no
+    --data. AGENTCORE_RL_MODEL_API_KEY is the key of an address.
 
-    Exit code: 0; 1 if --at-least does not hold; 2 on a wrong option.
+    Exit code: 0; 1 if --at-least is not reached; 2 for a wrong option.
 
     \b
     Example:
@@ -113,7 +113,9 @@ def command(a: str, b: str, **options: Any) -> None:
     inputs: list[str] | None = None
     if any(side.options for side in sides):
         if options["data"] is None:
-            raise ConfigError("--data is needed: its inputs run with each side that is not an earlier evaluation")
+            raise ConfigError(
+                "--data is missing: it has the inputs for A and B. Only the comparison of two earlier evaluations needs none"
+            )
         inputs = [row.input_id for row in read_rows(options["data"])][: options["limit"]]
         _, out = experiment(options, "compare", SETTINGS)
         sides = [dataclasses.replace(side, folder=out / side.folder) if side.options else side for side in sides]
@@ -131,7 +133,7 @@ def command(a: str, b: str, **options: Any) -> None:
     _check_payloads(*results)
     change = difference(results[0].scores, results[1].scores)
     if not change.inputs:
-        raise ConfigError("A and B have no common input with a reward on both sides")
+        raise ConfigError("A and B have no common input that has a reward in both: nothing can be compared")
     shared = [name for name in results[0].scores if name in results[1].scores]
     wanted = set(inputs or ()).union(*(result.keys for result in results))
     facts = {
@@ -164,7 +166,7 @@ def _side(value: str, name: str) -> Side:
     if value.startswith(("http://", "https://")):
         url, _, model_id = value.partition("#")
         if not model_id:
-            raise ConfigError(f"{value} names no model: write URL#MODEL_ID, e.g. {value}#my-model")
+            raise ConfigError(f"{value} lacks the name of the model: write URL#MODEL_ID, such as {value}#my-model")
         return Side(name=value, folder=Path(name), options={"base_url": url, "model_id": model_id})
     path = Path(value)
     if path.is_dir() and is_run(path) and read_config(path).get("kind") == "eval":
@@ -172,7 +174,7 @@ def _side(value: str, name: str) -> Side:
     try:
         return Side(name=value, folder=Path(name), options={"model": model_folder(value)})
     except ConfigError as e:
-        raise ConfigError(f"{value} is neither an evaluation nor a model ({WORDS}) or URL#MODEL_ID: {e}") from e
+        raise ConfigError(f"{value} is not an evaluation, a model ({WORDS}) or URL#MODEL_ID: {e}") from e
 
 
 def _keep_settings(out: Path, sides: Sequence[Side], options: Mapping[str, Any]) -> None:
@@ -325,7 +327,7 @@ def _lines(facts: Mapping[str, Any]) -> list[str]:
     if change["needed"] is not None and change["needed"] > change["inputs"]:
         lines.append(f"About {change['needed']} inputs are needed to show a difference of this size.")
     if facts["unpaired"]:
-        lines.append(f"Left out, because a side has no reward for it: {_inputs(facts['unpaired'])}.")
+        lines.append(f"Left out, because A or B has no reward for them: {_inputs(facts['unpaired'])}.")
     for heading, sign in (("Better", 1), ("Worse", -1)):
         found = [each for each in facts["changed"] if (each["b"] - each["a"]) * sign > 0]
         shown = ", ".join(f"{each['input']} ({each['a']:g} to {each['b']:g})" for each in found[:SHOWN])

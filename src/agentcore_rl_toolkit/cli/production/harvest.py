@@ -26,39 +26,53 @@ _UNITS = {"m": 60, "h": 3600, "d": 86400}
 
 @click.command()
 @click.argument("source", metavar="FILE|ARN|LOG_GROUP")
-@click.option("--out", type=FILE, required=True, help="The rows, as JSON lines.")
-@click.option("--eval-out", type=FILE, help="Rows to hold out, of other users than those in --out.")
+@click.option("--out", type=FILE, required=True, help="File for the rows, as JSON lines.")
+@click.option("--eval-out", type=FILE, help="File for held-out rows. They are from other users than the rows in --out.")
 @click.option(
-    "--eval-share", default=0.2, show_default=True, type=click.FloatRange(0, 1), help="Share of users in --eval-out."
+    "--eval-share",
+    default=0.2,
+    show_default=True,
+    type=click.FloatRange(0, 1),
+    help="Share of the users whose rows go to --eval-out.",
 )
-@click.option("--sft-out", type=FILE, help="Dialogues of the rows in --out, as messages. The text is tokenized again.")
+@click.option(
+    "--sft-out",
+    type=FILE,
+    help="File for the dialogues of the rows in --out, as messages. Their tokens are computed from text.",
+)
 @click.option(
     "--field",
     "prompt_field",
     default="prompt",
     show_default=True,
-    help="Field of the payload for a prompt that is text.",
+    help="Field of the payload that gets the prompt, if the prompt is plain text.",
 )
 @click.option(
     "--user-attribute",
     default="session.id",
     show_default=True,
     metavar="ATTRIBUTE",
-    help="Attribute that names the user. Sessions without it are left out.",
+    help="Attribute of the spans that identifies the user. Sessions without it are left out.",
 )
-@click.option("--since", default="7d", show_default=True, metavar="TIME", help="For CloudWatch: 90m, 12h, 7d.")
 @click.option(
-    "--redact", "patterns", multiple=True, metavar="REGEX", help="Redact matches of this pattern, too. Repeatable."
+    "--since",
+    default="7d",
+    show_default=True,
+    metavar="TIME",
+    help="How far to read back in CloudWatch, such as 90m, 12h, 7d.",
 )
-@click.option("--no-redact", is_flag=True, help="Keep personal data and secrets.")
+@click.option(
+    "--redact", "patterns", multiple=True, metavar="REGEX", help="Also redact matches of this pattern; repeatable."
+)
+@click.option("--no-redact", is_flag=True, help="Redact nothing: keep personal data and secrets.")
 @click.option("--region", help="AWS region. [default: the environment's or profile's]")
 @with_force
 def command(source: str, out: Path, **options: Any) -> None:
     """Turn production traffic into rows for `eval` and `train`.
 
-    SOURCE is a file with spans (OTLP/JSON) or with an AgentCore data set, the ARN of a deployed agent, or a log group of
-    CloudWatch. Each session gives one row: the first message of its user. Emails, phone numbers, cards, IBANs, keys, tokens and
-    IP addresses become placeholders, the same value always the same one.
+    The source is a file with spans (OTLP/JSON) or with a data set of AgentCore Evaluations, the ARN of a deployed agent, or a
+    log group of CloudWatch. The first message of each session becomes a row. Emails, phone numbers, cards, IBANs, keys, tokens
+    and IP addresses become placeholders. The same value gets the same placeholder.
 
     Read the rows before you use them. A reward needs more than a prompt: add the known answers, or use a judge.
 
@@ -82,11 +96,11 @@ def command(source: str, out: Path, **options: Any) -> None:
     found, lost = _read(source, options)
     if not found:
         missing = lost[_NO_TEXT]
-        hint = f" {missing} traces have no text: does the agent run with AWS's OpenTelemetry distribution?"
+        hint = f" {missing} traces have no text: check that the agent runs with AWS's OpenTelemetry distribution"
         raise ConfigError(f"there is no invocation of an agent in {source}.{hint if missing else ''}")
     if all(each.user is None for each in found):
         raise ConfigError(
-            f"no trace has the attribute {options['user_attribute']}; --user-attribute names the user's one"
+            f"no trace has the attribute {options['user_attribute']}: give --user-attribute the attribute of users"
         )
     share = options["eval_share"] if options["eval_out"] is not None else 0.0
     made = harvest(found, prompt_field=options["prompt_field"], redaction=redaction, held_out_share=share)
@@ -117,7 +131,9 @@ def _read(source: str, options: Mapping[str, Any]) -> tuple[list[Invocation], Co
         records = read_file(Path(source))
         if records and all("turns" in record for record in records):
             if options["user_attribute"] != SESSION:
-                raise ConfigError(f"{source} is a data set, which names no users: leave --user-attribute out")
+                raise ConfigError(
+                    f"{source} is a data set, which has no attributes of users: leave out --user-attribute"
+                )
             return from_dataset(records), Counter()
     elif not (source.startswith("arn:") or "/" in source):
         raise ConfigError(

@@ -42,9 +42,9 @@ VLLM_PARSERS = {
     type=click.Choice(["sagemaker", "bedrock", "folder"]),
     default="sagemaker",
     show_default=True,
-    help="Where to.",
+    help="The service that runs the model, or only the folder.",
 )
-@click.option("--name", help="Name in production. [default: the run's]")
+@click.option("--name", help="Name of the model in production. [default: the name of the run]")
 @click.option(
     "--dtype",
     type=click.Choice(["bfloat16", "float16", "float32"]),
@@ -52,36 +52,52 @@ VLLM_PARSERS = {
     show_default=True,
     help="Type of the weights.",
 )
-@click.option("--out", type=FOLDER, help="With --to folder. [default: promoted-DTYPE in the run, MODEL-promoted-DTYPE]")
-@click.option("--bucket", envvar="AGENTCORE_RL_MODEL_BUCKET", show_envvar=True, help="Bucket of the weights.")
-@click.option("--instance", metavar="TYPE", help="SageMaker's instance. [default: the smallest that fits]")
-@click.option("--role", metavar="ARN", help="Role that reads the weights. [default: a new role with least rights]")
-@click.option("--image", metavar="URI", help="SageMaker's container. [default: AWS's image of vLLM]")
 @click.option(
-    "--tool-parser", metavar="NAME", help="vLLM's parser of tool calls; none: no tools. [default: by the template]"
+    "--out",
+    type=FOLDER,
+    help="With --to folder: the folder. [default: promoted-DTYPE in the run, MODEL-promoted-DTYPE]",
 )
-@click.option("--agent", metavar="ARN", help="Let this deployed agent call the model.")
-@click.option("--endpoint", default="DEFAULT", show_default=True, help="The agent's endpoint.")
-@click.option("--bundle", metavar="NAME", help="Put the address into this configuration bundle, not into the agent.")
-@click.option("--rows", type=FILE, help="Send rows of this file through the agent.")
+@click.option("--bucket", envvar="AGENTCORE_RL_MODEL_BUCKET", show_envvar=True, help="Bucket for the weights.")
+@click.option("--instance", metavar="TYPE", help="Instance type of SageMaker. [default: the smallest that fits]")
+@click.option("--role", metavar="ARN", help="Role that reads the weights. [default: a new role with least rights]")
+@click.option("--image", metavar="URI", help="Container image for SageMaker. [default: AWS's image of vLLM]")
+@click.option(
+    "--tool-parser",
+    metavar="NAME",
+    help="vLLM's parser of tool calls; none: no tools. [default: depends on the chat template]",
+)
+@click.option("--agent", metavar="ARN", help="A deployed agent, which then calls the model.")
+@click.option("--endpoint", default="DEFAULT", show_default=True, help="The endpoint of the agent that uses the model.")
+@click.option(
+    "--bundle",
+    metavar="NAME",
+    help="Write the address of the model into this configuration bundle instead of the agent.",
+)
+@click.option("--rows", type=FILE, help="Send the rows of this file to the agent, to test it.")
 @click.option(
     "--roll-back",
     metavar="VERSION|CONFIGURATION",
-    help="Return to this version of the agent, or configuration of the model's endpoint.",
+    help="Go back to this version of the agent, or to this configuration of the SageMaker endpoint.",
 )
 @click.option("--region", help="AWS region. [default: the environment's or profile's]")
-@click.option("--force", is_flag=True, help="Bedrock: the agent calls no tools, although the template has them.")
-@click.option("--dry-run", is_flag=True, help="Write the folder and print every call; change nothing on AWS.")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="With --to bedrock: import the model although its template has tools, because the agent calls none.",
+)
+@click.option("--dry-run", is_flag=True, help="Write the folder, print every call, and change nothing on AWS.")
 @click.option("--remove", is_flag=True, help="Remove the model and everything that this command created for it.")
 @as_json
 def command(model: Path, to: str, **options: Any) -> None:
-    """Put a trained model into production: a SageMaker endpoint with vLLM, or an import into Bedrock, and an agent that calls it.
+    """Put a trained model into production, on a SageMaker endpoint with vLLM or as an import into Bedrock.
 
-    The command checks the model before anything costs money, uploads the weights, creates or updates the endpoint, asks it a
-    question, and compares its logprobs with the run's. With --agent, the agent's next version gets the model's address, which
-    `app.model()` reads, and its role gets the right to call the model. An interrupted command can be repeated: it continues.
+    The command checks the model before anything costs money. It uploads the weights, creates or updates the endpoint, sends it a
+    question, and compares its logprobs with those of the run. With --agent, a new version of the agent gets the address of the
+    model, which `app.model()` reads. The role of the agent gets the right to call the model.
 
-    --to folder writes the folder only, for vLLM or another server.
+    If the command is interrupted, repeat it. The endpoint is billed until --remove.
+
+    --to folder only writes the folder, for vLLM or another server.
 
     \b
     Example:
@@ -133,7 +149,7 @@ def _promote(model: Path, to: str, options: Mapping[str, Any], calls: Calls) -> 
     agent = None if arn is None else AgentSwitch(arn, options["endpoint"], calls)
     if agent is not None and to_version:
         version = agent.roll_back(back)
-        say(f"the agent's endpoint {options['endpoint']} leads to version {version}")
+        say(f"the agent's endpoint {options['endpoint']} uses version {version}")
         return {"agent": arn, "version": version}
     if options["bucket"] is None:
         raise ConfigError("--bucket NAME is missing: the weights are uploaded there")
@@ -144,7 +160,9 @@ def _promote(model: Path, to: str, options: Mapping[str, Any], calls: Calls) -> 
     bundle = None if options["bundle"] is None else ConfigurationBundle(options["bundle"], calls)
     if back is not None:
         if not isinstance(host, SageMakerEndpoint):
-            raise ConfigError(f"{back} is not a version of an agent")
+            raise ConfigError(
+                f"{back} is not the number of a version. With --to bedrock, --roll-back takes a version of the agent"
+            )
         host.roll_back(back)
         return {"name": name, "configuration": back}
     if options["remove"]:
@@ -196,7 +214,7 @@ def _name(model: Path, name: str | None) -> str:
     name = name or re.sub(r"[^A-Za-z0-9]+", "-", run).strip("-")[:40].rstrip("-")
     if not re.fullmatch(r"[A-Za-z0-9](?:-?[A-Za-z0-9]){0,39}", name) or len(name) > 40:
         raise ConfigError(
-            f"{name!r} is not a name of a model in production: letters, digits and single hyphens, at most 40. Use --name"
+            f"{name!r} cannot be the name of a model in production: give a --name of at most 40 letters, digits and hyphens"
         )
     return name
 
@@ -229,7 +247,7 @@ def _read(folder: Path, options: Mapping[str, Any], *, parser: bool) -> ModelFac
     grammar = "" if wanted else grammar_of((folder / "chat_template.jinja").read_text()).name
     if not wanted and grammar not in VLLM_PARSERS:
         raise ConfigError(
-            f"no parser of vLLM is known for this chat template ({grammar}): name one with --tool-parser, or give "
+            f"no parser of vLLM is known for this chat template ({grammar}): give one with --tool-parser, or give "
             "--tool-parser none if the agent calls no tools"
         )
     return dataclasses.replace(facts, tool_parser=wanted or VLLM_PARSERS[grammar])

@@ -83,8 +83,8 @@ def _compare_logprobs(host: SageMakerEndpoint, model: Path, calls: Calls) -> dic
     )
     if mean > MAX_MEAN_GAP:
         raise ConfigError(
-            f"the endpoint serves other weights than the run's: their logprobs differ by {mean:.2g} on average, and by at "
-            f"most {MAX_MEAN_GAP:g} through rounding"
+            f"the endpoint does not serve the weights of the run: the logprobs differ by {mean:.2g} on average, and rounding "
+            f"explains at most {MAX_MEAN_GAP:g}"
         )
     return {"logprob_gap_mean": mean}
 

@@ -37,44 +37,48 @@ def group() -> None:
     """Run a model gateway: a proxy between agents and engines that records the exact tokens of every session."""
 
 
-@group.command(short_help="Serve model calls to agents and record them.")
-@click.option("--upstream", "upstreams", multiple=True, metavar="URL", help="Engine; repeat it for several.")
+@group.command(short_help="Serve model calls to agents, and record them.")
+@click.option("--upstream", "upstreams", multiple=True, metavar="URL", help="Address of an engine; repeatable.")
 @click.option(
     "--engine",
     type=click.Choice(["policy", "vllm", "sglang", "sglang-experts", "tinker", "sagemaker", "openai"]),
     default="vllm",
     show_default=True,
     metavar="NAME",
-    help="policy (built in), vllm, sglang, sglang-experts, tinker, sagemaker, or openai, which reports no tokens.",
+    help="The engine: policy (built in), vllm, sglang, sglang-experts, tinker, sagemaker, or openai (records no tokens).",
 )
 @from_environment("--upstream-key", "AGENTCORE_RL_GATEWAY_UPSTREAM_KEY")
 @click.option(
-    "--sampler", help="With --engine tinker or sagemaker: path or ARN of saved weights, or a base model of Tinker."
+    "--sampler", help="With --engine tinker or sagemaker: the path or ARN of saved weights, or a base model of Tinker."
 )
-@click.option("--store", "store_dir", type=click.Path(file_okay=False), help="Directory that keeps the calls.")
+@click.option("--store", "store_dir", type=click.Path(file_okay=False), help="Folder that keeps the recorded calls.")
 @with_server
 @from_environment("--admin-key", "AGENTCORE_RL_GATEWAY_ADMIN_KEY")
-@click.option("--no-admin-key", is_flag=True, help="Let every user and program of this machine administer the gateway.")
+@click.option(
+    "--no-admin-key",
+    is_flag=True,
+    help="Require no admin key: every user and program of this machine may administer the gateway.",
+)
 @click.option(
     "--no-session-keys",
     is_flag=True,
-    help="Take calls without a key. The first call of an unknown session opens it.",
+    help="Accept calls without a key. The first call of an unknown session opens this session.",
 )
-@click.option("--model-id", help="Model name of every call; it replaces the agent's.")
+@click.option("--model-id", help="Name of the model that is sent to the engine, instead of the agent's name.")
 @click.option(
     "--model",
     "model_dir",
     type=Model(weights=False),
     metavar="MODEL",
-    help="Render prompts here with this model's tokenizer and chat template; the engine gets token ids.",
+    help="Convert messages to token ids in the gateway, with the tokenizer and the chat template of this model.",
 )
 @click.option(
     "--template",
     type=click.Path(exists=True, dir_okay=False),
     default=None,
-    help="File that replaces the model's chat template, with --model.",
+    help="With --model: a file that replaces the model's chat template.",
 )
-@click.option("--parser", help="Name of an output parser; it replaces the parser of the template.")
+@click.option("--parser", help="Name of an output parser, which replaces the parser of the template.")
 @settings_option
 def serve(
     upstreams: tuple[str, ...],
@@ -91,18 +95,24 @@ def serve(
 
     A call needs the key of its session, which a trainer opens. For a chat endpoint without sessions, use `agentcore-rl serve`.
 
-    Keys come from the environment. AGENTCORE_RL_GATEWAY_ADMIN_KEY is the administrator's key, required beyond loopback.
-    Without it, the gateway makes one, in a file that only you can read. AGENTCORE_RL_GATEWAY_UPSTREAM_KEY is the engines' key
-    (with --engine tinker also TINKER_API_KEY).
+    Keys come from the environment. AGENTCORE_RL_GATEWAY_ADMIN_KEY is the key of the administrator. If other machines can reach
+    the gateway, it is required. Otherwise the gateway writes a new key into a file that only you can read.
+    AGENTCORE_RL_GATEWAY_UPSTREAM_KEY is the key of the engines (with --engine tinker also TINKER_API_KEY).
 
-    --set takes call_timeout (the seconds for a model call; 0: no limit), outage_timeout (the seconds for which a call waits while
-    all engines are down), stream_timeout (the seconds for which an engine's stream may be silent), orphan_timeout (the seconds
-    for which a call continues after its agent has disconnected: the agent may ask again), body_mb and reply_mb (the largest
-    request and reply), default_max_tokens (for requests without max_tokens, with --model), context_tokens (the model's window,
-    with --model), train_constrained=yes (train replies that a schema, grammar or tool call constrained), forced_tools=wish (do
-    not force the model if an agent asks for a tool call or a schema; refuse: such a request gets an error), history=template
-    (prompts as the chat template writes them, without earlier thinking, with --model), allow_fields (request fields of your
-    engine that agents may use, with commas) and fsync=yes (wait for the disk before an agent gets the end of a reply).
+    \b
+    Settings of --set (those with * need --model):
+      call_timeout        seconds for a model call; 0 is no limit
+      outage_timeout      seconds that a call waits while all engines are down
+      stream_timeout      seconds without data after which a stream of an engine fails
+      orphan_timeout      seconds that a call continues after its agent has disconnected
+      body_mb, reply_mb   largest request and largest reply
+      default_max_tokens  * max_tokens of requests that do not set it
+      context_tokens      * length of the model's context
+      train_constrained   yes: train all tokens of replies that a schema or grammar restricted
+      forced_tools        wish: the model decides if an agent forces a tool; refuse: an error
+      history             * template: earlier replies as the chat template writes them
+      allow_fields        request fields of the engine that agents may use, with commas
+      fsync               yes: wait for the disk before the end of a reply is sent
     """
     import asyncio
 

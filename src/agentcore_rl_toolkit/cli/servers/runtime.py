@@ -21,9 +21,10 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 
 @click.group()
 def group() -> None:
-    """Run a local AgentCore Runtime: the AWS wire API, one isolated process per session, no AWS account.
+    """Run a local AgentCore Runtime. It has the API of AWS, and an isolated process for each session.
 
-    Point any AWS client at it with AWS_ENDPOINT_URL_BEDROCK_AGENTCORE (and ..._CONTROL for the control plane).
+    It needs no AWS account. AWS clients call it if AWS_ENDPOINT_URL_BEDROCK_AGENTCORE contains its address
+    (AWS_ENDPOINT_URL_BEDROCK_AGENTCORE_CONTROL for the control plane).
     """
 
 
@@ -56,7 +57,9 @@ def _credentials() -> dict[str, str]:
     """Take access keys and secrets out of AGENTCORE_RL_CREDENTIALS, which sessions must not inherit."""
     pairs = [word.partition(":") for word in os.environ.pop("AGENTCORE_RL_CREDENTIALS", "").split()]
     if not all(key and secret for key, _, secret in pairs):
-        raise ConfigError("AGENTCORE_RL_CREDENTIALS holds KEY:SECRET, several with blanks in between")
+        raise ConfigError(
+            "AGENTCORE_RL_CREDENTIALS must contain KEY:SECRET, or several of them with spaces between them"
+        )
     return {key: secret for key, _, secret in pairs}
 
 
@@ -70,7 +73,7 @@ def _credentials() -> dict[str, str]:
     type=click.Choice(["auto", "process", "none", "container"]),
     default="auto",
     show_default=True,
-    help="process: a Bubblewrap sandbox per agent; container: a container per session; auto: process where it is available.",
+    help="process: a Bubblewrap sandbox per agent; container: a container per session; none; auto: process if it is available.",
 )
 @click.option(
     "--runtime", "container_runtime", metavar="NAME", help="Docker's runtime for containers, such as runsc (gVisor)."
@@ -85,30 +88,42 @@ def _credentials() -> dict[str, str]:
     multiple=True,
     type=click.Path(),
     metavar="PATH",
-    help="A path of the project that is copied for each session, if sessions have no view of the project; repeatable.",
+    help="A path of the project that each session gets as a copy, if the kernel makes the project read-only; repeatable.",
 )
 @click.option("--memory-mb", type=int, help="Memory limit of each process of a session, or of its container.")
-@click.option("--quotas", default="unlimited", show_default=True, help="Profile: unlimited, aws-2026 or aws-2025.")
-@click.option("--faults", "faults_file", type=_FILE, help="Fault plan, TOML or JSON.")
+@click.option(
+    "--quotas", default="unlimited", show_default=True, help="Quotas to apply: unlimited, aws-2026 or aws-2025."
+)
+@click.option("--faults", "faults_file", type=_FILE, help="File with faults to inject, as TOML or JSON.")
 @click.option(
     "--callers",
     type=click.Choice(["user", "any"]),
     default="user",
     show_default=True,
-    help="Requests to accept. user: those with the runtime's key; any: all.",
+    help="Requests to accept: those with the key of the runtime (user), or all (any).",
 )
 @click.option(
-    "--ray", "ray_address", metavar="ADDRESS", help="Run the sessions on this Ray cluster; auto: the running one."
+    "--ray",
+    "ray_address",
+    metavar="ADDRESS",
+    help="Address of a Ray cluster that runs the sessions; auto: the running cluster.",
 )
 @settings_option
 def serve(**options: Any) -> None:
     """Serve agents until stopped.
 
-    Requests must be signed with a key: the runtime makes one, or takes AGENTCORE_RL_CREDENTIALS=KEY:SECRET.
+    Requests must be signed with a key. The runtime creates a key, or uses AGENTCORE_RL_CREDENTIALS=KEY:SECRET.
 
-    --set takes region, account_id, in seconds init_timeout, invoke_timeout, stream_timeout, idle_timeout, max_lifetime and
-    stop_grace (from SIGTERM to SIGKILL), and values that replace those of the quota profile: tps, new_sessions_per_minute,
-    max_sessions. With start_mode=exec each session loads the agent itself; with auto sessions are forks if that is safe.
+    \b
+    Settings of --set:
+      region, account_id              of the agents' ARNs
+      init_timeout, invoke_timeout,   limits in seconds
+      stream_timeout, idle_timeout,
+      max_lifetime
+      stop_grace                      seconds from SIGTERM to SIGKILL
+      tps, new_sessions_per_minute,   quotas, which override those of --quotas
+      max_sessions
+      start_mode                      auto: fork sessions if this is safe; exec: load the agent in each
 
     \b
     Example:
@@ -179,7 +194,7 @@ def serve(**options: Any) -> None:
 _url_option = click.option("--url", help="The runtime's address [default: your newest running runtime].")
 
 
-@group.command(short_help="Give an agent to a running runtime.")
+@group.command(short_help="Deploy an agent to a running runtime.")
 @click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False), required=False)
 @click.option("--image", help="A container image instead of a file: one container per session.")
 @click.option("--name", required=True, help="Name: a letter, then up to 47 letters, digits or underscores.")
@@ -188,7 +203,7 @@ _url_option = click.option("--url", help="The runtime's address [default: your n
     "env",
     multiple=True,
     metavar="K=V",
-    help="A variable of this agent; K without a value takes this shell's; repeatable.",
+    help="A variable for this agent. K without a value copies it from this shell; repeatable.",
 )
 @_url_option
 @as_json
@@ -200,10 +215,10 @@ def deploy(
     url: str | None,
     as_json: bool,
 ) -> None:
-    """Give an agent to a running runtime: a file, in its own environment, or a container image.
+    """Deploy an agent to a running runtime: a file, or a container image.
 
-    The environment of a file is built with uv from the pyproject.toml (and uv.lock) or requirements.txt next to it.
-    Deploying a name again makes a new version.
+    uv builds an environment for a file from the pyproject.toml (and uv.lock) or the requirements.txt next to it. If you
+    deploy a name again, the agent gets a new version.
     """
     from ...runtime.remote import RuntimeView
     from ...runtime.wire import parse_environment
@@ -218,7 +233,7 @@ def deploy(
 
 
 @group.command()
-@click.option("--all", "everything", is_flag=True, help="Also sessions that have ended.")
+@click.option("--all", "everything", is_flag=True, help="Also list sessions that have ended.")
 @_url_option
 @as_json
 def ps(everything: bool, url: str | None, as_json: bool) -> None:
@@ -243,7 +258,7 @@ def ps(everything: bool, url: str | None, as_json: bool) -> None:
 @click.option("--follow", "-f", is_flag=True, help="Follow the output as it grows.")
 @_url_option
 def logs(session: str, follow: bool, url: str | None) -> None:
-    """Print a session's output. SESSION: its id, or the beginning of it."""
+    """Print the output of SESSION, an id or the beginning of an id."""
     from ...runtime.remote import RuntimeView
 
     for text in RuntimeView.find(url).log(session, follow=follow):
@@ -254,7 +269,7 @@ def logs(session: str, follow: bool, url: str | None) -> None:
 @click.argument("sessions", nargs=-1, required=True)
 @_url_option
 def stop(sessions: tuple[str, ...], url: str | None) -> None:
-    """Stop sessions. SESSIONS: their ids, or the beginnings of them."""
+    """Stop SESSIONS, which are ids or the beginnings of ids."""
     from ...runtime.remote import RuntimeView
 
     view = RuntimeView.find(url)

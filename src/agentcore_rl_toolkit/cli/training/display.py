@@ -214,7 +214,7 @@ class Display:
     def _state(self) -> str:
         reward = sum(self._rewards) / len(self._rewards) if self._rewards else None
         lost = f"   lost {self._lost}" if self._lost else ""
-        return f"reward lately {share(reward)}   tokens {self._tokens:,}{lost}   eta {self._eta()}"
+        return f"recent reward {share(reward)}   tokens {self._tokens:,}{lost}   eta {self._eta()}"
 
     def _render(self) -> Group:
         table = Table(box=None, pad_edge=False, header_style="bold")
@@ -223,6 +223,6 @@ class Display:
             table.add_column(name, justify="right")
         for row in self._rows[-SHOWN_STEPS:]:
             table.add_row(row[""], *(row.get(name, "") for name, _ in self._columns))
-        now = Text(f"to come {max(0, self._to_come)}   {self._state()}", style="dim")
+        now = Text(f"remaining {max(0, self._to_come)}   {self._state()}", style="dim")
         found = [Text(f"! {visible(f.text)} {f.advice}", style="yellow") for f in self._findings[:SHOWN_FINDINGS]]
         return Group(table, self._bar, now, *found)

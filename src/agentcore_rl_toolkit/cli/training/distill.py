@@ -17,10 +17,10 @@ from ..train import SECTIONS, train_here, with_training
 def command(
     config_path: Path | None, words: tuple[str, ...], as_json: bool, out: Path | None, resume: bool, **flags: Any
 ) -> None:
-    """Train an agent on its own rollouts with the signal of a teacher.
+    """Train an agent towards the probabilities of a teacher, which is a better model.
 
-    The policy samples. The advantage of a token is the teacher's logprob minus the policy's. Rewards count only with
-    --set reward_weight=X. The teacher must have the same vocabulary.
+    The policy (the model in training) samples the rollouts. The advantage of a token is the teacher's logprob minus the
+    policy's. Rewards count only with --set reward_weight=X. The teacher must have the same vocabulary.
 
     \b
     Example:

@@ -18,15 +18,12 @@ from .settings import LocalRun, new_folder, new_run, old_run, read
 # Many problems per step and few rollouts of each: the reward rises most steadily if the policy soon solves most problems.
 SHAPE = {"steps": 14, "groups": 16, "rollouts": 4, "learning_rate": 6e-4}
 HELD_OUT = 96  # a standard error of 2 points at 95 %
-SMOKE_STEPS, SMOKE_HELD_OUT = (
-    8,
-    64,
-)  # a run of a few steps is a smoke test, and evaluation must not take most of its time
+SMOKE_STEPS, SMOKE_HELD_OUT = 8, 64  # evaluation must not take most of the time of a run of a few steps
 
 
 @click.command()
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Run directory. [default: runs/<exp_id>]")
-@click.option("--steps", type=click.IntRange(1), help="GRPO steps. [default: 14]")
+@click.option("--steps", type=click.IntRange(1), help="Training steps. [default: 14]")
 @click.option("--resume", is_flag=True, help="Continue the newest unfinished run, or the run in --out.")
 @click.option(
     "--agent",
@@ -40,9 +37,11 @@ SMOKE_STEPS, SMOKE_HELD_OUT = (
 def command(out: Path | None, resume: bool, words: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Train a small tool-using agent on this machine and watch its reward rise.
 
-    Starts a local AgentCore Runtime, a model gateway and a small policy, runs the Strands math agent of the examples in
-    hundreds of isolated sessions, and trains the policy with GRPO on exactly the tokens it sampled. No AWS account, no
-    GPU, no downloads; one to three minutes on two cores. Everything is stored under runs/<exp_id>/.
+    The command starts a local AgentCore Runtime, a model gateway, and a small model. It runs the Strands math agent of the
+    examples in about a thousand isolated sessions, and trains the model with GRPO on exactly the tokens that it sampled.
+
+    It needs no AWS account, no GPU, and no download, and takes one to three minutes on two idle cores. The folder
+    runs/<exp_id>/ contains everything.
     """
     from rich.console import Console
     from rich.markup import escape

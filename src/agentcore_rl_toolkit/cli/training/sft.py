@@ -76,16 +76,18 @@ class Imitation(Settings):
 
 @click.command()
 @click.option(
-    "--from", "sources", multiple=True, metavar="RUN", help="A run, or a file of `runs export`. Repeatable and needed."
+    "--from", "sources", multiple=True, metavar="RUN", help="A run, or a file of `runs export`. Required; repeatable."
 )
 @model_option()
 @settings_option
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Run folder. [default: runs/sft-...]")
+@click.option(
+    "--out", type=click.Path(file_okay=False, path_type=Path), help="Folder of the run. [default: runs/sft-...]"
+)
 def command(sources: tuple[str, ...], model: Path | None, words: tuple[str, ...], out: Path | None) -> None:
     """Imitate good rollouts of earlier runs, or demonstrations.
 
-    Of a run, the training rollouts that ended ok with at least min_reward are imitated. Of a file, all rows are. Settings of
-    --set: min_reward (runs need it), best_of_group, epochs, batch_tokens, learning_rate, lora_rank, seed and more.
+    A run gives its training rollouts that ended ok with a reward of at least min_reward. A file gives all its rows. Settings of
+    --set: min_reward (required for runs), best_of_group, epochs, batch_tokens, learning_rate, lora_rank, seed and more.
 
     \b
     Example:

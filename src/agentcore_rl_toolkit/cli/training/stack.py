@@ -276,7 +276,7 @@ def start(
         arn = str(runtime.ready["agents"][AGENT_NAME])
     else:
         file = Project.of(agent).dependencies
-        report(ENVIRONMENT, f"the agent gets its own, with the requirements of {file}")
+        report(ENVIRONMENT, f"the agent gets a separate environment with the packages of {file}")
         waiting = WaitReport(f"building the environment of {file}, or loading {agent.name} in it")
         arn = RuntimeView(runtime.url).deploy(agent, AGENT_NAME, {AS_IS: "1"}, on_wait=waiting)
     digest = Project.of(agent).digest()

@@ -30,14 +30,15 @@ from .stack import FOLDER, FORCED_TOOLS, Stack, agent_file, describe, own, scrat
 @click.option(
     "--forced-tools",
     type=click.Choice(FORCED_TOOLS),
-    help="For calls in which the agent forces a tool or a schema: enforce it, let the model decide (wish), or refuse.",
+    help="What happens if the agent forces a tool call or a schema: the engine enforces it (constrain), the model "
+    "decides (wish), or the call is refused (refuse).",
 )
 @click.option(
     "--history",
     type=click.Choice(("sampled", "template")),
     default="sampled",
     show_default=True,
-    help="Prompts: with the sampled tokens, or as the chat template writes them, without earlier thinking.",
+    help="Earlier replies in a prompt: the sampled tokens, or the text of the chat template, without earlier thinking.",
 )
 def command(
     agent: str,
@@ -49,10 +50,10 @@ def command(
     history: str,
     **sessions: Any,
 ) -> None:
-    """Run an agent, a model gateway and the policy on this machine until Ctrl-C.
+    """Run an agent, a model gateway, and the policy (the model) on this machine until Ctrl-C.
 
-    Other commands started in this folder (eval, train, invoke) find them. Variables for other programs are printed,
-    and written to .agentcore-rl/up.env for `source`.
+    The commands eval, train, and invoke use them if you start these commands in the same folder. Variables for other
+    programs are printed, and are written to .agentcore-rl/up.env for `source`.
     """
     file = agent_file(agent)
     if Stack.running() is not None:

@@ -20,7 +20,7 @@ _PROMOTED = re.compile(r"/endpoints/[^/]+/openai/v1$|:imported-model/")  # an ad
 
 
 class AgentSwitch:
-    """The agent with this ARN, and its endpoint ``endpoint``. `DEFAULT` always leads to the newest version.
+    """The agent with this ARN, and its endpoint ``endpoint``. `DEFAULT` always uses the newest version.
 
     Raises (all its methods): ConfigError, RefusedError.
     """
@@ -64,7 +64,7 @@ class AgentSwitch:
     def leave(self, addresses: Collection[str]) -> None:
         """Let the agent call the model that it called before `promote`.
 
-        Raises: ConfigError if another endpoint of the agent still leads to one of these addresses.
+        Raises: ConfigError if another endpoint of the agent still uses one of these addresses.
         """
         if self._agent.version() is None:
             self._call.say(f"agent {self._agent.id}: does not exist")
@@ -78,12 +78,12 @@ class AgentSwitch:
             for version in {endpoint.get("liveVersion"), endpoint.get("targetVersion")} - {None}:
                 if _uses(self._agent.version(str(version)) or {}, addresses):
                     raise ConfigError(
-                        f"the endpoint {endpoint['name']} of the agent {self._agent.id} leads to version {version}, which "
+                        f"the endpoint {endpoint['name']} of the agent {self._agent.id} uses version {version}, which "
                         f"calls the model: repeat the command with --endpoint {endpoint['name']} first"
                     )
 
     def roll_back(self, version: str) -> str:
-        """Let the endpoint lead to an earlier version. Returns the version that it leads to.
+        """Let the endpoint use an earlier version. Returns the version that it uses.
 
         For `DEFAULT`, the earlier version becomes the newest again.
         """
@@ -122,7 +122,7 @@ class AgentSwitch:
         return version or "the new version"
 
     def _current(self) -> Mapping[str, Any]:
-        """Wait until the agent is ready. Returns the version to which the endpoint leads."""
+        """Wait until the agent is ready. Returns the version that the endpoint uses."""
         newest = self._agent.ready()
         return newest if self._endpoint == "DEFAULT" else self._agent.version(self._version()) or newest
 

@@ -108,7 +108,7 @@ class OneGateway:
         try:
             return msgspec.json.decode(data)
         except NOT_JSON as e:
-            why = f"{method} {path}: the answer is not JSON ({e}); is this a gateway?"
+            why = f"{method} {path}: the reply is not JSON ({e}): check that this is the address of a gateway"
             raise GatewayError(why, status=status) from e
 
     async def create(self, session_ids: Sequence[str], settings: Mapping[str, Any]) -> list[SessionHandle]:
@@ -478,7 +478,7 @@ class GatewayClient:
                 raise error
         for gateway in self._all:
             if gateway not in answers:
-                log.warning("gateway %s did not %s: it is asked again when it answers", gateway.url, what)
+                log.warning("gateway %s did not %s; the request is repeated when it answers", gateway.url, what)
         return {gateway.url: answer for gateway, answer in answers.items()}
 
     async def _gather(
@@ -531,5 +531,5 @@ class GatewayClient:
 def _listed(session_ids: Iterable[str]) -> list[str]:
     """Return the ids as a list. Raises: ConfigError for a single string, whose letters would count as ids."""
     if isinstance(session_ids, str):
-        raise ConfigError(f"session_ids are several ids: give [{session_ids!r}]")
+        raise ConfigError(f"session_ids is a single text: give a list, [{session_ids!r}]")
     return list(session_ids)

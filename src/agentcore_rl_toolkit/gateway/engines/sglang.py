@@ -126,7 +126,9 @@ def _new(listed: list[T], total: int | None, seen: int) -> list[T]:
         return listed[seen:]
     fresh = total - seen
     if len(listed) < fresh or fresh < 0:
-        raise CaptureError(f"the engine counts {total} tokens, {seen} were seen and {len(listed)} are in its answer")
+        raise CaptureError(
+            f"the engine reported {total} tokens. {seen} came before this event, which has {len(listed)}"
+        )
     # `_piece` compares the ids: a list of new tokens may be as long as all so far, because of tokens after a stop.
     return listed[seen:total] if len(listed) >= total and len(listed) != fresh else listed[:fresh]
 

@@ -152,7 +152,7 @@ class ModelRequest(msgspec.Struct, kw_only=True):
         """
         for feature, field in self.features().items():
             if feature not in supported and feature not in allowed:
-                raise unsupported(path + field, f"the engine ({engine}) has no such ability; leave it out")
+                raise unsupported(path + field, f"the engine ({engine}) does not support it; leave it out")
 
     def to_chat_body(self) -> dict[str, Any]:
         """Convert the request to an OpenAI chat completion body, for engines that take messages."""

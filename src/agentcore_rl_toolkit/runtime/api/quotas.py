@@ -46,7 +46,7 @@ def profile(name: str, *, region: str = "us-west-2", **own: float | None) -> Quo
     changes: dict[str, Any] = {field: value for field, value in own.items() if value is not None}
     for field, value in changes.items():
         if not 0 < value < math.inf:
-            raise ConfigError(f"{field} must be above 0, got {value!r}; leave it out for the profile's own")
+            raise ConfigError(f"{field} must be above 0, got {value!r}; leave it out for the value of the profile")
     chosen = PROFILES[name]
     if chosen.max_sessions is not None and region in _BIG_REGIONS:
         chosen = replace(chosen, max_sessions=2 * chosen.max_sessions)

@@ -43,8 +43,8 @@ def pack(folder: Path, hidden: Collection[Path] = ()) -> bytes:
                 total += path.stat().st_size
                 if total > MAX_BUNDLE_BYTES:
                     raise ConfigError(
-                        f"{folder} holds more than {MAX_BUNDLE_BYTES // 2**20} MiB of files, too much to send to every node; "
-                        "keep the agent's code in its own folder and its data in a store"
+                        f"{folder} has more than {MAX_BUNDLE_BYTES // 2**20} MiB of files, too much to send to every node: keep "
+                        "the agent's code in a separate folder, and its data in a store"
                     )
                 archive.add(path, path.relative_to(folder), recursive=False)
     return buffer.getvalue()

@@ -154,7 +154,7 @@ class Cluster:
             try:
                 machines = await self._ray.machines()
             except Exception:  # the task must not end: nodes still change
-                log.exception("the cluster's machines could not be listed (retried later)")
+                log.exception("the machines of the cluster could not be listed; this is tried again later")
                 machines = []
             for machine in machines:
                 node = self._nodes.get(machine.node_id)

@@ -106,7 +106,7 @@ class LocalApi:
     async def hide(self, request: Request) -> Response:
         paths = json_of(request)
         if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
-            raise invalid("a list of paths", reason="CannotParse")
+            raise invalid("the body must be a list of paths", reason="CannotParse")
         return JSONResponse({"agents": self.runtime.hide(paths)})
 
     async def nodes(self, request: Request) -> Response:
@@ -138,5 +138,7 @@ def _complete(request: Request, known: Iterable[str]) -> str:
         raise not_found(f"Session {name}")
     if len(found) > 1:
         some = ", ".join(sorted(found)[:3])
-        raise invalid(f"{len(found)} sessions begin with {name!r} ({some}...): give more of the id", field="session")
+        raise invalid(
+            f"{len(found)} sessions begin with {name!r} ({some}...): give more characters of the id", field="session"
+        )
     return found.pop()

@@ -38,6 +38,6 @@ def as_wire_error(error: BaseException) -> WireError:
         return error
     if isinstance(error, asyncio.CancelledError):
         return WireError("InternalServerException", "The runtime is shutting down.")
-    log.error("a request failed for an unforeseen reason", exc_info=error)
+    log.error("a request failed with an unexpected error", exc_info=error)
     detail = f"{type(error).__name__}: {error}"
     return WireError("InternalServerException", "An internal error occurred.", localDetail=detail)

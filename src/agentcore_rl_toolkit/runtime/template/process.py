@@ -180,7 +180,7 @@ def check_forkable(control: int) -> None:
         if time.monotonic() > deadline_s:
             raise CannotForkError(
                 f"the script's libraries started {native - 1} native threads before its server; "
-                "keep the library from that with a variable, such as --session-env OMP_NUM_THREADS=1"
+                "prevent this with a variable of the library, such as --session-env OMP_NUM_THREADS=1"
             )
         time.sleep(0.002)
     gc.collect()  # a connection that nothing refers to any more is closed by it

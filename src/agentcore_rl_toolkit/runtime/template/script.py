@@ -53,8 +53,8 @@ def run_script(path: str, take_over: TakeOver, serve_here: Callable[[], socket.s
     def refuse_other_servers(self: Any, address: Any) -> None:
         if self.family in (socket.AF_INET, socket.AF_INET6) and address[1] in AGENT_PORTS:
             raise ScriptEndedError(
-                f"{path} serves port {address[1]} with something else than uvicorn, which cannot be given a session's "
-                "socket; run it as a container image (agentcore-rl runtime deploy --image), where any server will do"
+                f"{path} serves port {address[1]} without uvicorn, and other servers cannot use the socket of a session. "
+                "Run it as a container image (agentcore-rl runtime deploy --image), in which every server works"
             )
         bind(self, address)
 

@@ -4,7 +4,7 @@ import { el, fold, hint, link, messageCalls, messageText, many, notice, number, 
 import { filtersOf, rolloutOf, rowsOf } from "./source.js";
 import { tokenView } from "./tokens.js";
 
-const STAGES = { queue: "waiting for a place and for the pace of requests", start: "the invoke, with a cold start", run: "from the accepted invoke to the record", result: "reading the record", stop: "ending the session" };
+const STAGES = { queue: "waiting for a free slot and for the pace of requests", start: "the invoke, with a cold start", run: "from the accepted invoke to the record", result: "reading the record", stop: "ending the session" };
 const EXPECTED = ["expected", "answer", "target", "ground_truth", "reference", "solution", "label"];
 const NEIGHBOURS = 15; // rows of the list before and after
 

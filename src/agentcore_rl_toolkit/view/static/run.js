@@ -38,7 +38,7 @@ function findings(run) {
   if (rows.length || !total) return rows;
   const scored = run.trained.filter((s) => s.reward !== null);
   const [first, last] = [scored[0], scored.at(-1)].map((s) => number(s?.reward));
-  return [el("p", { class: "fine" }, "The last steps show nothing that keeps this run from learning: rewards differ within groups, tool calls parse, and few rollouts fail.", scored.length > 1 ? ` The reward went from ${first} to ${last} in ${many(scored.length, "step")}.` : null)];
+  return [el("p", { class: "fine" }, "The last steps show no problem: rewards differ within groups, tool calls parse, and few rollouts fail.", scored.length > 1 ? ` The reward went from ${first} to ${last} in ${many(scored.length, "step")}.` : null)];
 }
 
 // A query as it stands in an address.
@@ -84,17 +84,17 @@ function charts(run) {
       ...own.map((key) => [key, logged((e) => e.metrics?.[key])])),
     line("KL divergence", "In nats per token. Above 0.1 from the sampler: updates are too large, or rollouts too old.", zero,
       ...["sampler", "start", "old", "reference", "teacher"].map((from) => [`from the ${from}`, logged((e) => e[`kl_${from}`])])),
-    line("Clip fraction", "Above 0.3: updates are too large.", zero, ["tokens held by the clip", logged((e) => e.clip_fraction)]),
+    line("Clip fraction", "Above 0.3: updates are too large.", zero, ["tokens limited by the clip", logged((e) => e.clip_fraction)]),
     line("Gradient norm", "Spikes: lower the learning rate. 0: nothing was learned.", zero, ["before clipping", logged((e) => e.grad_norm)]),
     line("Entropy", "At trained tokens. A fast fall: the policy stops exploring.", zero, ["mean, nats", point("entropy")]),
-    line("Logprob gap", "Between sampler and trainer, in nats. It should stay at the rounding of the dtype.", zero,
+    line("Logprob gap", "Between engine and trainer, in nats. It should stay at the rounding of the dtype.", zero,
       ["largest", point("gap_max")], ["mean", point("gap_mean")]),
     stack("Why rollouts stopped", "length: the limit of tokens cut a reply. Errors have the name of their outcome.", kinds("stops").map((stop) => [stopText(stop), STOPS[stop], (s) => s.stops[stop] ?? 0])),
-    stack("Failures by cause", "Whose failure it is: the policy's, the agent's code, or the infrastructure's.",
+    stack("Failures by cause", "The cause of each failure: the policy, the agent's code, the scorer, or the infrastructure.",
       [["ok", "--good", (s) => s.rollouts - sum(s.causes)], ...kinds("causes").map((cause) => [cause, { policy: "--warn", agent: "--bad" }[cause] ?? "--soft", (s) => s.causes[cause] ?? 0])]),
     line("Tokens sampled by a rollout", null, zero, ["mean", point("tokens_mean")], ["longest", point("tokens_max")]),
     line("Share of the time the trainer waits", null, share, ["for rollouts", logged((e) => (e.rollout_s + e.train_s > 0 ? e.rollout_s / (e.rollout_s + e.train_s) : null))]),
-    line("Loss", "Its size says little: advantages sum to about 0.", {}, ["loss", logged((e) => e.loss)]),
+    line("Loss", "Its size means little, because advantages sum to about 0.", {}, ["loss", logged((e) => e.loss)]),
   ].filter(Boolean);
 }
 
@@ -111,8 +111,8 @@ function countsOf(run) {
     ["usable rollouts", last ? `${last.usable} of ${last.rollouts}` : "–", last && run.listOf(last, { usable: "1" }), "last step"],
     ["mixed groups", last?.groups ? `${last.groups_differ} of ${last.groups}` : "–", last && run.listOf(last), "last step"],
     ["tokens sampled", count(tokens.sampled), link(name, "rollouts", { phase: "train", sort: "sampled_tokens", descending: "1" }), null, "in all rollouts of the training"],
-    ["of these usable", count(tokens.usable), link(name, "rollouts", { phase: "train", usable: "1" }), share(tokens.usable), "in usable rollouts, where the session's rule trains them"],
-    ["with gradient", count(tokens.gradient), link(name, "rollouts", { phase: "train", gradient: "1" }), share(tokens.gradient), "usable, with an advantage other than 0: all that the run learned from"],
+    ["of these usable", count(tokens.usable), link(name, "rollouts", { phase: "train", usable: "1" }), share(tokens.usable), "in usable rollouts, and in conversations that are trained"],
+    ["with gradient", count(tokens.gradient), link(name, "rollouts", { phase: "train", gradient: "1" }), share(tokens.gradient), "usable, with an advantage other than 0: the tokens that the run learned from"],
   ];
 }
 
@@ -161,7 +161,7 @@ export async function runPage(name, _query, _go, mount) {
   ];
   const jobs = [...new Map(run.metrics.filter((e) => e.event === "job").map((e) => [e.job, e])).values()].map((e) => [e.job, e.status, JSON.stringify({ ...e.ProgressInfo, ...e.RolloutInfo, ...e.BillableTokenUsage, ...e.EvaluationMetrics })]);
   if (!total && jobs.length) return [head, notice("SageMaker's jobs, as they were last seen. Their rollouts are in MLflow."), table(["job", "status", "numbers"], jobs), settings];
-  if (!total) return [head, notice("No rollout has ended yet. Each one shows up here when it has. Where they wait: ", el("code", {}, "agentcore-rl runs show --in-flight")), tables(run), settings];
+  if (!total) return [head, notice("No rollout has ended yet. This page shows each rollout when it ends. To see what they wait for: ", el("code", {}, "agentcore-rl runs show --in-flight")), tables(run), settings];
   const change = run.summary.held_out_change ? notice(`Verdict: ${run.summary.held_out_change.text}`) : null;
   const own = [...new Set(run.metrics.flatMap((e) => Object.keys(e.metrics ?? {})))].sort();
   const eventOf = (s) => (s.phase === "train" && s.step !== null ? run.events.get(s.step) : run.evaluated(s));

@@ -4,7 +4,7 @@ import { el, hint, link, many, number, readdress, soft, table } from "./dom.js";
 import { decoded } from "./source.js";
 
 const LIMITS = { logprob: [0.105, 0.69, 2.3, 4.6, 6.9], gap: [0.001, 0.01, 0.05, 0.2, 1], entropy: [0.1, 0.5, 1, 2, 3], ratio: [0.01, 0.05, 0.2, 0.5, 1], advantage: [0.01, 0.5, 1] };
-const WORDS = { advantage: "what the training makes likelier (green) or less likely (red)", ratio: "how much likelier the trainer finds it, or less", logprob: "how unlikely the sampler found it", entropy: "how open the choice was", gap: "sampler and trainer apart", mask: "trained or not" };
+const WORDS = { advantage: "what the training makes likelier (green) or less likely (red)", ratio: "how the training changed its probability", logprob: "how unlikely the engine found it", entropy: "how uncertain the choice was", gap: "engine and trainer differ", mask: "trained or not" };
 const MOST = 6000; // tokens shown at once; more on request
 
 export function tokenView(name, row, query, go) {

@@ -61,7 +61,7 @@ class SageMakerApp:
             if isinstance(e, (KeyError, msgspec.ValidationError)):
                 code = "ValidationException"
             elif not isinstance(e, RefusedError):
-                log.exception("a request failed for an unforeseen reason")
+                log.exception("a request failed with an unexpected error")
             error = {"__type": code, "message": str(e)}
             response = JSONResponse(error, wire.STATUS.get(code, 400), {"x-amzn-errortype": code})
         await response(scope, receive, send)
