@@ -36,7 +36,7 @@ from agentcore_rl_toolkit.runs import (
     writer,
 )
 from agentcore_rl_toolkit.runs.demonstrations import write_rows
-from agentcore_rl_toolkit.runs.folder import ROLLOUTS, append_event, read_metrics
+from agentcore_rl_toolkit.runs.folder import ROLLOUTS, append_event, read_metrics, status
 from agentcore_rl_toolkit.runs.frames import rollout_rows
 
 
@@ -482,6 +482,20 @@ def test_a_lock_keeps_others_out_until_it_ends_and_waits_for_those_that_only_loo
     threading.Timer(0.02, looking.close).start()
     with locked(tmp_path):
         pass
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ConfigError("no rollout can be used\nits log"), "failed: no rollout can be used"),
+        (OSError(28, "No space left on device"), "failed: OSError: [Errno 28] No space left on device"),
+        (KeyboardInterrupt(), "stopped"),
+    ],
+)
+def test_the_status_of_a_failed_run_has_the_reason(tmp_path: Path, error: BaseException, said: str) -> None:
+    with pytest.raises(type(error)), locked(tmp_path):
+        raise error
+    assert status(tmp_path) == said
 
 
 def test_runs_are_found_newest_first(tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

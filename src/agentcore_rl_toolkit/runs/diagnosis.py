@@ -233,7 +233,5 @@ def _held_out(numbers: Sequence[Mapping[str, Any]], evaluated: Sequence[Mapping[
     third = max(2, len(rewards) // 3)
     first, last = statistics.fmean(rewards[:third]), statistics.fmean(rewards[-third:])
     if last - first > ROSE and held[-1] - held[0] < (last - first) / 4:
-        text = (
-            f"The reward in training rose from {first:.2f} to {last:.2f}, but the reward on held-out inputs went from "
-        )
-        yield _finding("held_out", f"{text}{held[0]:.2f} to {held[-1]:.2f}.")
+        text = f"The reward in training rose from {first:.2f} to {last:.2f}, but the reward on held-out inputs went "
+        yield _finding("held_out", f"{text}from {held[0]:.2f} to {held[-1]:.2f}.")

@@ -14,19 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from ..contract import redact, redact_urls
-from ..errors import ConfigError
+from ..errors import AgentCoreRLError, ConfigError
 
-CONFIG, METRICS, ROLLOUTS, LOCK = "config.json", "metrics.jsonl", "rollouts.sqlite", "run.lock"
-SUMMARY = "summary.json"
+CONFIG, METRICS, ROLLOUTS, LOCK, SUMMARY = "config.json", "metrics.jsonl", "rollouts.sqlite", "run.lock", "summary.json"
 FAILED = "failed"  # the event that a run ends with when it fails
 RECENT_S = 60.0
-TAIL_BYTES = 2**16  # longer than any event
 
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Keep other processes from training or evaluating in a run's folder. The kernel drops the lock when this process ends.
 
+    An exception that ends the block is written to the run as the reason of its failure.
     Of the processes of one distributed job (``RANK``) the first has the lock for all.
     Raises: ConfigError with the process that holds the lock.
     """
@@ -52,6 +51,11 @@ def locked(folder: Path) -> Iterator[None]:
         file.flush()
         try:
             yield
+        except Exception as e:
+            reason = str(e) if isinstance(e, AgentCoreRLError) else f"{type(e).__name__}: {e}"
+            with contextlib.suppress(OSError):  # the disk may be full
+                append_event(folder, FAILED, {"reason": reason.partition("\n")[0][:2000]})
+            raise
         finally:
             file.truncate(0)
 
@@ -169,9 +173,9 @@ def write_config(folder: Path, values: Mapping[str, Any], *, replace: bool = Fal
 
 
 def _last_event(folder: Path) -> dict[str, Any]:
-    """Return the last complete line of `metrics.jsonl`, without reading the others."""
+    """Return the last complete line of `metrics.jsonl`, which is shorter than 64 KB, without reading the others."""
     with contextlib.suppress(OSError), (folder / METRICS).open("rb") as file:
-        file.seek(-min(TAIL_BYTES, file.seek(0, os.SEEK_END)), os.SEEK_END)
+        file.seek(-min(2**16, file.seek(0, os.SEEK_END)), os.SEEK_END)
         return next(filter(None, map(_object, reversed(file.read().splitlines()))), {})
     return {}
 

@@ -37,7 +37,6 @@ def carry_out(job: Job, console: Console, *, go_on: str, stack: Stack | None = N
 
     Exit codes: 0, 1 when the run ended early, 130 after Ctrl-C.
     """
-    from ...runs.folder import FAILED
     from .report import Report
 
     quiet_libraries()
@@ -50,9 +49,6 @@ def carry_out(job: Job, console: Console, *, go_on: str, stack: Stack | None = N
         console.print(left, highlight=False, markup=False, soft_wrap=True)
         sys.exit(130)
     except Exception as e:
-        reason = str(e) if isinstance(e, AgentCoreRLError) else f"{type(e).__name__}: {e}"
-        with contextlib.suppress(OSError):  # the disk may be full
-            Report(job.run_dir).add(FAILED, {"reason": reason.partition("\n")[0][:2000]})
         if isinstance(e, AgentCoreRLError):
             click.echo(visible(f"error: {explain(e)}"), err=True)
         else:
