@@ -75,7 +75,7 @@ class Dispatch:
             known = self._loopback
             if self._admin_key is not None:
                 shown = http.headers.get("x-admin-key")
-                known = _shows(http.headers, self._admin_key) if shown is None else _equal(shown, self._admin_key)
+                known = shows_key(http.headers, self._admin_key) if shown is None else _equal(shown, self._admin_key)
             body = await read_body(http, self._context.limits) if known else b""
             return await respond(self._admin.answer(Request(http.method.encode(), raw, query, body), known=known), http)
         except RequestError as e:
@@ -105,7 +105,7 @@ class Dispatch:
         dialect = _CALLS.get(rest, dialect)
         try:
             session = context.sessions.by_id.get(unquote_to_bytes(name)) or self._opened(name)
-            if self._session_keys and not _shows(http.headers, session.key, path_key):
+            if self._session_keys and not shows_key(http.headers, session.key, path_key):
                 raise RequestError(
                     "the api key is not this session's; use the api_key of the rollout's `_rollout` block",
                     kind="authentication",
@@ -212,7 +212,7 @@ class Dispatch:
         return {"input_tokens": await self._admin.count_tokens(asked, session)}
 
 
-def _shows(headers: Mapping[str, str], key: bytes, path_key: str = "") -> bool:
+def shows_key(headers: Mapping[str, str], key: bytes, path_key: str = "") -> bool:
     """Return True if one of the credentials is this key. Anthropic's client sends two if its environment has another key.
 
     A request that is signed for AWS has the key as its access key id. The signature is not read.

@@ -18,7 +18,7 @@ from .admin import Admin
 from .config import SAMPLING_SERVICES, GatewayConfig, UpstreamConfig
 from .context import Context
 from .dispatch import Dispatch
-from .http.server import Server
+from .http.server import Handler, Server
 from .relayed_chat import RelayedChat
 from .sessions import Sessions, store_secret
 from .store.writer import Store
@@ -34,6 +34,8 @@ TICK_S = 0.25
 
 class Gateway:
     """A running gateway. Make it, then `await start()`; `url` is where it listens.
+
+    ``handle`` answers its requests. Before `start`, another handler may take its place.
 
     ``connect`` replaces the client of a sampling service: for engine tinker it makes an object with the methods of
     `tinker.ServiceClient`, for engine sagemaker a `SamplingService`.
@@ -63,7 +65,7 @@ class Gateway:
             raise
         self.counters, self.router, self.running = context.counters, context.router, context.running
         self.token_mode, self.samplers = context.token_mode, context.samplers
-        self._dispatch = Dispatch(context, self.admin)
+        self.handle: Handler = Dispatch(context, self.admin).handle
         self._listener: asyncio.Server | None = None
         self._ticker: asyncio.Task[None] | None = None
 
@@ -100,7 +102,7 @@ class Gateway:
             raise
         self.url = url_of(listening)
         self.router.start()
-        self.connections = context.connections = Server(self._dispatch.handle, self.config.limits)
+        self.connections = context.connections = Server(self.handle, self.config.limits)
         self._listener = await loop.create_server(self.connections, sock=listening, backlog=BACKLOG)
         self._ticker = loop.create_task(self._tick())
 

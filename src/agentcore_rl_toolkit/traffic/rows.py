@@ -6,12 +6,13 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from .redaction import Redaction
 from .spans import SESSION, Span
 
+Row = dict[str, Any]
 FALLBACK_IN, FALLBACK_OUT = "agentcore.invocation.user_prompt", "agentcore.invocation.agent_response"
 
 
@@ -25,19 +26,6 @@ class Invocation:
     prompt: str
     answer: str = ""
     reference: Any = None
-
-
-@dataclass(kw_only=True)
-class Harvest:
-    """Rows for training, those that are held out, and what was left out.
-
-    ``invocations`` are those of ``rows``, in the same order. ``left_out`` counts sessions and invocations by the reason.
-    """
-
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    invocations: list[Invocation] = field(default_factory=list)
-    held_out: list[dict[str, Any]] = field(default_factory=list)
-    left_out: Counter[str] = field(default_factory=Counter)
 
 
 def invocations(spans: Iterable[Span], user_key: str = SESSION) -> tuple[list[Invocation], int]:
@@ -94,42 +82,43 @@ def harvest(
     prompt_field: str = "prompt",
     redaction: Redaction | None = None,
     held_out_share: float = 0.0,
-) -> Harvest:
+) -> tuple[list[tuple[Row, Invocation]], list[Row], Counter[str]]:
     """Make rows of the first invocation of each session.
 
     Later invocations of a session need its history, which an agent does not get as a payload. A prompt that is a JSON object
     becomes the payload itself, another one the field ``prompt_field``. Equal payloads become one row. The rows of a user are all
     trained on or all held out, as a hash of the user's name decides. Sessions without a user are left out.
+
+    Returns the rows to train on with their invocations, those to hold out, and counts of what was left out, by the reason.
     """
-    out = Harvest()
+    rows: list[tuple[Row, Invocation]] = []
+    held_out: list[Row] = []
+    left_out: Counter[str] = Counter()
     sessions: set[str] = set()
     seen: set[str] = set()
     for each in found:
         if each.session in sessions:
-            out.left_out["later invocations of a session were left out: they need its history"] += 1
+            left_out["later invocations of a session were left out: they need its history"] += 1
             continue
         sessions.add(each.session)
         if each.user is None:
-            out.left_out["sessions were left out: they lack the attribute of the user"] += 1
+            left_out["sessions were left out: they lack the attribute of the user"] += 1
             continue
-        row = {**_payload(each.prompt, prompt_field)}
-        if each.reference is not None:
-            row["_reference"] = each.reference
-        row = redaction.value(row) if redaction is not None else row
+        row = _payload(each.prompt, prompt_field) | ({} if each.reference is None else {"_reference": each.reference})
+        row = row if redaction is None else redaction.value(row)
         key = json.dumps(row, sort_keys=True)
         if key in seen:
-            out.left_out["sessions had the same first message as another one"] += 1
+            left_out["sessions had the same first message as another one"] += 1
             continue
         seen.add(key)
         if int(hashlib.sha256(each.user.encode()).hexdigest()[:8], 16) / 2**32 < held_out_share:
-            out.held_out.append(row)
+            held_out.append(row)
         else:
-            out.rows.append(row)
-            out.invocations.append(each)
-    return out
+            rows.append((row, each))
+    return rows, held_out, left_out
 
 
-def _payload(prompt: str, prompt_field: str) -> dict[str, Any]:
+def _payload(prompt: str, prompt_field: str) -> Row:
     try:
         found = json.loads(prompt)
     except ValueError:

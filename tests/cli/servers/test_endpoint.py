@@ -11,15 +11,14 @@ from typing import Any
 import boto3
 import httpx
 import pytest
-from aiohttp import ClientSession, web
+from aiohttp import ClientSession
 from anthropic import Anthropic
 from botocore.config import Config
 from google import genai
 from openai import OpenAI
 
-from agentcore_rl_toolkit._servers.host_check import HostCheck
 from agentcore_rl_toolkit.cli.servers.endpoint import Front
-from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, Limits, UpstreamConfig
+from agentcore_rl_toolkit.gateway import Gateway, GatewayConfig, Limits, UpstreamConfig
 from agentcore_rl_toolkit.policy import WEIGHTS_DIR
 from scripted_engine import Fault, ScriptedEngine
 from serving import OURS, serving, wait_for
@@ -78,23 +77,20 @@ def test_an_address_of_other_machines_needs_a_key(tmp_path: Path) -> None:
 
 
 async def test_requests_need_the_key_and_leave_no_session() -> None:
-    """The front before a gateway of this process. A request's session is deleted, also when its client hangs up."""
+    """A request's session is deleted, also when its client hangs up."""
     async with ScriptedEngine() as engine:
         upstream = UpstreamConfig(url=engine.url, engine="vllm")
-        gateway = Gateway(GatewayConfig(upstreams=(upstream,), admin_key="admin", limits=Limits(connect_s=60.0)))
+        limits = Limits(connect_s=60.0)
+        gateway = Gateway(GatewayConfig(upstreams=(upstream,), admin_key="admin", session_keys=False, limits=limits))
+        gateway.handle = Front(gateway, "secret").handle
         await gateway.start()
-        front = Front(gateway.url, "admin", key="secret", hosts=HostCheck(), name="m")
-        runner = web.ServerRunner(web.Server(front.handle, handler_cancellation=True))
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1/chat/completions"
+        url = f"{gateway.url}/v1/chat/completions"
         body = {"messages": [{"role": "user", "content": QUESTION}], "stream": True}
         async with ClientSession() as client:
-            front.client = client
             for key, status in (("wrong", 401), ("secret", 200)):
                 async with client.post(url, json=body, headers={"authorization": f"Bearer {key}"}) as reply:
                     assert (reply.status, bool(await reply.read())) == (status, True)
-            assert await GatewayClient(gateway.url, admin_key="admin").sessions_async() == []
+            assert gateway.sessions.by_id == {}
             engine.faults.append(Fault(gate=asyncio.Event()))
             hanging = asyncio.create_task(
                 client.post(url, json=body, headers={"authorization": "Bearer secret"}).__aenter__()
@@ -102,5 +98,4 @@ async def test_requests_need_the_key_and_leave_no_session() -> None:
             await asyncio.to_thread(wait_for, lambda: gateway.sessions.by_id and engine.active)
             hanging.cancel()
             await asyncio.to_thread(wait_for, lambda: not gateway.sessions.by_id and not engine.active)
-        await runner.cleanup()
         await gateway.stop(grace_s=0.2)

@@ -11,7 +11,7 @@ import re
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,41 +42,47 @@ class Side:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Results:
-    """The measurements of an evaluation. Keys of maps are inputs.
+    """The rollouts of an evaluation, and the mean reward of each input. Failures of the agent and the policy are 0."""
 
-    Attributes:
-        keys: the digest of an input's payload, None if it was not kept. It has the inputs without a reward, too.
-        scores: mean reward of an input's rollouts; failures of the agent and the policy are 0.
-        rollouts: number of rollouts.
-        failed: rollouts that did not end ok, by their outcome.
-        seconds: duration of each rollout.
-        tokens: sampled tokens of each rollout. Empty if no gateway recorded them.
-        wall_s: time during which at least one rollout ran.
-    """
-
-    keys: Mapping[str, str | None]
+    rollouts: Sequence[Mapping[str, Any]]
     scores: Mapping[str, float]
-    rollouts: int
-    failed: Mapping[str, int]
-    seconds: Sequence[float]
-    tokens: Sequence[int]
-    wall_s: float
+
+    @property
+    def keys(self) -> dict[str, str | None]:
+        """The digest of each input's payload, None if it was not kept. It has the inputs without a reward, too."""
+        return {rollout["grp"]: rollout["input_key"] for rollout in self.rollouts}
+
+    @property
+    def seconds(self) -> list[float]:
+        """The durations of the rollouts, the shortest first."""
+        return sorted(rollout["elapsed_s"] for rollout in self.rollouts if rollout["elapsed_s"] is not None)
+
+    @property
+    def wall_s(self) -> float:
+        """The time during which at least one rollout ran. An interrupted evaluation may have continued a day later."""
+        ended = [rollout for rollout in self.rollouts if rollout["ended_s"] is not None]
+        total_s, until_s = 0.0, 0.0
+        for start_s, end_s in sorted((each["ended_s"] - (each["elapsed_s"] or 0.0), each["ended_s"]) for each in ended):
+            total_s += max(0.0, end_s - max(start_s, until_s))
+            until_s = max(until_s, end_s)
+        return total_s
 
     def facts(self, shared: Collection[str]) -> dict[str, Any]:
         """Return the numbers as they are written to compare.json. The reward is that of the inputs that both sides share."""
         from ...stats.intervals import interval
 
-        scores, seconds = [self.scores[name] for name in shared], sorted(self.seconds)
+        scores, seconds = [self.scores[name] for name in shared], self.seconds
+        tokens = [rollout["sampled_tokens"] for rollout in self.rollouts if rollout["sampled_tokens"]]
         low, high = interval(scores)
         return {
-            "rollouts": self.rollouts,
-            "failed": dict(self.failed),
+            "rollouts": len(self.rollouts),
+            "failed": dict(Counter(each["outcome"] for each in self.rollouts if each["outcome"] != "ok")),
             "reward": statistics.fmean(scores) if scores else None,
             "low": low,
             "high": high,
             "seconds_median": statistics.median(seconds) if seconds else None,
             "seconds_p90": seconds[int(0.9 * len(seconds))] if seconds else None,
-            "sampled_tokens_mean": statistics.fmean(self.tokens) if self.tokens else None,
+            "sampled_tokens_mean": statistics.fmean(tokens) if tokens else None,
         }
 
 
@@ -110,13 +116,13 @@ def command(a: str, b: str, **options: Any) -> None:
 
     sides = [_side(value, name) for value, name in ((a, "a"), (b, "b"))]
     out: Path | None = options["out"]
-    inputs: list[str] | None = None
+    inputs: set[str] | None = None
     if any(side.options for side in sides):
         if options["data"] is None:
             raise ConfigError(
                 "--data is missing: it has the inputs for A and B. Only the comparison of two earlier evaluations needs none"
             )
-        inputs = [row.input_id for row in read_rows(options["data"])][: options["limit"]]
+        inputs = {row.input_id for row in read_rows(options["data"])[: options["limit"]]}
         _, out = experiment(options, "compare", SETTINGS)
         sides = [dataclasses.replace(side, folder=out / side.folder) if side.options else side for side in sides]
         _keep_settings(out, sides, options)
@@ -241,32 +247,18 @@ def _evaluate(side: Side, options: Mapping[str, Any], inputs: int) -> None:
         sys.exit(code or 1)
 
 
-def read_results(folder: Path, inputs: Iterable[str] | None = None) -> Results:
+def read_results(folder: Path, inputs: Collection[str] | None = None) -> Results:
     """Read the rollouts of an evaluation, of these inputs only if some are given. Raises: ConfigError."""
     from ...runs import Query, RunReader
 
-    wanted = None if inputs is None else set(inputs)
     with RunReader(folder) as reader:
         rows = reader.rollouts(Query(), limit=reader.count())
-    rows = [row for row in rows if wanted is None or row["grp"] in wanted]
+    rows = [row for row in rows if inputs is None or row["grp"] in inputs]
     scores: dict[str, list[float]] = {}
     for row in rows:
         if row["score"] is not None:
             scores.setdefault(row["grp"], []).append(row["score"])
-    wall_s, until_s = 0.0, 0.0  # an interrupted evaluation may have continued a day later
-    ended = [row for row in rows if row["ended_s"] is not None]
-    for start_s, end_s in sorted((row["ended_s"] - (row["elapsed_s"] or 0.0), row["ended_s"]) for row in ended):
-        wall_s += max(0.0, end_s - max(start_s, until_s))
-        until_s = max(until_s, end_s)
-    return Results(
-        keys={row["grp"]: row["input_key"] for row in rows},
-        scores={name: statistics.fmean(each) for name, each in scores.items()},
-        rollouts=len(rows),
-        failed=Counter(row["outcome"] for row in rows if row["outcome"] != "ok"),
-        seconds=[row["elapsed_s"] for row in rows if row["elapsed_s"] is not None],
-        tokens=[row["sampled_tokens"] for row in rows if row["sampled_tokens"]],
-        wall_s=wall_s,
-    )
+    return Results(rollouts=rows, scores={name: statistics.fmean(each) for name, each in scores.items()})
 
 
 def _dollars(folder: Path, results: Results) -> dict[str, float | None]:
@@ -284,7 +276,7 @@ def _dollars(folder: Path, results: Results) -> dict[str, float | None]:
     endpoint = re.match(rf"{hosts}/endpoints/([^/]+)/", url)
     per_hour = None if endpoint is None else dollars_per_hour_of(endpoint[2], endpoint[1])
     sessions = cost.dollars(1000, minutes=statistics.fmean(results.seconds) / 60) if results.seconds else None
-    model = None if per_hour is None else per_hour * results.wall_s / 3600 / results.rollouts * 1000
+    model = None if per_hour is None else per_hour * results.wall_s / 3600 / len(results.rollouts) * 1000
     return {"agent_dollars": sessions if agent.startswith("arn:") else None, "model_dollars": model}
 
 

@@ -103,14 +103,15 @@ def command(source: str, out: Path, **options: Any) -> None:
             f"no trace has the attribute {options['user_attribute']}: give --user-attribute the attribute of users"
         )
     share = options["eval_share"] if options["eval_out"] is not None else 0.0
-    made = harvest(found, prompt_field=options["prompt_field"], redaction=redaction, held_out_share=share)
-    _write(out, made.rows, "rows")
+    field = options["prompt_field"]
+    rows, held_out, left_out = harvest(found, prompt_field=field, redaction=redaction, held_out_share=share)
+    _write(out, [row for row, _ in rows], "rows")
     if options["eval_out"] is not None:
-        _write(options["eval_out"], made.held_out, "rows, of other users")
+        _write(options["eval_out"], held_out, "rows, of other users")
     if options["sft_out"] is not None:
-        dialogues = [_dialogue(each, redaction) for each in made.invocations if each.answer]
+        dialogues = [_dialogue(each, redaction) for _, each in rows if each.answer]
         _write(options["sft_out"], dialogues, "dialogues, without the tokens that were sampled")
-    for reason, count in (made.left_out + lost).items():
+    for reason, count in (left_out + lost).items():
         click.echo(f"{count} {reason}")
     counts = sorted(redaction.counts.items()) if redaction is not None else []
     kinds = ", ".join(f"{count} {kind.lower()}" for kind, count in counts) or "nothing"
