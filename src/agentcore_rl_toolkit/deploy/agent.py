@@ -33,6 +33,7 @@ class Agent:
     def __init__(self, runtime_id: str, calls: Calls) -> None:
         self.id, self._call = runtime_id, calls
         self._control = partial(calls, CONTROL, agentRuntimeId=runtime_id)
+        self._settled = partial(calls.settled, changing=("CREATING", "UPDATING"), times_s=(READY_S, PAUSE_S))
 
     def version(self, number: str | None = None) -> Mapping[str, Any] | None:
         """Return the description of a version, or of the newest one. None: it does not exist."""
@@ -42,13 +43,7 @@ class Agent:
 
     def settled(self) -> Mapping[str, Any] | None:
         """Wait while it is created or updated. Returns the newest version, or None if it does not exist."""
-
-        def look() -> tuple[Mapping[str, Any] | None] | None:
-            now = self.version()
-            changes = now is not None and now["status"] in ("CREATING", "UPDATING")
-            return None if changes and not self._call.rehearse else (now,)
-
-        return wait_for(look, READY_S, PAUSE_S, f"agent {self.id} still changes")[0]
+        return self._settled(self.version, f"agent {self.id}")
 
     def ready(self) -> Mapping[str, Any]:
         """Wait until it is ready. Returns the newest version. Raises: ConfigError with AgentCore's reason if it failed."""
@@ -80,15 +75,10 @@ class Agent:
         """Let an endpoint lead to a version, and wait until it does."""
         self._call.step(f"endpoint {endpoint}", f"pointed at version {version}")
         self._control("UpdateAgentRuntimeEndpoint", endpointName=endpoint, agentRuntimeVersion=version)
-
-        def look() -> bool | None:
-            now = self._control("GetAgentRuntimeEndpoint", endpointName=endpoint)
-            if now["status"] == "UPDATE_FAILED":
-                raise ConfigError(f"endpoint {endpoint}: {now.get('failureReason', 'its update failed')}")
-            return now["status"] == "READY" or None
-
-        if not self._call.rehearse:
-            wait_for(look, READY_S, PAUSE_S, f"endpoint {endpoint} still changes")
+        find = partial(self._control, "GetAgentRuntimeEndpoint", endpointName=endpoint, absent=GONE)
+        now = self._settled(find, f"endpoint {endpoint}") or {}
+        if now.get("status") != "READY" and not self._call.rehearse:
+            raise ConfigError(f"endpoint {endpoint}: {now.get('failureReason', 'it was deleted')}")
 
     def remove(self) -> None:
         """Remove it with its endpoints, and wait for the end."""

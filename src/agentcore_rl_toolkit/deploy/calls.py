@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,6 +13,7 @@ from ..errors import ConfigError
 from ..store.remote import find_region, find_session
 
 T = TypeVar("T")
+Find = Callable[[], Mapping[str, Any] | None]
 DEADLINE_S = 60.0
 # Calls that change nothing: a rehearsal sends them, so that it shows what would happen to what is there.
 HARMLESS = ("Get", "List", "Describe", "Head")
@@ -76,6 +77,23 @@ class Calls:
     def step(self, what: str, done: str) -> None:
         """Print that ``what`` is ``done``, such as `created`, or in a rehearsal that it would be."""
         self.say(f"{what}: {'would be' if self.rehearse else 'is'} {done}")
+
+    def settled(
+        self, find: Find, what: str, changing: Collection[str], times_s: tuple[float, float], status: str = "status"
+    ) -> Mapping[str, Any] | None:
+        """Describe something until its status is none of ``changing``, and print each one. In a rehearsal, once.
+
+        ``times_s`` are the limit and the pause. Returns the description, None if it does not exist. Raises: ConfigError.
+        """
+        said, deadline = "", time.monotonic() + times_s[0]
+        while (now := find()) is not None and now[status] in changing and not self.rehearse:
+            if now[status] != said:
+                said = now[status]
+                self.say(f"{what}: {said}")
+            if time.monotonic() > deadline:
+                raise ConfigError(f"{what} is still {said} after {times_s[0]:.0f} s; repeat the command to wait for it")
+            time.sleep(times_s[1])
+        return now
 
     @cached_property
     def _identity(self) -> Mapping[str, Any]:

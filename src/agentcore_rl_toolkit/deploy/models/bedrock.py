@@ -16,7 +16,7 @@ from typing import Any
 
 from ...errors import ConfigError
 from .. import iam
-from ..calls import Calls, RefusedError, wait_for
+from ..calls import Calls, wait_for
 from ..resources import Resources
 from .facts import ModelFacts, refusals_of_import
 from .settings import ModelSettings
@@ -130,48 +130,29 @@ class ImportedModel:
 
     def _ended(self, job: str) -> Mapping[str, Any]:
         """Wait until a job has ended. Returns its description."""
-        self._call.say(f"import job {job.rsplit('/', 1)[1]}: InProgress")
-
-        def look() -> Mapping[str, Any] | None:
-            now: Mapping[str, Any] = self._bedrock("GetModelImportJob", jobIdentifier=job)
-            return now if now["status"] != "InProgress" or self._call.rehearse else None
-
-        late = f"the import job {job} has not ended; repeat the command to wait for it"
-        return wait_for(look, IMPORT_S, PAUSE_S, late)
+        find = partial(self._bedrock, "GetModelImportJob", jobIdentifier=job)
+        what = f"import job {job.rsplit('/', 1)[1]}"
+        return self._call.settled(find, what, ("InProgress",), (IMPORT_S, PAUSE_S)) or {}
 
     # -- proof
 
     def chat(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
         """Send a request in the form of OpenAI's chat completions. Waits while Bedrock loads the model. Returns the reply."""
-        which: dict[str, Any] = {
-            "modelId": self.arn,
-            "contentType": "application/json",
-            "body": json.dumps(body).encode(),
-        }
-        waited = False
-
-        def look() -> Mapping[str, Any] | None:
-            nonlocal waited
-            try:
-                return dict(json.loads(self._call("bedrock-runtime", "InvokeModel", **which)["body"].read()))
-            except RefusedError as e:
-                if e.code != "ModelNotReadyException":
-                    raise
-                if not waited:
-                    self._call.say("the model is being loaded: waiting")
-                waited = True
-                return None
-
-        return wait_for(look, WARM_S, PAUSE_S, "the model is not loaded")
+        which: dict[str, Any] = {"modelId": self.arn, "absent": ("ModelNotReadyException",)}
+        which |= {"contentType": "application/json", "body": json.dumps(body).encode()}
+        invoke = partial(self._call, "bedrock-runtime", "InvokeModel", **which)
+        if (reply := invoke()) is None:
+            self._call.say("the model is being loaded: waiting")
+            reply = wait_for(invoke, WARM_S, PAUSE_S, "the model is not loaded")
+        return dict(json.loads(reply["body"].read()))
 
     # -- down
 
     def find(self) -> None:
         """Check that there is something to remove. Raises: ConfigError if there is nothing."""
         s = self.settings
-        if not (self._models() or any(self._running(s.name))) and not self._resources.has_any(
-            s.role_name, s.bucket, s.prefix
-        ):
+        made = self._models() or any(self._running(s.name))
+        if not made and not self._resources.has_any(s.role_name, s.bucket, s.prefix):
             raise ConfigError(
                 f"no imported model {s.name} in {s.region}, and nothing else that promote made for it there"
             )

@@ -18,14 +18,14 @@ from typing import Any
 
 from ...errors import ConfigError
 from .. import cost, iam
-from ..calls import Calls, wait_for
+from ..calls import Calls
 from ..resources import Resources
 from .facts import ModelFacts, instance_for
 from .settings import ModelSettings
 
 IMAGES = "763104351884"  # the account of AWS's Deep Learning Containers, in most commercial regions
 IMAGE, AMI = "vllm:server-sagemaker-cuda-v1", "al2-ami-sagemaker-inference-gpu-3-1"
-READY_S, GONE_S = 3600.0, 900.0  # a large model is downloaded, loaded and compiled first
+READY_S = 3600.0  # a large model is downloaded, loaded and compiled first
 PAUSE_S = 5.0
 RUNTIME_URL = "AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME"
 ABSENT = ("ValidationException", "ResourceNotFound")  # SageMaker's Describe calls say so of what is not there
@@ -158,20 +158,9 @@ class SageMakerEndpoint:
 
     def _settled(self) -> Mapping[str, Any] | None:
         """Wait while the endpoint changes. Returns its description. Raises: ConfigError when that does not end in time."""
-        name, before = self.settings.name, ""
-
-        def look() -> tuple[Mapping[str, Any] | None] | None:
-            nonlocal before
-            now: Mapping[str, Any] | None = self._sagemaker("DescribeEndpoint", EndpointName=name, absent=ABSENT)
-            status = "" if now is None else str(now["EndpointStatus"])
-            if status not in _CHANGING or self._call.rehearse:
-                return (now,)
-            if status != before:
-                self._call.say(f"endpoint {name}: {status}")
-            before = status
-            return None
-
-        return wait_for(look, READY_S, PAUSE_S, f"endpoint {name} still changes")[0]
+        find = partial(self._sagemaker, "DescribeEndpoint", EndpointName=self.settings.name, absent=ABSENT)
+        what, times_s = f"endpoint {self.settings.name}", (READY_S, PAUSE_S)
+        return self._call.settled(find, what, _CHANGING, times_s, "EndpointStatus")
 
     def roll_back(self, config: str) -> None:
         """Let the endpoint serve an earlier configuration again. Raises: ConfigError if there is none with this name."""
@@ -242,5 +231,4 @@ class SageMakerEndpoint:
     def _delete(self, what: str) -> None:
         self._call.step(f"{what} {self.settings.name}", "removed")
         self._sagemaker("DeleteEndpoint", EndpointName=self.settings.name, absent=ABSENT)
-        late = f"endpoint {self.settings.name} is still there"
-        wait_for(lambda: self._call.rehearse or self._settled() is None or None, GONE_S, PAUSE_S, late)
+        self._settled()
