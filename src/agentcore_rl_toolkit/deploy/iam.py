@@ -158,17 +158,12 @@ def deployer(place: Place, *, role: str) -> Policy:
     return _document(*statements)
 
 
-def hosting_trust(account: str) -> Policy:
-    """Return the trust of a model's execution role: SageMaker may assume it, for this account."""
-    condition = {"StringEquals": {"aws:SourceAccount": account}}
-    return _document(_trust("SageMakerHostsTheModel", "sagemaker.amazonaws.com", condition))
-
-
-def hosting(partition: str, bucket: str, prefix: str) -> Policy:
-    """Return the rights of a model's endpoint: read the weights, pull the image, log."""
+def hosting(partition: str, account: str, bucket: str, prefix: str) -> tuple[Policy, Policy]:
+    """Return trust and rights of a model's endpoint: SageMaker reads the weights, pulls the image, and logs."""
     image = "BatchCheckLayerAvailability BatchGetImage GetAuthorizationToken GetDownloadUrlForLayer"
     logs = f"arn:{partition}:logs:*:*:log-group:/aws/sagemaker/Endpoints/*"
-    return _document(
+    condition = {"StringEquals": {"aws:SourceAccount": account}}
+    return _document(_trust("SageMakerHostsTheModel", "sagemaker.amazonaws.com", condition)), _document(
         *_weights(partition, bucket, prefix),
         _allow("PullImage", "ecr", image, "*"),
         _allow("Logs", "logs", "CreateLogGroup CreateLogStream DescribeLogStreams PutLogEvents", logs),
@@ -176,8 +171,8 @@ def hosting(partition: str, bucket: str, prefix: str) -> Policy:
     )
 
 
-def import_trust(partition: str, region: str, account: str) -> Policy:
-    """Return the trust of an import's role: Bedrock may assume it, for import jobs of this account and region.
+def imports(partition: str, account: str, bucket: str, prefix: str, region: str) -> tuple[Policy, Policy]:
+    """Return trust and rights of an import's role: Bedrock reads the weights, in import jobs of this account and region.
 
     Source: User guide of Amazon Bedrock, "Create a service role for model import".
     """
@@ -185,12 +180,8 @@ def import_trust(partition: str, region: str, account: str) -> Policy:
         "StringEquals": {"aws:SourceAccount": account},
         "ArnEquals": {"aws:SourceArn": f"arn:{partition}:bedrock:{region}:{account}:model-import-job/*"},
     }
-    return _document(_trust("BedrockImportsTheModel", "bedrock.amazonaws.com", condition))
-
-
-def imports(partition: str, bucket: str, prefix: str) -> Policy:
-    """Return the rights of an import: read the weights."""
-    return _document(*_weights(partition, bucket, prefix))
+    trust = _document(_trust("BedrockImportsTheModel", "bedrock.amazonaws.com", condition))
+    return trust, _document(*_weights(partition, bucket, prefix))
 
 
 def endpoint_user(endpoint_arn: str) -> Policy:

@@ -87,8 +87,7 @@ class ImportedModel:
 
     def _role(self) -> str:
         s, calls = self.settings, self._call
-        trust = iam.import_trust(calls.partition, str(calls.region), calls.account)
-        rights = iam.imports(calls.partition, s.bucket, s.prefix)
+        trust, rights = iam.imports(calls.partition, calls.account, s.bucket, s.prefix, str(calls.region))
         return self._resources.role(s.role_name, f"Import of the model {s.name}", trust, rights)
 
     def _start(self, name: str, uri: str, role: str) -> str:

@@ -123,8 +123,8 @@ class SageMakerEndpoint:
         }
 
     def _role(self) -> str:
-        s, account = self.settings, self._call.account
-        trust, rights = iam.hosting_trust(account), iam.hosting(self._call.partition, s.bucket, s.prefix)
+        s, calls = self.settings, self._call
+        trust, rights = iam.hosting(calls.partition, calls.account, s.bucket, s.prefix)
         return self._resources.role(s.role_name, f"The model endpoint {s.name}", trust, rights)
 
     def _serve(self, config: str) -> None:
