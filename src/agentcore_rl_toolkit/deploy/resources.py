@@ -51,7 +51,7 @@ class Resources:
         for file in files:
             size = file.stat().st_size
             if not self.has_object(bucket, prefix + file.name, size):
-                self._call.step(f"{file.name} ({size / 10**6:.1f} MB)", f"uploaded to s3://{bucket}/{prefix}")
+                self._call.step(f"{file.name} ({size:,} bytes)", f"uploaded to s3://{bucket}/{prefix}")
                 self._call.upload(file, bucket, prefix + file.name)
         return f"s3://{bucket}/{prefix}"
 
