@@ -195,10 +195,9 @@ class LocalNode:
             await template.start()
         except AgentLoadError as e:
             raise AgentLoadError(f"agent {agent.name}: {e}") from e
-        if template.mode == "exec" and template.reason is not None:
-            log.warning("agent %s: every session loads it again, which is slow: %s", agent.name, template.reason)
-        elif template.mode == "libraries":
-            log.warning("agent %s: every session runs its file again: %s", agent.name, template.reason)
+        if template.reason is not None:
+            how = "loads it again, which is slow" if template.mode == "exec" else "runs its file again"
+            log.warning("agent %s: every session %s: %s", agent.name, how, template.reason)
         if template.no_view is not None:
             log.warning(
                 "agent %s: its project is read-only in sessions, because the kernel allows no view for each (%s); "

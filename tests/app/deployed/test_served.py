@@ -280,6 +280,15 @@ def test_a_rollout_keeps_the_session_busy_and_ends_with_a_record_at_sigterm(
     agent.process.wait(60)
 
 
+def test_an_agent_that_blocks_its_loop_delays_no_reply_to_its_rollout(start: Start, tmp_path: Path) -> None:
+    agent = start(ASGI)
+    path, reply = agent.rollout({"wait": str(tmp_path / "go")}, session=new_session())
+    assert reply["status"] == "processing"
+    assert not path.exists()
+    (tmp_path / "go").touch()
+    assert agent.record(path)["outcome"] == "ok"
+
+
 def test_a_delivery_that_is_repeated_runs_the_agent_once(agent: Agent, model: tuple[str, list[Asked]]) -> None:
     url, calls = model
     session = new_session()

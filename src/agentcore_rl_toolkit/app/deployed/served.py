@@ -10,6 +10,7 @@ import asyncio
 import json
 import re
 import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
@@ -139,46 +140,43 @@ class DeployedApp:
         if self._calls if rollout else self._engine.busy:
             error = "this process serves either one rollout or production calls at a time"
             await JSONResponse({"error": error}, 503)(scope, receive, send)
-            return
-        if not rollout:
+        elif not rollout:
             unroute()
             self._calls += 1
             try:
                 await self._app(scope, _replayed(body, receive), send)
             finally:
                 self._calls -= 1
-            return
-        if self._engine.settings.rollouts is False:
+        elif self._engine.settings.rollouts is False:
             await JSONResponse({"error": ROLLOUTS_OFF}, 403)(scope, receive, send)
-            return
+        else:
+            await self._accept(payload, scope, receive, send)
+
+    async def _accept(self, payload: Mapping[str, Any], scope: Scope, receive: Receive, send: Send) -> None:
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
             self._engine.interrupt_on_sigterm()  # calls the server's handler too, which the server restores
-        headers = dict(scope.get("headers", ()))
-        session_id = headers.get(SESSION_HEADER, b"").decode("latin-1") or None
-        context = SimpleNamespace(session_id=session_id, scope=scope)
+        session_id = dict(scope["headers"]).get(SESSION_HEADER, b"").decode("latin-1") or None
+        context = SimpleNamespace(session_id=session_id, scope=scope, replied=threading.Event())
         accepted = self._engine.accept(self._function, payload, context)
         loop = self._engine.runner.loop()
         try:
             reply = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(accepted, loop))
+            await JSONResponse(reply)(scope, receive, send)
         except Exception as e:
-            response = JSONResponse({"error": text_of(e), "error_type": type(e).__name__}, 500)
-        else:
-            response = JSONResponse(reply)
-        await response(scope, receive, send)
+            await JSONResponse({"error": text_of(e), "error_type": type(e).__name__}, 500)(scope, receive, send)
+        finally:
+            context.replied.set()
 
     def _answer(self, payload: Mapping[str, Any], context: Any) -> dict[str, Any]:
         """Run the agent on a rollout's payload, in a thread of the rollout. Returns its result."""
+        context.replied.wait()  # the agent may block the server's loop
         config, settings = RolloutConfig.from_payload(payload) or RolloutConfig(), self._engine.settings
         row = {name: value for name, value in payload.items() if name not in (ROLLOUT_FIELD, REFERENCE_FIELD)}
         route = None
         if config.base_url:
-            route = Route(
-                base_url=config.base_url.rstrip("/"),
-                api_key=config.api_key or "none",
-                hosts=settings.model_hosts,
-                models=settings.policy_models,
-            )
+            given: dict[str, Any] = {"hosts": settings.model_hosts, "models": settings.policy_models}
+            route = Route(base_url=config.base_url.rstrip("/"), api_key=config.api_key or "none", **given)
         with routed(route):
             try:
                 answer = self._ask(row, context.scope)
