@@ -119,11 +119,8 @@ def gap(model: Any, prompt: list[int], sampled: Sequence[Sampled], temperature: 
     """
     import torch
 
+    check_sampled(sampled)
     compared = [answer for answer in sampled if answer.ids]
-    if not compared or any(len(answer.ids) != len(answer.logprobs) for answer in compared):
-        raise WeightsError(
-            "the engine sampled nothing, or did not return one logprob per token: nothing can be compared"
-        )
     T = len(prompt) + max(len(answer.ids) for answer in compared)
     device = next(model.parameters()).device
     ids_BT = torch.zeros((len(compared), T), dtype=torch.long, device=device)
@@ -138,6 +135,14 @@ def gap(model: Any, prompt: list[int], sampled: Sequence[Sampled], temperature: 
         [(logprobs_BT[b, : len(answer.ids)] - torch.tensor(answer.logprobs)).abs() for b, answer in enumerate(compared)]
     )
     return Gap(float(found_N.max()), float(found_N.mean()))
+
+
+def check_sampled(answers: Sequence[Sampled]) -> None:
+    """Raise WeightsError if no token was sampled, or one has no logprob."""
+    if not any(answer.ids for answer in answers) or any(len(a.ids) != len(a.logprobs) for a in answers):
+        raise WeightsError(
+            "the engine sampled nothing, or did not return one logprob per token: nothing can be compared"
+        )
 
 
 def probe_prompt(vocabulary: int) -> list[int]:

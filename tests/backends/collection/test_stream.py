@@ -88,7 +88,14 @@ class World:
         return self.replay.client.submit(payload, session_id, input_id, **more)
 
     def stream(
-        self, requests: Any = request, *, batch: int = 2, staleness: int = 1, places: int = 64, **more: Any
+        self,
+        requests: Any = request,
+        *,
+        batch: int = 2,
+        staleness: int = 1,
+        places: int = 64,
+        credit: Any = "episode",
+        **more: Any,
     ) -> GroupStream:
         return GroupStream(
             requests,
@@ -96,7 +103,7 @@ class World:
             gateway=self.gateway,
             batch_groups=batch,
             max_staleness=staleness,
-            config=CollectConfig(max_concurrent=places),
+            config=CollectConfig(max_concurrent=places, credit=credit),
             **more,
         )
 
@@ -265,3 +272,12 @@ async def test_the_factor_of_replacements_is_exact(factor: float, batch: int, re
     async with world.stream(staleness=0, batch=batch, replace_up_to=factor) as stream:
         await stream.take_async()
         assert stream.replaced == replaced
+
+
+async def test_groups_with_rewards_of_turns_are_not_replaced() -> None:
+    """Turns may have different rewards although the episodes have equal ones."""
+    world = World(reward=lambda position, k: [1.0])
+    async with world.stream(staleness=0, replace_up_to=2.0, credit="turn") as stream:
+        groups = await stream.take_async()
+    assert positions(groups) == [0, 1]
+    assert all(rollout.usable for group in groups for rollout in group.rollouts)

@@ -300,6 +300,19 @@ def cool_steps(server: WeightServer, out: Path) -> dict[str, Any]:
     }
 
 
+def resumed(server: WeightServer, out: Path) -> dict[str, Any]:
+    """A run that was killed after its second step, before this step was saved, and continues from the first."""
+    for steps, saved in ((2, None), (3, out / "trl" / "checkpoint-1")):
+        recording = open_recording(out / "run", {"trainer": "trl"})
+        config = settings(server.url, out, training={"max_steps": steps, "save_steps": 1})
+        replay = Replay(recorded_episodes(192), by_input=False)
+        trainer = trainer_for(config, replay, [], recording=recording, callbacks=[StepMetrics(recording)])
+        trainer.train(resume_from_checkpoint=saved and str(saved))
+        recording.run.close()
+    with RunReader(out / "run") as run:
+        return {"rollouts": [step["rollouts"] for step in run.steps() if step["phase"] == "train"]}
+
+
 def adapters(out: Path) -> dict[str, Any]:
     """Published adapters leave a base in bfloat16 as it is; what a run goes on from leaves it out."""
     tiny_model().save_pretrained(out / "given")
@@ -438,6 +451,7 @@ def cases(folder: Path) -> dict[str, Any]:
         "tokens": tokens_step,
         "lora": lora_step,
         "cool": cool_steps,
+        "resumed": resumed,
         "loop_lora": loop_lora,
         "never_works": never_works,
         "keeps_a_tensor": keeps_a_tensor,

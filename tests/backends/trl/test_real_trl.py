@@ -166,6 +166,10 @@ def test_trl_and_the_built_in_engine_agree_at_temperature_07(result: dict[str, A
     assert shares == found["clipped"], "under the name that all runs have"
 
 
+def test_a_resumed_run_has_each_step_once(result: dict[str, Any]) -> None:
+    assert result["resumed"]["rollouts"] == [64, 64, 64]
+
+
 def test_publishing_adapters_leaves_the_base_as_it_is_and_a_checkpoint_leaves_it_out(result: dict[str, Any]) -> None:
     found = result["adapters"]
     assert found["scales"] == {"None": [2.0], "4": [1.0]}

@@ -196,7 +196,9 @@ class GroupStream:
         self._move()
 
     def _is_replaced(self, group: Group) -> bool:
-        """Return True if the group's rewards are all equal and the next batch may still get other groups."""
+        """Return True if the group teaches nothing, because its rewards are equal, and the next batch may still get others."""
+        if self._config.per_token:  # rewards of turns may differ, and a teacher needs no rewards
+            return False
         rewards = [reward for reward in group.rewards if reward is not None]
         return len(rewards) > 1 and nearly_equal(rewards) and self.replaced - self._replaced_before < self._may_replace
 

@@ -5,11 +5,12 @@ Each service has a path for weights: Tinker's ``tinker://`` path, or the ARN of 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 from ...weights.engines import Sampled
-from ...weights.publishing import PROBE_ANSWER_TOKENS, PROBE_ANSWERS, PROBE_PROMPT_TOKENS, check_gap
+from ...weights.publishing import PROBE_ANSWER_TOKENS, PROBE_ANSWERS, PROBE_PROMPT_TOKENS, check_gap, check_sampled
 
 MAX_GAP = 0.05  # services compute in bfloat16; the last step's weights differ by more on trained tokens
 
@@ -42,12 +43,17 @@ async def publish(training: Sampler, name: str, version: int, gateway: Any, *, m
 
 
 async def gap(training: Sampler, path: str) -> float:
-    """Return the largest difference between recorded logprobs and those of the weights in training. Units: nats."""
+    """Return the largest difference between recorded logprobs and those of the weights in training, NaN if one is NaN.
+
+    Units: nats. Raises: WeightsError when there is nothing to compare.
+    """
     prompt = list(range(1, PROBE_PROMPT_TOKENS + 1))  # ids that exist in every vocabulary
     answers = await training.sample(path, prompt, n=PROBE_ANSWERS, max_tokens=PROBE_ANSWER_TOKENS)
+    check_sampled(answers)
     computed = await training.compute_logprobs([[*prompt, *answer.ids] for answer in answers])
-    found = 0.0
-    for answer, logprobs in zip(answers, computed, strict=True):
-        own = logprobs[len(prompt) - 1 :]
-        found = max([found, *(abs(a - b) for a, b in zip(answer.logprobs, own, strict=True))])
-    return found
+    gaps = [
+        abs(recorded - own)
+        for answer, logprobs in zip(answers, computed, strict=True)
+        for recorded, own in zip(answer.logprobs, logprobs[len(prompt) - 1 :], strict=True)
+    ]
+    return max(gaps, key=lambda found: (math.isnan(found), found))

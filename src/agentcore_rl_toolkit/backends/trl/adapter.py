@@ -286,6 +286,12 @@ class StepMetrics(TrainerCallback):
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
 
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Delete the rollouts that a run repeats which continues from a checkpoint."""
+        if state.is_world_process_zero:
+            step = int(state.global_step) // _parts(args)
+            self.recording.run.forget(from_step=step, evaluations_from=step + 1)
+
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         found = step_numbers(logs or {})
         done, parts = int(state.global_step), _parts(args)
