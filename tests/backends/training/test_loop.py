@@ -176,6 +176,24 @@ def test_groups_are_counted_by_what_they_could_teach() -> None:
     assert group_metrics([])["groups_all_failed"] is None
 
 
+@pytest.mark.parametrize(
+    ("metrics", "used"),
+    [
+        (5, None),
+        ({"tool_calls": None}, None),
+        ({"tool_calls": "3"}, None),
+        ({"tool_calls": 2}, True),
+        ({"tool_calls": 0}, False),
+    ],
+)
+def test_an_agents_metrics_may_be_anything(metrics: Any, used: bool | None) -> None:
+    record = {"rewards": 1.0, "metrics": metrics}
+    rollout = CollectedRollout(session_id="s", input_id="i", index=0, outcome=Outcome.OK, reward=1.0, record=record)
+    assert group_metrics([Group(input_id="i", rollouts=[rollout], request=GroupRequest(input_id="i", payload={}))])[
+        "tool_use"
+    ] == (None if used is None else float(used))
+
+
 async def test_the_learning_rate_warms_up_and_decays_where_it_should(tmp_path: Path) -> None:
     client, _, _ = await run(trained_as(recorded_episodes()), settings(schedule="linear", warmup_steps=2), tmp_path)
     assert [adam.learning_rate for [adam] in client.of("step")] == pytest.approx([1e-3 / 3, 1e-3 / 3])

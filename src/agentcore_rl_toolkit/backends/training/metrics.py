@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, pstdev
 from typing import Any
 
+from ...client.evaluation import metrics_of
 from ...policy.losses import bounds_of
 from ...runs.record import tools_of
 from ..collection.groups import CollectedRollout, Group, summarize
@@ -128,8 +129,7 @@ def _mean(values: Iterable[float]) -> float | None:
 
 def used_a_tool(rollout: CollectedRollout) -> bool | None:
     """Count with the agent's own metrics, otherwise with its dialogue. Return None if its model calls offered no tools."""
-    metrics = (rollout.record or {}).get("metrics") or {}
-    if "tool_calls" in metrics:
-        return bool(metrics["tool_calls"] > 0)
+    if (calls := metrics_of(rollout.record).get("tool_calls")) is not None:
+        return calls > 0
     capture = rollout.capture
     return bool(tools_of(capture.dialogue)) if capture and any(turn.tools for turn in capture.turns) else None
