@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import dataclasses
 import importlib
 import inspect
 import itertools
@@ -294,8 +293,8 @@ def known_defaults() -> dict[str, set[Any]]:
         for name, (_, field) in settings.known().items():
             found.setdefault(name, set()).add(str(settings.DEFAULTS.get(name, field.default)))
     for rare in (gateway._Rare, type(runtime._rare([]))):
-        for field in dataclasses.fields(rare):
-            found.setdefault(field.name, set()).add(str(field.default))
+        for name, field in rare.model_fields.items():
+            found.setdefault(name, set()).add(str(field.default))
     groups: list[click.Command] = [cli]
     for command in groups:  # grows while it is read
         if isinstance(command, click.Group):
@@ -415,7 +414,7 @@ def texts_with_defaults() -> dict[str, tuple[str, ...]]:
         "docs/policy.md": (
             f"{tiny['learning_rate']:.0e}".replace("e-0", "e-") + f" | all | {tiny['tokens_at_once']:,} | no |",
         ),
-        "docs/rendering.md": (f"`{_Rare.history}` (default)", f"`{_Rare.forced_tools}` (default)"),
+        "docs/rendering.md": (f"`{_Rare().history}` (default)", f"`{_Rare().forced_tools}` (default)"),
         "docs/agent.md": (f'This is the default (`@app.rollout_entrypoint(train="{DEFAULT_TRAIN}")`).',),
         "docs/trajectory.md": (f"`{DEFAULT_TRAIN}` (default)",),
         "docs/concepts.md": (f"the agent declares, {declared.default:g} by default.",),

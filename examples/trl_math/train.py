@@ -14,7 +14,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -150,13 +149,13 @@ def main() -> None:
         trainer = make_trainer(config, **both, rows=rows, model=model, tokenizer=tokenizer, on_batch=show)
         trainer.rollouts.sync_weights(trainer)
         before = evaluate(
-            "before", a.held_out, **both, config=replace(config.collect_config(), evaluation=True), seed=a.seed
+            "before", a.held_out, **both, config=config.collect_config().replace(evaluation=True), seed=a.seed
         )
         began_s = time.monotonic()
         trainer.train()
         train_s = time.monotonic() - began_s
         after = evaluate(
-            "after", a.held_out, **both, config=replace(config.collect_config(), evaluation=True), seed=a.seed
+            "after", a.held_out, **both, config=config.collect_config().replace(evaluation=True), seed=a.seed
         )
 
     logs = [entry for entry in trainer.state.log_history if "loss" in entry]

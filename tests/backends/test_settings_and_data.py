@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import subprocess
@@ -19,7 +18,7 @@ import pytest
 from agentcore_rl_toolkit.backends.rllm import RllmConfig
 from agentcore_rl_toolkit.backends.sagemaker.settings import SageMakerConfig
 from agentcore_rl_toolkit.backends.service import AgentSettings, GatewaySettings
-from agentcore_rl_toolkit.backends.settings import Settings, from_mapping, read_settings
+from agentcore_rl_toolkit.backends.settings import Settings, SettingsGroup, read_settings
 from agentcore_rl_toolkit.backends.slime import SlimeRunner
 from agentcore_rl_toolkit.backends.slime.settings import SlimeSettings
 from agentcore_rl_toolkit.backends.tinker.settings import TinkerConfig
@@ -147,8 +146,7 @@ def test_every_trainer_takes_several_gateways(urls: Any, tmp_path: Path) -> None
         assert "http://b:9090" in dict(plan.facts)["gateway_url"]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Numbers:
+class _Numbers(SettingsGroup):
     steps: int = 1
     rate: float = 1.0
 
@@ -160,7 +158,7 @@ def test_a_number_beyond_all_bounds_is_refused(tmp_path: Path) -> None:
         for file, text in texts:
             (tmp_path / file).write_text(text.replace("NAME", name))
             with pytest.raises(ConfigError):
-                from_mapping(_Numbers, read_settings(tmp_path / file), where="c")
+                _Numbers.from_values(read_settings(tmp_path / file), where="c")
 
 
 ONE = {"agent_runtime_arn": "a", "s3_bucket": "b", "exp_id": "e", "model_dir": "m", "data_path": "d", "model_type": "t"}

@@ -18,8 +18,9 @@ import psutil
 import pytest
 from rich.console import Console
 
+from agentcore_rl_toolkit.backends.training.settings import StepSettings
 from agentcore_rl_toolkit.cli.init import write
-from agentcore_rl_toolkit.cli.options import from_words
+from agentcore_rl_toolkit.cli.options import from_words, settings_of
 from agentcore_rl_toolkit.cli.training.job import Job
 from agentcore_rl_toolkit.cli.training.report import Report
 from agentcore_rl_toolkit.cli.training.settings import LocalRun, new_run, old_run, read
@@ -437,9 +438,9 @@ def test_a_wrong_setting_is_named_before_anything_starts(
 
 def test_every_spelling_of_a_boolean_setting_means_the_same() -> None:
     for words, value in ((("True", "YES", "on", "1", "y"), True), (("False", "NO", "off", "0", "n"), False)):
-        assert [from_words([f"hold_calls={word}"], LocalRun)["hold_calls"] for word in words] == [value] * 5
-    with pytest.raises(ConfigError, match="hold_calls must be a valid boolean"):
-        from_words(["hold_calls=maybe"], LocalRun)
+        assert [settings_of([f"hold_calls={word}"], StepSettings).hold_calls for word in words] == [value] * 5
+    with pytest.raises(ConfigError, match="`hold_calls` must be a valid boolean"):
+        settings_of(["hold_calls=maybe"], StepSettings)
 
 
 def test_a_mapping_is_written_as_json_and_a_list_with_commas() -> None:

@@ -13,7 +13,6 @@ import functools
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
 from itertools import takewhile
 from pathlib import Path
 from statistics import fmean
@@ -27,7 +26,7 @@ from ..contract import ANSWER_FIELD, redact
 from ..errors import ConfigError, JudgeError, UpstreamError
 from ..runs.record import text_of
 from .chat import TOKENS, ask
-from .settings import NotNegative, Positive, check
+from .settings import NotNegative, Positive, SettingsGroup
 
 KEY = "AGENTCORE_RL_JUDGE_KEY"
 MOST_CHARACTERS = 200_000  # limit for a group in one call: about 50,000 tokens
@@ -46,8 +45,7 @@ Rubric:
 """
 
 
-@dataclass(frozen=True, kw_only=True)
-class JudgeSettings:
+class JudgeSettings(SettingsGroup):
     """A judge, if there is one: without ``judge`` there is none.
 
     ``judge`` is the file with the rubric, ``judge_url`` the address of an OpenAI-compatible API, ``judge_model`` a model there.
@@ -64,16 +62,13 @@ class JudgeSettings:
     judge_timeout_s: Positive = 120.0
     judge_price: tuple[NotNegative, ...] = ()
 
-    def __post_init__(self) -> None:
-        check(self)
+    def model_post_init(self, _: Any) -> None:
         named = ("judge", "judge_url", "judge_model")  # the file with the rubric, an address, a model there
         missing = [name for name in named if not getattr(self, name)]
         if len(missing) == len(named):
             return
         if missing:
             raise ConfigError(f"{', '.join(missing)} missing: a judge needs {', '.join(named)}")
-        if getattr(self, "credit", None) == "turn":  # settings that have both
-            raise ConfigError("a judge gives one reward per rollout: it cannot be used with credit `turn`")
         url = urlsplit(str(self.judge_url))
         if url.scheme not in ("http", "https") or not url.hostname or url.username or url.query:
             raise ConfigError(f"judge_url must be an address such as https://host/v1; a key goes into {KEY}")
@@ -95,7 +90,7 @@ class JudgeSettings:
     @classmethod
     def of(cls, settings: JudgeSettings) -> JudgeSettings | None:
         """Return the judge's part of larger settings, or None if they have no judge."""
-        same = {f.name: getattr(settings, f.name) for f in fields(cls)}
+        same = {name: getattr(settings, name) for name in cls.model_fields}
         return cls(**same) if settings.judge else None
 
 

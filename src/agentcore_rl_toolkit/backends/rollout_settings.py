@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
@@ -60,7 +59,7 @@ class RolloutSettings(Settings):
     def collect_config(self) -> CollectConfig:
         """Return the settings of collections, without the age of rollouts: the trainer knows the newest weights."""
         flat = self.flat()
-        same = {f.name: flat[f.name] for f in fields(CollectConfig) if f.name in flat and f.name != "max_staleness"}
+        same = {name: flat[name] for name in CollectConfig.model_fields if name in flat and name != "max_staleness"}
         same |= {"train": self.selection.train_on, "judged_by": JudgeSettings.of(self.judging)}
         return CollectConfig(**same, require_reward=self.require_reward)
 

@@ -12,7 +12,7 @@ import os
 import secrets
 import socket
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -234,7 +234,7 @@ class RolloutService:
             [request],
             client=self.client,
             gateway=self.gateway,
-            config=replace(self.settings.collect_config(), evaluation=phase != "train"),
+            config=self.settings.collect_config().replace(evaluation=phase != "train"),
             weight_version=weight_version,
             places=self.places,
             recording=self.recording.at(phase, step) if self.recording is not None else None,

@@ -13,16 +13,15 @@ import tomllib
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self, TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
 from ..client.data import read_rows, read_text
 from ..contract import check_id
 from ..errors import ConfigError, ContractError, MissingExtraError
-
-T = TypeVar("T")
 
 ENV_AGENT_ARN = "AGENTCORE_AGENT_ARN"
 ENV_S3_BUCKET = "AGENTCORE_S3_BUCKET"
@@ -71,20 +70,6 @@ def unquoted(text: str) -> str:
     return re.sub(r"(\\+)$", lambda m: "\\" * (len(m[1]) // 2), inner)
 
 
-def check(config: Any) -> None:
-    """Check the numbers and choices of a dataclass by its types. Raises: ConfigError naming the field."""
-    kind_of: Any = type(config)
-    for name, hint in _hints(kind_of).items():
-        kinds = {typing.get_origin(kind) for kind in (hint, *typing.get_args(hint))}
-        if kinds & {Annotated, typing.Literal}:
-            fit(getattr(config, name), hint, name)
-
-
-@functools.cache
-def _hints(cls: Any) -> dict[str, Any]:
-    return typing.get_type_hints(cls, include_extras=True)
-
-
 def _shown(name: str, value: str) -> str:
     """Return a variable as a plan shows it. Keys stay out of terminals and logs."""
     return "(set)" if name.endswith(("_KEY", "_TOKEN", "_SECRET")) else shlex.quote(value)
@@ -119,20 +104,76 @@ class Plan:
 
 
 class SettingsGroup(BaseModel):
-    """Settings that belong together. Each name is unique in a whole configuration."""
+    """Settings that belong together, keyword-only and frozen. Each name is unique in a whole configuration.
+
+    ``ALIASES`` are other names of settings, those of published toolkits and of the trainer itself.
+    Raises: ConfigError that shows the name as it was given, with the nearest known name if it is unknown.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+    ALIASES: ClassVar[Mapping[str, str]] = {}
+
+    if not TYPE_CHECKING:  # type checkers know the fields
+
+        def __init__(self, **values: Any) -> None:
+            try:
+                super().__init__(**values)
+            except ValidationError as e:
+                raise self._error(e) from e
+
+    @classmethod
+    def _error(cls, e: ValidationError, given: Mapping[str, str] = MappingProxyType({})) -> ConfigError:
+        """Return the error of the first problem. ``given`` are the names that the caller used."""
+        problem = e.errors()[0]
+        known, path = cls.known(), [str(part) for part in problem["loc"]]
+        name = next((part for part in reversed(path) if part in known), "")
+        inner = problem.get("ctx", {}).get("error")
+        if isinstance(inner, ConfigError):
+            if isinstance(cause := inner.__cause__, ValidationError) and cause is not e:  # of a group
+                return cls._error(cause, given)
+            if not name:  # of a check of several settings
+                return inner
+        if problem["type"] == "extra_forbidden":
+            return ConfigError(f"unknown setting `{path[-1]}`{near(path[-1], [*known, *cls.ALIASES])}")
+        if problem["type"] == "missing":
+            return ConfigError(f"missing `{path[-1]}`")
+        shown = f"`{given.get(name, name)}`"
+        if name and not known[name][1].repr:
+            return ConfigError(f"{shown} has a value that does not fit (a secret, not shown)")
+        why = _reason(problem["msg"])
+        return ConfigError(f"{shown} {why}, got {repr(problem['input'])[:80]}" if name else why)
+
+    @classmethod
+    def known(cls) -> Mapping[str, tuple[str, FieldInfo]]:
+        """Return each setting by name: its group, empty for one without a group, and its definition."""
+        return _known(cls)
+
+    @classmethod
+    def kinds(cls) -> dict[str, Any]:
+        """Return the type of each setting by name, without its limits."""
+        hints = [typing.get_type_hints(part) for part in (cls, *_groups(cls).values())]
+        return {name: hint for found in hints for name, hint in found.items() if name in cls.known()}
+
+    def replace(self, **changes: Any) -> Self:
+        """Return the same settings with changes."""
+        return type(self)(**{**dict(self), **changes})
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, Any], *, where: str) -> Self:
+        """Make settings of a file or a command line. Raises: ConfigError that begins with ``where``."""
+        try:
+            return cls(**values)
+        except ConfigError as e:
+            raise ConfigError(f"{where}: {e}") from e
 
 
 class Settings(SettingsGroup):
     """The settings of a trainer, in groups.
 
-    A setting is accepted and read with or without its group's name: ``tps_limit`` is ``limits.tps_limit``. ``ALIASES`` are other
-    names of settings, those of published toolkits and of the trainer itself. ``DEFAULTS`` differ from the groups' own.
-    Raises: ConfigError that shows the name as it was given, with the nearest known name if it is unknown.
+    A setting is accepted and read with or without its group's name: ``tps_limit`` is ``limits.tps_limit``. ``DEFAULTS`` differ
+    from the groups' own.
     """
 
-    ALIASES: ClassVar[Mapping[str, str]] = {}
     DEFAULTS: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(self, **values: Any) -> None:
@@ -146,17 +187,9 @@ class Settings(SettingsGroup):
         for name, value in flat.items():
             (nested[known[name][0]] if known[name][0] else nested)[name] = value
         try:
-            super().__init__(**nested)
+            BaseModel.__init__(self, **nested)
         except ValidationError as e:
-            problem = e.errors()[0]
-            name = next((str(part) for part in reversed(problem["loc"]) if part in known), "")
-            why = _reason(problem["msg"])
-            if name and not known[name][1].repr:
-                raise ConfigError(
-                    f"`{given.get(name, name)}` has a value that does not fit (a secret, not shown)"
-                ) from None
-            shown = f"`{given.get(name, name)}` {why}, got {repr(problem['input'])[:80]}" if name else why
-            raise ConfigError(shown) from e
+            raise self._error(e, given) from e
 
     @classmethod
     def plain(cls, values: Mapping[str, Any], given: dict[str, str] | None = None) -> dict[str, Any]:
@@ -183,17 +216,6 @@ class Settings(SettingsGroup):
         """Add settings that follow from the given ones, which are not checked yet. Raises: ConfigError."""
         return given
 
-    @classmethod
-    def known(cls) -> Mapping[str, tuple[str, FieldInfo]]:
-        """Return each setting by name: its group, empty for one without a group, and its definition."""
-        return _known(cls)
-
-    @classmethod
-    def kinds(cls) -> dict[str, Any]:
-        """Return the type of each setting by name, without its limits."""
-        hints = [typing.get_type_hints(part) for part in (cls, *_groups(cls).values())]
-        return {name: hint for found in hints for name, hint in found.items() if name in cls.known()}
-
     def __getattr__(self, name: str) -> Any:
         place = self.ALIASES.get(name, name)
         if name.startswith("_") or place not in self.known():
@@ -214,14 +236,6 @@ class Settings(SettingsGroup):
         return type(self)(**{**self.flat(), **{self.ALIASES.get(name, name): v for name, v in changes.items()}})
 
     @classmethod
-    def from_values(cls, values: Mapping[str, Any], *, where: str) -> Self:
-        """Make settings of a file or a command line. Raises: ConfigError that begins with ``where``."""
-        try:
-            return cls(**values)
-        except ConfigError as e:
-            raise ConfigError(f"{where}: {e}") from e
-
-    @classmethod
     def from_file(cls, path: str | Path) -> Self:
         """Read a file (YAML, TOML or JSON). AGENTCORE_AGENT_ARN and AGENTCORE_S3_BUCKET fill what it leaves out."""
         return cls.from_values(with_environment(read_settings(path)), where=str(path))
@@ -233,27 +247,16 @@ def near(name: str, known: Sequence[str]) -> str:
     return f"; did you mean `{found[0]}`?" if found else f"; known: {', '.join(known)}"
 
 
-def _groups(kind: type[Settings]) -> dict[str, type[Any]]:
+def _groups(kind: type[SettingsGroup]) -> dict[str, type[SettingsGroup]]:
     kinds = {name: field.annotation for name, field in kind.model_fields.items()}
-    return {
-        name: part
-        for name, part in kinds.items()
-        if isinstance(part, type) and (issubclass(part, SettingsGroup) or dataclasses.is_dataclass(part))
-    }
+    return {name: part for name, part in kinds.items() if isinstance(part, type) and issubclass(part, SettingsGroup)}
 
 
 @functools.cache
-def _known(kind: type[Settings]) -> Mapping[str, tuple[str, FieldInfo]]:
+def _known(kind: type[SettingsGroup]) -> Mapping[str, tuple[str, FieldInfo]]:
     groups = _groups(kind)
     found = {name: ("", field) for name, field in kind.model_fields.items() if name not in groups}
-    for group, part in groups.items():
-        if issubclass(part, SettingsGroup):
-            found |= {name: (group, field) for name, field in part.model_fields.items()}
-        else:
-            plain: Any = part
-            hints, members = _hints(plain), dataclasses.fields(plain)
-            found |= {f.name: (group, FieldInfo.from_annotated_attribute(hints[f.name], f.default)) for f in members}
-    return found
+    return found | {name: (group, f) for group, part in groups.items() for name, f in part.model_fields.items()}
 
 
 def read_settings(path: str | Path) -> dict[str, Any]:
@@ -281,36 +284,6 @@ def read_settings(path: str | Path) -> dict[str, Any]:
     if not isinstance(loaded, dict):
         raise ConfigError(f"{path}: the file must contain names and values of settings, got {type(loaded).__name__}")
     return loaded
-
-
-def from_mapping(cls: type[T], values: Mapping[str, Any], *, where: str) -> T:
-    """Make a configuration dataclass from a mapping.
-
-    Lists become tuples if the field is a tuple. Numbers in text (YAML reads ``1e-6`` as text) become numbers.
-    Raises: ConfigError naming the key on an unknown or missing one (with the nearest known name), or a wrong type.
-    """
-    known: Any = cls
-    hints = _hints(known)
-    fields = {f.name: f for f in dataclasses.fields(cls) if f.init}  # type: ignore[arg-type]  # T is a dataclass
-    unknown = [str(name) for name in values if name not in fields]
-    if unknown:
-        raise ConfigError(f"{where}: unknown setting `{unknown[0]}`{near(unknown[0], list(fields))}")
-    required = [
-        n
-        for n, f in fields.items()
-        if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING and n not in values
-    ]
-    if required:
-        raise ConfigError(f"{where}: missing {', '.join(f'`{n}`' for n in required)}")
-    made = {}
-    for name, value in values.items():
-        try:
-            made[name] = fit(value, hints[name], f"{where}: `{name}`")
-        except ConfigError:
-            if fields[name].repr:
-                raise
-            raise ConfigError(f"{where}: `{name}` has a value that does not fit (a secret, not shown)") from None
-    return cls(**made)
 
 
 def with_environment(values: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
@@ -349,20 +322,6 @@ def planned(config: Settings, *, exp_id: str | None = None, data: Path | None = 
         if value not in (None, (), {}, default):
             facts.append((name, str(value)))
     return facts if data is None else [*facts, ("rows", f"{len(read_rows(data))} in {data}")]
-
-
-@functools.cache
-def _adapter(hint: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(hint, config=ConfigDict(allow_inf_nan=False))
-
-
-def fit(value: Any, hint: Any, name: str) -> Any:
-    """Convert a value to this type with pydantic. Raises: ConfigError."""
-    try:
-        return _adapter(hint).validate_python(value)
-    except (ValidationError, ValueError, OverflowError) as e:
-        why = e.errors()[0]["msg"] if isinstance(e, ValidationError) else str(e)
-        raise ConfigError(f"{name} {_reason(why)}, got {repr(value)[:80]}") from e
 
 
 def _reason(message: str) -> str:

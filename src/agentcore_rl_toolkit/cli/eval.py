@@ -278,7 +278,7 @@ def _judge(options: dict[str, Any]) -> JudgeSettings | None:
     """Return the settings of the judge, if the options have one. Raises: ConfigError."""
     from ..backends.llm_judge import JudgeSettings
 
-    given = {name: options[name] for name in JudgeSettings.__dataclass_fields__ if options.get(name) is not None}
+    given = {name: options[name] for name in JudgeSettings.model_fields if options.get(name) is not None}
     return JudgeSettings.of(JudgeSettings(**given))
 
 

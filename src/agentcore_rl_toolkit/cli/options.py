@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import io
 import json
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.core import ParameterSource
@@ -18,8 +17,11 @@ from click.core import ParameterSource
 from ..backends.scorer import checked_spec
 from ..errors import ConfigError
 
+if TYPE_CHECKING:
+    from ..backends.settings import SettingsGroup
+
 F = TypeVar("F", bound=Callable[..., Any])
-T = TypeVar("T")
+G = TypeVar("G", bound="SettingsGroup")
 
 allowed_hosts = click.option(
     "--allowed-host",
@@ -241,24 +243,21 @@ def from_environment(name: str, variable: str) -> Callable[[F], F]:
     return click.option(name, envvar=variable, hidden=True, callback=refuse)
 
 
-def settings_of(words: Sequence[str], cls: type[T]) -> T:
-    """Make a dataclass from the NAME=VALUE words of --set. Raises: ConfigError."""
-    from ..backends.settings import from_mapping
-
-    return from_mapping(cls, from_words(words, cls), where="--set")
+def settings_of(words: Sequence[str], cls: type[G]) -> G:
+    """Make settings from the NAME=VALUE words of --set. Raises: ConfigError."""
+    return cls.from_values(from_words(words, cls), where="--set")
 
 
-def from_words(pairs: Sequence[str], cls: Any) -> dict[str, Any]:
-    """Convert NAME=VALUE words to settings of a dataclass or a model. Lists have commas between. Raises: ConfigError."""
-    from ..backends.settings import fit, near
+def from_words(pairs: Sequence[str], cls: type[SettingsGroup]) -> dict[str, Any]:
+    """Return the values of NAME=VALUE words. Lists have commas between. Raises: ConfigError."""
+    from ..backends.settings import near
 
-    plain = dataclasses.is_dataclass(cls)
-    aliases, kinds = ({}, typing.get_type_hints(cls)) if plain else (cls.ALIASES, cls.kinds())
+    kinds = cls.kinds()
     values: dict[str, Any] = {}
     for pair in pairs:
         name, sign, text = pair.partition("=")
         name = name.replace("-", "_")
-        name = aliases.get(name, name)
+        name = cls.ALIASES.get(name, name)
         if not sign:
             raise ConfigError(f"--set {pair}: write the setting as NAME=VALUE")
         if name not in kinds:
@@ -268,9 +267,7 @@ def from_words(pairs: Sequence[str], cls: Any) -> dict[str, Any]:
         parts = {part for kind in each for part in (kind, typing.get_origin(kind))}
         if tuple in parts:
             values[name] = text.split(",")
-        elif bool in parts:
-            values[name] = None if text == "null" and type(None) in parts else fit(text, bool, f"--set {name}")
-        elif parts & {int, float, Mapping}:
+        elif parts & {int, float, Mapping} or (bool in parts and text == "null"):
             with contextlib.suppress(ValueError):  # the check of all settings reports any other value
                 values[name] = json.loads(text)
     return values

@@ -319,7 +319,7 @@ def adapters(out: Path) -> dict[str, Any]:
     tiny_tokenizer().save_pretrained(out / "given")
     scales = {}
     for alpha in (None, 4):
-        model, _ = load_model(TorchSettings(model_dir=out / "given", lora_rank=4, lora_alpha=alpha))
+        model, _ = load_model(TorchSettings(model=out / "given", lora_rank=4, lora_alpha=alpha))
         scales[str(alpha)] = {layer.scaling["default"] for layer in model.modules() if hasattr(layer, "lora_A")}
     whole, kept = model.state_dict(), changed_by_training(model)
     lora = _lora({"r": 4, "target_modules": ["q_proj"]})
@@ -389,7 +389,7 @@ def loop_lora(server: WeightServer, out: Path) -> dict[str, Any]:
     how = LoopSettings(steps=1, learning_rate=1e-2, beta2=0.99, max_grad_norm=1.0, minibatches=4)
 
     async def step() -> dict[str, Any]:
-        model = TorchSettings(model_dir=given, lora_rank=4)
+        model = TorchSettings(model=given, lora_rank=4)
         training = TorchClient.open(model, None, run_dir=out, engine=EngineAddress(url=server.url))
         training.max_logprob_gap = None  # another model sampled the recorded episodes
         probe = probe_of(groups)

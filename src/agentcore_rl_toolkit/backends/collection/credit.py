@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
 from ...errors import ConfigError
 from ...logs import WarnsOnceAMinute
-from ..settings import NotNegative
+from ..settings import NotNegative, SettingsGroup
 from .advantages import Estimator, advantages
 
 if TYPE_CHECKING:
@@ -33,8 +33,7 @@ OFTEN = (
 _signs = WarnsOnceAMinute(logging.getLogger(__name__))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Credit:
+class Credit(SettingsGroup):
     """Rules for the advantage of a token.
 
     ``credit`` "turn" compares the returns of turns, ``discount`` per turn, at each position in a group or (``normalize`` "group")
@@ -65,9 +64,9 @@ class Credit:
             raise ConfigError(f"a teacher's logprobs are those at temperature 1: leave {name} at 1")
 
 
-def refuse(values: Mapping[str, Any], trainer: str, why: str, settings: type[Any] = Credit) -> None:
+def refuse(values: Mapping[str, Any], trainer: str, why: str, settings: type[SettingsGroup] = Credit) -> None:
     """Raise ConfigError if the values have one of these settings, which the trainer cannot honor."""
-    named = [f.name for f in fields(settings) if f.name in values]
+    named = [name for name in settings.model_fields if name in values]
     if named:
         raise ConfigError(f"{trainer} cannot take {', '.join(named)}: {why}")
 

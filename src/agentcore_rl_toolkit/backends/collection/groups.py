@@ -20,7 +20,7 @@ from ...errors import ConfigError, RolloutError
 from ...trajectory import CUTS, Trajectory
 from ..llm_judge import JudgeScore, JudgeSettings
 from ..scorer import SCORE_TIMEOUT_S
-from ..settings import Count, Least0, NotNegative, Positive, check
+from ..settings import Count, Least0, NotNegative, Positive
 from .credit import Credit
 
 if TYPE_CHECKING:
@@ -115,7 +115,6 @@ class GroupRequest:
 MAX_TURNS = 2_000  # an agent in an endless loop makes a hundred calls per second
 
 
-@dataclass(frozen=True, kw_only=True)
 class CollectConfig(Credit):
     """Settings for the collection of a batch of groups.
 
@@ -162,8 +161,7 @@ class CollectConfig(Credit):
     score: str | None = None
     score_timeout_s: Positive = SCORE_TIMEOUT_S
 
-    def __post_init__(self) -> None:
-        check(self)
+    def model_post_init(self, _: Any) -> None:
         if self.train is not None:
             check_train(self.train)
         if self.evaluation:

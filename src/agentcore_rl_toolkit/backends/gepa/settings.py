@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ...errors import ConfigError
@@ -11,7 +10,6 @@ from ..llm_judge import JudgeSettings
 from ..settings import Count, Least0, NotNegative, Positive
 
 
-@dataclass(frozen=True, kw_only=True)
 class SearchSettings(JudgeSettings):
     """Settings of `agentcore-rl optimize`, by `--set NAME=VALUE`.
 
@@ -34,8 +32,8 @@ class SearchSettings(JudgeSettings):
     usd_per_million_input: NotNegative = 0.0
     usd_per_million_output: NotNegative = 0.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def model_post_init(self, context: Any) -> None:
+        super().model_post_init(context)
         if self.max_usd is not None and not (self.usd_per_rollout or self.usd_per_million_output):
             raise ConfigError("max_usd needs prices: usd_per_rollout, usd_per_million_input, usd_per_million_output")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import Any
 
 from ...errors import CaptureError
@@ -91,7 +91,7 @@ def to_slime(rollout: CollectedRollout, base: Any, *, args: Any = None, filler_i
 
 def credit_of(args: Any) -> Credit:
     """Return the settings of `Credit` among slime's arguments."""
-    return Credit(**{f.name: getattr(args, f.name) for f in fields(Credit) if getattr(args, f.name, None) is not None})
+    return Credit(**{name: v for name in Credit.model_fields if (v := getattr(args, name, None)) is not None})
 
 
 def flat(samples: Any) -> Iterator[Any]:

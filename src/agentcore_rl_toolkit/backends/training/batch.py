@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from ...errors import ConfigError
@@ -48,18 +49,27 @@ def to_datum(sample: Sample, *, version: int | None = None, cut: bool = False) -
     if len(tokens) < 2 or not sample.prompt_ids:
         raise ConfigError(f"a sample needs a prompt and a response to predict, got {len(tokens)} tokens")
     context = len(sample.prompt_ids) - 1
-    fresh = [
-        bool(m) and not cut and version in (None, v)
-        for m, v in zip(sample.response_mask, sample.weight_versions, strict=True)
-    ]
     return Datum(
         tokens=tokens[:-1],
         target_tokens=tokens[1:],
         logprobs=[0.0] * context + [0.0 if lp is None else lp for lp in sample.response_logprobs],
         advantages=[0.0] * context + sample.advantages,
         mask=[0] * context + sample.response_mask,
-        fresh=[False] * context + fresh,
+        fresh=[False] * context + [fresh and not cut for fresh in _fresh(sample, version)],
     )
+
+
+def _fresh(sample: Sample, version: int | None) -> list[bool]:
+    """Mark the tokens of model calls whose tokens are all from the weights of this version.
+
+    A call that continued with new weights has the attention cache of the old ones. Shapes: -> (R,).
+    """
+    found: list[bool] = []
+    tokens = zip(sample.response_mask, sample.weight_versions, strict=True)
+    for sampled, call in groupby(tokens, key=lambda token: token[0]):
+        versions = [v for _, v in call]
+        found += [bool(sampled) and (version is None or set(versions) == {version})] * len(versions)
+    return found
 
 
 def to_data(

@@ -24,7 +24,8 @@ from ...policy.model import TOKENIZER_FILE, check_directory
 from ...policy.sampling import SamplingParams
 from .batch import Datum
 from .client import Adam, Loss, Passed
-from .torch_client import TorchClient, TorchSettings, load_model, pad_id_of
+from .settings import TorchSettings
+from .torch_client import TorchClient, load_model, pad_id_of
 
 SAMPLERS = 3  # saved weights that stay loaded; older ones are loaded again when a request names them
 
@@ -64,7 +65,7 @@ class LocalModel:
 
     def create(self, run: str, *, temperature: float = 1.0) -> None:
         """Start a run with a fresh copy of the base weights. Its losses divide the logits by ``temperature``."""
-        settings = TorchSettings(model_dir=self.folder, temperature=temperature)
+        settings = TorchSettings(model=self.folder, temperature=temperature)
         model, tokenizer = load_model(settings)
         self._runs[run] = TorchClient(model, pad_id_of(tokenizer), settings, run_dir=self.folder)
 

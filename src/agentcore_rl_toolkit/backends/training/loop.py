@@ -24,7 +24,7 @@ import json
 import random
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ..._servers.process import write_private
@@ -205,7 +205,7 @@ async def _evaluate(
         [GroupRequest(input_id=f"{when}/{i:04d}", payload=row) for i, row in enumerate(held_out)],
         client=services.client,
         gateway=services.gateway,
-        config=replace(settings.collect_config(), evaluation=True),
+        config=settings.collect_config().replace(evaluation=True),
         places=places,
         weight_version=version,
         on_rollout=lambda rollout: observe("rollout", {"phase": when, "rollout": rollout}),

@@ -117,6 +117,39 @@ class UpdateSettings(SettingsGroup):
         return Loss(name=self.loss, options={**options, **self.loss_options})
 
 
+class LearnerSettings(SettingsGroup):
+    """A model, and its training in this process. `train` takes the defaults of a model from its size.
+
+    ``model`` is a folder, None the built-in policy. ``lora_rank`` 0 trains all weights. Adapters are scaled by ``lora_alpha``
+    divided by the rank (None: twice the rank). ``tokens_at_once`` of a minibatch, with padding, are computed together.
+    ``gradient_checkpointing`` computes activations again in the backward pass, which takes less memory and a third more time.
+    Engine and trainer multiply matrices in ``dtype``. ``weight_decay`` is that of AdamW. ``kl_penalty`` times the divergence from
+    the model at the start is added to the loss of each token. Without LoRA, this needs a second copy of the model.
+    """
+
+    model: Path | None = None
+    lora_rank: Least0 = 0
+    lora_alpha: Count | None = None
+    tokens_at_once: Count = 4096
+    gradient_checkpointing: bool = False
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    weight_decay: NotNegative = 0.0
+    kl_penalty: NotNegative = 0.0
+
+    @property
+    def alpha(self) -> int:
+        """The scale of the adapters times their rank."""
+        return self.lora_alpha or 2 * self.lora_rank
+
+
+class TorchSettings(LearnerSettings):
+    """The settings of `TorchClient`. ``temperature`` divides the logits, as in the engine. ``threads`` None takes all cores."""
+
+    temperature: Positive = 1.0
+    threads: Count | None = None
+    seed: int = 0
+
+
 class LoopSettings(RolloutSettings):
     """The settings of the training loop."""
 

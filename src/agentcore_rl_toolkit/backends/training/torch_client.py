@@ -29,39 +29,10 @@ from ...weights import EngineAddress, Publisher
 from ...weights.publishing import MAX_GAP, MAX_GAP_OF_BFLOAT16
 from .batch import Datum
 from .client import Adam, Loss, Passed
+from .settings import TorchSettings
 
 HEAD_TOKENS = 512  # tokens whose logits are in memory at once
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, kw_only=True)
-class TorchSettings:
-    """The settings of a model that this process trains.
-
-    ``model_dir`` None is the built-in model. ``dtype`` is the type in which matrices are multiplied: float32 or bfloat16.
-    ``lora_rank`` 0 trains all weights; adapters are scaled by ``lora_alpha`` / rank (None: twice the rank). ``tokens_at_once``
-    of a batch, with padding, are computed together. ``gradient_checkpointing`` computes activations again in the backward pass,
-    which takes less memory and a third more time. ``temperature`` divides the logits, as in the engine. ``kl_penalty`` times the
-    divergence from the loaded model is added to the loss of each token. Without LoRA, this needs a second copy of the model.
-    ``threads`` None takes all cores.
-    """
-
-    model_dir: Path | None = None
-    dtype: str = "float32"
-    lora_rank: int = 0
-    lora_alpha: int | None = None
-    tokens_at_once: int = 4096
-    gradient_checkpointing: bool = False
-    temperature: float = 1.0
-    weight_decay: float = 0.0
-    kl_penalty: float = 0.0
-    threads: int | None = None
-    seed: int = 0
-
-    @property
-    def alpha(self) -> int:
-        """The scale of the adapters times their rank."""
-        return self.lora_alpha or 2 * self.lora_rank
 
 
 class TorchClient:
@@ -140,7 +111,7 @@ class TorchClient:
     def save_policy(self) -> None:
         """Write the trained model to ``policy`` in the run's folder, as transformers and engines load it."""
         model = self.model.merge_and_unload() if self.settings.lora_rank else self.model
-        save_policy(model, self._run_dir / "policy", tokenizer_from=self.settings.model_dir)
+        save_policy(model, self._run_dir / "policy", tokenizer_from=self.settings.model)
 
     # -- on the worker's thread
 
@@ -301,7 +272,7 @@ def at_once(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
 
 def load_model(settings: TorchSettings) -> tuple[Any, Any]:
     """Load the model to train and its tokenizer."""
-    model, tokenizer = load_policy(settings.model_dir)
+    model, tokenizer = load_policy(settings.model)
     device, _ = placement(model.num_parameters())
     model = model.to(device)
     compute_in(model, settings.dtype)

@@ -11,7 +11,6 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +85,7 @@ class AgentCoreRollouts:
             self._requests(prompts, n, trainer),
             client=self.client,
             gateway=self.gateway,
-            config=replace(self.config.collect_config(), evaluation=not trainer.model.training),
+            config=self.config.collect_config().replace(evaluation=not trainer.model.training),
             weight_version=self.version,
             recording=self._recording(trainer),
         )

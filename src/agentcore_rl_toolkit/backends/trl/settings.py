@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -109,7 +108,7 @@ class TrlConfig(ServiceSettings):
         return self.replace(training={**self.trl.training, **given})
 
     def collect_config(self) -> CollectConfig:
-        return replace(super().collect_config(), sampling_params=self.trained_sampling())
+        return super().collect_config().replace(sampling_params=self.trained_sampling())
 
     def trained_sampling(self) -> dict[str, Any]:
         """Return the agents' sampling parameters, with `training.temperature`, by which TRL divides its logits."""

@@ -7,7 +7,6 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,7 +21,6 @@ from ..settings import (
     Plan,
     Positive,
     SettingsGroup,
-    from_mapping,
     hydra_value,
     planned,
     read_settings,
@@ -121,12 +119,11 @@ class AgentCoreConfig(ServiceSettings):
         return cls.from_values(with_environment(values), where="agentcore")
 
 
-@dataclass(frozen=True, kw_only=True)
-class VerlConfig:
+class VerlConfig(SettingsGroup):
     """A verl run as a file: `agentcore` for us, `overrides` or `args` for verl (hydra keys), `config_name` of verl's own."""
 
     agentcore: Mapping[str, Any]
-    overrides: Mapping[str, Any] = field(default_factory=dict)
+    overrides: Mapping[str, Any] = Field(default_factory=dict)
     config_name: str = "ppo_trainer"
     words: tuple[str, ...] = ()  # further arguments of the command line, as they were given
 
@@ -136,11 +133,11 @@ class VerlConfig:
         values = read_settings(path)
         if "args" in values:
             values["overrides"] = {**values.get("overrides", {}), **values.pop("args")}
-        return from_mapping(cls, values, where=str(path))
+        return cls.from_values(values, where=str(path))
 
     def with_args(self, words: Sequence[str]) -> VerlConfig:
         """Return the same run with further hydra overrides."""
-        return replace(self, words=(*self.words, *words))
+        return self.replace(words=(*self.words, *words))
 
     def arguments(self) -> list[str]:
         """Return the configuration as command-line arguments of `main`."""

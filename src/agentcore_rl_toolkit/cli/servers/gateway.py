@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any, Literal
 
 import click
 
+from ...backends.settings import SettingsGroup
 from ..models import Model
 from ..options import from_environment, settings_of, settings_option, with_server
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Rare:
+class _Rare(SettingsGroup):
     """Settings of `gateway serve --set`. Units: seconds, megabytes. The second group is `GatewayConfig`'s."""
 
     call_timeout: float = 1800.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 from collections.abc import Sequence
@@ -33,10 +32,10 @@ _TIMES = ("init_timeout", "idle_timeout", "invoke_timeout", "max_lifetime", "sto
 
 def _rare(words: Sequence[str]) -> Any:
     """Read the settings of `runtime serve --set`. Units: seconds. ``tps`` and later fields replace the quota profile's."""
+    from ...backends.settings import SettingsGroup
     from ...runtime.config import RuntimeConfig, TimeLimits
 
-    @dataclasses.dataclass(frozen=True, kw_only=True)
-    class Rare:
+    class Rare(SettingsGroup):
         region: str = RuntimeConfig.region
         account_id: str = RuntimeConfig.account_id
         start_mode: Literal["auto", "exec"] = RuntimeConfig.start_mode

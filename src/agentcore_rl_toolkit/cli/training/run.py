@@ -139,7 +139,7 @@ async def _train(job: Job, services: Services, engine: EngineAddress, observe: O
     from ...backends.collection.groups import trained_temperature
     from ...backends.collection.teacher import teacher_at
     from ...backends.training.loop import train
-    from ...backends.training.settings import State
+    from ...backends.training.settings import State, TorchSettings
     from ...backends.training.torch_client import TorchClient
     from ...policy import WEIGHTS_DIR
 
@@ -148,13 +148,14 @@ async def _train(job: Job, services: Services, engine: EngineAddress, observe: O
     if teacher_url is not None:
         await asyncio.to_thread(teacher_at(teacher_url).check, learner.model or WEIGHTS_DIR)
     cores = os.cpu_count() or 2
-    model = learner.torch(
-        seed=settings.step.seed,
-        temperature=trained_temperature(settings.selection.sampling_params),
-        dtype=await asyncio.to_thread(engine.connect().dtype) or learner.dtype,
+    how = {
+        "seed": settings.step.seed,
+        "temperature": trained_temperature(settings.selection.sampling_params),
+        "dtype": await asyncio.to_thread(engine.connect().dtype) or learner.dtype,
         # With staleness, rollouts run meanwhile.
-        threads=cores if settings.step.max_staleness == 0 else max(1, cores // 2),
-    )
+        "threads": cores if settings.step.max_staleness == 0 else max(1, cores // 2),
+    }
+    model = TorchSettings(**{**dict(learner), **how})
     resumed = State.read(job.run_dir)
     state = resumed.state if resumed else None
     training = await asyncio.to_thread(TorchClient.open, model, state, run_dir=job.run_dir, engine=engine)

@@ -9,15 +9,15 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from ..._installation import missing_extra
 from ...backends.collection.groups import WHOLE_DISTRIBUTION, trained_temperature
 from ...backends.scorer import split_spec
-from ...backends.settings import Count, Least0, NotNegative, SettingsGroup, fit, read_settings
-from ...backends.training.settings import LoopSettings
+from ...backends.settings import SettingsGroup, read_settings
+from ...backends.training.settings import LearnerSettings, LoopSettings
 from ...client.data import read_rows
 from ...errors import ConfigError
 from ...gateway.config import ForcedTools, History
@@ -28,9 +28,6 @@ from ..servers.vllm import find_python
 from .stack import find_agent
 from .trackers import check_installed
 
-if TYPE_CHECKING:
-    from ...backends.training.torch_client import TorchSettings
-
 _PATHS = ("agent", "data_path", "eval_data_path", "model", "judge")
 _FOLDERS = ("readable", "writable")
 _TINY, _LARGE = (
@@ -39,39 +36,13 @@ _TINY, _LARGE = (
 )  # parameters: below this, models are for demonstrations; above, training all weights takes too much memory
 
 
-class LearnerSettings(SettingsGroup):
-    """The model and how it is trained in this process. The defaults of a model follow from its size (`by_size`).
-
-    ``model`` is a folder, a name of the hub or a GGUF file, None the built-in policy. ``lora_rank`` 0 trains all weights.
-    Adapters are scaled by ``lora_alpha`` / rank (None: twice the rank). ``tokens_at_once`` of a minibatch are computed together;
-    ``gradient_checkpointing`` saves memory. Engine and trainer multiply matrices in ``dtype``. ``weight_decay`` is that of AdamW.
-    ``kl_penalty`` times the divergence from the model at the start is added to the loss of each token.
-    """
-
-    model: Path | None = None
-    lora_rank: Least0 = 0
-    lora_alpha: Count | None = None
-    tokens_at_once: Count = 4096
-    gradient_checkpointing: bool = False
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    weight_decay: NotNegative = 0.0
-    kl_penalty: NotNegative = 0.0
-
-    def torch(self, *, seed: int, temperature: float = 1.0, **more: Any) -> TorchSettings:
-        """Return the settings of the training client. ``more`` wins over these settings."""
-        from ...backends.training.torch_client import TorchSettings
-
-        same = {name: value for name, value in self if name != "model"}
-        return TorchSettings(model_dir=self.model, **{**same, "seed": seed, "temperature": temperature, **more})
-
-
 def fitted(given: dict[str, Any]) -> dict[str, Any]:
     """Add the settings that follow from the model's size. Raises: ConfigError."""
     model = (
         None if given.get("model") is None else model_folder(given["model"])
     )  # a run stands for the model that it trained
     rank = given.get("lora_rank")
-    found = by_size(model, None if rank is None else fit(rank, Least0, "`lora_rank`"))
+    found = by_size(model, None if rank is None else LearnerSettings(lora_rank=rank).lora_rank)
     return {**given, **{name: value for name, value in found.items() if given.get(name) is None}, "model": model}
 
 

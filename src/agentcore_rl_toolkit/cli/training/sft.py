@@ -12,7 +12,7 @@ import click
 from pydantic import Field
 
 from ...backends.settings import Count, Settings, SettingsGroup
-from ...backends.training.settings import OptimizerSettings
+from ...backends.training.settings import LearnerSettings, OptimizerSettings, TorchSettings
 from ...client.data import read_rows
 from ...errors import ConfigError
 from ...runs import demonstrations, find_run, locked, read_config, write_config
@@ -21,7 +21,7 @@ from ..options import from_words, settings_option
 from ..output.commands import nearby, program
 from ..output.terminal import visible
 from .run import quiet_libraries
-from .settings import LearnerSettings, LocalRun, fitted, new_folder
+from .settings import LocalRun, fitted, new_folder
 
 
 class ImitationSettings(SettingsGroup):
@@ -131,7 +131,7 @@ async def _imitate(
     from ...backends.training.torch_client import TorchClient
 
     how = settings.imitation
-    training = TorchClient.open(settings.learner.torch(seed=how.seed), None, run_dir=run_dir)
+    training = TorchClient.open(TorchSettings(**dict(settings.learner), seed=how.seed), None, run_dir=run_dir)
     try:
         await imitate(
             training,

@@ -16,7 +16,6 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -443,7 +442,7 @@ class Job:
 
         requests = [GroupRequest(input_id=f"row-{i}", payload={"prompt": p}, n=n) for i, p in enumerate(prompts)]
         client: Any = self
-        config = replace(RolloutSettings(**self._rollouts_settings()).collect_config(), evaluation=True)
+        config = RolloutSettings(**self._rollouts_settings()).collect_config().replace(evaluation=True)
         groups = await collect_async(requests, client=client, gateway=gateway, config=config, on_rollout=count)
         self._output["EvaluationMetrics"] = {"eval/reward/mean": summarize(groups).ok_mean}
 
