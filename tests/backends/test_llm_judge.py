@@ -143,7 +143,7 @@ async def test_the_reward_is_the_judges_or_a_mix_with_the_agents_own(judge: Any)
     assert group.rewards[0] is not None
     assert group.rewards[1] is not None
     assert group.rewards[0] < group.rewards[1]
-    half = dataclasses.replace(settings, judge_weight=0.5)
+    half = settings.replace(judge_weight=0.5)
     [group] = await collected([returned("x" * 900, rewards=0.0), returned("x" * 900, rewards=1.0)], half)
     low, high = group.rewards
     assert low is not None
@@ -167,7 +167,7 @@ async def test_only_ok_rollouts_are_judged_and_what_the_policy_failed_at_scores_
 
 def service_settings(settings: JudgeSettings) -> ServiceSettings:
     arn = "arn:aws:bedrock-agentcore:us-west-2:123456789012:runtime/a-0123456789"
-    named = dataclasses.asdict(settings)
+    named = dict(settings)
     return ServiceSettings(agent_runtime_arn=arn, s3_bucket="b", exp_id="e", model_id="m", **named)
 
 
