@@ -129,9 +129,9 @@ class SettingsGroup(BaseModel):
         name = next((part for part in reversed(path) if part in known), "")
         inner = problem.get("ctx", {}).get("error")
         if isinstance(inner, ConfigError):
-            if isinstance(cause := inner.__cause__, ValidationError) and cause is not e:  # of a group
+            if isinstance(cause := inner.__cause__, ValidationError) and cause is not e:  # the error of a group
                 return cls._error(cause, given)
-            if not name:  # of a check of several settings
+            if not name:  # the error of a check of several settings
                 return inner
         if problem["type"] == "extra_forbidden":
             return ConfigError(f"unknown setting `{path[-1]}`{near(path[-1], [*known, *cls.ALIASES])}")

@@ -138,7 +138,7 @@ def gap(model: Any, prompt: list[int], sampled: Sequence[Sampled], temperature: 
 
 
 def check_sampled(answers: Sequence[Sampled]) -> None:
-    """Raise WeightsError if no token was sampled, or one has no logprob."""
+    """Raise WeightsError if there is no sampled token, or one without its logprob."""
     if not any(answer.ids for answer in answers) or any(len(a.ids) != len(a.logprobs) for a in answers):
         raise WeightsError(
             "the engine sampled nothing, or did not return one logprob per token: nothing can be compared"
