@@ -274,14 +274,15 @@ async def test_a_fault_of_the_gateway_while_it_reads_a_reply_is_no_fault_of_the_
 
 
 async def test_a_request_that_is_nested_too_deeply_is_the_agents(engine: ScriptedEngine, start_gateway: Start) -> None:
-    schema: dict[str, Any] = {"type": "object"}
-    for _ in range(300):
-        schema = {"type": "object", "properties": {"x": schema}}
+    schema = '{"properties": {"x": ' * 1000 + "{}" + "}}" * 1000
     session = await opened(await start_gateway(engine, model_dir=str(MODEL)))
-    tools = [{"type": "function", "function": {"name": "deep", "parameters": schema}}]
-    status, reply = await ask(session, tools=tools)
-    assert (status, b"nested too deeply" in reply) == (400, True)
-    anthropic = [{"name": "deep", "input_schema": schema}]
-    body = {"model": "m", "messages": USER, "tools": anthropic}
-    url = f"{session.base_url}/messages/count_tokens"
-    assert (await request("POST", url, body=body, key=session.api_key))[0] == 400
+    said = '"model": "m", "messages": [{"role": "user", "content": "hello"}]'
+    function = f'{{"type": "function", "function": {{"name": "deep", "parameters": {schema}}}}}'
+    bodies = {
+        "chat/completions": f'{{{said}, "tools": [{function}]}}',
+        "messages/count_tokens": f'{{{said}, "tools": [{{"name": "deep", "input_schema": {schema}}}]}}',
+    }
+    async with httpx.AsyncClient(headers={"authorization": f"Bearer {session.api_key}"}) as llm:
+        for route, body in bodies.items():
+            reply = await llm.post(f"{session.base_url}/{route}", content=body.encode())
+            assert reply.status_code == 400, reply.text

@@ -937,8 +937,8 @@ def test_logprobs_are_shown_token_by_token(renderer_for) -> None:
 
 @pytest.mark.parametrize("grammar", sorted(GRAMMARS))
 def test_calls_deeper_than_python_reads_are_unparsed(grammar) -> None:
-    deep = '{"name": "now", "arguments": {"a": ' + "[" * 5000
-    for text in (f"<tool_call>{deep}</tool_call>", deep, deep + "]" * 5000 + "}}"):
+    deep = '{"name": "now", "arguments": {"a": ' + "[" * 50_000
+    for text in (f"<tool_call>{deep}</tool_call>", deep, deep + "]" * 50_000 + "}}"):
         assert read(grammar, [text])["status"] != "parsed"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -32,13 +33,14 @@ app.run()
 def project(folder: Path, file: str) -> Path:
     """Write an agent with a database beside its file; ``file`` is the expression that finds the database."""
     (folder / "agent.py").write_text(AGENT.format(file=file))
-    with sqlite3.connect(folder / "visits.db") as database:
+    with contextlib.closing(sqlite3.connect(folder / "visits.db")) as database:
         database.execute("create table visits (name)")
     return folder / "agent.py"
 
 
 def visits_of(folder: Path) -> list[str]:
-    return [name for (name,) in sqlite3.connect(folder / "visits.db").execute("select name from visits")]
+    with contextlib.closing(sqlite3.connect(folder / "visits.db")) as database:
+        return [name for (name,) in database.execute("select name from visits")]
 
 
 @needs_sandbox
