@@ -82,6 +82,11 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
             own_store=self._own_store,
         )
 
+    @property
+    def add_rollouts(self) -> bool:
+        """True for an agent that is trained as it is. One with a rollout function takes rollouts itself."""
+        return self._rollout_function is None
+
     def entrypoint(self, func: Callable[..., Any]) -> Callable[..., Any]:
         """Register the function of production calls, as on `BedrockAgentCoreApp`, which serves them."""
         if func is self._rollout:

@@ -17,7 +17,7 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
-from agentcore_rl_toolkit.app.deployed import Program
+from agentcore_rl_toolkit.app.deployed import Program, program
 from agentcore_rl_toolkit.app.deployed.model_calls import answer
 from agentcore_rl_toolkit.app.deployed.routes import Route, routed, unroute
 from agentcore_rl_toolkit.app.deployed.start import PLACEHOLDER
@@ -142,8 +142,11 @@ def test_a_program_has_keys_of_its_wires_only(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(("words", "why"), [(("false",), "ended with 1"), (("sleep", "60"), "did not answer /ping")])
-def test_a_program_that_does_not_serve_is_named(words: tuple[str, ...], why: str) -> None:
-    with pytest.raises(ConfigError, match=why), TestClient(Program(*words, start_s=0.5)):
+def test_a_program_that_does_not_serve_is_named(
+    words: tuple[str, ...], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program, "START_S", 0.5)
+    with pytest.raises(ConfigError, match=why), TestClient(Program(*words)):
         pass
 
 

@@ -41,23 +41,20 @@ def _gateway(request: Any, body: Body) -> str | None:
 
 
 def _patch_httpx(httpx: Any) -> None:
-    def redirected(client: Any, request: Any) -> Any:
-        """Return the client that sends a request: to the gateway another one, without proxies."""
-
-        def body() -> Any:
-            with contextlib.suppress(httpx.RequestNotRead):
-                return request.content
-
-        url = _gateway(request, body)
-        if url is None:
-            return client
-        request.url = httpx.URL(url)
-        kind = httpx.AsyncClient if isinstance(client, httpx.AsyncClient) else httpx.Client
-        return kind(trust_env=False, verify=trust(), limits=httpx.Limits(max_keepalive_connections=0))
-
     for kind in (httpx.Client, httpx.AsyncClient):
-        send = kind._send_single_request
-        kind._send_single_request = lambda self, request, send=send: send(redirected(self, request), request)
+
+        def patched(self: Any, request: Any, kind: Any = kind, send: Any = kind._send_single_request) -> Any:
+            def body() -> Any:
+                with contextlib.suppress(httpx.RequestNotRead):
+                    return request.content
+
+            url = _gateway(request, body)
+            if url is not None:
+                request.url = httpx.URL(url)
+                self = kind(trust_env=False, verify=trust(), limits=httpx.Limits(max_keepalive_connections=0))
+            return send(self, request)
+
+        kind._send_single_request = patched
 
 
 def _patch_aiohttp(aiohttp: Any) -> None:
@@ -74,30 +71,29 @@ def _patch_aiohttp(aiohttp: Any) -> None:
     aiohttp.BaseConnector.connect = patched
 
 
-def _patch_session(session: Any, direct: Callable[[Any], Any] = lambda session: session, **given: Any) -> None:
-    """Patch botocore's or requests' session, whose `send` takes a prepared request.
+def _patch_botocore(httpsession: Any) -> None:
+    send = httpsession.URLLib3Session.send
 
-    To the gateway ``direct`` gives another session, without proxies, and ``given`` are further options.
-    """
-    send = session.send
+    def patched(self: Any, request: Any) -> Any:
+        url = _gateway(request, lambda: request.body)
+        if url is not None:
+            request.url, self = url, copy.copy(self)
+            self._proxy_config = httpsession.ProxyConfiguration()
+        return send(self, request)
+
+    httpsession.URLLib3Session.send = patched
+
+
+def _patch_requests(requests: Any) -> None:
+    send = requests.Session.send
 
     def patched(self: Any, request: Any, **options: Any) -> Any:
         url = _gateway(request, lambda: request.body)
-        if url is None:
-            return send(self, request, **options)
-        request.url = url
-        return send(direct(self), request, **{**options, **given})
+        if url is not None:
+            request.url, options["proxies"] = url, {}
+        return send(self, request, **options)
 
-    session.send = patched
-
-
-def _patch_botocore(httpsession: Any) -> None:
-    def without_proxies(session: Any) -> Any:
-        direct = copy.copy(session)
-        direct._proxy_config = httpsession.ProxyConfiguration()
-        return direct
-
-    _patch_session(httpsession.URLLib3Session, without_proxies)
+    requests.Session.send = patched
 
 
 _LIBRARIES: dict[str, Callable[[Any], None]] = {
@@ -105,5 +101,5 @@ _LIBRARIES: dict[str, Callable[[Any], None]] = {
     "httpx2": _patch_httpx,
     "aiohttp": _patch_aiohttp,
     "botocore.httpsession": _patch_botocore,
-    "requests": lambda requests: _patch_session(requests.Session, proxies={}),
+    "requests": _patch_requests,
 }

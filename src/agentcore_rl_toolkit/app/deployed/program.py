@@ -44,18 +44,11 @@ class Program(Starlette):
         app = Program("node", "dist/main.js")
     """
 
-    def __init__(
-        self,
-        *command: str,
-        port_variable: str = "PORT",
-        wires: tuple[str, ...] = WIRES,
-        start_s: float = START_S,
-    ) -> None:
+    def __init__(self, *command: str, port_variable: str = "PORT", wires: tuple[str, ...] = WIRES) -> None:
         if not command or not set(wires) <= set(WIRES):
             raise ConfigError(f"Program needs a command, and wires of {', '.join(WIRES)}; got {command}, {wires}")
         self._command, self._port_variable = command, port_variable
-        self._wires, self._start_s = wires, start_s
-        self._url = ""
+        self._wires, self._url = wires, ""
         super().__init__(routes=[Route("/{path:path}", self._forward, methods=_METHODS)], lifespan=self._live)
 
     @contextlib.asynccontextmanager
@@ -76,7 +69,7 @@ class Program(Starlette):
 
     async def _wait_ready(self, process: asyncio.subprocess.Process) -> None:
         """Wait until the program answers /ping. Raises: ConfigError when it ends, or does not answer in time."""
-        deadline_s = time.monotonic() + self._start_s
+        deadline_s = time.monotonic() + START_S
         while process.returncode is None and time.monotonic() < deadline_s:
             with contextlib.suppress(httpx.HTTPError):
                 async with httpx.AsyncClient(trust_env=False, verify=trust(), timeout=PING_S) as client:
@@ -85,7 +78,7 @@ class Program(Starlette):
             await asyncio.sleep(0.05)
         how = f"ended with {process.returncode}" if process.returncode is not None else "did not answer /ping"
         raise ConfigError(
-            f"{' '.join(self._command)} {how} within {self._start_s:g} s; it must listen on the port in {self._port_variable}"
+            f"{' '.join(self._command)} {how} within {START_S:g} s; it must listen on the port in {self._port_variable}"
         )
 
     async def _forward(self, request: Request) -> Response:

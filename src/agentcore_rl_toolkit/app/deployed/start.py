@@ -37,7 +37,7 @@ def prepare() -> None:
         app = self.loaded_app
         while type(app).__module__.startswith("uvicorn."):
             app = app.app
-        if not _is_complete(app):
+        if getattr(app, "add_rollouts", True):
             from .served import DeployedApp
 
             self.loaded_app = DeployedApp(self.loaded_app)
@@ -49,11 +49,3 @@ def prepare() -> None:
 
     uvicorn.Config.__init__, uvicorn.Config.load = make_with_one_process, load_with_rollouts  # type: ignore[method-assign]
     uvicorn.Server.shutdown = end_after_rollouts  # type: ignore[method-assign]
-
-
-def _is_complete(app: Any) -> bool:
-    """Return True for an `AgentCoreRLApp` with a rollout function, of any version, and for apps with ``add_rollouts = False``."""
-    if not getattr(app, "add_rollouts", True):
-        return True
-    named = any(parent.__name__ == "AgentCoreRLApp" for parent in type(app).__mro__)
-    return named and getattr(app, "_rollout_function", app) is not None

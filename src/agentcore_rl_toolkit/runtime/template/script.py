@@ -16,8 +16,6 @@ from typing import Any
 from ...isolation.project import Project
 
 AGENT_PORTS = (8080, 8000, 9000)  # ports of the HTTP, MCP and A2A contracts
-# In an environment with this variable, an agent without a rollout function is served as it is, if it has this module.
-AS_IS, AS_IS_MODULE = "AGENTCORE_RL_AS_IS", "agentcore_rl_toolkit.app.deployed.start"
 TakeOver = Callable[[Any, dict[str, Any]], None]
 
 
@@ -44,9 +42,9 @@ def run_script(path: str, take_over: TakeOver, serve_here: Callable[[], socket.s
             f"the agent's environment ({sys.prefix}) has no server; add bedrock-agentcore to its dependencies"
         ) from e
 
-    if os.environ.get(AS_IS):
+    if os.environ.get("AGENTCORE_RL_AS_IS"):  # serve an agent without a rollout function as it is
         with contextlib.suppress(ModuleNotFoundError):  # the published toolkit, whose agents take rollouts themselves
-            importlib.import_module(AS_IS_MODULE).prepare()
+            importlib.import_module("agentcore_rl_toolkit.app.deployed.start").prepare()
     bind, startup = socket.socket.bind, uvicorn.Server.startup
     served_here = False
 
