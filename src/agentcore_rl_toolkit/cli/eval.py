@@ -30,7 +30,7 @@ from .agents.agentcore_project import deployed_arn
 from .models import WORDS, Model, model_option
 from .options import (
     AGENT,
-    AGENT_HELP,
+    DEPLOYED_HELP,
     UP_AGENT,
     SectionedCommand,
     adding,
@@ -93,7 +93,7 @@ _PLACES = (
     click.option(
         "--bucket", help="Bucket or store URL for records. [default for an agent on this machine: a folder in --out]"
     ),
-    click.option("--agent", metavar=f"ARN|{AGENT}", help=f"{AGENT_HELP}, or its ARN.{UP_AGENT}"),
+    click.option("--agent", metavar=f"ARN|{AGENT}", help=f"{DEPLOYED_HELP}.{UP_AGENT}"),
 )
 # Options of rollouts of an agent over a data set.
 with_agent = adding(

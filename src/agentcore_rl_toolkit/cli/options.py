@@ -193,7 +193,9 @@ def session_arguments(options: Mapping[str, Any], hidden: Iterable[Path | str | 
 
 
 AGENT = "FILE|MODULE|NAME"  # --agent; NAME is a runtime's in a project of AWS's command `agentcore`
-AGENT_HELP = "The agent: its file, its module, or its name in a project of AWS's command `agentcore`"
+_AGENT_NAMES = "its file, its module, or its name in a project of AWS's command `agentcore`"
+AGENT_HELP = f"The agent: {_AGENT_NAMES}"
+DEPLOYED_HELP = f"The agent: its ARN, {_AGENT_NAMES}"
 UP_AGENT = " [default: that of `agentcore-rl up` in this folder]"
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")

@@ -175,8 +175,8 @@ def export(
 
     With --rows, each rollout becomes a row of numbers for a notebook: outcome, rewards, tokens, times.
 
-    With --rows DATA --pass-rate 0.1:0.9, the command writes the rows of DATA that 10 to 90 % of RUN's rollouts solved. A rollout
-    solves its input with a reward of 1 or more. Inputs that are always or never solved teach nothing.
+    With --rows DATA --pass-rate 0.1:0.9, the command writes the rows of DATA that were solved in 10 to 90 % of their rollouts
+    in RUN. A rollout solves its input with a reward of 1 or more. Inputs that are always or never solved teach nothing.
     """
     if rows is None and pass_rate is None:
         target = new_file(out or Path("sft.jsonl"), force=force)

@@ -95,7 +95,7 @@ def command(model: Path, to: str, **options: Any) -> None:
     question, and compares its logprobs with those of the run. With --agent, a new version of the agent gets the address of the
     model, which `app.model()` reads. The role of the agent gets the right to call the model.
 
-    If the command is interrupted, repeat it. The endpoint is billed until --remove.
+    If the command is interrupted, repeat it. The SageMaker endpoint is billed until --remove.
 
     --to folder only writes the folder, for vLLM or another server.
 

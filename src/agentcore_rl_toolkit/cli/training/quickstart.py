@@ -22,7 +22,9 @@ SMOKE_STEPS, SMOKE_HELD_OUT = 8, 64  # evaluation must not take most of the time
 
 
 @click.command()
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Run directory. [default: runs/<exp_id>]")
+@click.option(
+    "--out", type=click.Path(file_okay=False, path_type=Path), help="Folder of the run. [default: runs/<exp_id>]"
+)
 @click.option("--steps", type=click.IntRange(1), help="Training steps. [default: 14]")
 @click.option("--resume", is_flag=True, help="Continue the newest unfinished run, or the run in --out.")
 @click.option(
