@@ -489,6 +489,6 @@ def advise_on_calls(records: Iterable[Mapping[str, Any] | None]) -> str:
     hosts = sorted({place.partition("/")[0] for place in elsewhere if place.endswith("(another host)")})
     ways = [f"--model-host {host} sends these calls to the gateway" for host in hosts[:3]]
     if any("(model " in place for place in elsewhere):
-        ways.append("--policy-model leaves these models out")
-    ways = ways or ["the gateway takes chats only"]
+        ways.append("--policy-model leaves these models out: give a pattern that matches them")
+    ways = ways or ["the gateway accepts only chats"]
     return f"no model call of the agent arrived at the gateway. Calls to other addresses: {places}. {'; '.join(ways)}"
