@@ -95,7 +95,7 @@ def test_what_is_wrong_with_a_name_is_said(hub: Hub, tmp_path: Path) -> None:
         ("empty", "holds no model: it lacks config.json"),
         ("nowhere", "there is no model folder nowhere"),
         ("some/small@none", "the hub's model some/small has no revision none"),
-        ("some/other", "neither a folder some/other here nor a model some/other on the hub.*hf auth login"),
+        ("some/other", "no folder some/other here, and no model some/other on the hub.*hf auth login"),
     ):
         with pytest.raises(ConfigError, match=why):
             model_folder(name)

@@ -83,8 +83,8 @@ def from_hub(name: str, revision: str | None = None, *, weights: bool = True) ->
         raise ConfigError(f"the hub's model {name} has no revision {revision}") from e
     except RepositoryNotFoundError as e:
         raise ConfigError(
-            f"there is neither a folder {name} here nor a model {name} on the hub, or you have no access to it: accept its terms "
-            "on its page, and `hf auth login`"
+            f"there is no folder {name} here, and no model {name} on the hub that you may read: correct the name, or accept the "
+            "model's terms on its page and run `hf auth login`"
         ) from e
     except Exception as e:  # its HTTP library has many errors
         if getattr(e, "errno", None) == errno.ENOSPC:

@@ -126,8 +126,8 @@ def _check_key(request: Request, key: str | None) -> None:
     given = request.headers.get("authorization", "").removeprefix("Bearer ").encode("latin-1")
     if key is not None and not hmac.compare_digest(given, key.encode()):
         raise _RefusedError(
-            "this needs the server's admin key (Authorization: Bearer KEY): what its admin_key_file holds, see its ready "
-            "file and its first lines, or AGENTCORE_RL_POLICY_ADMIN_KEY",
+            "this needs the server's admin key as `Authorization: Bearer KEY`: that of AGENTCORE_RL_POLICY_ADMIN_KEY, or that in "
+            "the file which the server printed when it started",
             status=401,
             code="invalid_api_key",
         )
