@@ -215,7 +215,7 @@ def _payload(smoke: str | None, folder: Path | None) -> dict[str, Any] | None:
     if smoke is None:
         if rows is None or not rows.is_file():
             raise ConfigError(
-                "one rollout tests the deployment: give its payload as --smoke '{\"prompt\": ...}', or leave it out with --smoke none"
+                "one rollout tests the deployment: give its payload as --smoke '{\"prompt\": ...}', or use --smoke none"
             )
         smoke = next((line for line in rows.read_text().splitlines() if line.strip()), "{}")
     return json_object(smoke, "the payload of --smoke")
