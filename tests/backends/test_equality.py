@@ -480,14 +480,15 @@ def test_a_group_of_equal_usable_rewards_is_dropped_by_the_filter(groups: list[G
     assert keep_informative_group(arguments(), same)
 
 
-def test_the_logged_mean_reward_is_not_moved_by_masked_rollouts(groups: list[Group]) -> None:
+@pytest.mark.parametrize("normalized", [True, False])
+def test_the_logged_mean_reward_is_not_moved_by_masked_rollouts(groups: list[Group], normalized: bool) -> None:
     flat_samples = [
         s
         for g, group in enumerate(groups)
         for i, r in enumerate(group.rollouts)
         for s in to_slime(r, SlimeSample(index=g * 8 + i, group_index=g))
     ]
-    raw, _ = normalize_rewards(arguments(), flat_samples)
+    raw, _ = normalize_rewards(arguments(rewards_normalization=normalized), flat_samples)
     for g, group in enumerate(groups):
         by_rollout = {s.rollout_id: r for s, r in zip(flat_samples, raw, strict=True) if s.group_index == g}
         usable = [r for r in group.rewards if r is not None]

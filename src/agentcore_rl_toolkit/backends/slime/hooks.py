@@ -32,9 +32,7 @@ def normalize_rewards(args: Any, samples: list[Any]) -> tuple[list[float], list[
     if credit.per_token:
         for members in _by_group(samples).values():
             _of_tokens(args, credit, [samples[i] for i in members])
-    if not (getattr(args, "rewards_normalization", True) and estimated_by in _CENTRED):
-        raw = [_reward(s) for s in samples]
-        return raw, [0.0 if s.remove_sample else r for s, r in zip(samples, raw, strict=True)]
+    centered = getattr(args, "rewards_normalization", True) and estimated_by in _CENTRED
     spread = getattr(args, "grpo_std_normalization", True) and estimated_by != _CENTRED[3]
     estimator: Estimator = "grpo" if spread else "dr_grpo"
     raw = [0.0] * len(samples)
@@ -46,8 +44,9 @@ def normalize_rewards(args: Any, samples: list[Any]) -> tuple[list[float], list[
         values = list(rewards.values())
         usable = [r for r in values if r is not None]
         mean = sum(usable) / len(usable) if usable else 0.0
-        advantage_of = dict(zip(rewards, advantages(values, estimator=estimator), strict=True))
-        if not credit.per_token:
+        each = advantages(values, estimator=estimator) if centered else values
+        advantage_of = dict(zip(rewards, each, strict=True))
+        if centered and not credit.per_token:
             _note_advantages({_session(samples[i]): advantage_of[samples[i].rollout_id] for i in members})
         for i in members:
             own, advantage = rewards[samples[i].rollout_id], advantage_of[samples[i].rollout_id]
