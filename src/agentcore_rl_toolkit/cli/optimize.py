@@ -7,7 +7,6 @@ import random
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +88,7 @@ def command(words: tuple[str, ...], **options: Any) -> None:
     out.mkdir(parents=True, exist_ok=True)
     shown = ("agent", "data", "eval_data", "reflect_url", "reflect_model", "model", "names")
     used = input_key({"rows": [row.payload for row in (*learned, *compared, *held_out)], "names": options["names"]})
-    config = {"kind": "optimize", "exp_id": exp_id, "rows": used, "settings": asdict(settings)}
+    config = {"kind": "optimize", "exp_id": exp_id, "rows": used, "settings": dict(settings)}
     config |= {name: options[name] for name in shown}
     write_config(out, config)
     if read_config(out).get("rows") != used:
