@@ -1,4 +1,4 @@
-"""The few system calls a launcher needs that Python does not wrap. On other systems they do nothing, and return so."""
+"""The few system calls a launcher needs that Python does not wrap. On other systems they do nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sys
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
-_libc: ctypes.CDLL | None = None
+_libc = ctypes.CDLL(None)
 
 
 def set_memory_limit(memory_bytes: int | None) -> None:
@@ -27,23 +27,19 @@ def set_memory_limit(memory_bytes: int | None) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (bound, bound))
 
 
-def _prctl(option: int, value: int) -> bool:
-    global _libc
-    if not sys.platform.startswith("linux"):
-        return False
-    if _libc is None:
-        _libc = ctypes.CDLL(None, use_errno=True)
-    return bool(_libc.prctl(option, value, 0, 0, 0) == 0)
+def _prctl(option: int, value: int) -> None:
+    if sys.platform.startswith("linux"):
+        _libc.prctl(option, value, 0, 0, 0)
 
 
-def die_with_parent(signal_number: int) -> bool:
-    """Ask the kernel to send this signal when the parent thread ends (0: no longer). True where that exists (Linux)."""
-    return _prctl(PR_SET_PDEATHSIG, signal_number)
+def die_with_parent(signal_number: int) -> None:
+    """Ask the kernel to send this signal when the parent thread ends. 0: no longer."""
+    _prctl(PR_SET_PDEATHSIG, signal_number)
 
 
-def adopt_orphans() -> bool:
-    """Become the parent of orphaned descendants, so that a process that left its group is still found. True on Linux."""
-    return _prctl(PR_SET_CHILD_SUBREAPER, 1)
+def adopt_orphans() -> None:
+    """Become the parent of orphaned descendants, so that a process that left its group is still found."""
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def children(pid: int | None = None) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import OrderedDict
 from pathlib import Path
 
 KEPT_LOGS = 2_000
@@ -30,13 +31,11 @@ class KeptLogs:
 
     def __init__(self, most: int = KEPT_LOGS) -> None:
         self._most = most
-        self._logs: dict[Path, None] = {}
+        self._logs: OrderedDict[Path, None] = OrderedDict()
 
     def keep(self, path: Path) -> None:
-        self._logs.pop(path, None)  # an earlier session had the same id
         self._logs[path] = None
-        while len(self._logs) > self._most:
-            oldest = next(iter(self._logs))
-            del self._logs[oldest]
+        self._logs.move_to_end(path)  # an earlier session may have had the same id
+        if len(self._logs) > self._most:
             with contextlib.suppress(OSError):
-                oldest.unlink(missing_ok=True)
+                self._logs.popitem(last=False)[0].unlink()
