@@ -120,6 +120,7 @@ def test_models_are_evaluated_first(tmp_path: Path) -> None:
             ((sides[0], f"{odd.url}/v1#other", *words), "out is a comparison with another B:"),
             ((*reversed(sides), *words), "out is a comparison with another A, B:"),
             ((*sides, *words, "--data", str(changed)), "out is a comparison with another data:"),
+            ((*sides, *words, "--repeat", "2"), "out is a comparison with another repeat:"),
             ((*sides, *words, "--sampling-params", '{"temperature": 0}'), "with another sampling_params:"),
         ):
             refused = run(*other)

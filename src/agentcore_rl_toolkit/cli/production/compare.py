@@ -27,7 +27,8 @@ from ..output.commands import nearby
 from ..output.terminal import visible
 
 SETTINGS = "compared.json"
-MEASURED = ("timeout", "sampling_params", "score", "judge", "judge_url", "judge_model", "judge_weight")
+# Options that change what is measured.
+MEASURED = "repeat timeout sampling_params score judge judge_url judge_model judge_weight"
 SHOWN = 5  # inputs that got better, and worse, on the screen; all are in compare.json
 
 
@@ -195,7 +196,7 @@ def _keep_settings(out: Path, sides: Sequence[Side], options: Mapping[str, Any])
 
     agent = options["agent"]
     file = Path() if agent is None or agent.startswith("arn:") else find_agent(agent).resolve()
-    settings = {name: options[name] for name in MEASURED}
+    settings = {name: options[name] for name in MEASURED.split()}
     for name, side in zip("AB", sides, strict=True):
         model = side.options.get("model")
         settings[name] = digest_of_model(model) if model is not None else dict(side.options) or str(side.folder)
@@ -221,12 +222,10 @@ def _check_payloads(a: Results, b: Results) -> None:
 
 def _complete(folder: Path, inputs: int, repeat: int) -> bool:
     """Return True if the evaluation in the folder has all its rollouts."""
-    from ...runs import read_config
     from ...runs.folder import read_object
 
     summary = read_object(folder / "summary.json")
-    wanted = (inputs * repeat, inputs, repeat)
-    return (summary.get("rollouts"), summary.get("inputs"), read_config(folder).get("repeat")) == wanted
+    return (summary.get("rollouts"), summary.get("inputs")) == (inputs * repeat, inputs)
 
 
 def _evaluate(side: Side, options: Mapping[str, Any], inputs: int) -> None:
