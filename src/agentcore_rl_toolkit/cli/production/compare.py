@@ -27,7 +27,7 @@ from ..output.commands import nearby
 from ..output.terminal import visible
 
 SETTINGS = "compared.json"
-# Options that change what is measured.
+# Options that change the rewards.
 MEASURED = "repeat timeout sampling_params score judge judge_url judge_model judge_weight"
 SHOWN = 5  # inputs that got better, and worse, on the screen; all are in compare.json
 
