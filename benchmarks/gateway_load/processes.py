@@ -29,6 +29,20 @@ def pinned(core: int | None, command: list[str]) -> list[str]:
 
 
 @contextmanager
+def on_core(core: int) -> Iterator[None]:
+    """Run this thread, and the threads and processes that it starts, on one core."""
+    if not hasattr(os, "sched_setaffinity") or (os.cpu_count() or 1) < 2:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@contextmanager
 def process(command: list[str], *, core: int | None, **options: Any) -> Iterator[subprocess.Popen[str]]:
     # A process group, not a session: with a kernel that groups the scheduling by session, a new one would escape
     # whatever priority the benchmark was started with.

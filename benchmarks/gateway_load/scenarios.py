@@ -5,16 +5,19 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+import subprocess
+import sys
 import threading
 import time
 import urllib.parse
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from agentcore_rl_toolkit.gateway import GatewayClient
 
 from .gateways import Target, gateway
-from .processes import Server, cpu_s, peak_kb, rss_kb
+from .processes import BENCHMARKS, LOAD_CORE, Server, cpu_s, on_core, peak_kb, process, rss_kb
 from .replies import VARIANTS, prompt_ids, sampled_ids
 from .table import median
 from .wrk import load
@@ -128,7 +131,7 @@ def read_slowly(target: Target, row: tuple[str, str], tokens: int) -> None:
 
 
 def standstill(server: Server, megabytes: int) -> dict[str, float]:
-    """The longest time in which the event loop answers no other request, by a client that asks for its health all the time.
+    """The longest time in which the event loop answers no other request, by a process that asks for its health all the time.
 
     Meanwhile one session sends prompts of 2 MB, another streams 32k tokens to a slow reader, and a third is fetched.
     """
@@ -137,7 +140,7 @@ def standstill(server: Server, megabytes: int) -> dict[str, float]:
     def prompt(number: int) -> bytes:
         return _body([{"role": "user", "content": f"{number} ".ljust(8, "x") * (size // 8)}], 64)
 
-    with gateway("ours", server, sessions=8) as target, ThreadPoolExecutor(4) as threads:
+    with gateway("ours", server, sessions=8) as target, on_core(LOAD_CORE), ThreadPoolExecutor(4) as threads:
         rows, names = target.rows(), target.names()
 
         def fill(place: int) -> None:
@@ -147,31 +150,25 @@ def standstill(server: Server, megabytes: int) -> dict[str, float]:
 
         list(threads.map(fill, range(4)))
         done = threading.Event()
-        waits_ms: list[float] = []
-
-        def probe() -> None:
-            agent = Agent(target)
-            while not done.is_set():
-                before = time.perf_counter()
-                agent.connection.request("GET", "/healthz")
-                agent.connection.getresponse().read()
-                waits_ms.append((time.perf_counter() - before) * 1000)
-                time.sleep(0.001)
 
         def send_long_prompts() -> None:
             agent, number = Agent(target), 10**6
             while not done.is_set():
                 agent.ask(rows[2], prompt(number := number + 1))
 
-        probing, sending = threads.submit(probe), threads.submit(send_long_prompts)
-        reading = threads.submit(read_slowly, target, rows[1], 32_768)
-        with GatewayClient(target.url, timeout_s=300) as client:
-            client.fetch([names[0]], close=False)
-        reading.result()
-        done.set()
-        for task in (probing, sending):
-            task.result()
-        return {"longest_ms": max(waits_ms), "p99_ms": sorted(waits_ms)[len(waits_ms) * 99 // 100]}
+        place = urllib.parse.urlsplit(target.url)
+        command = [sys.executable, "-m", "gateway_load.probe", str(place.hostname), str(place.port)]
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "cwd": BENCHMARKS}
+        with process(command, core=LOAD_CORE, **pipes) as probe:
+            sending = threads.submit(send_long_prompts)
+            reading = threads.submit(read_slowly, target, rows[1], 32_768)
+            with GatewayClient(target.url, timeout_s=300) as client:
+                client.fetch([names[0]], close=False)
+            reading.result()
+            done.set()
+            sending.result()
+            waits_ms = sorted(json.loads(probe.communicate()[0]))
+        return {"longest_ms": waits_ms[-1], "p99_ms": waits_ms[len(waits_ms) * 99 // 100]}
 
 
 def growth(server: Server, calls: int, sessions: int, readers: int) -> dict[str, float]:

@@ -16,6 +16,7 @@ import logging
 import time
 from collections.abc import Mapping
 
+import aiohttp
 from aiohttp import web
 
 from ..errors import CaptureError, UpstreamError
@@ -186,22 +187,29 @@ class Call:
     async def _exchange(self, worker: Worker, path: bytes, body: bytes) -> None:
         """Send a request to a server and read its reply."""
         engine, stream, most = self._engine, self.request.stream, self._context.limits.reply_bytes
-        async with worker.post(path, body, session=self.session.id, stream=stream) as response:
-            parts: list[bytes] = []
-            received, streaming = 0, stream and response.status == 200
-            engine.headers = response.headers
-            async for data in response.content.iter_any():
-                received += len(data)
-                if received > most:
-                    raise RequestError(f"the reply is larger than {most} bytes (setting reply_bytes)", kind="upstream")
-                if streaming:
-                    self._forward(engine.feed(data))
-                else:
-                    parts.append(data)
-            if response.status != 200:
-                raise StatusError(response.status, response.headers, b"".join(parts))
-            if not streaming:
-                engine.read(b"".join(parts))
+        parts: list[bytes] = []
+        received = 0
+        try:
+            response = await worker.post(path, body, session=self.session.id, stream=stream)
+            try:
+                engine.headers, streaming = response.headers, stream and response.status == 200
+                async for data in response.content.iter_any():
+                    received += len(data)
+                    if received > most:
+                        why = f"the reply is larger than {most} bytes (setting reply_bytes)"
+                        raise RequestError(why, kind="upstream")
+                    if streaming:
+                        self._forward(engine.feed(data))
+                    else:
+                        parts.append(data)
+            finally:
+                response.release()
+        except aiohttp.ClientError as e:
+            raise worker.error_of(e) from e
+        if response.status != 200:
+            raise StatusError(response.status, response.headers, b"".join(parts))
+        if not streaming:
+            engine.read(b"".join(parts))
 
     def enter(self, stage: str, limit_s: float | None) -> None:
         """Begin a stage of the call, which has its own deadline."""
@@ -278,17 +286,17 @@ class Call:
         self.buffer += data
         self.ended = self.ended or ended
         self._changed.set()
-        self._changed = asyncio.Event()
+        self._changed.clear()
 
     async def more(self) -> bool:
         """Wait until there is something to write. Return False after a silence in which a stream gets a ping."""
-        pings = self.request.stream and (self.buffer or self._engine.pings)
+        if not (self.request.stream and (self.buffer or self._engine.pings)):
+            return await self._changed.wait()
         try:
-            async with asyncio.timeout(self._context.limits.keep_alive_s if pings else None):
-                await self._changed.wait()
+            async with asyncio.timeout(self._context.limits.keep_alive_s):
+                return await self._changed.wait()
         except TimeoutError:
             return False
-        return True
 
     def connect(self) -> None:
         """Count another connection that waits for the reply."""

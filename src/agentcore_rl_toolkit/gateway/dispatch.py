@@ -223,7 +223,7 @@ def shows_key(headers: Mapping[str, str], key: bytes, path_key: str = "") -> boo
     elif bearer[:7].lower() == "bearer ":
         bearer = bearer[7:]
     shown = (bearer, headers.get("x-api-key", ""), headers.get("x-goog-api-key", ""), path_key)
-    return any(_equal(each, key) for each in shown)
+    return any(_equal(each, key) for each in shown if each)
 
 
 def _equal(shown: str, key: bytes) -> bool:

@@ -11,7 +11,7 @@ from ..messages.errors import unsupported
 from ..messages.wire import Delta, passthrough
 from ..messages.wire.passthrough import Fields
 from .capture.record import CONSTRAINED, IMAGES, Captured
-from .capture.reply import ReplyReader, without_numbers
+from .capture.reply import ReplyReader
 from .config import REFUSED_FORM
 from .context import Context, Engine
 from .http.request import CallRequest
@@ -38,7 +38,7 @@ class RelayedChat(Engine):
         self.plain_endpoint = context.engine == "openai"
         self.body = b""
         self._sent = b""
-        self._reader = ReplyReader()
+        self._reader: ReplyReader
 
     # -- the request
 
@@ -98,9 +98,7 @@ class RelayedChat(Engine):
     def captured(self) -> Captured:
         request = self._request
         if not request.stream:
-            self._reader.read(self.body)
-            if not request.numbers:
-                self.body = without_numbers(self.body)
+            self.body = self._reader.read(self.body)
         captured = self._reader.captured()
         if not self._context.train_constrained and passthrough.constrained(request.fields):
             captured.untrainable = CONSTRAINED

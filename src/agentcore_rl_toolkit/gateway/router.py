@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import functools
 import io
 import logging
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from socket import socket
 from typing import Any
@@ -107,49 +108,24 @@ class Worker:
         self._headers = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
         if config.api_key is not None:
             self._headers["authorization"] = f"Bearer {config.api_key}"
+        self._url = functools.cache(lambda path: URL(config.url_of(path.decode()), encoded=True))
 
-    def _url(self, path: bytes) -> URL:
-        return URL(self.config.url_of(path.decode()), encoded=True)
+    async def post(self, path: bytes, body: bytes, *, session: str, stream: bool) -> aiohttp.ClientResponse:
+        """Send a model call. Returns the reply, of which only the head was read; `release` it before its end to end the call.
 
-    @asynccontextmanager
-    async def post(
-        self, path: bytes, body: bytes, *, session: str, stream: bool
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send a model call. The reply is read inside the block, and leaving the block early ends the call at the server.
-
-        SGLang's router keeps calls of one routing key on one server, where the session's prefix is in the cache.
-        Raises: ServerLostError, also inside the block; RequestError when the process has no file descriptor left.
+        SGLang's router keeps calls of one routing key on one server, where the session's prefix is in the cache. A server may
+        close an idle connection before it reads the request, which is then sent again. Raises: aiohttp.ClientError.
         """
         router, headers = self._router, self._headers
+        timeout = router.stream_timeout if stream else router.timeout
         if self.config.engine.startswith("sglang"):
             headers = {**headers, "x-smg-routing-key": session}
-        try:
-            response = await self._send(path, body, headers, router.stream_timeout if stream else router.timeout)
-            try:
-                yield response
-            finally:
-                response.release()
-        except aiohttp.SocketTimeoutError as e:
-            why = f"the engine sent nothing for {router.limits.stream_idle_s:g} s"
-            raise ServerLostError(why) from e
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as e:
-            if getattr(e, "errno", None) in (errno.EMFILE, errno.ENFILE):
-                why = "the gateway has no connection left for this call: raise `ulimit -n`"
-                raise RequestError(why, kind="overloaded") from e
-            raise ServerLostError(UNREACHABLE, refused=True) from e
-        except aiohttp.ClientError as e:
-            raise ServerLostError(BROKEN_OFF) from e
-
-    async def _send(
-        self, path: bytes, body: bytes, headers: dict[str, str], timeout: aiohttp.ClientTimeout
-    ) -> aiohttp.ClientResponse:
-        """Return the response's head. A server may close an idle connection before it reads the request."""
         opened: list[bool] = []
         _opened.set(opened)
         while True:
             data = body if len(body) < _LARGE else io.BytesIO(body)
             try:
-                return await self._router.http.post(
+                return await router.http.post(
                     self._url(path), data=data, headers=headers, timeout=timeout, ssl=self._tls, allow_redirects=False
                 )
             except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as e:
@@ -169,6 +145,17 @@ class Worker:
             raise GatewayError(f"{method} {url}: no answer within {timeout_s} s") from e
         except aiohttp.ClientError as e:
             raise GatewayError(f"{method} {url}: {str(e) or repr(e)}") from e
+
+    def error_of(self, error: aiohttp.ClientError) -> ServerLostError | RequestError:
+        """Return the error for a call that was not answered: a RequestError if the process has no file descriptor left."""
+        if isinstance(error, aiohttp.SocketTimeoutError):
+            return ServerLostError(f"the engine sent nothing for {self._router.limits.stream_idle_s:g} s")
+        if not isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
+            return ServerLostError(BROKEN_OFF)
+        if getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE):
+            why = "the gateway has no connection left for this call: raise `ulimit -n`"
+            return RequestError(why, kind="overloaded")
+        return ServerLostError(UNREACHABLE, refused=True)
 
     def report_weights(self, version: str | int | None) -> None:
         """Handle the weight version that the engine reports."""

@@ -21,7 +21,11 @@ class EventReader:
             data = self._whole(data)
         if b"\r" in data:
             data = data.replace(b"\r\n", b"\n")
-        return [(lines, _data(lines)) for lines in data.split(b"\n\n") if lines]
+        return [
+            (lines, lines[6:] if lines.startswith(b"data: {") and b"\n" not in lines else _data(lines))
+            for lines in data.split(b"\n\n")
+            if lines
+        ]
 
     def _whole(self, data: bytes) -> bytes:
         """Take the whole events out of ``rest`` and new bytes."""
@@ -36,8 +40,6 @@ class EventReader:
 
 
 def _data(lines: bytes) -> bytes | None:
-    if lines.startswith(b"data: {") and b"\n" not in lines:
-        return lines[6:]
     found = [line[5:].removeprefix(b" ") for line in lines.split(b"\n") if line.startswith(b"data:")]
     if not found:
         return None

@@ -10,7 +10,7 @@ Structs without a place in the garbage collector's lists (``gc=False``) make thi
 
 from __future__ import annotations
 
-import functools
+import re
 from collections.abc import Iterator
 from typing import Annotated, Any
 
@@ -18,6 +18,7 @@ import msgspec
 
 from ...errors import CaptureError, UpstreamError
 from ...messages.errors import NOT_JSON
+from ...messages.render import HINTS
 from ...messages.wire import Delta
 from ...messages.wire.canonical import ToolDelta
 from ...messages.wire.stream import CollectedCalls
@@ -27,6 +28,11 @@ from .record import Captured, ChoiceRecord
 from .replay import Message, usage_of
 
 ABSENT = msgspec.Raw(b"null")
+# The marks of tool calls, by their first character: texts without it are not searched.
+_CALL_MARKS = {
+    first.encode(): re.compile("|".join(re.escape(mark) for mark in HINTS if mark[0] == first).encode())
+    for first in sorted({mark[0] for mark in HINTS})
+}
 
 
 class _End(msgspec.Struct, gc=False):
@@ -82,9 +88,9 @@ class _Usage(msgspec.Struct, gc=False):
 
 _event = msgspec.json.Decoder(_Event)
 _ends = msgspec.json.Decoder(_Ends)
-_ids = msgspec.json.Decoder(list[int])
-_logprobs = msgspec.json.Decoder(_Logprobs)
-_own_logprobs = msgspec.json.Decoder(_OwnLogprobs)
+_ids = msgspec.json.Decoder(list[int] | None)
+_logprobs = msgspec.json.Decoder(_Logprobs | None)
+_own_logprobs = msgspec.json.Decoder(_OwnLogprobs | None)
 _usage = msgspec.json.Decoder(_Usage)
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _member_lists = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
@@ -127,7 +133,7 @@ class ReplyReader:
             event = self._read(found)
             if self._relayed:
                 if self._plain and event is not None:
-                    lines = lines.replace(found, without_numbers(found))
+                    lines = _cut(lines, event) or lines.replace(found, without_numbers(found))
                 deltas.append(Delta(event=lines + b"\n\n", final=self._ends(found, event)))
             elif self._unread is not None:
                 raise UpstreamError(self._unread)
@@ -135,8 +141,8 @@ class ReplyReader:
                 deltas += self._deltas(event)
         return deltas
 
-    def read(self, body: bytes) -> None:
-        """Read a reply that is not streamed. Raises: CaptureError."""
+    def read(self, body: bytes) -> bytes:
+        """Read a reply that is not streamed. Returns it for the agent. Raises: CaptureError."""
         event = self._read(body)
         if not isinstance(event, _Event):
             raise CaptureError(self._unread or "the engine's reply cannot be read")
@@ -146,6 +152,7 @@ class ReplyReader:
             self._choices[choice.index].message = choice.message
         if len(self._choices) < len(event.choices):
             self._captured.problem = "several choices of the engine's reply have one index"
+        return (_cut(body, event) or without_numbers(body)) if self._plain else body
 
     def _read(self, data: bytes) -> _Event | _Ends | None:
         """Read an event and add it to the choices. Of an event that cannot be read, return only the ends of choices."""
@@ -160,19 +167,18 @@ class ReplyReader:
                 return None
         if not self._begun:
             self._begun, captured.reply_id, captured.model = True, event.id, event.model
-        if captured.prompt is None and bytes(memoryview(event.prompt_token_ids)[:1]) == b"[":
+        if event.prompt_token_ids is not ABSENT and captured.prompt is None and event.prompt_token_ids != ABSENT:
             captured.prompt = bytes(event.prompt_token_ids)
         if event.usage is not None:
             captured.usage = _encode(event.usage)
         if event.error is not None:
             captured.error = _encode(event.error)
-        version = version_of(event.weight_version)
         for choice in event.choices:
             parts = self._choices.get(choice.index)
             if parts is None:
-                parts = self._choices[choice.index] = _ChoiceParts()
+                parts = self._choices[choice.index] = _ChoiceParts(entries=self._entries)
             try:
-                parts.add(choice, version, entries=self._entries)
+                parts.add(choice, event.weight_version)
             except NOT_JSON as e:
                 captured.problem = captured.problem or f"the engine's token ids or logprobs cannot be read: {e}"
         return event
@@ -235,8 +241,9 @@ class ReplyReader:
 class _ChoiceParts:
     """A choice: the pieces of a stream, or the ``message`` of a whole reply."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, entries: bool) -> None:
         self.message: Any = None
+        self._with_entries = entries
         self._tokens = ChoiceTokens()
         self._content: list[str] = []
         self._more: list[Message] = []  # deltas that bring more than text
@@ -245,7 +252,7 @@ class _ChoiceParts:
         self._entries: list[dict[str, Any]] = []  # logprobs in the engine's words
         self._taken = 0  # entries that the agent has
 
-    def add(self, choice: _Choice, version: int | None, *, entries: bool) -> None:
+    def add(self, choice: _Choice, version: int | str | None) -> None:
         """Add a piece. Raises: one of NOT_JSON, at its end, if the numbers of the piece cannot be read."""
         delta, tokens = choice.delta, self._tokens
         if delta is not None:
@@ -262,16 +269,16 @@ class _ChoiceParts:
             if first is not None and last is not None:
                 tokens.set_versions(first, last)
         ids = logprobs = None
-        if choice.token_ids != ABSENT:
+        if choice.token_ids is not ABSENT:
             ids = _ids.decode(choice.token_ids)
-        if version is not None:
-            tokens.add_version(version, tokens=bool(ids))
-        if choice.logprobs != ABSENT:
-            if entries:
-                self._entries += (own := _own_logprobs.decode(choice.logprobs).content or [])
-                logprobs = [entry.get("logprob") for entry in own]
-            else:
-                logprobs = [entry.logprob for entry in _logprobs.decode(choice.logprobs).content or ()]
+        if version is not None and (number := version_of(version)) is not None:
+            tokens.add_version(number, tokens=bool(ids))
+        if choice.logprobs is not ABSENT and self._with_entries:
+            if (own := _own_logprobs.decode(choice.logprobs)) is not None:
+                self._entries += own.content or ()
+                logprobs = [entry.get("logprob") for entry in own.content or ()]
+        elif choice.logprobs is not ABSENT and (given := _logprobs.decode(choice.logprobs)) is not None:
+            logprobs = [entry.logprob for entry in given.content or ()]
         tokens.add(ids, logprobs)
 
     def take_entries(self) -> list[dict[str, Any]] | None:
@@ -327,6 +334,25 @@ def _stop_sequence(choice: _Choice) -> str | None:
     return choice.stop_reason if isinstance(choice.stop_reason, str) else None
 
 
+def _cut(data: bytes, event: _Event | _Ends) -> bytes | None:
+    """Cut the token ids and logprobs of an event, as they were read, out of its JSON. None: it is not compact.
+
+    A quote in a string has a backslash, so a name with its quotes, a comma and a colon is that of a member.
+    """
+    if not isinstance(event, _Event):
+        return None
+    members = [(b',"prompt_token_ids":', event.prompt_token_ids)]
+    for choice in event.choices:
+        members += (b',"token_ids":', choice.token_ids), (b',"logprobs":', choice.logprobs)
+    for name, value in members:
+        if value is not ABSENT:
+            member, start = name + value, data.find(name)
+            if start < 0 or not data.startswith(member, start):
+                return None
+            data = data[:start] + data[start + len(member) :]
+    return data
+
+
 def without_numbers(data: bytes) -> bytes:
     """Return a reply's JSON, or an event's, without token ids and logprobs. Text that is no such JSON stays as it is."""
     if b'"logprobs"' not in data and b'token_ids"' not in data:
@@ -363,13 +389,7 @@ def _check(captured: Captured) -> None:
             captured.problem = f"the engine counted {counted} completion tokens and returned {have} token ids"
 
 
-@functools.cache
-def _call_marks() -> tuple[bytes, ...]:
-    from ...messages.render import HINTS  # loads the template engine, which relayed calls need for nothing else
-
-    return tuple(mark.encode() for mark in HINTS)
-
-
 def _call_status(message: bytes) -> str:
     """Return the parse status of a message without calls: it may have text that looks like one."""
-    return "unparsed" if any(mark in message for mark in _call_marks()) else "none"
+    found = any(first in message and marks.search(message) for first, marks in _CALL_MARKS.items())
+    return "unparsed" if found else "none"

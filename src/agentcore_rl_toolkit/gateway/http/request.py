@@ -19,7 +19,9 @@ from ...messages.wire.fields import HALF_SURROGATE, read_body
 from ...messages.wire.passthrough import Fields
 from ...messages.wire.responses import Recorded
 
-_NUMBERS = ("echo", "logprobs", "prompt_logprobs", "return_token_ids", "return_tokens_as_token_ids", "top_logprobs")
+_NUMBERS = frozenset(
+    {"echo", "logprobs", "prompt_logprobs", "return_token_ids", "return_tokens_as_token_ids", "top_logprobs"}
+)
 # A content part that is no text. In a string of JSON its quotes would be escaped.
 _NO_TEXT = re.compile(rb'"(?:image_url|input_image|image_embeds|video_url|audio_url|input_audio)"')
 LARGE_BYTES = 2**20  # hashing more takes milliseconds, which a thread can spend
@@ -50,7 +52,7 @@ class CallRequest:
     @property
     def numbers(self) -> bool:
         """Return True if the agent asked for token ids or logprobs."""
-        return any(self.fields.get(name) not in (None, False) for name in _NUMBERS)
+        return any(self.fields[name] not in (None, False) for name in _NUMBERS & self.fields.keys())
 
     @property
     def images(self) -> bool:

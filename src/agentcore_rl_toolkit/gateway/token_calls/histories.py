@@ -3,7 +3,7 @@
 In token mode the next prompt of a session extends the last one, so its tokens are kept: some 15 bytes per
 token of context, with the text that is sent and the messages that are compared. Histories of sessions with a running call stay
 in memory; of the others, the most recent ones up to a budget. A dropped history is built again from its records
-(`render.replay`) when its session calls again, as after a restart. That costs a few milliseconds of a rendering thread per
+(`render.past_calls`) when its session calls again, as after a restart. That costs a few milliseconds of a rendering thread per
 100,000 tokens.
 
 A conversation is used by one call at a time: a rendering thread or the event loop has it while the call holds `History.order`.

@@ -1,33 +1,33 @@
-"""Messages <-> token ids by a model's own chat template. Every turn extends the earlier one, token for token."""
+"""Messages <-> token ids by a model's own chat template. Every turn extends the earlier one, token for token.
 
-from .conversation import Conversation
-from .forcing import AnswerForm, answer_form, can_call, relaxed
-from .parsers import GRAMMARS, HINTS, Grammar, grammar_named, new_parser
-from .renderer import RenderedPrompt, Renderer
-from .replay import PastCall, replay
-from .reply import ReplyStream
-from .sampled import sampled_body, unread_calls
-from .template import ChatTemplate
-from .tokens import TextDecoder
+Names load on first use: a gateway that passes chats on needs no template engine.
+"""
 
-__all__ = [
-    "GRAMMARS",
-    "HINTS",
-    "AnswerForm",
-    "ChatTemplate",
-    "Conversation",
-    "Grammar",
-    "PastCall",
-    "RenderedPrompt",
-    "Renderer",
-    "ReplyStream",
-    "TextDecoder",
-    "answer_form",
-    "can_call",
-    "grammar_named",
-    "new_parser",
-    "relaxed",
-    "replay",
-    "sampled_body",
-    "unread_calls",
-]
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..._lazy import lazy
+
+if TYPE_CHECKING:
+    from .conversation import Conversation as Conversation
+    from .forcing import AnswerForm as AnswerForm
+    from .forcing import answer_form as answer_form
+    from .forcing import can_call as can_call
+    from .forcing import relaxed as relaxed
+    from .parsers import GRAMMARS as GRAMMARS
+    from .parsers import HINTS as HINTS
+    from .parsers import Grammar as Grammar
+    from .parsers import grammar_named as grammar_named
+    from .parsers import new_parser as new_parser
+    from .renderer import RenderedPrompt as RenderedPrompt
+    from .renderer import Renderer as Renderer
+    from .past_calls import PastCall as PastCall
+    from .past_calls import replay as replay
+    from .reply import ReplyStream as ReplyStream
+    from .sampled import sampled_body as sampled_body
+    from .sampled import unread_calls as unread_calls
+    from .template import ChatTemplate as ChatTemplate
+    from .tokens import TextDecoder as TextDecoder
+else:
+    __all__, __getattr__, __dir__ = lazy(__name__)
