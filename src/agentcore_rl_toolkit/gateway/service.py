@@ -47,6 +47,7 @@ async def serve(
     gc.collect()
     gc.freeze()  # the garbage collector skips the imported modules, and runs rarely
     gc.set_threshold(50_000, 50, 1000)
+    sys.setswitchinterval(0.0005)
     stop = process.stop_event(parent_pid)
     key_file = keys.leave("gateway", gateway.url, made) if made is not None else None
     if ready_file is not None:
