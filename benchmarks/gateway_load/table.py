@@ -104,7 +104,9 @@ def fill(server: Server, names: Sequence[str], seconds: float, *, quick: bool) -
             rows += [_settled(each) for each in passes.values() if each]
             for name, target in targets.items():
                 if name == "ours" or (not quick and name != "ours+tok"):
-                    window = 2 * seconds if quick else LONGEST_S
+                    # One and a half rounds: the streams of one round end at the same time.
+                    round_s = max(row.cpu_ms or 0 for row in passes[name])
+                    window = max(2 * seconds, 1.5 * round_s) if quick else LONGEST_S
                     rows.append(measure(target, server, kind, 1000, window))
             show([row for row in rows if row.kind == kind], head=kind == KINDS[0])
     return rows

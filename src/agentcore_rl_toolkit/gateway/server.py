@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .._servers.process import BACKLOG, listen, stop_listening, url_of
+from .._servers.process import listen, url_of
 from ..errors import ConfigError, GatewayError
 from ..messages.errors import RequestError
 from .admin import Admin
@@ -66,7 +66,7 @@ class Gateway:
         self.counters, self.router, self.running = context.counters, context.router, context.running
         self.token_mode, self.samplers = context.token_mode, context.samplers
         self.handle: Handler = Dispatch(context, self.admin).handle
-        self._listener: asyncio.Server | None = None
+        self._accepting: asyncio.Task[None] | None = None
         self._ticker: asyncio.Task[None] | None = None
 
     def _load_model(self, connect: Callable[[], Any] | None) -> None:
@@ -103,15 +103,16 @@ class Gateway:
         self.url = url_of(listening)
         self.router.start()
         self.connections = context.connections = Server(self.handle, self.config.limits)
-        self._listener = await loop.create_server(self.connections, sock=listening, backlog=BACKLOG)
+        self._accepting = loop.create_task(self.connections.accept(listening))
         self._ticker = loop.create_task(self._tick())
 
     async def stop(self, *, grace_s: float = 5.0) -> None:
         """Stop listening, let running calls finish for `grace_s`, close the store. A second call does nothing."""
-        if self._listener is None:
+        if self._accepting is None:
             return
-        listener, self._listener = self._listener, None
-        await stop_listening(listener)
+        accepting, self._accepting = self._accepting, None
+        accepting.cancel()
+        await asyncio.wait([accepting])
         self.connections.pre_shutdown()
         await self.running.until(lambda: not len(self.running), grace_s)
         for call in list(self.running):

@@ -6,16 +6,18 @@ import asyncio
 import contextlib
 import gzip
 import json
+import socket
 import zlib
 from functools import partial
 
 import brotli
 import openai
 import pytest
+import uvloop
 import zstandard
 
 from agentcore_rl_toolkit.contract import new_session_id
-from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, Limits, SessionHandle
+from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, Limits, SessionHandle
 from scripted_engine import Fault, ScriptedEngine
 
 from ..asking import Start, until
@@ -70,6 +72,24 @@ async def ask(gateway: Gateway, data: bytes) -> tuple[int, dict[str, str], bytes
     async with Line(gateway) as line:
         await line.send(data)
         return await line.answer()
+
+
+def test_clients_that_wait_are_connected_in_one_pass_of_the_event_loop() -> None:
+    async def connections(count: int) -> int:
+        gateway = Gateway(GatewayConfig())
+        await gateway.start()
+        address = "127.0.0.1", int(gateway.url.rsplit(":", 1)[1])
+        with contextlib.ExitStack() as clients:
+            for _ in range(count):
+                clients.enter_context(socket.create_connection(address))
+            for _ in range(5):  # the socket is readable, accepted, and a connection
+                await asyncio.sleep(0)
+            taken = len(gateway.connections)
+        await gateway.stop(grace_s=0)
+        return taken
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(connections(40)) == 40
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,14 @@ A handler is a task of its connection: aiohttp cancels it when the client discon
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import socket
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
+from ..._servers.tasks import Tasks
 from ...messages.errors import RequestError
 from ..config import Limits
 from .compression import ACCEPTED, decompress
@@ -19,6 +21,7 @@ from .responses import error_response
 
 log = logging.getLogger(__name__)
 
+ACCEPT_PAUSE_S = 0.1  # pause after an attempt without a free file descriptor
 STALLED_S = 60  # a client that reads nothing of its reply for this long is cut off
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
@@ -84,6 +87,36 @@ class Server(web.Server):
 
     def __len__(self) -> int:
         return len(self._connections)
+
+    async def accept(self, listening: socket.socket) -> None:
+        """Take every connection that waits, until this is cancelled, which closes the socket.
+
+        libuv (1.45 and later) takes one per pass of the event loop: a new client would wait for the calls of all others.
+        """
+        loop, opening = asyncio.get_running_loop(), Tasks()
+        listening.setblocking(False)
+        try:
+            while True:
+                try:
+                    accepted, _ = listening.accept()
+                except BlockingIOError:
+                    await _readable(listening)
+                except OSError as e:  # the client is gone, or the process has no file descriptor left
+                    await asyncio.sleep(ACCEPT_PAUSE_S if e.errno in (errno.EMFILE, errno.ENFILE) else 0)
+                else:
+                    opening.start(loop.connect_accepted_socket(self, accepted))
+        finally:
+            listening.close()
+            await asyncio.gather(*opening, return_exceptions=True)
+
+
+async def _readable(sock: socket.socket) -> None:
+    loop, readable = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(sock, readable.set)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(sock)
 
 
 async def read_body(request: web.BaseRequest, limits: Limits) -> bytes:
