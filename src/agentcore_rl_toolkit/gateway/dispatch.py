@@ -129,6 +129,8 @@ class Dispatch:
         request = CallRequest(dialect)
         try:
             request = await read_request(body, http.headers, dialect, tag=tag)
+            if dialect == "responses" and b'"item_reference"' in body:
+                await session.replies.update(context.store, session.number)
             if session.closed_s is not None:
                 raise _closed(session)
             writing = self._find_or_start(request, session, http)

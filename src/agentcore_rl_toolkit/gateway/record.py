@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 import msgspec
@@ -9,10 +10,10 @@ import msgspec
 from ..errors import CaptureError
 from ..messages.errors import RequestError
 from .capture import record as kinds
-from .capture.build import build
+from .capture.build import build, pack_long_prompt
 from .capture.record import LEFT_OUT, TAG, TURNS, CallRecord, Captured
 from .context import Context, Engine
-from .http.request import CallRequest
+from .http.request import LARGE_BYTES, CallRequest
 from .router import Worker
 from .sessions import Session
 
@@ -65,6 +66,8 @@ class Recorder:
             status = kinds.INVALID
         if self.worker is not None and self.worker.forgot:
             captured.untrainable = kinds.LOST_WEIGHTS
+        if len(captured.prompt or b"") >= LARGE_BYTES:
+            await asyncio.to_thread(pack_long_prompt, session.texts, captured)
         record = self._build(status, captured)
         number, error = None, None
         if session.closed_s is None:

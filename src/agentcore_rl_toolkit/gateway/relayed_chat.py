@@ -48,7 +48,7 @@ class RelayedChat(Engine):
             fields = request.read()
             passthrough.check(fields, more=None if self.plain_endpoint else context.allow_fields)
         else:
-            asked = request.parse(self._session.reply)
+            asked = request.parse(self._session.replies.find)
             for at, message in enumerate(asked.messages):
                 if message["role"] == "developer":  # most chat templates leave out roles that they do not know
                     asked.messages[at] = {**message, "role": "system"}

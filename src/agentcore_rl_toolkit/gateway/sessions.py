@@ -167,10 +167,6 @@ class Session:
                 if type(asked) is not int or not 0 <= asked <= settings.max_tokens:
                     fields[key] = settings.max_tokens
 
-    def reply(self, reply_id: str) -> dict[str, Any] | None:
-        """Return the message of a recorded reply, by its id without the prefix of an API."""
-        return self.replies.find(self.store, self.number, reply_id)
-
     def append(self, record: CallRecord) -> int:
         """Store a call of the session. Returns its number in the store."""
         self.records += 1

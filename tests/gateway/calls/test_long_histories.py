@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from agentcore_rl_toolkit.gateway import record
 from agentcore_rl_toolkit.gateway.http.client import request
 from scripted_engine import ScriptedEngine
 
@@ -30,11 +31,13 @@ def items_of(dialect: str, answer: Any) -> list[Any]:
     return [{"role": "assistant", "content": answer["content"]}] if dialect == "anthropic" else list(answer["output"])
 
 
-@pytest.mark.parametrize("mode", ["relay", "token"])
+@pytest.mark.parametrize("mode", ["relay", "token", "threads"])
 @pytest.mark.parametrize("dialect", ROUTES)
 async def test_a_history_that_grows_and_branches_is_recorded_as_it_was_sent(
-    dialect: str, mode: str, engine: ScriptedEngine, start_gateway: Start
+    dialect: str, mode: str, engine: ScriptedEngine, start_gateway: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if mode == "threads":  # as prompts of a megabyte are
+        monkeypatch.setattr(record, "LARGE_BYTES", 1)
     engine.first_id, engine.last_id = 300, 500
     gateway = await start_gateway(engine, engine="vllm", model_dir=str(MODEL) if mode == "token" else None)
     session = await opened(gateway)
@@ -65,7 +68,7 @@ async def test_a_history_that_grows_and_branches_is_recorded_as_it_was_sent(
         assert asked == sent
     shown = [m["content"] for m in capture.dialogue if m["role"] == "user"]
     assert sorted(set(shown)) == sorted(set(itertools.chain(*sent)))
-    stored = [len(record.messages) + len(record.prompt_ids) for record in capture.records]
+    stored = [len(stored.messages) + len(stored.prompt_ids) for stored in capture.records]
     assert max(stored[1:]) < 2 * len(LONG_TEXT) + len(capture.records[1].prompt_ids)  # of each call only what is new
 
 

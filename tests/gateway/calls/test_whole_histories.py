@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +123,29 @@ async def test_references_are_resolved_in_token_mode_and_after_a_restart(
         await llm.responses.create(model="m", input=[*history, {"role": "user", "content": "and?"}])
     report = await report_of(gateway, again)
     assert (report.turns, report.sequences, report.left_out) == (2, 1, {})
+
+
+async def test_other_requests_are_answered_while_replies_are_read(
+    client: GatewayClient, gateway: Gateway, session: SessionHandle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, begun, may_end = gateway.store.for_threads, threading.Event(), threading.Event()
+    numbers = reader.numbers
+
+    def long_numbers(session: int) -> list[int]:
+        begun.set()
+        assert may_end.wait(30)
+        return numbers(session)
+
+    async with gpt(session) as llm:
+        first = await llm.responses.create(model="m", input="hello")
+        monkeypatch.setattr(reader, "numbers", long_numbers)
+        item: Any = {"type": "item_reference", "id": first.output[0].id}
+        again = asyncio.create_task(llm.responses.create(model="m", input=[item, {"role": "user", "content": "hi"}]))
+        assert await asyncio.to_thread(begun.wait, 30)
+        async with httpx.AsyncClient() as other:
+            assert (await other.get(f"{gateway.url}/healthz")).status_code == 200
+        may_end.set()
+        await again
 
 
 @pytest.mark.parametrize("item_id", ["msg_of_another_provider-0", "msg_0123", "rs_", "fc_{}-7", "x"])

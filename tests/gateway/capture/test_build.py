@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentcore_rl_toolkit.gateway.capture.build import Texts, build
+from agentcore_rl_toolkit.gateway.capture.build import Texts, build, pack_long_prompt
 from agentcore_rl_toolkit.gateway.capture.record import (
     ERROR,
     INVALID,
@@ -35,9 +35,13 @@ def recorded(texts: Texts, index: int, prompt: list[int], answers: list[list[int
         ChoiceRecord(place, pack_ids(ids), pack_logprobs([-0.5] * len(ids)), "stop", "none", b"{}")
         for place, ids in enumerate(answers)
     ]
+    captured = Captured(choices, prompt=json.dumps(prompt, separators=(",", ":")).encode(), has_tokens=True)
+    if index % 2:  # as a thread does with a long prompt
+        pack_long_prompt(texts, captured)
+        assert captured.prompt_ids in (None, pack_ids(prompt))
     return build(
         OK,
-        Captured(choices, prompt=json.dumps(prompt, separators=(",", ":")).encode(), has_tokens=True),
+        captured,
         texts=texts,
         call_id=f"c{index}",
         messages=json.dumps(messages, ensure_ascii=False).encode(),
@@ -93,6 +97,7 @@ def test_a_growing_session_costs_its_tokens_once_also_with_calls_that_have_only_
 @pytest.mark.parametrize("text", [b"[1,x]", b"[1.5]", b"[99999999999999999999]", b"[1,,2]", b"{}", b"7"])
 def test_a_prompt_that_is_no_list_of_token_ids_makes_the_turn_invalid(text: bytes) -> None:
     captured = Captured([], prompt=text, has_tokens=True)
+    pack_long_prompt(Texts(), captured)
     about: dict[str, Any] = {"index": 0, "dialect": "chat", "started_s": 0.0, "first_token_s": None}
     record = build(
         OK,

@@ -10,6 +10,7 @@ reply was complete. Every token then counts as sampled by the older one, so that
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import msgspec
@@ -114,6 +115,14 @@ def build(
     )
 
 
+def pack_long_prompt(texts: Texts, captured: Captured) -> None:
+    """Pack the ids of a prompt that continues no earlier call, for `build`. For threads: 600,000 ids take 80 ms."""
+    text = memoryview(captured.prompt or b"")[:-1]
+    if _beginning(texts.prompts, text) is None:
+        with suppress(CaptureError):  # `build` raises it again
+            captured.prompt_ids = _packed_ids(captured.prompt or b"")
+
+
 def _versions(
     captured: Captured, begun: int | None, ended: int | None, *, stream: bool
 ) -> tuple[int | None, int | None]:
@@ -147,7 +156,8 @@ def _prompt(texts: list[Known], captured: Captured, call_id: str) -> tuple[Base,
     """Return the call that a prompt continues, and the ids that it adds. Raises: CaptureError on invalid token ids."""
     text = memoryview(captured.prompt or b"")[:-1]
     known = _beginning(texts, text)
-    base, ids = NO_BASE, _packed_ids(_new(text, known))
+    packed = captured.prompt_ids if known is None else None
+    base, ids = NO_BASE, _packed_ids(_new(text, known)) if packed is None else packed
     if known is not None:
         base = Base(known.call_id, -1, known.units)
         for place, (size, digest) in enumerate(known.choices):

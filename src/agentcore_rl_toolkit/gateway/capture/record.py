@@ -46,6 +46,7 @@ class Captured(msgspec.Struct):
 
     choices: list[ChoiceRecord]
     prompt: bytes | None = None
+    prompt_ids: bytes | None = None  # the packed ids of a long prompt
     reply_id: str | None = None
     model: str | None = None
     usage: bytes | None = None

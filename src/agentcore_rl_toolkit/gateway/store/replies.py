@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any
 
@@ -10,6 +11,7 @@ import msgspec
 from ...errors import CaptureError, GatewayError
 from ...messages.wire.canonical import own_id
 from ..capture.record import decode
+from .reader import Reader
 from .writer import Store
 
 log = logging.getLogger(__name__)
@@ -22,20 +24,23 @@ class RecordedReplies:
         self._messages: dict[str, dict[str, Any]] = {}
         self._last_number = -1
 
-    def find(self, store: Store, session: int, reply_id: str) -> dict[str, Any] | None:
+    def find(self, reply_id: str) -> dict[str, Any] | None:
         """Return the message of a reply, by its id without the prefix of an API. None: the session has no such reply."""
-        if reply_id not in self._messages:
-            store.commit()  # only committed calls can be read
-            for number in store.reader.numbers(session):
-                if number > self._last_number:
-                    self._last_number = number
-                    self._read(store, number)
         return self._messages.get(reply_id)
 
-    def _read(self, store: Store, number: int) -> None:
-        try:
-            record = decode(store.reader.call(number))
-            if record.reply_id and record.choices:
-                self._messages[own_id("", record.reply_id)] = msgspec.json.decode(record.choices[0].message)
-        except (CaptureError, GatewayError, msgspec.DecodeError) as e:
-            log.warning("call %d cannot be read, so no request can refer to it: %s", number, e)
+    async def update(self, store: Store, session: int) -> None:
+        """Read the calls that were stored since the last update, in a thread: they may be all calls of a long session."""
+        store.commit()  # only committed calls can be read
+        await asyncio.to_thread(self._read, store.for_threads, session)
+
+    def _read(self, reader: Reader, session: int) -> None:
+        for number in reader.numbers(session):
+            if number > self._last_number:
+                try:
+                    record = decode(reader.call(number))
+                    if record.reply_id and record.choices:
+                        message = msgspec.json.decode(record.choices[0].message)
+                        self._messages[own_id("", record.reply_id)] = message
+                except (CaptureError, GatewayError, msgspec.DecodeError) as e:
+                    log.warning("call %d cannot be read, so no request can refer to it: %s", number, e)
+                self._last_number = number

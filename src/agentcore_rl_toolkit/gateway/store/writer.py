@@ -101,7 +101,9 @@ class WriteAheadLog:
         with closing(connect(self._path)) as database:
             database.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()  # most of the log, while commits continue
             database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-            database.execute("UPDATE meta SET value = value WHERE name = 'format'")  # the first write of a log waits for the disk
+            database.execute(
+                "UPDATE meta SET value = value WHERE name = 'format'"
+            )  # the first write of a log waits for the disk
 
     async def finish(self) -> None:
         """Wait for a running checkpoint."""

@@ -61,7 +61,7 @@ class TokenSampling(Engine):
 
     def understand(self) -> Fields:
         request = self._request
-        asked = request.parse(self._session.reply)
+        asked = request.parse(self._session.replies.find)
         asked.messages, images = without_images(asked.messages)  # token ids have none
         if images:
             request.left_out["image"] += images

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from .parsers import Grammar as Grammar
     from .parsers import grammar_named as grammar_named
     from .parsers import new_parser as new_parser
-    from .renderer import RenderedPrompt as RenderedPrompt
-    from .renderer import Renderer as Renderer
     from .past_calls import PastCall as PastCall
     from .past_calls import replay as replay
+    from .renderer import RenderedPrompt as RenderedPrompt
+    from .renderer import Renderer as Renderer
     from .reply import ReplyStream as ReplyStream
     from .sampled import sampled_body as sampled_body
     from .sampled import unread_calls as unread_calls
