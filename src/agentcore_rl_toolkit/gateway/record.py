@@ -71,7 +71,7 @@ class Recorder:
         record = self._build(status, captured)
         number, error = None, None
         if session.closed_s is None:
-            number = session.append(record)
+            number = self._append(record)
             error = await session.store.kept()
         self._stored = True
         if error is None and status in TURNS:
@@ -119,7 +119,13 @@ class Recorder:
             return
         record = self._build(status, Captured(choices=[]))
         record.http_status, record.error_type, record.error = error.status or 500, kind, message[:4000]
-        session.append(record)
+        self._append(record)
+
+    def _append(self, record: CallRecord) -> int:
+        session = self._session
+        session.records += 1
+        session.last_call_s = record.finished_s
+        return session.store.append(session, record)
 
     def _build(self, status: str, captured: Captured) -> CallRecord:
         request = self._request

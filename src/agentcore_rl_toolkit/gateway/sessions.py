@@ -29,7 +29,6 @@ from ..messages.wire import ModelRequest, passthrough
 from ..messages.wire.chat import parse_parameters
 from ..messages.wire.passthrough import Fields
 from .capture.build import Texts
-from .capture.record import CallRecord
 from .router import Worker
 from .store.reader import Counts, StoredSession
 from .store.replies import RecordedReplies
@@ -166,12 +165,6 @@ class Session:
                 asked = fields.get(key)
                 if type(asked) is not int or not 0 <= asked <= settings.max_tokens:
                     fields[key] = settings.max_tokens
-
-    def append(self, record: CallRecord) -> int:
-        """Store a call of the session. Returns its number in the store."""
-        self.records += 1
-        self.last_call_s = time.time()
-        return self.store.append(self, record)
 
     def add_reply(
         self, digest: int, position: int | None, *, received: bool = False, connections: int = 0

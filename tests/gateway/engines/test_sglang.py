@@ -108,12 +108,12 @@ def versions(piece: Piece) -> tuple[Any, ...]:
 
 def test_versions_of_a_choice_whose_weights_changed_are_read_span_by_span() -> None:
     engine = TOKEN_ENGINES["sglang"]
-    [piece] = engine.reader(stream=False).feed(json.dumps(answer(("3", 0, 2), ("4", 2, 5), upto=5)).encode())
+    [piece] = engine.reader()(json.dumps(answer(("3", 0, 2), ("4", 2, 5), upto=5)).encode())
     assert versions(piece) == (3, 4, [(0, 3), (2, 4)], "4")
-    [piece] = engine.reader(stream=False).feed(json.dumps(answer(("default", 0, 5), upto=5)).encode())
+    [piece] = engine.reader()(json.dumps(answer(("default", 0, 5), upto=5)).encode())
     assert versions(piece) == (None, None, None, "default"), "as it was started: no version was published to it"
-    stream = engine.reader(stream=True)
+    read = engine.reader()
     events = [answer(("3", 0, 2), upto=2, finish=None), answer(("3", 0, 2), ("4", 2, 5), upto=5)]
-    pieces = [p for e in events for p in stream.feed(b"data: " + json.dumps(e).encode() + b"\n\n")]
+    pieces = [p for e in events for p in read(json.dumps(e).encode())]
     assert [p.ids for p in pieces] == [[0, 1], [2, 3, 4]]
     assert [versions(p) for p in pieces] == [(3, 3, None, "3"), (3, 4, [(0, 3), (2, 4)], "4")]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import agentcore_rl_toolkit
 from agentcore_rl_toolkit.errors import CaptureError
+from agentcore_rl_toolkit.gateway.capture.events import EventReader
 from agentcore_rl_toolkit.gateway.capture.record import Captured, unpack_ids, unpack_logprobs
 from agentcore_rl_toolkit.gateway.engines import TOKEN_ENGINES, Piece
 from agentcore_rl_toolkit.gateway.testing import Seen, logprob_of
@@ -49,8 +50,9 @@ def events(engine: str, ids: list[int], step: int, *, finish: str = "stop", stop
 
 def read(renderer: Renderer, asked: ModelRequest, engine: str, pieces: list[bytes]) -> tuple[TokenReply, list[Delta]]:
     sampled = TokenReply(renderer, asked, None)
-    stream = TOKEN_ENGINES[engine].reader(stream=True)
-    return sampled, [delta for data in pieces for piece in stream.feed(data) for delta in sampled.add(piece)]
+    events, read_pieces = EventReader(), TOKEN_ENGINES[engine].reader()
+    found = [piece for data in pieces for event in events.feed(data) for piece in read_pieces(event)]
+    return sampled, [delta for piece in found for delta in sampled.add(piece)]
 
 
 def recorded(sampled: TokenReply) -> tuple[Captured, Choice]:
@@ -173,8 +175,8 @@ def sglang_events(edit: Edit) -> list[Piece]:
     answers = [
         sglang_answer(0, list(range(10, 10 + n)), "stop" if n == 6 else None, weight_version=1) for n in (2, 4, 6)
     ]
-    stream = TOKEN_ENGINES["sglang"].reader(stream=True)
-    return [p for a in edit(answers) for p in stream.feed(b"data: " + json.dumps(a).encode() + b"\n\n")]
+    read_pieces = TOKEN_ENGINES["sglang"].reader()
+    return [p for a in edit(answers) for p in read_pieces(json.dumps(a).encode())]
 
 
 def only_new(answers: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -213,10 +215,10 @@ def test_sglang_streams_of_all_or_of_new_tokens_give_each_token_once(edit: Edit)
 
 
 def test_few_of_sglangs_long_events_that_repeat_all_tokens_are_decoded() -> None:
-    stream, pieces = TOKEN_ENGINES["sglang"].reader(stream=True), []
+    pieces, read_pieces = list[Piece](), TOKEN_ENGINES["sglang"].reader()
     for n in range(2000, 2101):
         answer = sglang_answer(0, list(range(n)), "stop" if n == 2100 else None, weight_version=1)
-        pieces += stream.feed(b"data: " + json.dumps(answer).encode() + b"\n\n")
+        pieces += read_pieces(json.dumps(answer).encode())
     assert [i for p in pieces for i in p.ids] == list(range(2100))
     assert len(pieces) < 5
 
@@ -228,11 +230,7 @@ def test_sglang_answers_that_contradict_themselves_are_errors(edit: Edit) -> Non
 
 
 def test_whole_answers_of_both_engines_read_alike() -> None:
-    [one] = (
-        TOKEN_ENGINES["vllm"]
-        .reader(stream=False)
-        .feed(json.dumps({"choices": [generated(Sampled(ids=[5, 6]))]}).encode())
-    )
+    [one] = TOKEN_ENGINES["vllm"].reader()(json.dumps({"choices": [generated(Sampled(ids=[5, 6]))]}).encode())
     result = sglang_answer(0, [5, 6], "stop", weight_version=None)
-    [other] = TOKEN_ENGINES["sglang"].reader(stream=False).feed(json.dumps(result).encode())
+    [other] = TOKEN_ENGINES["sglang"].reader()(json.dumps(result).encode())
     assert (one.ids, one.logprobs, one.finish_reason) == (other.ids, other.logprobs, other.finish_reason)

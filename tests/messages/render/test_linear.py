@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.messages.render import GRAMMARS, new_parser
+from agentcore_rl_toolkit.messages.render import GRAMMARS
 
 SHORT, LONG = 4_000, 32_000  # deltas
 MOST = 2.3**3  # times the CPU time, for three doublings
@@ -91,7 +91,7 @@ def parsing(grammar: str, word: str, *, inside: bool, whole: bool = False) -> No
     opening, closing, _ = CALLS[grammar] if inside else ("", "", ())
 
     def run(n: int) -> None:
-        parser = new_parser(GRAMMARS[grammar], tools=TOOLS)
+        parser = GRAMMARS[grammar].new_parser(tools=TOOLS)
         pieces = [opening, *[word] * n, closing]
         for piece in ["".join(pieces)] if whole else pieces:
             parser.feed(piece)
@@ -110,7 +110,7 @@ def test_reading_text_and_calls(grammar: str) -> None:
 
 def test_a_recipient_that_does_not_end() -> None:
     def run(n: int) -> None:
-        parser = new_parser(GRAMMARS["muse"], tools=TOOLS)
+        parser = GRAMMARS["muse"].new_parser(tools=TOOLS)
         for piece in (" to=user<|message|>see to=", *"a" * n):
             parser.feed(piece)
         parser.finish()

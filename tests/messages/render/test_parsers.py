@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
 from agentcore_rl_toolkit.errors import CaptureError
-from agentcore_rl_toolkit.messages.render import GRAMMARS, TextDecoder, grammar_named, new_parser
+from agentcore_rl_toolkit.messages.render import GRAMMARS, TextDecoder, grammar_named
 from agentcore_rl_toolkit.messages.render.tokens import Tokenizer
 
 TOOLS: list[dict[str, Any]] = [
@@ -41,7 +41,7 @@ TOOLS: list[dict[str, Any]] = [
 
 
 def read(grammar: str, pieces: list[str], *, tools: Any = TOOLS, reasoning_open: bool = False) -> dict[str, Any]:
-    parser = new_parser(grammar_named(grammar), tools=tools, reasoning_open=reasoning_open)
+    parser = grammar_named(grammar).new_parser(tools=tools, reasoning_open=reasoning_open)
     deltas = [delta for piece in pieces for delta in parser.feed(piece)] + parser.finish()
     calls = [call for delta in deltas for call in delta.tool_calls]
     return {
@@ -802,7 +802,7 @@ def test_an_answer_without_a_call_is_given_exactly_as_sampled(grammar, text) -> 
 )
 def test_half_characters_and_raw_line_ends_in_arguments(grammar: str, text: str, written: str, meant: str) -> None:
     text %= f'"{written}"' if grammar == "lfm" else f'{{"a": "{written}"}}'
-    parser = new_parser(grammar_named(grammar), tools=TOOLS)
+    parser = grammar_named(grammar).new_parser(tools=TOOLS)
     [call] = [piece for delta in [*parser.feed(text), *parser.finish()] for piece in delta.tool_calls]
     assert msgspec.json.decode(call.arguments) == {"a": meant}  # as strict as any
 
@@ -819,7 +819,7 @@ NUMBERS = '{"limit":   NaN, "deep": [-Infinity,1e999], "query": "NaN \\" Infinit
     ],
 )
 def test_numbers_that_json_does_not_have_stay_as_they_were_sampled(grammar, text) -> None:
-    parser = new_parser(grammar_named(grammar), tools=TOOLS)
+    parser = grammar_named(grammar).new_parser(tools=TOOLS)
     [call] = [piece for delta in [*parser.feed(text), *parser.finish()] for piece in delta.tool_calls]
     assert (parser.status, call.name, call.arguments) == ("parsed", "look_up", NUMBERS)
 
@@ -838,7 +838,7 @@ def test_where_json_is_written_here_such_numbers_are_strings(grammar, text) -> N
     tool["function"]["parameters"]["properties"] = {k: {"type": t} for k, t in kinds.items()}  # type: ignore[index]
     values = {"n": "NaN", "i": "Infinity", "o": '{"a": NaN}', "s": "-Infinity", "l": "[1, 1e999]"}
     text = text.format("".join(pair.format(k, v) for k, v in values.items()))
-    parser = new_parser(grammar_named(grammar), tools=[tool])
+    parser = grammar_named(grammar).new_parser(tools=[tool])
     [call] = [piece for delta in [*parser.feed(text), *parser.finish()] for piece in delta.tool_calls]
     reply = msgspec.json.decode(call.arguments)  # as strict as any
     assert reply == {"n": "NaN", "i": "Infinity", "o": {"a": "NaN"}, "s": "-Infinity", "l": [1, "Infinity"]}

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.messages.render import grammar_named, new_parser
+from agentcore_rl_toolkit.messages.render import grammar_named
 from agentcore_rl_toolkit.messages.render.template import ChatTemplate
 
 FOLDER = Path(__file__).parent / "reference"
@@ -107,7 +107,7 @@ DIFFERENCES: dict[str, dict[str, int]] = {
 
 
 def read(family: str, text: str, *, reasoning_open: bool, pieces: int) -> tuple[str, dict[str, Any]]:
-    parser = new_parser(grammar_named(family), tools=load("outputs")["tools"], reasoning_open=reasoning_open)
+    parser = grammar_named(family).new_parser(tools=load("outputs")["tools"], reasoning_open=reasoning_open)
     size = pieces or max(len(text), 1)
     deltas = [delta for at in range(0, len(text), size) for delta in parser.feed(text[at : at + size])]
     deltas += parser.finish()

@@ -15,7 +15,6 @@ from agentcore_rl_toolkit.messages.render import (
     HINTS,
     Renderer,
     grammar_named,
-    new_parser,
     sampled_body,
     unread_calls,
 )
@@ -54,7 +53,7 @@ def test_a_call_in_the_form_of_another_family_is_unparsed(grammar: str, tools: l
     text = "See <minimax:tool_call> and so on"
     header = {"harmony": "<|channel|>final<|message|>", "muse": " to=user<|message|>"}.get(grammar, "")
     for offered, status in ((tools, "unparsed"), (None, "none")):
-        parser = new_parser(grammar_named(grammar), tools=offered)
+        parser = grammar_named(grammar).new_parser(tools=offered)
         parser.feed(header + text)
         parser.finish()
         assert parser.status == status

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,6 @@ import msgspec
 
 from ...messages.wire.canonical import ModelRequest
 from ..capture.choice import version_of
-from ..capture.events import EventReader
 
 # The features of every engine except the sampling services.
 COMMON = frozenset(
@@ -45,6 +43,7 @@ class Piece(msgspec.Struct, kw_only=True):
     routed_experts: Any = None  # base64
     weights: str | None = None  # the engine's version of the last token's weights, a number or a text
     spans: list[tuple[int, int]] | None = None  # (first token, version), where weights changed within the choice
+    error: dict[str, Any] | None = None  # it has no tokens: the engine reports an error
 
 
 class WeightSpan(msgspec.Struct, gc=False):
@@ -79,35 +78,24 @@ class TokenRequest:
     stream: bool
 
 
-class TokenReader(ABC):
-    """Reads a reply as pieces, whole or as the bytes of a stream. ``error`` is the error that the reply reports."""
+def error_piece(error: Any) -> Piece:
+    """Return the piece for an error that an engine reports inside a reply."""
+    return Piece(error=error if isinstance(error, dict) else {"message": str(error)})
 
-    def __init__(self, *, stream: bool) -> None:
-        self.error: dict[str, Any] | None = None
-        self._events = EventReader() if stream else None
 
-    def feed(self, data: bytes) -> list[Piece]:
-        """Return the pieces of a whole reply, or of all complete events. Raises: CaptureError, one of NOT_JSON."""
-        events = [data] if self._events is None else self._events.feed(data)
-        return [piece for event in events for piece in self._read(event)]
-
-    @abstractmethod
-    def _read(self, event: bytes) -> list[Piece]: ...
-
-    def _set_error(self, error: Any) -> None:
-        if error is not None:
-            self.error = error if isinstance(error, dict) else {"message": str(error)}
+# Reads a whole reply, or the data of an event. Raises: CaptureError, one of NOT_JSON.
+ReadPieces = Callable[[bytes], list[Piece]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenEngine:
     """An engine's wire format. ``features`` are those of `ModelRequest.features` that it supports.
 
-    ``request`` returns path and body, ``cancel`` those of the request that ends a call by its name. None: a call ends when its
-    connection closes.
+    ``request`` returns path and body, ``reader`` a function that reads one reply. ``cancel`` returns path and body of the request
+    that ends a call by its name. None: a call ends when its connection closes.
     """
 
     features: frozenset[str]
     request: Callable[[TokenRequest], tuple[bytes, bytes]]
-    reader: type[TokenReader]
+    reader: Callable[[], ReadPieces]
     cancel: Callable[[str], tuple[bytes, bytes]] | None = None

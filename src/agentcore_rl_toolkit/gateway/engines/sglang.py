@@ -21,7 +21,7 @@ import msgspec
 
 from ...errors import CaptureError
 from ..capture.choice import version_of
-from .base import COMMON, FORMS, SGLANG_FORMS, Piece, TokenEngine, TokenReader, TokenRequest, WeightSpan, changes
+from .base import COMMON, FORMS, SGLANG_FORMS, Piece, TokenEngine, TokenRequest, WeightSpan, changes, error_piece
 
 _LONG_BYTES = 16 * 2**10  # some 400 tokens
 _UNFINISHED = re.compile(rb'"finish_reason": ?null')
@@ -87,26 +87,24 @@ def _held_to_form(response_format: Mapping[str, Any] | None) -> dict[str, Any]:
     return {"structural_tag": _encode(response_format).decode()}
 
 
-class SGLangReader(TokenReader):
+class _Reader:
     """Reads the new tokens of cumulative events.
 
     Of long events that repeat earlier tokens, it decodes the last, and each that is 5% longer than the last decoded one.
     """
 
-    def __init__(self, *, stream: bool) -> None:
-        super().__init__(stream=stream)
+    def __init__(self) -> None:
         self._seen: Counter[int] = Counter()
         self._least_bytes = 0  # the least size of the next event to decode
 
-    def _read(self, event: bytes) -> list[Piece]:
+    def read(self, event: bytes) -> list[Piece]:
         if event.lstrip()[:1] == b"[":  # a whole reply with several choices
             return [_piece(answer, place, 0) for place, answer in enumerate(_many.decode(event))]
         if len(event) < self._least_bytes and _UNFINISHED.search(event):
             return []
         answer = _one.decode(event)
         if answer.error is not None:
-            self._set_error(answer.error)
-            return []
+            return [error_piece(answer.error)]
         piece = _piece(answer, answer.index, self._seen[answer.index])
         self._seen[answer.index] += len(piece.ids)
         repeats = len(event) > _LONG_BYTES and len(answer.output_ids or ()) > len(piece.ids)
@@ -167,7 +165,7 @@ def _piece(answer: _Response, choice: int, seen: int) -> Piece:
 SGLANG = TokenEngine(
     features=COMMON | _SAMPLER | FORMS | SGLANG_FORMS,
     request=request,
-    reader=SGLangReader,
+    reader=lambda: _Reader().read,
     cancel=lambda name: (b"/abort_request", _encode({"rid": name})),
 )
 SGLANG_EXPERTS = replace(SGLANG, request=partial(request, experts=True))  # servers with --enable-return-routed-experts

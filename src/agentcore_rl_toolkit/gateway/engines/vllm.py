@@ -16,7 +16,7 @@ import msgspec
 
 from ...errors import CaptureError
 from ..capture.choice import version_of
-from .base import COMMON, FORMS, GUIDED, VLLM_FORMS, Piece, TokenEngine, TokenReader, TokenRequest, WeightSpan, changes
+from .base import COMMON, FORMS, GUIDED, VLLM_FORMS, Piece, TokenEngine, TokenRequest, WeightSpan, changes, error_piece
 
 _encode = msgspec.json.Encoder().encode
 
@@ -79,15 +79,6 @@ def request(wanted: TokenRequest) -> tuple[bytes, bytes]:
     return b"/v1/completions", _encode(body)
 
 
-class VLLMReader(TokenReader):
-    """Reads a generated answer, or the chunks of a text completion that have token ids."""
-
-    def _read(self, event: bytes) -> list[Piece]:
-        response = _response.decode(event)
-        self._set_error(response.error)
-        return _pieces(response)
-
-
 def _held_to_form(response_format: Mapping[str, Any] | None, other: dict[str, Any]) -> dict[str, Any]:
     """Return the sampling parameters with ``structured_outputs`` for the constraint; an explicit one of the agent's stays.
 
@@ -106,8 +97,10 @@ def _held_to_form(response_format: Mapping[str, Any] | None, other: dict[str, An
     return {"structured_outputs": found, **rest} if found else rest
 
 
-def _pieces(answer: _Response) -> list[Piece]:
-    pieces = []
+def _pieces(event: bytes) -> list[Piece]:
+    """Read a generated answer, or a chunk of a text completion that has token ids."""
+    answer = _response.decode(event)
+    pieces = [] if answer.error is None else [error_piece(answer.error)]
     for choice in answer.choices:
         if choice.token_ids is None:
             raise CaptureError("the engine returned no token ids; it must support return_token_ids")
@@ -137,5 +130,5 @@ def _pieces(answer: _Response) -> list[Piece]:
     return pieces
 
 
-VLLM = TokenEngine(features=COMMON | _SAMPLER | FORMS | VLLM_FORMS, request=request, reader=VLLMReader)
+VLLM = TokenEngine(features=COMMON | _SAMPLER | FORMS | VLLM_FORMS, request=request, reader=lambda: _pieces)
 POLICY = replace(VLLM, features=COMMON)  # it holds no answer to a form

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ConfigError, GatewayError
-from ..capture.record import CallRecord, encode
 
 FILE = "turns.sqlite"
 FORMAT = 5
@@ -131,22 +130,6 @@ def os_error(error: sqlite3.Error, path: Path) -> OSError:
 
 
 # -- rows
-
-
-def call_row(number: int, session: int, record: CallRecord) -> Row:
-    """Return a call as a row of `calls`."""
-    payload = encode(record)
-    return (
-        number,
-        session,
-        record.index,
-        record.status,
-        record.digest,
-        record.call_id,
-        record.delivered,
-        payload,
-        zlib.crc32(memoryview(payload)[:-1]),
-    )
 
 
 def payload_of(row: Row) -> bytes:

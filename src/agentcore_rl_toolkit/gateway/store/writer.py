@@ -22,6 +22,7 @@ import shutil
 import sqlite3
 import tempfile
 import time
+import zlib
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -29,9 +30,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...errors import ConfigError
-from ..capture.record import CallRecord
+from ..capture.record import CallRecord, encode
 from .reader import Reader
-from .schema import FILE, INSERT_CALL, PAGE_BYTES, PUT_SESSION, Row, call_row, connect, create, os_error, trouble
+from .schema import FILE, INSERT_CALL, PAGE_BYTES, PUT_SESSION, Row, connect, create, os_error, trouble
 
 log = logging.getLogger(__name__)
 
@@ -165,7 +166,10 @@ class Store:
         """Store a call. Returns its number."""
         number = self.next_call
         self.next_call += 1
-        self._calls.append(QueuedCall(call_row(number, session.number, record), session))
+        payload = encode(record)
+        about = record.index, record.status, record.digest, record.call_id, record.delivered
+        row = number, session.number, *about, payload, zlib.crc32(memoryview(payload)[:-1])
+        self._calls.append(QueuedCall(row, session))
         self._schedule()
         return number
 

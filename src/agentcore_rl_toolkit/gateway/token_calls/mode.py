@@ -115,8 +115,8 @@ class TokenMode:
             schema = wanted["json_schema"]["schema"]
             shape = {**wanted["json_schema"], "schema": relaxed(schema)}
             asked.response_format = {"type": "json_schema", "json_schema": shape}
-        elif constrained(asked) and asked.tool_choice == "auto":
-            return None  # an answer in one of the engine's own forms has no calls
+        elif asked.tool_choice in ("auto", "none") and (constrained(asked) or asked.parallel_tool_calls is not False):
+            return None  # nothing is enforced; an answer in one of the engine's own forms has no calls
         form = answer_form(
             self.renderer.grammar,
             asked.tools,

@@ -22,9 +22,10 @@ from ...messages.wire import Delta, chat, context_overflow
 from ...messages.wire.canonical import Usage
 from ...messages.wire.history import without_images
 from ...messages.wire.passthrough import Fields
+from ..capture.events import EventReader
 from ..capture.record import CONSTRAINED, Captured
 from ..context import Context, Engine
-from ..engines import TOKEN_ENGINES, Piece, TokenReader, TokenRequest
+from ..engines import TOKEN_ENGINES, Piece, ReadPieces, TokenRequest
 from ..http.request import CallRequest
 from ..router import Worker
 from ..sessions import Session
@@ -55,7 +56,9 @@ class TokenSampling(Engine):
         self._worker: Worker | None = None
         self._name = ""
         self._reply: TokenReply
-        self._reader: TokenReader | None = None
+        self._read: ReadPieces
+        self._events: EventReader | None = None  # of a stream
+        self._error: dict[str, Any] | None = None  # as the engine reports it inside a reply
 
     # -- the request
 
@@ -139,7 +142,8 @@ class TokenSampling(Engine):
         stops = frozenset() if other.get("ignore_eos") else mode.renderer.stop_token_ids
         self._reply = TokenReply(mode.renderer, request.asked, self._prompt)
         engine = TOKEN_ENGINES[self._context.engine]
-        self._reader = engine.reader(stream=request.stream)
+        self._read, self._error = engine.reader(), None
+        self._events = EventReader() if request.stream else None
         self._name = f"{self._call_id}-{secrets.token_hex(4)}"  # a server refuses a name that it is still sampling
         wanted = TokenRequest(
             prompt=self._prompt_json,
@@ -155,8 +159,9 @@ class TokenSampling(Engine):
         self.feed(body)
 
     def feed(self, data: bytes) -> list[Delta]:
+        events = [data] if self._events is None else self._events.feed(data)
         try:
-            return self._add(self._reader.feed(data) if self._reader is not None else [])
+            return self._add([piece for event in events for piece in self._read(event)])
         except NOT_JSON as e:
             raise CaptureError(f"the engine's reply cannot be read: {e}") from e
 
@@ -167,6 +172,9 @@ class TokenSampling(Engine):
     def _add(self, pieces: list[Piece]) -> list[Delta]:
         deltas: list[Delta] = []
         for piece in pieces:
+            if piece.error is not None:
+                self._error = piece.error
+                continue
             if piece.weights is not None and self._worker is not None:
                 self._worker.report_weights(piece.weights)
             deltas += self._reply.add(piece)
@@ -181,8 +189,8 @@ class TokenSampling(Engine):
             reply_id=request.reply_id,
             model=request.asked.model,
         )
-        if self._reader is not None and self._reader.error is not None:
-            captured.error = _to_json(self._reader.error)
+        if self._error is not None:
+            captured.error = _to_json(self._error)
         if not self._context.train_constrained:
             if self._form is None and constrained(request.asked):
                 captured.untrainable = CONSTRAINED

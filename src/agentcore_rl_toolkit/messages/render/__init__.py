@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from .parsers import HINTS as HINTS
     from .parsers import Grammar as Grammar
     from .parsers import grammar_named as grammar_named
-    from .parsers import new_parser as new_parser
     from .past_calls import PastCall as PastCall
     from .past_calls import replay as replay
     from .renderer import RenderedPrompt as RenderedPrompt

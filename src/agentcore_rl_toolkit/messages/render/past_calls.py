@@ -43,7 +43,8 @@ def replay(renderer: Renderer, past: Iterable[PastCall], *, now: float | None = 
     for call in past:
         if not call.answers:
             raise CaptureError("a call without an answer is no part of a history")
-        match = renderer.match(conversation, call.messages, call.tools, call.options)
+        options = renderer.template.options(call.options)
+        match = renderer.match(conversation, call.messages, call.tools, options)
         asked = conversation.asked.get(match.digest)
         if asked is None:
             base = match.base.row if match.base is not None and call.extended else TokenRow()

@@ -24,7 +24,7 @@ from ..wire.canonical import Choice
 from .algebra import SuffixRenderer, TemplateFacts, probe
 from .conversation import Conversation, KnownPrompt, Match, in_call_order
 from .forcing import AnswerForm
-from .parsers import Grammar, grammar_named, grammar_of, new_parser
+from .parsers import Grammar, grammar_named, grammar_of
 from .reply import ReplyStream
 from .template import ChatTemplate
 from .tokens import PlainText, Tokenizer, TokenRow
@@ -131,10 +131,10 @@ class Renderer:
         tools: Sequence[dict[str, Any]] | None,
         options: Mapping[str, Any] | None,
     ) -> Match:
-        """Find the turn that the messages continue. Options that the template does not read are left out."""
+        """Find the turn that the messages continue. ``options`` are those that the template reads."""
         if not self._keeps_order:
             messages = in_call_order(messages)
-        return conversation.match(messages, tools, self.template.options(options))
+        return conversation.match(messages, tools, options)
 
     def render(
         self,
@@ -231,7 +231,7 @@ class Renderer:
 
         ``opens_reasoning``: the prompt ends with the opening mark of the reasoning. ``stops`` are strings that end the answer.
         """
-        parser = new_parser(self.grammar, tools=tools, reasoning_open=opens_reasoning)
+        parser = self.grammar.new_parser(tools=tools, reasoning_open=opens_reasoning)
         return ReplyStream(self.tokenizer, self.stop_token_ids, parser, choice=choice, stops=stops)
 
     def free_tokens(self, ids: Sequence[int], form: AnswerForm) -> int:

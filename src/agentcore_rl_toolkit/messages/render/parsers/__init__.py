@@ -6,12 +6,10 @@ To add a family, write its `Grammar` in a file and list it in `_KNOWN`. A format
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from ....errors import ConfigError
-from .base import Call, CallTag, Grammar, MarkerParser, OutputParser
+from .base import Call, CallTag, Grammar, OutputParser
 from .dsml import DSML
 from .families import DEEPSEEK, GLM, HERMES, PLAIN, QWEN_CODER
 from .gemma import GEMMA
@@ -45,13 +43,6 @@ def grammar_named(name: str) -> Grammar:
     return GRAMMARS[name]
 
 
-def new_parser(
-    grammar: Grammar, *, tools: Sequence[dict[str, Any]] | None = None, reasoning_open: bool = False
-) -> OutputParser:
-    """Return a parser for one reply. Without ``tools`` it reads nothing as a call."""
-    return (grammar.parser or MarkerParser)(grammar, tools=tools, reasoning_open=reasoning_open)
-
-
 __all__ = [
     "GRAMMARS",
     "HINTS",
@@ -61,5 +52,4 @@ __all__ = [
     "OutputParser",
     "grammar_named",
     "grammar_of",
-    "new_parser",
 ]

@@ -118,6 +118,12 @@ class Grammar:
     calls_end_reasoning: bool = False
     call_id: str = ""
 
+    def new_parser(
+        self, *, tools: Sequence[dict[str, Any]] | None = None, reasoning_open: bool = False
+    ) -> OutputParser:
+        """Return a parser for one reply. Without ``tools`` it reads nothing as a call."""
+        return (self.parser or MarkerParser)(self, tools=tools, reasoning_open=reasoning_open)
+
     def hinted(self, text: str) -> bool:
         """Return True if text outside of calls looks as if a call was meant."""
         return any(hint in text for hint in self.hints) or any(a in text and b in text for a, b in self.hint_pairs)
