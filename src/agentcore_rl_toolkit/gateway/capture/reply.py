@@ -341,16 +341,22 @@ def _cut(data: bytes, event: _Event | _Ends) -> bytes | None:
     """
     if not isinstance(event, _Event):
         return None
-    members = [(b',"prompt_token_ids":', event.prompt_token_ids)]
+    rest: bytes | None = data
+    if event.prompt_token_ids is not ABSENT:
+        rest = _without_member(data, b',"prompt_token_ids":', event.prompt_token_ids)
     for choice in event.choices:
-        members += (b',"token_ids":', choice.token_ids), (b',"logprobs":', choice.logprobs)
-    for name, value in members:
-        if value is not ABSENT:
-            member, start = name + value, data.find(name)
-            if start < 0 or not data.startswith(member, start):
-                return None
-            data = data[:start] + data[start + len(member) :]
-    return data
+        if choice.token_ids is not ABSENT and rest is not None:
+            rest = _without_member(rest, b',"token_ids":', choice.token_ids)
+        if choice.logprobs is not ABSENT and rest is not None:
+            rest = _without_member(rest, b',"logprobs":', choice.logprobs)
+    return rest
+
+
+def _without_member(data: bytes, name: bytes, value: msgspec.Raw) -> bytes | None:
+    member, start = name + value, data.find(name)
+    if start < 0 or not data.startswith(member, start):
+        return None
+    return data[:start] + data[start + len(member) :]
 
 
 def without_numbers(data: bytes) -> bytes:
