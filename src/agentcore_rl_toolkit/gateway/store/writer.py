@@ -40,7 +40,7 @@ _PROBE_BYTES = 64 * 2**10  # bytes that a full disk must store before it counts 
 _LOCKED_S = 5.0  # calls are refused if another program locks the file for longer
 _REST_S = 0.02  # pause between attempts at a locked file, and between removals
 _SLICE_S = 0.005  # time per removal: the loop has other work
-_REMOVED_AT_ONCE = 64
+_REMOVED_AT_ONCE = 8  # a call of some megabytes takes a millisecond
 _READ_BYTES = 2**20  # bytes that a thread reads at a time
 _PRIVATE = "agentcore-rl-calls-"  # a directory of a private store
 

@@ -152,7 +152,7 @@ class Renderer:
         """
         if not messages:
             raise RequestError("messages must not be empty", param="messages")
-        options = self.template.options(options)
+        options = self.template.options(options) if options else None
         match = self.match(conversation, messages, tools, options)
         messages = match.messages
         reason = conversation.branch_reason(match)
