@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import resource
+import socket
 from urllib.parse import urlsplit
 
 from agentcore_rl_toolkit.gateway.config import Limits
@@ -47,3 +48,23 @@ async def test_without_a_descriptor_the_call_fails_and_not_the_server(
         writer.close()
         with contextlib.suppress(OSError):  # a loop that ends before would leave the socket to the collector
             await writer.wait_closed()
+
+
+async def test_a_new_client_waits_until_there_is_a_descriptor(engine: ScriptedEngine, start_gateway: Start) -> None:
+    gateway = await start_gateway(engine)
+    url, loop = urlsplit(gateway.url), asyncio.get_running_loop()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket() as client:
+        client.setblocking(False)
+        try:
+            free = os.dup(0)
+            os.close(free)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+            await loop.sock_connect(client, (url.hostname, url.port))
+            await loop.sock_sendall(client, b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            for _ in range(5):  # the gateway tries to take the connection
+                await asyncio.sleep(0)
+            assert len(gateway.connections) == 0
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert (await asyncio.wait_for(loop.sock_recv(client, 100), 10)).startswith(b"HTTP/1.1 200")

@@ -6,7 +6,6 @@ A handler is a task of its connection: aiohttp cancels it when the client discon
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import socket
 from collections.abc import Awaitable, Callable
@@ -101,8 +100,10 @@ class Server(web.Server):
                     accepted, _ = listening.accept()
                 except BlockingIOError:
                     await _readable(listening)
-                except OSError as e:  # the client is gone, or the process has no file descriptor left
-                    await asyncio.sleep(ACCEPT_PAUSE_S if e.errno in (errno.EMFILE, errno.ENFILE) else 0)
+                except ConnectionError:  # the client has disconnected
+                    continue
+                except OSError:  # the process has no file descriptor left
+                    await asyncio.sleep(ACCEPT_PAUSE_S)
                 else:
                     opening.start(loop.connect_accepted_socket(self, accepted))
         finally:
