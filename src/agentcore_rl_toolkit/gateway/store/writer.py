@@ -102,9 +102,8 @@ class WriteAheadLog:
         with closing(connect(self._path)) as database:
             database.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()  # most of the log, while commits continue
             database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-            database.execute(
-                "UPDATE meta SET value = value WHERE name = 'format'"
-            )  # the first write of a log waits for the disk
+            # The first write of a log waits for the disk, so it is made here.
+            database.execute("UPDATE meta SET value = value WHERE name = 'format'")
 
     async def finish(self) -> None:
         """Wait for a running checkpoint."""
