@@ -103,6 +103,7 @@ class Gateway:
         self.url = url_of(listening)
         self.router.start()
         self.connections = context.connections = Server(self.handle, self.config.limits)
+        self._listening = listening
         self._accepting = loop.create_task(self.connections.accept(listening))
         self._ticker = loop.create_task(self._tick())
 
@@ -111,8 +112,9 @@ class Gateway:
         if self._accepting is None:
             return
         accepting, self._accepting = self._accepting, None
-        accepting.cancel()
+        accepting.cancel()  # perhaps before it began
         await asyncio.wait([accepting])
+        self._listening.close()
         self.connections.pre_shutdown()
         await self.running.until(lambda: not len(self.running), grace_s)
         for call in list(self.running):

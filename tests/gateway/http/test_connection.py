@@ -74,6 +74,14 @@ async def ask(gateway: Gateway, data: bytes) -> tuple[int, dict[str, str], bytes
         return await line.answer()
 
 
+async def test_a_gateway_that_is_stopped_at_once_listens_no_more() -> None:
+    gateway = Gateway(GatewayConfig())
+    await gateway.start()
+    await gateway.stop(grace_s=0)
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", int(gateway.url.rsplit(":", 1)[1]))
+
+
 def test_clients_that_wait_are_connected_in_one_pass_of_the_event_loop() -> None:
     async def connections(count: int) -> int:
         gateway = Gateway(GatewayConfig())

@@ -88,7 +88,7 @@ class Server(web.Server):
         return len(self._connections)
 
     async def accept(self, listening: socket.socket) -> None:
-        """Take every connection that waits, until this is cancelled, which closes the socket.
+        """Take every connection that waits, until this is cancelled.
 
         libuv (1.45 and later) takes one per pass of the event loop: a new client would wait for the calls of all others.
         """
@@ -107,7 +107,6 @@ class Server(web.Server):
                 else:
                     opening.start(loop.connect_accepted_socket(self, accepted))
         finally:
-            listening.close()
             await asyncio.gather(*opening, return_exceptions=True)
 
 
