@@ -50,7 +50,7 @@ async def ask(session: SessionHandle, text: str, **asked: Any) -> str:
 async def test_one_id_where_several_are_due_is_said_and_not_taken_letter_by_letter(
     client: GatewayClient, name: str
 ) -> None:
-    with pytest.raises(ConfigError, match=r"give \['abc'\]"):
+    with pytest.raises(ConfigError, match=r"give a list, \['abc'\]"):
         await getattr(client, name + "_async")("abc")
     assert (await client.stats_async())["sessions"] == 0
 
