@@ -102,7 +102,7 @@ class WriteAheadLog:
         with closing(connect(self._path)) as database:
             database.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()  # most of the log, while commits continue
             database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-            # The first write of a log waits for the disk, so it is made here.
+            # The first write of a log waits for the disk. This thread may wait.
             database.execute("UPDATE meta SET value = value WHERE name = 'format'")
 
     async def finish(self) -> None:

@@ -57,7 +57,7 @@ class TokenSampling(Engine):
         self._name = ""
         self._reply: TokenReply
         self._read: ReadPieces
-        self._events: EventReader | None = None  # of a stream
+        self._events: EventReader | None = None  # the reader of a stream
         self._error: dict[str, Any] | None = None  # as the engine reports it inside a reply
 
     # -- the request
