@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import boto3
 import pytest
 from click.testing import CliRunner, Result
 from google.protobuf.json_format import MessageToDict
+from openai import OpenAI
 from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -21,7 +23,11 @@ from strands import Agent, tool
 from strands.models.openai import OpenAIModel
 
 from agentcore_rl_toolkit.cli.main import cli
+from agentcore_rl_toolkit.contract import new_session_id
+from agentcore_rl_toolkit.errors import ConfigError
+from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, UpstreamConfig
 from agentcore_rl_toolkit.gateway.testing import ScriptedModel, ToolCall
+from scripted_engine import ScriptedEngine
 from serving import moto_server
 
 AGENT = "shop-0123456789"
@@ -328,3 +334,35 @@ def test_a_wrong_source_is_explained(tmp_path: Path) -> None:
         ("nowhere.jsonl", "there is no file nowhere.jsonl"),
     ):
         assert why in str(run(source, "--out", str(tmp_path / "rows.jsonl")).exception)
+
+
+async def test_the_sessions_of_a_gateway_become_rows_and_sequences_of_the_sampled_tokens(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    async with ScriptedEngine() as engine:
+        upstreams = (UpstreamConfig(url=engine.url, engine="vllm"),)
+        gateway = Gateway(GatewayConfig(upstreams=upstreams, store_dir=str(store)))
+        await gateway.start()
+        client = GatewayClient(gateway.url)
+        opened = await client.create_sessions_async([new_session_id() for _ in range(3)])
+        for session, prompt in zip(opened, ("Count the lamps.", "Mail me: ada@shop.example", ""), strict=True):
+            agent = OpenAI(base_url=session.base_url, api_key=session.api_key)
+            messages: list[Any] = [{"role": "system", "content": "You keep a shop."}]
+            messages += [{"role": "user", "content": prompt}] if prompt else []
+            await asyncio.to_thread(agent.chat.completions.create, model="m", messages=messages)
+        turns = [turn for s in (await client.fetch_async([opened[0].session_id])).values() for turn in s.turns]
+        await gateway.stop()
+    done = run(str(store), "--out", str(tmp_path / "rows.jsonl"), "--sft-out", str(tmp_path / "sft.jsonl"))
+    assert done.exit_code == 0, done.output
+    assert rows(tmp_path / "rows.jsonl") == [{"prompt": "Count the lamps."}, {"prompt": "Mail me: <EMAIL_1>"}]
+    assert "1 sessions were left out: they have no message of a user" in done.output
+    assert [row["retokenized"] for row in rows(tmp_path / "sft.jsonl")] == [True, True]
+
+    words = ["--out", str(tmp_path / "plain.jsonl"), "--sft-out", str(tmp_path / "exact.jsonl"), "--no-redact"]
+    assert "2 sequences of sampled tokens" in run(str(store), *words).output
+    [turn] = turns
+    first = rows(tmp_path / "exact.jsonl")[0]
+    assert first["input_ids"] == [*turn.prompt_ids, *turn.completion_ids]
+    assert first["assistant_masks"] == [0] * len(turn.prompt_ids) + [1] * len(turn.completion_ids)
+    for place, *more in ((store, "--user-attribute", "user.id"), (tmp_path,)):
+        refused = run(str(place), "--out", str(tmp_path / "none.jsonl"), *more)
+        assert isinstance(refused.exception, ConfigError)

@@ -18,7 +18,10 @@ FALLBACK_IN, FALLBACK_OUT = "agentcore.invocation.user_prompt", "agentcore.invoc
 
 @dataclass(frozen=True, kw_only=True)
 class Invocation:
-    """A call of an agent by a user. Rows of one ``user`` stay together. None: the trace does not name its user."""
+    """A call of an agent by a user. Rows of one ``user`` stay together. None: the trace does not name its user.
+
+    ``sequences`` have the ids that were sampled, as `input_ids` and `assistant_masks` (1: sampled and trained), both (T,).
+    """
 
     session: str
     user: str | None
@@ -26,6 +29,7 @@ class Invocation:
     prompt: str
     answer: str = ""
     reference: Any = None
+    sequences: Sequence[Row] = ()
 
 
 def invocations(spans: Iterable[Span], user_key: str = SESSION) -> tuple[list[Invocation], int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import time
@@ -25,7 +26,7 @@ _UNITS = {"m": 60, "h": 3600, "d": 86400}
 
 
 @click.command()
-@click.argument("source", metavar="FILE|ARN|LOG_GROUP")
+@click.argument("source", metavar="FILE|DIR|ARN|LOG_GROUP")
 @click.option("--out", type=FILE, required=True, help="File for the rows, as JSON lines.")
 @click.option("--eval-out", type=FILE, help="File for held-out rows. They are from other users than the rows in --out.")
 @click.option(
@@ -38,7 +39,8 @@ _UNITS = {"m": 60, "h": 3600, "d": 86400}
 @click.option(
     "--sft-out",
     type=FILE,
-    help="File for the dialogues of the rows in --out, as messages. Their tokens are computed from text.",
+    help="File for the dialogues of the rows in --out. With --no-redact, those of a gateway have the sampled tokens; all others "
+    "are messages, whose tokens are computed from text.",
 )
 @click.option(
     "--field",
@@ -70,9 +72,9 @@ _UNITS = {"m": 60, "h": 3600, "d": 86400}
 def command(source: str, out: Path, **options: Any) -> None:
     """Turn production traffic into rows for `eval` and `train`.
 
-    The source is a file with spans (OTLP/JSON) or with a data set of AgentCore Evaluations, the ARN of a deployed agent, or a
-    log group of CloudWatch. The first message of each session becomes a row. Emails, phone numbers, cards, IBANs, keys, tokens
-    and IP addresses become placeholders. The same value gets the same placeholder.
+    The source is a file with spans (OTLP/JSON) or with a data set of AgentCore Evaluations, the folder of a gateway's --store,
+    the ARN of a deployed agent, or a log group of CloudWatch. The first message of each session becomes a row. Emails, phone
+    numbers, cards, IBANs, keys, tokens and IP addresses become placeholders. The same value gets the same placeholder.
 
     Read the rows before you use them. A reward needs more than a prompt: add the known answers, or use a judge.
 
@@ -109,8 +111,10 @@ def command(source: str, out: Path, **options: Any) -> None:
     if options["eval_out"] is not None:
         _write(options["eval_out"], held_out, "rows, of other users")
     if options["sft_out"] is not None:
-        dialogues = [_dialogue(each, redaction) for _, each in rows if each.answer]
-        _write(options["sft_out"], dialogues, "dialogues, without the tokens that were sampled")
+        exact = [sequence for _, each in rows for sequence in each.sequences]
+        dialogues = exact or [_dialogue(each, redaction) for _, each in rows if each.answer]
+        what = "sequences of sampled tokens" if exact else "dialogues, without the tokens that were sampled"
+        _write(options["sft_out"], dialogues, what)
     for reason, count in (left_out + lost).items():
         click.echo(f"{count} {reason}")
     counts = sorted(redaction.counts.items()) if redaction is not None else []
@@ -128,6 +132,10 @@ def _read(source: str, options: Mapping[str, Any]) -> tuple[list[Invocation], Co
     from ...traffic.spans import SESSION, read_spans
 
     records: Iterable[Mapping[str, Any]]
+    if Path(source).is_dir():
+        if options["user_attribute"] != SESSION:
+            raise ConfigError("a gateway's store has no attributes of users: leave out --user-attribute")
+        return _from_gateway(Path(source), exact=options["sft_out"] is not None and options["no_redact"])
     if Path(source).is_file():
         records = read_file(Path(source))
         if records and all("turns" in record for record in records):
@@ -138,7 +146,7 @@ def _read(source: str, options: Mapping[str, Any]) -> tuple[list[Invocation], Co
             return from_dataset(records), Counter()
     elif not (source.startswith("arn:") or "/" in source):
         raise ConfigError(
-            f"there is no file {source}; give a file, the ARN of an agent, or a log group such as aws/spans"
+            f"there is no file {source}, and no folder; give one, the ARN of an agent, or a log group such as aws/spans"
         )
     else:
         from ...deploy.calls import Calls
@@ -149,6 +157,38 @@ def _read(source: str, options: Mapping[str, Any]) -> tuple[list[Invocation], Co
     spans, unreadable = read_spans(records)
     found, missing = invocations(spans, options["user_attribute"])
     return found, +Counter({_NO_TEXT: missing, "records were left out: they are no spans": unreadable})
+
+
+def _from_gateway(folder: Path, *, exact: bool) -> tuple[list[Invocation], Counter[str]]:
+    """Read the sessions of a gateway's store, with the sampled tokens if ``exact``. Raises: ConfigError, GatewayError."""
+    from ...gateway.capture.record import decode
+    from ...gateway.capture.turns import expand
+    from ...gateway.store.reader import Reader
+    from ...gateway.store.schema import FILE, connect
+    from ...traffic.rows import Invocation
+    from ...traffic.spans import text_of
+    from ...trajectory import build_trajectory
+
+    path, found, missing = folder / FILE, list[Invocation](), 0
+    if not path.is_file():
+        raise ConfigError(f"{folder} is no store of a gateway: it has no {FILE}")
+    with contextlib.closing(Reader(connect(path, read_only=True), path)) as reader:
+        for session in reader.sessions():
+            name, whole = session.session_id, expand([*map(decode, reader.readable(reader.numbers(session.number)))])
+            said = [(m.get("role"), text_of(m.get("content")).strip()) for m in whole.dialogue]
+            prompt = next((text for role, text in said if role == "user" and text), None)
+            if prompt is None:
+                missing += 1
+                continue
+            answer = next((text for role, text in reversed(said) if role == "assistant" and text), "")
+            sequences = build_trajectory(name, whole.turns, temperature=None).sequences if exact else ()
+            rows = [
+                {"input_ids": list(s.token_ids), "assistant_masks": list(s.loss_mask)}
+                for s in sequences
+                if any(s.loss_mask)
+            ]
+            found.append(Invocation(session=name, user=name, prompt=prompt, answer=answer, sequences=rows))
+    return found, +Counter({"sessions were left out: they have no message of a user": missing})
 
 
 def _seconds(text: str) -> int:
