@@ -174,6 +174,17 @@ def test_ctrl_c_ends_with_130_and_the_command_that_goes_on(folder: Path, whom: s
     assert [json.loads(line)["outcome"] for line in results] == ["ok"] * 4
 
 
+def test_a_resumed_evaluation_keeps_its_agent_and_model(folder: Path) -> None:
+    (folder / "run").mkdir()
+    arn = "arn:aws:bedrock-agentcore:us-west-2:123456789012:runtime/shop"
+    before = {"kind": "eval", "agent": arn, "model_id": "one", "for_training": False}
+    (folder / "run" / "config.json").write_text(json.dumps(before))
+    words = ["--bucket", "bucket", "--data", str(folder / "data.jsonl"), "--out", str(folder / "run"), "--resume"]
+    for more, named in ((["--agent", arn], "--model-id"), (["--agent", f"{arn}-2", "--model-id", "one"], "--agent")):
+        with pytest.raises(ConfigError, match=f"began with another {named}:"):
+            CliRunner().invoke(cli, ["eval", *words, *more], catch_exceptions=False, standalone_mode=False)
+
+
 def test_the_folder_of_a_training_is_no_place_for_an_evaluation(folder: Path) -> None:
     (folder / "shop").mkdir()
     (folder / "shop" / "config.json").write_text('{"data": "x"}')

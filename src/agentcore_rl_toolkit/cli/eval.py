@@ -67,6 +67,7 @@ SECTIONS = {
     "Sessions": "session_env env_file readable writable",
     "The run": "out resume bucket as_json",
 }
+SAME = ("agent", "model", "model_id", "sampling_params", "score", "for_training")  # options that a resumed run keeps
 POSITIVE = click.FloatRange(min=0, min_open=True)
 
 
@@ -163,7 +164,7 @@ def command(**options: Any) -> None:
         agentcore-rl eval --agent ARN --bucket NAME --data rows.jsonl --base-url URL --model-id NAME
     """
     from ..client.evaluation import read_rows
-    from ..runs import locked, write_config
+    from ..runs import locked, read_config, write_config
 
     check_options(options)
     rows = read_rows(options["data"])
@@ -178,6 +179,12 @@ def command(**options: Any) -> None:
     shown = """agent data model repeat limit shuffle model_id base_url sampling_params timeout score judge judge_url
         judge_model judge_weight for_training"""
     kept = {name: options[name] for name in shown.split() if options[name] is not None}
+    before = read_config(out) or kept
+    changed = [f"--{name.replace('_', '-')}" for name in SAME if str(before.get(name)) != str(kept.get(name))]
+    if changed:
+        raise ConfigError(
+            f"the run in {nearby(out)} began with another {', '.join(changed)}: repeat its options, or choose another --out"
+        )
     write_config(out, {"kind": "eval", "exp_id": exp_id, **kept})
     with locked(out), open_target(options, exp_id, out) as target:
         failures = _evaluate(target, rows, exp_id, out, options)
