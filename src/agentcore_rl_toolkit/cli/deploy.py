@@ -90,7 +90,7 @@ def command(
     """Deploy an agent to AgentCore Runtime, and test it with one rollout.
 
     Run the command again after an interruption, or to update a deployment. It skips finished steps. It writes the agent's ARN
-    and the bucket to .env, where `eval` and `train` read them.
+    and the bucket to .env, where `train --backend` reads them.
 
     `agentcore-rl deploy iam` deploys nothing. It prints the IAM policies for the agent's sessions, the trainer, `doctor`, and
     the deployer.
