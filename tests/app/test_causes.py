@@ -302,7 +302,7 @@ def test_a_call_of_another_model_than_the_policy_is_the_infrastructures_and_has_
         policy, judge = (agent.run(ask, base_url=f"{base_url}/v1") for base_url in (url, "http://127.0.0.1:9"))
         away = agent.run({"do": "ask", "url": "http://127.0.0.1:9"}, base_url=url)
     assert (policy["_agent"]["cause"], policy["_agent"].get("failure")) == ("policy", "context")
-    assert "gateway" not in policy["stop_reason"] + policy["traceback"]
+    assert "model's gateway" not in policy["stop_reason"] + policy["traceback"]
     for record, address in ((judge, url), (away, "http://127.0.0.1:9")):
         assert (record["_agent"]["cause"], record["outcome"]) == ("infrastructure", "lost")
         assert record["stop_reason"].startswith(f"{address}/judge (not the model's gateway): ")

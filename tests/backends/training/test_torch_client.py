@@ -179,7 +179,7 @@ async def test_training_refuses_tokens_that_another_model_sampled(tmp_path: Path
     model = Bigram()
     with torch.no_grad():
         model.head.weight[2, 1] = 0.01  # the weights are no longer those that gave log(1/8)
-    with pytest.raises(CaptureError, match="another model"):
+    with pytest.raises(CaptureError, match="compute different models"):
         await updated(model, tmp_path, group(rollout(1.0, [2]), rollout(0.0, [3])))
 
 
