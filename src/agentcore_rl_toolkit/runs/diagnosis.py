@@ -31,8 +31,7 @@ ROSE = 0.1  # a rise of the reward in training that an evaluation should show a 
 
 ADVICE = {
     "agent": "Open one of these rollouts, read its traceback, and repair the agent. Test it with `agentcore-rl invoke`.",
-    "infrastructure": "`agentcore-rl doctor` checks this machine, `doctor --aws` the account. `runs show --in-flight` shows what "
-    "each rollout waits for.",
+    "infrastructure": "`agentcore-rl doctor [--aws]` tests the services. `runs show --in-flight` lists what rollouts wait for.",
     "policy": "The policy failed these rollouts, for example at a limit of tokens or turns. Raise that limit, or reward rollouts "
     "that stay within it.",
     "not_usable": "A usable rollout ended ok or was failed by the policy, has a reward, is not too old, and was sampled through "
@@ -214,9 +213,7 @@ def _updates(numbers: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
         yield _finding("updates", text)
     gaps = known("logprob_gap") or known("gap_max")
     if gaps and gaps[-1] > max(GAP, GAP_GREW * (before := statistics.median(gaps[:3]))):
-        text = (
-            f"The logprobs of engine and trainer differ by {gaps[-1]:.2g} nats. At first they differed by {before:.2g}."
-        )
+        text = f"The logprobs of engine and trainer differ by {gaps[-1]:.2g} nats, and at first by {before:.2g}."
         yield _finding("gap", text)
     age, waiting = lately("staleness_mean") or lately("staleness"), lately("waiting")
     if age > STALE:
