@@ -134,8 +134,8 @@ WRONG: list[tuple[str, str, int, str]] = [
         r"no AWS region: give --region",
     ),
     # a run
-    ("runs show absent", "", 2, r"absent is no run"),
-    ("view absent", "", 2, r"absent is no run"),
+    ("runs show absent", "", 2, r"absent is not a run"),
+    ("view absent", "", 2, r"absent is not a run"),
     ("train --resume", "", 2, r"no unfinished run"),
     # no agent, no data
     (f"{EVAL} --agent absent.py", "", 2, r"absent\.py: neither an ARN nor a file"),
