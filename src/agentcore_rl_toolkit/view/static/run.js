@@ -82,7 +82,7 @@ function charts(run) {
         ["all full reward", "--good", (s) => s.groups_solved]]),
     line("The agent's metrics", "Means of the numbers that the agent returned with its reward.", {},
       ...own.map((key) => [key, logged((e) => e.metrics?.[key])])),
-    line("KL divergence", "In nats per token. Above 0.1 from the engine: updates too large or too late.", zero,
+    line("KL divergence", "In nats per token. Above 0.1 from the engine: updates too large, or rollouts too old.", zero,
       ...["sampler", "start", "old", "reference", "teacher"].map((from) => [`from the ${from}`, logged((e) => e[`kl_${from}`])])),
     line("Clip fraction", "Above 0.3: updates are too large.", zero, ["tokens limited by the clip", logged((e) => e.clip_fraction)]),
     line("Gradient norm", "Spikes: lower the learning rate. 0: nothing was learned.", zero, ["before clipping", logged((e) => e.grad_norm)]),
