@@ -86,7 +86,7 @@ Rollouts
   judge | both | Calls, tokens and cost of the judge, if there is one.
 Tokens
   sequences | step | Number of training sequences.
-  too_long | step | Sequences left out because they are longer than `max_tokens`. | It should be 0.
+  too_long | step | Sequences of rollouts that are longer than `max_tokens`. | It should be 0.
   sampled_tokens | step | Tokens that the policy sampled in the rollouts of the step.
   usable_tokens | step | The part of `sampled_tokens` in usable rollouts, and in conversations that are trained
       (`train_on`). | Much less than

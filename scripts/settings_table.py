@@ -101,7 +101,7 @@ MEANINGS: dict[str, str] = {
     "dual_clip": "Bound of the loss for negative advantages",
     "loss_options": "More options of the loss",
     "minibatches": "Optimizer steps per step",
-    "max_tokens": "Longer sequences are left out and counted",
+    "max_tokens": "Rollouts with a longer sequence are left out and counted",
     # inputs
     "agent": "File of the agent",
     "data_path": "Rows to train on",

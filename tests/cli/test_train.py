@@ -18,6 +18,7 @@ import psutil
 import pytest
 from rich.console import Console
 
+from agentcore_rl_toolkit.backends.collection.recording import open_recording
 from agentcore_rl_toolkit.backends.training.settings import StepSettings
 from agentcore_rl_toolkit.cli.init import write
 from agentcore_rl_toolkit.cli.options import from_words, settings_of
@@ -334,7 +335,8 @@ def test_an_ended_run_continues_with_more_steps(tmp_path: Path) -> None:
     for event, facts in (("evaluated", {"when": "after", "version": 3}), ("step", {"step": 2}), ("step", {"step": 3})):
         report.add(event, facts)
     (run / "summary.json").write_text('{"steps": 3}')
-    report.drop_steps_from(3)
+    with open_recording(run, {}) as recording:
+        recording.resumed(3)
     assert not (run / "summary.json").exists(), "the run has not ended"
     assert [(e["event"], e.get("when")) for e in events(run)] == [("evaluated", "step-3"), ("step", None)]
 

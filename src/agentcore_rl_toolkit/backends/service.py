@@ -250,7 +250,7 @@ class RolloutService:
         ``evaluations_from`` on.
         """
         if self.recording is not None and not self._begun:
-            self.recording.run.forget(from_step=step, evaluations_from=evaluations_from)
+            self.recording.forget(from_step=step, evaluations_from=evaluations_from)
         self._begun = True
 
     def close(self) -> None:

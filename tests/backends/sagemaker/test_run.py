@@ -19,6 +19,7 @@ from agentcore_rl_toolkit.backends.sagemaker.local.service import running
 from agentcore_rl_toolkit.backends.sagemaker.settings import SageMakerConfig
 from agentcore_rl_toolkit.backends.training.settings import STATE_FILE
 from agentcore_rl_toolkit.contract import Outcome
+from agentcore_rl_toolkit.runs.folder import append_event, read_metrics
 
 from ..service_runs import RecordingModel, agents, check_tokens
 
@@ -57,10 +58,14 @@ def test_a_session_trains_exactly_what_it_sampled_and_a_second_run_goes_on(
         state = json.loads((config.output_dir / STATE_FILE).read_text())
         assert state["state"] in model.paths
 
+        append_event(
+            config.output_dir, "step", {"step": 1}
+        )  # a step without a checkpoint, before the process was killed
         sampled, trained = len(model.sampled), len(model.trained)
         asyncio.run(run_async(config.replace(steps=2), keep))
         groups = batches[1]
         assert steps[1]["step"] == 1
+        assert ["loss" in event for event in read_metrics(config.output_dir)] == [True, True]
         # Its first rollouts come from the restored weights, under the version they had.
         turns = [t for g in groups for r in g.usable if r.capture is not None for t in r.capture.turns]
         assert {t.weight_version_first for t in turns} == {1}

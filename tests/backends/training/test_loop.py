@@ -221,7 +221,7 @@ async def test_held_out_rows_are_run_before_between_and_after_with_the_weights_o
     assert all(params == [limits] for params in sampled.values())  # the agent's own otherwise
 
 
-async def test_sequences_above_the_limit_are_left_out_and_counted(tmp_path: Path) -> None:
+async def test_rollouts_above_the_limit_are_left_out_and_counted(tmp_path: Path) -> None:
     episodes = trained_as(recorded_episodes())
     _, whole, _ = await run(episodes, settings(), tmp_path)
     client, events, _ = await run(episodes, settings(max_tokens=2), tmp_path)
@@ -230,6 +230,12 @@ async def test_sequences_above_the_limit_are_left_out_and_counted(tmp_path: Path
     [(data, _, tokens)] = client.of("forward_backward")
     assert of(some, "step")[0]["too_long"] > 0
     assert sum(datum.trained_tokens for datum in data) <= tokens < of(some, "step")[0]["usable_tokens"]
+    usable = [r for group in of(some, "collected")[0]["groups"] for r in group.usable]
+    lengths = [[len(s.token_ids) for s in r.trajectory.sequences] for r in usable]
+    assert any(min(found) <= 60 < max(found) for found in lengths), "an episode with a short and a long sequence"
+    assert {len(datum.tokens) + 1 for datum in data} <= {n for found in lengths if max(found) <= 60 for n in found}
+    with pytest.raises(RolloutError, match="longer than max_tokens 2"):
+        await run(episodes, settings(max_tokens=2, max_empty_steps=2), tmp_path)
     for facts, all_of_them in zip(of(events, "step"), of(whole, "step"), strict=True):
         assert 0 < facts["too_long"] <= all_of_them["sequences"]
         assert facts["gradient_tokens"] == 0 < all_of_them["gradient_tokens"]

@@ -269,8 +269,8 @@ class UsableSteps:
     begun: bool = False
     unusable: int = field(default=0, init=False)  # steps in a row
 
-    def check(self, groups: Sequence[Group], *, rows: bool = True) -> None:
-        """Count a step. ``rows`` is False if the trainer used none of its rollouts.
+    def check(self, groups: Sequence[Group], *, left_out: str | None = None) -> None:
+        """Count a step. ``left_out`` is why the trainer used none of its usable rollouts.
 
         Raises: RolloutError with the most frequent reason and its first case.
         """
@@ -279,10 +279,10 @@ class UsableSteps:
             return
         usable = any(rollout.usable for rollout in every)
         self.begun |= usable
-        self.unusable = 0 if usable and rows else self.unusable + 1
+        self.unusable = 0 if usable and left_out is None else self.unusable + 1
         if self.begun and self.unusable < self.limit:
             return
-        reasons = [f"{r.outcome}: {r.reason or r.mask_reason or 'left out by the trainer'}" for r in every]
+        reasons = [f"{r.outcome}: {r.reason or r.mask_reason or left_out}" for r in every]
         reason, times = Counter(reasons).most_common(1)[0]
         first = every[reasons.index(reason)]
         text = f"none of the first {len(every)} rollouts can be used; {times} of them: {reason}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import json
 import math
 import numbers
 import time
@@ -20,6 +21,7 @@ from typing import Any
 from ...client.data import encode_payload
 from ...errors import AgentCoreRLError
 from ...runs import Rollout, RunWriter, TokenSequence, TokenTexts, write_config
+from ...runs.folder import FAILED, METRICS, SUMMARY, read_metrics
 from ...runs.in_flight import in_flight
 from ...runs.spans import SpanSender
 from ...trajectory import SIDE_CALLS
@@ -98,7 +100,22 @@ class Recording:
     def resumed(self, steps_done: int) -> None:
         """Delete what a resumed run is going to repeat: the steps from here on, and the evaluations after them."""
         again = ("after",) if steps_done else ("before", "after")
-        self.run.forget(from_step=steps_done, phases=again, evaluations_from=steps_done + 1)
+        self.forget(from_step=steps_done, phases=again, evaluations_from=steps_done and steps_done + 1)
+
+    def forget(self, *, from_step: int, evaluations_from: int, phases: Sequence[str] = ()) -> None:
+        """Delete rollouts (`RunWriter.forget`) and the events of the same steps and evaluations.
+
+        An evaluation "after" the last step of an ended run that is continued stays, under the name of its step.
+        """
+        self.run.forget(from_step=from_step, phases=phases, evaluations_from=evaluations_from)
+        folder, kept = self.run.folder, []
+        for event in read_metrics(folder):
+            first, name = (evaluations_from, "version") if event["event"] == "evaluated" else (from_step, "step")
+            at = event.get(name, event.get("step"))
+            if event["event"] != FAILED and (at is None or at < first):
+                kept.append({**event, "when": f"step-{at}"} if event.get("when") == "after" else event)
+        (folder / METRICS).write_text("".join(json.dumps(event) + "\n" for event in kept))
+        (folder / SUMMARY).unlink(missing_ok=True)
 
     def advantages(self, samples: Sequence[Sample], *, trained: Sequence[Sample] | None = None) -> None:
         """Add the advantage of each rollout, the mean over its trained tokens, and that of each token if they differ.

@@ -145,7 +145,7 @@ class Recorder:
         if self._recording is None:
             self._recording = open_recording(Path(self.folder), self.config, tokenizer=self.tokenizer)
             first = step + 1 if validation and step else step
-            self._recording.run.forget(from_step=first, phases=("eval",) if step <= 1 else ())
+            self._recording.forget(from_step=first, evaluations_from=step if step > 1 else 0)
         return self._recording
 
     def _masked(self, episode: Any) -> bool:

@@ -87,9 +87,10 @@ async def train(
             sampling_since, started = ended, time.monotonic()
             groups = await stream.take_async()
             observe("collected", {"step": step, "groups": groups})
-            usable.check(groups)
             taken = time.monotonic()
             facts = await update(training, groups, settings, step, recording)
+            whole = facts["too_long"] and facts["too_long"] == facts["sequences"]
+            usable.check(groups, left_out=f"longer than max_tokens {settings.update.max_tokens}" if whole else None)
             async with _calls_held(services.gateway, plan.hold_calls):
                 await training.publish(step + 1, services.gateway, probe_of(groups))
             ended = time.monotonic()
@@ -132,7 +133,8 @@ async def update(
     report, stats = CreditReport(), summarize(groups)
     plan, loss = settings.update, settings.update.token_loss
     samples = to_samples(groups, estimator=plan.estimator, credit=settings.signals, report=report)
-    fitting = [s for s in samples if plan.max_tokens is None or len(s.token_ids) <= plan.max_tokens]
+    too_long = {s.session_id for s in samples if plan.max_tokens is not None and len(s.token_ids) > plan.max_tokens}
+    fitting = [s for s in samples if s.session_id not in too_long]
     tokens = stats.trained_tokens - sum(s.trained_tokens for s in samples) + sum(s.trained_tokens for s in fitting)
     pairs = to_data(fitting, groups, version=step, equal=training.penalizes)
     if recording is not None:

@@ -89,7 +89,8 @@ class UpdateSettings(SettingsGroup):
 
     ``estimator`` compares the rewards of a group. ``clip_low`` and ``clip_high`` limit the ratio to 1 - ``clip_low`` and
     1 + ``clip_high``; None leaves both to the loss. ``dual_clip`` limits the loss of tokens with a negative advantage.
-    ``loss_options`` are further options of the loss, by its own names. Sequences longer than ``max_tokens`` are left out.
+    ``loss_options`` are further options of the loss, by its own names. Rollouts with a sequence longer than ``max_tokens``
+    are left out.
     """
 
     estimator: Estimator = "grpo"

@@ -104,7 +104,7 @@ class AgentCoreRollouts:
             self.on_batch(self.groups, stats)
         if trainer.model.training:
             self._usable_steps.begun |= trainer.state.global_step > 0
-            self._usable_steps.check(self.groups, rows=stats.usable > 0)
+            self._usable_steps.check(self.groups, left_out=None if stats.usable else "left out by the trainer")
         return output
 
     def _credit(self, trainer: Any) -> dict[str, float]:
@@ -289,7 +289,7 @@ class StepMetrics(TrainerCallback):
         """Delete the rollouts that a run repeats which continues from a checkpoint."""
         if state.is_world_process_zero:
             step = int(state.global_step) // _parts(args)
-            self.recording.run.forget(from_step=step, evaluations_from=step + 1)
+            self.recording.forget(from_step=step, evaluations_from=step + 1)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         found = step_numbers(logs or {})

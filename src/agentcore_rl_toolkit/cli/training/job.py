@@ -75,7 +75,6 @@ def observed(job: Job, console: Console) -> Iterator[tuple[Report, Observer]]:
                 show = display.step if event == "step" else display.evaluated
                 show(facts)
             case "begins":
-                report.drop_steps_from(facts["steps_done"])
                 display.resumed(facts["rollouts_done"])
 
     with (

@@ -12,7 +12,7 @@ from typing import Any
 from ...contract import Cause
 from ...runs import Query, RunReader, diagnose
 from ...runs.diagnosis import Finding
-from ...runs.folder import FAILED, METRICS, ROLLOUTS, SUMMARY, append_event, read_metrics
+from ...runs.folder import ROLLOUTS, SUMMARY, append_event, read_metrics
 from ...runs.schema import shape_of
 from ...stats.differences import change_of
 from ..output.failures import Failure, explain
@@ -39,25 +39,6 @@ class Report:
     def add(self, event: str, facts: dict[str, Any]) -> None:
         """Append one `step` or `evaluated` event."""
         append_event(self.run_dir, event, facts)
-
-    def drop_steps_from(self, step: int) -> None:
-        """Delete steps that a resumed run is going to repeat, with their evaluations. Before the first step, delete all.
-
-        An earlier summary is deleted, too. The evaluation after the last step of an ended run stays under the name of its step.
-        """
-
-        def kept(e: dict[str, Any]) -> bool:
-            if e["event"] == FAILED:
-                return False
-            return bool(e["step"] < step if e["event"] == "step" else 0 < step >= e.get("version", 0))
-
-        events = [e for e in read_metrics(self.run_dir) if kept(e)]
-        for e in events:
-            if e.get("when") == "after":
-                e["when"] = f"step-{e['version']}"
-        lines = [json.dumps(e) + "\n" for e in events]
-        (self.run_dir / METRICS).write_text("".join(lines))
-        (self.run_dir / SUMMARY).unlink(missing_ok=True)
 
     def summarize(self, *, exp_id: str, config: dict[str, Any], held_out: int, wall_s: float) -> dict[str, Any]:
         """Write and return `summary.json`. A share of nothing is None, not 0 or 1."""
