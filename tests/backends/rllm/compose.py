@@ -57,7 +57,7 @@ def main() -> None:
         model_path="some/model",
         backend=backend,  # type: ignore[arg-type]  # one of the two
         group_size=5,
-        temperature=0.7,
+        temperature=0.7 if backend == "verl" else 1.0,  # Tinker computes losses at 1
         train_batch_size=24,
         max_prompt_length=1111,
         session_timeout=42,

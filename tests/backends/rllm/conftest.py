@@ -13,5 +13,5 @@ VERL = ("--no-deps", "verl==0.8.0")
 @pytest.fixture(scope="session")
 def rllm_python(make_environment: Callable[..., str]) -> str:
     """Path of a Python for rLLM's checkout."""
-    wanted = ("omegaconf", "hydra-core", "codetiming", "tensordict", "ray", "fastapi", "cachetools", "einops")
+    wanted = ("omegaconf", "hydra-core", "codetiming", "tensordict", "ray", "fastapi", "cachetools", "einops", "pillow")
     return make_environment("rllm-test", *wanted, then=VERL, upon_this=True)

@@ -61,7 +61,10 @@ def whole_steps(trajectory: Any) -> list[Any]:
 def main() -> None:
     at = json.loads(sys.argv[1])
     config = OmegaConf.create(
-        {"rllm": {"gateway": {"host": "127.0.0.1", "port": free_port()}}, "model": {"name": "policy"}}
+        {
+            "rllm": {"gateway": {"host": "127.0.0.1", "port": free_port(), "cumulative_token_mode": True}},
+            "model": {"name": at["tokenizer"]},  # the built-in engine takes token ids only
+        }
     )
     recorder = attach(at["run"], {"trainer": "rllm"}, tokenizer=at["tokenizer"], filtering=FILTERING)
     assert pickle.loads(pickle.dumps(recorder)) is recorder  # as it arrives in the process of verl's trainer
