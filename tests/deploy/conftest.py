@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -78,3 +79,14 @@ def deployment(
 ) -> Deployment:
     say = (lines if lines is not None else []).append
     return Deployment(what, calls or Calls(region=None, rehearse=rehearse, say=say))
+
+
+@pytest.fixture
+def image_builder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A `docker` that answers `docker ps`, before the others on the path."""
+    program = tmp_path / "programs" / "docker"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\nexit 0\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+    return program

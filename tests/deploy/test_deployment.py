@@ -177,6 +177,7 @@ def test_deploy_update_and_remove_go_on_wherever_they_were_killed(account: dict[
 
 
 @pytest.mark.system
+@pytest.mark.usefixtures("image_builder")
 def test_the_examples_are_deployed_as_their_pages_say(account: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Each page's own command, rehearsed: the image would be built from the example's folder, and the agent made."""
     monkeypatch.chdir(ROOT)
@@ -332,6 +333,7 @@ def test_settings_that_contradict_each_other_are_refused_before_any_call(
         deployment(settings(agent_folder, **changed)).up()
 
 
+@pytest.mark.usefixtures("image_builder")
 @pytest.mark.parametrize("kind", ["an image", "an archive"])
 def test_who_has_no_account_sees_what_would_be_done_in_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, agent_folder: Path, kind: str

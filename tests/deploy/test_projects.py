@@ -75,7 +75,9 @@ def project(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("form", ["image", "code"])
-def test_a_dry_run_lists_every_file_and_no_secret(project: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dry_run_lists_every_file_and_no_secret(
+    project: Path, form: str, monkeypatch: pytest.MonkeyPatch, image_builder: Path
+) -> None:
     monkeypatch.chdir(project)
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
@@ -90,6 +92,11 @@ def test_a_dry_run_lists_every_file_and_no_secret(project: Path, form: str, monk
     written = {"agentcore_rl_start.py", *(("Dockerfile", "agentcore_rl_requirements.txt") if form == "image" else ())}
     sources = {"agent.py", "tools.py", "__init__.py", "prompts/__init__.py", "prompts/p.md"}
     assert packed == {"pyproject.toml", "train.toml", *written, *(f"src/shop/{name}" for name in sources)}
+    if form == "image":
+        image_builder.write_text("#!/bin/sh\nexit 1\n")
+        monkeypatch.setenv("PATH", str(image_builder.parent))
+        done = CliRunner().invoke(cli, ["deploy", *words])
+        assert "neither Docker nor Podman answers here" in str(done.exception)
 
 
 def test_a_staged_module_runs_as_it_would_on_aws(project: Path, tmp_path: Path) -> None:

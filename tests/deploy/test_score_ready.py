@@ -143,6 +143,7 @@ def test_a_version_for_rollouts_is_deployed_beside_the_one_for_production(
     assert wanted == {"AGENTCORE_RL_ROLLOUTS": "on", "AGENTCORE_RL_AS_IS": "1"}
 
 
+@pytest.mark.usefixtures("image_builder")
 def test_a_rehearsal_shows_the_image_that_would_be_derived(account: dict[str, str]) -> None:
     lines: list[str] = []
     what = Settings(

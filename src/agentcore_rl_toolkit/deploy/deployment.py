@@ -110,6 +110,7 @@ class Deployment:
                 self._say(f"image {tag}: exists")
             elif self._call.rehearse:
                 self._say(f"would build {s.image or s.folder} for {s.platform} and push {image}")
+                ImageBuilder.find()  # without one, the real run would end here
             else:
                 engine = ImageBuilder.find()
                 self._say(f"image {tag}: is built for {s.platform}")

@@ -80,7 +80,7 @@ def trained(trl_python: str, tmp_path_factory: pytest.TempPathFactory) -> Traine
         start_new_session=True,
     )
     try:
-        wait_for(lambda: any(e["event"] == "step" for e in events_of(run)), within_s=DEADLINE_S, process=process)
+        wait_for((run / "state.json").exists, within_s=DEADLINE_S, process=process)
         process.send_signal(signal.SIGINT)
         stopped = process.communicate(timeout=300)[0]
     finally:
