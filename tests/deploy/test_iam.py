@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import dataclasses
+import fnmatch
 import inspect
 import uuid
 from collections.abc import Iterator
@@ -88,6 +89,23 @@ def test_a_session_writes_records_of_its_prefix_and_nothing_else(as_user: Any) -
     assert refused(client("iam").list_users)
     client("ecr").get_authorization_token()
     assert refused(client("ecr").delete_repository, repositoryName="agentcore-rl/shop", force=True)
+
+
+def test_an_agent_calls_its_hosted_model_and_no_imported_one() -> None:
+    """In production, in the rollout that tests a deployment, and in an evaluation of the agent's own model."""
+    statements = {statement["Sid"]: statement for statement in iam.execution(PLACE)["Statement"]}
+    called = statements["HostedModel"]
+    assert called["Action"] == ["bedrock:InvokeModel", "bedrock:InvokeModelWithResponseStream"]
+    assert statements["SignBearerTokens"]["Action"] == ["bedrock:CallWithBearerToken"]  # gpt-oss at OpenAI's API
+    models = {
+        "arn:aws:bedrock:us-east-2::foundation-model/anthropic.claude-sonnet-4-20250514-v1:0": True,
+        "arn:aws:bedrock:us-west-2:123456789012:inference-profile/us.anthropic.claude-sonnet-4-20250514-v1:0": True,
+        "arn:aws:bedrock:us-west-2:123456789012:application-inference-profile/a1b2c3": True,
+        "arn:aws:bedrock:us-west-2:999999999999:inference-profile/us.anthropic.claude-sonnet-4-20250514-v1:0": False,
+        "arn:aws:bedrock:us-west-2:123456789012:imported-model/a1b2c3": False,
+    }
+    for model, allowed in models.items():
+        assert any(fnmatch.fnmatchcase(model, pattern) for pattern in called["Resource"]) == allowed, model
 
 
 def test_an_agent_of_jobs_samples_and_reports_and_others_do_not() -> None:

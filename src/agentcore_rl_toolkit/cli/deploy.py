@@ -227,11 +227,11 @@ def _print_policies(deployment: Deployment, as_json: bool) -> None:
     place = deployment.place()
     role = deployment.settings.role or place.arn("iam", f"role/{deployment.settings.role_name}", region="")
     policies = {
-        "trust": ("who may take the execution role", iam.execution_trust(place)),
-        "execution": ("what sessions may do", iam.execution(place)),
-        "trainer": ("who runs `eval` and `train`", iam.trainer(place)),
-        "doctor": ("who runs `doctor --aws`, in addition to the trainer's", iam.doctor(place)),
-        "deployer": ("who runs `deploy`", iam.deployer(place, role=role)),
+        "trust": ("who may assume the execution role", iam.execution_trust(place)),
+        "execution": ("the rights of sessions", iam.execution(place)),
+        "trainer": ("the user of `eval` and `train`", iam.trainer(place)),
+        "doctor": ("the user of `doctor --aws`, in addition to the trainer's", iam.doctor(place)),
+        "deployer": ("the user of `deploy`", iam.deployer(place, role=role)),
     }
     if as_json:
         click.echo(json.dumps({name: policy for name, (_, policy) in policies.items()}, indent=2))

@@ -19,7 +19,7 @@ from .._installation import wheel_digest
 from ..contract import Outcome
 from ..errors import AgentCoreRLError, ConfigError
 from . import iam
-from .agent import VARIABLES, AgentRuntime, Deployed
+from .agent import AgentRuntime, Deployed
 from .artifact import (
     ImageBuilder,
     digest_of,
@@ -192,10 +192,6 @@ class Deployment:
         from ..client import Deadlines, RolloutClient
 
         self._say("one rollout: is run")
-        if s.environment.keys().isdisjoint(VARIABLES.values()):
-            self._say(
-                "no --env AGENTCORE_RL_MODEL_URL=URL: the agent calls the promoted model, or otherwise its default"
-            )
         deadlines = Deadlines(run_s=300)
         with RolloutClient(arn, s.store, "agentcore-rl-smoke", deadlines=deadlines) as client:
             future = client.invoke(dict(s.smoke))

@@ -2,8 +2,7 @@
 
 Sources, as of November 2026. Developer guide of Bedrock AgentCore: "IAM Permissions for AgentCore Runtime" for the execution
 role, "Using service-linked roles for Amazon Bedrock AgentCore" and "Troubleshooting direct code deployment" for the deployer.
-User guide of ECR: "IAM permissions for pushing an image to an Amazon ECR private repository".
-Rights that a trained agent does not need (Bedrock's models, workload identities) are left out.
+User guide of ECR: "IAM permissions for pushing an image to an Amazon ECR private repository". Workload identities are left out.
 """
 
 from __future__ import annotations
@@ -74,11 +73,15 @@ def execution_trust(place: Place) -> Policy:
 
 
 def execution(place: Place) -> Policy:
-    """Return the rights of the agent's sessions: pull the image, log, trace, write records."""
+    """Return the rights of the agent's sessions: pull the image, log, trace, write records, call hosted models."""
     streams = place.arn("logs", f"{LOGS}:log-stream:*")
     tracing = "PutTraceSegments PutTelemetryRecords GetSamplingRules GetSamplingTargets"
     metrics = {"StringEquals": {"cloudwatch:namespace": NAMESPACE}}
+    profiles = [place.arn("bedrock", f"{kind}inference-profile/*", region="*") for kind in ("", "application-")]
+    models = [f"arn:{place.partition}:bedrock:*::foundation-model/*", *profiles]
     statements = [
+        _allow("HostedModel", "bedrock", "InvokeModel InvokeModelWithResponseStream", models),
+        _allow("SignBearerTokens", "bedrock", "CallWithBearerToken", "*"),
         _allow("CreateLogs", "logs", "CreateLogGroup DescribeLogStreams", place.arn("logs", LOGS)),
         _allow("FindLogs", "logs", "DescribeLogGroups", place.arn("logs", "log-group:*")),
         _allow("WriteLogs", "logs", "CreateLogStream PutLogEvents", streams),
