@@ -23,8 +23,8 @@ MOST_APART = 0.05
 
 def quickstart(out: Path, seed: int, *settings: str) -> list[dict]:
     """Train; the events of the run."""
-    words = [sys.executable, "-m", "agentcore_rl_toolkit", "quickstart", "--set", f"seed={seed}", "--out", str(out)]
-    words += [word for setting in settings for word in ("--set", setting)]
+    words = [sys.executable, "-m", "agentcore_rl_toolkit", "quickstart", "--steps", "12", "--out", str(out)]
+    words += ["--set", f"seed={seed}", *(word for setting in settings for word in ("--set", setting))]
     subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 

@@ -52,7 +52,7 @@ def serving(model: Path, ready: Path) -> Iterator[str]:
 def grpo(out: Path, seed: int) -> dict[str, Any]:
     """12 steps of 16 problems, 4 rollouts each."""
     folder = out / f"grpo-{seed}"
-    cli("quickstart", "--set", f"seed={seed}", "--out", folder)
+    cli("quickstart", "--steps", 12, "--set", f"seed={seed}", "--out", folder)
     return summary(folder)
 
 

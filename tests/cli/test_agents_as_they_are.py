@@ -181,7 +181,7 @@ def test_a_program_without_this_package_is_led_to_the_gateway_by_its_variables(a
     (agent / "program.py").write_text(f"from agentcore_rl_toolkit.app.deployed import Program\n\n{program}")
     done = run(agent, "eval", "--agent", "program.py", "--score", "score.py", "--data", "eval.jsonl")
     assert done.returncode == 0, done.stderr
-    assert re.search(r"mean of those that ended ok: model_calls [1-9]", done.stdout)
+    assert re.search(r"mean of ok rollouts: model_calls [1-9]", done.stdout)
 
 
 @pytest.mark.nightly

@@ -73,7 +73,7 @@ def test_local_agent_is_scored_and_a_run_that_goes_on_starts_nothing_again(folde
     assert done.returncode == 1, done.stderr
     assert f"reward {6 / 9:.4f}" in done.stdout
     assert "1 agent_error, 8 ok" in done.stdout
-    assert "metrics, mean of those that ended ok: answer 4.25" in done.stdout
+    assert "metrics, mean of ok rollouts: answer 4.25" in done.stdout
     assert "exceptions: 1 KeyError" in done.stdout
     assert "9/9 done" in done.stderr
     assert "failed: p8 (agent_error): KeyError: " in done.stderr

@@ -99,7 +99,7 @@ def test_the_headline_counts_failures_of_agent_and_policy_as_zero_and_both_means
     text = str(summary)
     assert text.startswith("reward 0.6667  (95 % interval 0.")
     assert "9 rollouts); failures of agent and policy are 0" in text
-    assert "of those that ended ok 1.0000" in text
+    assert "reward of ok rollouts only 1.0000" in text
     assert "6 rollouts)" in text
     assert "the policy failed: 2 tokens" in text
 

@@ -82,7 +82,7 @@ class EvalSummary:
                 ok = "none" if self.mean_ok is None else f"{self.mean_ok:.4f}"
                 if self.mean_ok is not None:
                     ok += f"  (95 % interval {self.low_ok:.4f} to {self.high_ok:.4f}, {self.rewarded} rollouts)"
-                lines.append(f"of those that ended ok {ok}")
+                lines.append(f"reward of ok rollouts only {ok}")
         extra = f", {self.without_reward} ok without a reward" if self.without_reward else ""
         size = f"{self.rollouts} rollouts of {self.inputs} inputs in {self.elapsed_s:.0f} s"
         lines.append(f"{size}: {_counted(self.outcomes)}{extra}")
@@ -90,7 +90,7 @@ class EvalSummary:
             for name, rates in (("pass@", self.pass_at), ("pass^", self.pass_all)):
                 lines.append("  ".join(f"{name}{k} {rate:.4f}" for k, rate in rates.items()))
         if self.metrics:
-            lines.append(f"metrics, mean of those that ended ok: {metrics_line(self.metrics)}")
+            lines.append(f"metrics, mean of ok rollouts: {metrics_line(self.metrics)}")
         if self.errors:
             lines.append(f"exceptions: {_counted(self.errors)}")
         if self.policy_failures:

@@ -191,11 +191,11 @@ def print_end(console: Console, job: Job, report: Report, summary: dict[str, Any
         table = Table(title="\nHeld-out inputs", title_justify="left", title_style="bold")
         for name in ("", "before", "after"):
             table.add_column(name, justify="right" if name else "left")
-        for name, reward, n in (("reward", "reward", "scored"), ("of those that ended ok", "reward_ok", "ok")):
+        for name, reward, n in (("reward", "reward", "scored"), ("reward of ok rollouts only", "reward_ok", "ok")):
             cells = [share_of(summary[f"held_out_{reward}_{w}"], summary[f"held_out_{n}_{w}"]) for w in WHEN]
             table.add_row(name, *cells)
         bounds = [summary[f"held_out_interval_{w}"] or (None, None) for w in WHEN]
-        table.add_row("95 % interval of the first", *(f"{share(low)} to {share(high)}" for low, high in bounds))
+        table.add_row("95 % interval of reward", *(f"{share(low)} to {share(high)}" for low, high in bounds))
         if summary["tool_use_before"] is not None:
             table.add_row("uses a tool", share(summary["tool_use_before"]), share(summary["tool_use_after"]))
         metrics = [summary[f"held_out_metrics_{w}"] or {} for w in WHEN]
@@ -212,7 +212,7 @@ def print_end(console: Console, job: Job, report: Report, summary: dict[str, Any
         f"Finished in {summary['wall_s']:.0f} s. See it: {program()} view {nearby(job.run_dir)}",
     ]
     if summary["steps_that_taught"] < summary["steps"]:
-        taught = f"{summary['steps_that_taught']} of {summary['steps']} steps could teach anything"
+        taught = f"{summary['steps_that_taught']} of {summary['steps']} steps could teach something"
         lines.insert(0, f"{taught}: in the others, all usable rollouts of each group had the same reward")
     if (summary.get("held_out_change") or {}).get("verdict") != "learned":
         lines[:0] = [f"! {visible(finding.text)}\n  {finding.advice}" for finding in report.findings()]
