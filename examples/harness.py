@@ -69,11 +69,11 @@ LOG_TAIL = 2000  # characters of a session's log that are kept of a rollout that
 
 
 def parser(description: str | None = None) -> argparse.ArgumentParser:
-    """The options every proof has; a proof adds its own and gives what was parsed to `Proof`."""
+    """Make a parser with the options of all proofs. A proof adds more, and passes the parsed options to `Proof`."""
     made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--quick", action="store_true", help="fewer tasks, the same path")
+    made.add_argument("--quick", action="store_true", help="run fewer tasks")
     made.add_argument("--json", type=Path, metavar="FILE", help="write rows and checks to this file")
-    made.add_argument("--here", action="store_true", help="use this environment where it has what the agent needs")
+    made.add_argument("--here", action="store_true", help="use the current environment, if it has the packages")
     return made
 
 
@@ -387,7 +387,7 @@ def _stop(number: int, frame: object) -> NoReturn:
 
 
 def skip(example: Path, options: argparse.Namespace, why: str) -> NoReturn:
-    """End a proof that cannot run on this machine, with code 0: ``why`` stands in the table of `make examples`."""
+    """End a proof that cannot run on this machine, with code 0. The table of `make examples` shows ``why``."""
     if options.json is not None:
         write_report(options.json, [], [], skipped=why)
     print(f"{example.resolve().name} was skipped: {why}")

@@ -27,7 +27,7 @@ _CALCULATION = re.compile(r"<<([^<>=]+)=")
 def options(description: str | None = None) -> argparse.Namespace:
     """The options of these proofs."""
     made = parser(description)
-    made.add_argument("--data", type=Path, metavar="FILE", help="a file of GSM8K [default: that beside this clone]")
+    made.add_argument("--data", type=Path, metavar="FILE", help="the test split of GSM8K, as JSON lines")
     made.add_argument("--rollouts", type=int, metavar="N", help=f"problems for the oracle [{ROLLOUTS}, quick {QUICK}]")
     return made.parse_args()
 

@@ -124,12 +124,12 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("names", nargs="*", metavar="NAME", help="only these examples [default: all]")
-    options.add_argument("--quick", action="store_true", help="fewer tasks, the same path")
-    options.add_argument(
-        "--here", action="store_true", help="agents run in this environment where it has what they need"
-    )
+    options.add_argument("--quick", action="store_true", help="run fewer tasks")
+    options.add_argument("--here", action="store_true", help="use the current environment, if it has the packages")
     options.add_argument("--json", type=Path, metavar="FILE", help="write rows and checks to this file")
-    options.add_argument("--examples", type=Path, metavar="DIR", default=EXAMPLES, help="where they are [%(default)s]")
+    options.add_argument(
+        "--examples", type=Path, metavar="DIR", default=EXAMPLES, help="folder of the examples [%(default)s]"
+    )
     options.add_argument("--logs", type=Path, metavar="DIR", default=ROOT / "runs" / "examples", help="[%(default)s]")
     given = options.parse_args(arguments)
     proofs = [p for p in found(given.examples) if not given.names or p.parent.name in given.names]

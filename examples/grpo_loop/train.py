@@ -53,9 +53,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     for name in ("agent-runtime-arn", "store", "exp-id", "gateway-url", "policy-url", "run-dir"):
         parser.add_argument(f"--{name}", required=True)
-    parser.add_argument("--data", help="JSON lines, one payload each; without it: arithmetic problems")
-    parser.add_argument("--eval-data", help="the same, never trained on: run before and after")
-    parser.add_argument("--held-out", type=int, default=200, help="arithmetic problems that are never trained on")
+    parser.add_argument("--data", help="file with one payload per line [default: word problems]")
+    parser.add_argument("--eval-data", help="payloads of the evaluations before and after the training")
+    parser.add_argument("--held-out", type=int, default=200, help="number of word problems in an evaluation")
     for name, default in {"steps": 13, "groups": 8, "rollouts": 8, "staleness": 0, "seed": 0}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     a = parser.parse_args()

@@ -70,9 +70,11 @@ def table(checked: Iterable[Checked]) -> str:
 def main() -> int:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("tasks", type=Path, help="a folder of tasks, or one task")
-    options.add_argument("--rows", type=Path, metavar="FILE", help="write the payloads of the tasks that hold")
-    options.add_argument("--sandbox", help="podman, bubblewrap or session [default: the first that is here]")
-    options.add_argument("--json", type=Path, metavar="FILE", help="write what was found out")
+    options.add_argument(
+        "--rows", type=Path, metavar="FILE", help="write the payloads of the tasks that pass the check"
+    )
+    options.add_argument("--sandbox", help="podman, bubblewrap or session [default: the first that works here]")
+    options.add_argument("--json", type=Path, metavar="FILE", help="write the results")
     given = options.parse_args()
     tasks = read_tasks(given.tasks)
     checked = [check(task, given.sandbox) for task in tasks]

@@ -56,7 +56,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("source", type=Path)
     options.add_argument("target", help="FILE.jsonl, rllm:train or rllm:test")
-    options.add_argument("--limit", type=int, help="so many rows, drawn at random")
+    options.add_argument("--limit", type=int, help="number of rows, chosen at random")
     options.add_argument("--seed", type=int, default=0)
     given = options.parse_args(arguments)
     rows = payloads(given.source)

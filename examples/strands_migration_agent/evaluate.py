@@ -25,7 +25,7 @@ PROJECTS = Path(__file__).parent / "projects"
 
 def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, help="payloads, one a line [the projects of this folder]")
+    parser.add_argument("--data", type=Path, help="file with one payload per line [the projects of this folder]")
     parser.add_argument("--agent", default=os.environ.get("AGENTCORE_AGENT_ARN"), help="ARN of the deployed rl_app.py")
     parser.add_argument("--bucket", default=os.environ.get("AGENTCORE_S3_BUCKET"), help="bucket or store URL")
     parser.add_argument("--base-url", required=True, help="an OpenAI-compatible endpoint that sessions reach")

@@ -25,7 +25,7 @@ def is_held_out(folder: str) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("data"))
-    parser.add_argument("--no-images", action="store_true", help="leave out tasks whose files hold images")
+    parser.add_argument("--no-images", action="store_true", help="leave out tasks with images")
     options = parser.parse_args()
     found = audit()
     left_out = {

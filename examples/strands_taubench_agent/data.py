@@ -92,22 +92,22 @@ def main() -> None:
         "--solutions", type=int, metavar="N", help="print N test tasks with their published solutions; 0: all"
     )
     parser.add_argument("--domain", choices=("telecom", "retail", "airline"), default="telecom")
-    parser.add_argument("--repeats", type=int, default=4, help="times that each task is run in an evaluation")
+    parser.add_argument("--repeats", type=int, default=4, help="rollouts of each task in an evaluation")
     parser.add_argument(
         "--validation",
         type=int,
         default=0,
         metavar="N",
-        help="evaluate on N tasks of the train split, which are then neither trained on nor demonstrated",
+        help="evaluate on N train tasks, and use them neither for training nor for demonstrations",
     )
     parser.add_argument(
         "--demonstrations",
         type=int,
         default=32,
-        help="careful ones of each train task of telecom, and a quarter as many careless ones; 0: none",
+        help="careful demonstrations per train task of telecom, and a quarter of this number careless ones; 0: none",
     )
     parser.add_argument(
-        "--partial-credit", type=float, default=0.0, help="what the share of the gold actions is worth in training"
+        "--partial-credit", type=float, default=0.0, help="reward for the share of the published actions, in training"
     )
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

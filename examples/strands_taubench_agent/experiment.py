@@ -1,12 +1,12 @@
-"""Train a small policy on τ²-bench telecom on this machine, several seeds, and say what came of it.
+"""Train a small policy on τ²-bench telecom on this machine with several seeds, and print the results.
 
     python examples/strands_taubench_agent/experiment.py --out runs/taubench
 
-For each seed: a warm start on demonstrations of the 74 train tasks, then GRPO on the train tasks with `agentcore-rl train`: the
-Strands agent in sessions of the local runtime, through the gateway. The 40 test tasks are run before and after, each several
-times. Everything lies below --out; what is there already is not done again, and an interrupted seed goes on.
+Each seed begins with a warm start on demonstrations of the 74 train tasks. Then `agentcore-rl train` trains on these tasks, with
+the Strands agent in sessions of the local runtime. The 40 test tasks are evaluated before and after. All files are in the folder
+of --out. Finished parts are not repeated, and an interrupted seed is continued.
 
-Choose settings by `--validation 20 --out runs/taubench-validation`, never by the test tasks.
+Choose settings with `--validation 20 --out runs/taubench-validation`, never with the test tasks.
 """
 
 from __future__ import annotations
@@ -162,22 +162,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/taubench"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--warm-steps", type=int, default=400, help="on careful demonstrations")
-    parser.add_argument("--careless-steps", type=int, default=50, help="on careless ones, after those")
+    parser.add_argument("--warm-steps", type=int, default=400, help="steps with careful demonstrations")
+    parser.add_argument("--careless-steps", type=int, default=50, help="steps with careless demonstrations")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--groups", type=int, default=16)
     parser.add_argument("--rollouts", type=int, default=8)
     parser.add_argument("--learning-rate", type=float, default=5e-4)
-    parser.add_argument("--partial-credit", type=float, default=0.0, help="what the share of the gold actions is worth")
+    parser.add_argument(
+        "--partial-credit", type=float, default=0.0, help="reward for the share of the published actions"
+    )
     parser.add_argument("--repeats", type=int, default=4, help="rollouts of each task in an evaluation")
     parser.add_argument(
         "--validation",
         type=int,
         default=0,
         metavar="N",
-        help="evaluate on N train tasks that are left out of everything else, in the test tasks' place: to choose settings by",
+        help="evaluate on N train tasks instead of the test tasks, to choose settings, and do not train on them",
     )
-    parser.add_argument("--report", action="store_true", help="only print the table of what is done")
+    parser.add_argument("--report", action="store_true", help="only print the results so far")
     options = parser.parse_args()
     out = options.out.resolve()
     if not options.report:
