@@ -4,7 +4,8 @@ python scripts/words.py                 # a table: occurrences of each pattern i
 python scripts/words.py --show beside   # the places of one pattern
 python scripts/words.py docs src/agentcore_rl_toolkit/gateway    # of these files and folders only
 
-"docs" are the README and the pages. "messages" are what users see of `src`: errors, log lines and the help of the command line.
+"docs" are the README, the pages, and the READMEs of the examples. "messages" are what users see of `src`: errors, log lines and
+the help of the command line.
 "src" are all comments, docstrings and texts.
 """
 
@@ -149,6 +150,11 @@ def pages() -> list[Path]:
     return [ROOT / "README.md", *pages]
 
 
+def readmes() -> list[Path]:
+    """The pages of the examples, which have no limit on their words."""
+    return sorted(page for depth in ("", "*/", "*/*/") for page in (ROOT / "examples").glob(f"{depth}README.md"))
+
+
 def texts(paths: Sequence[Path]) -> list[Text]:
     """The texts of these files."""
     return [text for file in paths for text in (of_page(file) if file.suffix == ".md" else of_module(file))]
@@ -176,7 +182,11 @@ def main() -> None:
         columns = {"count": texts(files([path.resolve() for path in given.paths]))}
     else:
         module_texts = texts(files([SRC]))
-        columns = {"docs": texts(pages()), "messages": [t for t in module_texts if t.seen], "src": module_texts}
+        columns = {
+            "docs": texts([*pages(), *readmes()]),
+            "messages": [t for t in module_texts if t.seen],
+            "src": module_texts,
+        }
     counted = {name: matches(found) for name, found in columns.items()}
     if given.show:
         places = [p for of in counted.values() for n, found in of.items() if given.show in (n, "all") for p in found]

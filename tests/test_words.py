@@ -23,7 +23,7 @@ _spec.loader.exec_module(words)
 def test_the_texts_contain_no_more_of_the_phrases_than_before() -> None:
     module_texts = words.texts(words.files([words.SRC]))
     groups = {
-        "docs": words.texts(words.pages()),
+        "docs": words.texts([*words.pages(), *words.readmes()]),
         "messages": [text for text in module_texts if text.seen],
         "src": module_texts,
     }
