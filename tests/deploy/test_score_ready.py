@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import subprocess
 import sys
 import urllib.request
@@ -13,9 +14,20 @@ from typing import Any
 
 import boto3
 import pytest
+from click.testing import CliRunner
 
+from agentcore_rl_toolkit.cli.agents.existing import write_scorer
+from agentcore_rl_toolkit.cli.deploy import command
+from agentcore_rl_toolkit.deploy import iam
 from agentcore_rl_toolkit.deploy.artifact import this_platform
-from agentcore_rl_toolkit.deploy.score_ready import READY_FILE, STARTER, dockerfile, start_command, start_file
+from agentcore_rl_toolkit.deploy.score_ready import (
+    READY_FILE,
+    STARTER,
+    derived_tag,
+    dockerfile,
+    start_command,
+    start_file,
+)
 from agentcore_rl_toolkit.deploy.settings import Settings
 from agentcore_rl_toolkit.errors import ConfigError
 from serving import wait_for
@@ -57,6 +69,11 @@ if __name__ == "__main__":
             ["uvicorn", "main:app", "--port", "8080"],
             ["python", "-m", STARTER, "-m", "uvicorn", "main:app", "--port", "8080"],
         ),
+        (
+            ["/app/.venv/bin/uvicorn", "main:app"],
+            ["/app/.venv/bin/python", "-m", STARTER, "-m", "uvicorn", "main:app"],
+        ),
+        (["uv", "run", "uvicorn", "main:app"], ["uv", "run", "python", "-m", STARTER, "-m", "uvicorn", "main:app"]),
     ],
 )
 def test_the_starter_comes_behind_the_python_of_a_command(words: list[str], made: list[str]) -> None:
@@ -85,6 +102,73 @@ def test_a_derived_image_keeps_its_user_and_names_what_it_lacks() -> None:
     assert "older than 3.11" in text
     assert "neither pip nor uv" in text
     assert text.endswith(f'USER bedrock\nENTRYPOINT []\nCMD ["python", "-m", "{STARTER}", "main.py"]\n')
+
+
+@pytest.mark.parametrize(
+    ("words", "python"),
+    [
+        (["opentelemetry-instrument", "python3.12", "main.py"], "python3.12"),
+        (["uv", "run", "uvicorn", "main:app"], "uv run python"),
+        (
+            ["/bin/uv", "run", "--no-sync", "opentelemetry-instrument", "python3", "a.py"],
+            "/bin/uv run --no-sync python3",
+        ),
+        (["/app/.venv/bin/uvicorn", "main:app"], "/app/.venv/bin/python"),
+    ],
+)
+def test_a_derived_image_installs_where_the_agents_python_finds_it(words: list[str], python: str) -> None:
+    """The Python of a command with `uv run` is that of the project, and AWS's guide for FastAPI starts its agent so."""
+    text = dockerfile("prod:1", start_command(words), "toolkit.whl", "")
+    assert f"RUN {python} -c " in text
+    assert f" {python} -m pip install" in text
+    assert f'uv pip install --python "$({python} -c ' in text
+
+
+def test_images_of_two_repositories_have_two_names_that_registries_accept() -> None:
+    registry = "1.dkr.ecr.us-west-2.amazonaws.com"
+    bases = [f"{registry}/a/shop:7", f"{registry}/b/shop:7", f"{registry}/shop-trainer@sha256:{'a' * 64}"]
+    tags = [derived_tag(base) for base in bases]
+    assert len({*tags}) == 3
+    for tag in tags:
+        assert re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}", tag), tag
+
+
+def test_the_role_of_a_version_for_rollouts_may_pull_the_derived_image(account: dict[str, str]) -> None:
+    base = "123.dkr.ecr.us-west-2.amazonaws.com/shop:7"
+    what = Settings(name="shop_training", image=base, score_ready=True, platform="linux/arm64")
+    place = deployment(what, rehearse=True).place()
+    for policy in (iam.execution(place), iam.deployer(place, role="arn:aws:iam::1:role/x")):
+        assert "repository/agentcore-rl/shop_training" in json.dumps(policy)
+
+
+def test_an_image_is_derived_again_after_its_tag_was_given_to_another_one(account: dict[str, str]) -> None:
+    ecr = boto3.client("ecr")
+    uri = ecr.create_repository(repositoryName="shop")["repository"]["repositoryUri"]
+    found = []
+    for digest in (f"sha256:{'1' * 64}", f"sha256:{'2' * 64}"):
+        kind = "application/vnd.docker.distribution.manifest.v2+json"
+        manifest = json.dumps({"schemaVersion": 2, "mediaType": kind, "config": {"digest": digest}, "layers": []})
+        ecr.put_image(repositoryName="shop", imageManifest=manifest, imageTag="latest", imageDigest=digest)
+        lines: list[str] = []
+        what = Settings(name="shop_training", image=f"{uri}:latest", score_ready=True, platform="linux/arm64")
+        deployment(what, lines, rehearse=True).up()
+        [built] = [line for line in lines if line.startswith("would build")]
+        assert f"would build {uri}@{digest} for" in built
+        found.append(built)
+    assert found[0].split()[-1] != found[1].split()[-1]
+
+
+def test_the_files_of_a_scaffold_are_not_packed(account: dict[str, str], tmp_path: Path) -> None:
+    """`init --from` writes rows with the known answers next to the agent."""
+    (tmp_path / "app.py").write_text(AGENT)
+    (tmp_path / "requirements.txt").write_text("")
+    (tmp_path / "scores.py").write_text("def score(payload, answer, reference, trajectory): ...")
+    write_scorer(tmp_path / "app.py", ["prompt"])
+    words = ["--agent", str(tmp_path), "--bucket", "ready", "--smoke", "none", "--dry-run", "--code"]
+    for more, packed in (([], {"score.py", "test_score.py"}), (["--score-ready"], set())):
+        done = CliRunner().invoke(command, [*words, *more], catch_exceptions=False)
+        names = {*re.findall(r"would pack (\S+\.(?:py|jsonl))", done.output)} - {READY_FILE}
+        assert names == {"app.py", "scores.py", *packed}
 
 
 def test_the_start_file_of_an_archive_runs_the_agents_own_file(tmp_path: Path) -> None:

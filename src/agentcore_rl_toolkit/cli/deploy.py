@@ -118,7 +118,7 @@ def command(
         name=_name(name, folder, "_training" if options["score_ready"] else ""),
         folder=folder,
         **started,
-        excluded=[*excluded, *(_answers(folder) if folder is not None else [])],
+        excluded=[*excluded, *(_answers(folder, options["score_ready"]) if folder is not None else [])],
         platform=_platform(),
         smoke=rows,
         bucket=bucket,
@@ -168,13 +168,16 @@ def _started(agent: str | None) -> tuple[Path | None, dict[str, Any]]:
     return project.folder, {"entry": START_FILE, "module": project.module, "import_paths": paths}
 
 
-def _answers(folder: Path) -> list[Path]:
-    """Return the files of rows and of the scorer that the folder's train.toml names: they are not packed."""
+def _answers(folder: Path, as_it_is: bool) -> list[Path]:
+    """Return files that are not packed: those of rows and scorer in the folder's train.toml, and those of `init --from`."""
     import tomllib
 
     settings = folder / "train.toml"
     found = tomllib.loads(settings.read_text()) if settings.is_file() else {}
-    names = (str(found[name]).partition(":")[0] for name in ("data", "eval_data", "score") if found.get(name))
+    names = [str(found[name]).partition(":")[0] for name in ("data", "eval_data", "score") if found.get(name)]
+    scorer = folder / "score.py"
+    if as_it_is and scorer.is_file() and re.search(r"^(async )?def score\(payload, answer, ", scorer.read_text(), re.M):
+        names += ["score.py", "test_score.py"]
     return [folder / name for name in names]
 
 

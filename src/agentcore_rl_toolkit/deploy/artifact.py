@@ -29,7 +29,7 @@ _SECRETS = """.aws .azure .docker .env* .git-credentials .gnupg .kube .netrc .np
     secrets.json secrets.toml secrets.y*ml service[-_]account*.json"""
 _STATE = """.agentcore-rl .git .ipynb_checkpoints .mypy_cache .pytest_cache .ruff_cache .terraform .venv .venvs *.ipynb
     *.tfstate* *.tfvars __pycache__ node_modules"""
-_ROWS = "eval.jsonl train.jsonl"
+_ROWS = "eval.jsonl rows.jsonl train.jsonl"
 NOT_THE_AGENT = f"{_SECRETS} {_STATE} {_ROWS}".split()
 START_FILE, REQUIREMENTS = "agentcore_rl_start.py", "agentcore_rl_requirements.txt"
 NAMES_PACKAGES = {"requirements.txt", "pyproject.toml", "uv.lock"}

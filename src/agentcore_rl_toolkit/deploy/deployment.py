@@ -70,7 +70,7 @@ class Deployment:
         """Return the names of this deployment in its policies."""
         s = self.settings
         repository = s.repository
-        if s.image is not None and ".dkr.ecr." in s.image:
+        if repository is None and s.image is not None and ".dkr.ecr." in s.image:
             repository = s.image.split("/", 1)[1].split("@")[0].rsplit(":", 1)[0]
         assert self._call.region is not None
         return iam.Place(
@@ -102,14 +102,13 @@ class Deployment:
         else:
             uri = found["repositories"][0]["repositoryUri"]
         with self._staged(python=s.python) if s.image is None else contextlib.nullcontext() as staged:
-            base = s.image if staged is None else f"{uri}:{image_digest(staged, s.platform)}"
-            assert base is not None
+            base = self._pinned() if staged is None else f"{uri}:{image_digest(staged, s.platform)}"
             tag = derived_tag(base) if s.score_ready else base.rpartition(":")[2]
             image = f"{uri}:{tag}"
-            if self._pushed(tag):
+            if self._described(s.repository, tag):
                 self._say(f"image {tag}: exists")
             elif self._call.rehearse:
-                self._say(f"would build {s.image or s.folder} for {s.platform} and push {image}")
+                self._say(f"would build {s.folder if staged else base} for {s.platform} and push {image}")
                 ImageBuilder.find()  # without one, the real run would end here
             else:
                 engine = ImageBuilder.find()
@@ -137,10 +136,20 @@ class Deployment:
                     self._say(f"would pack {path.relative_to(staged)}")
             yield staged
 
-    def _pushed(self, tag: str) -> bool:
-        """Return True if the repository has the image."""
-        which = {"repositoryName": self.settings.repository, "imageIds": [{"imageTag": tag}]}
-        return self._ecr("DescribeImages", **which, absent=("ImageNotFoundException", *NO_REPOSITORY)) is not None
+    def _described(self, repository: str, tag: str, *absent: str, **registry: str) -> Any:
+        """Describe an image of ECR. None: it does not exist, or the error is one of ``absent``."""
+        which = {"repositoryName": repository, "imageIds": [{"imageTag": tag}], **registry}
+        return self._ecr("DescribeImages", **which, absent=("ImageNotFoundException", *NO_REPOSITORY, *absent))
+
+    def _pinned(self) -> str:
+        """Return the given image, in ECR by its digest: its tag may be given to another image."""
+        image = str(self.settings.image)
+        if ".dkr.ecr." not in image or "@" in image:
+            return image
+        (registry, _, repository), tag = image.partition(":")[0].partition("/"), image.partition(":")[2]
+        account = registry.partition(".")[0]
+        found = self._described(repository, tag or "latest", "AccessDeniedException", registryId=account)
+        return f"{registry}/{repository}@{found['imageDetails'][0]['imageDigest']}" if found else image
 
     def _registry(self) -> str:
         china = ".cn" if self._call.partition == "aws-cn" else ""

@@ -7,6 +7,7 @@ version is changed.
 from __future__ import annotations
 
 import getopt
+import hashlib
 import json
 import re
 import shlex
@@ -54,7 +55,8 @@ def start_command(words: Sequence[str]) -> list[str]:
             own = [part for option in options if option[0] != "-m" for part in option if part]
             return [*found[: place + 1], *own, "-m", STARTER, *module, *started]
         if _SERVER.fullmatch(word):
-            return [*found[:place], "python", "-m", STARTER, "-m", Path(word).name, *found[place + 1 :]]
+            python = str(Path(word).with_name("python"))  # of the environment that has this server
+            return [*found[:place], python, "-m", STARTER, "-m", Path(word).name, *found[place + 1 :]]
     raise ConfigError(
         f"the image starts {shlex.join(words) or 'nothing'}; a version for rollouts needs a command with python or uvicorn, as a "
         "list of words, with a file or a module, and not as a line of a shell or of `python -c`"
@@ -63,12 +65,17 @@ def start_command(words: Sequence[str]) -> list[str]:
 
 def dockerfile(base: str, command: Sequence[str], wheel: str, user: str) -> str:
     """Return the Dockerfile of the derived image. Its build fails with the reason if Python is too old or pip is missing."""
-    python = next((word for word in command if _PYTHON.fullmatch(word)), "python")
+    place = next(n for n, word in enumerate(command) if _PYTHON.fullmatch(word))
+    uv = next(
+        (n for n, word in enumerate(command[:place]) if Path(word).name == "uv"), place
+    )  # with its own environment
+    python = shlex.join(word for word in command[uv : place + 1] if Path(word).name != "opentelemetry-instrument")
     old = f"the image's {python} is older than 3.11"
     check = f"import sys; sys.exit({old!r} if sys.version_info < (3, 11) else 0)"
     # Debian's own Python takes no packages otherwise. The agent's are in there already.
     pip = f"PIP_BREAK_SYSTEM_PACKAGES=1 {python} -m pip install --no-cache-dir /tmp/{wheel}"
-    install = f"{pip} || uv pip install --python $(command -v {python}) /tmp/{wheel}"
+    found = f"$({python} -c 'import sys; print(sys.executable)')"
+    install = f'{pip} || uv pip install --python "{found}" /tmp/{wheel}'
     return f"""FROM {base}
 USER root
 COPY {wheel} /tmp/{wheel}
@@ -82,7 +89,8 @@ CMD {json.dumps(list(command))}
 
 def derived_tag(base: str) -> str:
     """Return the tag of an image that is derived from this one."""
-    return f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', base.rsplit('/', 1)[-1])[-80:]}-rl-{wheel_digest()[:8]}"
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", base.rsplit("/", 1)[-1])[:50].strip("-.")
+    return f"{name}-{hashlib.sha256(base.encode()).hexdigest()[:12]}-rl-{wheel_digest()[:8]}"
 
 
 def derive(engine: ImageBuilder, base: str, *, uri: str, target: str) -> None:
