@@ -32,6 +32,8 @@ def ask(payload):
         CLIENT.post(payload["url"], json={"model": "m", "messages": []}).raise_for_status()
     if payload.get("fail") == "code":
         raise KeyError("lamp")
+    if payload.get("fail") == "exit":
+        sys.exit("a tool of the agent ended")
     if payload.get("fail") == "policy":
         raise MaxTokensReachedException("cut")
     while payload.get("wait") and not os.path.exists(payload["wait"]):
@@ -51,6 +53,18 @@ def invoke(payload, context):
 
 if __name__ == "__main__":
     app.run(port=int(sys.argv[1]))
+"""
+)
+COROUTINE = (
+    ECHO
+    + """
+app = BedrockAgentCoreApp()
+
+@app.entrypoint
+async def invoke(payload):
+    return ask(payload)
+
+app.run(port=int(sys.argv[1]))
 """
 )
 ASYNC = (
@@ -77,6 +91,7 @@ ASGI = (
     + """
 import contextlib, json, uvicorn
 from starlette.applications import Starlette
+from starlette.background import BackgroundTask
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import JSONResponse, PlainTextResponse
@@ -92,6 +107,8 @@ async def invocations(request):
         return JSONResponse({"detail": "no such order"}, status_code=404)
     if payload.get("text"):
         return PlainTextResponse(payload["text"], media_type=payload.get("type"))
+    if payload.get("fail") == "background":
+        return JSONResponse({"answer": 42}, background=BackgroundTask(ask, {"fail": "code"}))
     return JSONResponse({**ask(payload), "started": request.state.started})
 
 async def ping(request):
@@ -116,6 +133,19 @@ if ":" not in options["app"]:
 uvicorn.run(**options, port=int(sys.argv[1]), log_level="warning")
 """
 )
+SLOW_STORE = """
+import time
+from agentcore_rl_toolkit.app import engine
+
+opened = engine.open_store
+
+def open_store(*args, **options):
+    print("the store is opened", flush=True)
+    time.sleep(1)
+    return opened(*args, **options)
+
+engine.open_store = open_store
+"""
 Start = Callable[..., Agent]
 
 
@@ -221,6 +251,27 @@ def test_an_error_response_is_the_agents_failure_and_plain_text_an_answer(start:
     assert agent.run({"text": "1.50", "type": "application/json"})["_answer"] == 1.5
     plain = "data: the\n\ndata:  sum\r\n\r\ndata:  is\u2028\n\ndata: 42\n\ndata: [DONE]\n\n"
     assert agent.run({"text": plain, "type": "text/event-stream"})["_answer"] == "the sum is\u202842"
+    # AgentCore's SDK for TypeScript ends a stream in this way if the agent throws.
+    broken = 'data: "4"\n\nevent: error\ndata: {"error":"fetch failed"}\n\n'
+    failed = agent.run({"text": broken, "type": "text/event-stream"})
+    assert (failed["outcome"], failed["_agent"]["cause"]) == ("agent_error", "agent")
+    assert failed["stop_reason"] == 'the agent\'s stream ended with an error: {"error":"fetch failed"}'
+
+
+@pytest.mark.parametrize("source", [SYNC, COROUTINE, ASYNC, ASGI])
+def test_an_agent_that_calls_exit_fails_its_rollout_and_the_next_one_runs(start: Start, source: str) -> None:
+    agent = start(source)
+    failed = agent.run({"fail": "exit"})
+    assert (failed["outcome"], failed["_agent"]["cause"]) == ("agent_error", "agent")
+    assert "a tool of the agent ended" in failed["stop_reason"] + failed["traceback"]
+    assert agent.run({})["outcome"] == "ok"
+
+
+def test_a_task_that_fails_after_the_answer_does_not_take_the_answer(start: Start) -> None:
+    agent = start(ASGI)
+    record = agent.run({"fail": "background"})
+    assert (record["outcome"], record["_answer"]) == ("ok", {"answer": 42})
+    assert "KeyError: 'lamp'" in agent.log
 
 
 @pytest.mark.parametrize(
@@ -262,6 +313,21 @@ def test_a_process_serves_one_rollout_or_production_calls_and_never_mixes_their_
         assert agent.invoke({**row, "_rollout": block})[0] == 503
         (tmp_path / "again").touch()
         assert production.result()[0] == 200
+    assert len(model[1]) == 1
+
+
+def test_a_production_call_that_arrives_together_with_a_rollout_is_refused(
+    start: Start, model: tuple[str, list[Asked]], tmp_path: Path
+) -> None:
+    """The first rollout of a process opens its store, which takes a while."""
+    (tmp_path / "sitecustomize.py").write_text(SLOW_STORE)
+    agent = start(SYNC, env={"AGENTCORE_RL_MODEL_HOSTS": "127.0.0.1", "PYTHONPATH": str(tmp_path)})
+    with answering(lambda _: (200, {})) as own, ThreadPoolExecutor() as threads:
+        row = {"url": f"{own}/v1/chat/completions"}
+        rollout = threads.submit(agent.rollout, row, session=new_session(), base_url=model[0], api_key=KEY)
+        wait_for(lambda: "the store is opened" in agent.log)
+        assert agent.invoke(row)[0] == 503
+        assert agent.record(rollout.result()[0])["_calls"]["gateway"] == 1
     assert len(model[1]) == 1
 
 

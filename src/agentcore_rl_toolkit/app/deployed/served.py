@@ -7,12 +7,14 @@ an agent that blocks its loop delays no heartbeat.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
+import logging
 import re
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextvars import ContextVar
 from pathlib import Path
 from types import SimpleNamespace, TracebackType
@@ -35,8 +37,11 @@ from ...contract import (
 from ...errors import AgentError, text_of
 from ..engine import Engine
 from ..rollout import RolloutFunction
+from ..runner import AgentRunner
 from ..settings import AgentSettings
 from .routes import Route, routed, unroute
+
+logger = logging.getLogger(__name__)
 
 SESSION_HEADER = b"x-amzn-bedrock-agentcore-runtime-session-id"
 SHUTDOWN = "the server shut down before the agent had finished"
@@ -54,11 +59,13 @@ def _watch_sdk() -> None:
     if sdk is None or hasattr(sdk, "_agentcore_rl_watched"):
         return
     sdk._agentcore_rl_watched = True
-    invoke, write_event = sdk._invoke_handler, sdk._convert_to_sse
+    invoke, write_event, runner = sdk._invoke_handler, sdk._convert_to_sse, AgentRunner()
+    sdk._ensure_worker_loop = lambda self: runner.loop()  # for async functions; the SDK's own loop ends at a SystemExit
 
     async def watched(self: Any, *args: Any, **options: Any) -> Any:
         try:
-            return await invoke(self, *args, **options)
+            answer = await invoke(self, *args, **options)
+            return _without_exit(answer) if inspect.isgenerator(answer) else answer
         except HTTPException:  # a response that the agent chose
             raise
         except Exception as e:
@@ -73,6 +80,14 @@ def _watch_sdk() -> None:
         return write_event(self, value)
 
     sdk._invoke_handler, sdk._convert_to_sse = watched, watched_event
+
+
+def _without_exit(stream: Iterator[Any]) -> Iterator[Any]:
+    """Yield the values of a stream. Raises: AgentError in place of SystemExit, at which asyncio would end the server."""
+    try:
+        yield from stream
+    except SystemExit as e:
+        raise AgentError(f"the agent called sys.exit: {e}", error_type="SystemExit") from e
 
 
 def _answer_in(text: str, content_type: str, *, encodes: bool) -> Any:
@@ -94,6 +109,9 @@ def _events(text: str) -> list[str]:
     found = []
     for event in re.sub("\r\n?", "\n", text).split("\n\n"):
         lines = [line[5:].removeprefix(" ") for line in event.split("\n") if line.startswith("data:")]
+        if re.search(r"^event: ?error$", event, re.M):
+            message = f"the agent's stream ended with an error: {' '.join(lines)[:LONGEST_TEXT]}"
+            raise AgentError(message, error_type="event: error")
         if lines and lines != ["[DONE]"]:
             found.append("\n".join(lines))
     return found
@@ -116,7 +134,7 @@ class DeployedApp:
         self._engine = Engine(settings=AgentSettings.from_env)
         self._function = RolloutFunction(call=self._answer, name="invocation", takes_context=True)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._calls = 0  # production calls that run
+        self._calls = self._accepting = 0  # production calls that run, and rollouts that will
         _watch_sdk()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -137,7 +155,7 @@ class DeployedApp:
             return
         payload = _decoded(body)  # as the agent reads it: keys may have escapes, and the body another encoding
         rollout = isinstance(payload, Mapping) and (payload.get(ROLLOUT_FIELD) is not None or PROBE_FIELD in payload)
-        if self._calls if rollout else self._engine.busy:
+        if self._calls if rollout else self._accepting or self._engine.busy:
             error = "this process serves either one rollout or production calls at a time"
             await JSONResponse({"error": error}, 503)(scope, receive, send)
         elif not rollout:
@@ -160,12 +178,14 @@ class DeployedApp:
         context = SimpleNamespace(session_id=session_id, scope=scope, replied=threading.Event())
         accepted = self._engine.accept(self._function, payload, context)
         loop = self._engine.runner.loop()
+        self._accepting += 1
         try:
             reply = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(accepted, loop))
             await JSONResponse(reply)(scope, receive, send)
         except Exception as e:
             await JSONResponse({"error": text_of(e), "error_type": type(e).__name__}, 500)(scope, receive, send)
         finally:
+            self._accepting -= 1
             context.replied.set()
 
     def _answer(self, payload: Mapping[str, Any], context: Any) -> dict[str, Any]:
@@ -180,7 +200,7 @@ class DeployedApp:
         with routed(route):
             try:
                 answer = self._ask(row, context.scope)
-            except Exception as e:
+            except (Exception, SystemExit) as e:
                 e.__traceback__ = _from_agent(e.__traceback__)
                 advice = advise_on_calls([route.calls]) if route is not None and route.elsewhere else ""
                 if not advice:
@@ -207,10 +227,13 @@ class DeployedApp:
 
 
 async def _request(app: Any, scope: Mapping[str, Any], body: bytes) -> tuple[int, str, str, dict[str, Any]]:
-    """Send a body to an ASGI app. Returns status, content type, text, and what the SDK did meanwhile."""
+    """Send a body to an ASGI app. Returns status, content type, text, and what the SDK did meanwhile.
+
+    An exception is an ``error`` of the SDK, too: asyncio would end this loop, the server's, at a SystemExit.
+    """
     seen: dict[str, Any] = {}
     _seen.set(seen)
-    started: Message = {"status": 500, "headers": ()}
+    started: Message = {"status": 500, "headers": (), "more_body": True}
     parts: list[bytes] = []
 
     async def send(message: Message) -> None:
@@ -218,12 +241,21 @@ async def _request(app: Any, scope: Mapping[str, Any], body: bytes) -> tuple[int
             started.update(message)
         else:
             parts.append(message.get("body", b""))
+            started["more_body"] = message.get("more_body", False)
 
     kept = [(name, value) for name, value in scope["headers"] if name.lower() not in _REPLACED]
     # AgentCore's SDK for TypeScript streams only to callers that ask for it.
     own = [(b"content-length", b"%d" % len(body)), (b"accept", b"text/event-stream, application/json, */*")]
     given = {**scope, "headers": [*kept, *own], "state": dict(scope.get("state", {}))}
-    await app(given, _replayed(body, asyncio.Event().wait), send)
+    try:
+        await app(given, _replayed(body, asyncio.Event().wait), send)
+    except asyncio.CancelledError:
+        raise
+    except BaseException as e:
+        if started["more_body"] or started["status"] >= 500:  # Starlette sends an error response before it raises
+            seen["error"] = e
+        else:
+            logger.exception("a task that the agent left after its answer failed")
     content_type = next((value for name, value in started["headers"] if name.lower() == b"content-type"), b"")
     return started["status"], content_type.decode("latin-1").lower(), b"".join(parts).decode("utf-8", "replace"), seen
 
