@@ -8,6 +8,8 @@ import http.client
 import json
 import os
 import shutil
+import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +20,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from agentcore_rl_toolkit.app.deployed import Program, program
-from agentcore_rl_toolkit.app.deployed.model_calls import answer
+from agentcore_rl_toolkit.app.deployed.model_calls import answer, variables
 from agentcore_rl_toolkit.app.deployed.routes import Route, routed, unroute
 from agentcore_rl_toolkit.app.deployed.start import PLACEHOLDER
 from agentcore_rl_toolkit.app.relay import Relay
@@ -139,6 +141,61 @@ def test_a_program_has_keys_of_its_wires_only(tmp_path: Path, monkeypatch: pytes
         text = client.post("/invocations", json={}).text
     assert '\\"ANTHROPIC_API_KEY\\":\\"sk-of-the-user\\"' in text
     assert "OPENAI_API_KEY" not in text
+
+
+def test_a_program_that_cannot_be_started_is_named_and_leaves_no_relay() -> None:
+    before = {*threading.enumerate()}
+    with pytest.raises(ConfigError, match="nodeX cannot be started"), TestClient(Program("nodeX", "main.js")):
+        pass
+    wait_for(lambda: {*threading.enumerate()} <= before)
+
+
+def test_sessions_that_start_together_have_different_ports() -> None:
+    """A session whose port another program has would run its rollouts in that program."""
+    held = [program.reserved_port() for _ in range(300)]
+    ports = [place.getsockname()[1] for place in held]
+    assert len({*ports}) == 300
+    with socket.create_server(("127.0.0.1", ports[0])):  # the session's program may use it
+        pass
+    for place in held:
+        place.close()
+
+
+SERVER = """
+import http.server, os, sys, urllib.request
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+
+    def do_POST(self):
+        asked = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", b"{}")
+        body = urllib.request.urlopen(asked, timeout=60).read()
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(body)
+
+http.server.ThreadingHTTPServer(("127.0.0.1", int(os.environ["PORT"])), Handler).serve_forever()
+"""
+
+
+@pytest.mark.parametrize("name", ["no_proxy", "NO_PROXY"])
+def test_calls_of_a_program_pass_no_proxy_of_its_environment(
+    gateway: tuple[str, list[Asked]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / "server.py").write_text(SERVER)
+    with answering(lambda _: (502, b"")) as proxy:
+        monkeypatch.delenv("NO_PROXY", raising=False)
+        monkeypatch.delenv("no_proxy", raising=False)
+        monkeypatch.setenv("http_proxy", proxy)
+        monkeypatch.setenv(name, "corp.example")
+        assert variables("http://x")["no_proxy"] == "corp.example,127.0.0.1,localhost"
+        with (
+            TestClient(Program(sys.executable, str(tmp_path / "server.py"))) as client,
+            routed(Route(base_url=gateway[0], api_key=KEY)),
+        ):
+            assert client.post("/invocations", json={}).text == "from the gateway"
 
 
 @pytest.mark.parametrize(("words", "why"), [(("false",), "ended with 1"), (("sleep", "60"), "did not answer /ping")])

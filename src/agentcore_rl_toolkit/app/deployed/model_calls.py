@@ -38,7 +38,8 @@ WIRES = tuple(_VARIABLES)
 
 def variables(address: str, wires: tuple[str, ...] = WIRES) -> dict[str, str]:
     """Return the variables that lead clients of these wires to an address. Values of the process win over placeholders."""
-    found = {"NO_PROXY": ",".join(filter(None, (os.environ.get("NO_PROXY"), "127.0.0.1,localhost")))}
+    direct = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")  # most clients prefer the first
+    found = dict.fromkeys(("NO_PROXY", "no_proxy"), ",".join(filter(None, (direct, "127.0.0.1,localhost"))))
     for wire in wires:
         for name, value in _VARIABLES[wire].items():
             found[name] = address + value if value.startswith("/") else os.environ.get(name) or value

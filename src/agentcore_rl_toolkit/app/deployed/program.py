@@ -53,19 +53,20 @@ class Program(Starlette):
 
     @contextlib.asynccontextmanager
     async def _live(self, _: Any) -> AsyncIterator[None]:
-        relay = Relay()
-        with socket.create_server(("127.0.0.1", 0)) as probe:  # other programs do not ask for its port by number
-            port = probe.getsockname()[1]
-        self._url = f"http://127.0.0.1:{port}"
-        given = {name: value for name, value in os.environ.items() if value != PLACEHOLDER}  # only its wires have keys
-        environment = {**given, **variables(relay.open(answer), self._wires), self._port_variable: str(port)}
-        process = await asyncio.create_subprocess_exec(*self._command, env=environment, start_new_session=True)
-        try:
+        async with contextlib.AsyncExitStack() as exits:
+            relay = Relay()
+            exits.callback(relay.end)
+            port = exits.enter_context(reserved_port()).getsockname()[1]
+            self._url = f"http://127.0.0.1:{port}"
+            given = {k: v for k, v in os.environ.items() if v != PLACEHOLDER}  # only its wires have keys
+            environment = {**given, **variables(relay.open(answer), self._wires), self._port_variable: str(port)}
+            try:
+                process = await asyncio.create_subprocess_exec(*self._command, env=environment, start_new_session=True)
+            except OSError as e:
+                raise ConfigError(f"{self._command[0]} cannot be started: {e}") from e
+            exits.push_async_callback(_end, process)
             await self._wait_ready(process)
             yield
-        finally:
-            await _end(process)
-            relay.end()
 
     async def _wait_ready(self, process: asyncio.subprocess.Process) -> None:
         """Wait until the program answers /ping. Raises: ConfigError when it ends, or does not answer in time."""
@@ -86,6 +87,16 @@ class Program(Starlette):
         query = f"?{request.url.query}" if request.url.query else ""
         address = f"{self._url}{path}{query}"
         return await forward(request, address, request.headers.raw, "the agent's program does not answer")
+
+
+def reserved_port() -> socket.socket:
+    """Return a UDP socket whose TCP port is free. While it is open, no other session gets the same number."""
+    while True:
+        place = socket.socket(type=socket.SOCK_DGRAM)
+        place.bind(("127.0.0.1", 0))
+        with contextlib.suppress(OSError), socket.create_server(place.getsockname()):
+            return place
+        place.close()
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
