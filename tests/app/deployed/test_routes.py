@@ -6,6 +6,7 @@ import io
 import json
 import multiprocessing
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -58,6 +59,12 @@ def sent_to(url: str, body: Any = CHAT, method: str = "POST", **more: Any) -> st
             "bedrock/model/arn%3Aaws%3Abedrock%2Fx/invoke",
         ),
         ("https://vpce-1.bedrock-runtime.us-east-1.vpce.amazonaws.com/model/m/converse", "bedrock/model/m/converse"),
+        ("https://bedrock-runtime-fips.us-east-1.amazonaws.com/model/m/converse", "bedrock/model/m/converse"),
+        ("https://bedrock-runtime.cn-north-1.amazonaws.com.cn/model/m/converse", "bedrock/model/m/converse"),
+        ("https://eu.api.openai.com/v1/responses", "responses"),
+        ("https://x.services.ai.azure.com/openai/v1/responses", "responses"),
+        ("https://x.cognitiveservices.azure.com/openai/deployments/d/chat/completions", "chat/completions"),
+        ("https://aiplatform.eu.rep.googleapis.com/v1/projects/p/models/g:generateContent", "models/g:generateContent"),
     ],
 )
 def test_chats_at_known_hosts_go_to_the_session(url: str, path: str) -> None:
@@ -76,6 +83,8 @@ def test_chats_at_known_hosts_go_to_the_session(url: str, path: str) -> None:
         ("https://llm.corp.example/v1/chat/completions", CHAT),
         ("https://api.openai.com.evil.example/v1/chat/completions", CHAT),
         ("https://api.openai.com@evil.example/v1/chat/completions", CHAT),
+        ("https://evil-api.openai.com/v1/chat/completions", CHAT),
+        ("https://bedrock-runtime-logs.s3.us-west-2.amazonaws.com/eval/responses?uploads=", {}),  # a bucket of S3
     ],
 )
 def test_other_requests_keep_their_address_and_are_counted(url: str, body: Any) -> None:
@@ -99,7 +108,9 @@ def test_a_named_host_is_a_model_host_with_and_without_its_port() -> None:
     assert sent_to(url, hosts=["llm.corp.example"]) == "chat/completions"
     assert sent_to(url, hosts=["LLM.corp.example:4000"]) == "chat/completions"
     assert sent_to(url, hosts=["llm.corp.example:80"]) is None
-    for named in ("[::1]:8000", "[::1]", "::1"):
+    assert sent_to(url, hosts=["http://llm.corp.example:4000/v1"]) == "chat/completions"
+    assert sent_to(url, hosts=["http://llm.corp.example/v1/"]) == "chat/completions"
+    for named in ("[::1]:8000", "[::1]", "::1", "http://[::1]:8000/v1"):
         assert sent_to("http://[::1]:8000/v1/chat/completions", hosts=[named]) == "chat/completions"
 
 
@@ -107,6 +118,9 @@ def test_a_named_host_is_a_model_host_with_and_without_its_port() -> None:
 def test_only_the_policys_models_are_redirected(body: dict[str, Any]) -> None:
     chat = sent_to("https://api.openai.com/v1/chat/completions", body, models=["m*"])
     assert (chat is not None) == (body["model"] == "m")
+    azure = "https://x.openai.azure.com/openai/deployments/{}/chat/completions?api-version=1"
+    assert sent_to(azure.format("m-1"), {"messages": []}, models=["m*"]) is not None
+    assert sent_to(azure.format("m-1"), {"messages": [], "model": "judge"}, models=["m*"]) is None
     bedrock = "https://bedrock-runtime.us-west-2.amazonaws.com/model/{}/converse"
     assert sent_to(bedrock.format("us.anthropic.claude%3A0"), models=["us.anthropic.*:0"]) is not None
     assert sent_to(bedrock.format("amazon.nova-pro"), models=["us.anthropic.*"]) is None
@@ -144,6 +158,41 @@ def test_rollouts_of_one_process_take_turns_and_threads_belong_to_the_one_that_r
     ask()
     one, two = f"{BASE}/chat/completions", f"{BASE.replace('s1', 's2')}/chat/completions"
     assert found == [None, one, two, two, None]
+
+
+def test_a_long_path_takes_linear_time() -> None:
+    def cpu_s(length: int) -> float:
+        began_s = time.process_time()
+        sent_to(f"https://bucket.s3.amazonaws.com/{'model/' * length}x")
+        return time.process_time() - began_s
+
+    assert cpu_s(20_000) < 0.5
+
+
+def test_calls_beyond_the_limit_of_places_are_counted() -> None:
+    found = route()
+    for n in range(30):
+        assert found.redirect("POST", f"https://llm{n}.example/v1/chat/completions", {}, lambda: b"{}") is None
+    assert (sum(found.elsewhere.values()), len(found.elsewhere)) == (30, 21)
+    assert found.elsewhere["other addresses"] == 10
+
+
+def test_only_calls_that_ask_the_model_are_counted_at_its_own_address() -> None:
+    found = route()
+    for method, path in (("GET", "/models"), ("POST", "/chat/completions")):
+        assert found.redirect(method, BASE + path, {}, lambda: b"{}") is None
+    assert found.taken == 1
+
+
+class Pipe(io.BytesIO):
+    def tell(self) -> int:
+        raise io.UnsupportedOperation("a pipe has no position")
+
+
+@pytest.mark.parametrize("body", [b"[" * 100_000, b"{", Pipe(b"{}")])
+def test_a_body_that_cannot_be_read_goes_to_its_own_address(body: Any) -> None:
+    url = "https://bedrock-runtime.us-west-2.amazonaws.com/model/m/invoke"
+    assert route().redirect("POST", url, {}, lambda: body) is None
 
 
 def test_a_body_that_is_a_file_is_read_and_still_sent() -> None:

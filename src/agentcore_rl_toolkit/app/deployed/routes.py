@@ -22,14 +22,17 @@ from ...contract import CALLS_FIELD
 
 # Hosts of model APIs. Requests to other hosts are left alone unless the user names the host.
 MODEL_HOSTS = (
-    *("bedrock-runtime*.amazonaws.com", "bedrock-runtime*.amazonaws.com.cn", "bedrock-runtime*.api.aws"),
-    *("*.bedrock-runtime.*.vpce.amazonaws.com", "bedrock-mantle*.api.aws", "*.bedrock-mantle.*.vpce.amazonaws.com"),
-    *("api.openai.com", "*.openai.azure.com", "api.anthropic.com"),
+    *("bedrock-runtime.*.amazonaws.com", "bedrock-runtime-fips.*.amazonaws.com", "bedrock-runtime.*.amazonaws.com.cn"),
+    *("*.bedrock-runtime.*.vpce.amazonaws.com", "bedrock-runtime*.api.aws"),
+    *("*.bedrock-mantle.*.vpce.amazonaws.com", "bedrock-mantle*.api.aws", "api.openai.com", "*.api.openai.com"),
+    *("*.openai.azure.com", "*.services.ai.azure.com", "*.cognitiveservices.azure.com", "api.anthropic.com"),
     *("generativelanguage.googleapis.com", "aiplatform.googleapis.com", "*-aiplatform.googleapis.com"),
+    "aiplatform.*.rep.googleapis.com",
 )
 # Paths of chats. A provider may have anything before the group `path`, which is the path below a session of the gateway.
 _CHAT = re.compile(
-    r"(?:.*/)?(?P<path>(?P<aws>model/(?P<id>.+)/(?:converse|converse-stream|(?P<invoke>invoke|invoke-with-response-stream)))"
+    r"(?:(?:.*/)?deployments/(?P<deployment>[^/]+)/|.*/)?"
+    r"(?P<path>(?P<aws>model/(?P<id>(?:(?!/model/).)+)/(?:converse|converse-stream|(?P<invoke>invoke|invoke-with-response-stream)))"
     r"|models/(?P<name>[^/]+):(?:generateContent|streamGenerateContent)|(?<=/v1/)messages|chat/completions|responses)"
 )
 # Headers that are not sent to the gateway: the address, and credentials of the agent.
@@ -84,6 +87,8 @@ class Route:
 
     def redirect(self, method: str, url: str, headers: Any, body: Body) -> str | None:
         """Return a request's new address, and change its headers, a mutable mapping. None for a request that is left alone."""
+        if method.upper() != "POST":
+            return None
         if url.startswith(f"{self.base_url}/"):
             self._take()  # an agent that uses `app.model()`
             return None
@@ -93,7 +98,7 @@ class Route:
         found = None
         if not {".", ".."} & {*unquote(parts.path).split("/")}:  # which would lead out of the session
             found = _CHAT.fullmatch(parts.path)
-        if method.upper() != "POST" or (found is None and not known):
+        if found is None and not known:
             return None
         reason = None
         if found is None or (known and found["invoke"] and not isinstance(_member(body, "messages"), list)):
@@ -102,13 +107,13 @@ class Route:
             reason = "another host"
         elif self.models:
             named = found["id"] or found["name"]
-            model = unquote(named) if named else str(_member(body, "model"))
+            model = unquote(named) if named else str(_member(body, "model") or found["deployment"])
             if not any(fnmatchcase(model, pattern) for pattern in self.models):
                 reason = f"model {model}"
         if found is None or reason is not None:
             place = f"{host}{parts.path} ({reason})"
-            if place in self.elsewhere or len(self.elsewhere) < MOST_PLACES:
-                self.elsewhere[place] += 1
+            known_place = place in self.elsewhere or len(self.elsewhere) < MOST_PLACES
+            self.elsewhere[place if known_place else "other addresses"] += 1
             return None
         self._take()
         path = f"bedrock/{found['path']}" if found["aws"] else found["path"]
@@ -119,22 +124,22 @@ class Route:
         return f"{self.base_url}/{path}" + (f"?{query}" if query else "")
 
     def _is_model_host(self, host: str, with_port: str) -> bool:
-        # The brackets of an IPv6 address are no set of characters.
-        patterns = [pattern.lower().replace("[", "[[]") for pattern in (*MODEL_HOSTS, *self.hosts)]
+        # A host may be given as a URL. The brackets of an IPv6 address are no set of characters.
+        given = (re.sub(r"^\w+://|/.*", "", host).lower().replace("[", "[[]") for host in self.hosts)
         names = (host, f"[{host}]", with_port.lower())
-        return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
+        return any(fnmatchcase(name, pattern) for pattern in (*MODEL_HOSTS, *given) for name in names)
 
 
 def _member(body: Body, name: str) -> Any:
     """Return a member of a JSON body, or None if the body does not have it."""
     found = body()
-    if hasattr(found, "read") and hasattr(found, "seek"):
-        file, start = found, found.tell()
-        found = file.read()
-        file.seek(start)
     try:
+        if hasattr(found, "read") and hasattr(found, "seek"):
+            file, start = found, found.tell()
+            found = file.read()
+            file.seek(start)
         decoded = json.loads(found) if isinstance(found, (str, bytes, bytearray)) else found
-    except ValueError:
+    except (ValueError, OSError, RecursionError):  # no JSON, or a pipe
         return None
     return decoded.get(name) if isinstance(decoded, Mapping) else None
 
