@@ -171,6 +171,18 @@ async def test_a_scorer_that_changes_what_it_gets_changes_no_other_rollout() -> 
     assert (row, record, messages) == given
 
 
+async def test_the_loop_of_a_trainer_does_not_wait_for_the_copy_of_a_long_dialogue() -> None:
+    copied_by: list[threading.Thread] = []
+
+    class Message(dict[str, Any]):
+        def __deepcopy__(self, memo: Any) -> Message:
+            copied_by.append(threading.current_thread())
+            return self
+
+    await scorer(lambda *_: 1.0).score(ROW, RECORD, [Message(role="user")])
+    assert [thread.name for thread in copied_by] == ["scorer"]
+
+
 async def test_a_caller_that_is_cancelled_is_no_failure_of_the_scorer() -> None:
     ended = threading.Event()
     task = asyncio.create_task(scorer(lambda *given: ended.wait(60)).score(ROW, RECORD, []))

@@ -61,7 +61,7 @@ class Scorer:
         given = row, answer_of(record), payload.get(REFERENCE_FIELD), list(trajectory)
         try:
             async with asyncio.timeout(self.timeout_s):
-                found = await asyncio.wrap_future(self._in_thread(copy.deepcopy(given)))  # it may change its arguments
+                found = await asyncio.wrap_future(self._in_thread(given))
             if inspect.isawaitable(found):
                 found = await self._on_loop(found)
         except TimeoutError:
@@ -77,7 +77,7 @@ class Scorer:
 
         def work() -> None:
             try:
-                future.set_result(self.function(*arguments))
+                future.set_result(self.function(*copy.deepcopy(arguments)))  # it may change its arguments
             except BaseException as e:
                 future.set_exception(self._failure(e))
 
