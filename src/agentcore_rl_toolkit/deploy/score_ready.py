@@ -55,7 +55,7 @@ def start_command(words: Sequence[str]) -> list[str]:
             own = [part for option in options if option[0] != "-m" for part in option if part]
             return [*found[: place + 1], *own, "-m", STARTER, *module, *started]
         if _SERVER.fullmatch(word):
-            python = str(Path(word).with_name("python"))  # of the environment that has this server
+            python = str(Path(word).with_name("python"))
             return [*found[:place], python, "-m", STARTER, "-m", Path(word).name, *found[place + 1 :]]
     raise ConfigError(
         f"the image starts {shlex.join(words) or 'nothing'}; a version for rollouts needs a command with python or uvicorn, as a "
@@ -68,7 +68,7 @@ def dockerfile(base: str, command: Sequence[str], wheel: str, user: str) -> str:
     place = next(n for n, word in enumerate(command) if _PYTHON.fullmatch(word))
     uv = next(
         (n for n, word in enumerate(command[:place]) if Path(word).name == "uv"), place
-    )  # with its own environment
+    )  # it has its own Python
     python = shlex.join(word for word in command[uv : place + 1] if Path(word).name != "opentelemetry-instrument")
     old = f"the image's {python} is older than 3.11"
     check = f"import sys; sys.exit({old!r} if sys.version_info < (3, 11) else 0)"

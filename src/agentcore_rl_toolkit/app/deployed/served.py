@@ -60,7 +60,7 @@ def _watch_sdk() -> None:
         return
     sdk._agentcore_rl_watched = True
     invoke, write_event, runner = sdk._invoke_handler, sdk._convert_to_sse, AgentRunner()
-    sdk._ensure_worker_loop = lambda self: runner.loop()  # for async functions; the SDK's own loop ends at a SystemExit
+    sdk._ensure_worker_loop = lambda self: runner.loop()  # the SDK's own loop ends at a SystemExit
 
     async def watched(self: Any, *args: Any, **options: Any) -> Any:
         try:
