@@ -66,9 +66,7 @@ def start_command(words: Sequence[str]) -> list[str]:
 def dockerfile(base: str, command: Sequence[str], wheel: str, user: str) -> str:
     """Return the Dockerfile of the derived image. Its build fails with the reason if Python is too old or pip is missing."""
     place = next(n for n, word in enumerate(command) if _PYTHON.fullmatch(word))
-    uv = next(
-        (n for n, word in enumerate(command[:place]) if Path(word).name == "uv"), place
-    )  # it has its own Python
+    uv = next((n for n, word in enumerate(command[:place]) if Path(word).name == "uv"), place)  # it has its own Python
     python = shlex.join(word for word in command[uv : place + 1] if Path(word).name != "opentelemetry-instrument")
     old = f"the image's {python} is older than 3.11"
     check = f"import sys; sys.exit({old!r} if sys.version_info < (3, 11) else 0)"
