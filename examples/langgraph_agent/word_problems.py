@@ -1,4 +1,4 @@
-"""A word problem: what the agent is told, what it can do, and the payload it takes. Each framework wraps it in its own way."""
+"""A word problem: the prompt, the tool, and the payload of the agent, for all frameworks."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ SYSTEM_PROMPT = (
     "Solve the problem step by step. Use the calculator for every calculation. "
     "End with a line that holds only #### and the final number, such as: #### 42"
 )
-MAX_TOKENS = 1024  # of one reply
+MAX_TOKENS = 1024  # limit of a reply
 MAX_TURNS = 24  # model calls; the longest solutions of GSM8K take 8 calculations
 
-# The calculator as agents that write their own loop describe it.
+# The description of the calculator, for agents without a framework.
 TOOL = {
     "name": "calculator",
     "description": "Evaluate one arithmetic expression.",
@@ -31,13 +31,11 @@ TOOL = {
 
 _OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 _LONGEST = 200  # characters of an expression
-_DIGITS = 40  # of a value: more is no calculation of a word problem
+_DIGITS = 40  # the largest number of digits of a result
 
 
 class Problem(BaseModel):
-    """What one invocation asks. ``answer`` is there in training and evaluation only; ``id``, ``idx`` and ``data_source`` say
-    where a row comes from.
-    """
+    """A payload. Only training and evaluation have an ``answer``. ``id``, ``idx`` and ``data_source`` are the origin of a row."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -49,7 +47,7 @@ class Problem(BaseModel):
 
     @classmethod
     def of(cls, payload: Any) -> Problem:
-        """Read a payload; what the client adds under ``_rollout`` is not looked at. Raises: ValueError that names each field."""
+        """Read a payload without the client's ``_rollout``. Raises: ValueError with the name of each wrong field."""
         if not isinstance(payload, Mapping):
             raise ValueError(f"the payload must be an object with a prompt, got {type(payload).__name__}")
         try:
@@ -76,7 +74,7 @@ def calculator(expression: str) -> str:
                 return -value(operand)
         raise ValueError("only numbers, + - * / and parentheses are allowed")
 
-    # What a model wrote may be anything: it gets an answer, and the agent goes on.
+    # A model may write anything. An error is returned as a text, and the agent continues.
     if len(expression) > _LONGEST:
         return f"error: the expression is longer than {_LONGEST} characters"
     try:
@@ -91,7 +89,7 @@ def calculator(expression: str) -> str:
 
 
 def parsed(arguments: str) -> object:
-    """Arguments of a call as OpenAI's API has them, a JSON text; None where a model wrote none that parses."""
+    """Parse the arguments of a call in OpenAI's API, which are a JSON text. None if they do not parse."""
     try:
         return json.loads(arguments)
     except (ValueError, RecursionError):
@@ -99,7 +97,7 @@ def parsed(arguments: str) -> object:
 
 
 def call_tool(name: str, arguments: object) -> str:
-    """Run a tool by name, for agents that write their own loop. A call that fits nothing is answered, not raised."""
+    """Run a tool by name, for agents without a framework. For a wrong call, return an error as text."""
     if name != "calculator" or not isinstance(arguments, dict) or not isinstance(arguments.get("expression"), str):
         return "error: there is one tool, calculator(expression)"
     return calculator(arguments["expression"])

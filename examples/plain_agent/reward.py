@@ -1,9 +1,9 @@
-"""The reward of a word problem: does the reply end in `#### N`, and is N the answer. GSM8K's solutions are written like this.
+"""The reward of a word problem: 1 if the reply ends with `#### N` and N is the answer. GSM8K's solutions have this form.
 
-Two readings. The **strict** one takes what was asked for: `####` and a number, of which sign, currency, thousands separators,
-decimals, fractions, percent signs, units and emphasis are understood. Several marked numbers that differ are no answer: who
-names two has not decided. The **lenient** one also believes a number that is announced in other ways (a box, "the answer is", the
-end of the last line), and of several marks the last. Numbers are compared exactly, as fractions.
+The **strict** reward accepts `####` and a number. It understands signs, currency, thousands separators, decimals, fractions,
+percent signs, units and emphasis. Several marked numbers that differ are not an answer. The **lenient** reward also accepts a
+number in a box, after "the answer is", or at the end of the last line, and the last of several marks. Numbers are compared
+exactly, as fractions.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fractions import Fraction
 
 from agentcore_rl_toolkit import RewardFunction
 
-LONGEST = 60  # characters of a number; longer ones are no answer to a word problem
+LONGEST = 60  # characters of a number. A longer number is not an answer.
 LOOKED_AT = 20_000  # characters at the end of a reply
 _EXPONENT = 30
 _SCALES = {"hundred": 10**2, "thousand": 10**3, "k": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
@@ -31,9 +31,9 @@ _NUMBER = re.compile(
     rf"|(?P<decimal>{_DECIMAL})(?P<exponent>{_SCIENTIFIC})?)"
     r"(?:\s?(?P<scale>(?:hundred|thousand|million|billion|trillion)\b|[kK]\b))?"
 )
-# After a number: a digit group that does not fit, a second decimal point, a clock or a ratio mean that it was no number.
+# Text after a number that shows that it is not one: another digit group, a second decimal point, a clock, a ratio.
 _BROKEN = re.compile(r"[.,:/]\d|\d|[eE][+-]?\d")
-# Before a number: part of a name, or of a longer number.
+# Text before a number that shows that it is a part of a name, or of a longer number.
 _INSIDE = re.compile(r"(?:[A-Za-z_^]|\d[.,:/]?)\Z")
 _HEDGE = re.compile(r"\s*(?:or|and|to|vs\.?|nor|[-,;/&|~])?\s*[-+$€£]?\s?\d", re.IGNORECASE)
 _ANNOUNCED = re.compile(r"\b(?:final answer|answer|result|total)\b\s*(?:is|are|was|=|:|equals)+\s*", re.IGNORECASE)
@@ -41,7 +41,7 @@ _BOXED = re.compile(r"\\boxed\s*\{((?:[^{}]|\{[^{}]{0,99}\}){0,99})\}")
 
 
 class AnswerReward(RewardFunction):
-    """1.0 when the reply's answer is the expected one, else 0.0. Raises: ValueError when ``answer`` is no number."""
+    """Return 1.0 if the reply has the expected answer, otherwise 0.0. Raises: ValueError if ``answer`` is not a number."""
 
     def __init__(self, *, strict: bool = True) -> None:
         self.strict = strict
@@ -55,15 +55,15 @@ class AnswerReward(RewardFunction):
 
 
 def strict_answer(text: str) -> Fraction | None:
-    """The number after `####`; None when there is none, it is not alone on its line, or marks name different numbers."""
+    """Return the number after `####`. None if it is missing, is not alone on its line, or differs from another marked number."""
     marked = [_alone(line) for line in _marked(_plain(text), _MARK)]
     return marked[0] if marked and all(value == marked[0] for value in marked) else None
 
 
 def lenient_answer(text: str, prompt: str = "") -> Fraction | None:
-    """The number after the last mark; else one in a box, announced, or at the end of the last line that has one.
+    """Return the number after the last mark, in a box, after "the answer is", or at the end of the last line with a number.
 
-    ``prompt`` is the question: where the reply repeats it, its numbers are not taken for an answer.
+    ``prompt`` is the question. If the reply repeats it, its numbers are ignored.
     """
     plain, question = _plain(text), _plain(prompt).strip()
     if question:
@@ -87,17 +87,17 @@ def lenient_answer(text: str, prompt: str = "") -> Fraction | None:
 
 
 def parse_number(text: str) -> Fraction | None:
-    """The number that a text is, however it is written; None when it is anything else or more than one."""
+    """Return the number in a text that contains one number and nothing else. Otherwise None."""
     return _alone(_plain(text))
 
 
 def _marked(text: str, mark: re.Pattern[str]) -> list[str]:
-    """What stands after each mark, up to the end of its line or the next mark."""
+    """Return the text after each mark, up to the end of its line or the next mark."""
     return [text[m.end() :].split("\n")[0].split("####")[0] for m in mark.finditer(text)]
 
 
 def _alone(line: str) -> Fraction | None:
-    """The number that a line begins with, when no other number follows it there."""
+    """Return the number at the beginning of a line, if the line has no other number."""
     numbers = _numbers(line)
     if len(numbers) != 1:
         return None
@@ -106,7 +106,7 @@ def _alone(line: str) -> Fraction | None:
 
 
 def _first(line: str) -> Fraction | None:
-    """The number of a line: the one after its last `=`, else its first; None when it hedges between two."""
+    """Return the number after the last `=` of a line, or its first number. None if the line offers two numbers."""
     line = line.rpartition("=")[2] if _numbers(line.rpartition("=")[2]) else line
     line = re.sub(r"\([^()]*\)", " ", line) if _numbers(re.sub(r"\([^()]*\)", " ", line)) else line
     numbers = _numbers(line)
@@ -116,7 +116,7 @@ def _first(line: str) -> Fraction | None:
 
 
 def _numbers(line: str) -> list[tuple[Fraction, int, int]]:
-    """(value, begin, end) of every number in a line, from left to right."""
+    """Return (value, begin, end) of every number in a line, from left to right."""
     found = []
     for match in _NUMBER.finditer(line):
         begin, end = match.span()
@@ -151,12 +151,12 @@ def _whole(text: str) -> int:
 
 
 def _without_powers(text: str) -> str:
-    """A unit may hold a digit, such as m2, m^2 or m²."""
+    """Remove the digits of units such as m2 and m^2."""
     return re.sub(r"[A-Za-z]\^?\d", "", text)
 
 
 def _plain(text: str) -> str:
-    """The end of a text in plain characters: no markup, one minus, one way to write a fraction."""
+    """Return the end of a text without markup, with one kind of minus and of fractions."""
     text = text[-LOOKED_AT:].translate(_DASHES)
     text = re.sub(r"\\[dt]?frac\s*\{([^{}]+)\}\s*\{([^{}]+)\}", r" \1/\2", text)
     if not text.isascii():
@@ -168,11 +168,11 @@ def _plain(text: str) -> str:
 
 
 def _written_out(character: str) -> str:
-    """Vulgar fractions as digits; spaces that only group digits, and marks without a width, are dropped."""
+    """Write fractions such as ½ with digits. Leave out spaces that group digits, and marks without a width."""
     if character in "\u00a0\u202f\u2009\u200b\u200c\u200d\u2060\ufeff":
         return "" if character != "\u00a0" else " "
     if unicodedata.category(character) == "No" and unicodedata.decomposition(character).startswith("<fraction>"):
         return " " + unicodedata.normalize("NFKC", character).replace("\u2044", "/")
-    if unicodedata.category(character) == "No":  # superscripts: m² is a unit, not 2
+    if unicodedata.category(character) == "No":  # a superscript: m² is a unit
         return ""
     return character
