@@ -1,17 +1,17 @@
-"""What the proofs of the examples share: one agent, deployed in its own environment, driven by a scripted model.
+"""The common part of all proofs: an agent in its own environment, with a scripted model.
 
-`Proof` starts a local AgentCore Runtime, an object store, the model gateway and a model whose replies a Python function
-decides, deploys the example's `rl_app.py`, and runs payloads through it: one session per rollout, collected as trainers do.
-An oracle, a solver that does nothing and a wrong one are such functions::
+`Proof` starts a local AgentCore Runtime, an object store, the gateway, and a model whose replies come from a Python function.
+It deploys the example's `rl_app.py` and runs payloads, each in a session, as trainers do. Examples of such functions are an
+oracle, a solver that does nothing, and a wrong solver::
 
     with Proof(example=Path(__file__).parent, framework="Strands Agents") as proof:
         results = proof.run(payloads, oracle)
         proof.row(rollouts=len(results), oracle_reward=mean(results), tool_calls=tool_calls(results))
         proof.check("the oracle solves every task", value=mean(results), target=1.0, ok=mean(results) == 1.0)
 
-Leaving the block stops everything, prints the table and the checks, writes ``--json FILE`` and ends the process with code 1
-when a check failed. ``--quick`` is for the proof to read (`Proof.quick`): fewer tasks, the same path. ``--here`` runs the agent
-in this environment where that has what the example asks for, which saves building one.
+The end of the block stops everything, prints the table and the checks, writes ``--json FILE``, and ends the process with code 1
+if a check failed. With ``--quick`` (`Proof.quick`), a proof runs fewer tasks. With ``--here``, the agent runs in the current
+environment, if it has the packages.
 """
 
 from __future__ import annotations
@@ -79,12 +79,12 @@ def parser(description: str | None = None) -> argparse.ArgumentParser:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """One rollout as it ended.
+    """A finished rollout.
 
-    ``reward`` is None when the record has none, ``result`` the whole record (what the agent returned, and the envelope around
-    it), ``tool_calls`` those the model asked for, ``turns`` the model calls that were recorded. ``log`` is the end of what the
-    session printed, kept only where the rollout did not end `ok`. ``cause`` is whose failure it is (agent, policy or
-    infrastructure), ``failure`` what the policy failed at; a failure of the policy has the reward that the agent declares for it.
+    ``reward`` is None if the record has none. ``result`` is the complete record. ``tool_calls`` is the number of tool calls of
+    the model, and ``turns`` the number of recorded model calls. ``log`` is the end of the session's output, if the rollout did
+    not end `ok`. ``cause`` is the cause of a failure (agent, policy or infrastructure), and ``failure`` the kind of the
+    policy's failure, which has the reward that the agent declares.
     """
 
     payload: Mapping[str, Any]
@@ -103,11 +103,11 @@ class Result:
 
 
 class Proof:
-    """A running stack for one example. Use as a context manager, in a program of its own: leaving it may end the process.
+    """The running services of one example. Use it as a context manager in a separate program: its end may end the process.
 
-    ``options`` is what `parser` parsed (None: parsed here). ``app`` is the agent's file below ``example``. ``session_env`` are
-    variables that every session sees, ``runtime_options`` further options of `agentcore-rl runtime serve`. ``max_concurrent``
-    bounds sessions alive at once, ``rollout_timeout_s`` one rollout, in seconds.
+    ``options`` are the parsed options of `parser`. ``app`` is the agent's file in ``example``. ``session_env`` are variables of
+    all sessions, and ``runtime_options`` more options of `agentcore-rl runtime serve`. ``max_concurrent`` limits the sessions at
+    the same time, and ``rollout_timeout_s`` a rollout, in seconds.
     """
 
     def __init__(

@@ -1,6 +1,7 @@
-"""Making a small policy like the built-in one: its network, its tokenizer, and supervised training on demonstrations, which a
-policy needs before reinforcement learning can raise its reward. For `scripts/policy/make.py` and the examples with a policy of
-their own.
+"""Make a small policy: the network, the tokenizer, and supervised training on demonstrations.
+
+A policy needs demonstrations before reinforcement learning can raise its reward. `scripts/policy/make.py` and the examples with
+their own policy use this module.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class PolicyShape:
 
 
 def new_model(tokenizer: Any, shape: PolicyShape, *, seed: int) -> Any:
-    """A randomly initialised ``Qwen3ForCausalLM`` for a tokenizer of transformers.
+    """Make a randomly initialized ``Qwen3ForCausalLM`` for a tokenizer of transformers.
 
     The vocabulary has no padding rows: every id that it can sample can be decoded.
     """

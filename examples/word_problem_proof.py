@@ -1,9 +1,8 @@
-"""One task, five frameworks: the proof that the math agents of all of them score the same solvers the same.
+"""The proof that the math agents of five frameworks give the same rewards.
 
-The task is GSM8K's test split: that of ``--data FILE``, else one that lies beside the clone, else the problems at the end of
-this file, in the same form. The oracle replays the calculations of the published solution, one calculator call each, and then
-writes that solution. Tool calls and rewards that must come out are counted from the data, so each framework is held to the same
-numbers.
+The task is the test split of GSM8K (``--data FILE``), or the problems at the end of this file. The oracle makes a calculator call
+for each calculation of the published solution, and then writes this solution. The expected tool calls and rewards are counted in
+the data, so all frameworks must have the same numbers.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from harness import Proof, Result, mean, parser, tool_calls
 
 GSM8K = Path(__file__).parents[2] / "shared" / "data" / "gsm8k" / "test.jsonl"
 ROLLOUTS, QUICK = 40, 5
-MAX_TURNS = 24  # of `word_problems.py`
+MAX_TURNS = 24  # as in `word_problems.py`
 _CALCULATION = re.compile(r"<<([^<>=]+)=")
 
 

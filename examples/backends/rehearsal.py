@@ -1,10 +1,11 @@
-"""A run on a training service without the service: the real loop, gateway and agents, and a small model in the service's place.
+"""Rehearse a run on a training service: the real loop, gateway and agents, with a small model instead of the service.
 
     pip install -e '.[local,sagemaker]'
     python examples/backends/rehearsal.py
     python examples/backends/rehearsal.py --form job
 
-It writes a configuration and prints its command. For a real run: your agent's ARN and bucket in place of `--rehearse --agent`.
+It writes a configuration and prints its command. For a real run, use the ARN and the bucket of your agent instead of
+`--rehearse --agent`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The coding agents: how each is started headless at a model's address, with nothing else. Shared by both apps."""
+"""The commands, variables and files that start each coding agent without a terminal. Both apps use them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INSTALLED = Path(__file__).resolve().parent.parent.parent / ".venvs" / "npm" / "
 SHOWN = 4000  # bytes of a program's output that are kept
 
 
-# How the programs, and the gateway through them, say what the policy ran out of.
+# Messages of the programs and of the gateway if the policy used up its turns or its context.
 RAN_OUT = {
     "all are used": "turns",
     "prompt is too long": "context",
@@ -31,7 +31,7 @@ class ProgramError(RuntimeError):
 
     @property
     def ran_out_of(self) -> str | None:
-        """What the policy ran out of, where the program ended for that: turns or context."""
+        """Return "turns" or "context" if the program ended because the policy used them up."""
         text = str(self).lower()
         return next((what for words, what in RAN_OUT.items() if words in text), None)
 
@@ -134,7 +134,7 @@ PROGRAMS = {
 
 
 async def run_program(name: str, task: str, workspace: Path, home: Path, model: Connection, limit_s: float) -> str:
-    """Run one in ``workspace``, with a home of its own. Returns: the end of what it printed, also where the time was up.
+    """Run a program in ``workspace`` with a new home folder, and return the end of its output, also after a timeout.
 
     Raises: FileNotFoundError when the program is not installed, ProgramError when it ends with another code than 0.
     """

@@ -1,4 +1,4 @@
-"""The reward: a command that looks at the workspace when the program has ended."""
+"""The reward: a command that checks the workspace after the program has ended."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ CHECK_S = 60.0
 
 
 async def reward(workspace: Path, check: str) -> float:
-    """1.0 where ``check`` ends with code 0 in the workspace, else 0.0; a check that hangs is no success."""
+    """Return 1.0 if ``check`` ends with code 0 in the workspace, otherwise 0.0, also if it hangs."""
     process = await asyncio.create_subprocess_exec(
         "sh",
         "-c",

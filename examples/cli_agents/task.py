@@ -1,4 +1,4 @@
-"""A task: what the program is told, the files that it begins with, and the check of what it left. Shared by both apps."""
+"""A task: the prompt, the files at the beginning, and the check of the files at the end. Both apps use it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 
 def default_program() -> str:
-    """The session's variable: the file may be loaded before the session begins."""
+    """Return the session's variable. It is read late, because this file may be loaded before the session begins."""
     return os.environ.get("CLI_AGENT", "claude")
 
 
 class Task(BaseModel):
-    """One payload. ``check`` is a shell command that runs in the workspace at the end: its exit code 0 is the whole reward.
+    """A payload. ``check`` is a shell command that runs in the workspace at the end. The reward is 1 if its exit code is 0.
 
-    ``files`` are the workspace's files by path; ``program`` is by default the variable CLI_AGENT, else claude.
+    ``files`` are the files of the workspace by path. The default of ``program`` is the variable CLI_AGENT, or claude.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -39,7 +39,7 @@ class Task(BaseModel):
 
     @classmethod
     def of(cls, payload: dict[str, Any]) -> Task:
-        """Read a payload; what the client adds under ``_rollout`` is not looked at. Raises: ValueError that names each field."""
+        """Read a payload without the client's ``_rollout``. Raises: ValueError with the name of each wrong field."""
         return cls.model_validate({name: value for name, value in payload.items() if name != "_rollout"})
 
     def lay_out(self, workspace: Path, home: Path) -> None:

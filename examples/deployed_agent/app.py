@@ -1,4 +1,4 @@
-"""A deployed agent that knows nothing of training: Strands on Amazon Bedrock, with its model at module level."""
+"""A deployed agent without code for training: Strands on Amazon Bedrock, with its model at module level."""
 
 from bedrock_agentcore import BedrockAgentCoreApp
 from strands import Agent, tool

@@ -1,7 +1,7 @@
 """GRPO on a deployed agent, as a script: `agentcore-rl train` without its command line.
 
-The services run already: an agent at AgentCore Runtime (or the local one), a model gateway, and an engine behind it. The loop is
-`agentcore_rl_toolkit/backends/training/loop.py`. Read it next to this file: it is one function.
+These services must run: an agent on AgentCore Runtime (or the local runtime), a gateway, and its engine. The loop is one function
+in `agentcore_rl_toolkit/backends/training/loop.py`.
 """
 
 from __future__ import annotations

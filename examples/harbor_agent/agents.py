@@ -1,7 +1,7 @@
-"""Agents that work on a task in its sandbox: mini-swe-agent, and one without any framework. Yours is one more function.
+"""Agents that work on a task in its sandbox: mini-swe-agent, and an agent without a framework. Add yours as another function.
 
-An agent gets the instruction, the sandbox and a connection to the model, and returns how it ended. The task's tests judge what it
-left.
+An agent gets the instruction, the sandbox and a connection to the model, and returns the reason of its end. The tests of the
+task score the files.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ COMMAND_LIMIT_S = 120.0
 
 @dataclass(frozen=True, kw_only=True)
 class Connection:
-    """Where the model is. ``base_url`` None: ``model_id`` is a Bedrock model. ``params`` are sampling parameters."""
+    """The model. If ``base_url`` is None, ``model_id`` is a model on Bedrock. ``params`` are sampling parameters."""
 
     model_id: str
     base_url: str | None = None
@@ -37,7 +37,7 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """How an agent ended: `Submitted`, `LimitsExceeded`, ..., and what it said last."""
+    """The reason of the end (`Submitted`, `LimitsExceeded`, ...) and the last text of the agent."""
 
     status: str
     steps: int

@@ -1,9 +1,9 @@
-"""Check tasks before anything is trained on them: the oracle passes and doing nothing fails, in the sandbox that rollouts use.
+"""Check tasks before a training: the solution must pass and doing nothing must fail, in the sandbox of the rollouts.
 
     python check_tasks.py tasks [--rows rows.jsonl] [--sandbox bubblewrap|podman|session] [--json FILE]
 
-Prints one line per task. ``--rows`` writes the payloads of the tasks that hold, one per line: the data of a training run.
-Exit code 1 when a task does not hold.
+Prints one line per task. ``--rows`` writes the payloads of the tasks that pass the check, one per line, for a training run.
+The exit code is 1 if a task does not pass.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PASSED = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """What was found out about a task. ``problem`` None: it holds."""
+    """The result for a task. If ``problem`` is None, the task passed the check."""
 
     task: str
     oracle: float | None = None
@@ -58,7 +58,7 @@ def _problem(who: str, verdict: Verdict) -> str | None:
 
 
 def table(checked: Iterable[Checked]) -> str:
-    """One line per task."""
+    """Write one line for each task."""
     lines = [("task", "oracle", "nothing", "")]
     for one in checked:
         rewards = ("-" if r is None else f"{r:g}" for r in (one.oracle, one.nothing))

@@ -1,6 +1,6 @@
-"""What of a Dockerfile can be followed without a container engine: WORKDIR, ENV, ARG, COPY and ADD of files beside it, and RUN.
+"""Execute parts of a Dockerfile without a container engine: WORKDIR, ENV, ARG, COPY and ADD of files in its folder, and RUN.
 
-FROM is not followed: the programs are this machine's. So a RUN that installs something fails, and the task then needs an engine.
+FROM is ignored, because the programs are those of this machine. If a RUN cannot install its packages, the task needs an engine.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What to do, in order, and what holds afterwards."""
+    """The steps in their order, and the folder and variables after them."""
 
     steps: list[Copy | Run]
     workdir: str
@@ -57,7 +57,7 @@ class Plan:
 
 
 def plan(text: str, context: Mapping[str, bytes]) -> Plan:
-    """Read a Dockerfile. ``context``: the files beside it, by path. Raises: ValueError for what takes a container engine."""
+    """Read a Dockerfile. ``context``: the files in its folder, by path. Raises: ValueError if it needs a container engine."""
     steps: list[Copy | Run] = []
     env: dict[str, str] = {}
     variables: dict[str, str] = {}

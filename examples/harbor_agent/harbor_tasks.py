@@ -61,7 +61,7 @@ class EnvironmentSettings(_Section):
 
 
 class TaskSettings(_Section):
-    """What of a `task.toml` is used here."""
+    """The fields of `task.toml` that this example uses."""
 
     metadata: dict[str, Any] = {}
     agent: Limits = Limits()
@@ -72,7 +72,7 @@ class TaskSettings(_Section):
 
 @dataclass(frozen=True, kw_only=True)
 class HarborTask:
-    """One task. The three folders are files by path; ``solution`` is None where it was left out."""
+    """A task. Its three folders are files by path. ``solution`` is None if it was left out."""
 
     name: str
     instruction: str
@@ -84,7 +84,7 @@ class HarborTask:
 
     @classmethod
     def read(cls, folder: Path) -> HarborTask:
-        """Read a task's folder. Raises: ValueError, which says what is missing or wrong."""
+        """Read a task's folder. Raises: ValueError with the missing or wrong part."""
         files = {
             path.relative_to(folder).as_posix(): path.read_bytes()
             for path in sorted(folder.rglob("*"))
@@ -137,7 +137,7 @@ class HarborTask:
         return replace(self, solution=None)
 
     def payload(self) -> dict[str, str]:
-        """What a session gets: the task's name and archive, without the solution."""
+        """Return the payload of a session: the name and the archive of the task, without the solution."""
         buffer = io.BytesIO()
         with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=6) as archive:
             for path, data in self.without_solution().files().items():
@@ -167,7 +167,7 @@ class HarborTask:
 
 
 def read_tasks(folder: Path) -> list[HarborTask]:
-    """All tasks below a folder, by name; or the one that the folder is. Raises: ValueError where there is none."""
+    """Read all tasks below a folder, by name, or the task in this folder. Raises: ValueError if there is none."""
     if (folder / "task.toml").is_file():
         return [HarborTask.read(folder)]
     found = [HarborTask.read(path.parent) for path in sorted(folder.glob("*/task.toml"))]

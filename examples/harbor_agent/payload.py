@@ -1,4 +1,4 @@
-"""What an invocation asks for, checked before anything runs."""
+"""The payload and its checks."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ REWARDS = "/logs/verifier"
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """``reward`` None: the tests wrote no number, or took too long; ``why`` says which. ``rewards`` is all of `reward.json`."""
+    """``reward`` is None if the tests wrote no number or took too long (``why``). ``rewards``: all of `reward.json`."""
 
     reward: float | None
     rewards: dict[str, float]
@@ -24,7 +24,7 @@ class Verdict:
 
 
 def verify(task: HarborTask, sandbox: Sandbox) -> Verdict:
-    """Put the tests in place, which were not there before, and run them on what the agent left."""
+    """Copy the tests into the sandbox after the agent has ended, and run them."""
     sandbox.write("/tests", task.tests, empty_first=True)
     sandbox.write(REWARDS, {}, empty_first=True)
     limit_s = task.settings.verifier.timeout_sec or VERIFIER_LIMIT_S
@@ -36,7 +36,7 @@ def verify(task: HarborTask, sandbox: Sandbox) -> Verdict:
 
 
 def read_reward(as_json: bytes | None, as_text: bytes | None, output: str = "") -> Verdict:
-    """The reward of the two files. `reward.json` goes first: its key `reward`, else its only key, else the text's number."""
+    """Return the key `reward` of `reward.json`, its only key, or the number of `reward.txt`, in this order."""
     rewards: dict[str, float] = {}
     if as_json is not None:
         try:

@@ -6,8 +6,8 @@ One JSON object per line, one answer per line. Standard library only: it runs in
     {"do": "write", "folder": "/tests", "files": {"test.sh": base64}, "empty_first": true}  ->  {}
     {"do": "read", "path": "/logs/verifier/reward.txt"}  ->  {"data": base64 or null}
 
-A command's children go on living after it, as in a container. Process 1 cannot be killed from inside its namespace, and other
-processes cannot look into it.
+The children of a command continue after its end, as in a container. Processes in the namespace cannot kill process 1 or read its
+memory.
 """
 
 import base64

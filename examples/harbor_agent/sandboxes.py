@@ -1,4 +1,4 @@
-"""Where a task's commands run: a container, a Bubblewrap sandbox on this machine's programs, or the session's own file system.
+"""The sandboxes of tasks: a container, a Bubblewrap sandbox with this machine's programs, or the session's file system.
 
 All three have the task's absolute paths (`/app`, `/tests`, `/logs`), which is what Harbor's tasks are written for.
 """
@@ -41,19 +41,19 @@ _ETC_WITH_NETWORK = "hosts resolv.conf ssl ca-certificates"
 
 
 class SandboxError(RuntimeError):
-    """A sandbox could not be made, or ended. Never the policy's doing alone; what to do is in the message."""
+    """A sandbox could not be started, or has ended. The message contains the next step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ran:
-    """A command that ran. ``code`` is None where it was ended for taking too long."""
+    """A finished command. ``code`` is None if it took too long."""
 
     code: int | None
     output: str
 
 
 class Sandbox(Protocol):
-    """One task's environment. Use as a context manager: entering builds and starts it."""
+    """The environment of a task. Use it as a context manager, which builds and starts it."""
 
     isolated: str
 
@@ -74,7 +74,7 @@ class Sandbox(Protocol):
 
 
 class _Served(ABC):
-    """What the kinds share that follow the Dockerfile themselves and speak to `sandbox_server`."""
+    """The common part of the sandboxes that execute the Dockerfile themselves and use `sandbox_server`."""
 
     isolated = ""
 
@@ -130,9 +130,9 @@ class _Served(ABC):
 
 
 class BubblewrapSandbox(_Served):
-    """A sandbox of Bubblewrap over this machine's programs: no file of this machine but those, no process but its own.
+    """A Bubblewrap sandbox with the programs of this machine, without its other files and processes.
 
-    The agent's process stays outside and speaks to process 1 inside. Memory, CPU and disk are not bounded here.
+    The process of the agent is outside, and sends requests to process 1 inside. Memory, CPU and disk are not limited.
     """
 
     isolated = (
@@ -361,9 +361,9 @@ class PodmanSandbox:
 
 
 class SessionSandbox(_Served):
-    """The session's own file system, for a session that is a machine of its own, as on AgentCore: one task, then it ends.
+    """The file system of the session, for AgentCore, where a session is a separate machine with one task.
 
-    Nothing keeps the task's commands from the agent's process. `/app`, `/tests` and `/logs` must be writable, or able to be made.
+    Commands of the task can reach the process of the agent. `/app`, `/tests` and `/logs` must be writable.
     """
 
     isolated = "nothing: commands have the rights of the agent's process"
@@ -400,7 +400,7 @@ class SessionSandbox(_Served):
 
 
 def choose(task: HarborTask, kind: str | None = None) -> Sandbox:
-    """The sandbox for a task: ``kind``, else HARBOR_SANDBOX, else the first that this machine has. Raises: SandboxError."""
+    """Return the sandbox of a task: ``kind``, HARBOR_SANDBOX, or the first that works here. Raises: SandboxError."""
     kind = kind or os.environ.get(KIND_ENV) or _first()
     if kind not in KINDS:
         raise SandboxError(f"{KIND_ENV} is {kind!r}; there are: {', '.join(KINDS)}")
@@ -438,7 +438,7 @@ def _without(environment: Mapping[str, bytes]) -> dict[str, bytes]:
 
 
 def _line(pipe: Any, limit_s: float) -> bytes:
-    """One line of a pipe, or what there was of it at the deadline or its end."""
+    """Return a line of a pipe, or its beginning if the deadline passes or the pipe ends."""
     deadline_s = time.monotonic() + limit_s
     line = bytearray()
     with selectors.DefaultSelector() as waiting:

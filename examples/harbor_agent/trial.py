@@ -1,4 +1,4 @@
-"""One trial: a task, an agent, a sandbox, and what the tests say. Shared by both apps."""
+"""A trial: a task, an agent, a sandbox, and the tests. Both apps use it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ AGENT_LIMIT_S = 900.0  # where the task sets none
 
 
 def run_trial(request: HarborRequest, task: HarborTask, connection: Connection) -> dict[str, Any]:
-    """Blocks. Tests that hang or write no reward after an agent's work give 0: the task's own check has shown that they can.
+    """Run the agent and the tests. Tests that hang or write no reward give 0, because `check_tasks.py` has shown that they work.
 
-    Raises: SandboxError when there is no sandbox; what the agent raises.
+    Raises: SandboxError if there is no sandbox, and the exceptions of the agent.
     """
     limits = Limits(steps=request.step_limit, limit_s=task.settings.agent.timeout_sec or AGENT_LIMIT_S)
     with choose(task) as sandbox:

@@ -1,4 +1,4 @@
-"""Three small tasks without tools, each from a generator: what is asked, and how an answer is scored."""
+"""Three small tasks without tools. A generator makes the questions, and a function scores the answers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def order(rng: random.Random) -> dict[str, Any]:
 
 
 def score(text: str, answer: Any) -> float:
-    """From 0 to 1. A number must be all that is said; of an object, a third is for being one, two thirds for its fields."""
+    """Return 0 to 1. A number must be the complete reply. An object gets a third, and its right fields get two thirds."""
     if not isinstance(answer, Mapping):
         return float(
             re.fullmatch(r"\s*(-?\d+)\.?\s*", text) is not None and int(re.findall(r"-?\d+", text)[0]) == answer

@@ -29,7 +29,7 @@ GROUPS, ROLLOUTS, RATE = 6, 6, 1e-5
 
 
 def settings(stack: Any, model: Path, out: Path, steps: int) -> dict[str, Any]:
-    """Of `train --backend trl`: one optimizer step a batch, so that TRL's loss is that of untouched weights."""
+    """Return settings with one optimizer step per batch, so that TRL computes its loss with unchanged weights."""
     training = {"max_steps": steps, "learning_rate": RATE, "lr_scheduler_type": "constant", "adam_beta2": 0.99}
     training |= {"per_device_train_batch_size": 12, "gradient_accumulation_steps": GROUPS * ROLLOUTS // 12}
     training |= {"shuffle_dataset": False, "disable_tqdm": True}

@@ -1,9 +1,9 @@
-"""A scripted judge behind OpenAI's chat API, in the place of a judge model: it scores answers to the quickstart's sums.
+"""A scripted judge with OpenAI's chat API, which replaces a judge model. It scores the word problems of the quickstart.
 
     python examples/signals/judge_server.py --right 0.9 --seed 0        # prints its URL; Ctrl-C ends it
 
-An attempt scores 1 when its last message ends in the answer that the task names, else 0. Of all attempts the share ``--right`` is
-judged so; the others get the opposite, always the same ones for a seed.
+An attempt gets 1 if its last message ends with the answer of the task, otherwise 0. This is the score of a share of
+``--right`` of all attempts. The others get the opposite score. The choice depends on the seed.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def server(answer: Answer, port: int = 0) -> ThreadingHTTPServer:
             self.send_response(status)
             self.send_header("content-type", "application/json")
             self.send_header("content-length", str(len(data)))
-            with contextlib.suppress(ConnectionError):  # the caller is gone
+            with contextlib.suppress(ConnectionError):  # the caller has disconnected
                 self.end_headers()
                 self.wfile.write(data)
 

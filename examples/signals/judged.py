@@ -1,7 +1,7 @@
-"""The quickstart's agent trained by its coded reward, and by a judge alone: `python examples/signals/judged.py`.
+"""Train the agent of the quickstart with its coded reward, and with only a judge: `python examples/signals/judged.py`.
 
-The judge is `judge_server.py`, which is right about 90 % of the answers. Both are measured by the coded reward on held-out
-inputs; the judged runs never train on it. Ends with code 1 when the judge's mean is more than 0.05 below the code's.
+The judge is `judge_server.py`, which is right for about 90 % of the answers. The coded reward on held-out inputs measures both,
+and runs with the judge never train on it. The exit code is 1 if the mean of the judge is more than 0.05 below that of the code.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MOST_APART = 0.05
 
 
 def quickstart(out: Path, seed: int, *settings: str) -> list[dict]:
-    """Train; the events of the run."""
+    """Train, and return the events of the run."""
     words = [sys.executable, "-m", "agentcore_rl_toolkit", "quickstart", "--steps", "12", "--out", str(out)]
     words += ["--set", f"seed={seed}", *(word for setting in settings for word in ("--set", setting))]
     subprocess.run(words, check=True, stdout=subprocess.DEVNULL)

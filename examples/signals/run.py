@@ -1,9 +1,10 @@
-"""One task, several ways to learn from its rollouts: `python examples/signals/run.py --methods grpo distill`.
+"""Learn one task in several ways: `python examples/signals/run.py --methods grpo distill`.
 
-The quickstart's agent and built-in policy: GRPO; a student that learns from GRPO's policy; imitation of the untrained policy's
-own successes. The agent of `agentcore-rl init`: the reward of the episode, and those of its turns. Each method prints a row for
-each seed: held-out reward before and after, all rollouts (evaluations too), CPU minutes of all processes. A row that is in
-OUT/results.jsonl is not computed again; `distill` and `sft` need the seed's `grpo`.
+Three methods use the agent of the quickstart and the built-in policy: GRPO, a student that learns from the policy of GRPO, and
+imitation of successes of the untrained policy. Two methods use the agent of `agentcore-rl init`: a reward for the episode, and
+rewards for its turns. Each method prints a row for each seed: held-out reward before and after, number of rollouts with
+evaluations, and CPU minutes of all processes. Rows in OUT/results.jsonl are not computed again. `distill` and `sft` need `grpo`
+of the same seed.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def distill(out: Path, seed: int) -> dict[str, Any]:
 def sft(out: Path, seed: int) -> dict[str, Any]:
     """Four rollouts of each of GRPO's problems by the untrained policy; those with reward 1 are imitated."""
     data, samples, taught = out / f"grpo-{seed}", out / f"samples-{seed}", out / f"sft-{seed}"
-    before = summary(data)["before"]  # of the same policy on the same rows
+    before = summary(data)["before"]  # the same policy on the same rows
     evaluate(MATH, data / "train.jsonl", samples, "--repeat", 4, "--for-training")
     cli(
         *("sft", "--from", samples, "--out", taught),
@@ -109,7 +110,7 @@ METHODS = {"grpo": grpo, "distill": distill, "sft": sft, "episode": by_credit("e
 
 
 def cpu_s() -> float:
-    """Of all processes that were started here and have ended."""
+    """Return the CPU seconds of all processes that this script started."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

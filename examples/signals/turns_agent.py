@@ -1,7 +1,7 @@
 """The agent of `agentcore-rl init --framework plain` with a reward for each model call; `run.py` puts it into such a folder.
 
-The first call of the tool is worth 0.2 when it gets a number: with something for each, more calls would pay. The last answer is
-worth 1 when it is right; trained with `--credit episode`, it alone counts.
+The first call of the tool gets 0.2 if it returns a number. A reward for each call would pay for useless calls. The last answer
+gets 1 if it is right. With `--credit episode`, only the last reward counts.
 """
 
 import json

@@ -6,10 +6,10 @@ from agentcore_rl_toolkit import RewardFunction
 
 
 class AppWorldReward(RewardFunction):
-    """1.0 if every test passes, else 0.0, which is AppWorld's task goal completion.
+    """Return 1.0 if every test passes, otherwise 0.0. This is AppWorld's task goal completion.
 
-    With ``partial``, the share of tests that pass of those that doing nothing does not pass; a test that passes by doing nothing
-    counts only by failing: then, nothing is left.
+    With ``partial``, the reward is the share of passed tests among the tests that fail if nothing is done. If a test fails that
+    would pass if nothing was done, the reward is 0.
     """
 
     def __init__(self, *, partial: bool = False) -> None:
@@ -19,6 +19,6 @@ class AppWorldReward(RewardFunction):
         if evaluation.success or not self._partial:
             return float(evaluation.success)
         if any(test.get("label") == "no_op_pass" for test in evaluation.failures):
-            return 0.0  # it broke what was to stay as it is
+            return 0.0  # the agent changed something that must not change
         done = sum(test.get("label") == "no_op_fail" for test in evaluation.passes)
         return done / max(1, done + len(evaluation.failures))

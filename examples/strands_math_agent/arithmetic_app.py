@@ -1,4 +1,4 @@
-"""The agent that the quickstart trains: sums, with the prompt and the calculator that the built-in policy knows."""
+"""The agent of the quickstart: word problems, with the prompt and the calculator that the built-in policy knows."""
 
 import httpx
 from math_tools import SYSTEM_PROMPT, AnswerReward, calculator

@@ -1,4 +1,4 @@
-"""What the quickstart's agent (`arithmetic_app.py`) is made of besides its model: a prompt, a calculator and a reward."""
+"""The prompt, the calculator and the reward of the quickstart's agent (`arithmetic_app.py`)."""
 
 import ast
 import operator
@@ -22,7 +22,7 @@ _OPERATORS: dict[type, Callable[..., Any]] = {
 
 
 def evaluate(expression: str) -> str:
-    """Value of an expression of numbers, + - * / and parentheses; "error: ..." for anything else. Never runs code."""
+    """Return the value of an expression of numbers, + - * / and parentheses, or "error: ...". It never runs code."""
 
     def value(node: ast.AST) -> float:
         match node:
@@ -54,7 +54,7 @@ def calculator(expression: str) -> str:
 
 
 class AnswerReward(RewardFunction):
-    """1.0 when the last integer in the reply is the expected answer, else 0.0."""
+    """Return 1.0 if the last integer in the reply is the expected answer, otherwise 0.0."""
 
     def __call__(self, *, response_text: str, answer: str) -> float:
         numbers = re.findall(r"-?\d+", response_text.replace(",", ""))

@@ -1,4 +1,4 @@
-"""The proof of the math agent: oracle, doing nothing and a wrong solver through the agent, both evaluations, and a training.
+"""The proof of the math agent: an oracle, doing nothing, a wrong solver, both evaluations, and a training.
 
 python examples/strands_math_agent/proof.py [--quick] [--data gsm8k/test.jsonl] [--rollouts N] [--json FILE]
 """
@@ -43,7 +43,7 @@ def evaluations(proof, task):
 
 
 def training(proof):
-    """The quickstart: the built-in policy learns sums, for which this folder has an agent of its own."""
+    """Run the quickstart, which trains `arithmetic_app.py` of this folder."""
     run = proof.folder / "trained"
     command = [sys.executable, "-m", "agentcore_rl_toolkit.cli", "quickstart", "--out", str(run)]
     if proof.quick:

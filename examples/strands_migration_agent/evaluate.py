@@ -1,10 +1,10 @@
-"""Evaluate the deployed agent on Java projects, with a model of yours: a table by project, and every result kept.
+"""Evaluate the deployed agent on Java projects with your model. It prints a table of the projects, and writes all results.
 
     python evaluate.py --agent ARN --bucket BUCKET --base-url http://MODEL/v1 --model-id NAME
 
-Without --data the eight projects that come with the agent are run; with it, one payload a line, such as
-{"repo_uri": "s3://bucket/repo.tar.gz"}. AGENTCORE_AGENT_ARN and AGENTCORE_S3_BUCKET stand for --agent and --bucket;
-AGENTCORE_RL_MODEL_API_KEY is the model's key. `evaluate_async.py` is the same for code that runs in an event loop.
+Without --data, it runs the eight projects of the example. A file of --data has one payload per line, such as
+{"repo_uri": "s3://bucket/repo.tar.gz"}. AGENTCORE_AGENT_ARN and AGENTCORE_S3_BUCKET replace --agent and --bucket.
+AGENTCORE_RL_MODEL_API_KEY is the key of the model. `evaluate_async.py` is the same for code that runs in an event loop.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def rows_of(given: argparse.Namespace) -> list[EvalRow]:
-    """What is run: every row as often as --repeat says."""
+    """Return the rows, each --repeat times."""
     if given.data is not None:
         rows = read_rows(given.data)
     else:
@@ -70,7 +70,7 @@ def client_of(given: argparse.Namespace) -> RolloutClient:
 
 
 def table(items: Sequence[BatchItem]) -> str:
-    """A line for each project: its rollouts, how many build and pass whole, the mean reward, seconds, and the last trouble."""
+    """Return a line for each project: rollouts, builds, complete successes, mean reward, seconds, and the last problem."""
     lines = [f"{'project':<24}{'rollouts':>9}{'solved':>8}{'reward':>8}{'seconds':>9}  trouble"]
     for name in sorted({str(item.input_id) for item in items}):
         mine = [item for item in items if str(item.input_id) == name]
@@ -92,7 +92,7 @@ def finish(given: argparse.Namespace, items: list[BatchItem], elapsed_s: float) 
 
 
 def batch_options(given: argparse.Namespace, rows: Sequence[EvalRow]) -> dict[str, Any]:
-    """What `run_batch` and `run_batch_async` are called with. What ended is in the ledger: started again, it is not run again."""
+    """Return the arguments of `run_batch` and `run_batch_async`. With the ledger, finished rollouts are not repeated."""
     folder = given.out / given.exp_id
     folder.mkdir(parents=True, exist_ok=True)
     ledger = folder / "ledger.jsonl"

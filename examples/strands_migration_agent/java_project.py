@@ -1,4 +1,4 @@
-"""A Java project as the agent gets it and as the reward remembers it: in memory, where no command of the agent reaches it."""
+"""A Java project in memory, for the agent and the reward. Commands of the agent cannot reach it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class JavaProject:
 
     @classmethod
     def named(cls, name: str) -> JavaProject:
-        """One of the projects that come with this example. Raises: ValueError for a name that there is not."""
+        """Return a project of this example. Raises: ValueError if there is no such project."""
         folder = PROJECTS / name
         if name not in names():
             raise ValueError(f"there is no project {name!r}; there are: {', '.join(names())}")
@@ -83,7 +83,7 @@ def names() -> list[str]:
 
 
 def is_test(path: str) -> bool:
-    """Whether a file belongs to the tests: sources and what they read."""
+    """Return True if a file belongs to the tests: their sources and resources."""
     return "/src/test/" in f"/{path}"
 
 

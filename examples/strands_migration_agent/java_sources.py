@@ -1,7 +1,7 @@
-"""Java sources as far as a judge of tests needs them: tokens, classes, methods, assertions. No compiler, no I/O.
+"""Java sources as tokens, classes, methods and assertions, to compare tests. No compiler, no I/O.
 
-Two versions of a test file are compared by what they assert, not by how they are formatted: comments and white space are no
-tokens, and `Assert.assertEquals` is `assertEquals`.
+Two versions of a test file are compared by their assertions, not by their format. Comments and white space are not tokens, and
+`Assert.assertEquals` is the same as `assertEquals`.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Method:
 
     @property
     def turned_off(self) -> Counter[str]:
-        """What keeps it from running: annotations and assumptions."""
+        """Return the annotations and assumptions that prevent the method from running."""
         found = [a for a in self.annotations if _TURNED_OFF.fullmatch(_name(a))]
         found += [a for a in self.annotations if _name(a) in _TESTS and re.search(r"enabled = false", a)]
         found += [f"{t}()" for t, after in _pairs(self.body) if after == "(" and _ASSUMPTION.fullmatch(t)]
@@ -121,10 +121,10 @@ def top_level_types(source: str) -> list[str]:
 
 
 def weaker(before: str, after: str | None, *, must_change: bool) -> list[str]:
-    """What the second version of a test file tests less than the first; nothing where it tests as much.
+    """Return the tests that are weaker in the second version of a file.
 
-    ``after`` is None for a deleted file. ``must_change``: the first version does not compile on the new Java, so what an
-    assertion calls may change; its kind, its number of arguments and its literals may not.
+    ``after`` is None for a deleted file. ``must_change``: the first version does not compile on the new Java. Then an assertion
+    may call something else, but with the same kind, number of arguments and literals.
     """
     old = methods(before)
     if after is None:

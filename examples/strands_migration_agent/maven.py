@@ -1,8 +1,8 @@
-"""Maven as the agent and the reward run it: online, or offline from the repository that Debian's packages install.
+"""Maven for the agent and the reward: online, or offline with the repository of Debian's packages.
 
-Debian's repository (`/usr/share/maven-repo`) has one version of each plugin, under the number that Maven asks for by default too.
-What it lacks for offline builds is the plexus-utils 1.1 that Maven adds to old plugins. `local_repository` links to all of it
-and puts Debian's plexus-utils there.
+Debian's repository (`/usr/share/maven-repo`) has one version of each plugin, also under the default version number of Maven. For
+offline builds, it lacks only plexus-utils 1.1, which Maven adds to old plugins. `local_repository` links to the repository, and
+adds Debian's plexus-utils under this number.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ OUTPUT_BYTES = 64 << 10  # of a build that goes into a record
 
 @dataclass(frozen=True, kw_only=True)
 class Finished:
-    """A command that ran. ``code`` is None where it was ended for taking too long."""
+    """A finished command. ``code`` is None if it took too long."""
 
     code: int | None
     output: str
 
 
 def offline_repository() -> Path | None:
-    """The repository to build from without a network: MAVEN_OFFLINE_REPOSITORY, else Debian's, else none: builds are online.
+    """Return the repository for builds without a network: MAVEN_OFFLINE_REPOSITORY, or that of Debian. None: builds are online.
 
-    An empty MAVEN_OFFLINE_REPOSITORY means online.
+    If MAVEN_OFFLINE_REPOSITORY is empty, builds are online.
     """
     chosen = os.environ.get(REPOSITORY_ENV)
     if chosen is not None:
@@ -70,7 +70,7 @@ def _link_all(source: Path, folder: Path, towards: tuple[str, ...]) -> None:
 
 
 def write_settings(folder: Path) -> Path:
-    """A `settings.xml` in ``folder``, with a local repository beside it that builds write to or, offline, read from."""
+    """Write `settings.xml` into ``folder``, with a local repository that builds write to, or read from if they are offline."""
     folder.mkdir(parents=True, exist_ok=True)
     source, repository = offline_repository(), folder / "repository"
     if source is not None:
@@ -83,7 +83,7 @@ def write_settings(folder: Path) -> Path:
 
 
 def environment(home: Path) -> dict[str, str]:
-    """The variables of a command of the agent's: a path, a home, a fast JVM, and nothing of this process's own."""
+    """Return the variables of the agent's commands: a path, a home, and JVM options, without those of this process."""
     kept = {name: os.environ[name] for name in ("PATH", "JAVA_HOME", "LANG", "TMPDIR") if name in os.environ}
     # user.home comes from the list of users, not from HOME: without this all sessions would share one ~/.m2.
     options = f"{JVM_OPTIONS} -Duser.home={home}"
@@ -116,7 +116,7 @@ def run(command: list[str], *, folder: Path, home: Path, limit_s: float) -> Fini
 
 
 def verify(tree: Path, scratch: Path, *, limit_s: float) -> Finished:
-    """`mvn clean verify` with settings of its own; tests run whatever properties say, and failures do not stop it."""
+    """Run `mvn clean verify` with separate settings. Properties cannot skip tests, and failures do not stop it."""
     settings = write_settings(scratch / "settings")
     home = scratch / "home"
     home.mkdir()

@@ -1,4 +1,4 @@
-"""What an invocation asks for, checked before anything runs."""
+"""The payload, its checks, and the prompts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PROMPT = "Migrate the project {name} in the current folder to Java 17. It has {t
 
 
 class MigrationRequest(BaseModel):
-    """``project`` names a project that comes with the agent; ``repo_uri`` is a .tar.gz at s3://bucket/key or file:///path.
+    """``project`` is a project of this example. ``repo_uri`` is a .tar.gz at s3://bucket/key or file:///path.
 
     ``prompt`` may contain {name} and {tests}. ``max_turns`` bounds the model calls.
     """
@@ -36,7 +36,7 @@ class MigrationRequest(BaseModel):
     @model_validator(mode="after")
     def _one_source(self) -> MigrationRequest:
         if (self.project is None) == (self.repo_uri is None):
-            raise ValueError("a payload names either a project or a repo_uri")
+            raise ValueError("a payload has either a project or a repo_uri")
         return self
 
     @classmethod

@@ -1,13 +1,13 @@
-"""The reward of a migration from Java 8 to 17: half for a build at the new level, half for the same tests passing.
+"""The reward of a migration from Java 8 to 17: half for the build, and half for the tests.
 
-Weakened tests get nothing. How a tree is judged, on a copy of its sources in which `target` does not exist:
+If tests are weakened, the reward is 0. A copy of the sources without `target` is scored in three steps:
 
-1. Its tests and its Maven configuration are compared with the project's first version, which stays in memory. A test that was
-   deleted, emptied, turned off or lost an assertion, and a configuration that leaves tests out, is a weakening: reward 0.
-2. The first version's tests and their resources, and its `.mvn` folder, are put back over the tree's, all but the test files that
-   do not compile on 17 as they are. So what counts is what the first version's tests say.
-3. `mvn clean verify` runs once, with settings of its own. *Build*: it succeeds, every class file is of major version 61, and
-   every type of the first version's main sources was compiled. *Tests*: every test method of the first version ran and passed.
+1. The tests and the Maven configuration are compared with the first version of the project, which stays in memory. A test that
+   was deleted, emptied, turned off or lost an assertion is a weakening, and so is a configuration that leaves tests out.
+2. The tests, their resources, and `.mvn` of the first version replace those of the copy, except test files that do not compile
+   on 17. So the tests of the first version decide.
+3. `mvn clean verify` runs once, with separate settings. *Build*: it succeeds, every class file has major version 61, and every
+   type of the main sources of the first version was compiled. *Tests*: every test method of the first version ran and passed.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _RUNS_CODE = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """``reward`` is 0, 0.5 or 1. ``findings``: why it is not 1, in words."""
+    """``reward`` is 0, 0.5 or 1. ``findings`` are the reasons if it is not 1."""
 
     reward: float
     build: bool
@@ -59,7 +59,7 @@ class Score:
     findings: list[str] = field(default_factory=list)
 
     def metrics(self) -> dict[str, Any]:
-        """What a record keeps of it."""
+        """Return the metrics of the record."""
         return {
             "build": float(self.build),
             "tests": float(self.tests),
@@ -70,7 +70,7 @@ class Score:
 
 
 def score(project: JavaProject, tree: Path, *, limit_s: float = BUILD_LIMIT_S) -> Score:
-    """Judge what became of a project. Blocks for one Maven build; what the agent did never makes it raise."""
+    """Score a changed project, which takes one Maven build. Changes of the agent never raise an exception."""
     expected = expected_tests(project)
     try:
         files = read_tree(tree)

@@ -1,4 +1,4 @@
-"""What the agent works with: a workspace of its own, a shell and an editor in it."""
+"""The workspace of a rollout, with a shell and an editor."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Workspace:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def run(self, command: str, limit_s: float = COMMAND_LIMIT_S) -> str:
-        """Run a command line in the project's folder; its output, with its exit code where that is not 0."""
+        """Run a command in the project's folder. Return its output, with its exit code if it is not 0."""
         finished = maven.run(["bash", "-c", command], folder=self.tree, home=self.home, limit_s=limit_s)
         shown = _shortened(finished.output)
         if finished.code is None:
@@ -46,7 +46,7 @@ class Workspace:
         return shown if finished.code == 0 else f"{shown}\n[exit code {finished.code}]"
 
     def patch(self) -> str:
-        """What was changed, as a unified diff."""
+        """Return the changes as a unified diff."""
         after = read_tree(self.tree)
         rows: list[str] = []
         for path in sorted({*self._project.files, *after}):
@@ -56,7 +56,7 @@ class Workspace:
         return "\n".join(rows)
 
     def edit(self, command: str, path: str, text: str, old: str, line: int) -> str:
-        """View or change one file. What cannot be done is said in the answer, for the model to read."""
+        """View or change one file. Errors are in the returned text, which the model reads."""
         target = (self.tree / path).resolve()
         if not target.is_relative_to(self.tree.resolve()) or target == self.tree.resolve():
             return f"error: {path!r} is not a file inside the project; paths are relative to its root"

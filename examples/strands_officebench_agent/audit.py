@@ -1,4 +1,4 @@
-"""Which tasks are passed by doing nothing, by the published rules and by the ones that are trained on; which need text in images.
+"""List the tasks that doing nothing solves, with the published rules and with ours, and the tasks with images.
 
 OFFICEBENCH_TASKS=.../OfficeBench/tasks python audit.py
 """
@@ -15,7 +15,7 @@ from officebench.workspace import new_workspace
 
 
 def audit() -> dict[str, list[str]]:
-    """Task ids by what is the matter with them."""
+    """Return the ids of the tasks with each problem."""
     found: dict[str, list[str]] = {"published": [], "trained": [], "incomplete": [], "images": []}
     for task_id in task_ids():
         task = load_task(task_id)

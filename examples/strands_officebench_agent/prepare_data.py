@@ -1,9 +1,9 @@
-"""Write train.jsonl and eval.jsonl: a payload a line, tasks of one folder on one side only.
+"""Write train.jsonl and eval.jsonl with one payload per line. All tasks of a folder are in the same file.
 
     OFFICEBENCH_TASKS=.../OfficeBench/tasks python prepare_data.py --out data
 
-Left out: tasks that doing nothing passes and tasks that are incomplete (audit.py lists them), and with `--no-images` those whose
-files hold images, for machines without Tesseract.
+Tasks that doing nothing solves and incomplete tasks are left out (audit.py lists them). With `--no-images`, tasks with images are
+left out too, for machines without Tesseract.
 """
 
 import argparse

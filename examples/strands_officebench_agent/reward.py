@@ -1,4 +1,4 @@
-"""The reward of a finished workspace: the benchmark's own evaluation, in a process with bounds of memory and time."""
+"""The reward of a finished workspace: the evaluation of the benchmark, in a process with limited memory and time."""
 
 import json
 import subprocess
@@ -10,15 +10,15 @@ from officebench.workspace import Workspace
 
 from agentcore_rl_toolkit import RewardFunction
 
-DEADLINE_S = 300.0  # the process has less CPU; the rest is for a machine that does other things
+DEADLINE_S = 300.0  # more than the CPU limit, for a busy machine
 _HERE = Path(__file__).resolve().parent
 
 
 class OfficeReward(RewardFunction):
-    """1.0 if every check of the task holds, else 0.0; `explain` says which did not.
+    """Return 1.0 if every check of the task succeeds, otherwise 0.0. `explain` returns the checks that failed.
 
-    What the policy wrote is opened in a process of its own: a file that takes more memory or CPU than the bounds ends that
-    process, not the session, and scores 0. An evaluation that fails for another reason is an error, never a score.
+    Files of the policy are opened in a separate process. If a file needs too much memory or CPU, this process ends, and the
+    reward is 0. If the evaluation fails for another reason, it raises.
 
     Units: ``cpu_s`` seconds, ``memory_bytes`` of address space, both of one evaluation.
     """
@@ -30,7 +30,7 @@ class OfficeReward(RewardFunction):
         return self.explain(task=task, workspace=workspace)["reward"]
 
     def explain(self, *, task: Task, workspace: Workspace) -> dict:
-        """`{"reward", "published", "reasons"}`: by the rules that are trained on, and by the published ones."""
+        """Return `{"reward", "published", "reasons"}`, with our rules and with the published rules."""
         command = [sys.executable, "-m", "officebench.evaluation", task.task_id, str(workspace.root)]
         command += ["--tasks", str(task.folder.parent), *self._bounds]
         try:

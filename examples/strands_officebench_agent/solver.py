@@ -1,6 +1,6 @@
-"""What a competent person would call, task by task: the oracle of the proof, through the agent's own tools. No part of the agent.
+"""The oracle of the proof: the tool calls that solve each task. It is not a part of the agent.
 
-What is written here was read in the tasks' files. None of these tasks is passed by doing nothing, and none needs text from an
+The calls were written by hand, from the files of the tasks. Doing nothing solves none of these tasks, and none needs text from an
 image.
 """
 

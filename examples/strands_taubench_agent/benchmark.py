@@ -62,11 +62,11 @@ def tasks(domain: Domain, split: Split) -> list[Task]:
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """What the benchmark says of an episode. Each is 0.0 or 1.0, but for the share.
+    """The scores of an episode. Each is 0.0 or 1.0, except the share.
 
-    ``published``: the reward on the basis that the task names (the leaderboard's number). ``actions``: every gold action was
-    taken; surplus ones do not count against it. ``share``: how many of them were. ``state``: the assertions about the
-    environment, or its database, alone.
+    ``published``: the reward of the benchmark, as in its leaderboard. ``actions``: all published actions were taken.
+    Additional actions do not change it. ``share``: the share of the published actions that were taken. ``state``: only the
+    assertions about the environment or its database.
     """
 
     published: float
@@ -81,9 +81,9 @@ class Scores:
 
 @dataclass
 class Episode:
-    """One task being worked on. Not thread-safe: its calls change one environment, one after the other.
+    """A task during the work on it. It is not thread-safe, because all calls change one environment.
 
-    ``repaired`` are places in the published solution: these actions have been taken before the work begins.
+    ``repaired`` are indexes of the published solution. These actions were taken before the work begins.
     """
 
     domain: Domain
@@ -111,11 +111,11 @@ class Episode:
 
     @property
     def policy(self) -> str:
-        """What the benchmark tells an agent of this domain to follow, as Markdown."""
+        """Return the instructions of the benchmark for agents of this domain, as Markdown."""
         return str(self.environment.get_policy())
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Take an action; what the environment replies. An impossible one is answered with a text that begins with Error."""
+        """Take an action, and return the reply of the environment. For an impossible action, the reply begins with Error."""
         self.calls += 1
         return self._take(f"call_{self.calls}", name, arguments)
 
@@ -134,7 +134,7 @@ class Episode:
         self.messages.append(UserMessage(role="user", content=text))
 
     def scores(self) -> Scores:
-        """The benchmark's evaluators on the conversation so far. They replay it in environments of their own."""
+        """Run the evaluators of the benchmark, which replay the conversation in new environments."""
         basis = set(self.task.evaluation_criteria.reward_basis)
         unknown = basis - {RewardType.DB, RewardType.ENV_ASSERTION, RewardType.ACTION, RewardType.COMMUNICATE}
         if unknown:
@@ -157,7 +157,7 @@ class Episode:
 
 
 def left_to_do(episode: Episode) -> list[tuple[str, dict[str, Any]]]:
-    """The published solution without what had been repaired before."""
+    """Return the published solution without the repairs from before."""
     return [action for k, action in enumerate(gold_actions(episode.task)) if k not in episode.repaired]
 
 

@@ -18,7 +18,7 @@ preload("telecom")  # at import: sessions are forked from a process that has imp
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """A task that was worked on. ``answer`` is the agent's last text, ``stop_reason`` Strands' own: why it ended."""
+    """A finished task. ``answer`` is the last text of the agent, and ``stop_reason`` is that of Strands."""
 
     episode: Episode
     answer: str

@@ -1,4 +1,4 @@
-"""Rows to train and evaluate on, demonstrations for a warm start, published solutions. Runs where tau2 is installed."""
+"""Write rows, demonstrations for a warm start, and published solutions. This needs the package tau2."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def train_and_validation(domain: Domain, count: int, seed: int) -> tuple[list[st
 
 
 def solutions(domain: Domain, split: Split, *, most: int | None = None) -> Iterator[dict[str, Any]]:
-    """Tasks with their published actions and what has to be said: at most so many, without those where doing nothing is right."""
+    """Yield tasks with their published actions and required texts, without tasks that need no action."""
     found = 0
     for task in tasks(domain, split):
         if found == most:
@@ -45,7 +45,7 @@ def solutions(domain: Domain, split: Split, *, most: int | None = None) -> Itera
 def demonstrations(
     learnt: Sequence[str], validation: Sequence[str], each: int, rng: random.Random, *, careless: bool
 ) -> Iterator[Any]:
-    """Of each task that is learnt so many; none begins where only the faults of a test or validation task are left."""
+    """Yield ``each`` demonstrations per task. The remaining work is never that of a test or validation task."""
     held_out = goals(validation)
     for _ in range(each):
         for task_id in learnt:
@@ -55,7 +55,7 @@ def demonstrations(
 def train_rows(
     domain: Domain, learnt: Sequence[str], validation: Sequence[str], seed: int, **more: Any
 ) -> list[dict[str, Any]]:
-    """The tasks as published; in telecom each once more, partly repaired. In a random order."""
+    """Return the tasks in a random order. In telecom, each task occurs again, partly repaired."""
     found = rows(domain, learnt, **more)
     if domain == "telecom":
         rng, held_out = random.Random(seed), goals(validation)
@@ -67,7 +67,7 @@ def train_rows(
 
 
 def goals(validation: Sequence[str]) -> set[frozenset[str]]:
-    """Of the test tasks and the validation tasks."""
+    """Return the goals of the test tasks and the validation tasks."""
     held_out = (*splits("telecom")["test"], *validation)
     return {goal(Episode(domain="telecom", task=find_task("telecom", i))) for i in held_out}
 

@@ -1,14 +1,14 @@
-"""Conversations for a warm start: the published solutions of the train tasks, each repair behind the check that shows it.
+"""Conversations for a warm start: the published solutions of the train tasks, with checks before the repairs.
 
-The published solution of a task is a list of repairs; it does not say how one finds out what is broken. So a demonstration makes
-the checks that belong to its kind of ticket, always in the same order, and takes each published action right behind the check
-that shows why. Replies come from the real environment.
+The published solution of a task is a list of repairs. It does not show how to find the faults. Therefore a demonstration makes
+all checks for its kind of ticket, always in the same order, and makes each repair directly after the check that shows the fault.
+Replies come from the real environment.
 
-With only 74 tasks, a policy learns by heart which repairs go together, and ignores what it read. So most demonstrations begin in
-a state where some of the repairs of the task have been made already: what is left to do then depends on what the checks show.
+With only 74 tasks, a policy could learn the combinations of repairs by heart and ignore the replies. Therefore most
+demonstrations begin after some repairs of the task, so that the remaining work depends on the checks.
 
-A *careless* demonstration skips some of the checks, and what they would have shown. A policy that
-has imitated them knows how to check and how to repair, but not that every check counts: that is left to the reward.
+A *careless* demonstration leaves out some checks, and the repairs after them. A policy that imitates it knows how to check and
+to repair. It has to learn from the reward that every check counts.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
 # Each of these needs the others of its solution: all of them have been made, or none.
 TOGETHER = ("send_payment_request", "make_payment", "resume_line", "reset_apn_settings", "reboot_device")
 TRANSFER = "transfer_to_human_agents"  # is no repair
-PARTLY_REPAIRED = 0.9  # of the demonstrations
-SKIPPED = 0.15  # of the checks of a careless demonstration
+PARTLY_REPAIRED = 0.9  # share of the demonstrations
+SKIPPED = 0.15  # share of the checks that a careless demonstration leaves out
 DONE = "done"
 Action = tuple[str, dict[str, Any]]
 
@@ -70,13 +70,13 @@ def kind_of(task: Task) -> str:
 
 
 def goal(episode: Episode) -> frozenset[str]:
-    """The kind of ticket and the actions that are left to take."""
+    """Return the kind of ticket and the remaining actions."""
     left = (f"{name} {json.dumps(arguments)}" for name, arguments in left_to_do(episode))
     return frozenset([kind_of(episode.task), *left])
 
 
 def begin(task: Task, rng: random.Random, *, held_out: Collection[frozenset[str]] = ()) -> Episode:
-    """The task, most often partly repaired, but never so that what is left is the goal of a held-out task."""
+    """Begin a task, in most cases partly repaired. The remaining work is never that of a held-out task."""
     repaired: list[int] = []
     if rng.random() < PARTLY_REPAIRED:
         share = rng.random()
@@ -90,7 +90,7 @@ def begin(task: Task, rng: random.Random, *, held_out: Collection[frozenset[str]
 
 
 def in_order(kind: str, left: Collection[Action], checks: Collection[Action]) -> list[Action]:
-    """These checks, and the actions that they show; the others are not taken.
+    """Return these checks and the repairs that follow from them, without other repairs.
 
     A service ticket may need a transfer in place of every repair: all its checks come first.
     """
@@ -104,7 +104,7 @@ def in_order(kind: str, left: Collection[Action], checks: Collection[Action]) ->
 
 
 def demonstrate(episode: Episode, careless: random.Random | None = None) -> list[dict[str, Any]]:
-    """A whole conversation in OpenAI's form, compactly rendered. ``careless`` says which checks it skips; None: not one."""
+    """Return a compact conversation in OpenAI's form. ``careless`` chooses the checks to leave out. None leaves out none."""
     kind = kind_of(episode.task)
     checks = [check for check in CHECKS[kind] if careless is None or careless.random() >= SKIPPED]
     messages: list[dict[str, Any]] = [

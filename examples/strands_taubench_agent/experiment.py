@@ -31,7 +31,7 @@ Rewards = Mapping[str, Sequence[float]]  # task -> reward of each of its rollout
 
 
 def agent_python() -> str:
-    """The interpreter of the agent's own environment, built when it is not there yet."""
+    """Return the Python of the agent's environment, and build the environment if it is missing."""
     from agentcore_rl_toolkit.runtime.agents.environments import Dependencies, build, cache_dir
 
     return str(build(Dependencies.beside(HERE / "rl_app.py"), cache_dir()))
@@ -47,7 +47,7 @@ def prepare(out: Path, options: argparse.Namespace) -> Path:
 
 
 def train_seed(out: Path, data: Path, seed: int, options: argparse.Namespace) -> None:
-    """Warm start and GRPO of one seed, or what is left of them."""
+    """Run the warm start and GRPO of a seed, without finished parts."""
     policy, grpo = out / f"warm-{seed}", out / f"seed-{seed}"
     if not (policy / "model.safetensors").exists():
         made = [sys.executable, str(HERE / "warm_start.py"), "--data", str(data), "--out", str(policy)]
@@ -73,7 +73,7 @@ def train_seed(out: Path, data: Path, seed: int, options: argparse.Namespace) ->
 
 
 def run(command: Sequence[str]) -> None:
-    """Run it and say what it cost. Raises: SystemExit with its code when it fails."""
+    """Run a command and print its cost. Raises: SystemExit with its code if it fails."""
     before = _cpu_s()
     done = subprocess.run(command, check=False)
     print(f"[{_cpu_s() - before:.0f} s of CPU] {' '.join(command[1:4])}", flush=True)
@@ -114,14 +114,14 @@ def mean(by_task: Rewards) -> float:
 
 
 def interval(per_task: Sequence[float], *, seed: int = 0) -> tuple[float, float]:
-    """95 % confidence interval of a mean over tasks, by resampling tasks: the test tasks are what chance chose."""
+    """Return the 95 % interval of a mean over tasks (bootstrap over tasks)."""
     rng = random.Random(seed)
     means = sorted(math.fsum(rng.choices(per_task, k=len(per_task))) / len(per_task) for _ in range(RESAMPLES))
     return means[int(0.025 * RESAMPLES)], means[int(0.975 * RESAMPLES)]
 
 
 def report(out: Path, seeds: Sequence[int]) -> dict[str, Any]:
-    """Print the table of the seeds that are done, and return it."""
+    """Print the table of the finished seeds, and return it."""
     table: dict[str, Any] = {"seeds": [], "pooled": {}}
     finished = [seed for seed in seeds if (out / f"seed-{seed}" / "summary.json").exists()]
     for basis in ("published", "strict"):

@@ -38,7 +38,7 @@ def solutions(domain: str, most: int) -> list[Solution]:
 
 
 def payloads(wanted: Sequence[Solution]) -> list[dict[str, Any]]:
-    """What the agent is sent; the number in it tells the scripted model which task it is."""
+    """Return the payloads. The scripted model recognizes a task by its number."""
     sent = []
     for number, solution in enumerate(wanted):
         row: dict[str, Any] = {"domain": solution["domain"], "task_id": solution["task_id"]}
@@ -104,7 +104,7 @@ def main() -> None:
 
 
 def _train(proof: Proof) -> None:
-    """One seed. It is not held to a gain: 40 rollouts before and 40 after do not tell a small one from chance."""
+    """Train one seed. A gain is not required, because 40 rollouts before and after cannot show a small one."""
     out = proof.folder / "trained"
     chosen = QUICK_TRAINING if proof.quick else TRAINING
     command = [sys.executable, str(HERE / "experiment.py"), "--out", str(out), "--seeds=0", "--repeats=1", *chosen]

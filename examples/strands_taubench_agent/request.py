@@ -1,4 +1,4 @@
-"""What the agent is sent, checked."""
+"""The payload and its checks."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 
 class Request(BaseModel):
-    """One task of the benchmark. Other keys are refused, those that begin with an underscore (``_rollout``) are not looked at.
+    """A payload. Unknown keys are refused, and keys that begin with an underscore (``_rollout``) are ignored.
 
-    ``rendering``: how the model reads policy, tools and replies (`wording.py`). ``max_turns``: model calls. ``ticket_number``
-    stands in front of a telecom ticket. ``partial_credit``: what the share of the gold actions is worth (`reward.py`).
-    ``repaired``: places in the published solution; these actions have been taken before the agent begins.
-    ``user_lines``: what a scripted user says, one line a turn; without them a model plays the user of a retail or airline task.
+    ``rendering``: the form of prompts, tools and replies (`wording.py`). ``max_turns``: the limit of model calls.
+    ``ticket_number`` is written before a telecom ticket. ``partial_credit``: the reward for the share of the published actions
+    (`reward.py`). ``repaired``: indexes of the published solution. These actions were taken before the agent begins.
+    ``user_lines``: the texts of a scripted user. Without them, a model plays the user of a retail or airline task.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)

@@ -1,4 +1,4 @@
-"""What a rollout earns."""
+"""The reward of a rollout."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from agentcore_rl_toolkit import RewardFunction
 
 
 class BenchmarkReward(RewardFunction):
-    """The benchmark's reward on its published basis: 1.0 or 0.0.
+    """The reward of the benchmark: 1.0 or 0.0.
 
-    ``strict`` also asks for every gold action, so that a goal that was met without the published repair earns nothing.
-    ``partial_credit`` adds that much times the share of the gold actions that were taken. It is for training, where a task of
-    nine faults hardly ever earns anything else; what it adds is no score of the benchmark.
+    With ``strict``, all published actions are required, too. ``partial_credit`` is multiplied by the share of the published
+    actions that were taken, and added. It is only for training, where tasks with many faults are rarely solved completely.
     """
 
     def __init__(self, *, strict: bool = False) -> None:

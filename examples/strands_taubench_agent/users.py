@@ -1,4 +1,4 @@
-"""Users of retail and airline tasks. In telecom's solo mode a ticket takes the user's place."""
+"""Users of retail and airline tasks. In telecom's solo mode, a ticket replaces the user."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class ModelUser:
 
 
 def published_guidelines() -> str:
-    """How the benchmark tells a model to play a user."""
+    """Return the instructions of the benchmark for a model that plays a user."""
     import tau2
 
     folder = Path(tau2.__file__).parent / "data" / "tau2" / "user_simulator"

@@ -1,8 +1,8 @@
-"""A small policy that has seen demonstrations: tokenizer, chat template and weights for `agentcore-rl train --model DIR`.
+"""Train a small policy on demonstrations: tokenizer, chat template and weights for `agentcore-rl train --model DIR`.
 
-Runs in the toolkit's environment, on the file that `data.py` writes: `python warm_start.py --data DIR --out DIR`. The policy is
-the built-in one's kind (Qwen3), larger, with a tokenizer of its own, in which a word of this domain is one token. Its chat
-template is the built-in one, except that a tool is written as its name.
+`python warm_start.py --data DIR --out DIR` runs in the toolkit's environment, with the files of `data.py`. The policy has the
+architecture of the built-in one (Qwen3), and is larger. In its tokenizer, each word of this domain is one token. Its chat
+template is the built-in one, except that only the name of a tool is written.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ class Settings:
     shape: PolicyShape = field(default_factory=lambda: PolicyShape(hidden=96, layers=2, feed_forward=288, context=1536))
     vocabulary: int = 1200
     batch: int = 8
-    steps: int = 400  # on careful demonstrations
+    steps: int = 400  # steps with careful demonstrations
     rate: float = 4e-3
     careless_steps: int = 50
     careless_rate: float = 1e-3
-    context_weight: float = 0.1  # of the loss on tokens that others wrote, beside 1 on the policy's
+    context_weight: float = 0.1  # weight of the tokens of other authors in the loss; tokens of the policy have 1
 
 
 def chat_template() -> str:

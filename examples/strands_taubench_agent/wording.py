@@ -1,8 +1,8 @@
-"""Two ways to write the same conversation: as the benchmark publishes it, and compactly, for a small policy.
+"""The two forms of a conversation: the published form, and a compact form for small policies.
 
-``full`` is for a model that reads: the whole policy, the tools' descriptions, replies as they come. ``compact`` leaves out what a
-policy that is trained on this one domain can learn: one sentence of instructions, tools without descriptions, replies as short
-lines. Both use the same tools with the same names and arguments, and no reply says more than the original one.
+``full`` has the complete instructions, the descriptions of the tools, and the original replies. ``compact`` has one sentence of
+instructions, tools without descriptions, and replies as short lines. A small policy learns the rest in the training. Both have
+the same tools and arguments, and a compact reply contains no more than the original reply.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 Rendering = Literal["full", "compact"]
 
-MAX_TOKENS = {"full": 1024, "compact": 96}  # of one reply
+MAX_TOKENS = {"full": 1024, "compact": 96}  # limit of a reply
 COMPACT_PROMPT = "Solve the ticket: check, fix what is wrong, then say done."
 SOLO_PROMPT = """You are a customer service agent. You are given a ticket with a user's request, and solve it with the tools.
 You cannot talk to the user. Make one tool call at a time. When you have solved the ticket, or handed it over, answer with the
@@ -77,7 +77,7 @@ def tool_spec(rendering: Rendering, schema: Mapping[str, Any]) -> dict[str, Any]
 
 
 def reply(rendering: Rendering, text: str) -> str:
-    """What a tool returned, as the model reads it."""
+    """Return the result of a tool in the form for the model."""
     return text if rendering == "full" else compact(text)
 
 

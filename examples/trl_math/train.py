@@ -1,6 +1,6 @@
 """TRL's GRPOTrainer on the Strands math agent: runtime, gateway, policy server and trainer on this machine, no GPU.
 
-Prints the reward on problems never trained on, before and after. See the README beside this file.
+Prints the reward on problems that are never trained on, before and after. The README in this folder has the output.
 """
 
 from __future__ import annotations

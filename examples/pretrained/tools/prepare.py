@@ -1,4 +1,4 @@
-"""Write what the example needs into a folder: the model with a chat template that knows tools, rows, and demonstrations.
+"""Write the files of the example: the model with a chat template that knows tools, the rows, and the demonstrations.
 
 python examples/pretrained/tools/prepare.py MODEL runs/pretrained-tools
 """
@@ -38,7 +38,7 @@ def offered() -> list[dict[str, Any]]:
 
 
 def demonstration(renderer: Renderer, row: dict[str, Any]) -> dict[str, Any]:
-    """An expert's rollout of a row as `runs export --sft` writes one: ids, and a mask over what the expert said.
+    """Return an expert's rollout of a row in the form of `runs export`: ids, and a mask of the expert's tokens.
 
     The renderer makes the ids turn by turn, as the gateway does for a rollout.
     """
@@ -61,7 +61,7 @@ def demonstration(renderer: Renderer, row: dict[str, Any]) -> dict[str, Any]:
 
 
 def rows(seed: str, n: int, seen: set[str]) -> Iterator[dict[str, Any]]:
-    """Questions that differ from all that were made before."""
+    """Return new questions."""
     rng = random.Random(seed)
     while n:
         row = shop.question(rng)

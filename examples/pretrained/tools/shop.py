@@ -1,4 +1,4 @@
-"""The task: what some things cost together. Its tools, its questions, their score, and how an expert would go about it."""
+"""The task: the price of several things. The tools, the questions, their score, and the replies of an expert."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def multiply(a: int, b: int) -> str:
 
 
 def question(rng: random.Random) -> dict[str, Any]:
-    """A row. Other prices each time: the answer cannot be known without the tools."""
+    """Return a row with new prices, so that the answer cannot be known without the tools."""
     prices = {thing: rng.randint(11, 99) for thing in THINGS}
     count, thing = rng.randint(11, 99), rng.choice(THINGS)
     prompt = rng.choice(WORDINGS).format(name=rng.choice(NAMES), count=count, thing=thing)
@@ -55,7 +55,7 @@ def question(rng: random.Random) -> dict[str, Any]:
 
 
 def answered(text: str, answer: int) -> float:
-    """1.0 when the last number of the reply is the answer."""
+    """Return 1.0 if the last number of the reply is the answer."""
     numbers = re.findall(r"\d+", text)
     return float(bool(numbers) and numbers[-1] == str(answer))
 
@@ -71,5 +71,5 @@ def steps(row: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def call(name: str, **arguments: Any) -> str:
-    """In the form of Hermes."""
+    """Write the messages in the form of Hermes."""
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"

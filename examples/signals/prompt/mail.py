@@ -1,15 +1,15 @@
-"""The shop's mail, and two scripted models: one that sorts it, one that proposes prompts.
+"""The mail of a shop, and two scripted models, which sort the mail and propose prompts.
 
-The rules of the shop are in no prompt at first. `sort` follows a rule only if its system prompt states it, and misreads one mail
-in twenty. `reflect` has only what a reflection model is shown: it adds the first rule that it finds in the feedback, and at times
-it proposes something useless.
+`sort` follows a rule of the shop only if its system prompt contains the rule, and sorts one mail of twenty wrongly. `reflect`
+gets the same request as a reflection model. It adds the first rule that it finds in the feedback, and sometimes proposes a
+useless text.
 """
 
 import hashlib
 import random
 import re
 
-# What a mail says, where it goes without the rule and with it, and the rule.
+# The text of a mail, its queue without the rule, its queue with the rule, and the rule.
 KINDS = [
     ("My order {n} has not arrived.", "orders", "orders", "Mail about a delivery goes to orders."),
     ("I want {n} EUR back for a broken lamp.", "orders", "billing", "Mail that wants money back goes to billing."),

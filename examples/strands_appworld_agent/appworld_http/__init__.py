@@ -1,1 +1,1 @@
-"""AppWorld over HTTP: its server in an environment of its own, and a client for one world."""
+"""AppWorld over HTTP: its server in a separate environment, and a client for one world."""

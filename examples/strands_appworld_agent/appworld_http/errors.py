@@ -1,5 +1,5 @@
-"""What goes wrong with AppWorld itself."""
+"""The error of AppWorld itself."""
 
 
 class AppWorldError(RuntimeError):
-    """AppWorld's server is missing, has no data, or does not answer as it should: never the policy's fault."""
+    """AppWorld's server is missing, has no data, or does not answer as it should: which is never the fault of the policy."""

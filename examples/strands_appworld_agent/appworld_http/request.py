@@ -1,4 +1,4 @@
-"""What the agent accepts, and what the model is told."""
+"""The payload, and the prompt of the model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from .world import Task
 
 MAX_TURNS = 50
-MAX_TOKENS = 2048  # of one turn
+MAX_TOKENS = 2048  # limit of a reply
 
 
 class TaskRequest(BaseModel):
@@ -22,7 +22,7 @@ class TaskRequest(BaseModel):
     @field_validator("task_id", mode="before")
     @classmethod
     def _is_text(cls, value: Any) -> Any:
-        """A content block (`{"toolUse": ...}`) in place of text is a mistake of the caller's."""
+        """Refuse a content block (`{"toolUse": ...}`) instead of a text."""
         if not isinstance(value, str):
             kind = f"a {next(iter(value), '')} block" if isinstance(value, dict) else type(value).__name__
             raise ValueError(f"a string is needed, not {kind}")

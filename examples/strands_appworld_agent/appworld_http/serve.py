@@ -1,9 +1,9 @@
-"""AppWorld's environment server on a free port of the loopback; run with AppWorld's own Python, which needs none of ours.
+"""Serve AppWorld's environment on a free port of 127.0.0.1. Run it with AppWorld's Python, which needs no package of ours.
 
     python serve.py READY_FILE PARENT_PID
 
-`appworld serve environment` listens on every address of the machine, and who reaches it runs code: this listens on 127.0.0.1.
-Writes {"url": ...} to READY_FILE when it listens, and ends when PARENT_PID is gone.
+`appworld serve environment` listens on all addresses, and everyone who can reach it can run code. This server listens on
+127.0.0.1. It writes {"url": ...} to READY_FILE when it is ready, and ends when the process PARENT_PID ends.
 """
 
 import json

@@ -1,8 +1,8 @@
-"""Start AppWorld's server for one rollout, in the environment that AppWorld is installed in.
+"""Start AppWorld's server for one rollout, in the environment of AppWorld.
 
-AppWorld needs pydantic 1, so it cannot share an environment with the agent. One server holds one world at a time, and a world
-writes its outputs where others of the same task would delete them: each rollout has a server and a root folder of its own, whose
-`data` is a link to the shared data.
+AppWorld needs pydantic 1, so it cannot share an environment with the agent. A server holds one world, and a new world deletes
+the outputs of other worlds with the same task. Therefore each rollout has its own server, and its own root folder with a link to
+the shared data.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ LOG_TAIL = 2_000
 
 
 def installation() -> tuple[str, Path]:
-    """AppWorld's Python and the folder with its `data`, from `APPWORLD_PYTHON` and `APPWORLD_ROOT`, else from beside the agent.
+    """Return AppWorld's Python and data folder: `APPWORLD_PYTHON` and `APPWORLD_ROOT`, or those in the folder of the agent.
 
-    Raises: AppWorldError that says what to set or download.
+    Raises: AppWorldError with the missing setting or download.
     """
     python = os.environ.get(PYTHON_VARIABLE) or str(BESIDE / ".appworld-env" / "bin" / "python")
     root = Path(os.environ.get(ROOT_VARIABLE) or BESIDE / "appworld-root")
@@ -46,7 +46,7 @@ def installation() -> tuple[str, Path]:
 
 @contextmanager
 def running_server(python: str, root: Path) -> Iterator[str]:
-    """The URL of a server of its own, which is gone afterwards with everything that it wrote.
+    """Start a server and give its URL. At the end, remove the server and its files.
 
     Raises: AppWorldError with the end of its log if it does not start.
     """
@@ -98,7 +98,7 @@ def _wait(process: subprocess.Popen[bytes], ready: Path, log: Path) -> str:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """The server and what it started: it has a process group of its own. Nothing in it is worth waiting for."""
+    """Kill the process group of the server."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

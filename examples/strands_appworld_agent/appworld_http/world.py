@@ -1,4 +1,4 @@
-"""One world of AppWorld's environment server (0.1.3): initialise, execute code, evaluate, close."""
+"""One world of AppWorld's environment server (0.1.3): initialize, execute code, evaluate, close."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Task:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What the task's tests say. ``passes`` and ``failures`` are requirements with their labels; those labelled
-    ``no_op_pass`` also pass when nothing is done."""
+    """The result of the task's tests: requirements with their labels. Tests with the label ``no_op_pass`` also pass if nothing
+    is done."""
 
     success: bool
     num_tests: int
@@ -40,7 +40,7 @@ class Evaluation:
 
 
 class World:
-    """A client for the world of one task. Use as a context manager; entering it initialises the world.
+    """A client for the world of one task. Use as a context manager; entering it initializes the world.
 
     Raises: AppWorldError when the server cannot be reached, answers with an error, or not in time.
     """
@@ -84,14 +84,14 @@ class World:
         self._http.close()
 
     def execute(self, code: str) -> str:
-        """Run code in the world; what it printed, or its traceback, shortened in the middle where it is long."""
+        """Run code in the world, and return its output or traceback, without the middle of a long one."""
         output = str(self._call("execute", code=code))
         if len(output) <= MAX_SHOWN:
             return output
         return f"{output[: MAX_SHOWN // 2]}\n... {len(output) - MAX_SHOWN} characters left out ...\n{output[-MAX_SHOWN // 2 :]}"
 
     def is_complete(self) -> bool:
-        """Whether `apis.supervisor.complete_task` was called."""
+        """Return True if `apis.supervisor.complete_task` was called."""
         return bool(self._call("task_completed"))
 
     def evaluate(self) -> Evaluation:

@@ -1,7 +1,7 @@
-"""What a file says, read within bounds: the applications show it to the model, and the evaluation judges it.
+"""The content of files, with limits, for the applications and for the evaluation.
 
-Files may be hostile: a policy that is trained finds whatever it can do to its judge. So an archive is measured before it is
-opened, sheets are read as streams, and every text ends at a bound.
+Files may be hostile, because a policy can find weak points of its evaluation. Therefore an archive is measured before it is
+opened, sheets are read as streams, and every text is cut at a limit.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Sheet:
     columns: int
 
     def text(self, row: int, column: int) -> str | None:
-        """What a cell shows; None for an empty one."""
+        """Return the text of a cell, or None if it is empty."""
         value = self.values.get((row, column))
         return None if value is None else str(value)
 

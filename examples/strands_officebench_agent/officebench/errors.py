@@ -1,4 +1,4 @@
-"""What can go wrong, by whose fault it is."""
+"""The errors, by their cause."""
 
 
 class OfficeError(ValueError):

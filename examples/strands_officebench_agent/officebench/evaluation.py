@@ -1,7 +1,7 @@
 """The nine evaluation functions of OfficeBench, and the verdict of a task.
 
-Two sets of rules. `published=True` is what the benchmark's own code does, for figures that are comparable. The rules that are
-trained on differ where that code is mistaken, each named where it stands:
+There are two sets of rules. `published=True` has the rules of the benchmark's code, for numbers that can be compared. The other
+rules, which are used for training, correct the errors of this code:
 
 - *not contain* means none of the keywords, in a file that is there; published: not all of them, or no file.
 - The text of a sheet is its cells; published: with coordinates, so that the keyword "2" is found in every second row.
@@ -35,7 +35,7 @@ from .workspace import Workspace
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a workspace passes its task; `reasons` says why not, a line for each check that failed."""
+    """The result of a task. `reasons` has a line for each check that failed."""
 
     passed: bool
     reasons: tuple[str, ...]
@@ -43,7 +43,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Case:
-    """What an evaluation function looks at."""
+    """The arguments of an evaluation function."""
 
     task: Task
     workspace: Workspace
@@ -76,7 +76,7 @@ def judge(task: Task, workspace: Workspace, *, published: bool = False) -> Verdi
     return Verdict(not reasons, tuple(reasons))
 
 
-# Each returns None when the check holds, else why it does not.
+# Each returns None if the check succeeds, otherwise the reason.
 
 
 def contain(case: Case, args: Any) -> str | None:

@@ -1,4 +1,4 @@
-"""What the agent accepts."""
+"""The payload and its checks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 
 class TaskRequest(BaseModel):
-    """A payload: which task's files to work on, and optionally other words for what is asked."""
+    """A payload: the id of the task, and optionally another text of the task."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -18,7 +18,7 @@ class TaskRequest(BaseModel):
     @field_validator("task_id", "prompt", mode="before")
     @classmethod
     def _is_text(cls, value: Any) -> Any:
-        """A content block (`{"toolUse": ...}`) in place of text is a mistake of the caller's."""
+        """Refuse a content block (`{"toolUse": ...}`) instead of a text."""
         if value is not None and not isinstance(value, str):
             kind = f"a {next(iter(value), '')} block" if isinstance(value, dict) else type(value).__name__
             raise ValueError(f"a string is needed, not {kind}")

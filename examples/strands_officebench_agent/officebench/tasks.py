@@ -1,7 +1,7 @@
 """The tasks of OfficeBench, as its repository lays them out: `tasks/1-1/subtasks/0.json` and `tasks/1-1/testbed/`.
 
-They are not part of this project: the README says where they come from. `OFFICEBENCH_TASKS` names their folder; without it,
-they are looked for in `tasks` beside the agent.
+They are not part of this project, and the README shows how to get them. `OFFICEBENCH_TASKS` is their folder. The default is
+`tasks` in the folder of the agent.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Check:
 
     function: str
     args: Mapping[str, Any]
-    file_beside: str | None = None  # six checks of the benchmark name it beside `args`, where its code does not look
+    file_beside: str | None = None  # six checks have `file` outside of `args`, where the benchmark's code does not look
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class Task:
 
     @property
     def level(self) -> int:
-        """How many applications the task needs: 1, 2 or 3."""
+        """Return the number of applications that the task needs: 1, 2 or 3."""
         return int(self.task_id[0])
 
     @property
@@ -70,9 +70,9 @@ class Task:
 
 
 def tasks_folder(given: Path | str | None = None) -> Path:
-    """The folder of tasks: the one given, else the one that `OFFICEBENCH_TASKS` names, else `tasks` beside the agent.
+    """Return the folder of tasks: ``given``, `OFFICEBENCH_TASKS`, or `tasks` in the folder of the agent, in this order.
 
-    Raises: TaskError that says what to set.
+    Raises: TaskError with the variable to set.
     """
     folder = Path(given or os.environ.get(TASKS_VARIABLE) or BESIDE)
     if next(folder.glob("*/subtasks/*.json"), None) is None:

@@ -1,4 +1,4 @@
-"""The applications as tools of a Strands agent, and what the model is told besides its task."""
+"""The applications as tools of a Strands agent, and the system prompt."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .tasks import Task
 from .workspace import Workspace
 
 MAX_TURNS = 40  # the longest solution of the proof takes 15
-MAX_TOKENS = 2048  # of one turn
+MAX_TOKENS = 2048  # limit of a reply
 MAX_ANSWER = 4_000
 
 
@@ -40,7 +40,7 @@ class AnswerApp:
 
 
 def office_functions(workspace: Workspace) -> dict[str, Callable[..., str]]:
-    """What the agent can do in a workspace, by the names that the model calls."""
+    """Return the functions of a workspace, by the names of the tools."""
     calendar, mail, excel, word = CalendarApp(workspace), EmailApp(workspace), ExcelApp(workspace), WordApp(workspace)
     pdf, ocr, shell = PdfApp(workspace), OcrApp(workspace), ShellApp(workspace)
     return {
@@ -73,12 +73,12 @@ def office_functions(workspace: Workspace) -> dict[str, Callable[..., str]]:
 
 
 def office_tools(workspace: Workspace) -> list[Any]:
-    """The same as tools: an error that one raises is what the model reads as its result."""
+    """Return the functions as tools. The model gets their errors as results."""
     return [tool(name=name)(function) for name, function in office_functions(workspace).items()]
 
 
 def system_prompt(task: Task) -> str:
-    """Who the agent works for, when, and where."""
+    """Return the system prompt, with the user, the date, and the folder."""
     return (
         f"Today is {task.date} ({task.weekday}). The current time is {task.time}. You are an assistant of {task.username}. "
         "Solve the task with the tools, step by step. The files of the task are in data/, calendars in calendar/NAME.ics, "
