@@ -106,6 +106,14 @@ def test_a_long_table_repeats_its_header_every_20_rows(facts: dict[str, Any]) ->
     assert [i for i, line in enumerate(lines) if line.split()[:1] == ["reward"]] == [0, 21, 42]
 
 
+def test_the_columns_of_a_file_stay_where_they_are_for_a_late_step(facts: dict[str, Any]) -> None:
+    out = io.StringIO()
+    with Display(Console(file=out, width=400), total_rollouts=42) as display:
+        for when in ("before", "step-5", "step-100", "after"):
+            display.evaluated({"when": when, **facts})
+    assert len({line.index("%") for line in out.getvalue().splitlines()[1:]}) == 1
+
+
 def test_a_reward_beyond_1_is_no_percentage() -> None:
     assert [share(value) for value in (None, 0.0, 0.875, 1.0, 8.75, -2.0)] == [
         "-",

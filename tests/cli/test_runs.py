@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +139,7 @@ def test_rollouts_and_messages_are_rows_for_a_notebook(work: Path, monkeypatch: 
     assert list(frame["reward"]) == [0.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0]
     assert list(frame["judge"]) == [0.25] * 8
     assert list(messages_df("shop", Query(number=2))["role"]) == ["user", "assistant"] * 4
-    assert list(steps_df("shop")["groups_differ"]) == [1, 1]
+    assert list(steps_df("shop")["groups_differ"]) == [1, 0]
     output_of(work, monkeypatch, "export", "shop", "--rows", "--out", "rows.parquet")
     table = parquet.read_table("rows.parquet")
     assert table.num_rows == 8
@@ -285,3 +286,13 @@ def test_an_existing_file_is_overwritten_with_force_only(
     assert (mixed / file).read_text() == "mine"
     assert command_line(*words, "--force").returncode == 0
     assert (mixed / file).read_bytes() != b"mine"
+
+
+def test_a_run_may_be_called_by_digits_and_its_json_has_no_nan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with RunWriter(tmp_path / "runs" / "20260101") as run:
+        facts: Any = {"phase": "train", "step": 0, "group": "g", "outcome": "ok", "record": {"x": math.nan}}
+        run.rollout(Rollout(session_id="s", **facts))
+    (tmp_path / "runs" / "20260101" / "config.json").write_text('{"learning_rate": NaN}')
+    for words in ((), ("--rollout", "1"), ("1",)):
+        shown = output_of(tmp_path, monkeypatch, "show", "20260101", *words, "--json")
+        assert "null" in json.dumps(json.loads(shown, parse_constant=pytest.fail))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -84,3 +85,65 @@ def test_one_token_far_from_its_sampler_does_not_make_updates_too_large(tmp_path
                 run.event("step", {"step": step, "ratio_max": ratio})
         with RunReader(folder) as run:
             assert [finding.name for finding in diagnose(run)] == names
+
+
+def groups_of(folder: Path, *rewards: tuple[float | None, ...]) -> Path:
+    """A run of four steps with these groups. A reward of None is that of a failure, which is scored 0 and not trained."""
+    with RunWriter(folder) as run:
+        for step in range(4):
+            for group, members in enumerate(rewards):
+                for place, reward in enumerate(members):
+                    failed: dict[str, Any] = {"outcome": "agent_error", "cause": "agent", "mask_reason": "outcome"}
+                    facts: dict[str, Any] = {"step": step, "group": f"{step}-{group}", "reward": reward}
+                    facts |= {"outcome": "ok"} if reward is not None else failed
+                    name = f"{step}-{group}-{place}"
+                    run.rollout(Rollout(session_id=name, phase="train", score=reward or 0.0, **facts))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("rewards", "kinds", "text"),
+    [
+        ([(-1, -1), (-1, -0.5)], (1, 1, 0), "In 4 of 8 groups of the last 4 steps, all rewards are equal"),
+        ([(5, 5), (2, 8)], (1, 0, 1), "In 4 of 8 groups of the last 4 steps, all rewards are equal"),
+        ([(0, 0), (-1, -1), (-1, 0)], (1, 2, 0), "In 8 of 12 groups of the last 4 steps, all rewards are 0 or less"),
+        ([(None, 1, 1, 1, 1, 1)], (0, 0, 1), "In all 4 groups of the last 4 steps, all rewards are 1 or more"),
+    ],
+    ids=["negative", "large", "different constants", "failures"],
+)
+def test_a_group_teaches_if_the_rewards_of_its_trained_rollouts_differ(
+    tmp_path: Path, rewards: list[tuple[float | None, ...]], kinds: tuple[int, int, int], text: str
+) -> None:
+    with RunReader(groups_of(tmp_path, *rewards)) as run:
+        step = run.steps()[0]
+        assert (step["groups_differ"], step["groups_failed"], step["groups_solved"]) == kinds
+        assert sum(kinds) <= step["groups"]
+        [finding] = diagnose(run)
+        assert finding.text.startswith(text)
+
+
+def test_a_loss_that_is_no_number_is_a_cause_and_hides_no_other(tmp_path: Path) -> None:
+    with RunWriter(groups_of(tmp_path, (0, 1))) as run:
+        for step in range(4):
+            run.event(
+                "step", {"step": step, "loss": math.nan if step > 1 else 0.5, "kl_sampler": 0.5 if step else math.nan}
+            )
+    with RunReader(tmp_path) as run_:
+        texts = [finding.text for finding in diagnose(run_)]
+    assert (
+        texts
+        == [
+            "In 2 of the last 4 steps, the loss or the gradient norm is not a finite number.",
+            "The updates are too large. In the last steps, the KL divergence from the engine is 0.5.",  # others are not known
+        ]
+    )
+
+
+def test_steps_that_a_resumed_run_repeats_are_no_cause(tmp_path: Path) -> None:
+    with RunWriter(groups_of(tmp_path, (0, 1))) as run:
+        for step in range(4):
+            run.event("step", {"step": step, "kl_sampler": 0.001 if step < 2 else 9.0})
+        run.forget(from_step=2)
+        run.event("step", {"step": 2, "kl_sampler": 0.001})
+    with RunReader(tmp_path) as reader:
+        assert diagnose(reader) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import functools
 import math
@@ -33,11 +34,14 @@ from agentcore_rl_toolkit.runs import (
     find_run,
     find_runs,
     locked,
+    messages_df,
+    rollouts_df,
     writer,
 )
 from agentcore_rl_toolkit.runs.demonstrations import write_rows
 from agentcore_rl_toolkit.runs.folder import ROLLOUTS, append_event, read_metrics, status
 from agentcore_rl_toolkit.runs.frames import rollout_rows
+from agentcore_rl_toolkit.runs.tables import Tables
 
 
 def sequence(n: int = 6, **facts: Any) -> TokenSequence:
@@ -315,10 +319,9 @@ def test_a_full_queue_drops_and_says_so_and_never_waits(
     go.set()
     run.close()
     assert run.dropped >= 16
-    assert run.written + run.dropped == 20
     assert f"{run.dropped} rollouts were not kept" in caplog.text
     with RunReader(tmp_path) as reader:
-        assert reader.count() == run.written
+        assert reader.count() + run.dropped == 20
         assert reader.counters() == {"not_kept_full": run.dropped}
 
 
@@ -523,3 +526,84 @@ def test_another_format_is_refused_with_what_to_do(tmp_path: Path) -> None:
         for opened in (RunReader, RunWriter):
             with pytest.raises(ConfigError, match=what):
                 opened(tmp_path)
+
+
+def test_rollouts_that_are_not_kept_are_counted_once_by_all_writers(tmp_path: Path) -> None:
+    def broken() -> Rollout:
+        raise ValueError("no such thing")
+
+    with RunWriter(tmp_path) as one, RunWriter(tmp_path) as other:
+        for _ in range(5):
+            one.rollout(broken)
+        assert one.flush()
+        other.rollout(broken)
+        other.rollout(rollout(0))
+        other.annotate("session-0", sequences={7: {"updates": 1}})  # the rollout itself is kept
+    with RunWriter(tmp_path) as resumed:
+        resumed.rollout(broken)
+    with RunReader(tmp_path) as reader:
+        assert reader.counters() == {"not_kept_error": 7}
+
+
+def test_a_full_disk_costs_as_many_rollouts_as_the_run_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with RunWriter(tmp_path) as run:
+        for n in range(20):
+            run.rollout(rollout(n))
+            run.annotate(f"session-{n}", advantage=0.5)
+            if n == 9:
+                assert run.flush()
+                monkeypatch.setattr(Tables, "_summarize", full)
+        assert run.flush()
+        monkeypatch.undo()
+    with RunReader(tmp_path) as reader:
+        assert (reader.count(), reader.counters()) == (10, {"not_kept_error": 10})
+
+
+def full(_: Tables) -> None:
+    raise sqlite3.OperationalError("database or disk is full")
+
+
+def test_two_letters_are_found_in_each_case(tmp_path: Path) -> None:
+    with RunWriter(tmp_path) as run:
+        run.rollout(
+            rollout(0, dialogue=[{"role": "user", "content": "Η ΟΔΟΣ ΤΟΥ ΣΟΦΟΥ, İstanbul, Hauptstraße, STRẞE"}])
+        )
+    with RunReader(tmp_path) as reader:
+        for text in ("ος", "οσ", "ΟΣ", "οδος", "ΟΔΟΣ", "İs", "aß", "Aß", "ße", "ha", "ßE"):
+            assert reader.count(Query(text=text)) == 1, text
+
+
+def test_a_tool_is_not_found_by_the_end_of_its_name_and_an_input_without_a_key_by_its_group(tmp_path: Path) -> None:
+    with RunWriter(tmp_path) as run:
+        for n, name in enumerate(('a"x', "x", "a x", 'x": 1, "y')):
+            calls = [{"function": {"name": name, "arguments": "{}"}}]
+            facts: dict[str, Any] = {"input_key": None, "group": f"g{n}"}
+            run.rollout(rollout(n, dialogue=[{"role": "assistant", "tool_calls": calls}], **facts))
+    with RunReader(tmp_path) as reader:
+        assert reader.ids(Query(tool="x")) == [2]
+        assert [reader.ids(Query(input=key)) for key in reader.inputs(Query())] == [[1], [2], [3], [4]]
+
+
+def test_a_run_without_rollouts_has_tables_without_rows(tmp_path: Path) -> None:
+    pandas, parquet = pytest.importorskip("pandas"), pytest.importorskip("pyarrow.parquet")
+    RunWriter(tmp_path).close()
+    assert list(pandas.concat([rollouts_df(tmp_path)]).reward) == list(messages_df(tmp_path).text) == []
+    assert write_rows([], tmp_path / "rows.parquet") == 0
+    assert parquet.read_table(tmp_path / "rows.parquet").num_rows == 0
+
+
+def test_a_writer_that_ended_before_it_kept_a_rollout_is_no_earlier_version(tmp_path: Path) -> None:
+    (tmp_path / ROLLOUTS).touch()
+    with pytest.raises(ConfigError, match="is empty: no rollout was kept"):
+        RunReader(tmp_path)
+
+
+def test_a_file_system_without_locks_does_not_hide_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with locked(tmp_path), RunWriter(tmp_path) as run:
+        run.rollout(rollout(0))
+
+    def flock(*_: Any) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    assert status(tmp_path) == "stopped"

@@ -11,7 +11,7 @@ import pytest
 from agentcore_rl_toolkit.backends import open_recording
 from agentcore_rl_toolkit.contract import span_id_of, trace_id_of
 from agentcore_rl_toolkit.runs import Rollout
-from agentcore_rl_toolkit.runs.spans import spans_of
+from agentcore_rl_toolkit.runs.spans import seconds_of_tools, spans_of
 from serving import Asked, answering
 
 service = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
@@ -112,3 +112,13 @@ def test_two_calls_of_one_tool_are_two_spans() -> None:
     found = list(spans_of(vars(rollout(calls=calls, dialogue=[asked, asked, asked]))))
     assert len({span.id for span in found}) == len(found)
     assert [span.name for span in found].count("execute_tool calculator") == 2
+
+
+def test_an_example_in_the_prompt_and_a_call_of_another_form_are_no_tools_of_the_rollout() -> None:
+    call = {"id": "c", "function": {"name": "calculator"}}
+    example: list[dict[str, Any]] = [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}]
+    own: list[dict[str, Any]] = [{"role": "assistant", "tool_calls": [call]}, {"role": "assistant", "content": "2"}]
+    assert seconds_of_tools(vars(rollout(dialogue=[*example, *own]))) == {"calculator": 1.0}
+    assert seconds_of_tools(
+        vars(rollout(dialogue=[{"role": "assistant", "tool_calls": [{"function": "x"}]}, *own[1:]]))
+    ) == {"unknown": 1.0}

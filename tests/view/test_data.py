@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,7 +37,7 @@ def write(folder: Path, *rollouts: Rollout) -> Path:
 @pytest.fixture
 def client(tmp_path: Path) -> Iterator[TestClient]:
     runs = data.Runs([], tmp_path)
-    served = app(runs, HostCheck(("localhost", "localhost"), ()), "key", ending=lambda: False)
+    served = app(runs, HostCheck(("localhost", "localhost"), ()), "key")
     with TestClient(served, base_url="http://localhost", raise_server_exceptions=False) as found:
         assert found.get("/?key=key").status_code == 200  # sets the cookie
         yield found
@@ -121,15 +122,36 @@ def test_runs_of_one_name_are_two_and_a_dead_process_has_nothing_in_flight(tmp_p
     assert (found["name"], found["status"], found["in_flight"]) == ("run~2", "stopped", None)
 
 
-def test_the_events_of_a_run_end_when_its_folder_is_removed(
+def test_a_run_has_another_version_when_it_grows_and_none_when_its_folder_is_removed(
     client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(data, "FOLDERS_S", 0.0)
     folder = write(tmp_path / "run", rollout(0))
-    with client.stream("GET", "/api/events?run=gone") as stream:
-        assert list(stream.iter_lines()) == []
+    paths = ["/api/version", "/api/version?run=run"]
+    before = [client.get(path).json() for path in paths]
+    assert [found["status"] for found in before] == ["", "running"]  # it has no lock, and was just written
+    assert [client.get(path).json() for path in paths] == before
+    for name in ("metrics.jsonl", "in_flight.json"):
+        (folder / name).write_text("{}")
+        now = [client.get(path).json() for path in paths]
+        assert all(one["version"] != other["version"] for one, other in zip(before, now, strict=True))
+        before = now
     shutil.rmtree(folder)
-    assert client.get("/api/runs/run").status_code == 404
+    assert [client.get(path).status_code for path in (paths[1], "/api/runs/run")] == [404, 404]
+
+
+def test_an_address_leads_to_the_same_run_whichever_was_written_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data, "FOLDERS_S", 0.0)
+    both = [write(tmp_path / place / "run", rollout(0)) for place in (".", "runs")]
+    runs = data.Runs([], tmp_path)
+    first = runs.folder("run")
+    for newest in both:
+        for folder in both:
+            os.utime(folder / ROLLOUTS, (1.0 + (folder == newest),) * 2)
+        assert runs.folder("run") == first
+        assert next(iter(runs.folders().values())) == newest
 
 
 @pytest.mark.parametrize(("steps", "held", "steps_held"), [(2, 8, 2), (8, 16, 8), (40, 8, 4)])

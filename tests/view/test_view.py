@@ -27,7 +27,7 @@ pytestmark = pytest.mark.timeout(600)
 WEIGHTS = Path(__file__).parents[2] / "src" / "agentcore_rl_toolkit" / "policy" / "weights"
 HOSTILE = (
     "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>"
-    "@DATA@ @CODE@ </script><script>window.hacked = 3</script><meta charset=utf-8>\\u003c 世界"  # of a run as one file
+    "@DATA@ @CODE@ </script><script>window.hacked = 3</script><meta charset=utf-8>\\u003c 世界 İΟΔΟΣ"  # of a run as one file
 )
 DEADLINE_MS = 60_000
 
@@ -471,6 +471,7 @@ QUERIES = [
     {"input": "input-0"},
     {"tool": "calculator", "tokens_from": "3", "sort": "grp"},
     {"tool": ""},
+    {"tool": "constructor"},
     {"tokens_to": "2"},
     {"usable": "0"},
     {"usable": "1", "sort": "advantage"},
@@ -483,6 +484,8 @@ QUERIES = [
     {"error": f"ValueError: {HOSTILE}"},
     {"text": "LAMPS IN SHOP 1"},
     {"text": "世界"},
+    {"text": "ος"},
+    {"text": "İοδος"},
     {"text": "onerror='window"},
     {"text": "no such word"},
     {"text": "null"},
@@ -525,6 +528,64 @@ def test_a_file_of_a_large_run_holds_all_evaluations_and_says_what_is_left_out(s
     shown.page.goto(f"{(tmp_path / 'part.html').as_uri()}#/compare?first=loop@before&second=loop@after")
     shown.page.wait_for_selector("#compared-counts:has-text('2 inputs in both: 1 better, 0 worse')")
     shown.page.wait_for_selector("#page:has-text('Paired by input: cannot tell')")
+
+
+@pytest.mark.system
+def test_more_tabs_open_than_a_browser_has_connections_to_a_host(browser: Any, shown: Shown) -> None:
+    context = browser.new_context()
+    context.set_default_timeout(DEADLINE_MS / 2)
+    context.new_page().goto(shown.url)
+    for n in range(1, 9):
+        page = context.new_page()
+        page.goto(f"{shown.url}#/run/loop/rollout/{n}", wait_until="commit")
+        page.wait_for_selector(f"h1:text-is('Rollout {n}')")
+    context.close()
+
+
+@pytest.mark.system
+def test_a_page_that_is_drawn_again_keeps_nothing_of_what_it_showed(shown: Shown) -> None:
+    page = shown.at("#/run/loop")
+    page.click("#numbers summary")
+    session, found = page.context.new_cdp_session(page), []
+    for count in (4, 12):
+        for n in range(count):
+            page.evaluate("document.querySelector('h1').className = 'old'")
+            page.emulate_media(color_scheme=("dark", "light")[n % 2])  # draws it again
+            page.wait_for_selector("h1:not(.old)")
+        session.send("HeapProfiler.collectGarbage")
+        found.append(session.send("Memory.getDOMCounters"))
+    for kind in ("nodes", "jsEventListeners"):
+        assert found[1][kind] < 1.5 * found[0][kind], found
+
+
+@pytest.mark.system
+def test_runs_are_compared_whatever_their_names_contain(shown: Shown) -> None:
+    names = [shown.new(f"lr=0.1,seed={n}&x").name for n in range(2)]
+    for name in names:
+        write(shown.folder / "runs" / name, "trl")
+    page = shown.at(
+        f"#/compare?{urllib.parse.urlencode({'first': f'{names[0]}@train', 'second': f'{names[0]}@train'})}"
+    )
+    page.evaluate("document.querySelector('details').open = true")
+    page.check(f"[name='run-{names[1]}']")
+    page.wait_for_selector("summary:has-text('2 runs chosen')")
+    assert set(chart(page, "reward")) == {"step", *names}
+
+
+@pytest.mark.system
+def test_places_of_a_text_are_marked_where_they_are(shown: Shown) -> None:
+    page = shown.at("#/run/loop/rollout/1?find=οδος")
+    assert set(page.locator("#dialogue mark.hit").all_inner_texts()) == {"ΟΔΟΣ"}
+
+
+@pytest.mark.system
+def test_groups_of_the_first_steps_are_not_praised(shown: Shown) -> None:
+    for steps, said in ((2, "No problem is known yet: most tool calls"), (3, "most groups have rewards that differ")):
+        with RunWriter(folder := shown.new("young")) as run:
+            for n in range(8 * steps):
+                reward = float(n % 2 and steps > 2)
+                run.rollout(rollout(n, step=n // 8, reward=reward, session_id=f"young-{n}"))
+        assert said in shown.at(f"#/run/{folder.name}").inner_text("#diagnosis")
 
 
 @pytest.mark.system

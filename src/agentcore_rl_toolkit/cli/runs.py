@@ -14,6 +14,7 @@ from ..runs import Query, RunReader, TokenSequence, demonstrations, diagnose, fi
 from ..runs.demonstrations import write_rows
 from ..runs.folder import is_run, read_config, status
 from ..runs.frames import rollout_rows
+from ..view.data import as_json as plain_json
 from ..view.data import head
 from . import in_flight
 from .options import as_json, new_file, with_force
@@ -86,7 +87,8 @@ def show(
         agentcore-rl runs show
         agentcore-rl runs show after --worst 3
     """
-    if part is None and run is not None and (run in PARTS or run.isdecimal()) and not is_run(Path(run)):
+    known = run is not None and any(is_run(path / run) for path in (Path(), Path("runs")))
+    if part is None and run is not None and (run in PARTS or run.isdecimal()) and not known:
         run, part = None, run
     with RunReader(find_run(run)) as reader:
         if running:
@@ -111,7 +113,9 @@ def show(
                 "jobs": list({e["job"]: e for e in reader.metrics() if e.get("event") == "job"}.values()),
                 "not_kept": reader.counters(),
             }
-            click.echo(json.dumps(facts, indent=2) if as_json else visible("\n".join(_overview(facts))))
+            click.echo(
+                json.dumps(json.loads(plain_json(facts)), indent=2) if as_json else visible("\n".join(_overview(facts)))
+            )
             return
         shown = (reader.rollout(rollout) or {} for rollout in chosen)
         if as_json:
@@ -130,7 +134,7 @@ def _array(values: Iterable[Any]) -> Iterator[str]:
     """Yield the lines of a JSON array, and take its values one at a time."""
     before = "["
     for value in values:
-        yield before + json.dumps(value)
+        yield before + plain_json(value)
         before = ","
     yield "[]" if before == "[" else "]"
 

@@ -117,6 +117,8 @@ def _write_parquet(rows: Iterable[Mapping[str, Any]], target: Path) -> int:
                 writer = pq.ParquetWriter(target, pa.schema(known))
             writer.write_table(pa.Table.from_pylist(part, schema=writer.schema))
             count += len(part)
+        if writer is None:
+            pq.write_table(pa.table({}), target)
     finally:
         if writer is not None:
             writer.close()

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,10 +20,16 @@ TREND = 6  # steps that a trend needs at least
 STEADY = 3  # steps after which equal rewards are no accident of the first batch
 FEW = 20  # rollouts that a correlation needs at least
 FAILED, CUT, UNPARSED = 0.25, 0.2, 0.1  # shares of rollouts above which a failure explains a run
+USABLE = 0.1  # and below which too few are trained
 SAME = 0.5  # share of groups without different rewards
 OPPOSED = -0.5  # correlation of two numbers that came with the reward
 COLLAPSED, LOW_NATS = 0.25, 0.3  # entropy: what is left of the first steps', and the most that is low
-KL, RATIO, CLIPPED = 0.1, 10.0, 0.3  # limits of `metrics.md`
+# Numbers of an update with their limits of `metrics.md`.
+UPDATES = (
+    ("kl_sampler", 0.1, "the KL divergence from the engine is {:.2g}"),
+    ("clip_fraction", 0.3, "{:.0%} of the tokens are clipped"),
+    ("ratio_max", 10.0, "the largest ratio of a step is {:.3g} on average"),
+)
 GAP_GREW, GAP = 10.0, 0.05  # times the first steps' gap, and the least gap that matters, in nats
 STALE = 3.0  # weight versions
 WAITING, WAITED_S = 0.8, 10.0  # share of the time, and the least seconds of a step that matter
@@ -46,6 +53,7 @@ ADVICE = {
     "`rollouts` or the temperature.",
     "opposed": "The reward pays for both, so it hardly rises. Change their weights, or make one a condition of the reward.",
     "entropy": "Raise `clip_high` or the temperature, lower the learning rate, or start again from an earlier checkpoint.",
+    "not_finite": "Lower the learning rate or set `max_grad_norm`, and start again from a checkpoint before these steps.",
     "updates": "Lower the learning rate, use fewer minibatches per step, or lower `max_staleness`.",
     "gap": "Engine and trainer should be the same model. Check that new weights reach the engine, and the dtype of both.",
     "stale": "Lower `max_staleness`, make the rollouts shorter, or run more rollouts at the same time.",
@@ -77,18 +85,21 @@ def diagnose(run: RunReader, steps: Sequence[Mapping[str, Any]] | None = None) -
         return []
     events = [event for event in run.metrics() if event.get("event") in ("step", "evaluated")]
     by_step = {step["step"]: step for step in trained}
-    logged = {event.get("step"): event for event in events if event["event"] == "step"}
+    logged: dict[int, Any] = {}
+    for event in reversed(events):  # a resumed run repeats steps: what stands before an earlier step does not count
+        number = event.get("step")
+        if event["event"] == "step" and isinstance(number, int) and number < next(reversed(logged), math.inf):
+            logged[number] = event
     numbers = [{**by_step.get(n, {}), **logged.get(n, {})} for n in sorted({*by_step, *logged} - {None})]
     window = _Window(run, recent)
-    found = itertools.chain(
-        _failures(window),
-        _calls(window),
-        _groups(window) if len(trained) >= STEADY else (),
-        _opposed_numbers(window),
-        _updates(numbers),
-        _held_out(numbers, [event for event in events if event["event"] == "evaluated"]),
-    )
-    findings = list(found)
+    findings = [
+        *_failures(window),
+        *_calls(window),
+        *(_groups(window) if len(trained) >= STEADY else ()),
+        *_opposed_numbers(window),
+        *_updates(numbers),
+        *_held_out(numbers, [event for event in events if event["event"] == "evaluated"]),
+    ]
     solved = any(finding.name == "all_pass" for finding in findings)  # a policy that is right has no reason to explore
     return [finding for finding in findings if not (solved and finding.name == "entropy")]
 
@@ -131,8 +142,8 @@ def _failures(window: _Window) -> Iterator[Finding]:
         else:
             reasons = f"{len(errors)}{' or more' if len(errors) == MOST_FAILURES else ''} different reasons"
             yield _finding("failures", f"{text}, for {reasons}.", {**window.query, "failed": True}, advice=advice)
-    if window.query["phase"] == "train" and total and not usable:
-        text = f"None of the {total} rollouts of {window.name} is usable for training."
+    if window.query["phase"] == "train" and usable < USABLE * total:
+        text = f"{f'Only {usable}' if usable else 'None'} of the {total} rollouts of {window.name} can be used for training."
         yield _finding("not_usable", text, {**window.query, "usable": False})
 
 
@@ -154,20 +165,16 @@ def _groups(window: _Window) -> Iterator[Finding]:
     groups, differ, failed, solved = (window.sum(f"groups{n}") for n in ("", "_differ", "_failed", "_solved"))
     if not groups or groups - differ < SAME * groups or (window.sum("gradient_tokens") and not differ):
         return  # advantages of a teacher need no rewards that differ
-    count = failed if failed > groups / 2 else solved if solved > groups / 2 else groups - differ
-    begin = f"In {f'all {groups}' if count == groups else f'{count} of {groups}'} groups of {window.name}, "
-    taught = "so these groups teach nothing."
-    if failed > groups / 2:
-        text = f"{begin}every rollout scored 0 or less, {taught}"
-        yield _finding("all_fail", text, {**window.query, "reward_to": 0})
-    elif solved > groups / 2:
-        text = f"{begin}every rollout scored the full reward, {taught}"
-        yield _finding("all_pass", text, {**window.query, "reward_from": 1})
-    else:
-        text = f"{begin}all rollouts have the same reward, {taught}"
-        if failed or solved:
-            text += f" {failed} of them scored 0 or less, {solved} the full reward."
-        yield _finding("no_spread", text, {**window.query, "gradient": False})
+    kinds = (("all_fail", failed, "0 or less", {"reward_to": 0}), ("all_pass", solved, "1 or more", {"reward_from": 1}))
+    equal: tuple[str, int, str, dict[str, float]] = ("no_spread", groups - differ, "equal", {"gradient": False})
+    name, count, what, query = next((kind for kind in kinds if kind[1] > groups / 2), equal)
+    text = (
+        f"In {'all ' if count == groups else f'{count} of '}{groups} groups of {window.name}, all rewards are {what}, "
+    )
+    text += "so these groups teach nothing."
+    if name == "no_spread" and failed + solved:
+        text += f" {failed} of these groups have rewards of 0 or less, and {solved} of 1 or more."
+    yield _finding(name, text, {**window.query, **query})
 
 
 def _opposed_numbers(window: _Window) -> Iterator[Finding]:
@@ -195,30 +202,34 @@ def _updates(numbers: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
     """Find what is wrong with the updates: their size, the gap, the age of rollouts, the time."""
 
     def known(name: str) -> list[float]:
-        return [step[name] for step in numbers if isinstance(step.get(name), int | float)]
+        return [v for step in numbers if isinstance(v := step.get(name), int | float) and math.isfinite(v)]
 
-    def lately(name: str) -> float:
-        return statistics.fmean(values) if (values := known(name)[-RECENT:]) else 0.0
+    def lately(name: str) -> float | None:
+        return mean(known(name)[-RECENT:])
 
+    losses = [(step.get("loss"), step.get("grad_norm")) for step in numbers[-RECENT:]]
+    broken = sum(any(isinstance(v, float) and not math.isfinite(v) for v in each) for each in losses)
+    if broken:
+        text = f"In {broken} of the last {len(losses)} steps, the loss or the gradient norm is not a finite number."
+        yield _finding("not_finite", text)
     entropy = known("entropy")
     if len(entropy) >= TREND:
         first, last = statistics.fmean(entropy[:3]), statistics.fmean(entropy[-3:])
         if last < min(LOW_NATS, COLLAPSED * first):
             text = f"The entropy fell from {first:.2g} to {last:.2g} nats. The policy repeats itself and no longer explores."
             yield _finding("entropy", text)
-    kl, clipped, ratio = (lately(name) for name in ("kl_sampler", "clip_fraction", "ratio_max"))
-    if kl > KL or clipped > CLIPPED or ratio > RATIO:
-        text = f"The updates are too large. In the last steps, the KL divergence from the engine is {kl:.2g}, {clipped:.0%} of "
-        text += f"the tokens are clipped, and the largest ratio of a step is {ratio:.3g} on average."
+    sizes = [(v > limit, what.format(v)) for name, limit, what in UPDATES if (v := lately(name)) is not None]
+    if any(large for large, _ in sizes):
+        text = f"The updates are too large. In the last steps, {', and '.join(what for _, what in sizes)}."
         yield _finding("updates", text)
     gaps = known("logprob_gap") or known("gap_max")
     if gaps and gaps[-1] > max(GAP, GAP_GREW * (before := statistics.median(gaps[:3]))):
         text = f"The logprobs of engine and trainer differ by {gaps[-1]:.2g} nats, and at first by {before:.2g}."
         yield _finding("gap", text)
-    age, waiting = lately("staleness_mean") or lately("staleness"), lately("waiting")
+    age, waiting = lately("staleness_mean") or lately("staleness") or 0.0, lately("waiting") or 0.0
     if age > STALE:
         yield _finding("stale", f"The rollouts are {age:.1f} weight versions old when the trainer uses them.")
-    if waiting > WAITING and lately("rollout_s") > WAITED_S:
+    if waiting > WAITING and (lately("rollout_s") or 0.0) > WAITED_S:
         yield _finding("waiting", f"The trainer waits for rollouts {waiting:.0%} of the time.")
 
 

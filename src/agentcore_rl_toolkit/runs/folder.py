@@ -67,12 +67,13 @@ def status(folder: Path) -> str:
     An ended run with a summary of fewer steps than planned has stopped at a step.
     """
     lock = folder / LOCK
-    if lock.exists():
+    try:
         with lock.open() as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return "running"
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return "running"
+    except OSError:  # there is none, or this file system has no locks
+        pass
     last = _last_event(folder)
     if last.get("event") == FAILED:
         return f"failed: {last['reason']}"
@@ -83,9 +84,9 @@ def status(folder: Path) -> str:
     return f"stopped at {done} of {planned}" if early else "finished"
 
 
-def stamp(folder: Path) -> tuple[Any, ...]:
-    """Return what changes when something is written to the run, or its process ends."""
-    names = (ROLLOUTS, f"{ROLLOUTS}-wal", METRICS, SUMMARY, CONFIG)
+def stamp(folder: Path, *more: str) -> tuple[Any, ...]:
+    """Return the status, and what changes when something is written to the run, or to ``more`` of its files."""
+    names = (ROLLOUTS, f"{ROLLOUTS}-wal", METRICS, SUMMARY, CONFIG, *more)
     return status(folder), *((name, found.st_size, found.st_mtime_ns) for name, found in _stats(folder, names))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from .reader import LISTED, Query, RunReader
 from .record import text_of
 
 _PART = 500  # rollouts that are read at a time
+_KNOWN = ("session_id", "phase", "step", "grp", "outcome", "reward")  # of a message's rollout
 
 
 def rollout_rows(run: RunReader, query: Query | None = None) -> Iterator[dict[str, Any]]:
@@ -26,7 +27,7 @@ def message_rows(run: RunReader, query: Query | None = None) -> Iterator[dict[st
     """Yield a row for each message of the rollouts that fit, with its place in the dialogue and its text with tool calls."""
     for rollout in run.ids(query or Query()):
         found = run.rollout(rollout) or {}
-        known = {name: found.get(name) for name in ("session_id", "phase", "step", "grp", "outcome", "reward")}
+        known = {name: found.get(name) for name in _KNOWN}
         for place, message in enumerate(found.get("dialogue") or ()):
             yield {"rollout": rollout, **known, "message": place, "role": message.get("role"), "text": text_of(message)}
 
@@ -43,12 +44,12 @@ def rollouts_df(run: str | Path | None = None, query: Query | None = None) -> An
 
     Raises: ConfigError, MissingExtraError without pandas.
     """
-    return _frame(run, lambda reader: rollout_rows(reader, query))
+    return _frame(run, lambda reader: rollout_rows(reader, query), ("at", *LISTED))
 
 
 def messages_df(run: str | Path | None = None, query: Query | None = None) -> Any:
     """Return a data frame of the messages of a run's rollouts, as `rollouts_df` does."""
-    return _frame(run, lambda reader: message_rows(reader, query))
+    return _frame(run, lambda reader: message_rows(reader, query), ("rollout", *_KNOWN, "message", "role", "text"))
 
 
 def steps_df(run: str | Path | None = None) -> Any:
@@ -56,7 +57,8 @@ def steps_df(run: str | Path | None = None) -> Any:
     return _frame(run, step_rows)
 
 
-def _frame(run: str | Path | None, rows: Any) -> Any:
+def _frame(run: str | Path | None, rows: Any, columns: Sequence[str] = ()) -> Any:
     pandas = require("pandas")
     with RunReader(find_run(run)) as reader:
-        return pandas.DataFrame.from_records(list(rows(reader)))
+        found = list(rows(reader))
+        return pandas.DataFrame(found, columns=None if found else columns)

@@ -47,11 +47,13 @@ class Query:
     number: int | None = _where(f"{_NUMBER} = :number")
     number_from: int | None = _where(f"{_NUMBER} >= :number_from")
     group: str | None = _where("grp = :group")
-    input: str | None = _where("input_key = :input")
+    input: str | None = _where("(input_key = :input OR input_key IS NULL AND grp = :input)")
     outcome: str | None = _where("(outcome = :outcome OR 'cause:' || cause = :outcome)")
     stop: str | None = _where("stop = :stop")
     error: str | None = _where("SHAPE(error) = SHAPE(:error)")
-    tool: str | None = _where("(CASE :tool WHEN '\"\": ' THEN tool_calls = 0 ELSE INSTR(tools, :tool) END)")
+    tool: str | None = _where(
+        "(CASE :tool WHEN ' \"\": ' THEN tool_calls = 0 ELSE INSTR(' ' || SUBSTR(tools, 2), :tool) END)"
+    )
     text: str | None = _where(
         "id IN (SELECT rollout FROM search JOIN searched ON document = search.rowid WHERE search MATCH :text)"
     )
@@ -128,15 +130,15 @@ class RunReader(contextlib.AbstractContextManager["RunReader"]):
         values = query.values()
         conditions = [Query.__dataclass_fields__[name].metadata["where"] for name in values]
         if "tool" in values:
-            values["tool"] = f"{json.dumps(values['tool'])}: "
+            values["tool"] = f" {json.dumps(values['tool'])}: "
         if "text" in values:
             values["text"] = self._match(values["text"].replace("\0", " "))
         where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
         return self._all(f"SELECT {columns} FROM rollouts{where} {tail}", {**values, **more})
 
     def _match(self, text: str) -> str:
-        """Convert a text for the index of texts, which has all sequences of three characters, in small letters."""
-        found, low = [text], text.lower()
+        """Convert a text for the index of texts, which has all sequences of three characters, each in its folded case."""
+        found, low = [text], "".join(c.casefold() if len(c.casefold()) == 1 else c for c in text)
         if len(text) < 3:
             terms = "SELECT term FROM search_terms WHERE term >= ? AND term < ? || CHAR(1114111)"
             found = [row[0] for row in self._all(terms, (low, low))]

@@ -64,7 +64,8 @@ def spans_of(rollout: Mapping[str, Any]) -> Iterator[Span]:
         yield Span(f"stage {stage}", span_id_of(f"{session_id}/{stage}"), root, at_s, at_s + seconds, ours)
         at_s += seconds
     parent = span_id_of(f"{session_id}/run") if "run" in stages else root
-    answers = [m for m in facts.get("dialogue") or () if m.get("role") == "assistant"]
+    # Those before are examples in the prompt.
+    answers = [m for m in facts.get("dialogue") or () if m.get("role") == "assistant"][-len(calls) :]
     for number, call in enumerate(calls):
         name, began_s = call.get("turn_id") or f"{session_id}/{number}", call["started_s"]
         ended_s = call["finished_s"] or began_s
@@ -76,7 +77,8 @@ def spans_of(rollout: Mapping[str, Any]) -> Iterator[Span]:
         next_s = max(calls[number + 1]["started_s"], ended_s)
         for place, asked in enumerate(answers[number].get("tool_calls") or ()):
             asked = asked if isinstance(asked, Mapping) else {}
-            tool = str((asked.get("function") or {}).get("name") or "unknown")
+            function = asked.get("function")
+            tool = str((isinstance(function, Mapping) and function.get("name")) or "unknown")
             attributes = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": tool}
             attributes["gen_ai.tool.call.id"] = str(asked["id"]) if asked.get("id") else None
             yield Span(f"execute_tool {tool}", span_id_of(f"{name}/tool/{place}"), parent, ended_s, next_s, attributes)
@@ -135,16 +137,15 @@ class SpanSender:
             log.warning("spans are not sent: %s", e)
             return None
 
-    def send(self, rollout: Mapping[str, Any]) -> int:
-        """Queue the spans of a rollout, whose ids follow from its own. Return their number."""
+    def send(self, rollout: Mapping[str, Any]) -> None:
+        """Queue the spans of a rollout, whose ids follow from its own."""
         api, trace_id = self._api, int(trace_id_of(rollout["session_id"]), 16)
 
         def context(span_id: str) -> Any:
             flags = api.TraceFlags(api.TraceFlags.SAMPLED)
             return api.SpanContext(trace_id, int(span_id, 16), is_remote=False, trace_flags=flags)
 
-        spans = list(spans_of(rollout))
-        for span in spans:
+        for span in spans_of(rollout):
             status = api.Status() if span.error is None else api.Status(api.StatusCode.ERROR, span.error[:500])
             attributes = {"gen_ai.conversation.id": rollout["session_id"], **span.attributes}
             plain = (str, int, float, bool, list)
@@ -161,7 +162,6 @@ class SpanSender:
                 end_time=int(span.end_s * 1e9),
             )
             self._sending.on_end(readable)
-        return len(spans)
 
     def close(self) -> bool:
         """Send what waits. Returns whether all of it was taken."""

@@ -33,8 +33,9 @@ Select = Callable[[str, Sequence[Any]], Iterable[Any]]
 def summarize(select: Select, phase: str, step: int | None) -> dict[str, Any]:
     """Return the summary of a step, empty if the step has no rollout. ``select`` executes a query with its values.
 
-    Rewards are means over inputs, as in an evaluation: an input counts once, however many of its rollouts are scored. Of groups
-    with a scored rollout, those that failed have no reward above 0, and those that are solved have none below 1.
+    Rewards are means over inputs, as in an evaluation: an input counts once, however many of its rollouts are scored. The groups
+    differ, or all their rewards are equal: 0 or less (failed), 1 or more (solved), or between. Failures without a reward, which
+    are not trained, are not compared.
     """
     rows = list(select(f"SELECT id, {', '.join(COLUMNS)} FROM rollouts WHERE phase = ? AND step IS ?", (phase, step)))
     if not rows:
@@ -42,10 +43,10 @@ def summarize(select: Select, phase: str, step: int | None) -> dict[str, Any]:
     columns = dict(zip(("id", *COLUMNS), zip(*rows, strict=True), strict=True))
     known = {name: [value for value in values if value is not None] for name, values in columns.items()}
     usable = [reason is None for reason in columns["mask_reason"]]
-    scored = list(zip(columns["grp"], columns["score"], strict=True))
     ended_ok = zip(columns["outcome"], columns["grp"], columns["reward"], strict=True)
-    groups = _by_group(scored)
-    means = [fmean(scores) for scores in groups]
+    means = [fmean(each) for each in _by_group(zip(columns["grp"], columns["score"], strict=True))]
+    groups = _by_group(zip(columns["grp"], columns["reward"], strict=True))
+    equal = [each[0] for each in groups if min(each) == max(each)]
     scores = sorted(known["score"])
     starts = zip(columns["ended_s"], columns["elapsed_s"], strict=True)
 
@@ -67,9 +68,9 @@ def summarize(select: Select, phase: str, step: int | None) -> dict[str, Any]:
         "interval": interval(means) if means else None,
         "quantiles": [scores[int(q * (len(scores) - 1) + 0.5)] for q in QUANTILES] if scores else None,
         "groups": len(groups),
-        "groups_differ": sum(min(each) < max(each) for each in groups),
-        "groups_failed": sum(max(each) <= 0 for each in groups),
-        "groups_solved": sum(min(each) >= 1 for each in groups),
+        "groups_differ": len(groups) - len(equal),
+        "groups_failed": sum(reward <= 0 for reward in equal),
+        "groups_solved": sum(reward >= 1 for reward in equal),
         "sampled_tokens": sum(known["sampled_tokens"]) if known["sampled_tokens"] else None,
         "usable_tokens": usable_sum("trained_tokens"),
         "gradient_tokens": usable_sum("gradient_tokens"),
@@ -94,12 +95,12 @@ def _tools(columns: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _by_group(scored: Iterable[tuple[str, float | None]]) -> list[list[float]]:
-    """Return the known scores of each group that has one."""
+def _by_group(rewards: Iterable[tuple[str, float | None]]) -> list[list[float]]:
+    """Return the known rewards of each group that has one."""
     found: dict[str, list[float]] = {}
-    for group, score in scored:
-        if score is not None:
-            found.setdefault(group, []).append(score)
+    for group, reward in rewards:
+        if reward is not None:
+            found.setdefault(group, []).append(reward)
     return list(found.values())
 
 

@@ -133,15 +133,14 @@ class Tables:
         columns = ({} if before is None else {"id": before[0]}) | rollout.columns()
         names, places = ", ".join(columns), ", ".join("?" * len(columns))
         row = self.execute(f"INSERT INTO rollouts ({names}) VALUES ({places})", tuple(columns.values())).lastrowid
-        for name, data in parts.items():
-            self.execute("INSERT INTO parts (rollout, name, data) VALUES (?, ?, ?)", (row, name, data))
+        every = ((row, *part) for part in parts.items())
+        self.database.executemany("INSERT INTO parts (rollout, name, data) VALUES (?, ?, ?)", every)
         document = self.execute("INSERT INTO searched (rollout) VALUES (?)", (row,)).lastrowid
         text = searched_text(rollout.dialogue, detail, columns["error"])
         self.execute("INSERT INTO search (rowid, text) VALUES (?, ?)", (document, text))
         if self._texts is not None:
             new = {token for sequence in rollout.sequences or () for token in sequence.ids} - self._known
-            found = self._texts.of(new)
-            self.database.executemany("INSERT OR IGNORE INTO token_texts VALUES (?, ?)", found.items())
+            self.database.executemany("INSERT OR IGNORE INTO token_texts VALUES (?, ?)", self._texts.of(new).items())
             self._known |= new
 
     def annotate(self, session_id: str, columns: dict[str, Any], added: Mapping[int, Mapping[str, Any]]) -> None:

@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 COMMIT_S = 1.0
 WAITING = 4096  # rollouts that wait to be written at most, and so the memory that they hold
 CLOSE_S = 30.0
+# Other processes may count in the same run.
+_COUNT = "INSERT INTO run VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = value + excluded.value"
 
 Make = Callable[[], Rollout]
 Work = Callable[[Tables], None]
@@ -44,9 +46,10 @@ class RunWriter(contextlib.AbstractContextManager["RunWriter"]):
     def __init__(self, folder: Path, *, texts: TokenTexts | None = None, spans: SpanSender | None = None) -> None:
         self.folder, self.texts, self._spans = folder, texts, spans
         folder.mkdir(parents=True, exist_ok=True)
-        self.written = self.dropped = self.failed = 0
+        self.dropped = self.failed = 0  # rollouts
         self._done = 0  # works that were carried out
-        self._work: queue.Queue[Work | threading.Event | None] = queue.Queue(WAITING)
+        self._counted = (0, 0)  # dropped and failed rollouts that are counted in the file
+        self._work: queue.Queue[tuple[Work, int] | threading.Event | None] = queue.Queue(WAITING)
         self._metrics_lock = threading.Lock()
         self._closed = False
         self._warnings = WarnsOnceAMinute(log)
@@ -62,7 +65,7 @@ class RunWriter(contextlib.AbstractContextManager["RunWriter"]):
 
     def rollout(self, rollout: Rollout | Make) -> None:
         """Add a rollout, or one of the same session again in its place. A function is called on the writer's thread."""
-        self._put(lambda tables: self._add(tables, rollout))
+        self._put(lambda tables: self._add(tables, rollout), rollouts=1)
 
     def annotate(
         self,
@@ -97,7 +100,7 @@ class RunWriter(contextlib.AbstractContextManager["RunWriter"]):
             self._warnings.warning("a line of metrics was not kept: %s", e)
 
     def flush(self, timeout_s: float = CLOSE_S) -> bool:
-        """Wait until everything so far is on disk. Returns whether it is."""
+        """Wait until everything so far is on disk, or counted as lost. Returns whether it was in time."""
         done, deadline_s = threading.Event(), time.monotonic() + timeout_s
         try:
             self._work.put(done, timeout=timeout_s)
@@ -131,14 +134,14 @@ class RunWriter(contextlib.AbstractContextManager["RunWriter"]):
 
     # -- the thread
 
-    def _put(self, work: Work) -> None:
+    def _put(self, work: Work, rollouts: int = 0) -> None:
         if self._closed or self._tables is None:
-            self.failed += 1
+            self.failed += rollouts
             return
         try:
-            self._work.put_nowait(work)
+            self._work.put_nowait((work, rollouts))
         except queue.Full:
-            self.dropped += 1
+            self.dropped += rollouts
             self._warnings.warning("some rollouts are not kept: they come faster than %s takes them", self.folder)
 
     def _run(self) -> None:
@@ -151,7 +154,7 @@ class RunWriter(contextlib.AbstractContextManager["RunWriter"]):
                 except queue.Empty:
                     break
             ended = batch[-1] is None
-            self._write([work for work in batch if callable(work)])
+            self._write([work for work in batch if isinstance(work, tuple)])
             if isinstance(batch[-1], threading.Event):  # all before it is committed
                 batch[-1].set()
         if self._spans is not None:
@@ -160,21 +163,24 @@ class RunWriter(contextlib.AbstractContextManager["RunWriter"]):
         if self._tables is not None:
             self._tables.close()
 
-    def _write(self, batch: Sequence[Work]) -> None:
+    def _write(self, batch: Sequence[tuple[Work, int]]) -> None:
         if self._tables is None:
             return
+        failed = self.failed
         try:
             with self._tables.transaction():
-                for work in batch:
-                    self._one(self._tables, work)
-                for name, value in (("not_kept_full", self.dropped), ("not_kept_error", self.failed)):
-                    if value:
-                        self._tables.execute("INSERT OR REPLACE INTO run VALUES (?, ?)", (name, value))
+                for work, rollouts in batch:
+                    self._one(self._tables, work, rollouts)
+                counts = self.dropped, self.failed
+                for reason, count, known in zip(("full", "error"), counts, self._counted, strict=True):
+                    if count > known:
+                        self._tables.execute(_COUNT, (f"not_kept_{reason}", count - known))
+            self._counted = counts
         except Exception as e:  # the next batch may succeed
-            self.failed += len(batch)
+            self.failed = failed + sum(rollouts for _, rollouts in batch)
             self._warnings.warning("rollouts of %s were not kept: %s", self.folder, e)
 
-    def _one(self, tables: Tables, work: Work) -> None:
+    def _one(self, tables: Tables, work: Work, rollouts: int) -> None:
         """Do one piece of work. If it fails, the others are still written."""
         self._done += 1
         try:
@@ -183,13 +189,12 @@ class RunWriter(contextlib.AbstractContextManager["RunWriter"]):
         except sqlite3.OperationalError:  # the file or the disk, not this rollout
             raise
         except Exception as e:
-            self.failed += 1
-            self._warnings.warning("a rollout was not kept: %s: %s", type(e).__name__, e)
+            self.failed += rollouts
+            self._warnings.warning("a rollout or its numbers were not kept: %s: %s", type(e).__name__, e)
 
     def _add(self, tables: Tables, given: Rollout | Make) -> None:
         rollout = given if isinstance(given, Rollout) else given()
         tables.insert(rollout)
-        self.written += 1
         try:
             if self._spans is not None:
                 self._spans.send(vars(rollout))

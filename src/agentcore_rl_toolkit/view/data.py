@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import time
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ import msgspec
 from ..errors import ConfigError
 from ..runs import Query, RunReader, TokenSequence, diagnose, find_runs, read_config
 from ..runs.folder import SUMMARY, read_object, stamp, status
-from ..runs.in_flight import read_in_flight
+from ..runs.in_flight import IN_FLIGHT, read_in_flight
 from ..runs.spans import spans_of
 from ..stats.differences import change_of
 from ..stats.intervals import pass_rates
@@ -36,17 +37,19 @@ class Runs:
     def __init__(self, given: list[Path], folder: Path | None) -> None:
         self._given, self._folder = given, folder
         self._folders: tuple[float, dict[str, Path]] = (-FOLDERS_S, {})
+        self._names: dict[Path, str] = {}  # an address leads to the same run as long as the server runs
         self._kept: dict[tuple[str, Path], tuple[Any, Any]] = {}  # a run's stamp, and the result for that stamp
 
     def folders(self, *, fresh: bool = False) -> dict[str, Path]:
         """Return the folder of each name. A number distinguishes runs of one name. ``fresh`` reads the folders again now."""
         if fresh or time.monotonic() - self._folders[0] >= FOLDERS_S:
-            found: dict[str, Path] = {}
-            for path in [*self._given, *(find_runs(self._folder) if self._folder is not None else ())]:
+            paths = [*self._given, *(find_runs(self._folder) if self._folder is not None else ())]
+            for path in paths:
                 name = path.resolve().name
                 names = itertools.chain([name], (f"{name}~{number}" for number in itertools.count(2)))
-                found[next(name for name in names if name not in found)] = path
-            self._folders = (time.monotonic(), found)
+                taken = self._names.values()
+                self._names[path] = self._names.get(path) or next(name for name in names if name not in taken)
+            self._folders = (time.monotonic(), {self._names[path]: path for path in paths})
         return self._folders[1]
 
     def folder(self, name: str) -> Path:
@@ -89,10 +92,10 @@ class Runs:
         return change(*sides)
 
     def version(self, name: str) -> Any:
-        """Return a value that changes when this run grows or ends, or without a name when any run does."""
-        if name:
-            return *stamp(self.folder(name)), (read_in_flight(self.folder(name)) or {}).get("at_s")
-        return "", [(name, stamp(path)) for name, path in self.folders().items()]
+        """Return the status of a run, and a value that changes when it grows or ends. Without a name, when any run does."""
+        paths = [self.folder(name)] if name else self.folders().values()
+        now = [(path, stamp(path, IN_FLIGHT)) for path in paths]
+        return {"status": now[0][1][0] if name else "", "version": zlib.crc32(repr(now).encode("utf-8", "replace"))}
 
 
 def head(folder: Path) -> dict[str, Any]:
@@ -216,38 +219,31 @@ def evaluation(run: RunReader, query: Query) -> dict[str, Any]:
 
 def histogram(values: list[float]) -> list[dict[str, float]]:
     """Count values in `BINS` equal parts of their range, or each value if only a few differ."""
-    parts: dict[float, list[float]] = {}
-    if len(set(values)) <= BINS:  # each by itself
-        parts = {value: [value] * count for value, count in Counter(values).items()}
-    else:
-        low, wide = min(values), (max(values) - min(values)) / BINS
-        for value in values:
-            parts.setdefault(low + wide * min(BINS - 1, int((value - low) / wide)), []).append(value)
+    few, low, parts = len(set(values)) <= BINS, min(values, default=0.0), dict[float, list[float]]()
+    wide = (max(values, default=0.0) - low) / BINS
+    for value in values:
+        at = value if few else low + wide * min(BINS - 1, int((value - low) / wide))
+        parts.setdefault(at, []).append(value)
     return [{"at": at, "from": min(parts[at]), "to": max(parts[at]), "n": len(parts[at])} for at in sorted(parts)]
 
 
 def query_of(given: Mapping[str, str]) -> Query:
-    """Read a query from an address. Raises: ConfigError."""
+    """Read a query from an address. Raises: ConfigError, msgspec.ValidationError."""
     asked = {k: v for k, v in given.items() if k not in ("offset", "limit", "key") and (v != "" or k == "tool")}
     for name in asked.keys() - Query.__dataclass_fields__:
         raise ConfigError(f"there is no filter {name!r}")
     texts: dict[str, Any] = {
         k: v for k, v in asked.items() if str(Query.__dataclass_fields__[k].type).startswith("str")
     }
-    try:  # a text stays as it is: "null" is a word
-        found = msgspec.convert({k: v for k, v in asked.items() if k not in texts}, Query, strict=False)
-        return dataclasses.replace(found, **texts)
-    except msgspec.ValidationError as e:
-        raise ConfigError(str(e)) from e
+    # A text stays as it is: "null" is a word.
+    found = msgspec.convert({k: v for k, v in asked.items() if k not in texts}, Query, strict=False)
+    return dataclasses.replace(found, **texts)
 
 
 def rows(run: RunReader, given: Mapping[str, str]) -> dict[str, Any]:
     """Return a page of a list."""
-    query = query_of(given)
-    try:
-        offset, limit = (max(0, int(given.get(name, default))) for name, default in (("offset", 0), ("limit", 200)))
-    except ValueError:
-        raise ConfigError("offset and limit are numbers") from None
+    query, page = query_of(given), (given.get("offset", 0), given.get("limit", 200))
+    offset, limit = (max(0, number) for number in msgspec.convert(page, tuple[int, int], strict=False))
     return {"total": run.count(query), "rows": run.rollouts(query, offset=offset, limit=min(limit, PAGE))}
 
 

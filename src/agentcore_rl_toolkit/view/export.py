@@ -87,7 +87,7 @@ def export(run: RunReader, target: Path, *, limit: int = MOST_ROLLOUTS) -> str:
         found = details[row["id"]] = data.rollout(run, row["id"])
         texts |= found.pop("texts")
         row["shape"] = shape_of(row["error"])
-        row["searched"] = searched_text(found["dialogue"], found["detail"] or {}, row["error"]).lower()
+        row["searched"] = searched_text(found["dialogue"], found["detail"] or {}, row["error"])
     held = {
         "name": run.name,
         "left_out": left_out,

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import json
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 import uvicorn
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
@@ -29,7 +29,6 @@ from . import data
 from .data import Runs, query_of
 from .export import STATIC
 
-LOOK_S, LIST_LOOKS = 0.5, 10
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -40,15 +39,11 @@ HEADERS = {
 }
 
 
-def app(runs: Runs, hosts: HostCheck, key: str, *, ending: Callable[[], bool]) -> Starlette:
-    """Return the routes, which need ``key``. Streams of changes end when ``ending`` returns True."""
+def app(runs: Runs, hosts: HostCheck, key: str) -> Starlette:
+    """Return the routes, which need ``key``."""
 
     def answer(make: Callable[[Request], Any]) -> Callable[[Request], Any]:
-        async def handle(request: Request) -> Response:
-            text = await asyncio.to_thread(lambda: data.as_json(make(request)))
-            return Response(text, media_type="application/json")
-
-        return handle
+        return lambda request: Response(data.as_json(make(request)), media_type="application/json")  # on a thread
 
     def of_run(make: Callable[[RunReader, Request], Any]) -> Callable[[Request], Any]:
         def read(request: Request) -> Any:
@@ -56,22 +51,6 @@ def app(runs: Runs, hosts: HostCheck, key: str, *, ending: Callable[[], bool]) -
                 return make(run, request)
 
         return answer(read)
-
-    async def events(request: Request) -> Response:
-        async def changes() -> AsyncIterator[str]:
-            name, known = request.query_params.get("run", ""), None
-            while not ending() and not await request.is_disconnected():
-                try:
-                    now = await asyncio.to_thread(runs.version, name)
-                except ConfigError:  # its folder was removed
-                    return
-                if known != now:
-                    yield f"data: {json.dumps({'status': now[0], 'changed': known is not None})}\n\n"
-                known = now
-                for _ in range(1 if name else LIST_LOOKS):  # many runs are looked at less often
-                    await asyncio.sleep(0 if ending() else LOOK_S)
-
-        return StreamingResponse(changes(), media_type="text/event-stream")
 
     async def refused(_: Request, error: Exception) -> Response:
         return JSONResponse({"error": {"message": str(error)}}, status_code=404)
@@ -102,9 +81,9 @@ def app(runs: Runs, hosts: HostCheck, key: str, *, ending: Callable[[], bool]) -
             Route("/api/runs/{run}/rollouts/{n:int}", of_run(lambda run, r: data.rollout(run, r.path_params["n"]))),
             Route("/api/runs/{run}/groups/{n:int}", of_run(lambda run, r: data.group(run, r.path_params["n"]))),
             Route("/api/change", answer(lambda r: runs.change(r.query_params))),
-            Route("/api/events", events),
+            Route("/api/version", answer(lambda r: runs.version(r.query_params.get("run", "")))),
         ],
-        exception_handlers={ConfigError: refused},
+        exception_handlers={ConfigError: refused, msgspec.ValidationError: refused},
         middleware=[Middleware(BaseHTTPMiddleware, dispatch=guard), Middleware(CheckedApp, hosts)],
     )
 
@@ -125,7 +104,7 @@ async def serve(
     listener = listen(host, port)
     key = secrets.token_urlsafe(16)
     hosts = HostCheck((host, listener.getsockname()[0]), allowed_hosts)
-    page = app(runs, hosts, key, ending=lambda: server.should_exit)
+    page = app(runs, hosts, key)
     options: dict[str, Any] = {"lifespan": "off", "log_level": "warning", "access_log": False}
     server = uvicorn.Server(uvicorn.Config(page, http="h11", timeout_graceful_shutdown=2, **options))
 

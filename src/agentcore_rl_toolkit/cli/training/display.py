@@ -29,7 +29,7 @@ SHOWN_FINDINGS = 2
 HEADER_EVERY = 20  # rows of the table in a file or pipe
 LOOK_S = 10.0  # limit of the last diagnosis at the end
 PROGRESS_S = 30.0  # pause between two lines in a file or pipe
-FIRST = 16  # characters of a row's name
+FIRST = 18  # characters of a row's name, such as "held out, step-100"
 # Name, characters, and the least width of a terminal with this column. A file has all columns.
 COLUMNS = (
     *(

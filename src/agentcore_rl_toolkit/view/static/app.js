@@ -1,7 +1,7 @@
 // @ts-check
 import { el, link, notice, tip, to } from "./dom.js";
 import { exported, leftOut, listen, runList } from "./source.js";
-import { mount } from "./charts.js";
+import { mount, unmount } from "./charts.js";
 import { runsPage } from "./runs.js";
 import { inputsPage, runPage } from "./run.js";
 import { rolloutsPage } from "./rollouts.js";
@@ -65,6 +65,7 @@ async function draw(keep = false) {
   current = Array.isArray(made) ? { nodes: made } : made;
   drawBar(at);
   const [head, ...nodes] = current.nodes.flat(3).filter(Boolean);
+  unmount(page);
   page.replaceChildren(head, ...(leftOut ? [notice(leftOut)] : []), ...nodes);
   page.dataset.shown = at.address;
   document.title = at.run ? `${at.run}: ${at.name || "run"}` : "Runs";
@@ -96,8 +97,6 @@ addEventListener("keydown", (event) => {
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => draw(true)); // canvases keep their colours
 
 // Follow what the page shows: its run, or the list of runs. A rollout, a group and a comparison stay as they are.
-const REDRAW_MS = 1000;
-let due = 0;
 function watch(at) {
   const run = at.kind === "run" ? at.run : at.kind === "" ? "" : null;
   if (run === watched) return;
@@ -105,9 +104,6 @@ function watch(at) {
   watched = run;
   if (run === null) { live.textContent = ""; return; }
   const say = (text, title = "", ended = false) => { [live.textContent, live.title] = [text, title]; live.classList.toggle("ended", ended); };
-  stop = listen(run, () => {
-    if (due || ["rollout", "group"].includes(read().name)) return;
-    due = setTimeout(() => { due = 0; current?.changed ? current.changed() : draw(true); }, REDRAW_MS);
-  }, say);
+  stop = listen(run, () => (["rollout", "group"].includes(read().name) ? null : current?.changed ? current.changed() : draw(true)), say);
 }
 draw();

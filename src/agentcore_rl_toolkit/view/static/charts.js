@@ -23,8 +23,6 @@ function stepsOf(curves) {
   return [...new Set([...known, ...Array.from({ length: Math.floor(known.at(-1)) - Math.ceil(known[0]) + 1 }, (_, i) => Math.ceil(known[0]) + i)])].sort((a, b) => a - b);
 }
 
-const valueAt = (x, points, key) => points.get(x)?.[key] ?? null;
-
 /** @returns {any} */
 const abscissa = (options) => ({ label: options.x ?? "step", value: (_, v) => (v === null ? "" : number(v)) });
 const bandOf = (p) => (typeof p?.low === "number" ? ` (${number(p.low)} to ${number(p.high)})` : "");
@@ -39,12 +37,12 @@ export function lineChart(title, curves, options = {}) {
   for (const [n, curve] of shown.entries()) {
     const points = new Map(curve.points.map((p) => [p.x, p])), name = curve.colour ?? COLOURS[curve.kind] ?? RING[n % RING.length];
     hrefs.push(points);
-    data.push(xs.map((x) => valueAt(x, points, "y")));
+    data.push(xs.map((x) => points.get(x)?.y ?? null));
     series.push({ label: curve.name, stroke: () => colour(name), width: 2, dash: curve.kind === "held" ? [4, 3] : undefined, spanGaps: curve.kind === "held" || options.join === true,
       points: { show: xs.length <= LABELLED || curve.kind === "held", size: 6 }, value: (_, v, __, i) => (i === null ? "" : number(v) + bandOf(points.get(xs[i]))) });
     if (curve.points.some((p) => p.low !== undefined && p.low !== null)) {
       for (const key of ["high", "low"]) {
-        data.push(xs.map((x) => valueAt(x, points, key)));
+        data.push(xs.map((x) => points.get(x)?.[key] ?? null));
         series.push({ label: `${curve.name}, ${key}`, class: "u-band", stroke: () => colour(name, 0.25), width: 1, spanGaps: curve.kind === "held", points: { show: false } });
       }
       bands.push({ series: [data.length - 2, data.length - 1], fill: () => colour(name, 0.13) });
@@ -103,6 +101,9 @@ export function mount(root) {
     if (make && box.clientWidth) { waiting.delete(box); make(); }
   }
 }
+
+// Free the plots of what leaves the page: uPlot keeps those that it knows.
+export const unmount = (root) => root.querySelectorAll(".plot").forEach((box) => box.chart?.destroy());
 
 // A small curve without axes, for lists.
 export function sparkline(values, title) {

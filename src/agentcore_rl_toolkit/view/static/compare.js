@@ -16,14 +16,14 @@ function paired(one, other) {
 
 export async function comparePage(query, go) {
   const known = (await runList()).filter((r) => r.problem === null), named = (side) => side && sideOf(side).run;
-  const asked = [...new Set([...(query.runs ? query.runs.split(",") : []), named(query.first), named(query.second)].filter(Boolean))];
+  const asked = [...new Set([...(query.runs ? query.runs.split("/") : []), named(query.first), named(query.second)].filter(Boolean))];
   const chosen = (asked.length ? asked : known.slice(0, 2).map((r) => r.name)).filter((n) => known.some((r) => r.name === n)).slice(0, OVERLAID);
   const runs = await Promise.all(chosen.map(readRun));
   const sides = runs.flatMap((run) => [...new Set(run.steps.map((s) => s.phase))].map((p) => [`${run.name}@${p}`, `${run.name}, ${p}`]).concat(run.steps.filter((s) => s.step !== null).map((s) => [`${run.name}@${s.phase}:${s.step}`, `${run.name}, ${s.at}`]))).filter(([s]) => isHeld("inputs", sideOf(s).query));
   const whole = sides.map(([s]) => s).filter((s) => !s.includes(":", s.lastIndexOf("@")));
   const first = query.first || whole[0] || sides[0]?.[0], second = query.second || whole.findLast((s) => named(s) === named(first) && s !== first) || whole.at(-1);
-  const here = (changed) => { const all = { runs: chosen.join(","), first, second, metric: query.metric, flipped: query.flipped, ...changed }; return `#/compare?${new URLSearchParams(Object.entries(all).filter(([, v]) => v))}`; };
-  const boxes = known.length > 1 ? el("details", { class: "card over", open: known.length <= 12 }, el("summary", {}, `${many(chosen.length, "run")} chosen of ${known.length}, at most ${OVERLAID}`), el("div", { class: "spaced" }, known.map((r) => el("label", { class: "box" }, el("input", { type: "checkbox", name: `run-${r.name}`, checked: chosen.includes(r.name), disabled: !chosen.includes(r.name) && chosen.length >= OVERLAID, onchange: (event) => go(here({ runs: (event.target.checked ? [...chosen, r.name] : chosen.filter((n) => n !== r.name)).join(","), first: "", second: "" })) }), ` ${r.name}`)))) : null;
+  const here = (changed) => { const all = { runs: chosen.join("/"), first, second, metric: query.metric, flipped: query.flipped, ...changed }; return `#/compare?${new URLSearchParams(Object.entries(all).filter(([, v]) => v))}`; };
+  const boxes = known.length > 1 ? el("details", { class: "card over", open: known.length <= 12 }, el("summary", {}, `${many(chosen.length, "run")} chosen of ${known.length}, at most ${OVERLAID}`), el("div", { class: "spaced" }, known.map((r) => el("label", { class: "box" }, el("input", { type: "checkbox", name: `run-${r.name}`, checked: chosen.includes(r.name), disabled: !chosen.includes(r.name) && chosen.length >= OVERLAID, onchange: (event) => go(here({ runs: (event.target.checked ? [...chosen, r.name] : chosen.filter((n) => n !== r.name)).join("/"), first: "", second: "" })) }), ` ${r.name}`)))) : null;
   const all = new Map(runs.map((run) => [run.name, valuesOf(run)]));
   const metrics = namesOf([...all.values()].flat());
   const metric = metrics.includes(query.metric) ? query.metric : "reward";

@@ -110,6 +110,9 @@ export function sortBy(rows, value, descending, tie = (_a, _b) => 0) {
   });
 }
 
+// A pattern of a text without regard to case, which is folded as in the server's index.
+export const patternOf = (text) => new RegExp(`(${text.replace(/[\\^$.*+?()[\]{}|/]/g, "\\$&")})`, "giu");
+
 // The address of a page: #/run/NAME/page?filters
 export function link(run, page = "", query = {}) {
   const words = new URLSearchParams(Object.entries(query).filter(([k, v]) => v !== null && v !== undefined && (v !== "" || k === "tool")));

@@ -1,6 +1,6 @@
 // @ts-check
 // One rollout: the list that it is in, its dialogue or its tokens, and its facts.
-import { el, fold, hint, link, messageCalls, messageText, many, notice, number, onTyped, outcomeClass, outcomeText, seconds, soft, stopText, to, toolCalls } from "./dom.js";
+import { el, fold, hint, link, messageCalls, messageText, many, notice, number, onTyped, outcomeClass, outcomeText, patternOf, seconds, soft, stopText, to, toolCalls } from "./dom.js";
 import { filtersOf, rolloutOf, rowsOf } from "./source.js";
 import { tokenView } from "./tokens.js";
 
@@ -11,13 +11,7 @@ const NEIGHBOURS = 15; // rows of the list before and after
 export const expectedOf = (payload) => { const key = EXPECTED.find((k) => payload?.[k] !== undefined && payload[k] !== null); return key ? String(typeof payload[key] === "string" ? payload[key] : JSON.stringify(payload[key])) : null; };
 
 // Text with the places of a word marked, without regard to case.
-function marked(text, word) {
-  if (!word) return text;
-  const low = text.toLowerCase(), part = word.toLowerCase(), pieces = [];
-  let from = 0;
-  for (let at = low.indexOf(part); at >= 0; at = low.indexOf(part, from)) { pieces.push(text.slice(from, at), el("mark", { class: "hit" }, text.slice(at, at + part.length))); from = at + part.length; }
-  return [...pieces, text.slice(from)];
-}
+const marked = (text, word) => (word ? text.split(patternOf(word)).map((piece, n) => (n % 2 ? el("mark", { class: "hit" }, piece) : piece)) : text);
 
 // mark: of a message's place, [first and last character that differ, the other's calls]. turn: the address of a turn.
 /**
@@ -36,7 +30,7 @@ export function dialogueOf(dialogue, { mark, find, turn, from = 0 } = {}) {
     if (i < from) return null;
     const body = at === undefined || at >= text.length ? marked(text, find) : [text.slice(0, at), el("mark", {}, text.slice(at, end)), text.slice(end)];
     const known = ["user", "system", "assistant", "tool"].includes(role) ? role : "";
-    const thought = typeof message.reasoning_content === "string" ? el("details", { open: Boolean(find) && message.reasoning_content.toLowerCase().includes(find.toLowerCase()) }, el("summary", { class: "soft" }, "reasoning"), el("div", { class: "text soft" }, marked(message.reasoning_content, find))) : null;
+    const thought = typeof message.reasoning_content === "string" ? el("details", { open: Boolean(find) && patternOf(find).test(message.reasoning_content) }, el("summary", { class: "soft" }, "reasoning"), el("div", { class: "text soft" }, marked(message.reasoning_content, find))) : null;
     const mine = role === "assistant" && turn ? el("a", { class: "soft", href: turn(turns) }, ` turn ${turns}`) : null;
     const copy = turn ? el("button", { type: "button", class: "plain", title: "copy this message", "aria-label": "copy this message", onclick: () => navigator.clipboard.writeText(text) }, "copy") : null;
     return el("div", { class: `message ${known}`, "data-turn": mine ? turns : null }, el("div", { class: "role" }, [role, message.name ?? called.get(message.tool_call_id)].filter(Boolean).join(" "), mine, copy), thought, text !== "" ? el("div", { class: "text" }, body) : null, messageCalls(message).map((call, n) => el("div", {}, el("span", { class: "call" }, at === undefined || call === known_calls[n] ? marked(call, find) : el("mark", {}, call)))));

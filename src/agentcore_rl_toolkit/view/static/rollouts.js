@@ -70,8 +70,7 @@ class VirtualRows {
   want(chunk) {
     if (this.loading >= AT_ONCE) return;
     this.loading++;
-    const ended = () => { this.loading--; this.draw(); };
-    this.load(chunk).then(ended, () => { this.loading--; });
+    this.load(chunk).finally(() => { this.loading--; }).then(() => this.draw(), () => {});
   }
   async renew() {
     this.chunks.clear();

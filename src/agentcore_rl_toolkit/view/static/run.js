@@ -1,7 +1,7 @@
 // @ts-check
 // One run: is it learning, and if not, why?
 import { el, facts, fold, inputOf, link, many, notice, number, numbersIn, percent, seconds, section, stopText, table, to } from "./dom.js";
-import { lineChart, sparkline, stackedChart } from "./charts.js";
+import { lineChart, sparkline, stackedChart, unmount } from "./charts.js";
 import { inputsOf, overview } from "./source.js";
 import { statusOf } from "./runs.js";
 
@@ -23,6 +23,7 @@ function everyNumber(run, mount) {
   const draw = () => {
     const wide = Number(smooth.value);
     said.textContent = wide === 1 ? "every step" : `mean of ${wide} steps`;
+    unmount(grid);
     grid.replaceChildren(...names.filter((name) => name.includes(filter.value)).map((name) => lineChart(name, [{ name, points: mean(rows.map(([s, numbers]) => ({ x: s.number, y: numbers[name] ?? null })), wide) }])).filter(Boolean));
     mount(grid);
   };
@@ -36,9 +37,9 @@ function findings(run) {
   const total = run.steps.reduce((n, s) => n + s.rollouts, 0);
   const rows = run.diagnosis.map((f) => el("div", { class: "finding", "data-name": f.name }, el("b", {}, f.text), " ", f.advice.split("`").map((part, i) => (i % 2 ? el("code", {}, part) : part)), " ", Object.keys(f.query).length ? to(link(run.name, "rollouts", shownQuery(f.query)), "These rollouts →") : null));
   if (rows.length || !total) return rows;
-  const scored = run.trained.filter((s) => s.reward !== null);
+  const scored = run.trained.filter((s) => s.reward !== null), groups = run.trained.length > 2 ? "The last steps show no problem: most groups have rewards that differ, " : "No problem is known yet: ";
   const [first, last] = [scored[0], scored.at(-1)].map((s) => number(s?.reward));
-  return [el("p", { class: "fine" }, "The last steps show no problem: rewards differ within groups, tool calls parse, and few rollouts fail.", scored.length > 1 ? ` The reward went from ${first} to ${last} in ${many(scored.length, "step")}.` : null)];
+  return [el("p", { class: "fine" }, `${groups}most tool calls parse, and few rollouts fail.`, scored.length > 1 ? ` The reward went from ${first} to ${last} in ${many(scored.length, "step")}.` : null)];
 }
 
 // A query as it stands in an address.
@@ -101,7 +102,7 @@ function charts(run) {
 function countsOf(run) {
   const { trained, others, tokens } = run, rollouts = (steps) => steps.reduce((n, s) => n + s.rollouts, 0), last = trained.at(-1) ?? run.steps.at(-1), name = run.name;
   const planned = run.config.steps, left = planned && run.status === "running" ? planned - trained.length : 0;
-  const took = [...run.events.values()].slice(-5).map((e) => (e.rollout_s ?? 0) + (e.train_s ?? 0));
+  const took = trained.slice(-5).map((s) => run.events.get(s.step)).filter(Boolean).map((e) => (e.rollout_s ?? 0) + (e.train_s ?? 0));
   const count = (n) => (n === null ? "–" : n.toLocaleString("en")), share = (n) => (n !== null && tokens.sampled ? percent(n / tokens.sampled) : null);
   const rest = left > 0 && took.length ? `about ${seconds((left * took.reduce((a, b) => a + b, 0)) / took.length)} left` : null;
   return [

@@ -1,6 +1,6 @@
 // @ts-check
 // Where the data comes from: the server, or what an exported file holds. Both give the same values.
-import { sortBy } from "./dom.js";
+import { patternOf, sortBy } from "./dom.js";
 
 const held = document.getElementById("held");
 const file = held ? JSON.parse(held.textContent) : null;
@@ -17,7 +17,7 @@ async function get(path, query = {}) {
 
 // What an exported file holds of the server's answers, by the words of the request.
 const words = (what, query) => [what, ...Object.values(query)].filter((word) => word !== undefined).join(" ").trim();
-export const isHeld = (what, query) => file === null || words(what, query) in file.answers;
+export const isHeld = (what, query) => file === null || Object.hasOwn(file.answers, words(what, query));
 async function of(run, what, query = {}) {
   if (!file) return get(`runs/${encodeURIComponent(run)}${what && `/${what}`}`, query);
   if (!isHeld(what, query)) throw new Error("this is not in the file");
@@ -54,7 +54,7 @@ const KEPT = {
   number: (row, v) => row.number === Number(v),
   number_from: (row, v) => row.number !== null && row.number >= Number(v),
   group: (row, v) => row.grp === v,
-  input: (row, v) => row.input_key === v,
+  input: (row, v) => (row.input_key ?? row.grp) === v,
   outcome: (row, v) => (v.startsWith("cause:") ? row.cause === v.slice(6) : row.outcome === v),
   stop: (row, v) => row.stop === v,
   error: (row, v) => [row.shape, row.error].includes(v),
@@ -67,15 +67,15 @@ const KEPT = {
   failed: (row, v) => (row.outcome !== "ok") === yes(v),
   cut: (row, v) => (row.cut_calls ?? 0) > 0 === yes(v),
   unparsed: (row, v) => (row.unparsed_calls ?? 0) > 0 === yes(v),
-  tool: (row, v) => (v === "" ? row.tool_calls === 0 : v in row.tools),
-  text: (row, v) => row.searched.includes(v.toLowerCase()),
+  tool: (row, v) => (v === "" ? row.tool_calls === 0 : Object.hasOwn(row.tools, v)),
+  text: (row, v) => patternOf(v).test(row.searched),
 };
 export const FILTERS = Object.keys(KEPT);
 // The filters of an address. An empty one is none, but for a tool: no tool.
 export const filtersOf = (query) => Object.fromEntries(FILTERS.filter((f) => query[f] !== undefined && (query[f] !== "" || f === "tool")).map((f) => [f, query[f]]));
 
 function fits(row, query) {
-  if (query.text && query.text.length < 2) throw new Error(`a text to look for has at least 2 characters, got '${query.text}'`);
+  if (query.text && [...query.text].length < 2) throw new Error(`a text to look for has at least 2 characters, got '${query.text}'`);
   return Object.entries(filtersOf(query)).every(([name, value]) => KEPT[name](row, value));
 }
 
@@ -92,17 +92,22 @@ export async function groupOf(run, id) {
 }
 
 // Call `changed` when the run (without a name: any run) is written, and `say` with its status. Return what ends it.
+// Each look is a short request: a browser has six connections to a host, for all of its tabs.
 export function listen(run, changed, say) {
   if (file) { say("from a file", file.left_out); return () => {}; }
-  const events = new EventSource(`api/events?${new URLSearchParams({ run: run ?? "" })}`);
-  events.onerror = () => say("no connection");
-  events.onmessage = (event) => {
-    const now = JSON.parse(event.data);
-    if (now.status === "running" || now.status === "") say("live", "New rollouts appear here without a reload.");
-    else say(now.status.split(":")[0], now.status, true);
-    if (now.changed) changed();
+  let known = null, ended = false;
+  const look = async () => {
+    try {
+      const { status, version } = await get("version", { run }), live = ["running", ""].includes(status);
+      if (ended) return;
+      say(...(live ? ["live", "New rollouts appear here without a reload."] : [status.split(":")[0], status, true]));
+      if (known !== null && known !== version && !document.hidden) await changed();
+      if (known === null || !document.hidden) known = version;
+    } catch (error) { if (!ended) say("no connection", error.message); }
+    if (!ended) setTimeout(look, run ? 1000 : 5000); // many runs are looked at less often
   };
-  return () => events.close();
+  look();
+  return () => { ended = true; };
 }
 
 function bytes(text) {

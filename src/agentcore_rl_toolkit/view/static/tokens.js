@@ -1,6 +1,6 @@
 // @ts-check
 // The tokens of a rollout, as the trainer sees them: coloured by a number, reached by text, keys and address.
-import { el, hint, link, many, number, readdress, soft, table } from "./dom.js";
+import { el, hint, link, many, number, patternOf, readdress, soft, table } from "./dom.js";
 import { decoded } from "./source.js";
 
 const LIMITS = { logprob: [0.105, 0.69, 2.3, 4.6, 6.9], gap: [0.001, 0.01, 0.05, 0.2, 1], entropy: [0.1, 0.5, 1, 2, 3], ratio: [0.01, 0.05, 0.2, 0.5, 1], advantage: [0.01, 0.5, 1] };
@@ -75,8 +75,7 @@ function find(s, texts, wanted, from, end) {
   if (!wanted) return found;
   let text = "";
   for (let i = from; i < end; i++) { starts.push(text.length); text += texts[s.ids[i]] ?? ""; }
-  const low = text.toLowerCase(), part = wanted.toLowerCase();
-  for (let at = low.indexOf(part); at >= 0; at = low.indexOf(part, at + part.length)) starts.forEach((start, i) => { if (start < at + part.length && (starts[i + 1] ?? low.length) > at) found.add(from + i); });
+  for (const { index: at, 0: part } of text.matchAll(patternOf(wanted))) starts.forEach((start, i) => { if (start < at + part.length && (starts[i + 1] ?? text.length) > at) found.add(from + i); });
   return found;
 }
 
