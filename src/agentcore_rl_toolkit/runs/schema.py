@@ -61,7 +61,7 @@ def open_to_write(path: Path) -> sqlite3.Connection:
 
 def _check(path: Path, found: int) -> None:
     if not found:
-        raise ConfigError(f"{path} is empty: no rollout was kept")
+        raise ConfigError(f"{path} is empty: its writer ended before the first rollout")
     if found != VERSION:
         what = "update the toolkit" if found > VERSION else "the run is from an earlier version, so run it again"
         raise ConfigError(f"{path} has format {found}, this version has {VERSION}: {what}")
