@@ -12,7 +12,7 @@ from .reader import LISTED, Query, RunReader
 from .record import text_of
 
 _PART = 500  # rollouts that are read at a time
-_KNOWN = ("session_id", "phase", "step", "grp", "outcome", "reward")  # of a message's rollout
+_KNOWN = ("session_id", "phase", "step", "grp", "outcome", "reward")  # a message has these of its rollout
 
 
 def rollout_rows(run: RunReader, query: Query | None = None) -> Iterator[dict[str, Any]]:

@@ -43,7 +43,9 @@ def app(runs: Runs, hosts: HostCheck, key: str) -> Starlette:
     """Return the routes, which need ``key``."""
 
     def answer(make: Callable[[Request], Any]) -> Callable[[Request], Any]:
-        return lambda request: Response(data.as_json(make(request)), media_type="application/json")  # on a thread
+        return lambda request: Response(
+            data.as_json(make(request)), media_type="application/json"
+        )  # called on a thread
 
     def of_run(make: Callable[[RunReader, Request], Any]) -> Callable[[Request], Any]:
         def read(request: Request) -> Any:
