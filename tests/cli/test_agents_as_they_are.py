@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agentcore_rl_toolkit.isolation.sandbox import choose_tier
+from serving import wait_for
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "deployed_agent"
 COMMAND = [sys.executable, "-W", "ignore", "-m", "agentcore_rl_toolkit.cli"]
@@ -135,6 +138,40 @@ def test_invoke_shows_the_failure_of_an_agent_in_plain_text(project: Path) -> No
     assert re.search(r'File ".*app.py", line \d+, in invoke\n +lamp = ', done.stdout)
     assert "\\n" not in done.stdout
     assert "site-packages" not in done.stdout
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="/proc is of Linux")
+def test_the_reference_of_an_invoked_row_leaves_the_list_of_processes(project: Path) -> None:
+    words = ["invoke", "--agent", "app.py", "--score", "score.py", '{"prompt": "hi", "_reference": "known-answer"}']
+    with subprocess.Popen([*COMMAND, *words], cwd=project, stderr=subprocess.DEVNULL) as process:
+        shown = Path(f"/proc/{process.pid}/cmdline")
+        assert "invoke" in shown.read_text()
+        wait_for(lambda: "known-answer" not in shown.read_text(), process=process)
+        assert process.poll() is None
+        process.terminate()
+
+
+def test_ctrl_c_does_not_wait_for_the_scores_that_have_not_begun(project: Path) -> None:
+    (project / "app.py").write_text(
+        SPY.partition("@app.entrypoint")[0] + "@app.entrypoint\ndef invoke(payload):\n    return 1\n"
+    )
+    (project / "score.py").write_text("import time\n\ndef score(*_):\n    time.sleep(2)\n    return 1\n")
+    (project / "rows.jsonl").write_text('{"prompt": "hi"}\n' * 40)
+    words = ["eval", "--agent", "app.py", "--score", "score.py", "--data", "rows.jsonl", "--model", "none"]
+    with subprocess.Popen(
+        [*COMMAND, *words, "--concurrency", "1"],
+        cwd=project,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    ) as process:
+        assert process.stderr is not None
+        assert any(line.startswith("40/40 done") for line in process.stderr)
+        process.send_signal(signal.SIGINT)
+        began_s = time.monotonic()
+        assert "to continue" in process.stderr.read().lower()
+        assert process.wait() == 130
+        assert time.monotonic() - began_s < 30
 
 
 def test_invoke_runs_and_scores_one_row(tmp_path: Path) -> None:

@@ -391,7 +391,9 @@ def _evaluate(target: Target, rows: list[EvalRow], exp_id: str, out: Path, optio
 
             spec = options["score"] or (target.stack.score if target.stack is not None else None)
             scorer = None if spec is None else scorer_at(spec)
-            with ThreadPoolExecutor(options["concurrency"], thread_name_prefix="score") as pool:
+            with contextlib.ExitStack() as exits:
+                pool = ThreadPoolExecutor(options["concurrency"], thread_name_prefix="score")
+                exits.callback(pool.shutdown, cancel_futures=True)  # after Ctrl-C, only running scorers end
                 scoring: deque[Future[BatchItem]] = deque()
                 for item in run:
                     if item.session_id in before:

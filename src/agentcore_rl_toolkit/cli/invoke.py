@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import json
 import secrets
 import sys
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..backends.scorer import scorer_files
-from ..contract import ANSWER_FIELD, Cause
+from ..contract import ANSWER_FIELD, REFERENCE_FIELD, Cause
 from ..errors import AgentCoreRLError
 from .models import model_option
 from .options import (
@@ -63,6 +64,8 @@ def command(
     from .training.stack import scratch_folder
 
     value = json_object(payload, "the payload")
+    if REFERENCE_FIELD in value:
+        _hide_arguments()
     with (
         stdout_for_json(as_json),
         scratch_folder("invoke") as scratch,
@@ -81,6 +84,13 @@ def command(
         _print(rollout, log)
     if failed:
         sys.exit(1)
+
+
+def _hide_arguments() -> None:
+    """Remove this process's arguments from the list of processes, which sessions see on Linux."""
+    with contextlib.suppress(OSError):
+        start, end = map(int, Path("/proc/self/stat").read_text().rpartition(")")[2].split()[45:47])
+        ctypes.memset(start, 0, end - start)
 
 
 @contextlib.contextmanager
