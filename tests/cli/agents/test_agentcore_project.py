@@ -76,6 +76,24 @@ def test_a_runtime_is_found_by_its_name_in_the_whole_project(project: Path) -> N
     assert variables_of(project / "other.py") == {}
 
 
+def test_a_runtime_has_its_own_variables_even_if_another_one_has_the_same_file(project: Path) -> None:
+    [shop, *_] = CONFIG["runtimes"]
+    easy = {**shop, "name": "Easy", "envVars": [{"name": "LEVEL", "value": "easy"}]}
+    (project / "agentcore" / "agentcore.json").write_text(json.dumps({"runtimes": [shop, easy]}))
+    for name, level in (("Easy", "easy"), ("Shop", "hard")):
+        assert variables_of(find_agent(name))["LEVEL"] == level
+
+
+@pytest.mark.parametrize(
+    "runtimes",
+    [{"Shop": {}}, ["Shop"], [{"name": "Shop"}], [{"entrypoint": "a.py"}], [{"name": "Shop", "entrypoint": 1}]],
+)
+def test_a_project_that_cannot_be_read_is_named(project: Path, runtimes: Any) -> None:
+    (project / "agentcore" / "agentcore.json").write_text(json.dumps({"runtimes": runtimes}))
+    with pytest.raises(ConfigError, match=r"agentcore\.json"):
+        find_agent("Shop")
+
+
 @pytest.mark.parametrize(
     ("name", "why"),
     [

@@ -58,6 +58,7 @@ def test_the_source_shows_entrypoint_framework_model_and_payload(agent: Path) ->
         "payload": ["question", "hint"],
     }
     (agent.parent / "api.py").write_text(API)
+    (agent.parent / "texts.py").write_text(f"TEXT = {' + '.join(['x'] * 2_000)}\n")  # too deep for `ast`
     other = inspect_agent(agent.parent / "api.py")
     assert other["entrypoint"] == ["answer"]
     assert other["payload"] == ["messages"]

@@ -13,6 +13,7 @@ from ..options import read_dotenv
 CONFIG = Path("agentcore") / "agentcore.json"
 SECRETS = Path("agentcore") / ".env.local"
 DEPLOYED = Path("agentcore") / ".cli" / "deployed-state.json"
+_chosen: dict[Path, str] = {}  # files of runtimes -> the name by which the user chose it
 
 
 def find_runtime(name: str, folder: Path) -> Path | None:
@@ -23,7 +24,7 @@ def find_runtime(name: str, folder: Path) -> Path | None:
     root = _project_of(folder)
     if root is None:
         return None
-    runtimes = {entry["name"]: _file_of(root, entry) for entry in _read(root, CONFIG).get("runtimes") or ()}
+    runtimes = {entry["name"]: file for file, entry in _runtimes(root)}
     if name not in runtimes:
         raise ConfigError(f"{root / CONFIG} has no runtime {name!r}; it has {', '.join(sorted(runtimes)) or 'none'}")
     file = runtimes[name]
@@ -31,6 +32,7 @@ def find_runtime(name: str, folder: Path) -> Path | None:
         raise ConfigError(f"runtime {name!r} starts {file.name}; only agents in Python are served from their file")
     if not file.is_file():
         raise ConfigError(f"runtime {name!r} starts {file}, which does not exist")
+    _chosen[file] = name
     return file
 
 
@@ -60,11 +62,12 @@ def variables_of(agent: Path) -> dict[str, str]:
     root = _project_of(agent.parent)
     if root is None:
         return {}
-    config = _read(root, CONFIG)
-    entry = next((entry for entry in config.get("runtimes") or () if _file_of(root, entry) == agent), None)
+    entries = {entry["name"]: entry for file, entry in _runtimes(root) if file == agent}
+    entry = entries.get(_chosen.get(agent)) or next(iter(entries.values()), None)
     if entry is None:
         return {}
-    names = [credential["name"].replace("-", "_").upper() for credential in config.get("credentials") or ()]
+    credentials = _read(root, CONFIG).get("credentials") or ()
+    names = [credential["name"].replace("-", "_").upper() for credential in credentials]
     keys = {f"AGENTCORE_CREDENTIAL_{name}": "placeholder" for name in names}
     own = {variable["name"]: str(variable["value"]) for variable in entry.get("envVars") or ()}
     return {"LOCAL_DEV": "1", **keys, **own, **read_dotenv(root / SECRETS)}
@@ -84,8 +87,13 @@ def _read(root: Path, file: Path) -> Mapping[str, Any]:
     return found
 
 
-def _file_of(root: Path, entry: Mapping[str, Any]) -> Path:
-    """Return the entry point of a runtime, without the name of a function after it."""
-    file, _, handler = str(entry["entrypoint"]).rpartition(":")
-    place = root / str(entry.get("codeLocation") or ".") / (file or handler)
-    return place.resolve()
+def _runtimes(root: Path) -> list[tuple[Path, Mapping[str, Any]]]:
+    """Return the files and entries of runtimes. An entry point may have the name of a function after the file."""
+    try:
+        return [
+            ((root / (entry.get("codeLocation") or ".") / entry["entrypoint"].partition(":")[0]).resolve(), entry)
+            for entry in _read(root, CONFIG).get("runtimes") or ()
+            if entry["name"]
+        ]
+    except (AttributeError, KeyError, TypeError) as e:
+        raise ConfigError(f"{root / CONFIG} has a runtime that cannot be read: {e!r}") from e

@@ -54,12 +54,12 @@ def inspect_agent(file: Path) -> dict[str, list[str]]:
 
     Nothing is run. Raises: ConfigError if the file cannot be read.
     """
-    tree = _tree(file)
-    sources = [ast.unparse(tree)]  # one form: single quotes, no comments
+    sources = [_source(file)]
+    tree = ast.parse(sources[0])
     for path in sorted(Project.of(file).folder.rglob("*.py")):
         if path != file and not {"site-packages", "node_modules"} & {*path.parts} and not path.name.startswith("test_"):
             with contextlib.suppress(ConfigError):  # a file for another Python
-                sources.append(ast.unparse(_tree(path)))
+                sources.append(_source(path))
     text = "\n".join(sources)
     functions = (f for f in ast.walk(tree) if isinstance(f, (ast.FunctionDef, ast.AsyncFunctionDef)))
     entry = next((f for f in functions if any(_ENTRYPOINT.match(ast.unparse(d)) for d in f.decorator_list)), None)
@@ -91,8 +91,9 @@ def write_scorer(file: Path, keys: Sequence[str]) -> list[Path]:
     return [file.parent / name for name in texts]
 
 
-def _tree(file: Path) -> ast.Module:
+def _source(file: Path) -> str:
+    """Return a file's source in one form: single quotes, no comments."""
     try:
-        return ast.parse(file.read_bytes())
-    except (OSError, SyntaxError, ValueError) as e:
+        return ast.unparse(ast.parse(file.read_bytes()))
+    except (OSError, SyntaxError, ValueError, RecursionError) as e:
         raise ConfigError(f"{file} cannot be read: {e}") from e
