@@ -145,7 +145,7 @@ def test_the_reference_of_an_invoked_row_leaves_the_list_of_processes(project: P
     words = ["invoke", "--agent", "app.py", "--score", "score.py", '{"prompt": "hi", "_reference": "known-answer"}']
     with subprocess.Popen([*COMMAND, *words], cwd=project, stderr=subprocess.DEVNULL) as process:
         shown = Path(f"/proc/{process.pid}/cmdline")
-        assert "invoke" in shown.read_text()
+        wait_for(lambda: "known-answer" in shown.read_text(), process=process)  # exec sets it a moment later
         wait_for(lambda: "known-answer" not in shown.read_text(), process=process)
         assert process.poll() is None
         process.terminate()

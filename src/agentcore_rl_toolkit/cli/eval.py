@@ -393,7 +393,7 @@ def _evaluate(target: Target, rows: list[EvalRow], exp_id: str, out: Path, optio
             scorer = None if spec is None else scorer_at(spec)
             with contextlib.ExitStack() as exits:
                 pool = ThreadPoolExecutor(options["concurrency"], thread_name_prefix="score")
-                exits.callback(pool.shutdown, cancel_futures=True)  # after Ctrl-C, only running scorers end
+                exits.callback(pool.shutdown, cancel_futures=True)  # those that have begun end after Ctrl-C
                 scoring: deque[Future[BatchItem]] = deque()
                 for item in run:
                     if item.session_id in before:
