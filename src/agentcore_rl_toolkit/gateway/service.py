@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import dataclasses
 import gc
 import os
@@ -16,6 +18,8 @@ from .._servers.open_files import raise_file_limit
 from ..errors import ConfigError
 from .config import GatewayConfig
 from .server import Gateway
+
+KEPT_BYTES = 64 * 2**20  # freed memory that the process keeps
 
 
 async def serve(
@@ -48,6 +52,7 @@ async def serve(
     gc.freeze()  # the garbage collector skips the imported modules, and runs rarely
     gc.set_threshold(50_000, 50, 1000)
     sys.setswitchinterval(0.0005)
+    _keep_freed_memory()
     stop = process.stop_event(parent_pid)
     key_file = keys.leave("gateway", gateway.url, made) if made is not None else None
     if ready_file is not None:
@@ -61,6 +66,14 @@ async def serve(
     await stop.wait()
     keys.forget(key_file)
     await gateway.stop()
+
+
+def _keep_freed_memory() -> None:
+    """Let the C library keep freed memory for the next long prompt: new pages cost more than the copies in them."""
+    with contextlib.suppress(AttributeError, OSError):  # not glibc
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(-1, KEPT_BYTES)  # M_TRIM_THRESHOLD
+        mallopt(-3, 32 * 2**20)  # M_MMAP_THRESHOLD: its greatest value
 
 
 def check_ready(path: Path) -> None:
