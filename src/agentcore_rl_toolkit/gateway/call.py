@@ -22,7 +22,7 @@ from aiohttp import web
 from ..errors import CaptureError, UpstreamError
 from ..messages.errors import RequestError
 from ..messages.wire import Delta
-from .capture.record import CallRecord, Captured
+from .capture.record import CallRecord
 from .context import Context, Engine
 from .engines.errors import upstream_error
 from .http.request import CallRequest
@@ -52,7 +52,7 @@ class Call:
         self._engine = engine
         self.writer = writer_of(request, engine)
         self.recorder = Recorder(context, session, request)
-        self.state = "rendering"
+        self.state = "starting"
         self.buffer = bytearray()
         self.ended = False
         self.error: RequestError | None = None
@@ -62,7 +62,7 @@ class Call:
         self._reply: RecordedReply | None = None
         self._changed = asyncio.Event()  # set when connections can write more
         self._orphan_timer: asyncio.TimerHandle | None = None
-        self._limit: asyncio.Timeout | None = None
+        self._timer: asyncio.TimerHandle | None = None  # ends the call at the deadline of its stage
         self._aborted: RequestError | None = None
         self._end: list[bytes] | None = None  # the end of a stream, from its final delta
         session.started_turns += 1
@@ -76,31 +76,24 @@ class Call:
         try:
             if self._aborted is not None:
                 raise self._aborted
-            async with asyncio.timeout(self._context.limits.call_s) as self._limit:
+            self.enter("rendering", self._context.limits.call_s)
+            try:
                 try:
-                    try:
-                        await engine.prepare(recorder.call_id)
-                        await self._sample()
-                    finally:  # neither an abort nor the deadline ends a call in this state
-                        if not self._limit.expired():
-                            self.enter("recording", None)
-                    record, captured, number = await recorder.store_reply(engine, begun=bool(self.buffer))
-                    if number is not None:
-                        self._reply = self.session.add_reply(self.request.digest, number, connections=self.connections)
-                    self._complete(record, captured)
-                    stored = True
-                finally:
-                    await engine.release(stored=stored)
+                    await engine.prepare(recorder.call_id)
+                    await self._sample()
+                finally:  # neither an abort nor the deadline ends a call in this state
+                    self.enter("recording", None)
+                record, captured, number = await recorder.store_reply(engine, begun=bool(self.buffer))
+                if number is not None:
+                    self._reply = self.session.add_reply(self.request.digest, number, connections=self.connections)
+                self._complete(self.writer.broken(captured, begun=bool(self.buffer)) or record)
+                stored = True
+            finally:
+                await engine.release(stored=stored)
         except asyncio.CancelledError:
             if self._aborted is None:
                 raise
             self._fail(self._aborted, kind=AGENT_GONE if self._aborted.code == AGENT_GONE else None)
-        except TimeoutError:
-            self._context.counters["deadlines"] += 1
-            why, kind = f"the call took longer than {self._context.limits.call_s:g} s", "timeout"
-            if self.state == "held":
-                why, kind = "the policy is still being updated; try again", "rate_limit"
-            self._fail(RequestError(why, kind=kind))
         except StatusError as e:
             error = upstream_error(e.http_status, e.body)
             self.error_headers = {name: value for name, value in passed(e.headers).items() if name != "content-type"}
@@ -110,7 +103,11 @@ class Call:
         except (CaptureError, UpstreamError, ServerLostError) as e:
             self._fail(RequestError(str(e), kind="upstream"))
         except BaseException as e:  # a panic in the tokenizer's Rust code is not an `Exception`
-            self._fail(self._unexpected(e))
+            log.error(
+                "call %s of session %s failed with an unexpected error", recorder.call_id, self.session.id, exc_info=e
+            )
+            why = f"the gateway could not handle this call ({type(e).__name__}); see its log"
+            self._fail(RequestError(why, kind="internal"))
         finally:
             self._add(b"", ended=True)
             self.session.inflight.discard(self)
@@ -193,7 +190,8 @@ class Call:
             response = await worker.post(path, body, session=self.session.id, stream=stream)
             try:
                 engine.headers, streaming = response.headers, stream and response.status == 200
-                async for data in response.content.iter_any():
+                while not response.content.at_eof():
+                    data = await response.content.readany()
                     received += len(data)
                     if received > most:
                         why = f"the reply is larger than {most} bytes (setting reply_bytes)"
@@ -214,18 +212,28 @@ class Call:
     def enter(self, stage: str, limit_s: float | None) -> None:
         """Begin a stage of the call, which has its own deadline."""
         self.state = stage
-        if self._limit is not None:
-            self._limit.reschedule(None if limit_s is None else asyncio.get_running_loop().time() + limit_s)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None if limit_s is None else asyncio.get_running_loop().call_later(limit_s, self._expire)
+
+    def _expire(self) -> None:
+        """Cancel the call at the deadline of its stage."""
+        error = RequestError(f"the call took longer than {self._context.limits.call_s:g} s", kind="timeout")
+        if self.state == "held":
+            error = RequestError("the policy is still being updated; try again", kind="rate_limit")
+        if not self.ending:
+            self._context.counters["deadlines"] += 1
+        self.abort(error)
 
     @property
     def ending(self) -> bool:
         """Return True if the call has ended or can only fail: it was aborted, or its deadline has passed."""
-        return self.ended or self._aborted is not None or (self._limit is not None and self._limit.expired())
+        return self.ended or self._aborted is not None
 
     @property
     def deadline(self) -> float | None:
         """Return the deadline of the call's stage, on the event loop's clock."""
-        return None if self._limit is None else self._limit.when()
+        return None if self._timer is None else self._timer.when()
 
     def _forward(self, deltas: list[Delta]) -> None:
         """Put a part of a stream into the reply. From the final delta on it waits for the record."""
@@ -240,32 +248,22 @@ class Call:
             (out if self._end is None else self._end).append(self.writer.write(delta))
         self._add(b"".join(out))
 
-    def _complete(self, record: CallRecord, captured: Captured) -> None:
-        """Give the agent the end of a recorded reply."""
-        if (broken := self.writer.broken(captured, begun=bool(self.buffer))) is not None:
-            self._end_with(broken)
+    def _complete(self, reply: CallRecord | RequestError) -> None:
+        """Give the agent the end of a recorded reply, or an error in place of it."""
+        if isinstance(reply, RequestError):
+            self.error = reply
+            self._add(self.writer.error(reply) if self.buffer and self.request.stream else b"", ended=True)
         elif self.request.stream:
-            self._add(b"".join(self._end or ()) + self.writer.finish(record), ended=True)
+            self._add(b"".join(self._end or ()) + self.writer.finish(reply), ended=True)
         else:
-            self._add(self.writer.whole(record), ended=True)
+            self._add(self.writer.whole(reply), ended=True)
 
     def abort(self, error: RequestError) -> None:
         """Cancel the call, unless its reply or its failure is being recorded."""
         if not self.ending and self.state != "recording":
             self._aborted = error
-            if self._limit is not None:  # else the task has not begun
+            if self.state != "starting":  # else the task has not begun
                 self._task.cancel()
-
-    def _unexpected(self, error: BaseException) -> RequestError:
-        """Return an error of the gateway itself."""
-        log.error(
-            "call %s of session %s failed with an unexpected error",
-            self.recorder.call_id,
-            self.session.id,
-            exc_info=error,
-        )
-        why = f"the gateway could not handle this call ({type(error).__name__}); see its log"
-        return RequestError(why, kind="internal")
 
     def _fail(self, error: RequestError, *, kind: str | None = None) -> None:
         """End the call with an error. ``kind`` is the record's name of the error, by default the kind of the error."""
@@ -274,12 +272,7 @@ class Call:
             error = RequestError(str(error), kind="upstream")
         self.recorder.store_failure(error, kind or error.kind, begun=begun)
         self.cut = True
-        self._end_with(error)
-
-    def _end_with(self, error: RequestError) -> None:
-        """Give the agent an error in place of the reply, or of its rest."""
-        self.error = error
-        self._add(self.writer.error(error) if self.buffer and self.request.stream else b"", ended=True)
+        self._complete(error)
 
     def _add(self, data: bytes, *, ended: bool = False) -> None:
         """Let the connections write more."""

@@ -19,7 +19,7 @@ from ..messages.wire import DIALECTS, anthropic, bedrock, gemini
 from .admin import Admin, Request
 from .call import Call, answer, answer_again
 from .context import Context
-from .http.request import CallRequest, read_request
+from .http.request import CallRequest
 from .http.responses import error_response, respond
 from .http.server import read_body
 from .record import Recorder
@@ -43,7 +43,8 @@ class Dispatch:
         self._context = context
         self._session_keys = config.session_keys
         self._admin = admin
-        self._refusal = lru_cache(1000)(HostCheck((config.host,), config.allowed_hosts).refusal)
+        check = HostCheck((config.host,), config.allowed_hosts).refusal
+        self._refusal = lru_cache(1000)(lambda host, origin: check(_latin(host), _latin(origin)))
         self._loopback = is_loopback(config.host)
         self._admin_key = config.admin_key.encode() if config.admin_key is not None else None
 
@@ -58,11 +59,7 @@ class Dispatch:
             rest = b"bedrock/" + rest if slash else rest
         dialect = "gemini" if b"/v1beta/" in raw else "anthropic" if b"messages" in rest else "chat"
         dialect = "bedrock" if b"bedrock/" in rest else dialect  # errors have this dialect until the route is known
-        host, origin = http.headers.get("host"), http.headers.get("origin")
-        refusal = self._refusal(
-            None if host is None else host.encode("latin-1", "replace"),
-            None if origin is None else origin.encode("latin-1", "replace"),
-        )
+        refusal = self._refusal(http.headers.get("host"), http.headers.get("origin"))
         try:
             if refusal is not None:
                 raise RequestError(refusal.message, kind="permission", status=refusal.status)
@@ -126,9 +123,9 @@ class Dispatch:
             error = e if isinstance(e, RequestError) else RequestError(str(e))
             return error_response(dialect, error, {"allow": "POST"} if error.kind == "method_not_allowed" else None)
         context.counters["calls"] += 1
-        request = CallRequest(dialect)
+        request = CallRequest(dialect, body, http.headers, tag=tag)
         try:
-            request = await read_request(body, http.headers, dialect, tag=tag)
+            await request.identify()
             if dialect == "responses" and b'"item_reference"' in body:
                 await session.replies.update(context.store, session.number)
             if session.closed_s is not None:
@@ -224,8 +221,15 @@ def shows_key(headers: Mapping[str, str], key: bytes, path_key: str = "") -> boo
         bearer = bearer.removeprefix(_SIGNED).partition("/")[0]
     elif bearer[:7].lower() == "bearer ":
         bearer = bearer[7:]
-    shown = (bearer, headers.get("x-api-key", ""), headers.get("x-goog-api-key", ""), path_key)
-    return any(_equal(each, key) for each in shown if each)
+    if _equal(bearer, key):
+        return True
+    return any(
+        _equal(each, key) for each in (headers.get("x-api-key"), headers.get("x-goog-api-key"), path_key) if each
+    )
+
+
+def _latin(header: str | None) -> bytes | None:
+    return None if header is None else header.encode("latin-1", "replace")
 
 
 def _equal(shown: str, key: bytes) -> bool:

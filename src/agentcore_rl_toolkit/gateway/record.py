@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 
 import msgspec
 
 from ..errors import CaptureError
+from ..logs import WarnsOnceAMinute
 from ..messages.errors import RequestError
 from .capture import record as kinds
 from .capture.build import build, pack_long_prompt
@@ -16,6 +18,9 @@ from .context import Context, Engine
 from .http.request import LARGE_BYTES, CallRequest
 from .router import Worker
 from .sessions import Session
+
+log = logging.getLogger(__name__)
+_images = WarnsOnceAMinute(log)
 
 AGENT_GONE = "agent_gone"  # the error code of a call whose agent disconnected
 _MOST_REFUSED = 50  # refused requests that a session records: an agent may repeat one forever
@@ -36,9 +41,10 @@ class Recorder:
         self.worker: Worker | None = None
         self.versions: tuple[int | None, int | None] = (None, None)  # published at the start and at the end of sampling
         self._stored = False
-        self._messages = bytes(request.fields.get("messages", b""))
-        fields = {name: value for name, value in request.fields.items() if name != "messages"}
-        fields |= {name: value for name, value in ((LEFT_OUT, request.left_out), (TAG, request.tag)) if value}
+        fields = dict(request.fields)
+        self._messages = fields.pop("messages", b"")
+        fields |= {LEFT_OUT: request.left_out} if request.left_out else {}
+        fields |= {TAG: request.tag} if request.tag else {}
         self._fields = msgspec.json.encode(fields) if fields else b""
 
     async def store_reply(self, engine: Engine, *, begun: bool) -> tuple[CallRecord, Captured, int | None]:
@@ -69,6 +75,12 @@ class Recorder:
         if len(captured.prompt or b"") >= LARGE_BYTES:
             await asyncio.to_thread(pack_long_prompt, session.texts, captured)
         record = self._build(status, captured)
+        if captured.untrainable == kinds.IMAGES:
+            _images.warning(
+                "session %s sends images or sound, which the trainer does not get: these calls and those that continue them "
+                "are recorded and not trained",
+                session.id,
+            )
         number, error = None, None
         if session.closed_s is None:
             number = self._append(record)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-
 import msgspec
 
-from ..logs import WarnsOnceAMinute
 from ..messages.errors import unsupported
 from ..messages.wire import Delta, passthrough
 from ..messages.wire.passthrough import Fields
-from .capture.record import CONSTRAINED, IMAGES, Captured
+from .capture.record import CONSTRAINED, Captured
 from .capture.reply import ReplyReader
 from .config import REFUSED_FORM
 from .context import Context, Engine
@@ -18,8 +15,6 @@ from .http.request import CallRequest
 from .router import Worker
 from .sessions import Session
 
-log = logging.getLogger(__name__)
-_images = WarnsOnceAMinute(log)
 _to_json = msgspec.json.Encoder().encode
 _ROUTE = b"/v1/chat/completions"
 
@@ -38,7 +33,7 @@ class RelayedChat(Engine):
         self.plain_endpoint = context.engine == "openai"
         self.body = b""
         self._sent = b""
-        self._reader: ReplyReader
+        self.reader: ReplyReader
 
     # -- the request
 
@@ -58,7 +53,7 @@ class RelayedChat(Engine):
                 if context.forced_tools == "refuse":
                     raise unsupported(name, REFUSED_FORM)
                 del fields[name]
-                request.left_out[name] += 1
+                request.leave_out({name: 1})
         return fields
 
     def compose(self, fields: Fields) -> None:
@@ -76,39 +71,22 @@ class RelayedChat(Engine):
         request = self._request
         plain = not request.numbers and not self.plain_endpoint  # the agent did not ask for the numbers
         entries, n = bool(request.fields.get("logprobs")), request.fields.get("n") or 1
-        self._reader = ReplyReader(entries=entries, n=n, relayed=self.passes, plain=plain)
+        self.reader = ReplyReader(entries=entries, n=n, relayed=self.passes, plain=plain)
         return _ROUTE, self._sent
 
     def read(self, body: bytes) -> None:
         self.body = body
 
     def feed(self, data: bytes) -> list[Delta]:
-        return self._reader.feed(data)
-
-    @property
-    def leftover(self) -> bytes:
-        """Return the end of a stream that is not a complete event."""
-        return self._reader.rest
-
-    @property
-    def ended(self) -> bool:
-        """Return True if some choice of a stream has ended."""
-        return self._reader.ended
+        return self.reader.feed(data)
 
     def captured(self) -> Captured:
         request = self._request
         if not request.stream:
-            self.body = self._reader.read(self.body)
-        captured = self._reader.captured()
+            self.body = self.reader.read(self.body)
+        captured = self.reader.captured()
         if not self._context.train_constrained and passthrough.constrained(request.fields):
             captured.untrainable = CONSTRAINED
-        if request.images:
-            captured.untrainable = IMAGES
-            _images.warning(
-                "session %s sends images or sound, which the trainer does not get: these calls and those that continue them "
-                "are recorded and not trained",
-                self._session.id,
-            )
         if not self.passes:
             captured.reply_id = request.reply_id  # the agent's reply, also for a repeated request
         return captured

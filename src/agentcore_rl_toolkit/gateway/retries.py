@@ -44,15 +44,19 @@ def recorded_reply(session: Session, request: CallRequest) -> tuple[RecordedRepl
     calls = [call for call in session.recent or () if call.digest == request.digest]
     if not calls or request.fields.get("return_token_ids"):
         return None
-    replies = [call for call in calls if call.position is not None]
-    lost = next((reply for reply in replies if not (reply.received or reply.connections)), None)
+    reply = lost = failed = None
+    for call in calls:
+        if call.position is None:
+            failed = failed or call
+        else:
+            reply, lost = call, lost or (None if call.received or call.connections else call)
     if lost is None and not request.keyed:
         if not request.again:
             return None
-        if len(replies) < len(calls) and session.recent is not None:
-            session.recent.remove(next(call for call in calls if call.position is None))
+        if failed is not None and session.recent is not None:
+            session.recent.remove(failed)
             return None
-    reply = lost or (replies[-1] if replies else None)
+    reply = lost or reply
     if reply is None or reply.position is None:
         return None
     try:

@@ -13,6 +13,7 @@ import pytest
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, Limits, SessionHandle
 from agentcore_rl_toolkit.gateway import retries as rules
 from agentcore_rl_toolkit.gateway.router import RunningCalls
+from agentcore_rl_toolkit.gateway.token_calls import sampling
 from scripted_engine import Fault, ScriptedEngine
 
 from ..asking import MODEL, USER, Start, opened, until
@@ -54,8 +55,9 @@ async def test_a_gateway_that_comes_back_while_the_others_pause_is_paused_and_ha
 
 @pytest.mark.parametrize("why", ["orphan", "pause"])
 async def test_an_agent_that_asks_again_does_not_join_a_call_that_is_aborted(
-    engine: ScriptedEngine, start_gateway: Start, why: str
+    engine: ScriptedEngine, start_gateway: Start, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
+    monkeypatch.setattr(sampling, "SHORT_BYTES", 0)  # a thread renders the request
     orphan_s = 0.1 if why == "orphan" else 60.0
     gateway = await start_gateway(engine, model_dir=str(MODEL), limits=Limits(connect_s=60.0, orphan_s=orphan_s))
     session = await opened(gateway)

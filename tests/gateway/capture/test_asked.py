@@ -12,7 +12,7 @@ import pytest
 
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import GatewayError
-from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle, relayed_chat
+from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle, record
 from agentcore_rl_toolkit.logs import WarnsOnceAMinute
 from agentcore_rl_toolkit.trajectory import build_trajectory
 from scripted_engine import Fault, ScriptedEngine
@@ -91,7 +91,7 @@ async def test_turns_with_images_are_not_trained_and_it_is_said(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(relayed_chat, "_images", WarnsOnceAMinute(relayed_chat.log))
+    monkeypatch.setattr(record, "_images", WarnsOnceAMinute(record.log))
     picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     seen = {"role": "user", "content": [{"type": "text", "text": "w1"}, picture]}
     quoted = {"role": "user", "content": 'w2 {"type": "image_url"}'}

@@ -53,7 +53,7 @@ def check(captured: Captured, texts: list[str]) -> None:
     assert captured.complete
     assert captured.problem is None
     assert captured.prompt is not None
-    assert json.loads(captured.prompt) == [5, 6, 7]
+    assert json.loads(bytes(captured.prompt)) == [5, 6, 7]
     assert unpack_ids(choice.ids) == list(range(len(texts)))
     assert choice.logprobs is not None
     assert unpack_logprobs(choice.logprobs) == [-0.25 * i for i in range(len(texts))]

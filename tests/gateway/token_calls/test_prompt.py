@@ -14,6 +14,7 @@ import pytest
 from agentcore_rl_toolkit.gateway import Gateway, Limits, SessionHandle
 from agentcore_rl_toolkit.gateway.testing import logprob_of
 from agentcore_rl_toolkit.gateway.token_calls.mode import RENDERING_THREADS
+from agentcore_rl_toolkit.gateway.token_calls.sampling import SHORT_BYTES
 from agentcore_rl_toolkit.messages.errors import RequestError
 from agentcore_rl_toolkit.messages.render import Renderer
 from scripted_engine import Fault, ScriptedEngine
@@ -110,7 +111,7 @@ async def test_a_rendering_that_is_cancelled_twice_keeps_its_history_to_itself(
     try:
         for _ in range(RENDERING_THREADS):
             mode.executor.submit(free.wait)
-        call = asyncio.ensure_future(status_of(session))
+        call = asyncio.ensure_future(status_of(session, "word " * SHORT_BYTES))
         await until(lambda: gateway.running)
         [running] = gateway.running
         await until(lambda: running.deadline is not None)

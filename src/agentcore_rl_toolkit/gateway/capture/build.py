@@ -2,6 +2,7 @@
 
 A session's prompts, message lists and other fields grow or repeat from call to call. The last texts of each kind are known by
 their content: their length and hash. A text that begins with a known one is stored as a reference to that call, and the rest.
+Its beginning is hashed once more, to find the known one, and only the rest is searched and decoded.
 
 If the engine names no weight version there are only bounds: the versions that were published when the call was sent and when its
 reply was complete. Every token then counts as sampled by the older one, so that its age is never understated.
@@ -9,6 +10,7 @@ reply was complete. Every token then counts as sampled by the older one, so that
 
 from __future__ import annotations
 
+import re
 import time
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -17,10 +19,14 @@ import msgspec
 
 from ...errors import CaptureError
 from ...messages.errors import NOT_JSON
-from .record import INVALID, NO_BASE, OK, PARTIAL, TURNS, Base, CallRecord, Captured, pack_ids
+from .record import CONSTRAINED, IMAGES, INVALID, NO_BASE, OK, PARTIAL, TURNS, Base, CallRecord, Captured, pack_ids
 
 _KEPT = 8  # branches of a session that are known at the same time; calls of older ones are stored whole
 _TAIL = 24  # bytes that are compared before a long text is hashed
+_MOST_PIECES = 16  # parts of a text that are hashed apart
+_NO_PIECES: tuple[tuple[int, int], ...] = ()
+# A content part that is no text. In a string of JSON its quotes would be escaped.
+_MEDIA = re.compile(rb'"(?:image_url|input_image|image_embeds|video_url|audio_url|input_audio)"')
 _ids = msgspec.json.Decoder(list[int]).decode
 _items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
@@ -28,22 +34,28 @@ _items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 class Known(NamedTuple):
     """A text of an earlier call. ``units``: the number of its token ids or messages.
 
-    ``choices`` has the size and the hash of the ids of each choice.
+    ``pieces`` are the ends and the hashes of its parts. ``choices`` has the size and the hash of the ids of each choice.
+    ``media``: it has images, sound, or video.
     """
 
     call_id: str
     size: int
     tail: bytes
-    digest: int
+    pieces: tuple[tuple[int, int], ...]
     units: int
-    choices: tuple[tuple[int, int], ...] = ()
+    choices: tuple[tuple[int, int], ...]
+    media: bool
 
     def begins(self, text: memoryview) -> bool:
         """Return True if this text is the beginning of another, up to the end of an item."""
-        size = self.size
-        if size > len(text) or text[size - len(self.tail) : size] != self.tail:
+        size, start = self.size, 0
+        if text[size - len(self.tail) : size] != self.tail or bytes(text[size : size + 1]) not in (b"", b","):
             return False
-        return bytes(text[size : size + 1]) in (b"", b",") and hash(text[:size]) == self.digest
+        for end, digest in self.pieces:
+            if hash(bytes(text[start:end])) != digest:
+                return False
+            start = end
+        return True
 
 
 class Texts:
@@ -64,7 +76,7 @@ def build(
     *,
     texts: Texts,
     call_id: str,
-    messages: bytes,
+    messages: bytes | msgspec.Raw,
     fields: bytes,
     published: tuple[int | None, int | None],
     stream: bool,
@@ -81,7 +93,9 @@ def build(
             prompt_base, prompt_ids = _prompt(texts.prompts, captured, call_id)
         except CaptureError as e:
             captured.problem, status = str(e), INVALID
-    messages_base, messages = _messages(texts.messages, memoryview(messages), call_id)
+    messages_base, new_messages, media = _messages(texts.messages, memoryview(messages), call_id)
+    if media and captured.untrainable in (None, CONSTRAINED):
+        captured.untrainable = IMAGES
     digest, request_of = hash(fields), None
     if texts.request is not None and texts.request[0] == digest:
         request_of, fields = texts.request[1], b""
@@ -101,7 +115,7 @@ def build(
         prompt_base=prompt_base,
         prompt_ids=prompt_ids,
         messages_base=messages_base,
-        messages=messages,
+        messages=new_messages,
         choices=captured.choices,
         error_type=None if status in TURNS else status,
         error=captured.problem or (captured.error.decode("utf-8", "replace") if captured.error else None),
@@ -141,15 +155,32 @@ def _versions(
 
 def _beginning(texts: list[Known], text: memoryview) -> Known | None:
     """Return the longest known text with which this text begins. Texts are JSON lists without the closing bracket."""
-    longest_first = sorted(texts, key=lambda known: -known.size)
-    return next((known for known in longest_first if known.begins(text)), None)
+    found = None
+    for known in reversed(texts):
+        if known.size <= len(text) and (found is None or known.size > found.size) and known.begins(text):
+            found = known
+    return found
 
 
-def _keep(texts: list[Known], known: Known, *, after: Known | None) -> None:
-    """Keep a text, in place of the one with which it begins if there are many."""
+def _keep(
+    texts: list[Known],
+    after: Known | None,
+    call_id: str,
+    text: memoryview,
+    units: int,
+    *,
+    choices: tuple[tuple[int, int], ...] = (),
+    media: bool = False,
+) -> None:
+    """Keep a text, in place of the one ``after`` which it begins if there are many. Only its new part is hashed."""
+    start, pieces = 0, _NO_PIECES
+    if after is not None and len(after.pieces) < _MOST_PIECES:
+        start, pieces = after.size, after.pieces
+    if start < len(text):
+        pieces = (*pieces, (len(text), hash(bytes(text[start:]))))
     if len(texts) >= _KEPT:
         texts.remove(texts[0] if after is None else after)
-    texts.append(known)
+    texts.append(Known(call_id, len(text), bytes(text[-_TAIL:]), pieces, units, choices, media))
 
 
 def _prompt(texts: list[Known], captured: Captured, call_id: str) -> tuple[Base, bytes]:
@@ -166,7 +197,7 @@ def _prompt(texts: list[Known], captured: Captured, call_id: str) -> tuple[Base,
                 ids = ids[size:]
                 break
     choices = tuple((len(c.ids), hash(c.ids)) for c in captured.choices)
-    _keep(texts, _known(call_id, text, base.length + len(ids) // 4, choices), after=known)
+    _keep(texts, known, call_id, text, base.length + len(ids) // 4, choices=choices)
     return base, ids
 
 
@@ -183,17 +214,14 @@ def _packed_ids(text: bytes) -> bytes:
         raise CaptureError(f"the engine's token ids are not a list of integers: {e}") from e
 
 
-def _messages(texts: list[Known], text: memoryview, call_id: str) -> tuple[Base, bytes]:
-    """Return the call whose messages a list continues, and the list of the new messages."""
+def _messages(texts: list[Known], text: memoryview, call_id: str) -> tuple[Base, bytes, bool]:
+    """Return the call whose messages a list continues, the list of the new messages, and whether the list has media."""
     if bytes(text[:1]) != b"[":
-        return NO_BASE, bytes(text)
+        return NO_BASE, bytes(text), False
     text = text[:-1]
     known = _beginning(texts, text)
     new = _new(text, known)
     base = NO_BASE if known is None else Base(known.call_id, -1, known.units)
-    _keep(texts, _known(call_id, text, base.length + len(_items(new))), after=known)
-    return base, new
-
-
-def _known(call_id: str, text: memoryview, units: int, choices: tuple[tuple[int, int], ...] = ()) -> Known:
-    return Known(call_id, len(text), bytes(text[-_TAIL:]), hash(text), units, choices)
+    media = (known is not None and known.media) or _MEDIA.search(new) is not None
+    _keep(texts, known, call_id, text, base.length + len(_items(new)), media=media)
+    return base, new, media

@@ -42,18 +42,21 @@ class ChoiceTokens:
             self.logprobs = self.logprobs or []
             self.logprobs += logprobs
 
-    def add_version(self, version: int, *, tokens: bool) -> None:
-        """Add the version that an engine names in an event. ``tokens``: the event has tokens of the choice."""
-        if self.both_ends or (self._version_of_tokens and not tokens):
-            return
-        if self.first is None or (tokens and not self._version_of_tokens):
-            self.first = version
-        self.last = version
-        self._version_of_tokens = tokens
+    def add_version(self, version: int | str | None, *, first: int | str | None = None, tokens: bool) -> None:
+        """Add the version that an engine names with a piece, of its last token.
 
-    def set_versions(self, first: int, last: int) -> None:
-        """Take the versions of the first and the last token. They replace all others."""
-        self.first, self.last, self.both_ends = first, last, True
+        ``first`` is that of the choice's first token, if the engine names both ends: they replace all others. ``tokens``: the
+        piece has tokens of the choice.
+        """
+        number, start = version_of(version), version_of(first)
+        if number is None:
+            return
+        if start is not None:
+            self.first, self.last, self.both_ends = start, number, True
+        elif not self.both_ends and (tokens or not self._version_of_tokens):
+            if self.first is None or tokens != self._version_of_tokens:
+                self.first = number
+            self.last, self._version_of_tokens = number, tokens
 
     def record(
         self, captured: Captured, index: int, *, finish_reason: str | None, message: bytes, parse_status: str

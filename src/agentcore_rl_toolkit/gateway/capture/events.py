@@ -21,11 +21,9 @@ class EventReader:
             data = self._whole(data)
         if b"\r" in data:
             data = data.replace(b"\r\n", b"\n")
-        return [
-            (lines, lines[6:] if lines.startswith(b"data: {") and b"\n" not in lines else _data(lines))
-            for lines in data.split(b"\n\n")
-            if lines
-        ]
+        events = data.split(b"\n\n")
+        single = b"data: {" if data.count(b"\n") == 2 * len(events) - 2 else ()  # the beginning of an event of one line
+        return [(lines, lines[6:] if lines.startswith(single) else _data(lines)) for lines in events if lines]
 
     def _whole(self, data: bytes) -> bytes:
         """Take the whole events out of ``rest`` and new bytes."""

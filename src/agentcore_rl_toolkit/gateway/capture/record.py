@@ -45,7 +45,7 @@ class Captured(msgspec.Struct):
     """
 
     choices: list[ChoiceRecord]
-    prompt: bytes | None = None
+    prompt: bytes | msgspec.Raw | None = None
     prompt_ids: bytes | None = None  # the packed ids of a long prompt
     reply_id: str | None = None
     model: str | None = None

@@ -22,12 +22,13 @@ from ...messages.render import HINTS
 from ...messages.wire import Delta
 from ...messages.wire.canonical import ToolDelta
 from ...messages.wire.stream import CollectedCalls
-from .choice import ChoiceTokens, version_of
+from .choice import ChoiceTokens
 from .events import DONE, EventReader
 from .record import Captured, ChoiceRecord
 from .replay import Message, usage_of
 
 ABSENT = msgspec.Raw(b"null")
+_TOGETHER = 64  # pieces of a stream whose numbers are decoded together
 # The marks of tool calls, by their first character: texts without it are not searched.
 _CALL_MARKS = {
     first.encode(): re.compile("|".join(re.escape(mark) for mark in HINTS if mark[0] == first).encode())
@@ -88,9 +89,9 @@ class _Usage(msgspec.Struct, gc=False):
 
 _event = msgspec.json.Decoder(_Event)
 _ends = msgspec.json.Decoder(_Ends)
-_ids = msgspec.json.Decoder(list[int] | None)
-_logprobs = msgspec.json.Decoder(_Logprobs | None)
-_own_logprobs = msgspec.json.Decoder(_OwnLogprobs | None)
+_ids = msgspec.json.Decoder(list[list[int] | None]).decode
+_logprobs = msgspec.json.Decoder(list[_Logprobs | None]).decode
+_own_logprobs = msgspec.json.Decoder(list[_OwnLogprobs | None]).decode
 _usage = msgspec.json.Decoder(_Usage)
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _member_lists = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
@@ -98,48 +99,57 @@ _encode = msgspec.json.Encoder().encode
 
 
 class ReplyReader:
-    """Reads one reply. ``ended``: some choice has ended.
+    """Reads one reply. ``final``: the last event ended all choices, or is an error.
 
     Args: ``entries``: the agent asked for logprobs. ``n`` is the number of choices. ``relayed``: the agent gets the events as
     they are. ``plain``: they have no token ids and logprobs then.
     """
 
     def __init__(self, *, entries: bool = False, n: int = 1, relayed: bool = False, plain: bool = False) -> None:
-        self.ended = False
+        self.final = False
         self._entries = entries
         self._n = n
         self._relayed = relayed
         self._plain = plain
         self._events = EventReader()
+        self.rest = self._events.rest  # the end of a stream that is not a complete event
         self._captured = Captured(choices=[])
         self._choices: dict[int, _ChoiceParts] = {}
         self._finished: set[int] = set()
         self._begun = False
         self._unread: str | None = None  # why an event could not be read
 
-    @property
-    def rest(self) -> bytes:
-        """Return the end of a stream that is not a complete event."""
-        return bytes(self._events.rest)
-
     def feed(self, data: bytes) -> list[Delta]:
         """Read a piece of a stream. Raises: UpstreamError on an event that the agent could not read either."""
+        if self._relayed:
+            return self._relay(data)
         deltas: list[Delta] = []
-        for lines, found in self._events.events(data):
-            if found is None or found == DONE:
-                if self._relayed:
-                    deltas.append(Delta(event=lines + b"\n\n", final=found == DONE))
-                continue
+        for found in self._events.feed(data):
             event = self._read(found)
-            if self._relayed:
-                if self._plain and event is not None:
-                    lines = _cut(lines, event) or lines.replace(found, without_numbers(found))
-                deltas.append(Delta(event=lines + b"\n\n", final=self._ends(found, event)))
-            elif self._unread is not None:
+            if self._unread is not None:
                 raise UpstreamError(self._unread)
-            elif isinstance(event, _Event):
+            if isinstance(event, _Event):
                 deltas += self._deltas(event)
         return deltas
+
+    def _relay(self, data: bytes) -> list[Delta]:
+        """Return the events for the agent: those before the end of the reply, and the others. Raises: UpstreamError."""
+        before: list[bytes] = []
+        rest: list[bytes] = []
+        events = before
+        for lines, found in self._events.events(data):
+            if found == DONE:
+                events = rest
+            elif found is not None:
+                event = self._read(found)
+                if event is None and found.lstrip()[:1] != b"{":
+                    raise UpstreamError("the engine sent data in its reply that is not an event")
+                if self._plain and event is not None:
+                    lines = _cut(lines, event) or lines.replace(found, without_numbers(found))
+                if self.final:
+                    events = rest
+            events.append(lines)
+        return [Delta(event=b"\n\n".join([*part, b""]), final=part is rest) for part in (before, rest) if part]
 
     def read(self, body: bytes) -> bytes:
         """Read a reply that is not streamed. Returns it for the agent. Raises: CaptureError."""
@@ -156,52 +166,45 @@ class ReplyReader:
 
     def _read(self, data: bytes) -> _Event | _Ends | None:
         """Read an event and add it to the choices. Of an event that cannot be read, return only the ends of choices."""
-        captured = self._captured
+        captured, self.final = self._captured, False
         try:
             event = _event.decode(data)
         except NOT_JSON as e:
             self._unread = self._unread or f"the engine's reply cannot be read: {e}"
             try:
-                return _ends.decode(data)  # an agent may still understand the event
+                ends = _ends.decode(data)  # an agent may still understand the event
             except NOT_JSON:
                 return None
+            self.final = ends.error is not None
+            for choice in ends.choices:
+                self._end(choice)
+            return ends
         if not self._begun:
             self._begun, captured.reply_id, captured.model = True, event.id, event.model
         if event.prompt_token_ids is not ABSENT and captured.prompt is None and event.prompt_token_ids != ABSENT:
-            captured.prompt = bytes(event.prompt_token_ids)
+            captured.prompt = event.prompt_token_ids
         if event.usage is not None:
             captured.usage = _encode(event.usage)
         if event.error is not None:
-            captured.error = _encode(event.error)
+            captured.error, self.final = _encode(event.error), True
         for choice in event.choices:
+            if choice.finish_reason is not None:
+                self._end(choice)
             parts = self._choices.get(choice.index)
             if parts is None:
                 parts = self._choices[choice.index] = _ChoiceParts(entries=self._entries)
-            try:
-                parts.add(choice, event.weight_version)
-            except NOT_JSON as e:
-                captured.problem = captured.problem or f"the engine's token ids or logprobs cannot be read: {e}"
+            parts.add(choice, event.weight_version, captured)
         return event
 
-    def _final(self, choice: _End) -> bool:
-        """Return True if this piece ends its choice, and all other choices have ended."""
-        if choice.finish_reason is None:
-            return False
-        self.ended = True
-        self._finished.add(choice.index)
-        return len(self._finished) >= self._n
+    def _end(self, choice: _End) -> None:
+        if choice.finish_reason is not None:
+            self._finished.add(choice.index)
+            self.final = self.final or len(self._finished) >= self._n
 
-    def _ends(self, data: bytes, event: _Event | _Ends | None) -> bool:
-        """Return True if the reply ends with an event. Raises: UpstreamError when it is no event of any kind."""
-        if event is None:
-            if data.lstrip()[:1] != b"{":
-                raise UpstreamError("the engine sent data in its reply that is not an event")
-            return False
-        final = event.error is not None
-        for choice in event.choices:
-            if choice.finish_reason is not None:
-                final = self._final(choice) or final
-        return final
+    @property
+    def ended(self) -> bool:
+        """Return True if some choice has ended."""
+        return bool(self._finished)
 
     def _deltas(self, event: _Event) -> Iterator[Delta]:
         """Return the content of an event. Raises: UpstreamError."""
@@ -215,7 +218,7 @@ class ReplyReader:
                 reasoning=piece.reasoning_content or piece.reasoning or "",
                 refusal=piece.refusal or "",
                 finish_reason=choice.finish_reason,
-                final=self._final(choice),
+                final=self.final and choice.finish_reason is not None,
             )
             if piece.tool_calls:
                 delta.tool_calls = _tool_deltas(piece)
@@ -231,7 +234,7 @@ class ReplyReader:
         captured = self._captured
         if self._unread is not None:
             raise CaptureError(self._unread)
-        if not self._begun and (sent := self.rest.strip()).startswith((b"{", b"[", b"<")):
+        if not self._begun and (sent := bytes(self.rest.strip())).startswith((b"{", b"[", b"<")):
             raise CaptureError(f"the gateway asked the engine for a stream and got something else: {sent[:100]!r}")
         captured.choices = [each.record(captured, index) for index, each in sorted(self._choices.items())]
         _check(captured)
@@ -251,9 +254,11 @@ class _ChoiceParts:
         self._stop_sequence: str | None = None
         self._entries: list[dict[str, Any]] = []  # logprobs in the engine's words
         self._taken = 0  # entries that the agent has
+        self._ids: list[msgspec.Raw] = []  # the numbers of pieces that are not decoded yet
+        self._logprobs: list[msgspec.Raw] = []
 
-    def add(self, choice: _Choice, version: int | str | None) -> None:
-        """Add a piece. Raises: one of NOT_JSON, at its end, if the numbers of the piece cannot be read."""
+    def add(self, choice: _Choice, version: int | str | None, captured: Captured) -> None:
+        """Add a piece. The numbers of several pieces are decoded together; their problem goes to ``captured``."""
         delta, tokens = choice.delta, self._tokens
         if delta is not None:
             if delta.content:
@@ -264,22 +269,31 @@ class _ChoiceParts:
             self._finish_reason, self._stop_sequence = choice.finish_reason, _stop_sequence(choice)
         if choice.routed_experts is not None:
             tokens.experts = choice.routed_experts
-        if choice.weight_version_first is not None:
-            first, last = version_of(choice.weight_version_first), version_of(choice.weight_version_last)
-            if first is not None and last is not None:
-                tokens.set_versions(first, last)
-        ids = logprobs = None
+        last = choice.weight_version_last
+        if version is not None or last is not None:
+            sampled = bytes(choice.token_ids) not in (b"null", b"[]")
+            tokens.add_version(version if last is None else last, first=choice.weight_version_first, tokens=sampled)
         if choice.token_ids is not ABSENT:
-            ids = _ids.decode(choice.token_ids)
-        if version is not None and (number := version_of(version)) is not None:
-            tokens.add_version(number, tokens=bool(ids))
-        if choice.logprobs is not ABSENT and self._with_entries:
-            if (own := _own_logprobs.decode(choice.logprobs)) is not None:
-                self._entries += own.content or ()
-                logprobs = [entry.get("logprob") for entry in own.content or ()]
-        elif choice.logprobs is not ABSENT and (given := _logprobs.decode(choice.logprobs)) is not None:
-            logprobs = [entry.logprob for entry in given.content or ()]
-        tokens.add(ids, logprobs)
+            self._ids.append(choice.token_ids)
+        if choice.logprobs is not ABSENT:
+            self._logprobs.append(choice.logprobs)
+        if self._with_entries or len(self._ids) >= _TOGETHER:
+            self._decode(captured)
+
+    def _decode(self, captured: Captured) -> None:
+        ids, logprobs = _list_of(self._ids), _list_of(self._logprobs)
+        self._ids, self._logprobs = [], []
+        try:
+            if given := [each for each in _ids(ids) if each is not None]:
+                self._tokens.add([number for each in given for number in each], None)
+            if self._with_entries and (own := [each for each in _own_logprobs(logprobs) if each is not None]):
+                entries = [entry for each in own for entry in each.content or ()]
+                self._entries += entries
+                self._tokens.add(None, [entry.get("logprob") for entry in entries])
+            elif not self._with_entries and (named := [each for each in _logprobs(logprobs) if each is not None]):
+                self._tokens.add(None, [entry.logprob for each in named for entry in each.content or ()])
+        except NOT_JSON as e:
+            captured.problem = captured.problem or f"the engine's token ids or logprobs cannot be read: {e}"
 
     def take_entries(self) -> list[dict[str, Any]] | None:
         """Return the logprobs that the agent does not have yet."""
@@ -287,6 +301,7 @@ class _ChoiceParts:
         return new or None
 
     def record(self, captured: Captured, index: int) -> ChoiceRecord:
+        self._decode(captured)
         message = self.message if self.message is not None else self._joined()
         text = _encode(message)
         calls = isinstance(message, dict) and message.get("tool_calls")
@@ -315,6 +330,10 @@ class _ChoiceParts:
 
 
 _NO_DELTA = Message()
+
+
+def _list_of(values: list[msgspec.Raw]) -> bytes:
+    return b"".join((b"[", b",".join(values), b"]"))
 
 
 def _tool_deltas(delta: Message) -> list[ToolDelta]:
@@ -353,10 +372,11 @@ def _cut(data: bytes, event: _Event | _Ends) -> bytes | None:
 
 
 def _without_member(data: bytes, name: bytes, value: msgspec.Raw) -> bytes | None:
-    member, start = name + value, data.find(name)
-    if start < 0 or not data.startswith(member, start):
+    start = data.find(name)
+    end = start + len(name)
+    if start < 0 or not data.startswith(value, end):
         return None
-    return data[:start] + data[start + len(member) :]
+    return data[:start] + data[end + len(value) :]
 
 
 def without_numbers(data: bytes) -> bytes:

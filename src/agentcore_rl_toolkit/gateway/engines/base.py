@@ -38,10 +38,9 @@ class Piece(msgspec.Struct, kw_only=True):
     logprobs: list[float | None] | None = None
     finish_reason: str | None = None
     stop_sequence: str | None = None
-    weight_version: int | None = None
-    weight_version_first: int | None = None  # the first token's version, if the engine names it
+    weight_version: int | str | None = None  # the last token's, as the engine names it
+    weight_version_first: int | str | None = None  # the first token's
     routed_experts: Any = None  # base64
-    weights: str | None = None  # the engine's version of the last token's weights, a number or a text
     spans: list[tuple[int, int]] | None = None  # (first token, version), where weights changed within the choice
     error: dict[str, Any] | None = None  # it has no tokens: the engine reports an error
 

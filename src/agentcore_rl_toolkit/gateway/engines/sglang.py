@@ -20,7 +20,6 @@ from typing import Any, TypeVar
 import msgspec
 
 from ...errors import CaptureError
-from ..capture.choice import version_of
 from .base import COMMON, FORMS, SGLANG_FORMS, Piece, TokenEngine, TokenRequest, WeightSpan, changes, error_piece
 
 _LONG_BYTES = 16 * 2**10  # some 400 tokens
@@ -154,9 +153,8 @@ def _piece(answer: _Response, choice: int, seen: int) -> Piece:
         logprobs=values,
         finish_reason=None if finish is None else finish.type,
         stop_sequence=matched if isinstance(matched, str) else None,
-        weight_version=version_of(spans[-1].version if spans else meta.weight_version),
-        weight_version_first=version_of(spans[0].version) if spans else None,
-        weights=None if meta.weight_version is None else str(meta.weight_version),
+        weight_version=spans[-1].version if spans else meta.weight_version,
+        weight_version_first=spans[0].version if spans else None,
         spans=changes(spans) if spans else None,
         routed_experts=meta.routed_experts,
     )

@@ -15,7 +15,6 @@ from typing import Any
 import msgspec
 
 from ...errors import CaptureError
-from ..capture.choice import version_of
 from .base import COMMON, FORMS, GUIDED, VLLM_FORMS, Piece, TokenEngine, TokenRequest, WeightSpan, changes, error_piece
 
 _encode = msgspec.json.Encoder().encode
@@ -120,9 +119,8 @@ def _pieces(event: bytes) -> list[Piece]:
                 logprobs=values,
                 finish_reason=choice.finish_reason,
                 stop_sequence=choice.stop_reason if isinstance(choice.stop_reason, str) else None,
-                weight_version=version_of(answer.weight_version if last is None else last),
-                weight_version_first=version_of(first),
-                weights=spans[-1].version if spans else None,
+                weight_version=answer.weight_version if last is None else last,
+                weight_version_first=first,
                 spans=changes(spans) if spans else None,
                 routed_experts=choice.routed_experts,
             )

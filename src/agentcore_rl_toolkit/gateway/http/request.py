@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import re
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
-from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -22,47 +18,59 @@ from ...messages.wire.responses import Recorded
 _NUMBERS = frozenset(
     {"echo", "logprobs", "prompt_logprobs", "return_token_ids", "return_tokens_as_token_ids", "top_logprobs"}
 )
-# A content part that is no text. In a string of JSON its quotes would be escaped.
-_NO_TEXT = re.compile(rb'"(?:image_url|input_image|image_embeds|video_url|audio_url|input_audio)"')
 LARGE_BYTES = 2**20  # hashing more takes milliseconds, which a thread can spend
 T = TypeVar("T")
 
 
-@dataclass(slots=True)
 class CallRequest:
     """The request of an agent.
 
     ``fields`` are those of a chat completion, in the end with the session's settings. ``digest`` is the same for the same
-    request. ``asked`` is the canonical request, of calls whose reply is encoded here. ``again``: the client reports that it
-    repeats a request; ``keyed``: it identifies the request by a key.
+    request (`identify`). ``asked`` is the canonical request, of calls whose reply is encoded here. ``again``: the client reports
+    that it repeats a request; ``keyed``: it identifies the request by a key. ``left_out`` counts the parts of the history that
+    were left out, by kind.
     """
 
-    dialect: str
-    body: bytes = b""
-    fields: Fields = field(default_factory=dict)
-    digest: int = 0
-    tag: str | None = None
-    stream: bool = False
-    again: bool = False
-    keyed: bool = False
-    asked: ModelRequest = field(default_factory=partial(ModelRequest, dialect="chat", model=""))
-    reply_id: str = ""
-    left_out: Counter[str] = field(default_factory=Counter)  # the parts of the history that were left out, by kind
+    asked: ModelRequest
+
+    def __init__(self, dialect: str, body: bytes, headers: Mapping[str, str], *, tag: str | None) -> None:
+        self.dialect = dialect
+        self.body = body
+        self.tag = tag
+        # AWS's clients use another header for the key.
+        self._key = headers.get("idempotency-key") or headers.get("amz-sdk-invocation-id") or ""
+        self.keyed = self._key != ""
+        self.again = headers.get("x-stainless-retry-count", "0") != "0"
+        self.stream = False
+        self.fields: Fields = {}
+        self.digest = 0
+        self.reply_id = ""
+        self.left_out: dict[str, int] = {}
+
+    async def identify(self) -> None:
+        """Make a digest of the request that is the same in every process: a repetition may come after a restart."""
+        head = f"{self.dialect} {self.tag or ''} {self._key} ".encode("utf-8", "surrogateescape")
+        made = hashlib.sha256(head)
+        if len(self.body) < LARGE_BYTES:
+            made.update(self.body)
+        else:
+            await asyncio.to_thread(made.update, self.body)
+        self.digest = int.from_bytes(made.digest()[:8], "big", signed=True)
 
     @property
     def numbers(self) -> bool:
         """Return True if the agent asked for token ids or logprobs."""
         return any(self.fields[name] not in (None, False) for name in _NUMBERS & self.fields.keys())
 
-    @property
-    def images(self) -> bool:
-        """Return True if the messages have images, sound or video."""
-        return _NO_TEXT.search(self.fields.get("messages", b"")) is not None
+    def leave_out(self, parts: Mapping[str, int]) -> None:
+        """Count parts of the history that are left out."""
+        for kind, count in parts.items():
+            self.left_out[kind] = self.left_out.get(kind, 0) + count
 
     def _decoded(self, decode: Callable[[bytes], T]) -> T:
         found, _, halves = read_body(self.body, decode)
         if halves:
-            self.left_out[HALF_SURROGATE] += halves
+            self.leave_out({HALF_SURROGATE: halves})
         return found
 
     def read(self) -> Fields:
@@ -79,7 +87,7 @@ class CallRequest:
         else:
             asked = DIALECTS[self.dialect].parse_request(given)
         self.asked, self.stream, self.reply_id = asked, asked.stream, new_id("chatcmpl-")
-        self.left_out += Counter(asked.left_out)
+        self.leave_out(asked.left_out)
         return asked
 
     def as_chat(self, allowed: Collection[str]) -> Fields:
@@ -90,25 +98,3 @@ class CallRequest:
         asked = self.asked
         asked.sampling.other |= {name: value for name, value in asked.unknown.items() if name in allowed}
         return {**asked.to_chat_body(), "messages": msgspec.Raw(msgspec.json.encode(asked.messages))}
-
-
-async def read_request(body: bytes, headers: Mapping[str, str], dialect: str, *, tag: str | None) -> CallRequest:
-    """Return a request, whose body is still to be read."""
-    # AWS's clients use another header for the key.
-    key = headers.get("idempotency-key") or headers.get("amz-sdk-invocation-id") or ""
-    head = f"{dialect} {tag or ''} {key} ".encode("utf-8", "surrogateescape")
-    return CallRequest(
-        dialect=dialect,
-        body=body,
-        digest=_digest(head, body) if len(body) < LARGE_BYTES else await asyncio.to_thread(_digest, head, body),
-        tag=tag,
-        again=headers.get("x-stainless-retry-count", "0") != "0",
-        keyed=key != "",
-    )
-
-
-def _digest(head: bytes, body: bytes) -> int:
-    """Return a number for a request that is the same in every process: a repetition may come after a restart."""
-    made = hashlib.sha256(head)
-    made.update(body)
-    return int.from_bytes(made.digest()[:8], "big", signed=True)

@@ -67,9 +67,7 @@ class TokenReply:
             sampled = self._choices[piece.choice] = _SampledChoice(ChoiceTokens(), stream)
         tokens = sampled.tokens
         if piece.weight_version is not None:
-            tokens.add_version(piece.weight_version, tokens=bool(piece.ids))
-            if piece.weight_version_first is not None:
-                tokens.set_versions(piece.weight_version_first, piece.weight_version)
+            tokens.add_version(piece.weight_version, first=piece.weight_version_first, tokens=bool(piece.ids))
         tokens.spans = piece.spans or tokens.spans
         if piece.routed_experts is not None:
             tokens.experts = piece.routed_experts

@@ -1,7 +1,8 @@
 """Sample a call by token ids: the gateway renders the messages, the engine samples ids, and the gateway parses them.
 
-The prompt of turn k+1 is the prompt and completion of turn k with a suffix, token for token (`render`). Threads render. The cost
-grows with the new messages, not with the session. The calls of a session are rendered one after the other.
+The prompt of turn k+1 is the prompt and completion of turn k with a suffix, token for token (`render`). Threads render all but
+short requests. The cost grows with the new messages, not with the session. The calls of a session are rendered one after the
+other.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import asyncio
 import logging
 import secrets
 from array import array
-from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -35,6 +35,7 @@ from .reply import TokenReply
 
 log = logging.getLogger(__name__)
 
+SHORT_BYTES = 4096  # rendering a shorter request takes less time than its way to a thread and back
 _to_json = msgspec.json.Encoder().encode
 
 
@@ -67,7 +68,7 @@ class TokenSampling(Engine):
         asked = request.parse(self._session.replies.find)
         asked.messages, images = without_images(asked.messages)  # token ids have none
         if images:
-            request.left_out["image"] += images
+            request.leave_out({"image": images})
         return request.as_chat(self._context.allow_fields)
 
     def compose(self, fields: Fields) -> None:
@@ -76,7 +77,7 @@ class TokenSampling(Engine):
             chat.overlay(asked, fields)
         if session.settings.model_id is not None:
             asked.model = session.settings.model_id
-        self._request.left_out += self._mode.require(asked)
+        self._request.leave_out(self._mode.require(asked))
 
     async def prepare(self, call_id: str) -> None:
         """Render the prompt after the prompts of the session's earlier calls."""
@@ -85,7 +86,11 @@ class TokenSampling(Engine):
         async with history.order:
             conversation = history.conversation or await mode.histories.open(history)
             try:
-                await _completed(asyncio.get_running_loop().run_in_executor(mode.executor, self._render, conversation))
+                if len(self._request.body) <= SHORT_BYTES:
+                    self._render(conversation)
+                else:
+                    loop = asyncio.get_running_loop()
+                    await _completed(loop.run_in_executor(mode.executor, self._render, conversation))
             except RecursionError as e:
                 raise RequestError("the request is nested too deeply") from e
 
@@ -175,8 +180,8 @@ class TokenSampling(Engine):
             if piece.error is not None:
                 self._error = piece.error
                 continue
-            if piece.weights is not None and self._worker is not None:
-                self._worker.report_weights(piece.weights)
+            if piece.weight_version is not None and self._worker is not None:
+                self._worker.report_weights(piece.weight_version)
             deltas += self._reply.add(piece)
         return deltas
 
@@ -208,7 +213,5 @@ async def _completed(work: asyncio.Future[None]) -> None:
     try:
         await asyncio.shield(work)
     except asyncio.CancelledError:
-        while not work.done():  # a deadline may cancel a call that is aborted already
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait([work])
+        await asyncio.wait([work])
         raise

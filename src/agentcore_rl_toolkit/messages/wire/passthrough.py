@@ -20,6 +20,7 @@ from .fields import ENGINE_PARAMETERS, check_template_kwargs, refuse
 
 Fields = dict[str, Any]  # the members of a request; the messages, and in a relayed request the tools, are JSON text
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_value = msgspec.json.Decoder().decode
 
 _OPENAI = """
     model messages frequency_penalty logit_bias logprobs top_logprobs max_tokens max_completion_tokens metadata n
@@ -47,6 +48,7 @@ _FORMS = frozenset(
     {"response_format", "structured_outputs", "guided_choice", "guided_grammar", "guided_json", "guided_regex"}
     | {"ebnf", "json_schema", "regex"}
 )
+_MAY_HOLD = _FORMS | {"tool_choice"}
 _FORM_TYPES = ("json_object", "json_schema", "structural_tag")
 _ABOUT_TOOLS = ("tool_choice", "parallel_tool_calls")  # they mean nothing in a call without tools
 # Fields with one subject: any of them in a session's parameters replaces all of them in the agent's request.
@@ -62,7 +64,7 @@ def read(body: bytes) -> Fields:
     """Read the members of a relayed request. Raises: one of NOT_JSON."""
     if not body.isascii():
         body.decode()  # members that are not read may be no UTF-8
-    return {name: raw if name in _UNREAD else msgspec.json.decode(raw) for name, raw in _members(body).items()}
+    return {name: raw if name in _UNREAD else _value(raw) for name, raw in _members(body).items()}
 
 
 def check(fields: Fields, *, more: Collection[str] | None) -> None:
@@ -80,7 +82,8 @@ def check(fields: Fields, *, more: Collection[str] | None) -> None:
         given = fields.get("chat_template_kwargs") or {}
         if not isinstance(given, dict):
             raise RequestError("chat_template_kwargs must be an object", param="chat_template_kwargs")
-        check_template_kwargs(given)
+        if given:
+            check_template_kwargs(given)
     if not isinstance(fields.get("stream"), bool | None):
         raise RequestError("stream must be true or false", param="stream")
     n = fields.get("n")
@@ -90,7 +93,7 @@ def check(fields: Fields, *, more: Collection[str] | None) -> None:
 
 def constrained(fields: Fields) -> bool:
     """Return True if the reply must have a form: its logprobs are those of the tokens that the form allows."""
-    return bool(asked_forms(fields))
+    return not _MAY_HOLD.isdisjoint(fields) and bool(asked_forms(fields))
 
 
 def forms(fields: Fields) -> list[str]:
