@@ -26,7 +26,8 @@ reward = AnswerReward()
 def client_of(model):
     if model.base_url is None:
         return AsyncAnthropicBedrock()
-    return AsyncAnthropic(base_url=model.base_url.removesuffix("/v1"), api_key=model.api_key)  # the client adds it
+    # The client adds /v1. A model on SageMaker has no Messages API, so production needs a server that has it.
+    return AsyncAnthropic(base_url=model.base_url.removesuffix("/v1"), api_key=model.api_key)
 
 
 @app.entrypoint
