@@ -240,6 +240,13 @@ def test_an_agents_log_group_becomes_rows(tmp_path: Path, exporter: InMemorySpan
     assert rows(tmp_path / "rows.jsonl") == [{"prompt": "What is 3 + 4?"}]
 
 
+def test_an_agent_without_traces_is_told_what_it_needs(tmp_path: Path, logs: Any) -> None:
+    put(logs, GROUP, [{"note": "not a span"}])
+    error = str(run(GROUP, "--out", str(tmp_path / "rows.jsonl")).exception)
+    assert "Transaction Search" in error
+    assert "OpenTelemetry distribution" in error
+
+
 def test_in_split_mode_texts_are_joined_to_their_spans(
     tmp_path: Path, exporter: InMemorySpanExporter, logs: Any
 ) -> None:

@@ -97,9 +97,9 @@ def command(source: str, out: Path, **options: Any) -> None:
     redaction = None if options["no_redact"] else Redaction(options["patterns"])
     found, lost = _read(source, options)
     if not found:
-        missing = lost[_NO_TEXT]
-        hint = f" {missing} traces have no text: check that the agent runs with AWS's OpenTelemetry distribution"
-        raise ConfigError(f"there is no invocation of an agent in {source}.{hint if missing else ''}")
+        missing = f" {lost[_NO_TEXT]} traces have no text." if lost[_NO_TEXT] else ""
+        needs = "need Transaction Search, and an agent that runs with AWS's OpenTelemetry distribution"
+        raise ConfigError(f"there is no invocation of an agent in {source}.{missing} Traces in CloudWatch {needs}")
     if all(each.user is None for each in found):
         raise ConfigError(
             f"no trace has the attribute {options['user_attribute']}: give --user-attribute the attribute of users"
