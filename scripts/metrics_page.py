@@ -82,7 +82,7 @@ Rollouts
   response_tokens_max | both | Largest number of sampled tokens in a usable rollout.
   tool_use | both | Share of usable rollouts that called a tool. Rollouts without any tools do not count. | A fall to 0:
       the policy has stopped calling its tools.
-  branches | both | Number of additional conversations in usable rollouts, such as those of sub-agents.
+  branches | both | Number of conversations in usable rollouts besides the main ones, such as those of sub-agents.
   judge | both | Calls, tokens and cost of the judge, if there is one.
 Tokens
   sequences | step | Number of training sequences.
@@ -101,11 +101,12 @@ Updates
   logprob_gap | step | Largest difference between a logprob of the engine and the logprob that the trainer computes with the same
       weights, in nats. | Larger
       than rounding errors: engine and trainer compute different models. The run stops.
-  kl_sampler | step | Mean of r - 1 - log r over trained tokens, with r = pi(token) / pi_sampled(token). | Above 0.1: too many
-      updates per step, or rollouts that are too old.
-  kl_start | step | Mean of q - 1 - log q over trained tokens, with q = pi_start(token) / pi(token). Needs `kl_penalty`. | It
-      should stay within a few nats.
-  kl_teacher | step | Mean of log pi - log pi_teacher over trained tokens, in a distillation. | It should fall.
+  kl_sampler | step | Distance from the policy that sampled the tokens: mean of r - 1 - log r over trained tokens, with
+      r = pi(token) / pi_sampled(token). | Above 0.1: too many updates per step, or rollouts that are too old.
+  kl_start | step | Distance from the policy at the start: mean of q - 1 - log q over trained tokens, with
+      q = pi_start(token) / pi(token). Needs `kl_penalty`. | It should stay within a few nats.
+  kl_teacher | step | Distance from the teacher of a distillation: mean of log pi - log pi_teacher over trained tokens. | It
+      should fall.
   clip_fraction | step | Share of trained tokens whose change is limited by the clip. | Above
       0.3: updates are too large.
   ratio_max | step | Largest r of the step. | Above 10: the probability of some tokens has changed much since they were sampled.

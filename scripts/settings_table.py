@@ -297,6 +297,7 @@ def values_of(field: FieldInfo) -> str:
     )
     signs = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
     limit = [f"{word} {getattr(m, sign):g}" for m in limits for sign, word in signs.items() if hasattr(m, sign)]
+    name = "list of numbers" if name == "list" and limit else name
     return " ".join([name, ", ".join(dict.fromkeys(limit))]).strip()
 
 
