@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import io
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.exceptions import CredentialRetrievalError
 from botocore.response import StreamingBody
 
 from agentcore_rl_toolkit.errors import (
@@ -261,6 +263,36 @@ async def test_a_source_of_credentials_that_is_busy_is_asked_again(
     busy_credentials(tmp_path, monkeypatch, busy=3)
     await remote.put_async("k", b"")
     assert [r.headers["authorization"].count("Credential=AKLATE/") for r in scripted.requests] == [1]
+
+
+async def test_a_source_of_credentials_that_fails_between_two_requests_is_asked_again(
+    scripted: Any, remote: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outage: list[Exception] = []
+
+    def credentials() -> dict[str, Any]:
+        if outage:
+            raise outage.pop()
+        expires_at = datetime.datetime.now(datetime.UTC)
+        return {"access_key_id": "a", "secret_access_key": "s", "token": None, "expires_at": expires_at}
+
+    monkeypatch.setattr("agentcore_rl_toolkit.store.remote.find_provider", lambda: credentials)
+    await remote.put_async("k", b"")
+    outage += [CredentialRetrievalError(provider="sso", error_msg="busy"), OSError("no answer"), TimeoutError()]
+    await remote.put_async("k", b"")
+    outage += [OSError("no answer")] * 1000
+    with pytest.raises(StoreError, match="credentials for the store.*no answer") as caught:
+        await remote.get_async("k", timeout_s=0.2)
+    assert not caught.value.permanent
+
+
+@pytest.mark.parametrize("boto3", [False, True])
+async def test_a_head_with_an_expired_token_has_no_body_and_is_repeated(
+    scripted: Any, remote: ObjectStore, monkeypatch: pytest.MonkeyPatch, boto3: bool
+) -> None:
+    monkeypatch.setattr("agentcore_rl_toolkit.store.remote._used_in", {-1} if boto3 else set())
+    scripted.answer = lambda _request, n: (400, b"") if n < 3 else (200, b"four")
+    assert (await remote.head_async("k")).size == 4
 
 
 class Breaking:

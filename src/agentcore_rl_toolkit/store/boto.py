@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 from typing import Any
 
 from ..aws_errors import Fate, Fault, look_up
 from ..errors import ObjectExistsError, ObjectNotFoundError, StoreError, StorePermissionError
 from .base import ObjectInfo, ObjectStore, TransientStoreError, check_size
 
+EXPIRED_AT_HEAD = "400"  # S3's reply to a HEAD with an expired token has no body, and so no code
 _WRONG_REGION = ("PermanentRedirect", "AuthorizationHeaderMalformed")
 
 
@@ -23,7 +25,8 @@ def error_of(url: str, key: str | None, fault: Fault, text: str) -> StoreError:
         return StoreError(f"{url} does not exist: create the bucket or correct its name", permanent=True, **about)
     if fault.code in _WRONG_REGION:
         return StoreError(f"{url} is in another region; set AWS_REGION to the bucket's region", permanent=True, **about)
-    if fault.credentials:
+    if fault.credentials or fault.code == EXPIRED_AT_HEAD:
+        fault = dataclasses.replace(fault, fate=Fate.TRANSIENT)
         text = f"the AWS credentials have expired, or this machine's clock is wrong ({fault.code})"
     elif fault.status == 404:
         return ObjectNotFoundError(f"no object {where}", key=key)

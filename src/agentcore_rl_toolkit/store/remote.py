@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from ..aws_errors import Fate, Fault, fault_of, look_up
 from ..errors import AgentCoreRLError, ConfigError, ObjectNotFoundError, StoreError, StorePermissionError
 from .base import ObjectInfo, ObjectStore, TransientStoreError, check_size
-from .boto import BotoStore, error_of
+from .boto import EXPIRED_AT_HEAD, BotoStore, error_of
 
 T = TypeVar("T")
 
@@ -253,6 +253,8 @@ class RemoteStore(ObjectStore):
         status_match, code_match = _STATUS.search(text), _CODE.search(text)
         status = int(status_match[1]) if status_match else None
         code = code_match[1] if code_match else ""
+        if isinstance(e, exceptions.UnauthenticatedError) and status is None:  # no request was sent
+            return TransientStoreError(f"credentials for the store: {text}", ambiguous=False, key=key)
         if "incorrectly configured region" in text:
             code = code or "PermanentRedirect"
         elif isinstance(e, FileNotFoundError):
@@ -262,7 +264,7 @@ class RemoteStore(ObjectStore):
         elif isinstance(e, (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)):
             status = status or 403
         fault = fault_of(code, status) if code or status else Fault(fate=Fate.UNCERTAIN, code=type(e).__name__)
-        if fault.credentials:
+        if fault.credentials or fault.code == EXPIRED_AT_HEAD:
             self._opened = None  # the next try asks for fresh credentials
         return error_of(self.url, key, fault, text)
 
