@@ -356,8 +356,12 @@ def record_failure(record: Mapping[str, Any], outcome: Outcome) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class SessionFacts:
-    """The end of a session's last model call, by the gateway's record. ``limit``: our limit that it hit (turns or context)."""
+    """The end of a session's last model call, by the gateway's record.
 
+    ``limit``: our limit that it hit (turns or context). ``broken``: the error, if engine or gateway failed it.
+    """
+
+    broken: str | None = None
     truncated: bool = False
     unparsed: bool = False
     unanswered: bool = False

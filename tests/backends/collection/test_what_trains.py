@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agentcore_rl_toolkit.backends import CollectConfig, GroupRequest, collect, summarize
-from agentcore_rl_toolkit.backends.collection.judge import ended_by, facts_of, judge
+from agentcore_rl_toolkit.backends.collection.judge import end_of_record, ended_by, facts_of, judge
 from agentcore_rl_toolkit.backends.collection.samples import to_samples
 from agentcore_rl_toolkit.backends.slime import trained as slimes_trainer
 from agentcore_rl_toolkit.backends.slime.convert import to_slime
@@ -19,7 +19,7 @@ from agentcore_rl_toolkit.backends.training.loop import update
 from agentcore_rl_toolkit.backends.trl.convert import SEQUENCE_KEY, to_trl
 from agentcore_rl_toolkit.backends.verl.convert import to_verl
 from agentcore_rl_toolkit.contract import Cause, Outcome, Stage, verdict
-from agentcore_rl_toolkit.errors import ConfigError, RolloutTimeoutError
+from agentcore_rl_toolkit.errors import ConfigError, GatewayError, RolloutTimeoutError
 from agentcore_rl_toolkit.trajectory import Turn
 
 from ..recorded import Episode, Replay
@@ -200,7 +200,44 @@ def test_a_session_of_many_calls_is_bounded_and_logged(caplog: pytest.LogCapture
     assert CollectConfig().warn_turns == 200
 
 
-@pytest.mark.parametrize(("last_call_s", "cause"), [(995.0, Cause.AGENT), (600.0, Cause.INFRASTRUCTURE)])
+FAILED = {"status": "error", "http_status": 502, "type": "upstream_error", "message": "no engine", "started_s": 10.0}
+
+
+@pytest.mark.parametrize(
+    ("error", "lost"),
+    [
+        (FAILED, True),
+        ({**FAILED, "status": "partial", "http_status": None}, True),
+        ({**FAILED, "http_status": 429}, True),
+        ({**FAILED, "started_s": 5.5}, False),  # beside the last turn, or repeated by it
+        ({**FAILED, "http_status": 400}, False),  # the agent's request was wrong
+        ({**FAILED, "status": "aborted"}, False),
+    ],
+)
+@pytest.mark.parametrize("record", [{"rewards": 0.0}, {"status_code": 500, "stop_reason": "no reply", "_agent": {}}])
+def test_an_agent_that_hides_the_failure_of_its_last_model_call_gets_no_reward(
+    record: dict[str, Any], error: dict[str, Any], lost: bool
+) -> None:
+    capture = SimpleNamespace(turns=[replace(TASK, started_s=5.0, finished_s=6.0)], errors=[error], train=None)
+    end = end_of_record(record, session_id="s", input_id="a", index=0)
+    found = judge(end, captured=True, capture=capture, fetch_error=None, config=CollectConfig(), weight_version=None)
+    assert (found.outcome is Outcome.LOST) == (found.score is None) == lost
+    if lost:
+        assert (found.cause, found.mask_reason) == (Cause.INFRASTRUCTURE, "outcome")
+        assert str(found.error) == "its last model call failed: no engine"
+
+
+def test_an_agent_that_raised_while_the_gateway_was_lost_has_not_failed() -> None:
+    end = end_of_record({"status_code": 500, "stop_reason": "no"}, session_id="s", input_id="a", index=0)
+    about: dict[str, Any] = {"captured": True, "config": CollectConfig(), "weight_version": None, "capture": None}
+    found = judge(end, fetch_error=GatewayError("cannot be reached"), **about)
+    assert (found.outcome, found.cause, found.score) == (Outcome.LOST, Cause.INFRASTRUCTURE, None)
+
+
+@pytest.mark.parametrize(
+    ("last_call_s", "cause"),
+    [(995.0, Cause.AGENT), (600.0, Cause.INFRASTRUCTURE), (4_600.0, Cause.INFRASTRUCTURE)],  # the last clock is fast
+)
 def test_a_deadline_that_passes_while_calls_continue_is_the_agents(last_call_s: float, cause: Cause) -> None:
     late = RolloutTimeoutError("no record within 900 s", stage="run", session_id="s", input_id="a")
     end = replace(ended_by(late, stage=Stage.RUN), ended_s=1_000.0)

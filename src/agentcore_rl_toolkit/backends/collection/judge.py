@@ -112,16 +112,18 @@ def _judged(
     ``captured``: the rollout ran against a gateway. ``capture`` is None when the gateway had nothing to give, and
     ``fetch_error`` is the error of its call. ``sampling_params`` are those that the trainer asked for.
     """
-    session_id, input_id = end.session_id, end.input_id
-    if isinstance(fetch_error, GatewayLostError) and end.outcome in _TAKEN_BY_A_LOST_GATEWAY:
-        lost = RolloutLostError(f"lost with its model gateway: {fetch_error}", session_id=session_id, input_id=input_id)
-        lost.__cause__ = fetch_error
+    session_id, input_id, facts = end.session_id, end.input_id, facts_of(capture)
+    why = None if facts.broken is None else f"its last model call failed: {facts.broken}"
+    if fetch_error is not None and (end.outcome is not Outcome.OK or isinstance(fetch_error, GatewayLostError)):
+        why = f"lost with its model gateway: {fetch_error}"
+    if why is not None and end.outcome in _TAKEN_BY_A_LOST_GATEWAY:
+        lost = RolloutLostError(why, session_id=session_id, input_id=input_id)
+        lost.__cause__ = fetch_error or end.error
         end = replace(end, outcome=Outcome.LOST, error=lost)
     outcome, error, record = end.outcome, end.error, end.record
     cause = cause_of(outcome, record, error)
     failure = None if record is None else record_failure(record, outcome)
     reason: MaskReason | None = None if outcome is Outcome.OK else "outcome"
-    facts = facts_of(capture)
     calls = 0 if capture is None else len(capture.turns)
     if config.warn_turns is not None and calls > config.warn_turns:
         log.warning(
@@ -194,25 +196,34 @@ def _judged(
 def _still_calling(end: CollectedRollout, capture: Any) -> bool:
     """Return True if a model call ended shortly before the rollout, so that neither engine nor gateway hung."""
     finished_s = max((turn.finished_s or 0.0 for turn in capture.turns), default=0.0) if capture is not None else 0.0
-    return end.ended_s is not None and end.ended_s - finished_s <= STILL_CALLING_S
+    # The gateway's clock may differ, and then shows nothing.
+    return end.ended_s is not None and abs(end.ended_s - finished_s) <= STILL_CALLING_S
 
 
 def facts_of(capture: Any) -> SessionFacts:
-    """Return how the session's last model call ended. A call that one of our limits refused came after the last turn."""
+    """Return how the session's last model call ended. A call that failed, or that one of our limits refused, is no turn."""
     if capture is None:
         return SessionFacts()
     last = capture.turns[-1] if capture.turns else None
     ended_s = getattr(last, "started_s", None) or 0.0
-    refused = [error for error in capture.errors if (error.get("started_s") or 0.0) >= ended_s]
-    limit = next((LIMITS[error["type"]] for error in reversed(refused) if error.get("type") in LIMITS), None)
-    if last is None:
-        return SessionFacts(limit=limit)
+    later = [error for error in reversed(capture.errors) if (error.get("started_s") or 0.0) >= ended_s]
+    limit = next((LIMITS[error["type"]] for error in later if error.get("type") in LIMITS), None)
+    answered_s = max((turn.finished_s or 0.0 for turn in capture.turns), default=0.0)
+    broken = [error for error in later if _is_broken(error) and (error.get("started_s") or 0.0) > answered_s]
+    if last is None or broken:
+        return SessionFacts(limit=limit, broken=str(broken[0].get("message")) if broken else None)
     return SessionFacts(
         truncated=last.finish_reason in TRUNCATED_REASONS,
         unparsed=last.parse_status == "unparsed",
         unanswered=not last.answered,
         limit=limit,
     )
+
+
+def _is_broken(error: Mapping[str, Any]) -> bool:
+    """Return True for a call that engine or gateway failed. They do not answer 5xx or 429 to a mistake of the agent."""
+    status = error.get("http_status") or 500
+    return error.get("status") in ("error", "partial") and (status >= 500 or status == 429)
 
 
 def trained_versions(trajectory: Trajectory | None) -> tuple[int, int] | None:
