@@ -74,11 +74,13 @@ CODES = _by_name(
             TooManyRequests TooManyRequestsException RequestLimitExceeded BandwidthLimitExceeded
             ProvisionedThroughputExceededException TransactionInProgressException EC2ThrottledException
             PriorRequestNotComplete SlowDown LimitExceededException ServiceQuotaExceededException
-            RetryableConflictException""",
+            RetryableConflictException ModelNotReadyException""",
         # the last two: the service did not get the whole request
         Fate.TRANSIENT: " ".join(CREDENTIAL_CODES) + " RequestTimeout RequestTimeoutException",
+        # Model...: errors of Amazon Bedrock
         Fate.UNCERTAIN: """InternalServerException InternalServerError InternalFailure InternalError ServiceException
-            ServiceUnavailable ServiceUnavailableException""",
+            ServiceUnavailable ServiceUnavailableException ModelErrorException ModelStreamErrorException
+            ModelTimeoutException""",
     }
 )
 STATUSES = {
@@ -128,7 +130,7 @@ def look_up(error: BaseException) -> Fault | None:
 
 def fault_of(code: str, status: int | None, headers: Mapping[str, str] = MappingProxyType({})) -> Fault:
     """Find the entry of a reply with this code and status."""
-    fate = CODES.get(code)
+    fate = CODES.get(code[:1].upper() + code[1:])  # in event streams, names begin with a small letter
     if fate is None and code in SIGNATURE_CODES and _skew_s(headers) > MOST_SKEW_S:
         fate = Fate.TRANSIENT
     if fate is None and isinstance(status, int):

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import email.message
+import errno
+import http.client
 import io
 import urllib.error
 from collections.abc import Callable
@@ -14,6 +16,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from botocore.exceptions import EventStreamError
 from strands.types.exceptions import (
     ContextWindowOverflowException,
     EventLoopException,
@@ -76,6 +79,10 @@ def in_context(outer: BaseException, inner: BaseException) -> BaseException:
             raise outer  # noqa: B904  (the chain without a cause is what is tested)
     except BaseException as e:
         return e
+
+
+def stream_error(code: str) -> EventStreamError:
+    return EventStreamError({"Error": {"Code": code, "Message": "out of memory"}}, "ConverseStream")
 
 
 OVERFLOW = {"message": "This model's maximum context length is 8 tokens", "code": "context_length_exceeded"}
@@ -166,6 +173,13 @@ CASES: list[tuple[str, Callable[[], BaseException], Blame]] = [
     ),
     ("a socket", lambda: ConnectionResetError("gone"), INFRASTRUCTURE),
     ("a deadline", lambda: TimeoutError("late"), INFRASTRUCTURE),
+    ("a reply that broke off", lambda: http.client.IncompleteRead(b"{"), INFRASTRUCTURE),
+    ("a full disk", lambda: OSError(errno.ENOSPC, "No space left on device"), INFRASTRUCTURE),
+    ("no route", lambda: OSError(errno.EHOSTUNREACH, "No route to host"), INFRASTRUCTURE),
+    ("a missing file", lambda: FileNotFoundError(errno.ENOENT, "No such file"), AGENT),
+    ("bedrock stream", lambda: stream_error("modelStreamErrorException"), INFRASTRUCTURE),
+    ("bedrock stream throttled", lambda: stream_error("throttlingException"), INFRASTRUCTURE),
+    ("bedrock stream refused", lambda: stream_error("validationException"), AGENT),
     ("our gateway's", lambda: UpstreamError("down"), INFRASTRUCTURE),
     ("our store's", lambda: StoreError("full"), INFRASTRUCTURE),
     ("a group", lambda: ExceptionGroup("g", [ValueError("x"), MaxTokensReachedException("cut")]), failed_at("tokens")),

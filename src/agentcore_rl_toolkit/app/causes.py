@@ -11,6 +11,7 @@ requests and aiohttp. `aws_errors` has those of botocore and urllib3.
 
 from __future__ import annotations
 
+import errno
 import urllib.error
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -39,8 +40,8 @@ _KINDS = {
     # no usable reply of a client, and what frameworks raise instead of the client's exception
     "infrastructure": """openai.APIConnectionError openai.APIResponseValidationError anthropic.APIConnectionError
         anthropic.APIResponseValidationError httpx.TransportError httpcore.NetworkError httpcore.TimeoutException
-        httpcore.ProtocolError requests.ConnectionError requests.Timeout aiohttp.ClientConnectionError
-        aiohttp.ClientPayloadError agents.ModelTimeoutError langchain_core.ModelAPIError
+        httpcore.ProtocolError http.BadStatusLine http.IncompleteRead requests.ConnectionError requests.Timeout
+        aiohttp.ClientConnectionError aiohttp.ClientPayloadError agents.ModelTimeoutError langchain_core.ModelAPIError
         langchain_core.ModelAuthenticationError langchain_core.ModelConnectionError langchain_core.ModelNotFoundError
         langchain_core.ModelPermissionDeniedError langchain_core.ModelRateLimitError langchain_core.ModelTimeoutError""",
     "throttled": "strands.ModelThrottledException",  # decides only if nothing else in the chain does
@@ -52,6 +53,9 @@ _TABLE = {name: kind for kind, names in _KINDS.items() for name in names.split()
 
 # These replies of an engine show that its address, key or model is wrong, and not the agent's code.
 _REFUSED = frozenset({401, 403, 404, 409})
+# A full or failing disk, the machine's table of files, and its network.
+_MACHINE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENFILE})
+_MACHINE |= {errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH}
 _TRY_LATER = frozenset({408, 425, 429})
 # The words of providers, engines and our gateway for a conversation that does not fit.
 _OVERFLOW = (
@@ -126,7 +130,7 @@ def _of_one(error: BaseException, kind: str | None) -> Blame | None:
     if kind in ("answer", "model_answer"):
         return _of_answer(error, kind == "model_answer")
     broken = isinstance(error, (ConnectionError, TimeoutError, urllib.error.URLError, GatewayError, StoreError))
-    return _INFRASTRUCTURE if broken else None
+    return _INFRASTRUCTURE if broken or (isinstance(error, OSError) and error.errno in _MACHINE) else None
 
 
 def _of_answer(error: BaseException, model_client: bool) -> Blame | None:
