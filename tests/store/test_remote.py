@@ -281,7 +281,7 @@ async def test_a_source_of_credentials_that_fails_between_two_requests_is_asked_
     outage += [CredentialRetrievalError(provider="sso", error_msg="busy"), OSError("no answer"), TimeoutError()]
     await remote.put_async("k", b"")
     outage += [OSError("no answer")] * 1000
-    with pytest.raises(StoreError, match="credentials for the store.*no answer") as caught:
+    with pytest.raises(StoreError, match=r"credentials for the store.*no answer") as caught:
         await remote.get_async("k", timeout_s=0.2)
     assert not caught.value.permanent
 

@@ -301,6 +301,17 @@ async def test_cancelling_the_collection_stops_rollouts_and_deletes_sessions() -
     assert replay.running == 0
 
 
+async def test_a_client_that_retries_is_refused_because_attempts_would_share_a_session() -> None:
+    replay = Replay([good()])
+    replay.client.retries = 1  # type: ignore[attr-defined]
+    request = GroupRequest(input_id="a", payload={})
+    with pytest.raises(ConfigError, match="retries=0"):
+        await collect_async([request], client=replay.client, gateway=replay.gateway)
+    assert replay.invoked == []
+    (group,) = await collect_async([request], client=replay.client, gateway=None)  # no session to share
+    assert group.rollouts[0].reward == 1.0
+
+
 class DeafGateway(ReplayGateway):
     """Makes sessions, then fails or hangs when trajectories are fetched."""
 
