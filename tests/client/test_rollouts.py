@@ -20,7 +20,9 @@ from botocore.exceptions import ClientError
 
 from agentcore_rl_toolkit import RolloutClient
 from agentcore_rl_toolkit._servers import keys
+from agentcore_rl_toolkit.aws_errors import Fate
 from agentcore_rl_toolkit.client import Deadlines, RolloutFuture, WatchSettings, as_completed, rollout
+from agentcore_rl_toolkit.client.transport import CallError, Transport
 from agentcore_rl_toolkit.contract import Outcome, new_session_id
 from agentcore_rl_toolkit.errors import (
     AgentError,
@@ -356,6 +358,31 @@ def test_expired_credentials_are_renewed_and_the_invoke_is_sent_again(
     assert client.submit(script(result={"n": 1})).result(60)["n"] == 1
     assert client.agentcore_client is not before
     assert runtime.runs == 1
+
+
+def test_an_outage_of_a_runtime_that_was_reached_before_is_waited_out(
+    make_client: MakeClient, runtime: ScriptedRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten seconds without a network cost a batch of 300 a sixth of its rollouts."""
+    client, send, outage = make_client(max_retry_attempts=1, deadlines=Deadlines(start_s=5)), Transport.invoke, [3]
+
+    def invoke(transport: Transport, session_id: str, payload: bytes) -> bytes:
+        if outage[0] > 0:
+            outage[0] -= 1
+            raise CallError("no route", fate=Fate.TRANSIENT)
+        return send(transport, session_id, payload)
+
+    monkeypatch.setattr(Transport, "invoke", invoke)
+    with pytest.raises(RolloutLostError, match="in 1 attempts"):  # the address may be wrong
+        client.invoke(script())
+    outage[0] = 0
+    client.invoke(script()).result(60)
+    outage[0] = 3
+    assert client.submit(script(result={"n": 1})).result(60)["n"] == 1
+    outage[0] = 10_000
+    with pytest.raises(RolloutLostError, match="could not be reached for 5 s: no route"):
+        client.submit(script()).result(60)
+    assert len(runtime.sessions) == 2
 
 
 def test_credentials_that_stay_expired_end_the_rollout_at_the_deadline_of_the_start(

@@ -50,8 +50,8 @@ class RolloutClient:
         agent_runtime_arn: ARN of the agent on AgentCore Runtime, or on a local runtime.
         s3_bucket: where agents store results: a bucket name or a store URL (``s3://bucket/prefix``, ``file:///dir``).
         exp_id: the experiment, which is the first part of every key.
-        max_retry_attempts: how often an invoke that did not reach the runtime is sent (the published name). Refusals (429,
-            402) are waited out instead.
+        max_retry_attempts: how often an invoke is sent before the runtime was first reached (the published name). Later outages
+            are waited out for `deadlines.start_s`, and refusals (429, 402) for `throttle_s`.
         tps_limit: requests per second (invokes, and as many stops).
         max_pool_connections: connections and threads for invokes. Left at 10, it follows `tps_limit`.
         base_url: address of the model, passed to the agent.

@@ -278,9 +278,12 @@ class Rollout(RolloutFuture):
                 refused_s += time.monotonic() - self.sent_s
                 self._check_throttling(error, first_s, refused_s)
                 refused_s += pause_s
-            elif error.credentials:
+            elif error.credentials or (
+                error.fate is Fate.TRANSIENT and self.shared.accepted_s
+            ):  # it was reached before
                 if time.monotonic() - first_s >= deadlines.start_s:
-                    text = f"the runtime refused the credentials for {deadlines.start_s:g} s: {error}"
+                    what = "refused the credentials" if error.credentials else "could not be reached"
+                    text = f"the runtime {what} for {deadlines.start_s:g} s: {error}"
                     raise RolloutLostError(text, code=error.code) from error.__cause__
             elif not self._sends_left():
                 text = f"the runtime could not be reached in {self.shared.max_attempts} attempts: {error}"
@@ -476,7 +479,7 @@ class Dispatcher:
     `submit`, `abandon`, `leave` and `flights` may be called from any thread. The other methods run on the client's loop.
 
     Attributes:
-        max_attempts: the most invokes of one attempt that the runtime did not accept.
+        max_attempts: the most invokes of one attempt that did not reach the runtime, while none did before.
         calls_at_once: the most invokes on the wire.
         turns_of: returns the number of model calls of a session so far.
         runs_once: True if the agent promises to run a session's payload once, however often it is delivered. Then an invoke that
