@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -48,6 +49,22 @@ def test_torn_last_line_is_ignored_and_does_not_spoil_the_next(tmp_path: Path) -
     ledger.append({"event": "accepted", "session_id": "s1"})
     ledger.close()
     assert [line["event"] for line in parse_lines(path.read_bytes())] == ["intent", "accepted"]
+
+
+def test_a_line_that_the_disk_takes_in_part_is_an_error_and_does_not_spoil_the_next(tmp_path: Path) -> None:
+    ledger = FileLedger(tmp_path / "ledger.jsonl")
+    ledger.open()
+    ledger.append(INTENT)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (ledger.path.stat().st_size + 20, limits[1]))
+    try:
+        with pytest.raises(OSError, match="No space left"):
+            ledger.append({**INTENT, "session_id": "s2"})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    ledger.append({**INTENT, "session_id": "s3"})
+    assert [line["session_id"] for line in parse_lines(ledger.path.read_bytes())] == ["s1", "s3"]
+    ledger.close()
 
 
 def test_second_process_is_refused_while_the_first_lives(tmp_path: Path) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import itertools
+import logging
 import math
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -720,3 +722,65 @@ def test_close_does_not_wait_for_an_invoke_that_hangs(make_client: MakeClient, r
     assert time.monotonic() - began_s < 30  # an invoke may take five minutes
     assert future.outcome is Outcome.CANCELLED
     assert runtime.live == []
+
+
+def test_replies_that_drip_without_end_keep_neither_their_places_nor_their_sessions(
+    make_client: MakeClient, runtime: ScriptedRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentcore_rl_toolkit.client.stops.CONNECT_TIMEOUT_S", 0.1)
+    runtime.faults.extend(["drip"] * 2)
+    client = make_client(max_pool_connections=2, deadlines=Deadlines(start_s=1.0, confirm_s=0.1))
+    dripping = [client.submit(script(hang=True, heartbeat=False)) for _ in range(2)]
+    assert client.submit(script(result={"n": 1})).result(60)["n"] == 1  # it waits for a place
+    for future in dripping:
+        assert isinstance(future.exception(60), RolloutLostError)
+    until(lambda: runtime.live == [])
+    assert client.close() == []
+
+
+def test_ctrl_c_that_another_thread_receives_ends_as_completed(client: RolloutClient) -> None:
+    running = client.submit(script(hang=True))
+    thread = threading.Timer(0.2, lambda: signal.pthread_kill(threading.get_ident(), signal.SIGINT))
+    thread.start()
+    began_s = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        list(as_completed([running], timeout=40))
+    assert time.monotonic() - began_s < 20
+    thread.join()
+
+
+def test_a_rollout_ends_although_a_handler_of_the_log_raises(
+    make_client: MakeClient,
+    runtime: ScriptedRuntime,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Full(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise OSError("No space left on device")
+
+    logger = logging.getLogger("agentcore_rl_toolkit.client")
+    monkeypatch.setattr(logger, "handlers", [Full()])
+    caplog.set_level(logging.INFO, logger.name)
+    runtime.faults.append("424")
+    future = make_client(retries=1).submit(script())
+    assert isinstance(future.exception(60), OSError)
+    assert future.outcome is Outcome.LOST
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_a_forked_child_drops_the_client_although_a_thread_held_its_pace(
+    runtime: ScriptedRuntime, store_url: str
+) -> None:
+    client = RolloutClient(runtime.arn, store_url, "exp", endpoint_url=runtime.url)
+    client.invoke(script()).result(60)
+    with client._dispatcher.pacer._lock:
+        child = os.fork()
+        if child == 0:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(30)
+            threading.Thread(target=client._dispatcher.abandon, daemon=True).start()
+            until(lambda: client._dispatcher not in rollout.open_dispatchers)
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    client.close()

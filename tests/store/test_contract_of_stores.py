@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agentcore_rl_toolkit.errors import ConfigError, ObjectExistsError, ObjectNotFoundError
+from agentcore_rl_toolkit.errors import ConfigError, ObjectExistsError, ObjectNotFoundError, StoreError
 from agentcore_rl_toolkit.store import ObjectStore, open_store
 
 
@@ -32,6 +32,29 @@ async def test_of_many_creators_exactly_one_wins(store: ObjectStore) -> None:
     assert len(winners) == 1
     assert all(isinstance(r, ObjectExistsError) for i, r in enumerate(results) if i not in winners)
     assert await store.get_async("race") == str(winners[0]).encode()
+
+
+class PanicException(BaseException):
+    """What Rust code raises in place of an error, as obstore does."""
+
+
+@pytest.mark.parametrize("fault", [PanicException("a panic"), RuntimeError("can't start new thread")])
+async def test_an_unknown_exception_is_a_fault_that_may_pass(
+    store: ObjectStore, fault: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Heartbeats, the record, and the search for records would end at it, and the rollout would never end."""
+    put, faults = type(store)._put, [fault] * 2
+
+    async def broken(*arguments: Any) -> None:
+        await put(*arguments)
+        if faults:
+            raise faults.pop()
+
+    monkeypatch.setattr(type(store), "_put", broken)
+    await store.put_async("e/k", b"1", create_only=True)  # its first try has written it
+    faults += [fault] * 1000
+    with pytest.raises(StoreError, match=str(fault)):
+        await store.put_async("e/k", b"1", timeout_s=0.3)
 
 
 async def test_missing_objects_are_named(store: ObjectStore) -> None:

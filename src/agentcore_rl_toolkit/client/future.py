@@ -6,9 +6,9 @@ import asyncio
 import concurrent.futures
 import logging
 import math
-import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -294,14 +294,17 @@ def as_completed(futures: Iterable[RolloutFuture], timeout: float | None = None)
 
     Raises: TimeoutError when some are not over `timeout` seconds after the call.
     """
-    ended: queue.SimpleQueue[RolloutFuture] = queue.SimpleQueue()
     end_s = None if timeout is None else time.monotonic() + timeout
     waiting = sorted(dict.fromkeys(futures), key=lambda f: math.inf if f._ended_s is None else f._ended_s)
+    ended: list[concurrent.futures.Future[RolloutFuture]] = [concurrent.futures.Future() for _ in waiting]
+    places = deque(ended)
     for future in waiting:
         _ = future.done() or future._portal.loop  # raises in a forked child, where the wait would not end
-        future.add_done_callback(ended.put)
-    for left in range(len(waiting), 0, -1):
+        future.add_done_callback(lambda done: places.popleft().set_result(done))
+    for number, place in enumerate(ended):
         try:
-            yield ended.get(timeout=None if end_s is None else max(0.0, end_s - time.monotonic()))
-        except queue.Empty:
+            done = result_of(place, None if end_s is None else end_s - time.monotonic())
+        except TimeoutError:
+            left = len(waiting) - number
             raise TimeoutError(f"{left} of {len(waiting)} rollouts are not over after {timeout} s") from None
+        yield done

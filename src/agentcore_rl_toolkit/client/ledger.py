@@ -7,6 +7,7 @@ open: two processes that resume one run would run everything twice.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -77,10 +78,14 @@ class FileLedger:
         return list(parse_lines(self.path.read_bytes()))
 
     def append(self, line: Mapping[str, Any]) -> None:
-        """Append a line. It survives the death of this process."""
+        """Append a line. It survives the death of this process. Raises: OSError, and then nothing of it is in the file."""
         # One write of a few hundred bytes to the page cache: microseconds, so it may happen on the loop.
         if self._fd is not None:
-            os.write(self._fd, json.dumps(line).encode() + b"\n")
+            data = json.dumps(line).encode() + b"\n"
+            written = os.write(self._fd, data)
+            if written < len(data):  # what is torn would spoil the next line
+                os.ftruncate(self._fd, os.fstat(self._fd).st_size - written)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
 
     def note(self, session_id: str, **line: Any) -> None:
         """Append an event of a session. If that fails, a resumed run finds the event in the store."""

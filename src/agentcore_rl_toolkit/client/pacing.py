@@ -128,7 +128,15 @@ class Pacer:
 
 
 _pacers: dict[tuple[str, str], Pacer] = {}  # one per agent and endpoint in this process, because the quota is per agent
-os.register_at_fork(after_in_child=_pacers.clear)  # a thread of the parent may have held their locks
+
+
+def _after_fork() -> None:
+    for pacer in _pacers.values():
+        pacer._lock = threading.RLock()  # a thread of the parent may have held it
+    _pacers.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def shared_pacer(agent_runtime_arn: str, endpoint_url: str | None) -> Pacer:

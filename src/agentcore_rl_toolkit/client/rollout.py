@@ -127,8 +127,8 @@ class Rollout(RolloutFuture):
             on_end()
             if self.stop is None and self.known is not None and self.known.outcome is None:
                 self.stop = self.shared.stops.start(self.session_id, self.ledger)  # cancelled before its first step
-            cancelled = Verdict.of(RolloutCancelledError("the client was closed"))
-            verdict = self._claim(cancelled if task.cancelled() else task.result())  # the first verdict wins
+            error = RolloutCancelledError("the client was closed") if task.cancelled() else task.exception()
+            verdict = self._claim(task.result() if error is None else Verdict.of(error))  # the first verdict wins
             try:
                 self.shared.ended(self, verdict, "finished")
             finally:
@@ -599,7 +599,9 @@ class Dispatcher:
     def invoke(self, session_id: str, body: bytes) -> asyncio.Future[bytes]:
         """Send one invoke, after `wait_for_turn`."""
         call: asyncio.Future[bytes] = asyncio.ensure_future(in_thread(self.transport.invoke, session_id, body))
-        call.add_done_callback(lambda _: self._calls.release())
+        # A reply that drips without end must not keep its place.
+        in_time = asyncio.ensure_future(asyncio.wait([call], timeout=self.deadlines.start_s))
+        in_time.add_done_callback(lambda _: self._calls.release())
         return call
 
     # ---- stores and proofs

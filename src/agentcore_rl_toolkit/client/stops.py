@@ -12,7 +12,7 @@ from collections.abc import Callable
 from ..logs import WarnsOnceAMinute
 from .ledger import FileLedger
 from .pacing import Pacer, backoff_s, take_turn
-from .transport import CallError, Transport, in_thread, within
+from .transport import CONNECT_TIMEOUT_S, CallError, Transport, in_thread, within
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class Stops:
     def start(
         self, session_id: str, ledger: FileLedger, invoke: asyncio.Future[bytes] | None = None
     ) -> asyncio.Task[bool]:
-        """Stop a session. If its invoke is still on the wire, the stop waits for the end of the invoke."""
+        """Stop a session. If its invoke is still on the wire, the stop waits for the end or the first bytes of its reply."""
         self.left[session_id] = None
         task = asyncio.create_task(self._stop(session_id, ledger, invoke))
         self._tasks.add(task)
@@ -69,12 +69,16 @@ class Stops:
     async def _stop(self, session_id: str, ledger: FileLedger, invoke: asyncio.Future[bytes] | None) -> bool:
         ended = False
         try:
+            early = False
             if invoke is not None and not invoke.done():  # the session might start after its stop
                 hurry = asyncio.ensure_future(self._hurry.wait())
-                await asyncio.wait((invoke, hurry), return_when=asyncio.FIRST_COMPLETED)
+                # Without a byte of the reply, an invoke ends within this time.
+                limit_s = self._transport.read_timeout_s + CONNECT_TIMEOUT_S
+                await asyncio.wait((invoke, hurry), timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+                early = hurry.done()
                 hurry.cancel()
             async with self._places:
-                ended = await self._send(session_id) and (invoke is None or invoke.done())
+                ended = await self._send(session_id) and (invoke is None or invoke.done() or not early)
         finally:
             self._tasks.discard(asyncio.current_task())
             if ended:

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import TypeVar
 
 from .._portal import Portal
-from ..errors import ConfigError, ObjectExistsError, ObjectTooLargeError, StoreError
+from ..errors import AgentCoreRLError, ConfigError, ObjectExistsError, ObjectTooLargeError, StoreError
 
 T = TypeVar("T")
 
@@ -133,13 +133,13 @@ class ObjectStore(ABC):
             nonlocal unsure
             try:
                 await self._here()._put(key, body, create_only, durable)
-            except (TransientStoreError, asyncio.CancelledError) as e:  # or this try's own deadline
-                unsure = unsure or getattr(e, "ambiguous", True)
-                raise
             except ObjectExistsError:
                 # The object may be our own (the reply was lost) or another writer's. Only its content shows which.
                 if not unsure or not await self._holds(key, body):
                     raise
+            except BaseException as e:  # also this try's own deadline
+                unsure = unsure or getattr(e, "ambiguous", True)
+                raise
 
         await self._until_deadline("put", key, attempt, timeout_s, len(body))
 
@@ -184,18 +184,21 @@ class ObjectStore(ABC):
         started_s = time.monotonic()
         limit_s = float("inf") if timeout_s is None else timeout_s
         failures = 0
-        fault: Exception | None = None
+        fault: BaseException | None = None
         while True:
             # The first try gets a second even with timeout_s=0, which means one try.
             left_s = max(limit_s - (time.monotonic() - started_s), 0.0 if failures else 1.0)
             try:
                 async with asyncio.timeout(min(self.retry.attempt_limit_s(body_bytes), left_s)):
                     return await attempt()
-            except TransientStoreError as e:
-                fault = e
-            except TimeoutError as e:
+            except BaseException as e:
+                # Anything unknown may pass, too: a panic of Rust code, which is no `Exception`, or no thread for the work.
+                known = isinstance(e, AgentCoreRLError) and not isinstance(e, TransientStoreError)
+                if known or isinstance(e, (asyncio.CancelledError, KeyboardInterrupt, SystemExit)):
+                    raise
                 # A try that the end cut short shows less than the one before it.
-                fault = fault if fault is not None and left_s < self.retry.attempt_s else e
+                cut = isinstance(e, TimeoutError) and left_s < self.retry.attempt_s
+                fault = fault if fault is not None and cut else e
             failures += 1
             delay_s = self.retry.delay_s(failures, jitter())
             spent_s = time.monotonic() - started_s

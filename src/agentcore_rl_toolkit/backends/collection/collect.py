@@ -122,7 +122,7 @@ async def collect_async(
         raise ConfigError("max_staleness needs weight_version, the version that training starts from")
     if config.max_staleness is not None and gateway is None:
         raise ConfigError("max_staleness needs a gateway: only captured turns know their weight version")
-    if gateway is not None and getattr(client, "retries", 0):
+    if gateway is not None and getattr(client, "retries", False):
         raise ConfigError(
             "a retry would share its session at the gateway with the lost attempt: use a client with retries=0"
         )
