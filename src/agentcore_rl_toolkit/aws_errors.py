@@ -25,6 +25,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
 
+_LONGEST_CHAIN = 100
 MOST_SKEW_S = 240.0  # AWS accepts signatures of five minutes before and after its own time
 
 
@@ -162,15 +163,19 @@ def _in_handshake(error: BaseException) -> bool:
 
 
 def chained(error: BaseException) -> Iterator[BaseException]:
-    """Yield an exception and those that it was raised from, nearest first."""
+    """Yield an exception and those that it was raised from, or that it holds, each once, nearest first."""
     seen: set[int] = set()
     waiting: list[Any] = [error]
-    while waiting:
+    while waiting and len(seen) < _LONGEST_CHAIN:
         one = waiting.pop(0)
         if isinstance(one, BaseException) and id(one) not in seen:
             seen.add(id(one))
             yield one
-            # botocore keeps urllib3's exception in a keyword, urllib3 the one of `ssl` in `reason` or its arguments
+            # Strands keeps the exception of its client in an attribute, botocore that of urllib3 in a keyword, and urllib3 that
+            # of `ssl` in `reason` or its arguments.
             kept = getattr(one, "kwargs", None)
             inner = kept.get("error") if isinstance(kept, Mapping) else None
-            waiting += [one.__cause__, one.__context__, getattr(one, "reason", None), inner, *one.args]
+            waiting += [getattr(one, "original_exception", None), one.__cause__, getattr(one, "reason", None), inner]
+            waiting += one.exceptions if isinstance(one, BaseExceptionGroup) else one.args
+            if not one.__suppress_context__:
+                waiting.append(one.__context__)

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
-from .errors import OTHER_FAILURE, POLICY_FAILURES, ConfigError, ContractError, RolloutError
+from .errors import OTHER_FAILURE, POLICY_FAILURES, AgentError, ConfigError, ContractError, RolloutError
 
 ROLLOUT_FIELD = "_rollout"
 INFO_FIELD = "_agent"  # the record's block of the toolkit's fields: outcome, cause, failure, session_id, attempt, times
@@ -107,6 +107,7 @@ class Cause(StrEnum):
     SCORER = "scorer"  # the user's function that scores rollouts raised, or took too long: never scored
 
 
+ERRORS: dict[str, type[RolloutError]] = {kind.outcome: kind for kind in RolloutError.__subclasses__()}
 _CAUSE_OF: dict[Outcome, Cause | None] = {
     **dict.fromkeys((Outcome.OK, Outcome.CANCELLED)),
     **dict.fromkeys((Outcome.AGENT_ERROR, Outcome.INVALID), Cause.AGENT),
@@ -352,6 +353,31 @@ def record_failure(record: Mapping[str, Any], outcome: Outcome) -> str | None:
         return None
     named = _own_block(record).get("failure")
     return named if isinstance(named, str) and named in POLICY_FAILURES else OTHER_FAILURE
+
+
+def record_error(outcome: Outcome, record: Mapping[str, Any], key: str | None) -> RolloutError:
+    """Return the exception that describes a record with an outcome other than `ok`."""
+
+    def text(name: str) -> str | None:
+        return None if record.get(name) is None else str(record[name])
+
+    reason, kind = str(record.get("stop_reason") or ""), text("error_type")
+    what = reason or kind or "no reason given"
+    about: dict[str, Any] = {"error_type": kind, "agent_traceback": text("traceback"), "key": key}
+    if outcome is Outcome.AGENT_ERROR:
+        cause = record_cause(record, outcome)
+        who = "the policy failed" if cause is Cause.POLICY else "the agent failed"
+        return AgentError(f"{who}: {what}", cause=str(cause), failure=record_failure(record, outcome), **about)
+    if outcome is Outcome.TIMEOUT:
+        about["stage"] = text("stage")
+    texts = {
+        Outcome.LOST: f"the infrastructure failed the agent: {what}",
+        Outcome.TIMEOUT: f"the agent ran out of time: {reason}",
+        Outcome.THROTTLED: reason,
+        Outcome.CANCELLED: reason or "the agent was cancelled",
+        Outcome.INVALID: f"the record cannot be used: {reason or record.get('outcome')}",
+    }
+    return ERRORS[outcome](texts[outcome], **about)
 
 
 @dataclass(frozen=True, kw_only=True)

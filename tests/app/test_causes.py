@@ -193,6 +193,7 @@ CASES: list[tuple[str, Callable[[], BaseException], Blame]] = [
         lambda: in_context(RuntimeError("wrapped"), MaxTokensReachedException("cut")),
         failed_at("tokens"),
     ),
+    ("in its arguments", lambda: RuntimeError("wrapped", ConnectionResetError("gone")), INFRASTRUCTURE),
     ("code", lambda: KeyError("answer"), AGENT),
     ("code after policy", lambda: chained(ValueError("x"), PolicyFailure("calls")), failed_at("calls")),
     ("exit", lambda: SystemExit(3), AGENT),

@@ -13,16 +13,13 @@ from __future__ import annotations
 
 import errno
 import urllib.error
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import urlsplit
 
-from ..aws_errors import Fate, look_up
+from ..aws_errors import Fate, chained, look_up
 from ..contract import TURNS_USED, Cause
 from ..errors import OTHER_FAILURE, GatewayError, PolicyFailure, StoreError
-
-_LONGEST_CHAIN = 100
 
 # Classes, each after its top-level module. The nearest class of an exception that is in the table decides.
 _KINDS = {
@@ -90,7 +87,7 @@ def blame(error: BaseException, policy_failures: tuple[type[BaseException], ...]
     """Find the cause of this exception, with all exceptions chained to it. ``policy_failures``: the agent's own classes."""
     policy: Blame | None = None
     throttled = False
-    for one in _chain(error):
+    for one in chained(error):
         kind = _kind(one)
         found = _policy(OTHER_FAILURE) if isinstance(one, policy_failures) else _of_one(one, kind)
         if found is _INFRASTRUCTURE:
@@ -102,7 +99,7 @@ def blame(error: BaseException, policy_failures: tuple[type[BaseException], ...]
 
 def elsewhere(error: BaseException, base_url: str | None) -> str | None:
     """Find the address of a failed call that did not go to the model's gateway, such as one to a judge, or None otherwise."""
-    for one in _chain(error):
+    for one in chained(error):
         try:
             url = urlsplit(str(one.request.url))  # type: ignore[attr-defined]  # httpx and what is built on it, requests
         except Exception:  # most exceptions have none, and httpx raises if it was never set
@@ -165,20 +162,3 @@ def _text(error: BaseException) -> str:
     except Exception:  # a broken __str__, or a body that was never read
         pass
     return " ".join(str(part) for part in found if part is not None).lower()
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield the exception and everything chained to it, each once, nearest first."""
-    seen: set[int] = set()
-    waiting: list[Any] = [error]
-    while waiting and len(seen) < _LONGEST_CHAIN:
-        one = waiting.pop(0)
-        if not isinstance(one, BaseException) or id(one) in seen:
-            continue
-        seen.add(id(one))
-        yield one
-        waiting += [getattr(one, "original_exception", None), one.__cause__]  # the first is Strands'
-        if not one.__suppress_context__:
-            waiting.append(one.__context__)
-        if isinstance(one, BaseExceptionGroup):
-            waiting += one.exceptions

@@ -16,7 +16,7 @@ from ..contract import (
     cause_of,
     extract_reward,
     parse_record,
-    record_cause,
+    record_error,
     record_failure,
     record_outcome,
 )
@@ -40,7 +40,6 @@ from .transport import is_own_cancellation
 READS_AT_ONCE = 64
 REPLAY_READ_S = 120.0
 Reward = Callable[..., float | Awaitable[float]]
-ERRORS: dict[str, type[RolloutError]] = {kind.outcome: kind for kind in RolloutError.__subclasses__()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,31 +110,6 @@ def judge(
     except ContractError as e:
         outcome, error = Outcome.INVALID, InvalidResultError(str(e), key=key)
     return Verdict(outcome=outcome, record=record, error=error, proof=proof)
-
-
-def record_error(outcome: Outcome, record: Mapping[str, Any], key: str | None) -> RolloutError:
-    """Return the exception that describes a record with an outcome other than `ok`."""
-
-    def text(name: str) -> str | None:
-        return None if record.get(name) is None else str(record[name])
-
-    reason, kind = str(record.get("stop_reason") or ""), text("error_type")
-    what = reason or kind or "no reason given"
-    about: dict[str, Any] = {"error_type": kind, "agent_traceback": text("traceback"), "key": key}
-    if outcome is Outcome.AGENT_ERROR:
-        cause = record_cause(record, outcome)
-        who = "the policy failed" if cause is Cause.POLICY else "the agent failed"
-        return AgentError(f"{who}: {what}", cause=str(cause), failure=record_failure(record, outcome), **about)
-    if outcome is Outcome.TIMEOUT:
-        about["stage"] = text("stage")
-    texts = {
-        Outcome.LOST: f"the infrastructure failed the agent: {what}",
-        Outcome.TIMEOUT: f"the agent ran out of time: {reason}",
-        Outcome.THROTTLED: reason,
-        Outcome.CANCELLED: reason or "the agent was cancelled",
-        Outcome.INVALID: f"the record cannot be used: {reason or record.get('outcome')}",
-    }
-    return ERRORS[outcome](texts[outcome], **about)
 
 
 class RecordReader:

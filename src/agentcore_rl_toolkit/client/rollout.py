@@ -38,6 +38,7 @@ from typing import Any, Literal
 from .._portal import Portal
 from ..aws_errors import Fate
 from ..contract import (
+    ERRORS,
     REFERENCE_FIELD,
     ROLLOUT_FIELD,
     RUNS_ONCE_FIELD,
@@ -67,7 +68,7 @@ from ..store.remote import find_region
 from .future import RolloutFuture
 from .ledger import NO_LEDGER, Attempt, FileLedger, fingerprint
 from .pacing import PaceLimits, Pacer, backoff_s, take_turn
-from .records import ERRORS, RecordReader, Verdict
+from .records import RecordReader, Verdict
 from .settings import RETRYABLE, Deadlines, Prepare, TurnsOf, WatchSettings
 from .stops import Stops
 from .transport import CallError, Transport, in_thread, is_own_cancellation, parse_reply, within

@@ -19,7 +19,7 @@ from ...contract import (
     Stage,
     advise_on_calls,
     cause_of,
-    record_cause,
+    record_error,
     record_failure,
     record_outcome,
     record_train,
@@ -28,7 +28,6 @@ from ...contract import (
 )
 from ...errors import (
     AgentCoreRLError,
-    AgentError,
     ContractError,
     GatewayError,
     GatewayLostError,
@@ -70,16 +69,9 @@ def end_of_record(record: object, *, session_id: str, input_id: str, index: int)
         message = f"the record must be an object, got {type(record).__name__}"
         return ended_by(InvalidResultError(message, **ids), index=index)
     outcome = record_outcome(record)
-    reason = str(record.get("stop_reason") or record.get("error") or "the agent failed without a message")
-    facts = {**ids, "error_type": record.get("error_type"), "agent_traceback": record.get("traceback")}
-    error: RolloutError | None = RolloutLostError(reason, **facts)
-    if outcome is Outcome.OK:
-        error = None
-    elif outcome is Outcome.AGENT_ERROR:
-        cause, failure = str(record_cause(record, outcome)), record_failure(record, outcome)
-        error = AgentError(reason, cause=cause, failure=failure, **facts)
-    elif outcome is Outcome.INVALID:
-        error = InvalidResultError(reason, **ids)
+    error = None if outcome is Outcome.OK else record_error(outcome, record, None)
+    if error is not None:
+        error.session_id, error.input_id = session_id, input_id
     return CollectedRollout(
         session_id=session_id, input_id=input_id, index=index, outcome=outcome, record=record, error=error
     )
