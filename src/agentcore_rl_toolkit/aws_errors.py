@@ -131,7 +131,7 @@ def look_up(error: BaseException) -> Fault | None:
 
 def fault_of(code: str, status: int | None, headers: Mapping[str, str] = MappingProxyType({})) -> Fault:
     """Find the entry of a reply with this code and status."""
-    fate = CODES.get(code[:1].upper() + code[1:])  # in event streams, names begin with a small letter
+    fate = CODES.get(code[:1].upper() + code[1:])  # names in event streams begin with a small letter
     if fate is None and code in SIGNATURE_CODES and _skew_s(headers) > MOST_SKEW_S:
         fate = Fate.TRANSIENT
     if fate is None and isinstance(status, int):
@@ -171,8 +171,8 @@ def chained(error: BaseException) -> Iterator[BaseException]:
         if isinstance(one, BaseException) and id(one) not in seen:
             seen.add(id(one))
             yield one
-            # Strands keeps the exception of its client in an attribute, botocore that of urllib3 in a keyword, and urllib3 that
-            # of `ssl` in `reason` or its arguments.
+            # Strands keeps its client's exception in an attribute, botocore keeps urllib3's in a keyword, and urllib3 keeps
+            # that of `ssl` in `reason` or its arguments.
             kept = getattr(one, "kwargs", None)
             inner = kept.get("error") if isinstance(kept, Mapping) else None
             waiting += [getattr(one, "original_exception", None), one.__cause__, getattr(one, "reason", None), inner]

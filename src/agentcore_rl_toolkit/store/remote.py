@@ -253,7 +253,7 @@ class RemoteStore(ObjectStore):
         status_match, code_match = _STATUS.search(text), _CODE.search(text)
         status = int(status_match[1]) if status_match else None
         code = code_match[1] if code_match else ""
-        if isinstance(e, exceptions.UnauthenticatedError) and status is None:  # no request was sent
+        if isinstance(e, exceptions.UnauthenticatedError) and status is None:  # the request was not sent
             return TransientStoreError(f"credentials for the store: {text}", ambiguous=False, key=key)
         if "incorrectly configured region" in text:
             code = code or "PermanentRedirect"
