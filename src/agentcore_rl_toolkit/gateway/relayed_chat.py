@@ -33,6 +33,7 @@ class RelayedChat(Engine):
         self.plain_endpoint = context.engine == "openai"
         self.body = b""
         self._sent = b""
+        self._constrained = False
         self.reader: ReplyReader
 
     # -- the request
@@ -64,6 +65,7 @@ class RelayedChat(Engine):
             raise unsupported(field, f"the engine ({context.engine}) does not support this")
         numbers = {} if self.plain_endpoint else {"logprobs": True, "return_token_ids": True}
         self._sent = _to_json({**fields, **numbers})
+        self._constrained = passthrough.constrained(fields)
 
     # -- the reply
 
@@ -85,7 +87,7 @@ class RelayedChat(Engine):
         if not request.stream:
             self.body = self.reader.read(self.body)
         captured = self.reader.captured()
-        if not self._context.train_constrained and passthrough.constrained(request.fields):
+        if self._constrained and not self._context.train_constrained:
             captured.untrainable = CONSTRAINED
         if not self.passes:
             captured.reply_id = request.reply_id  # the agent's reply, also for a repeated request

@@ -87,7 +87,8 @@ class CallRequest:
         else:
             asked = DIALECTS[self.dialect].parse_request(given)
         self.asked, self.stream, self.reply_id = asked, asked.stream, new_id("chatcmpl-")
-        self.leave_out(asked.left_out)
+        if asked.left_out:
+            self.leave_out(asked.left_out)
         return asked
 
     def as_chat(self, allowed: Collection[str]) -> Fields:

@@ -60,11 +60,11 @@ class TokenMode:
     def check(self, asked: ModelRequest) -> None:
         """Check that calls can keep a session's sampling parameters. Raises: RequestError that names the first that cannot."""
         asked.sampling.other |= asked.unknown
-        for feature in _FORMS:
-            if feature in asked.features() and not self._enforces(asked, feature):
+        for feature, name in asked.features().items():
+            if feature in _FORMS and not self._enforces(asked, feature):
                 why = f"the engine ({self.kind}) cannot enforce it, or not in this model's format"
                 raise unsupported(f"sampling_params.{feature}", f"{why} ({self.renderer.grammar.name}); leave it out")
-        asked.require(self.features, engine=self.kind, allowed=self.config.allow_fields, path="sampling_params.")
+            self._require(feature, f"sampling_params.{name}")
         if asked.top_logprobs:
             why = "token engines report the logprob of the sampled token only; leave it out"
             raise unsupported("sampling_params.top_logprobs", why)
@@ -83,24 +83,31 @@ class TokenMode:
         wishes: Counter[str] = Counter()
         if asked.tool_choice == "none":
             asked.parallel_tool_calls = None
+        wished = self.config.forced_tools == "wish"
         for feature, name in asked.features().items():
-            if feature not in _FORMS and feature not in _ENGINE_FORMS:
-                continue
-            if self.config.forced_tools == "refuse" and feature != "parallel_tool_calls":
-                raise unsupported(name, REFUSED_FORM)
-            if feature in _ENGINE_FORMS:
-                if self.config.forced_tools == "wish":
-                    del asked.sampling.other[feature]
+            if feature in _FORMS or feature in _ENGINE_FORMS:
+                if self.config.forced_tools == "refuse" and feature != "parallel_tool_calls":
+                    raise unsupported(name, REFUSED_FORM)
+                if wished or (feature in _FORMS and not self._enforces(asked, feature)):
                     wishes[feature] += 1
-            elif self.config.forced_tools == "wish" or not self._enforces(asked, feature):
-                setattr(asked, feature, _FORMS[feature])
-                wishes[feature] += 1
-        asked.require(self.features, engine=self.kind, allowed=self.config.allow_fields)
+                    if feature in _FORMS:
+                        setattr(asked, feature, _FORMS[feature])
+                    else:
+                        del asked.sampling.other[feature]
+                    continue
+            self._require(feature, name)
         return wishes
+
+    def _supports(self, feature: str) -> bool:
+        return feature in self.features or feature in self.config.allow_fields
+
+    def _require(self, feature: str, field: str) -> None:
+        if not self._supports(feature):
+            raise unsupported(field, f"the engine ({self.kind}) does not support it; leave it out")
 
     def _enforces(self, asked: ModelRequest, feature: str) -> bool:
         """Return True if the engine, and the format of the model's calls, can hold an answer to this form."""
-        known = feature in self.features or feature in self.config.allow_fields
+        known = self._supports(feature)
         if feature == "response_format":  # calls must remain possible with tools
             free = not asked.tools or asked.tool_choice != "auto"
             return known and (free or can_call(self.renderer.grammar, "required"))

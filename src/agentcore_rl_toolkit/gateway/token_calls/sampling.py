@@ -77,7 +77,8 @@ class TokenSampling(Engine):
             chat.overlay(asked, fields)
         if session.settings.model_id is not None:
             asked.model = session.settings.model_id
-        self._request.leave_out(self._mode.require(asked))
+        if wishes := self._mode.require(asked):
+            self._request.leave_out(wishes)
 
     async def prepare(self, call_id: str) -> None:
         """Render the prompt after the prompts of the session's earlier calls."""

@@ -264,11 +264,13 @@ class TextDecoder:
 
     def finish(self) -> str:
         """Return the text held back; an unfinished character becomes U+FFFD, as in a decoding of the whole."""
-        before = self._tokenizer.decode(self._ids[: self._shown])
-        now = self._tokenizer.decode(self._ids)
+        text = ""
+        if len(self._ids) > self._shown:  # else all is shown
+            before = self._tokenizer.decode(self._ids[: self._shown])
+            text = self._tokenizer.decode(self._ids)[len(before) :]
         self._ids.clear()
         self._shown = 0
-        return now[len(before) :]
+        return text
 
 
 class _Buffer:

@@ -9,13 +9,10 @@ Messages and tools keep the shape of OpenAI chat completions, which chat templat
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
-
-from ..errors import unsupported
 
 ParseStatus = Literal["none", "parsed", "unparsed"]
 
@@ -142,17 +139,6 @@ class ModelRequest(msgspec.Struct, kw_only=True):
         }
         names = {"images": "messages", **self.field_names}
         return {name: names.get(name, name) for name, wanted in asked.items() if wanted}
-
-    def require(
-        self, supported: frozenset[str] | set[str], *, engine: str, allowed: Collection[str] = (), path: str = ""
-    ) -> None:
-        """Refuse what the engine cannot do, but for what is ``allowed``. ``path`` is put before the name of the field.
-
-        Raises: RequestError that names the first such field.
-        """
-        for feature, field in self.features().items():
-            if feature not in supported and feature not in allowed:
-                raise unsupported(path + field, f"the engine ({engine}) does not support it; leave it out")
 
     def to_chat_body(self) -> dict[str, Any]:
         """Convert the request to an OpenAI chat completion body, for engines that take messages."""
