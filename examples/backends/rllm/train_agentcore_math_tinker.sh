@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# GSM8K with rLLM on Tinker. .env holds TINKER_API_KEY, AGENTCORE_AGENT_ARN and AGENTCORE_S3_BUCKET.
+# GSM8K with rLLM on Tinker. .env contains TINKER_API_KEY, AGENTCORE_AGENT_ARN and AGENTCORE_S3_BUCKET.
 set -euo pipefail
 cd "$(dirname "$0")"
 if [ -f .env ]; then set -a; . ./.env; set +a; fi

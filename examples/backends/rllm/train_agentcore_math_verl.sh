@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# GSM8K with rLLM on verl: the plan of gsm8k.yaml, launched.
-# .env holds AGENTCORE_AGENT_ARN and AGENTCORE_S3_BUCKET.
+# GSM8K with rLLM on verl, as in gsm8k.yaml.
+# .env contains AGENTCORE_AGENT_ARN and AGENTCORE_S3_BUCKET.
 set -euo pipefail
 cd "$(dirname "$0")"
 if [ -f .env ]; then set -a; . ./.env; set +a; fi
