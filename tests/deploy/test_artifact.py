@@ -158,6 +158,14 @@ def write_package(wheels: Path, files: dict[str, str]) -> None:
         made.writestr(f"{info}/RECORD", "".join(f"{name},,\n" for name in (*files, f"{info}/RECORD")))
 
 
+@pytest.mark.parametrize("name", ["env", ".other-env"])
+def test_an_environment_of_any_name_is_left_out(folder: Path, name: str) -> None:
+    (folder / name / "bin").mkdir(parents=True)
+    (folder / name / "pyvenv.cfg").touch()
+    (folder / name / "bin" / "python").symlink_to(sys.executable)
+    assert [path.name for path in files_of(folder)] == ["Dockerfile", "agent.py"]
+
+
 @pytest.mark.system
 def test_an_archive_has_packages_complete_and_no_secrets_of_the_agent(folder: Path, tmp_path: Path) -> None:
     parts = {

@@ -84,7 +84,8 @@ def _below(root: Path, path: Path) -> list[Path]:
 def _is_not_the_agents(path: Path) -> bool:
     if path.name == "runs" and path.is_dir():
         return not any(path.glob("*.py"))  # a package may have this name
-    return any(fnmatch.fnmatchcase(path.name.lower(), pattern) for pattern in NOT_THE_AGENT)
+    named = any(fnmatch.fnmatchcase(path.name.lower(), pattern) for pattern in NOT_THE_AGENT)
+    return named or (path / "pyvenv.cfg").is_file()
 
 
 def stage(
