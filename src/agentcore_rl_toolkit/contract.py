@@ -507,9 +507,9 @@ def short(value: object) -> str:
 def advise_on_calls(records: Iterable[Mapping[str, Any] | None]) -> str:
     """Return what to change if unmodified agents ran and no model call of theirs arrived at the gateway, otherwise ""."""
     found = [calls for record in records if isinstance(calls := (record or {}).get(CALLS_FIELD), Mapping)]
-    if not found or any(calls["gateway"] for calls in found):
+    if not found or any(calls.get("gateway") for calls in found):
         return ""
-    elsewhere: Counter[str] = sum((Counter(calls["elsewhere"]) for calls in found), Counter())
+    elsewhere: Counter[str] = sum((Counter(calls.get("elsewhere")) for calls in found), Counter())
     if not elsewhere:
         return (
             "no model call of the agent arrived at the gateway: it sent none with httpx, aiohttp, botocore or requests. Calls of "
@@ -520,5 +520,5 @@ def advise_on_calls(records: Iterable[Mapping[str, Any] | None]) -> str:
     ways = [f"--model-host {host} sends these calls to the gateway" for host in hosts[:3]]
     if any("(model " in place for place in elsewhere):
         ways.append("--policy-model leaves these models out: give a pattern that matches them")
-    ways = ways or ["the gateway accepts only chats"]
-    return f"no model call of the agent arrived at the gateway. Calls to other addresses: {places}. {'; '.join(ways)}"
+    way = "; ".join(ways) or "the gateway accepts only chats"
+    return f"no model call of the agent arrived at the gateway. Calls to other addresses: {places}. {way}"

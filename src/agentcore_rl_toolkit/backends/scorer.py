@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from .._portal import Portal
-from ..contract import ANSWER_FIELD, INFO_FIELD, REFERENCE_FIELD, is_finite, short
+from ..contract import ANSWER_FIELD, REFERENCE_FIELD, is_finite, short
 from ..errors import ConfigError, ScorerError, text_of
 
 SCORE_TIMEOUT_S = 120.0
@@ -27,8 +27,7 @@ BLOCKED_S = 1.0  # if nothing begins on a loop for this time, a scorer blocks it
 _portals = [Portal("scorer")]  # the last loop is used
 # Fields of a record that are not the agent's answer.
 _NO_ANSWER = (
-    *("rewards", "reward", "turn_rewards", "metrics", "status_code", "stop_reason", "outcome"),
-    *("payload", "input_id", "s3_bucket", "result_key"),
+    """rewards reward turn_rewards metrics status_code stop_reason outcome payload input_id s3_bucket result_key"""
 )
 
 
@@ -36,7 +35,7 @@ def answer_of(record: Mapping[str, Any]) -> Any:
     """Return the agent's result. An agent with a rollout function returns rewards and metrics too; they are left out."""
     if ANSWER_FIELD in record:
         return record[ANSWER_FIELD]
-    return {name: v for name, v in record.items() if name not in _NO_ANSWER and not name.startswith(("_", INFO_FIELD))}
+    return {name: v for name, v in record.items() if name not in _NO_ANSWER.split() and not name.startswith("_")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +58,19 @@ class Scorer:
         """Return ``reward`` and metrics of a rollout. Raises: ScorerError."""
         row = {name: value for name, value in payload.items() if name != REFERENCE_FIELD}
         given = row, answer_of(record), payload.get(REFERENCE_FIELD), list(trajectory)
+        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        future.set_running_or_notify_cancel()
+
+        def work() -> None:
+            try:
+                future.set_result(self.function(*copy.deepcopy(given)))  # it may change its arguments
+            except BaseException as e:
+                future.set_exception(self._failure(e))
+
         try:
+            threading.Thread(target=work, name="scorer", daemon=True).start()  # a thread cannot be ended
             async with asyncio.timeout(self.timeout_s):
-                found = await asyncio.wrap_future(self._in_thread(given))
+                found = await asyncio.wrap_future(future)
             if inspect.isawaitable(found):
                 found = await self._on_loop(found)
         except TimeoutError:
@@ -69,20 +78,6 @@ class Scorer:
         except RuntimeError as e:  # the process can start no thread
             raise ScorerError(f"the scorer {self.name} cannot be started: {e}") from e
         return self._checked(found)
-
-    def _in_thread(self, arguments: tuple[Any, ...]) -> concurrent.futures.Future[Any]:
-        """Start the function in a thread, which cannot be ended."""
-        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
-        future.set_running_or_notify_cancel()
-
-        def work() -> None:
-            try:
-                future.set_result(self.function(*copy.deepcopy(arguments)))  # it may change its arguments
-            except BaseException as e:
-                future.set_exception(self._failure(e))
-
-        threading.Thread(target=work, name="scorer", daemon=True).start()
-        return future
 
     async def _on_loop(self, awaitable: Awaitable[Any]) -> Any:
         """Await on the loop that all scorers share. The deadline counts from the moment that the loop begins with it."""
@@ -176,15 +171,12 @@ def scorer_at(spec: str, timeout_s: float = SCORE_TIMEOUT_S) -> Scorer:
     try:
         inspect.signature(function).bind(*range(4))
     except TypeError as e:
-        raise ConfigError(
-            f"--score {spec}: {name} must take (payload, answer, reference, trajectory), it takes "
-            f"{inspect.signature(function)}"
-        ) from e
+        wrong = f"must take (payload, answer, reference, trajectory), it takes {inspect.signature(function)}"
+        raise ConfigError(f"--score {spec}: {name} {wrong}") from e
     except ValueError:  # a function without a signature
         pass
     file = getattr(module, "__file__", None)
-    shown = f"{Path(place).name}:{name}"
-    return Scorer(function=function, name=shown, timeout_s=timeout_s, file=file and Path(file))
+    return Scorer(function=function, name=f"{Path(place).name}:{name}", timeout_s=timeout_s, file=file and Path(file))
 
 
 @functools.cache

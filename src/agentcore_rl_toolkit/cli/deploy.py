@@ -176,7 +176,7 @@ def _answers(folder: Path, as_it_is: bool) -> list[Path]:
     found = tomllib.loads(settings.read_text()) if settings.is_file() else {}
     names = [str(found[name]).partition(":")[0] for name in ("data", "eval_data", "score") if found.get(name)]
     scorer = folder / "score.py"
-    if as_it_is and scorer.is_file() and re.search(r"^(async )?def score\(payload, answer, ", scorer.read_text(), re.M):
+    if as_it_is and scorer.is_file() and "def score(payload, answer, " in scorer.read_text():
         names += ["score.py", "test_score.py"]
     return [folder / name for name in names]
 

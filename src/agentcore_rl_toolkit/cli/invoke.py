@@ -65,7 +65,9 @@ def command(
 
     value = json_object(payload, "the payload")
     if REFERENCE_FIELD in value:
-        _hide_arguments()
+        with contextlib.suppress(OSError):  # sessions see the arguments of all processes on Linux
+            start, end = map(int, Path("/proc/self/stat").read_text().rpartition(")")[2].split()[45:47])
+            ctypes.memset(start, 0, end - start)
     with (
         stdout_for_json(as_json),
         scratch_folder("invoke") as scratch,
@@ -84,13 +86,6 @@ def command(
         _print(rollout, log)
     if failed:
         sys.exit(1)
-
-
-def _hide_arguments() -> None:
-    """Remove this process's arguments from the list of processes, which sessions see on Linux."""
-    with contextlib.suppress(OSError):
-        start, end = map(int, Path("/proc/self/stat").read_text().rpartition(")")[2].split()[45:47])
-        ctypes.memset(start, 0, end - start)
 
 
 @contextlib.contextmanager

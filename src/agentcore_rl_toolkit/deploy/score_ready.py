@@ -21,7 +21,6 @@ from .artifact import ImageBuilder
 
 STARTER = "agentcore_rl_toolkit.app.deployed"
 READY_FILE = "agentcore_rl_score_ready.py"
-PULL_S = 1800.0
 _OPTIONS = "bBdEhiIOPqRsSuvVxmW:X:"  # Python's own, without `-c`
 _PYTHON = re.compile(r"(?:.*/)?python3?(?:\.\d+)?")
 _SERVER = re.compile(r"(?:.*/)?(?:uvicorn|fastapi)")
@@ -97,9 +96,8 @@ def derive(engine: ImageBuilder, base: str, *, uri: str, target: str) -> None:
     try:
         found = run_tool(inspect, within_s=60, failure="no image")
     except ConfigError:
-        run_tool(
-            [engine.command, "pull", "--platform", target, base], within_s=PULL_S, failure="the image is not available"
-        )
+        pull = [engine.command, "pull", "--platform", target, base]
+        run_tool(pull, within_s=1800, failure="the image is not available")
         found = run_tool(inspect, within_s=60, failure="no image")
     config = json.loads(found)
     command = start_command([*(config.get("Entrypoint") or []), *(config.get("Cmd") or [])])

@@ -10,9 +10,9 @@ from .start import prepare
 if __name__ == "__main__":
     os.environ.setdefault(AS_IS, "1")
     prepare()
-    sys.argv = sys.argv[1:]
-    if sys.argv[0] == "-m":
-        sys.argv = sys.argv[1:]
+    is_module = sys.argv[1] == "-m"
+    sys.argv = sys.argv[1 + is_module :]
+    if is_module:
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
     else:
         sys.path.insert(0, os.path.dirname(os.path.abspath(sys.argv[0])))

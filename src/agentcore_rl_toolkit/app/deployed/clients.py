@@ -12,7 +12,6 @@ import copy
 import functools
 import importlib
 import ssl
-from collections.abc import Callable
 from typing import Any
 
 from .routes import Body, current_route
@@ -21,7 +20,8 @@ from .routes import Body, current_route
 @functools.cache
 def install() -> None:
     """Replace the functions in the libraries that this environment has. A second call does nothing."""
-    for name, patch in _LIBRARIES.items():
+    patches = {"httpx": _patch_httpx, "httpx2": _patch_httpx, "aiohttp": _patch_aiohttp, "requests": _patch_requests}
+    for name, patch in {**patches, "botocore.httpsession": _patch_botocore}.items():
         with contextlib.suppress(ImportError):
             patch(importlib.import_module(name))
 
@@ -34,10 +34,8 @@ def trust() -> ssl.SSLContext:
 
 def _gateway(request: Any, body: Body) -> str | None:
     """Return the new address of a request, whose headers are changed too. None for a request that is left alone."""
-    route = current_route()
-    if route is None:
-        return None
-    return route.redirect(request.method or "", str(request.url or ""), request.headers, body)
+    route, url = current_route(), str(request.url or "")
+    return None if route is None else route.redirect(request.method or "", url, request.headers, body)
 
 
 def _patch_httpx(httpx: Any) -> None:
@@ -94,12 +92,3 @@ def _patch_requests(requests: Any) -> None:
         return send(self, request, **options)
 
     requests.Session.send = patched
-
-
-_LIBRARIES: dict[str, Callable[[Any], None]] = {
-    "httpx": _patch_httpx,
-    "httpx2": _patch_httpx,
-    "aiohttp": _patch_aiohttp,
-    "botocore.httpsession": _patch_botocore,
-    "requests": _patch_requests,
-}

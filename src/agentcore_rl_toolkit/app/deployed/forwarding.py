@@ -15,10 +15,7 @@ from .clients import trust
 _TIMEOUTS = {"timeout": {"connect": 10.0}}  # seconds; a model may think for as long as it wants
 # Of the connection, not of the message. Without `accept-encoding` replies are not compressed.
 _NOT_PASSED = frozenset(
-    (
-        *(b"connection", b"keep-alive", b"proxy-authenticate", b"te", b"trailer", b"transfer-encoding", b"upgrade"),
-        *(b"host", b"content-length", b"accept-encoding"),
-    )
+    b"connection keep-alive proxy-authenticate te trailer transfer-encoding upgrade host content-length accept-encoding".split()
 )
 
 

@@ -26,7 +26,6 @@ from .start import PLACEHOLDER
 
 START_S = 60.0
 END_S = 5.0
-PING_S = 5.0
 _METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 
 
@@ -73,7 +72,7 @@ class Program(Starlette):
         deadline_s = time.monotonic() + START_S
         while process.returncode is None and time.monotonic() < deadline_s:
             with contextlib.suppress(httpx.HTTPError):
-                async with httpx.AsyncClient(trust_env=False, verify=trust(), timeout=PING_S) as client:
+                async with httpx.AsyncClient(trust_env=False, verify=trust(), timeout=5) as client:
                     if (await client.get(f"{self._url}/ping")).status_code < 500:
                         return
             await asyncio.sleep(0.05)

@@ -21,14 +21,10 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 from ...contract import CALLS_FIELD
 
 # Hosts of model APIs. Requests to other hosts are left alone unless the user names the host.
-MODEL_HOSTS = (
-    *("bedrock-runtime.*.amazonaws.com", "bedrock-runtime-fips.*.amazonaws.com", "bedrock-runtime.*.amazonaws.com.cn"),
-    *("*.bedrock-runtime.*.vpce.amazonaws.com", "bedrock-runtime*.api.aws"),
-    *("*.bedrock-mantle.*.vpce.amazonaws.com", "bedrock-mantle*.api.aws", "api.openai.com", "*.api.openai.com"),
-    *("*.openai.azure.com", "*.services.ai.azure.com", "*.cognitiveservices.azure.com", "api.anthropic.com"),
-    *("generativelanguage.googleapis.com", "aiplatform.googleapis.com", "*-aiplatform.googleapis.com"),
-    "aiplatform.*.rep.googleapis.com",
-)
+_MODEL_HOSTS = """bedrock-runtime.*.amazonaws.com bedrock-runtime-fips.*.amazonaws.com bedrock-runtime.*.amazonaws.com.cn
+    *.bedrock-runtime.*.vpce.amazonaws.com *.bedrock-mantle.*.vpce.amazonaws.com bedrock-runtime*.api.aws bedrock-mantle*.api.aws
+    api.openai.com *.api.openai.com *.openai.azure.com *.services.ai.azure.com *.cognitiveservices.azure.com api.anthropic.com
+    generativelanguage.googleapis.com aiplatform.googleapis.com *-aiplatform.googleapis.com aiplatform.*.rep.googleapis.com"""
 # Paths of chats. A provider may have anything before the group `path`, which is the path below a session of the gateway.
 _CHAT = re.compile(
     r"(?:(?:.*/)?deployments/(?P<deployment>[^/]+)/|.*/)?"
@@ -36,16 +32,9 @@ _CHAT = re.compile(
     r"|models/(?P<name>[^/]+):(?:generateContent|streamGenerateContent)|(?<=/v1/)messages|chat/completions|responses)"
 )
 # Headers that are not sent to the gateway: the address, and credentials of the agent.
-_REMOVED = frozenset(
-    (
-        "host",
-        *("authorization", "proxy-authorization", "cookie", "x-api-key", "x-goog-api-key", "api-key"),
-        *("x-amz-security-token", "x-amz-date", "x-amz-content-sha256"),
-        *("subscription-key", "ocp-apim-subscription-key", "x-auth-token", "x-access-token", "x-auth-key"),
-        *("x-goog-iam-authorization-token", "x-serverless-authorization", "cf-aig-authorization", "helicone-auth"),
-        *("x-portkey-api-key", "set-cookie"),
-    )
-)
+_REMOVED = """host authorization proxy-authorization cookie set-cookie x-api-key x-goog-api-key api-key x-amz-security-token
+    x-amz-date x-amz-content-sha256 subscription-key ocp-apim-subscription-key x-auth-token x-access-token x-auth-key
+    helicone-auth x-goog-iam-authorization-token x-serverless-authorization cf-aig-authorization x-portkey-api-key"""
 _PARAMETERS = frozenset({"alt", "beta"})  # parameters of a query that are kept; others may be credentials
 MOST_PLACES = 20  # limit of a record's places for calls that went elsewhere
 
@@ -57,7 +46,7 @@ class Route:
     """The way of a rollout's model calls to its session at the gateway.
 
     Args:
-        hosts: patterns of hosts, besides `MODEL_HOSTS`, a port may follow.
+        hosts: patterns of hosts, besides those of model APIs, a port may follow.
         models: patterns of the names of the policy's models. Empty: all chats are the policy's.
 
     ``taken`` counts the calls that were sent to the gateway. ``elsewhere`` counts requests that went to their own address, by a
@@ -70,27 +59,24 @@ class Route:
     models: Sequence[str] = ()
     elsewhere: Counter[str] = field(default_factory=Counter)
     ended: bool = False
-    _taken: mmap.mmap = field(default_factory=lambda: mmap.mmap(-1, 8), init=False, repr=False)  # shared with forks
+    _taken: Any = field(default_factory=lambda: memoryview(mmap.mmap(-1, 8)).cast("Q"), repr=False)  # shared with forks
 
     @property
     def taken(self) -> int:
         """The number of requests that were sent to the route, also by forks."""
-        return int.from_bytes(self._taken[:8], "little")
+        return int(self._taken[0])
 
     @property
     def calls(self) -> dict[str, Any]:
         """The counts as a rollout's record has them."""
         return {CALLS_FIELD: {"gateway": self.taken, "elsewhere": dict(self.elsewhere)}}
 
-    def _take(self) -> None:
-        self._taken[:8] = (self.taken + 1).to_bytes(8, "little")
-
     def redirect(self, method: str, url: str, headers: Any, body: Body) -> str | None:
         """Return a request's new address, and change its headers, a mutable mapping. None for a request that is left alone."""
         if method.upper() != "POST":
             return None
         if url.startswith(f"{self.base_url}/"):
-            self._take()  # an agent that uses `app.model()`
+            self._taken[0] += 1  # an agent that uses `app.model()`
             return None
         parts = urlsplit(url)
         host = (parts.hostname or "").rstrip(".")
@@ -115,10 +101,10 @@ class Route:
             known_place = place in self.elsewhere or len(self.elsewhere) < MOST_PLACES
             self.elsewhere[place if known_place else "other addresses"] += 1
             return None
-        self._take()
+        self._taken[0] += 1
         path = f"bedrock/{found['path']}" if found["aws"] else found["path"]
         query = urlencode([(k, v) for k, v in parse_qsl(parts.query) if k.lower() in _PARAMETERS])
-        for name in {name.lower() for name in headers} & _REMOVED:
+        for name in {name.lower() for name in headers}.intersection(_REMOVED.split()):
             del headers[name]
         headers["Host"], headers["Authorization"] = urlsplit(self.base_url).netloc, f"Bearer {self.api_key}"
         return f"{self.base_url}/{path}" + (f"?{query}" if query else "")
@@ -127,7 +113,7 @@ class Route:
         # A host may be given as a URL. The brackets of an IPv6 address are no set of characters.
         given = (re.sub(r"^\w+://|/.*", "", host).lower().replace("[", "[[]") for host in self.hosts)
         names = (host, f"[{host}]", with_port.lower())
-        return any(fnmatchcase(name, pattern) for pattern in (*MODEL_HOSTS, *given) for name in names)
+        return any(fnmatchcase(name, pattern) for pattern in (*_MODEL_HOSTS.split(), *given) for name in names)
 
 
 def _member(body: Body, name: str) -> Any:

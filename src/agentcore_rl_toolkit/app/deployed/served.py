@@ -41,13 +41,9 @@ from ..runner import AgentRunner
 from ..settings import AgentSettings
 from .routes import Route, routed, unroute
 
-logger = logging.getLogger(__name__)
-
 SESSION_HEADER = b"x-amzn-bedrock-agentcore-runtime-session-id"
-SHUTDOWN = "the server shut down before the agent had finished"
 LONGEST_TEXT = 2_000  # characters of an error response in an error
 _REPLACED = (b"content-length", b"accept", b"accept-encoding")  # headers of the call that are not the agent's to read
-SDK_MODULE = "bedrock_agentcore.runtime.app"
 # What the SDK's app did while it answered a rollout: the ``error`` that it caught, of which its response has only the text, and
 # ``encodes``, if it wrote the events of a stream as JSON.
 _seen: ContextVar[dict[str, Any]] = ContextVar("agentcore_rl_seen")
@@ -55,7 +51,7 @@ _seen: ContextVar[dict[str, Any]] = ContextVar("agentcore_rl_seen")
 
 def _watch_sdk() -> None:
     """Observe the SDK's app, if the agent has imported one."""
-    sdk = getattr(sys.modules.get(SDK_MODULE), "BedrockAgentCoreApp", None)
+    sdk = getattr(sys.modules.get("bedrock_agentcore.runtime.app"), "BedrockAgentCoreApp", None)
     if sdk is None or hasattr(sdk, "_agentcore_rl_watched"):
         return
     sdk._agentcore_rl_watched = True
@@ -110,8 +106,7 @@ def _events(text: str) -> list[str]:
     for event in re.sub("\r\n?", "\n", text).split("\n\n"):
         lines = [line[5:].removeprefix(" ") for line in event.split("\n") if line.startswith("data:")]
         if re.search(r"^event: ?error$", event, re.M):
-            message = f"the agent's stream ended with an error: {' '.join(lines)[:LONGEST_TEXT]}"
-            raise AgentError(message, error_type="event: error")
+            raise AgentError(f"the agent's stream ended with an error: {' '.join(lines)[:LONGEST_TEXT]}")
         if lines and lines != ["[DONE]"]:
             found.append("\n".join(lines))
     return found
@@ -133,7 +128,7 @@ class DeployedApp:
         self._app = app
         self._engine = Engine(settings=AgentSettings.from_env)
         self._function = RolloutFunction(call=self._answer, name="invocation", takes_context=True)
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop: Any = None  # the server's
         self._calls = self._accepting = 0  # production calls that run, and rollouts that will
         _watch_sdk()
 
@@ -189,7 +184,7 @@ class DeployedApp:
             context.replied.set()
 
     def _answer(self, payload: Mapping[str, Any], context: Any) -> dict[str, Any]:
-        """Run the agent on a rollout's payload, in a thread of the rollout. Returns its result."""
+        """Return the agent's result of a rollout, in a thread of it. Raises: its exception; AgentError for an error response."""
         context.replied.wait()  # the agent may block the server's loop
         config, settings = RolloutConfig.from_payload(payload) or RolloutConfig(), self._engine.settings
         row = {name: value for name, value in payload.items() if name not in (ROLLOUT_FIELD, REFERENCE_FIELD)}
@@ -199,7 +194,14 @@ class DeployedApp:
             route = Route(base_url=config.base_url.rstrip("/"), api_key=config.api_key or "none", **given)
         with routed(route):
             try:
-                answer = self._ask(row, context.scope)
+                asked = _request(self._app, context.scope, json.dumps(row).encode())
+                status, content_type, text, seen = asyncio.run_coroutine_threadsafe(asked, self._loop).result()
+                if "error" in seen:
+                    raise seen["error"]
+                if status >= 400:
+                    message = f"the agent answered with HTTP {status}: {text[:LONGEST_TEXT]}"
+                    raise AgentError(message, error_type=f"HTTP {status}")
+                answer = _answer_in(text, content_type, encodes="encodes" in seen)
             except (Exception, SystemExit) as e:
                 e.__traceback__ = _from_agent(e.__traceback__)
                 advice = advise_on_calls([route.calls]) if route is not None and route.elsewhere else ""
@@ -208,29 +210,14 @@ class DeployedApp:
                 raise AgentError(f"{text_of(e)} ({advice})", error_type=type(e).__name__) from e
         return {ANSWER_FIELD: answer, **(route.calls if route is not None else {})}
 
-    def _ask(self, row: Mapping[str, Any], scope: Mapping[str, Any]) -> Any:
-        """Return the entrypoint's answer. Raises: what the entrypoint raised; AgentError for a response that is an error."""
-        assert self._loop is not None
-        asked = _request(self._app, scope, json.dumps(row).encode())
-        status, content_type, text, seen = asyncio.run_coroutine_threadsafe(asked, self._loop).result()
-        if "error" in seen:
-            raise seen["error"]
-        if status >= 400:
-            message = f"the agent answered with HTTP {status}: {text[:LONGEST_TEXT]}"
-            raise AgentError(message, error_type=f"HTTP {status}")
-        return _answer_in(text, content_type, encodes="encodes" in seen)
-
     async def end_rollouts(self) -> None:
         """End all rollouts. The server calls it before it ends the app."""
-        loop = self._engine.runner.loop()
-        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._engine.close(SHUTDOWN), loop))
+        ending = self._engine.close("the server shut down before the agent had finished")
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(ending, self._engine.runner.loop()))
 
 
 async def _request(app: Any, scope: Mapping[str, Any], body: bytes) -> tuple[int, str, str, dict[str, Any]]:
-    """Send a body to an ASGI app. Returns status, content type, text, and what the SDK did meanwhile.
-
-    An exception is an ``error`` of the SDK, too: asyncio would end this loop, the server's, at a SystemExit.
-    """
+    """Send a body to an ASGI app. Returns status, content type, text, and what the SDK did meanwhile, or the app's ``error``."""
     seen: dict[str, Any] = {}
     _seen.set(seen)
     started: Message = {"status": 500, "headers": (), "more_body": True}
@@ -249,13 +236,11 @@ async def _request(app: Any, scope: Mapping[str, Any], body: bytes) -> tuple[int
     given = {**scope, "headers": [*kept, *own], "state": dict(scope.get("state", {}))}
     try:
         await app(given, _replayed(body, asyncio.Event().wait), send)
-    except asyncio.CancelledError:
-        raise
-    except BaseException as e:
+    except (Exception, SystemExit, BaseExceptionGroup) as e:  # asyncio would end the server's loop at a SystemExit
         if started["more_body"] or started["status"] >= 500:  # Starlette sends an error response before it raises
             seen["error"] = e
         else:
-            logger.exception("a task that the agent left after its answer failed")
+            logging.getLogger(__name__).exception("a task that the agent left after its answer failed")
     content_type = next((value for name, value in started["headers"] if name.lower() == b"content-type"), b"")
     return started["status"], content_type.decode("latin-1").lower(), b"".join(parts).decode("utf-8", "replace"), seen
 

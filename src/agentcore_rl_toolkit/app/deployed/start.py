@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from typing import Any
 
@@ -27,10 +26,7 @@ def prepare() -> None:
 
     def make_with_one_process(self: Any, *args: Any, **options: Any) -> None:
         make(self, *args, **options)
-        if self.reload or self.workers > 1:
-            # Their processes start again, without this preparation.
-            logging.getLogger("uvicorn.error").warning("rollouts need one process: workers and reload are off")
-            self.reload, self.workers = False, 1
+        self.reload, self.workers = False, 1  # other processes start again, without this preparation
 
     def load_with_rollouts(self: Any) -> None:
         load(self)

@@ -45,7 +45,7 @@ def deployed_arn(name: str, folder: Path) -> str | None:
     if root is None or not (root / DEPLOYED).is_file():
         return None
     targets = _read(root, DEPLOYED).get("targets") or {}
-    runtimes = {target: ((state.get("resources") or {}).get("runtimes") or {}) for target, state in targets.items()}
+    runtimes = {target: (state.get("resources") or {}).get("runtimes") or {} for target, state in targets.items()}
     found = {target: each[name]["runtimeArn"] for target, each in runtimes.items() if name in each}
     if len(found) > 1:
         which = ", ".join(f"{target} ({arn})" for target, arn in sorted(found.items()))
@@ -60,12 +60,10 @@ def variables_of(agent: Path) -> dict[str, str]:
     answers the model calls.
     """
     root = _project_of(agent.parent)
-    if root is None:
+    entries = {} if root is None else {entry["name"]: entry for file, entry in _runtimes(root) if file == agent}
+    if root is None or not entries:
         return {}
-    entries = {entry["name"]: entry for file, entry in _runtimes(root) if file == agent}
-    entry = entries.get(_chosen.get(agent)) or next(iter(entries.values()), None)
-    if entry is None:
-        return {}
+    entry = entries.get(_chosen.get(agent)) or next(iter(entries.values()))
     credentials = _read(root, CONFIG).get("credentials") or ()
     names = [credential["name"].replace("-", "_").upper() for credential in credentials]
     keys = {f"AGENTCORE_CREDENTIAL_{name}": "placeholder" for name in names}

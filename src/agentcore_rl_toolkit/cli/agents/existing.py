@@ -39,13 +39,10 @@ _TEST = '''"""The scorer tells right answers from wrong ones: a wrong score trai
 from score import score
 
 
-def test_a_right_answer_scores():
-    assert score({{}}, "The answer is 42.", "42", []) == 1.0
-
-
-def test_a_wrong_or_empty_answer_does_not():
-    assert score({{}}, "The answer is 41.", "42", []) == 0.0
-    assert score({{}}, "", "42", []) == 0.0
+def test_a_right_answer_scores_and_a_wrong_or_empty_one_does_not():
+    assert score({}, "The answer is 42.", "42", []) == 1.0
+    assert score({}, "The answer is 41.", "42", []) == 0.0
+    assert score({}, "", "42", []) == 0.0
 '''
 
 
@@ -80,12 +77,10 @@ def write_scorer(file: Path, keys: Sequence[str]) -> list[Path]:
     """Write a scorer, its test and two rows next to an agent. Raises: ConfigError if one of these files exists."""
     row = dict.fromkeys(keys or ("prompt",), "...")
     rows = "".join(json.dumps({**row, "_reference": f"the answer to row {n}"}) + "\n" for n in (1, 2))
-    texts = {"score.py": _SCORE.format(agent=file.name), "test_score.py": _TEST.format(), "rows.jsonl": rows}
+    texts = {"score.py": _SCORE.format(agent=file.name), "test_score.py": _TEST, "rows.jsonl": rows}
     there = [name for name in texts if (file.parent / name).exists()]
     if there:
-        raise ConfigError(
-            f"{', '.join(there)} in {file.parent}: already there; move them, or write your scorer by hand"
-        )
+        raise ConfigError(f"{', '.join(there)} in {file.parent}: already there; move them")
     for name, text in texts.items():
         (file.parent / name).write_text(text)
     return [file.parent / name for name in texts]
