@@ -175,7 +175,7 @@ def make_world(image: str, folder: Path) -> None:
     made.mkdir()
     volumes = [f"--volume={made}:/made", f"--volume={folder / 'made_world.py'}:/made_world.py:ro"]
     podman("run", "--rm", "--user=root", *volumes, image, "/opt/appworld/bin/python", "/made_world.py", "/made")
-    shutil.copytree(made / "data", folder / "data", dirs_exist_ok=True)
+    shutil.copytree(made / "data", folder / "appworld-root" / "data", dirs_exist_ok=True)
 
 
 def becomes_healthy(image: str) -> None:
@@ -205,7 +205,7 @@ def test_an_examples_image_builds_as_another_user_and_ends_a_rollout(
     # Docker's format: OCI's has no health check.
     build = ["build", "--format=docker", "--pull=never", "--network=host", *mounts, "--tag", image, str(folder)]
     if example.name == "strands_appworld_agent":
-        (folder / "data").mkdir()
+        (folder / "appworld-root" / "data").mkdir(parents=True)
         podman(*build)
         make_world(image, folder)
     podman(*build)
