@@ -48,7 +48,7 @@ def test_a_trainer_that_waits_a_few_seconds_per_step_is_no_cause(
     write(tmp_path, "healthy")
     with RunWriter(tmp_path) as run:
         for step in range(STEPS):
-            run.event("step", {"step": step, "waiting": 0.9, "rollout_s": rollout_s})
+            run.event("step", {"step": step, "rollout_s": rollout_s, "train_s": rollout_s / 9})
     with RunReader(tmp_path) as run:
         assert [finding.name for finding in diagnose(run)] == names
 
@@ -147,3 +147,47 @@ def test_steps_that_a_resumed_run_repeats_are_no_cause(tmp_path: Path) -> None:
         run.event("step", {"step": 2, "kl_sampler": 0.001})
     with RunReader(tmp_path) as reader:
         assert diagnose(reader) == []
+
+
+@pytest.mark.parametrize(
+    ("inputs", "solved", "names"),
+    [(32, 12, []), (400, 160, ["held_out"]), (400, 240, [])],
+    ids=["may be chance", "flat", "rises too"],
+)
+def test_held_out_rewards_of_each_trainer_are_compared_unless_chance_explains_them(
+    tmp_path: Path, inputs: int, solved: int, names: list[str]
+) -> None:
+    """Rewards that rise from 0.4 to 0.6 in training. No event has the rewards, as after other trainers than the loop."""
+    with RunWriter(tmp_path) as run:
+        for phase, ones in (("before", inputs * 2 // 5), ("train", 0), ("after", solved)):
+            for n in range(600 if phase == "train" else inputs):
+                step = n // 100 if phase == "train" else None
+                reward = float(n % 5 < (2 if n < 300 else 3)) if phase == "train" else float(n < ones)
+                facts: dict[str, Any] = {
+                    "phase": phase,
+                    "step": step,
+                    "outcome": "ok",
+                    "reward": reward,
+                    "score": reward,
+                }
+                group = n // 5 if phase == "train" else n
+                run.rollout(Rollout(session_id=f"{phase}-{n}", group=f"{phase}-{group}", **facts))
+    with RunReader(tmp_path) as reader:
+        assert [finding.name for finding in diagnose(reader)] == names
+
+
+def test_few_usable_rollouts_are_a_cause(tmp_path: Path) -> None:
+    for usable, names in ((6, ["not_usable"]), (60, [])):
+        with RunWriter(folder := tmp_path / str(usable)) as run:
+            for n in range(100):
+                facts: dict[str, Any] = {"mask_reason": None if n < usable else "stale", "reward": float(n % 2)}
+                run.rollout(
+                    Rollout(
+                        session_id=str(n), phase="train", step=0, group=str(n // 4), outcome="ok", score=0.0, **facts
+                    )
+                )
+        with RunReader(folder) as reader:
+            findings = diagnose(reader)
+        assert [finding.name for finding in findings] == names
+        for finding in findings:
+            assert finding.text == "Only 6 of the 100 rollouts of the last step can be used for training."

@@ -83,12 +83,13 @@ def diagnose(run: RunReader, steps: Sequence[Mapping[str, Any]] | None = None) -
     recent = trained[-RECENT:] or list(steps[-1:])
     if not recent:
         return []
-    events = [event for event in run.metrics() if event.get("event") in ("step", "evaluated")]
     by_step = {step["step"]: step for step in trained}
     logged: dict[int, Any] = {}
-    for event in reversed(events):  # a resumed run repeats steps: what stands before an earlier step does not count
+    for event in reversed(
+        run.metrics()
+    ):  # a resumed run repeats steps: what stands before an earlier step does not count
         number = event.get("step")
-        if event["event"] == "step" and isinstance(number, int) and number < next(reversed(logged), math.inf):
+        if event.get("event") == "step" and isinstance(number, int) and number < next(reversed(logged), math.inf):
             logged[number] = event
     numbers = [{**by_step.get(n, {}), **logged.get(n, {})} for n in sorted({*by_step, *logged} - {None})]
     window = _Window(run, recent)
@@ -98,7 +99,7 @@ def diagnose(run: RunReader, steps: Sequence[Mapping[str, Any]] | None = None) -
         *(_groups(window) if len(trained) >= STEADY else ()),
         *_opposed_numbers(window),
         *_updates(numbers),
-        *_held_out(numbers, [event for event in events if event["event"] == "evaluated"]),
+        *_held_out(numbers, [step for step in steps if step["phase"] != "train" and step["reward"] is not None]),
     ]
     solved = any(finding.name == "all_pass" for finding in findings)  # a policy that is right has no reason to explore
     return [finding for finding in findings if not (solved and finding.name == "entropy")]
@@ -226,20 +227,21 @@ def _updates(numbers: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
     if gaps and gaps[-1] > max(GAP, GAP_GREW * (before := statistics.median(gaps[:3]))):
         text = f"The logprobs of engine and trainer differ by {gaps[-1]:.2g} nats, and at first by {before:.2g}."
         yield _finding("gap", text)
-    age, waiting = lately("staleness_mean") or lately("staleness") or 0.0, lately("waiting") or 0.0
+    age = lately("staleness_mean") or lately("staleness") or 0.0
     if age > STALE:
         yield _finding("stale", f"The rollouts are {age:.1f} weight versions old when the trainer uses them.")
-    if waiting > WAITING and (lately("rollout_s") or 0.0) > WAITED_S:
-        yield _finding("waiting", f"The trainer waits for rollouts {waiting:.0%} of the time.")
+    waited, trained = lately("rollout_s") or 0.0, lately("train_s")
+    if trained is not None and waited > max(WAITED_S, WAITING * (waited + trained)):
+        yield _finding("waiting", f"The trainer waits for rollouts {waited / (waited + trained):.0%} of the time.")
 
 
 def _held_out(numbers: Sequence[Mapping[str, Any]], evaluated: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
     rewards = [step["reward"] for step in numbers if step.get("reward") is not None]
-    held = [event["reward"] for event in evaluated if event.get("reward") is not None]
-    if len(rewards) < TREND or len(held) < 2:
+    if len(rewards) < TREND or len(evaluated) < 2:
         return
-    third = max(2, len(rewards) // 3)
+    third, begin, end = max(2, len(rewards) // 3), evaluated[0], evaluated[-1]
     first, last = statistics.fmean(rewards[:third]), statistics.fmean(rewards[-third:])
-    if last - first > ROSE and held[-1] - held[0] < (last - first) / 4:
+    chance = math.hypot(*((each["interval"][1] - each["interval"][0]) / 2 for each in (begin, end)))
+    if last - first > ROSE and end["reward"] - begin["reward"] < min((last - first) / 4, last - first - chance):
         text = f"The reward in training rose from {first:.2f} to {last:.2f}, but the reward on held-out inputs went "
-        yield _finding("held_out", f"{text}from {held[0]:.2f} to {held[-1]:.2f}.")
+        yield _finding("held_out", f"{text}from {begin['reward']:.2f} to {end['reward']:.2f}.")

@@ -62,11 +62,9 @@ class Runs:
     def kept(self, kind: str, path: Path, make: Callable[[Path], Any]) -> Any:
         """Return the result of ``make`` for the run, computed when the run was last written."""
         now = stamp(path)
-        known, value = self._kept.get((kind, path), (None, None))
-        if known != now:
-            value = make(path)
-            self._kept[kind, path] = now, value
-        return value
+        if self._kept.get((kind, path), (None, None))[0] != now:
+            self._kept[kind, path] = now, make(path)
+        return self._kept[kind, path][1]
 
     def heads(self) -> list[dict[str, Any]]:
         """Return the runs as a list shows them. A run that cannot be read has the reason."""

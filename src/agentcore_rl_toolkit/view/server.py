@@ -40,12 +40,10 @@ HEADERS = {
 
 
 def app(runs: Runs, hosts: HostCheck, key: str) -> Starlette:
-    """Return the routes, which need ``key``."""
+    """Return the routes, which need ``key``. Starlette calls their functions on threads."""
 
     def answer(make: Callable[[Request], Any]) -> Callable[[Request], Any]:
-        return lambda request: Response(
-            data.as_json(make(request)), media_type="application/json"
-        )  # called on a thread
+        return lambda request: Response(data.as_json(make(request)), media_type="application/json")
 
     def of_run(make: Callable[[RunReader, Request], Any]) -> Callable[[Request], Any]:
         def read(request: Request) -> Any:

@@ -289,6 +289,7 @@ def gaps_of(own_R: Sequence[float], recorded_R: Sequence[float | None], mask_R: 
 # trained policy is compared: the engine's at sampling, that at the step's start, a frozen one, or a teacher.
 STEP_NUMBERS: Mapping[str, tuple[str, ...]] = {
     "loss": ("actor/pg_loss", "actor/loss", "train/loss", "loss"),
+    "grad_norm": ("actor/grad_norm", "grad_norm"),
     "clip_fraction": ("actor/pg_clipfrac", "train/pg_clipfrac", "clip_ratio/region_mean", "clip_fraction"),
     "kl_sampler": ("rollout_corr/k3_kl", "kl_sampler"),
     "kl_old": ("actor/ppo_kl", "train/ppo_kl"),
@@ -298,11 +299,7 @@ STEP_NUMBERS: Mapping[str, tuple[str, ...]] = {
 
 
 def step_numbers(data: Mapping[str, Any]) -> dict[str, float]:
-    """Return the finite numbers of a trainer's log of a step, and `STEP_NUMBERS` under the names of all runs."""
-    found = {
-        str(name): float(value)
-        for name, value in data.items()
-        if isinstance(value, numbers.Real) and math.isfinite(float(value))
-    }
+    """Return the numbers of a trainer's log of a step, also NaN, and `STEP_NUMBERS` under the names of all runs."""
+    found = {str(name): float(value) for name, value in data.items() if isinstance(value, numbers.Real)}
     shared = {name: [found[n] for n in theirs if n in found] for name, theirs in STEP_NUMBERS.items()}
     return found | {name: values[0] for name, values in shared.items() if values}

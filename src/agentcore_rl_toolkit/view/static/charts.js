@@ -102,8 +102,7 @@ export function mount(root) {
   }
 }
 
-// Free the plots of what leaves the page: uPlot keeps those that it knows.
-export const unmount = (root) => root.querySelectorAll(".plot").forEach((box) => box.chart?.destroy());
+export const unmount = (root) => root.querySelectorAll(".plot").forEach((box) => box.chart?.destroy()); // uPlot keeps it
 
 // A small curve without axes, for lists.
 export function sparkline(values, title) {
