@@ -316,6 +316,13 @@ def test_a_refusal_after_a_success_is_one_items_failure(client: RolloutClient, r
     assert isinstance(items[1].exception.__cause__, ClientError)
 
 
+def test_a_refusal_while_others_run_ends_none_of_them(client: RolloutClient, runtime: ScriptedRuntime) -> None:
+    """No rollout has ended yet, but the runtime has accepted some: the settings are right."""
+    runtime.faults.extend([None, None, "403"])
+    items = client.map(rows(5, run_s=1.0), 3)
+    assert sorted(item.success for item in items) == [False, True, True, True, True]
+
+
 def test_throttling_bursts_lose_nothing_and_run_nothing_twice(make_client: MakeClient) -> None:
     with ScriptedRuntime(faults=["429", None] * 20, max_sessions=20) as strict:
         client = make_client(endpoint_url=strict.url)

@@ -68,6 +68,22 @@ async def test_a_round_lists_the_experiment_or_each_input_whichever_is_fewer_req
     w.close()
 
 
+async def test_an_experiment_that_takes_too_long_to_list_is_listed_by_input(store: ObjectStore) -> None:
+    """A store that needs 0.15 s per page lists 100,000 records in 15 s, and every round failed."""
+
+    class Slow(FlakyStore):
+        async def list_async(self, prefix: str = "", *, timeout_s: float | None = None) -> Any:
+            if prefix == "e/":
+                raise StoreError("did not succeed within 15 s")
+            return await super().list_async(prefix, timeout_s=timeout_s)
+
+    w = watcher(Slow(store))
+    waiters = [w.add(f"e/i{n}/s.json", expects_life=False, silence_s=9.0) for n in range(3)]
+    await store.put_async("e/i1/s.json", b"{}")
+    assert await asyncio.wait_for(waiters[1].found, 10) is True
+    w.close()
+
+
 async def test_session_that_falls_silent_is_lost(store: ObjectStore) -> None:
     w = watcher(store)
     waiter = w.add("e/i/s.json", expects_life=False, silence_s=2.0)

@@ -27,11 +27,12 @@ logger = logging.getLogger(__name__)
 LINE_CHARS = 1_000  # length of an error's line, because some agents put a page of text into an exception
 LEAST_WAIT_S = 30.0  # a resumed session whose time is up gets this long: its record may exist
 # If these are the first results of a batch, the ARN, the bucket, the region or the credentials are wrong for every rollout.
+WRONG_BUCKET = frozenset({"NoSuchBucket", "PermanentRedirect", "AuthorizationHeaderMalformed"})
+# These count only until the runtime has accepted a rollout of the batch.
 WRONG_SETTINGS = frozenset(
     {
-        *("ResourceNotFoundException", "AccessDeniedException", "UnrecognizedClientException"),
-        *("InvalidSignatureException", "InvalidClientTokenId", "NoCredentialsError", "EndpointConnectionError"),
-        *(STORE_REFUSED, "NoSuchBucket", "PermanentRedirect", "AuthorizationHeaderMalformed"),
+        *("ResourceNotFoundException", "AccessDeniedException", "UnrecognizedClientException", "NoCredentialsError"),
+        *("InvalidSignatureException", "InvalidClientTokenId", "EndpointConnectionError", STORE_REFUSED),
     }
 )
 ProgressHook = Callable[["BatchProgress"], object]
@@ -310,7 +311,8 @@ class Run:
         try:
             item = item_of(rollout)
             error = item.exception
-            if isinstance(error, AgentCoreRLError) and error.code in WRONG_SETTINGS:
+            wrong = WRONG_BUCKET if self.dispatcher.accepted_s > self._began_s else WRONG_BUCKET | WRONG_SETTINGS
+            if isinstance(error, AgentCoreRLError) and error.code in wrong:
                 self._wrong = self._wrong or error
             self._outcomes[str(item.outcome)] += 1
             self._proofs[item.proof] += 1

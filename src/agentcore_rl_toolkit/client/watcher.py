@@ -212,7 +212,8 @@ class Watcher:
         if began_s >= self._keys_until_s:
             inputs = {waiter.prefix for waiter in self._waiters.values()}
             pages = max(1, math.ceil(self._lines / self._cost.page))
-            failed = await self._each(self._list, [self._root] if pages < len(inputs) else sorted(inputs))
+            whole = pages < len(inputs) and self._failures < 2  # otherwise it may be too long to be listed in time
+            failed = await self._each(self._list, [self._root] if whole else sorted(inputs))
             for waiter in self._waiters.values():
                 for place in failed.keys() & {waiter.prefix, self._root}:
                     blind[waiter] = failed[place]
