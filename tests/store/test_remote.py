@@ -209,6 +209,23 @@ async def test_a_server_that_never_answers_costs_one_try_and_not_the_operation(s
     assert len(scripted.requests) >= 2
 
 
+async def test_a_listing_of_many_pages_may_take_longer_than_an_attempt(scripted: Any) -> None:
+    store = open_store("the-bucket")
+    store.retry = RetryPolicy(attempt_s=1.0, bytes_per_s=1e12)
+
+    def answer(request: Any, n: int) -> tuple[int, bytes]:
+        time.sleep(0.3)
+        more = f"<NextContinuationToken>{n}</NextContinuationToken>" if n < 6 else ""
+        rest = "<LastModified>2026-01-01T00:00:00Z</LastModified><Size>1</Size>"
+        found = "".join(f"<Contents><Key>e/{n}-{i:03}</Key>{rest}</Contents>" for i in range(1000))
+        text = f"<ListBucketResult><IsTruncated>{str(n < 6).lower()}</IsTruncated>{more}{found}</ListBucketResult>"
+        return 200, text.encode()
+
+    scripted.answer = answer
+    assert len(await store.list_async("e/")) == 6_000
+    assert len(scripted.requests) == 6
+
+
 async def test_an_endpoint_that_is_down_is_a_passing_fault(scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
     store = open_store("the-bucket")

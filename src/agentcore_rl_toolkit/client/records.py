@@ -38,7 +38,7 @@ from ..store import ObjectStore
 from .transport import is_own_cancellation
 
 READS_AT_ONCE = 64
-REPLAY_READ_S = 120.0
+REPLAY_READ_S, REPLAY_LIST_S = 120.0, 1_800.0
 Reward = Callable[..., float | Awaitable[float]]
 
 
@@ -183,7 +183,9 @@ async def replayed(
 ) -> AsyncIterator[Replayed]:
     """Yield the records of an experiment, or of one input, sorted by key. Memory stays bounded."""
     prefix = f"{exp_id}/{input_id}/" if input_id is not None else f"{exp_id}/"
-    keys = [item.key for item in await store.list_async(prefix) if item.key.endswith(RECORD_SUFFIX)]
+    keys = [
+        item.key for item in await store.list_async(prefix, timeout_s=REPLAY_LIST_S) if item.key.endswith(RECORD_SUFFIX)
+    ]
     reader = RecordReader(store, max_record_bytes)
     for begin in range(0, len(keys), READS_AT_ONCE):
         portion = keys[begin : begin + READS_AT_ONCE]

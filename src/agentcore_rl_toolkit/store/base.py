@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import re
 import time
@@ -42,7 +43,7 @@ class RetryPolicy:
     max_delay_s: float = 5.0
     bytes_per_s: float = 1e6
 
-    def attempt_limit_s(self, body_bytes: int) -> float:
+    def attempt_limit_s(self, body_bytes: float) -> float:
         """Return the limit of one attempt."""
         return self.attempt_s + body_bytes / self.bytes_per_s
 
@@ -171,7 +172,7 @@ class ObjectStore(ABC):
 
         Raises: ConfigError if an object has a key that no store of ours writes.
         """
-        return await self._until_deadline("list", prefix, lambda: self._here()._list(prefix), timeout_s, 10_000_000)
+        return await self._until_deadline("list", prefix, lambda: self._here()._list(prefix), timeout_s, math.inf)
 
     async def delete_async(self, key: str, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> None:
         """Remove an object. A missing one is no error."""
@@ -179,7 +180,7 @@ class ObjectStore(ABC):
         await self._until_deadline("delete", key, lambda: self._here()._delete(key), timeout_s, 0)
 
     async def _until_deadline(
-        self, verb: str, key: str, attempt: Callable[[], Awaitable[T]], timeout_s: float | None, body_bytes: int
+        self, verb: str, key: str, attempt: Callable[[], Awaitable[T]], timeout_s: float | None, body_bytes: float
     ) -> T:
         started_s = time.monotonic()
         limit_s = float("inf") if timeout_s is None else timeout_s

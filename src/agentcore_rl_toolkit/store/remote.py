@@ -216,8 +216,16 @@ class RemoteStore(ObjectStore):
         import obstore
 
         folder = (self._prefix + prefix).rpartition("/")[0]  # obstore matches path parts only
-        stream = obstore.list(self._store(), prefix=folder or None, chunk_size=1000)
-        found = [self._info(meta) for meta in await self._mapped(prefix, stream.collect_async())]
+        stream, found = obstore.list(self._store(), prefix=folder or None, chunk_size=1000), list[ObjectInfo]()
+
+        async def read() -> None:
+            page: Any = True
+            while page:  # each has its own deadline: there may be any number
+                async with asyncio.timeout(self.retry.attempt_s):
+                    page = await anext(stream, None)
+                found.extend(self._info(meta) for meta in page or ())
+
+        await self._mapped(prefix, read())
         return sorted((info for info in found if info.key.startswith(prefix)), key=lambda info: info.key)
 
     async def _delete(self, key: str) -> None:
