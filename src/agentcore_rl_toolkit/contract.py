@@ -384,7 +384,7 @@ def record_error(outcome: Outcome, record: Mapping[str, Any], key: str | None) -
 class SessionFacts:
     """The end of a session's last model call, by the gateway's record.
 
-    ``limit``: our limit that it hit (turns or context). ``broken``: the error, if engine or gateway failed it.
+    ``limit``: our limit that it hit (turns or context). ``broken``: a sentence, if engine or gateway failed it.
     """
 
     broken: str | None = None

@@ -221,7 +221,7 @@ def test_an_evaluation_counts_failures_of_the_scorer_by_themselves() -> None:
     def half(payload: Any, answer: Any, reference: Any, trajectory: Any) -> float:
         return 1.0 if payload["n"] else 1 / 0
 
-    fetch = lambda session_id: SimpleNamespace(dialogue=MESSAGES)  # noqa: E731
+    fetch = lambda session_id: SimpleNamespace(dialogue=MESSAGES, turns=[], errors=[])  # noqa: E731
     items = [
         BatchItem(success=True, outcome=Outcome.OK, result={**RECORD, "rewards": 0.5}, input_id=str(n), session_id="s")
         for n in range(2)
@@ -233,6 +233,20 @@ def test_an_evaluation_counts_failures_of_the_scorer_by_themselves() -> None:
     assert "return 1.0 if" in str(scored[0].traceback)
     summary = summarize(scored, 1.0)
     assert (summary.causes, summary.mean, summary.failures) == ({"scorer": 1}, 1.0, 1)
+
+
+@pytest.mark.parametrize("outcome", [Outcome.OK, Outcome.AGENT_ERROR])
+def test_an_evaluation_does_not_count_a_rollout_whose_last_model_call_failed(outcome: Outcome) -> None:
+    failed = {"status": "error", "http_status": 502, "message": "no engine", "started_s": 1.0}
+    fetch = lambda session_id: SimpleNamespace(dialogue=MESSAGES, turns=[], errors=[failed])  # noqa: E731
+    ok = outcome is Outcome.OK
+    about: dict[str, Any] = {"outcome": outcome, "input_id": "i", "session_id": "s", "result": {**RECORD, "rewards": 0}}
+    item = BatchItem(success=ok, cause=None if ok else Cause.AGENT, **about)
+    for given in (None, scorer(lambda *given: 0.0)):
+        done = scored_item(item, ROW, fetch, given)
+        assert (score_of(done), done.outcome, done.cause) == (None, Outcome.LOST, Cause.INFRASTRUCTURE)
+        assert done.error == "its last model call failed: no engine"
+    assert scored_item(item, ROW, None, None) is item
 
 
 def test_a_rollout_whose_messages_cannot_be_had_gets_no_score() -> None:

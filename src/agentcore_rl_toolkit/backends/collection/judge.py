@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 LIMITS = {"turn_limit": "turns", "context_overflow": "context"}
 STILL_CALLING_S = 30.0  # limit between the last model call and the deadline for an agent that still calls the model
 # The gateway decides these, whatever the record says: an agent whose model calls fail has not failed itself.
-_TAKEN_BY_A_LOST_GATEWAY = (Outcome.OK, Outcome.AGENT_ERROR, Outcome.INVALID)
+DECIDED_BY_THE_GATEWAY = (Outcome.OK, Outcome.AGENT_ERROR, Outcome.INVALID)
 
 
 def ended_by(error: RolloutError, *, index: int = 0, stage: Stage | None = None) -> CollectedRollout:
@@ -105,10 +105,10 @@ def _judged(
     ``fetch_error`` is the error of its call. ``sampling_params`` are those that the trainer asked for.
     """
     session_id, input_id, facts = end.session_id, end.input_id, facts_of(capture)
-    why = None if facts.broken is None else f"its last model call failed: {facts.broken}"
+    why = facts.broken
     if fetch_error is not None and (end.outcome is not Outcome.OK or isinstance(fetch_error, GatewayLostError)):
         why = f"lost with its model gateway: {fetch_error}"
-    if why is not None and end.outcome in _TAKEN_BY_A_LOST_GATEWAY:
+    if why is not None and end.outcome in DECIDED_BY_THE_GATEWAY:
         lost = RolloutLostError(why, session_id=session_id, input_id=input_id)
         lost.__cause__ = fetch_error or end.error
         end = replace(end, outcome=Outcome.LOST, error=lost)
@@ -203,7 +203,8 @@ def facts_of(capture: Any) -> SessionFacts:
     answered_s = max((turn.finished_s or 0.0 for turn in capture.turns), default=0.0)
     broken = [error for error in later if _is_broken(error) and (error.get("started_s") or 0.0) > answered_s]
     if last is None or broken:
-        return SessionFacts(limit=limit, broken=str(broken[0].get("message")) if broken else None)
+        why = f"its last model call failed: {broken[0].get('message')}" if broken else None
+        return SessionFacts(limit=limit, broken=why)
     return SessionFacts(
         truncated=last.finish_reason in TRUNCATED_REASONS,
         unparsed=last.parse_status == "unparsed",

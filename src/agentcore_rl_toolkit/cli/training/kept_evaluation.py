@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...backends.collection.groups import CollectedRollout, Group, GroupRequest, read_reward, summarize
+from ...backends.collection.judge import DECIDED_BY_THE_GATEWAY, facts_of
 from ...backends.collection.recording import as_row
 from ...backends.collection.scored import scored
 from ...backends.llm_judge import JudgeSettings
@@ -19,7 +20,7 @@ from ...client import BatchItem
 from ...client.batch import error_line
 from ...client.evaluation import metrics_of
 from ...contract import DEFAULT_TRAIN, Cause, Outcome, extract_reward, record_train
-from ...errors import AgentCoreRLError, ScorerError
+from ...errors import AgentCoreRLError, RolloutLostError, ScorerError
 from ...runs import Query, Rollout, RunReader, RunWriter
 from ...runs.folder import ROLLOUTS
 from ...trajectory import Trajectory, build_trajectory
@@ -98,15 +99,23 @@ def scored_item(item: BatchItem, payload: Mapping[str, Any], fetch: Fetch | None
     """Replace the reward in an item's record with the scorer's, and keep the agent's as a metric. Block meanwhile.
 
     If the scorer fails, the record has no reward, and the item has the error and the cause `scorer`. If the gateway cannot be
-    asked for the trajectory, the scorer is not called, and the cause is `infrastructure`.
+    asked for the trajectory, the scorer is not called, and the cause is `infrastructure`. An agent may hide that its last model
+    call failed: the gateway's record decides, as in a training.
     """
-    if scorer is None or not item.success or item.result is None:
-        return item
-    record = {k: v for k, v in item.result.items() if k not in ("rewards", "reward", "turn_rewards")}
+    record = {k: v for k, v in (item.result or {}).items() if k not in ("rewards", "reward", "turn_rewards")}
     try:
         capture = fetch(item.session_id) if fetch is not None and item.session_id is not None else None
+        why = facts_of(capture).broken
+        if why is not None and item.outcome in DECIDED_BY_THE_GATEWAY:
+            lost = RolloutLostError(why, session_id=item.session_id, input_id=item.input_id)
+            about: dict[str, Any] = {"outcome": Outcome.LOST, "cause": Cause.INFRASTRUCTURE, "failure": None}
+            return dataclasses.replace(item, success=False, error=why, exception=lost, **about)
+        if scorer is None or not item.success or item.result is None:
+            return item
         found = asyncio.run(scorer.score(payload, item.result, getattr(capture, "dialogue", None) or ()))
     except (AgentCoreRLError, OSError) as e:
+        if scorer is None or not item.success:
+            return item
         ours = not isinstance(e, ScorerError)  # the gateway has ended
         trace = None if ours or e.__cause__ is None else "".join(traceback.format_exception(e.__cause__))
         failed: dict[str, Any] = {"cause": Cause.INFRASTRUCTURE if ours else Cause.SCORER, "traceback": trace}
