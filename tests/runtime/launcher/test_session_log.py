@@ -22,3 +22,13 @@ def test_the_oldest_logs_go_first(tmp_path: Path) -> None:
         (tmp_path / name).write_text(name)
         kept.keep(tmp_path / name)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "c"]
+
+
+def test_agents_that_print_without_end_do_not_fill_the_disk(tmp_path: Path) -> None:
+    kept = KeptLogs(100, 1_000)
+    for name in "abcd":
+        (tmp_path / name).write_bytes(bytes(2_000 if name == "d" else 400))
+        kept.keep(tmp_path / name)
+        kept.keep(tmp_path / "absent")
+        assert sum(1 for _ in tmp_path.iterdir()) == {"a": 1, "b": 2, "c": 2, "d": 1}[name]
+    assert [p.name for p in tmp_path.iterdir()] == ["d"]  # the last one stays, whatever its size

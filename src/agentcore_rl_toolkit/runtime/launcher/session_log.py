@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections import OrderedDict
 from pathlib import Path
 
-KEPT_LOGS = 2_000
+KEPT_LOGS, KEPT_BYTES = 2_000, 2**32
 
 
 def read_log(path: str | os.PathLike[str], offset: int, size: int) -> bytes:
@@ -27,15 +26,18 @@ def log_tail(path: str | os.PathLike[str], size: int = 2_000) -> str:
 
 
 class KeptLogs:
-    """The logs of ended sessions, oldest first. Beyond ``most`` of them the oldest go."""
+    """The logs of ended sessions. Beyond ``most`` logs or bytes, the oldest are removed, but never the last one."""
 
-    def __init__(self, most: int = KEPT_LOGS) -> None:
-        self._most = most
-        self._logs: OrderedDict[Path, None] = OrderedDict()
+    def __init__(self, most: int = KEPT_LOGS, most_bytes: int = KEPT_BYTES) -> None:
+        self._most, self._most_bytes = most, most_bytes
+        self._logs: dict[Path, int] = {}  # sizes, oldest first
 
     def keep(self, path: Path) -> None:
-        self._logs[path] = None
-        self._logs.move_to_end(path)  # an earlier session may have had the same id
-        if len(self._logs) > self._most:
+        self._logs.pop(path, None)  # an earlier session may have had the same id
+        with contextlib.suppress(OSError):
+            self._logs[path] = path.stat().st_size
+        while len(self._logs) > 1 and (len(self._logs) > self._most or sum(self._logs.values()) > self._most_bytes):
+            oldest = next(iter(self._logs))
+            del self._logs[oldest]
             with contextlib.suppress(OSError):
-                self._logs.popitem(last=False)[0].unlink()
+                oldest.unlink()
