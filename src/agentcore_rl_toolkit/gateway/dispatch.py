@@ -43,8 +43,7 @@ class Dispatch:
         self._context = context
         self._session_keys = config.session_keys
         self._admin = admin
-        check = HostCheck((config.host,), config.allowed_hosts).refusal
-        self._refusal = lru_cache(1000)(lambda host, origin: check(_latin(host), _latin(origin)))
+        self._refusal = lru_cache(1000)(HostCheck((config.host,), config.allowed_hosts).refusal)
         self._loopback = is_loopback(config.host)
         self._admin_key = config.admin_key.encode() if config.admin_key is not None else None
 
@@ -59,7 +58,11 @@ class Dispatch:
             rest = b"bedrock/" + rest if slash else rest
         dialect = "gemini" if b"/v1beta/" in raw else "anthropic" if b"messages" in rest else "chat"
         dialect = "bedrock" if b"bedrock/" in rest else dialect  # errors have this dialect until the route is known
-        refusal = self._refusal(http.headers.get("host"), http.headers.get("origin"))
+        host, origin = http.headers.get("host"), http.headers.get("origin")
+        refusal = self._refusal(
+            None if host is None else host.encode("latin-1", "replace"),
+            None if origin is None else origin.encode("latin-1", "replace"),
+        )
         try:
             if refusal is not None:
                 raise RequestError(refusal.message, kind="permission", status=refusal.status)
@@ -226,10 +229,6 @@ def shows_key(headers: Mapping[str, str], key: bytes, path_key: str = "") -> boo
     return any(
         _equal(each, key) for each in (headers.get("x-api-key"), headers.get("x-goog-api-key"), path_key) if each
     )
-
-
-def _latin(header: str | None) -> bytes | None:
-    return None if header is None else header.encode("latin-1", "replace")
 
 
 def _equal(shown: str, key: bytes) -> bool:

@@ -19,7 +19,7 @@ from ..errors import ConfigError
 from .config import GatewayConfig
 from .server import Gateway
 
-KEPT_BYTES = 64 * 2**20  # freed memory that the process keeps
+KEPT_BYTES = 64 * 2**20  # freed memory that the process keeps: new pages cost more than the copies in them
 
 
 async def serve(
@@ -52,7 +52,10 @@ async def serve(
     gc.freeze()  # the garbage collector skips the imported modules, and runs rarely
     gc.set_threshold(50_000, 50, 1000)
     sys.setswitchinterval(0.0005)
-    _keep_freed_memory()
+    with contextlib.suppress(AttributeError, OSError):  # only glibc has it
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(-1, KEPT_BYTES)  # M_TRIM_THRESHOLD
+        mallopt(-3, 32 * 2**20)  # M_MMAP_THRESHOLD: its greatest value
     stop = process.stop_event(parent_pid)
     key_file = keys.leave("gateway", gateway.url, made) if made is not None else None
     if ready_file is not None:
@@ -66,14 +69,6 @@ async def serve(
     await stop.wait()
     keys.forget(key_file)
     await gateway.stop()
-
-
-def _keep_freed_memory() -> None:
-    """Let the C library keep freed memory for the next long prompt: new pages cost more than the copies in them."""
-    with contextlib.suppress(AttributeError, OSError):  # not glibc
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(-1, KEPT_BYTES)  # M_TRIM_THRESHOLD
-        mallopt(-3, 32 * 2**20)  # M_MMAP_THRESHOLD: its greatest value
 
 
 def check_ready(path: Path) -> None:

@@ -52,7 +52,7 @@ class PassingWriter:
         engine, whole_reply = self._engine, not self._request.stream and bool(captured.choices)
         if captured.error is not None:
             return None if begun or whole_reply else event_error(captured.error)
-        if captured.problem is not None and engine.reader.ended and engine.plain_endpoint and self._request.stream:
+        if captured.problem is not None and engine.reader.finished and engine.plain_endpoint and self._request.stream:
             return None  # the agent may understand such an endpoint although nothing can be recorded of it
         return None if whole_reply else _incomplete(captured, stream=self._request.stream)
 

@@ -83,23 +83,18 @@ class _Event(msgspec.Struct, gc=False):
     error: Any = None
 
 
-class _Usage(msgspec.Struct, gc=False):
-    completion_tokens: int | None = None
-
-
 _event = msgspec.json.Decoder(_Event)
 _ends = msgspec.json.Decoder(_Ends)
 _ids = msgspec.json.Decoder(list[list[int] | None]).decode
 _logprobs = msgspec.json.Decoder(list[_Logprobs | None]).decode
 _own_logprobs = msgspec.json.Decoder(list[_OwnLogprobs | None]).decode
-_usage = msgspec.json.Decoder(_Usage)
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _member_lists = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
 _encode = msgspec.json.Encoder().encode
 
 
 class ReplyReader:
-    """Reads one reply. ``final``: the last event ended all choices, or is an error.
+    """Reads one reply. ``finished`` are the choices that have ended. ``final``: the last event ended all, or is an error.
 
     Args: ``entries``: the agent asked for logprobs. ``n`` is the number of choices. ``relayed``: the agent gets the events as
     they are. ``plain``: they have no token ids and logprobs then.
@@ -115,7 +110,7 @@ class ReplyReader:
         self.rest = self._events.rest  # the end of a stream that is not a complete event
         self._captured = Captured(choices=[])
         self._choices: dict[int, _ChoiceParts] = {}
-        self._finished: set[int] = set()
+        self.finished: set[int] = set()
         self._begun = False
         self._unread: str | None = None  # why an event could not be read
 
@@ -198,13 +193,8 @@ class ReplyReader:
 
     def _end(self, choice: _End) -> None:
         if choice.finish_reason is not None:
-            self._finished.add(choice.index)
-            self.final = self.final or len(self._finished) >= self._n
-
-    @property
-    def ended(self) -> bool:
-        """Return True if some choice has ended."""
-        return bool(self._finished)
+            self.finished.add(choice.index)
+            self.final = self.final or len(self.finished) >= self._n
 
     def _deltas(self, event: _Event) -> Iterator[Delta]:
         """Return the content of an event. Raises: UpstreamError."""
@@ -361,13 +351,13 @@ def _cut(data: bytes, event: _Event | _Ends) -> bytes | None:
     if not isinstance(event, _Event):
         return None
     rest: bytes | None = data
-    if event.prompt_token_ids is not ABSENT:
-        rest = _without_member(data, b',"prompt_token_ids":', event.prompt_token_ids)
     for choice in event.choices:
+        if choice.logprobs is not ABSENT and rest is not None:  # the longest first, and the next ones are found sooner
+            rest = _without_member(rest, b',"logprobs":', choice.logprobs)
         if choice.token_ids is not ABSENT and rest is not None:
             rest = _without_member(rest, b',"token_ids":', choice.token_ids)
-        if choice.logprobs is not ABSENT and rest is not None:
-            rest = _without_member(rest, b',"logprobs":', choice.logprobs)
+    if event.prompt_token_ids is not ABSENT and rest is not None:
+        rest = _without_member(rest, b',"prompt_token_ids":', event.prompt_token_ids)
     return rest
 
 
@@ -405,8 +395,8 @@ def _check(captured: Captured) -> None:
         captured.problem = "the engine returned completion token ids but no prompt token ids"
     elif captured.usage is not None:
         try:
-            counted = _usage.decode(captured.usage).completion_tokens
-        except NOT_JSON:
+            counted = usage_of(captured.usage).completion_tokens
+        except UpstreamError:
             counted = None
         have = sum(len(c.ids) // 4 for c in captured.choices)
         # vLLM before 0.11 left the ids of tool-call tokens out of streams; training on the rest would be silently
