@@ -80,8 +80,6 @@ class Context:
         self.limits = config.limits
         self.engine = config.kind
         self.allow_fields = config.allow_fields
-        self.train_constrained = config.train_constrained
-        self.forced_tools = config.forced_tools
         self.sessions = sessions
         self.store = sessions.store
         self.counters: Counter[str] = Counter()

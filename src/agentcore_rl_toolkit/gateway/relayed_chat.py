@@ -49,9 +49,9 @@ class RelayedChat(Engine):
                 if message["role"] == "developer":  # most chat templates leave out roles that they do not know
                     asked.messages[at] = {**message, "role": "system"}
             fields = request.as_chat(context.allow_fields)
-        if context.forced_tools != "constrain":
+        if context.config.forced_tools != "constrain":
             for name in passthrough.asked_forms(fields):
-                if context.forced_tools == "refuse":
+                if context.config.forced_tools == "refuse":
                     raise unsupported(name, REFUSED_FORM)
                 del fields[name]
                 request.leave_out({name: 1})
@@ -65,7 +65,7 @@ class RelayedChat(Engine):
             raise unsupported(field, f"the engine ({context.engine}) does not support this")
         numbers = {} if self.plain_endpoint else {"logprobs": True, "return_token_ids": True}
         self._sent = _to_json({**fields, **numbers})
-        self._constrained = passthrough.constrained(fields)
+        self._constrained = bool(passthrough.asked_forms(fields))
 
     # -- the reply
 
@@ -87,7 +87,7 @@ class RelayedChat(Engine):
         if not request.stream:
             self.body = self.reader.read(self.body)
         captured = self.reader.captured()
-        if self._constrained and not self._context.train_constrained:
+        if self._constrained and not self._context.config.train_constrained:
             captured.untrainable = CONSTRAINED
         if not self.passes:
             captured.reply_id = request.reply_id  # the agent's reply, also for a repeated request

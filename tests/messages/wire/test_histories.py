@@ -29,12 +29,8 @@ def test_half_surrogates_become_the_replacement_character_and_nothing_else_chang
 
 
 def test_a_body_is_read_again_only_where_that_can_help() -> None:
-    assert read_body(b'"\\ud83d"', json.loads) == (
-        "\ud83d",
-        b'"\\ud83d"',
-        0,
-    )  # a decoder that takes it gets it as it is
-    assert read_body(b'{"a": 1}', json.loads) == ({"a": 1}, b'{"a": 1}', 0)
+    assert read_body(b'"\\ud83d"', json.loads) == ("\ud83d", 0), "a decoder that takes it gets it as it is"
+    assert read_body(b'{"a": 1}', json.loads) == ({"a": 1}, 0)
     with pytest.raises(RequestError, match="JSON object"):
         DIALECTS["chat"].parse_request(b'{"messages": ')
 

@@ -68,7 +68,7 @@ class CallRequest:
             self.left_out[kind] = self.left_out.get(kind, 0) + count
 
     def _decoded(self, decode: Callable[[bytes], T]) -> T:
-        found, _, halves = read_body(self.body, decode)
+        found, halves = read_body(self.body, decode)
         if halves:
             self.leave_out({HALF_SURROGATE: halves})
         return found

@@ -197,7 +197,7 @@ class TokenSampling(Engine):
         )
         if self._error is not None:
             captured.error = _to_json(self._error)
-        if not self._context.train_constrained:
+        if not self._context.config.train_constrained:
             if self._form is None and constrained(request.asked):
                 captured.untrainable = CONSTRAINED
             self._reply.form = self._form

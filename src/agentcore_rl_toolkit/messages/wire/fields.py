@@ -119,19 +119,18 @@ def replace_half_surrogates(body: bytes) -> tuple[bytes, int]:
     return _HALF.sub(replaced, body), count
 
 
-def read_body(body: bytes, read: Callable[[bytes], T]) -> tuple[T, bytes, int]:
-    """Read a request's body. If that fails, read it with U+FFFD in place of its half surrogates.
+def read_body(body: bytes, read: Callable[[bytes], T]) -> tuple[T, int]:
+    """Read a request's body. If that fails, read it with U+FFFD in place of its half surrogates, and return their number.
 
-    Returns: what ``read`` returns, the body that it has read, and the number of half surrogates.
     Raises: RequestError.
     """
     try:
-        return read(body), body, 0
+        return read(body), 0
     except NOT_JSON as e:
         body, halves = replace_half_surrogates(body)
         if not halves:
             raise RequestError(f"the request body must be a JSON object: {e}") from e
-    return read_body(body, read)[0], body, halves
+    return read_body(body, read)[0], halves
 
 
 def read_object(body: bytes | dict[str, Any]) -> dict[str, Any]:

@@ -48,7 +48,6 @@ _FORMS = frozenset(
     {"response_format", "structured_outputs", "guided_choice", "guided_grammar", "guided_json", "guided_regex"}
     | {"ebnf", "json_schema", "regex"}
 )
-_MAY_HOLD = _FORMS | {"tool_choice"}
 _FORM_TYPES = ("json_object", "json_schema", "structural_tag")
 _ABOUT_TOOLS = ("tool_choice", "parallel_tool_calls")  # they mean nothing in a call without tools
 # Fields with one subject: any of them in a session's parameters replaces all of them in the agent's request.
@@ -91,11 +90,6 @@ def check(fields: Fields, *, more: Collection[str] | None) -> None:
         raise RequestError(f"n must be a whole number between 1 and {MAX_N}", param="n")
 
 
-def constrained(fields: Fields) -> bool:
-    """Return True if the reply must have a form: its logprobs are those of the tokens that the form allows."""
-    return not _MAY_HOLD.isdisjoint(fields) and bool(asked_forms(fields))
-
-
 def forms(fields: Fields) -> list[str]:
     """Return the fields that hold the answer to a form, without tool choices."""
     wanted = fields.get("response_format")
@@ -104,7 +98,10 @@ def forms(fields: Fields) -> list[str]:
 
 
 def asked_forms(fields: Fields) -> list[str]:
-    """Return the fields that ask for a form: a forced tool, and schemas, also under the engines' own names."""
+    """Return the fields that ask for a form: a forced tool, and schemas, also under the engines' own names.
+
+    The logprobs of such a reply are those of the tokens that the form allows.
+    """
     return ["tool_choice"] * _forces(fields.get("tool_choice")) + forms(fields)
 
 
