@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import csv
 import json
-import statistics
 from pathlib import Path
 from typing import Any
 
 import prometheus_client
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 from agentcore_rl_toolkit.client import BatchItem, Deadlines, RolloutClient, export_prometheus
 from agentcore_rl_toolkit.client.evaluation import read_rows, summarize, write_results
 from agentcore_rl_toolkit.contract import Cause, Outcome, cause_of
 from agentcore_rl_toolkit.errors import AgentError, ConfigError
-from agentcore_rl_toolkit.stats.differences import change_of
-from agentcore_rl_toolkit.stats.intervals import interval, pass_rates
 from scripted_runtime import ScriptedRuntime
 
 from .conftest import MakeClient
@@ -104,39 +99,6 @@ def test_the_headline_counts_failures_of_agent_and_policy_as_zero_and_both_means
     assert "the policy failed: 2 tokens" in text
 
 
-REWARDS = st.lists(st.floats(-10, 10), min_size=1, max_size=30) | st.lists(st.sampled_from([0.0, 1.0]), min_size=1)
-
-
-@given(REWARDS, st.integers(0), st.floats(0, 0.01))
-@example([1.0, 1.0], 0, 0.0)
-@example([0.5] * 20, 0, 0.0)
-@example([1.0] * 10, 3, 0.01)
-def test_interval_holds_the_mean_and_a_small_change_of_a_value_changes_it_little(
-    values: list[float], place: int, change: float
-) -> None:
-    low, high = interval(values)
-    assert low is not None
-    assert high is not None
-    assert low - 1e-9 <= statistics.fmean(values) <= high + 1e-9
-    assert high - low > 0.5 / (len(values) + 4)
-    other = list(values)
-    other[place % len(values)] -= change
-    assert interval(other) == pytest.approx((low, high), abs=3 * change + 1e-9)
-
-
-def test_interval_of_zeros_and_ones_is_that_of_agresti_and_coull() -> None:
-    assert interval([1.0] * 9 + [0.0]) == pytest.approx((0.574, 1.0), abs=1e-3)
-    assert interval([1.0] * 30 + [0.0] * 70) == pytest.approx((0.2187, 0.3961), abs=1e-3)
-
-
-def test_pass_rates_count_solved_rollouts_of_an_input() -> None:
-    at, every = pass_rates([[1.0, 0.0, 1.0, 0.0], [0.0, 0.0, 0.0, 0.5], [1.0, 1.0]])
-    assert at == pytest.approx({1: 0.5, 2: (1 - 1 / 6 + 0 + 1) / 3, 4: 0.5})
-    assert every == pytest.approx({1: 0.5, 2: (1 / 6 + 0 + 1) / 3, 4: 0.0})
-    assert pass_rates([[1.0], [0.0]]) == ({1: 0.5}, {1: 0.5})
-    assert pass_rates([]) == ({}, {})
-
-
 def test_results_are_written_in_order(tmp_path: Path) -> None:
     items = [item(0.0, index=1, input_id="b"), item(1.0, index=0), item(None, Outcome.LOST, "c", 2), rambled("d")]
     items[3].index = 3
@@ -174,31 +136,6 @@ def test_the_agents_metrics_and_its_exceptions_are_the_same_everywhere(tmp_path:
         table = list(csv.DictReader(file))
     assert [row["metrics.lamps"] for row in table] == ["3.0", "4.0", ""]
     assert [row["error_type"] for row in table] == ["", "", "KeyError"]
-
-
-@pytest.mark.parametrize(
-    ("pairs", "better", "worse", "verdict"),
-    [
-        ([(0.0, 1.0)] * 20 + [(1.0, 1.0)] * 70 + [(1.0, 0.0)] * 2, 20, 2, "learned"),
-        ([(0.0, 1.0)] * 6, 6, 0, "learned"),
-        ([(0.0, 1.0)] * 5, 5, 0, "cannot tell"),  # could be chance
-        ([(0.2, 0.3)] * 5, 5, 0, "cannot tell"),
-        ([(0.0, 1.0)] + [(0.0, 0.0)] * 95, 1, 0, "cannot tell"),  # 2 % became 1 %, or the other way round
-        ([(0.0, 1.0)] * 9 + [(1.0, 0.0)] * 8 + [(0.0, 0.0)] * 50, 9, 8, "cannot tell"),
-        ([(0.0, 0.0)] * 96, 0, 0, "cannot tell"),  # perhaps rewards that are too coarse
-        ([(1.0, 0.0)] + [(0.0, 0.0)] * 95, 0, 1, "cannot tell"),
-        ([(1.0, 0.0)] * 30 + [(0.0, 0.0)] * 10, 0, 30, "not learned"),
-        ([], 0, 0, "cannot tell"),
-    ],
-)
-def test_a_verdict_claims_no_more_than_the_same_inputs_show(
-    pairs: list[tuple[float, float]], better: int, worse: int, verdict: str
-) -> None:
-    change = change_of(pairs)
-    assert [change[name] for name in ("inputs", "better", "worse", "verdict")] == [len(pairs), better, worse, verdict]
-    assert change["text"].startswith(f"{verdict}: ")
-    if pairs:
-        assert change["low"] <= change["mean"] + 1e-9 <= change["high"] + 2e-9
 
 
 def test_subscriber_hears_the_life_of_a_rollout(client: RolloutClient) -> None:

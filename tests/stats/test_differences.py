@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from agentcore_rl_toolkit.stats.differences import difference, inputs_needed, sign_flip_p
+from agentcore_rl_toolkit.stats.differences import change_of, difference, inputs_needed, sign_flip_p
 
 
 def enumerated(changes: list[float]) -> float:
@@ -89,3 +89,28 @@ def test_so_many_inputs_find_the_difference_with_a_power_of_80_percent() -> None
     r = random.Random(0)
     found = sum(sign_flip_p(r.choices(changes, k=needed)) <= 0.05 for _ in range(300)) / 300
     assert 0.7 <= found <= 0.9
+
+
+@pytest.mark.parametrize(
+    ("pairs", "better", "worse", "verdict"),
+    [
+        ([(0.0, 1.0)] * 20 + [(1.0, 1.0)] * 70 + [(1.0, 0.0)] * 2, 20, 2, "learned"),
+        ([(0.0, 1.0)] * 6, 6, 0, "learned"),
+        ([(0.0, 1.0)] * 5, 5, 0, "cannot tell"),  # could be chance
+        ([(0.2, 0.3)] * 5, 5, 0, "cannot tell"),
+        ([(0.0, 1.0)] + [(0.0, 0.0)] * 95, 1, 0, "cannot tell"),  # 2 % became 1 %, or the other way round
+        ([(0.0, 1.0)] * 9 + [(1.0, 0.0)] * 8 + [(0.0, 0.0)] * 50, 9, 8, "cannot tell"),
+        ([(0.0, 0.0)] * 96, 0, 0, "cannot tell"),  # perhaps rewards that are too coarse
+        ([(1.0, 0.0)] + [(0.0, 0.0)] * 95, 0, 1, "cannot tell"),
+        ([(1.0, 0.0)] * 30 + [(0.0, 0.0)] * 10, 0, 30, "not learned"),
+        ([], 0, 0, "cannot tell"),
+    ],
+)
+def test_a_verdict_claims_no_more_than_the_same_inputs_show(
+    pairs: list[tuple[float, float]], better: int, worse: int, verdict: str
+) -> None:
+    change = change_of(pairs)
+    assert [change[name] for name in ("inputs", "better", "worse", "verdict")] == [len(pairs), better, worse, verdict]
+    assert change["text"].startswith(f"{verdict}: ")
+    if pairs:
+        assert change["low"] <= change["mean"] + 1e-9 <= change["high"] + 2e-9

@@ -212,6 +212,10 @@ async def test_held_out_rows_are_run_before_between_and_after_with_the_weights_o
         ("step-1", 1, 1),
         ("after", 2, 1),
     ]
+    begun = [(e["phase"], e["total"]) for e in of(events, "rollouts_started")]
+    per_step = sum(e["rollouts"] for e in of(events, "step")) // 2
+    training = [("training", 2 * per_step), ("training", per_step)]  # those that are left
+    assert begun == [("before", 1), training[0], ("step-1", 1), training[1], ("after", 1)]
     sampled: dict[str, list[Any]] = {"before": [], "step-1": [], "after": [], "train": []}
     for payload in replay.invoked:
         rollout = payload["_rollout"]
