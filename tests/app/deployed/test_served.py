@@ -91,7 +91,6 @@ ASGI = (
     + """
 import contextlib, json, uvicorn
 from starlette.applications import Starlette
-from starlette.background import BackgroundTask
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import JSONResponse, PlainTextResponse
@@ -107,8 +106,6 @@ async def invocations(request):
         return JSONResponse({"detail": "no such order"}, status_code=404)
     if payload.get("text"):
         return PlainTextResponse(payload["text"], media_type=payload.get("type"))
-    if payload.get("fail") == "background":
-        return JSONResponse({"answer": 42}, background=BackgroundTask(ask, {"fail": "code"}))
     return JSONResponse({**ask(payload), "started": request.state.started})
 
 async def ping(request):
@@ -131,6 +128,37 @@ options = json.loads(os.environ.get("UVICORN", '{"app": "app"}'))
 if ":" not in options["app"]:
     options["app"] = {"app": make(), "make": make, "by_wsgi": by_wsgi}[options["app"]]
 uvicorn.run(**options, port=int(sys.argv[1]), log_level="warning")
+"""
+)
+BELOW = (
+    ECHO
+    + """
+import uvicorn
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware
+from starlette.responses import JSONResponse, StreamingResponse
+from starlette.routing import Route
+
+async def below(request, call_next):
+    return await call_next(request)
+
+async def ping(request):
+    return JSONResponse({"status": "Healthy"})
+
+async def invocations(request):
+    payload = await request.json()
+    if payload.get("text") == "stream":
+        return StreamingResponse(parts())
+    return JSONResponse(ask({"fail": "exit"} if payload else {}))
+
+async def parts():
+    yield "x"
+    ask({"fail": "exit"})
+
+routes = [Route("/invocations", invocations, methods=["POST"]), Route("/ping", ping)]
+app = Starlette(routes=routes, middleware=[Middleware(BaseHTTPMiddleware, dispatch=below)])
+uvicorn.run(app, port=int(sys.argv[1]), log_level="warning")
 """
 )
 SLOW_STORE = """
@@ -267,11 +295,14 @@ def test_an_agent_that_calls_exit_fails_its_rollout_and_the_next_one_runs(start:
     assert agent.run({})["outcome"] == "ok"
 
 
-def test_a_task_that_fails_after_the_answer_does_not_take_the_answer(start: Start) -> None:
-    agent = start(ASGI)
-    record = agent.run({"fail": "background"})
-    assert (record["outcome"], record["_answer"]) == ("ok", {"answer": 42})
-    assert "KeyError: 'lamp'" in agent.log
+def test_an_agent_that_calls_exit_below_a_middleware_or_in_a_stream_fails_its_rollout(start: Start) -> None:
+    """Each runs the agent in a task, and asyncio ends the server's loop at a SystemExit of a task."""
+    agent = start(BELOW)
+    for text in ("stream", "x"):
+        failed = agent.run({"text": text})
+        assert (failed["outcome"], failed["_agent"]["cause"]) == ("agent_error", "agent")
+        assert "a tool of the agent ended" in failed["traceback"]
+    assert agent.run({})["outcome"] == "ok"
 
 
 @pytest.mark.parametrize(

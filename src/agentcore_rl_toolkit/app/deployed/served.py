@@ -7,14 +7,12 @@ an agent that blocks its loop delays no heartbeat.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import json
-import logging
 import re
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from pathlib import Path
 from types import SimpleNamespace, TracebackType
@@ -60,8 +58,7 @@ def _watch_sdk() -> None:
 
     async def watched(self: Any, *args: Any, **options: Any) -> Any:
         try:
-            answer = await invoke(self, *args, **options)
-            return _without_exit(answer) if inspect.isgenerator(answer) else answer
+            return await invoke(self, *args, **options)
         except HTTPException:  # a response that the agent chose
             raise
         except Exception as e:
@@ -78,10 +75,10 @@ def _watch_sdk() -> None:
     sdk._invoke_handler, sdk._convert_to_sse = watched, watched_event
 
 
-def _without_exit(stream: Iterator[Any]) -> Iterator[Any]:
-    """Yield the values of a stream. Raises: AgentError in place of SystemExit, at which asyncio would end the server."""
+async def _without_exit(task: Awaitable[Any]) -> Any:
+    """Await a task's coroutine. Raises: AgentError in place of SystemExit, at which asyncio would end the server's loop."""
     try:
-        yield from stream
+        return await task
     except SystemExit as e:
         raise AgentError(f"the agent called sys.exit: {e}", error_type="SystemExit") from e
 
@@ -202,7 +199,7 @@ class DeployedApp:
                     message = f"the agent answered with HTTP {status}: {text[:LONGEST_TEXT]}"
                     raise AgentError(message, error_type=f"HTTP {status}")
                 answer = _answer_in(text, content_type, encodes="encodes" in seen)
-            except (Exception, SystemExit) as e:
+            except Exception as e:
                 e.__traceback__ = _from_agent(e.__traceback__)
                 advice = advise_on_calls([route.calls]) if route is not None and route.elsewhere else ""
                 if not advice:
@@ -220,7 +217,7 @@ async def _request(app: Any, scope: Mapping[str, Any], body: bytes) -> tuple[int
     """Send a body to an ASGI app. Returns status, content type, text, and what the SDK did meanwhile, or the app's ``error``."""
     seen: dict[str, Any] = {}
     _seen.set(seen)
-    started: Message = {"status": 500, "headers": (), "more_body": True}
+    started: Message = {"status": 500, "headers": ()}
     parts: list[bytes] = []
 
     async def send(message: Message) -> None:
@@ -228,19 +225,20 @@ async def _request(app: Any, scope: Mapping[str, Any], body: bytes) -> tuple[int
             started.update(message)
         else:
             parts.append(message.get("body", b""))
-            started["more_body"] = message.get("more_body", False)
 
     kept = [(name, value) for name, value in scope["headers"] if name.lower() not in _REPLACED]
     # AgentCore's SDK for TypeScript streams only to callers that ask for it.
     own = [(b"content-length", b"%d" % len(body)), (b"accept", b"text/event-stream, application/json, */*")]
     given = {**scope, "headers": [*kept, *own], "state": dict(scope.get("state", {}))}
+    loop = asyncio.get_running_loop()
+    before = loop.get_task_factory()
+    loop.set_task_factory(lambda _, task, **options: asyncio.Task(_without_exit(task), **options))
     try:
-        await app(given, _replayed(body, asyncio.Event().wait), send)
-    except (Exception, SystemExit, BaseExceptionGroup) as e:  # asyncio would end the server's loop at a SystemExit
-        if started["more_body"] or started["status"] >= 500:  # Starlette sends an error response before it raises
-            seen["error"] = e
-        else:
-            logging.getLogger(__name__).exception("a task that the agent left after its answer failed")
+        await _without_exit(app(given, _replayed(body, asyncio.Event().wait), send))
+    except Exception as e:
+        seen["error"] = e
+    finally:
+        loop.set_task_factory(before)
     content_type = next((value for name, value in started["headers"] if name.lower() == b"content-type"), b"")
     return started["status"], content_type.decode("latin-1").lower(), b"".join(parts).decode("utf-8", "replace"), seen
 
