@@ -92,8 +92,6 @@ async def wait_for(result: Awaitable[Any]) -> Any:
 def _keep_running(loop: asyncio.AbstractEventLoop) -> None:
     """Run a loop until the process ends. An agent may stop it, and so does a task that raises SystemExit."""
     while True:
-        asyncio._set_running_loop(
-            None
-        )  # instrumentation may give a thread its starter's (bedrock-agentcore does the same)
+        asyncio._set_running_loop(None)  # instrumentation may give a thread that of its starter
         with contextlib.suppress(BaseException):
             loop.run_forever()
