@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from agentcore_rl_toolkit.gateway import Gateway, Limits
+from agentcore_rl_toolkit.gateway.engines import Piece
+from agentcore_rl_toolkit.gateway.token_calls.sampling import _joined
 from scripted_engine import Fault, ScriptedEngine
 
 from ..asking import MODEL, Start, ask, hang_up, opened, until
@@ -140,3 +142,21 @@ async def test_what_cannot_be_honoured_is_a_400_that_names_the_field(
     assert status == 400, reply
     assert json.loads(reply)["error"]["param"] == param
     assert engine.calls == []
+
+
+def test_pieces_that_come_together_are_joined_up_to_the_end_of_a_choice_or_another_version() -> None:
+    pieces = [
+        Piece(ids=[1], logprobs=[-1.0], weight_version="3", routed_experts="AA=="),
+        Piece(ids=[2, 3], logprobs=[-2.0, -3.0], weight_version="3"),
+        Piece(ids=[4], logprobs=[-4.0], weight_version="4"),
+        Piece(ids=[5], logprobs=[-5.0], weight_version="4", finish_reason="stop", stop_sequence="x"),
+        Piece(ids=[], logprobs=[], weight_version="4"),
+        Piece(choice=1, ids=[6], weight_version="4"),
+        Piece(choice=1, ids=[7], weight_version="4"),
+    ]
+    assert _joined(pieces) == [
+        Piece(ids=[1, 2, 3], logprobs=[-1.0, -2.0, -3.0], weight_version="3", routed_experts="AA=="),
+        Piece(ids=[4, 5], logprobs=[-4.0, -5.0], weight_version="4", finish_reason="stop", stop_sequence="x"),
+        Piece(ids=[], logprobs=[], weight_version="4"),
+        Piece(choice=1, ids=[6, 7], weight_version="4"),
+    ]

@@ -177,7 +177,7 @@ class TokenSampling(Engine):
 
     def _add(self, pieces: list[Piece]) -> list[Delta]:
         deltas: list[Delta] = []
-        for piece in pieces:
+        for piece in _joined(pieces):
             if piece.error is not None:
                 self._error = piece.error
                 continue
@@ -207,6 +207,27 @@ class TokenSampling(Engine):
         if self._answers and self._prompt is not None:
             captured.parent_turn, captured.branch_reason = self._prompt.parent_turn, self._prompt.branch_reason
         return captured
+
+
+def _joined(pieces: list[Piece]) -> list[Piece]:
+    """Join pieces of a choice that came together: their text is parsed and sent at once."""
+    joined: list[Piece] = []
+    for piece in pieces:
+        before = joined[-1] if joined else piece
+        if before is piece or before.finish_reason is not None or _kind(before) != _kind(piece):
+            joined.append(piece)
+            continue
+        before.ids += piece.ids
+        if before.logprobs is not None:
+            before.logprobs += piece.logprobs or ()
+        before.finish_reason, before.stop_sequence = piece.finish_reason, piece.stop_sequence
+        before.routed_experts = piece.routed_experts or before.routed_experts
+    return joined
+
+
+def _kind(piece: Piece) -> tuple[Any, ...]:
+    first, last = piece.weight_version_first, piece.weight_version
+    return piece.choice, first, last, piece.spans, piece.error, piece.logprobs is None
 
 
 async def _completed(work: asyncio.Future[None]) -> None:
