@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.runs import Rollout, RunReader, RunWriter, TokenSequence, TokenTexts, locked
+from agentcore_rl_toolkit.runs import Rollout, RunReader, RunWriter, TokenSequence, TokenTexts, locked, write_config
 from agentcore_rl_toolkit.view.export import export
 from runs_that_cannot_learn import SENTENCES
 from runs_that_cannot_learn import write as write_unlearnable
@@ -579,13 +579,17 @@ def test_places_of_a_text_are_marked_where_they_are(shown: Shown) -> None:
 
 
 @pytest.mark.system
-def test_groups_of_the_first_steps_are_not_praised(shown: Shown) -> None:
+def test_groups_of_the_first_steps_are_not_praised_and_unknown_seconds_are_no_estimate(shown: Shown) -> None:
     for steps, said in ((2, "No problem is known yet: most tool calls"), (3, "most groups have rewards that differ")):
         with RunWriter(folder := shown.new("young")) as run:
             for n in range(8 * steps):
                 reward = float(n % 2 and steps > 2)
                 run.rollout(rollout(n, step=n // 8, reward=reward, session_id=f"young-{n}"))
-        assert said in shown.at(f"#/run/{folder.name}").inner_text("#diagnosis")
+            run.event("step", {"step": 0, "loss": 0.5})  # TRL's have no seconds
+        write_config(folder, {"steps": 100})
+        page = shown.at(f"#/run/{folder.name}")
+        assert said in page.inner_text("#diagnosis")
+        assert page.inner_text(".fact >> nth=0").split("\n") == ["steps", f"{steps} of 100"]
 
 
 @pytest.mark.system

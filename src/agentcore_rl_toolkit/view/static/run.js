@@ -102,7 +102,7 @@ function charts(run) {
 function countsOf(run) {
   const { trained, others, tokens } = run, rollouts = (steps) => steps.reduce((n, s) => n + s.rollouts, 0), last = trained.at(-1) ?? run.steps.at(-1), name = run.name;
   const planned = run.config.steps, left = planned && run.status === "running" ? planned - trained.length : 0;
-  const took = trained.slice(-5).map((s) => run.events.get(s.step)).filter(Boolean).map((e) => (e.rollout_s ?? 0) + (e.train_s ?? 0));
+  const took = trained.slice(-5).map((s) => run.events.get(s.step)).map((e) => e?.rollout_s + e?.train_s).filter((s) => s > 0);
   const count = (n) => (n === null ? "–" : n.toLocaleString("en")), share = (n) => (n !== null && tokens.sampled ? percent(n / tokens.sampled) : null);
   const rest = left > 0 && took.length ? `about ${seconds((left * took.reduce((a, b) => a + b, 0)) / took.length)} left` : null;
   return [
