@@ -212,9 +212,10 @@ class ReplyReader:
             )
             if piece.tool_calls:
                 delta.tool_calls = _tool_deltas(piece)
-            delta.logprob_entries = self._choices[choice.index].take_entries()
+            parts = self._choices[choice.index]
+            delta.logprob_entries = parts.take_entries()
             if choice.finish_reason is not None:
-                delta.stop_sequence = _stop_sequence(choice)
+                delta.stop_sequence = parts.stop_sequence
             yield delta
         if event.usage is not None:
             yield Delta(usage=usage_of(_encode(event.usage)))
@@ -241,7 +242,7 @@ class _ChoiceParts:
         self._content: list[str] = []
         self._more: list[Message] = []  # deltas that bring more than text
         self._finish_reason: str | None = None
-        self._stop_sequence: str | None = None
+        self.stop_sequence: str | None = None
         self._entries: list[dict[str, Any]] = []  # logprobs in the engine's words
         self._taken = 0  # entries that the agent has
         self._ids: list[msgspec.Raw] = []  # the numbers of pieces that are not decoded yet
@@ -256,7 +257,9 @@ class _ChoiceParts:
             if delta.tool_calls is not None or delta.reasoning_content or delta.reasoning or delta.refusal:
                 self._more.append(delta)
         if choice.finish_reason is not None:
-            self._finish_reason, self._stop_sequence = choice.finish_reason, _stop_sequence(choice)
+            self._finish_reason = choice.finish_reason
+            if isinstance(choice.stop_reason, str):  # not the id of a stop token
+                self.stop_sequence = choice.stop_reason
         if choice.routed_experts is not None:
             tokens.experts = choice.routed_experts
         last = choice.weight_version_last
@@ -299,7 +302,7 @@ class _ChoiceParts:
         record = self._tokens.record(
             captured, index, finish_reason=self._finish_reason, message=text, parse_status=status
         )
-        record.stop_sequence = self._stop_sequence
+        record.stop_sequence = self.stop_sequence
         record.agent_logprobs = _encode({"content": self._entries}) if self._entries else None
         return record
 
@@ -336,11 +339,6 @@ def _tool_deltas(delta: Message) -> list[ToolDelta]:
         )
         for place, call in enumerate(delta.tool_calls or ())
     ]
-
-
-def _stop_sequence(choice: _Choice) -> str | None:
-    """Return the stop string that an engine names as the reason of an answer's end; not the id of a stop token."""
-    return choice.stop_reason if isinstance(choice.stop_reason, str) else None
 
 
 def _cut(data: bytes, event: _Event | _Ends) -> bytes | None:
