@@ -214,10 +214,8 @@ def test_filters_orders_and_keys(shown: Shown) -> None:
     page.wait_for_selector("#count:text-is('1 rollout')")
     page.fill("[name=text]", "no such word")
     page.wait_for_selector(".none:has-text('No rollout fits these filters')")
-    page.fill("[name=text]", "a")
+    page.fill("[name=text]", "😀")  # one character
     page.wait_for_selector("[name=text]:invalid")
-    page.fill("[name=text]", "世")  # one character, and a word
-    page.wait_for_selector("#count:text-is('1 rollout')")
     page.fill("[name=text]", "")
     page.wait_for_selector("#count:text-is('1 rollout')")
     assert "ValueError: <script>" in page.inner_text(".rows .row")
@@ -489,7 +487,6 @@ QUERIES = [
     {"text": "LAMPS IN SHOP 1"},
     {"text": "世界"},
     {"text": "ος"},
-    {"text": "世"},
     {"text": "İοδος"},
     {"text": "onerror='window"},
     {"text": "no such word"},

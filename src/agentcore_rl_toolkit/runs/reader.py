@@ -23,7 +23,7 @@ _COUNTED_FROM = "(SELECT COALESCE(MIN(step) = 0, 0) FROM rollouts WHERE phase = 
 _NUMBER = f"step + (phase = 'train') * {_COUNTED_FROM}"
 _PLACE = f"{_NUMBER} AS number, phase || COALESCE(' ' || ({_NUMBER}), '') AS at"
 MOST_FAILURES = 100  # different ones
-SHORTEST = 2  # bytes of a text to look for: a letter is in most texts, a Chinese character is a word
+SHORTEST = 2  # characters of a text to look for: a Chinese one begins 70,000 sequences of three in 1.5 million
 
 
 def _where(condition: str) -> Any:
@@ -72,8 +72,8 @@ class Query:
     def __post_init__(self) -> None:
         if self.sort not in SORTED_BY:
             raise ConfigError(f"rollouts cannot be sorted by {self.sort!r}; there are {', '.join(sorted(SORTED_BY))}")
-        if self.text and len(self.text.encode("utf-8", "replace")) < SHORTEST:
-            raise ConfigError(f"a text to look for has at least {SHORTEST} letters, got {self.text!r}")
+        if self.text and len(self.text) < SHORTEST:
+            raise ConfigError(f"a text to look for has at least {SHORTEST} characters, got {self.text!r}")
 
     def values(self) -> dict[str, Any]:
         """Return the filters that are set. An empty text is none."""

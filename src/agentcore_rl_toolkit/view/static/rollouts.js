@@ -20,7 +20,7 @@ export async function rolloutsPage(name, query, go) {
   const counted = (values, prefix = "") => Object.entries(values).map(([v, n]) => [prefix + v, `${prefix.replace(":", ": ")}${v} (${n})`]);
   const form = filters(
     any("phase", "phase", counted(facets.phase)), input("number", "step", "number", { step: 1 }), any("outcome", "outcome", [...counted(facets.outcome), ...counted(facets.cause, "cause:")]), any("stop", "end", counted(facets.stop).map(([value, text]) => [value, text.replace(value, stopText(value))])), any("tool", "tool", counted(facets.tool)),
-    input("reward_from", "reward from"), input("reward_to", "reward to"), input("tokens_from", "tokens from", "number", { step: 1 }), input("text", "text", "search", { pattern: "..+|[^\\x00-\\x7f]", title: "at least 2 letters" }), el("span", { id: "count", class: "soft", "aria-live": "polite" }));
+    input("reward_from", "reward from"), input("reward_to", "reward to"), input("tokens_from", "tokens from", "number", { step: 1 }), input("text", "text", "search", { pattern: "..+", title: "at least 2 characters" }), el("span", { id: "count", class: "soft", "aria-live": "polite" }));
   const linked = Object.keys(LINKED).filter((key) => query[key] !== undefined && query[key] !== "");
   if (query.tool === "") linked.push("tool");
   const order = { sort: query.sort, descending: query.descending };

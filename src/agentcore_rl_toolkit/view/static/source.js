@@ -75,7 +75,7 @@ export const FILTERS = Object.keys(KEPT);
 export const filtersOf = (query) => Object.fromEntries(FILTERS.filter((f) => query[f] !== undefined && (query[f] !== "" || f === "tool")).map((f) => [f, query[f]]));
 
 function fits(row, query) {
-  if (query.text && new TextEncoder().encode(query.text).length < 2) throw new Error(`a text to look for has at least 2 letters, got '${query.text}'`);
+  if (query.text && [...query.text].length < 2) throw new Error(`a text to look for has at least 2 characters, got '${query.text}'`);
   return Object.entries(filtersOf(query)).every(([name, value]) => KEPT[name](row, value));
 }
 
