@@ -232,7 +232,7 @@ async def _request(app: Any, scope: Mapping[str, Any], body: bytes) -> tuple[int
     given = {**scope, "headers": [*kept, *own], "state": dict(scope.get("state", {}))}
     loop = asyncio.get_running_loop()
     before = loop.get_task_factory()
-    loop.set_task_factory(lambda _, task, **options: asyncio.Task(_without_exit(task), **options))
+    loop.set_task_factory(lambda own, task, **more: asyncio.Task(_without_exit(task), loop=own, **more))
     try:
         await _without_exit(app(given, _replayed(body, asyncio.Event().wait), send))
     except Exception as e:
