@@ -47,12 +47,14 @@ class Lost(Response):
 
 
 class JobServer:
-    """``fault(operation)`` gives the status to refuse a call with, -1 to serve it and hang up unanswered, or None."""
+    """``fault(operation)`` gives the status to refuse a call with, an error's name for a 400, -1 to serve it and hang up
+    unanswered, or None.
+    """
 
     def __init__(self) -> None:
         self.trajectories: dict[str, Trajectory] = {}
         self.calls: list[str] = []
-        self.fault: Callable[[str], int | None] = lambda _: None
+        self.fault: Callable[[str], int | str | None] = lambda _: None
         self.go_on = asyncio.Event()  # a stream waits for it after its first piece
         self.go_on.set()
         self.message: dict[str, Any] = {"role": "assistant", "content": REPLY}
@@ -107,6 +109,8 @@ class JobServer:
         if report.has_errors() or params["JobArn"] != JOB:
             return self._error(400, "ValidationException", report.generate_report() or "Job not found")
         status = self.fault(operation)
+        if isinstance(status, str):
+            return self._error(400, status, "on purpose")
         if status is not None and status > 0:
             return self._error(status, "ThrottlingException" if status == 429 else "InternalServiceError", "on purpose")
         response = await self._operation(operation, params)

@@ -256,8 +256,8 @@ async def test_the_answer_comes_at_once_by_setting(jobs: JobServer) -> None:
 
 
 @pytest.mark.parametrize("operation", ["Sample", "CompleteRollout", "UpdateReward"])
-@pytest.mark.parametrize("fault", [429, 503, -1])
-async def test_a_call_that_fails_is_made_again(jobs: JobServer, operation: str, fault: int) -> None:
+@pytest.mark.parametrize("fault", [429, 503, "ThrottlingException", "ExpiredTokenException", -1])
+async def test_a_call_that_fails_is_made_again(jobs: JobServer, operation: str, fault: int | str) -> None:
     rollout, faults = new_id(), [fault]
     jobs.fault = lambda name: faults.pop() if name == operation and faults else None
     await invoke(jobs.payload(rollout, {"prompt": "2+2", "answer": "4"}))

@@ -9,15 +9,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from botocore.exceptions import (
-    BotoCoreError,
-    ClientError,
-    EndpointConnectionError,
-    ReadTimeoutError,
-    UnknownServiceError,
-)
+from botocore.exceptions import BotoCoreError, ClientError, ReadTimeoutError, UnknownServiceError
 
 from ..._installation import missing_extra
+from ...aws_errors import Fate, Fault, look_up
 from ...contract import Cause, Outcome, extract_reward, parse_record, record_cause, record_outcome
 from ...errors import ContractError, StoreError
 from ...store import ObjectStore, RetryPolicy, jitter
@@ -31,7 +26,7 @@ log = logging.getLogger(__name__)
 READ_S = 300.0  # a whole reply of 8,192 tokens, the most that a job samples per turn
 RETRY_S = 240.0  # a job gives a rollout 300 s at least
 _BACKOFF = RetryPolicy(first_delay_s=0.5, max_delay_s=8.0, attempt_s=60.0)
-_BUSY = frozenset({429, 500, 503})
+_BUSY = frozenset({500, 503})
 # The service's words for a rollout that it has ended.
 _ENDED = ("not in valid status", "cannot transition trajectory", "already processed", "trajectory not found")
 
@@ -93,14 +88,15 @@ class JobRuntime:
         try:
             body = getattr(self._boto, operation)(JobArn=self.job.arn, **arguments).get("Body")
             return body.read() if operation == "sample" else body
-        except ClientError as e:
-            status = int(e.response["ResponseMetadata"]["HTTPStatusCode"])
-            # 402 is a service quota in AWS's words; to an agent's client that is 429.
-            raise JobCallError(str(e), status=429 if status == 402 else status, again=status in _BUSY) from e
-        except EndpointConnectionError as e:
-            raise JobCallError(str(e), status=503, again=True) from e
-        except BotoCoreError as e:
-            raise JobCallError(str(e), status=504 if isinstance(e, ReadTimeoutError) else 502) from e
+        except (BotoCoreError, ClientError) as e:
+            fault = look_up(e) or Fault(fate=Fate.FINAL, code="")
+            status = fault.status or (504 if isinstance(e, ReadTimeoutError) else 502)
+            again = fault.status in _BUSY
+            if fault.fate is Fate.TRANSIENT:
+                status, again = 503, True
+            elif fault.fate is Fate.REFUSED and status != 409:  # a throttling may have any status
+                status, again = 429, status != 402
+            raise JobCallError(str(e), status=status, again=again) from e
 
 
 class JobRewards(ObjectStore):
