@@ -245,22 +245,18 @@ class Rollout:
         """Replace a record of an earlier attempt or of another writer. This attempt's first record stays."""
         key, secret, own_attempt = self.info.result_key, self.info.config.proof_key, self.info.config.attempt
         most = 3 * self.settings.max_record_bytes  # more than any record of ours
+        found = b""
         try:
-            try:
+            with contextlib.suppress(ObjectTooLargeError):
                 found = await store.get_async(key, max_bytes=most, timeout_s=timeout_s)
-            except ObjectTooLargeError:
-                if secret is None:
-                    raise
-                found = b""
-            if secret is not None and (not found or check(found, key, secret) is not Proof.PROVEN):
+            if secret is not None and check(found, key, secret) is not Proof.PROVEN:
                 logger.critical("security: %s contained a record that this session did not write; it is replaced", key)
-                await store.put_async(key, body, timeout_s=timeout_s)
-                return
-            block = parse_record(found).get(INFO_FIELD)
-            attempt = block.get("attempt") if isinstance(block, Mapping) else None
+                attempt: object = 0
+            else:
+                block = parse_record(found).get(INFO_FIELD)
+                attempt = block.get("attempt") if isinstance(block, Mapping) else None
             if isinstance(attempt, int) and attempt < own_attempt:
-                await store.put_async(key, body, timeout_s=timeout_s)
-                return
+                return await store.put_async(key, body, timeout_s=timeout_s)
         except AgentCoreRLError as e:
             logger.error("%s contains another record, which could not be replaced: %s", key, e)
         logger.warning("%s already contains a record, which is kept", key)
