@@ -387,6 +387,14 @@ def test_an_outage_of_a_runtime_that_was_reached_before_is_waited_out(
     assert len(runtime.sessions) == 2
 
 
+def test_credentials_that_expire_after_long_throttling_are_renewed(
+    make_client: MakeClient, runtime: ScriptedRuntime
+) -> None:
+    runtime.faults.extend(["429"] * 4 + ["expired"])
+    future = make_client(deadlines=Deadlines(start_s=1.0)).submit(script(result={"n": 1}))
+    assert future.result(60)["n"] == 1
+
+
 def test_credentials_that_stay_expired_end_the_rollout_at_the_deadline_of_the_start(
     make_client: MakeClient, runtime: ScriptedRuntime
 ) -> None:

@@ -241,7 +241,7 @@ class Rollout(RolloutFuture):
         """Send the invoke until the runtime has accepted it, or until its session may run without a reply."""
         deadlines = self.deadlines
         patience_s = min(deadlines.start_s, math.inf if self.timeout_s is None else self.timeout_s)
-        first_s = refused_s = pause_s = 0.0
+        first_s = refused_s = down_s = pause_s = 0.0
         while True:
             self._enter(Stage.QUEUE)
             await asyncio.sleep(pause_s)
@@ -278,17 +278,15 @@ class Rollout(RolloutFuture):
             if error.throttled:
                 refused_s += time.monotonic() - self.sent_s
                 self._check_throttling(error, first_s, refused_s)
-                refused_s += pause_s
-            elif error.credentials or (
-                error.fate is Fate.TRANSIENT and self.shared.accepted_s
-            ):  # it was reached before
-                if time.monotonic() - first_s >= deadlines.start_s:
-                    what = "refused the credentials" if error.credentials else "could not be reached"
-                    text = f"the runtime {what} for {deadlines.start_s:g} s: {error}"
-                    raise RolloutLostError(text, code=error.code) from error.__cause__
-            elif not self._sends_left():
-                text = f"the runtime could not be reached in {self.shared.max_attempts} attempts: {error}"
-                raise RolloutLostError(text, code=error.code) from error.__cause__
+                refused_s, down_s = refused_s + pause_s, 0.0
+                continue
+            down_s = down_s or self.sent_s
+            # A runtime that was reached before has an outage. Otherwise, its address may be wrong.
+            waits = error.credentials or (error.fate is Fate.TRANSIENT and self.shared.accepted_s > 0)
+            if time.monotonic() - down_s >= deadlines.start_s if waits else not self._sends_left():
+                what = "refused the credentials" if error.credentials else "could not be reached"
+                limit = f"for {deadlines.start_s:g} s" if waits else f"in {self.shared.max_attempts} attempts"
+                raise RolloutLostError(f"the runtime {what} {limit}: {error}", code=error.code) from error.__cause__
 
     def _handle_reply(self, reply: dict[str, Any]) -> None:
         self.shared.accepted_s = time.monotonic()
