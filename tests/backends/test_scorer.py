@@ -271,6 +271,7 @@ def test_calls_that_did_not_arrive_are_named_once_for_a_run() -> None:
     assert "app.model()" in advice((0, {}))
     assert advice((0, {place: 1}), (1, {})) == ""
     assert advise_on_calls([{"rewards": 1}, None]) == ""
+    assert "app.model()" in advise_on_calls([{"_calls": {"of": "an agent's own"}}])
 
 
 def test_a_file_is_loaded_with_its_neighbors_and_leaves_no_bytecode(tmp_path: Path) -> None:
