@@ -191,3 +191,21 @@ def test_few_usable_rollouts_are_a_cause(tmp_path: Path) -> None:
         assert [finding.name for finding in findings] == names
         for finding in findings:
             assert finding.text == "Only 6 of the 100 rollouts of the last step can be used for training."
+
+
+def test_an_error_of_two_outcomes_leads_to_the_rollouts_that_its_sentence_counts(tmp_path: Path) -> None:
+    with RunWriter(tmp_path) as run:
+        for n in range(40):
+            outcome = "timeout" if n < 12 else "agent_error" if n < 20 else "ok"
+            error = None if outcome == "ok" else "TimeoutError: 30 s"
+            facts: dict[str, Any] = {
+                "outcome": outcome,
+                "error": error,
+                "cause": error and "agent",
+                "score": float(n % 2),
+            }
+            run.rollout(Rollout(session_id=str(n), phase="train", step=0, group=str(n // 4), **facts))
+    with RunReader(tmp_path) as reader:
+        [finding] = [finding for finding in diagnose(reader) if finding.name == "one_error"]
+        assert ", 12 of them with 'TimeoutError: 30 s'." in finding.text
+        assert reader.count(Query(**finding.query)) == 12

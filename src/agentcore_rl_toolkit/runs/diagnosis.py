@@ -138,7 +138,7 @@ def _failures(window: _Window) -> Iterator[Finding]:
         advice = first["cause"] if first["cause"] in ("agent", "infrastructure") else "policy"
         if first["rollouts"] >= failed / 2:
             text += f", {first['rollouts']} of them with {first['error'] or first['outcome']!r}."
-            which = {"error": first["shape"]} if first["shape"] else {"outcome": first["outcome"]}
+            which = {"error": first["shape"], "outcome": first["outcome"]}
             yield _finding("one_error", text, {**window.query, **which}, advice=advice)
         else:
             reasons = f"{len(errors)}{' or more' if len(errors) == MOST_FAILURES else ''} different reasons"

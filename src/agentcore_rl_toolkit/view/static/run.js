@@ -121,7 +121,7 @@ function countsOf(run) {
 export function failuresOf(name, failures, query = {}, byStep = false) {
   const steps = ({ first, last }) => (first === null ? "–" : first === last ? first : `${first} to ${last}`);
   const rows = failures.slice(0, 12).map((f) => {
-    const which = { ...query, ...(f.shape ? { error: f.shape } : { outcome: f.outcome }) };
+    const which = { ...query, error: f.shape, outcome: f.outcome };
     return [to(link(name, "rollouts", which), f.rollouts), el("span", { class: "long" }, f.error ?? "–"), f.outcome + (f.cause ? ` (${f.cause})` : ""), ...(byStep ? [steps(f)] : []), to(link(name, `rollout/${f.example}`, which), `#${f.example}`)];
   });
   return section("Failures by message", null, rows.length ? table(["#rollouts", "error", "outcome", ...(byStep ? ["steps"] : []), "example"], rows) : null);
