@@ -72,6 +72,7 @@ def end_of_record(record: object, *, session_id: str, input_id: str, index: int)
     error = None if outcome is Outcome.OK else record_error(outcome, record, None)
     if error is not None:
         error.session_id, error.input_id = session_id, input_id
+        error.message = str(record.get("stop_reason") or error)  # the outcome and the type are shown next to it
     return CollectedRollout(
         session_id=session_id, input_id=input_id, index=index, outcome=outcome, record=record, error=error
     )
