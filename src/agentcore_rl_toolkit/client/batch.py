@@ -217,26 +217,23 @@ def _taken(item: BatchItem | BaseException | None, end: Exception) -> BatchItem:
 AsyncBatchResult = BatchResult  # the published client's name of the result of `run_batch_async`
 
 
+@dataclass(eq=False)
 class Run:
     """The rollouts of a batch: starts them while there is room, and queues their items. Lives on the client's loop.
 
     It does not know its `BatchResult`, which may be dropped while this runs.
     """
 
-    def __init__(
-        self,
-        dispatcher: Dispatcher,
-        rollouts: AsyncIterator[Rollout],
-        *,
-        total: int | None,
-        limit: int,
-        hook: ProgressHook | None,
-        log_interval_s: float,
-    ) -> None:
-        self.dispatcher, self._rollouts = dispatcher, rollouts
-        self._total, self._hook, self._log_interval_s = total, hook, log_interval_s
+    dispatcher: Dispatcher
+    rollouts: AsyncIterator[Rollout]
+    total: int | None
+    limit: int
+    hook: ProgressHook | None
+    log_interval_s: float
+
+    def __post_init__(self) -> None:
         self._finished: asyncio.Queue[BatchItem | BaseException | None] = asyncio.Queue()
-        self._room, self._slots = asyncio.Semaphore(2 * limit), asyncio.Semaphore(limit)
+        self._room, self._slots = asyncio.Semaphore(2 * self.limit), asyncio.Semaphore(self.limit)
         self._live: set[Rollout] = set()
         self._task: asyncio.Task[None] | None = None
         self._outcomes: Counter[str] = Counter()
@@ -257,7 +254,7 @@ class Run:
             while True:
                 await self._room.acquire()
                 await self._slots.acquire()
-                rollout = await anext(self._rollouts, None)
+                rollout = await anext(self.rollouts, None)
                 if rollout is None:
                     break
                 self._check_settings()
@@ -324,11 +321,11 @@ class Run:
 
     def _report(self) -> None:
         now_s = time.monotonic()
-        due = self._log_interval_s > 0 and now_s - self._logged_s >= self._log_interval_s
-        if self._hook is None and not due:
+        due = self.log_interval_s > 0 and now_s - self._logged_s >= self.log_interval_s
+        if self.hook is None and not due:
             return
         progress = BatchProgress(
-            total=self._total,
+            total=self.total,
             done=self._outcomes.total(),
             ok=self._outcomes[str(Outcome.OK)],
             running=len(self._live),
@@ -342,8 +339,8 @@ class Run:
             self._logged_s = now_s
             logger.info("batch: %s", progress)
         try:
-            if self._hook is not None:
-                self._hook(progress)
+            if self.hook is not None:
+                self.hook(progress)
         except (SystemExit, KeyboardInterrupt):  # ends the batch
             raise
         except BaseException:

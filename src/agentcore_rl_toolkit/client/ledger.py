@@ -92,11 +92,8 @@ class FileLedger:
         try:
             self.append({"t": time.time(), "session_id": session_id, **line})
         except OSError as e:
-            logger.error(
-                "the ledger could not be written, so a restart cannot continue from it: %s",
-                e,
-                extra={"session_id": session_id},
-            )
+            text = "the ledger could not be written, so a restart cannot continue from it: %s"
+            logger.error(text, e, extra={"session_id": session_id})
 
     def close(self) -> None:
         """Unlock and close the file. In a forked child, the file stays locked."""

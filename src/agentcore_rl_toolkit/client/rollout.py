@@ -396,9 +396,7 @@ class Rollout(RolloutFuture):
         except BaseException as e:  # the caller's function
             if is_own_cancellation(e):
                 raise
-            logger.warning(
-                "the model calls of a session could not be counted: %s", e, extra={"session_id": self.session_id}
-            )
+            logger.warning("model calls could not be counted: %s", e, extra={"session_id": self.session_id})
             return None
 
     async def _shows_itself(self, watcher: Watcher, waiter: Waiter, ends_s: float | None) -> bool:

@@ -95,9 +95,6 @@ class PutOnlyStore(BotoStore):
     async def _put(self, key: str, body: bytes, create_only: bool, durable: bool) -> None:
         await super()._put(key, body, False, durable)
 
-    async def _list(self, prefix: str) -> list[ObjectInfo]:
-        raise StoreError("a bucket that is used through `app.s3_client` cannot be listed", permanent=True)
-
 
 def _info(key: str, facts: dict[str, Any], size: str) -> ObjectInfo:
     return ObjectInfo(key=key, size=facts[size], last_modified=facts["LastModified"], etag=facts.get("ETag"))

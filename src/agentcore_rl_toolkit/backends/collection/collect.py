@@ -18,7 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ...contract import TRAIN_FIELD, Outcome, Stage, new_session_id
@@ -134,30 +134,25 @@ async def collect_async(
     )
     with watched:
         async with shared as sessions:
+            places = places or Places(config.max_concurrent)
             collection = _Collection(client, sessions, config, weight_version, on_rollout, on_queued, places, recording)
             return await collection.run(requests)
 
 
+@dataclass(eq=False)
 class _Collection:
-    """A running batch."""
+    """A running batch. ``queued``: the rollouts that have neither started nor ended."""
 
-    def __init__(
-        self,
-        client: RolloutClient,
-        sessions: Sessions | None,
-        config: CollectConfig,
-        weight_version: int | None,
-        on_rollout: Callable[[CollectedRollout], None] | None,
-        on_queued: Callable[[int], None] | None,
-        places: Places | None,
-        recording: Recording | None,
-    ) -> None:
-        self.client, self.config, self.weight_version = client, config, weight_version
-        self.sessions, self.session_ids = sessions, list[str]()
-        self.on_rollout, self.on_queued, self.recording = on_rollout, on_queued, recording
-        self.places = places or Places(config.max_concurrent)
-        self.queued = 0  # rollouts that have neither started nor ended
-        self.standstill_s = config.submit_timeout_s + config.rollout_timeout_s + STANDSTILL_S
+    client: RolloutClient
+    sessions: Sessions | None
+    config: CollectConfig
+    weight_version: int | None
+    on_rollout: Callable[[CollectedRollout], None] | None
+    on_queued: Callable[[int], None] | None
+    places: Places
+    recording: Recording | None
+    session_ids: list[str] = field(default_factory=list)
+    queued: int = 0
 
     async def run(self, requests: Sequence[GroupRequest]) -> list[Group]:
         extra = self.config.extra_rollouts
@@ -350,8 +345,9 @@ class _Collection:
             while True:
                 stage, left_s = rollout.stage, self._left_s(rollout)
                 if left_s is None:  # waits for a slot or for the pace, as long as any rollout moves
-                    if self.places.still_s > self.standstill_s:
-                        raise self._late(rollout, stage, f"there was no progress for {self.standstill_s:g} s")
+                    standstill_s = self.config.submit_timeout_s + self.config.rollout_timeout_s + STANDSTILL_S
+                    if self.places.still_s > standstill_s:
+                        raise self._late(rollout, stage, f"there was no progress for {standstill_s:g} s")
                     left_s = look_s
                     look_s = min(2 * look_s, LONGEST_LOOK_S)
                 elif left_s <= 0:
