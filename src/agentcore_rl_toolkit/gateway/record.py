@@ -76,11 +76,8 @@ class Recorder:
             await asyncio.to_thread(pack_long_prompt, session.texts, captured)
         record = self._build(status, captured)
         if captured.untrainable == kinds.IMAGES:
-            _images.warning(
-                "session %s sends images or sound, which the trainer does not get: these calls and those that continue them "
-                "are recorded and not trained",
-                session.id,
-            )
+            why = "session %s sends images or sound, which the trainer does not get: such calls are recorded and not trained"
+            _images.warning(why, session.id)
         number, error = None, None
         if session.closed_s is None:
             number = self._append(record)

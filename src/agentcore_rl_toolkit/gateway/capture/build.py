@@ -24,7 +24,8 @@ from .record import CONSTRAINED, IMAGES, INVALID, NO_BASE, OK, PARTIAL, TURNS, B
 _KEPT = 8  # branches of a session that are known at the same time; calls of older ones are stored whole
 _TAIL = 24  # bytes that are compared before a long text is hashed
 _MOST_PIECES = 16  # parts of a text that are hashed apart
-_NO_PIECES: tuple[tuple[int, int], ...] = ()
+_Pairs = tuple[tuple[int, int], ...]
+_NONE: _Pairs = ()
 # A content part that is no text. In a string of JSON its quotes would be escaped.
 _MEDIA = re.compile(rb'"(?:image_url|input_image|image_embeds|video_url|audio_url|input_audio)"')
 _ids = msgspec.json.Decoder(list[int]).decode
@@ -41,9 +42,9 @@ class Known(NamedTuple):
     call_id: str
     size: int
     tail: bytes
-    pieces: tuple[tuple[int, int], ...]
+    pieces: _Pairs
     units: int
-    choices: tuple[tuple[int, int], ...]
+    choices: _Pairs
     media: bool
 
     def begins(self, text: memoryview) -> bool:
@@ -163,17 +164,10 @@ def _beginning(texts: list[Known], text: memoryview) -> Known | None:
 
 
 def _keep(
-    texts: list[Known],
-    after: Known | None,
-    call_id: str,
-    text: memoryview,
-    units: int,
-    *,
-    choices: tuple[tuple[int, int], ...] = (),
-    media: bool = False,
+    texts: list[Known], after: Known | None, call_id: str, text: memoryview, units: int, choices: _Pairs, media: bool
 ) -> None:
     """Keep a text, in place of the one ``after`` which it begins if there are many. Only its new part is hashed."""
-    start, pieces = 0, _NO_PIECES
+    start, pieces = 0, _NONE
     if after is not None and len(after.pieces) < _MOST_PIECES:
         start, pieces = after.size, after.pieces
     if start < len(text):
@@ -197,7 +191,7 @@ def _prompt(texts: list[Known], captured: Captured, call_id: str) -> tuple[Base,
                 ids = ids[size:]
                 break
     choices = tuple((len(c.ids), hash(c.ids)) for c in captured.choices)
-    _keep(texts, known, call_id, text, base.length + len(ids) // 4, choices=choices)
+    _keep(texts, known, call_id, text, base.length + len(ids) // 4, choices, False)
     return base, ids
 
 
@@ -223,5 +217,5 @@ def _messages(texts: list[Known], text: memoryview, call_id: str) -> tuple[Base,
     new = _new(text, known)
     base = NO_BASE if known is None else Base(known.call_id, -1, known.units)
     media = (known is not None and known.media) or _MEDIA.search(new) is not None
-    _keep(texts, known, call_id, text, base.length + len(_items(new)), media=media)
+    _keep(texts, known, call_id, text, base.length + len(_items(new)), _NONE, media)
     return base, new, media

@@ -274,7 +274,7 @@ class _ChoiceParts:
             self._decode(captured)
 
     def _decode(self, captured: Captured) -> None:
-        ids, logprobs = _list_of(self._ids), _list_of(self._logprobs)
+        ids, logprobs = (b"[%b]" % b",".join(numbers) for numbers in (self._ids, self._logprobs))
         self._ids, self._logprobs = [], []
         try:
             if given := [each for each in _ids(ids) if each is not None]:
@@ -323,10 +323,6 @@ class _ChoiceParts:
 
 
 _NO_DELTA = Message()
-
-
-def _list_of(values: list[msgspec.Raw]) -> bytes:
-    return b"".join((b"[", b",".join(values), b"]"))
 
 
 def _tool_deltas(delta: Message) -> list[ToolDelta]:
