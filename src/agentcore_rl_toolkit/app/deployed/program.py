@@ -83,8 +83,7 @@ class Program(Starlette):
 
     async def _forward(self, request: Request) -> Response:
         path = request.scope.get("raw_path", request.url.path.encode()).decode("latin-1")
-        query = f"?{request.url.query}" if request.url.query else ""
-        address = f"{self._url}{path}{query}"
+        address = f"{self._url}{path}" + (f"?{request.url.query}" if request.url.query else "")
         return await forward(request, address, request.headers.raw, "the agent's program does not answer")
 
 
