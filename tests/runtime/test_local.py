@@ -10,6 +10,8 @@ import pytest
 
 from agentcore_rl_toolkit.errors import LocalRuntimeError
 from agentcore_rl_toolkit.runtime import LocalRuntime
+from agentcore_rl_toolkit.runtime.remote import RuntimeView
+from serving import answering
 
 from .conftest import AGENTS, Server, alive, wait_for
 
@@ -45,3 +47,12 @@ def test_old_versions_do_not_keep_their_processes(server: Server) -> None:
         return [t["version"] for t in templates if t["runtime_id"].startswith("often-")]
 
     wait_for(lambda: versions() == [3])
+
+
+@pytest.mark.parametrize("headers", [{"content-length": "50"}, {"transfer-encoding": "chunked"}])
+def test_a_reply_of_the_runtime_that_breaks_off_is_an_error_of_the_runtime(headers: dict[str, str]) -> None:
+    cut = {**headers, "connection": "close"}
+    with answering(lambda _: (200, b'{"sessions"', cut)) as url:
+        view = RuntimeView(url, ("key", "secret"), timeout_s=5)
+        with pytest.raises(LocalRuntimeError, match="cannot reach the runtime"):
+            view.sessions()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import http.client
 import json
 import os
 import time
@@ -69,7 +70,7 @@ class RuntimeView:
                 text = json.loads(text)["message"]
             hint = f" ({_HOW_TO_SIGN})" if e.code == 403 else ""
             raise LocalRuntimeError(f"{method} {path}: {text}{hint}") from e
-        except OSError as e:
+        except (OSError, http.client.HTTPException) as e:
             raise LocalRuntimeError(f"cannot reach the runtime at {self.url}: {e}") from e
 
     def get(self, path: str) -> Any:
