@@ -14,8 +14,12 @@ from click.testing import CliRunner
 
 from agentcore_rl_toolkit.cli.main import cli
 from agentcore_rl_toolkit.deploy.artifact import files_of, requirements_of, stage, vendor
+from agentcore_rl_toolkit.deploy.score_ready import READY_FILE
+from agentcore_rl_toolkit.deploy.settings import Settings
 from agentcore_rl_toolkit.errors import ConfigError
 from serving import wait_for
+
+from .conftest import deployment
 
 AGENT = """
 from agentcore_rl_toolkit import AgentCoreRLApp
@@ -162,6 +166,31 @@ def test_a_dockerfile_of_the_project_is_kept(project: Path, tmp_path: Path) -> N
     staged = stage(project, tmp_path / "staged", entry="x.py", module="shop.agent", python="3.13")
     assert (staged / "Dockerfile").read_text() == "FROM mine\n"
     assert not any("agentcore_rl_requirements" in path.name for path in files_of(staged))
+
+
+@pytest.mark.parametrize("score_ready", [False, True])
+def test_an_agent_with_awss_tracing_starts_with_it(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, score_ready: bool
+) -> None:
+    text = (project / "pyproject.toml").read_text()
+    (project / "pyproject.toml").write_text(text.replace('["httpx"]', '["aws-opentelemetry-distro>=0.10"]'))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(project / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    staged = stage(project, tmp_path / "staged", entry="start.py", module="shop.agent", python="3.13")
+    assert 'CMD ["opentelemetry-instrument", "python", "start.py"]' in (staged / "Dockerfile").read_text()
+    what = Settings(
+        name="shop",
+        folder=staged,
+        entry="start.py",
+        code=True,
+        bucket="archives",
+        platform="linux/arm64",
+        score_ready=score_ready,
+    )
+    code = deployment(what, rehearse=True)._artifact()["codeConfiguration"]
+    assert code["entryPoint"] == ["opentelemetry-instrument", READY_FILE if score_ready else "start.py"]
 
 
 def test_the_wheel_replaces_a_pinned_version_and_only_in_the_project(tmp_path: Path) -> None:

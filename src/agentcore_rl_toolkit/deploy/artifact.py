@@ -117,8 +117,10 @@ def stage(
         paths = ", ".join(f"os.path.join(HERE, {path!r})" for path in import_paths)
         (into / entry).write_text(_START.format(module=module, paths=paths))
     if python is not None and not (into / "Dockerfile").is_file():
-        (into / REQUIREMENTS).write_text("\n".join(requirements_of(folder)) + "\n")
-        (into / "Dockerfile").write_text(_DOCKERFILE.format(python=python, requirements=REQUIREMENTS, entry=entry))
+        packages = requirements_of(folder)
+        (into / REQUIREMENTS).write_text("\n".join(packages) + "\n")
+        command = json.dumps([*tracing_of(packages), "python", entry])
+        (into / "Dockerfile").write_text(_DOCKERFILE.format(python=python, requirements=REQUIREMENTS, command=command))
     return into
 
 
@@ -139,7 +141,7 @@ COPY . .
 RUN pip install --no-cache-dir wheels/*.whl -r {requirements}
 USER agent
 EXPOSE 8080
-CMD ["python", "{entry}"]
+CMD {command}
 """
 
 
@@ -246,6 +248,11 @@ def requirements_of(folder: Path) -> list[str]:
         )
     ours = re.compile(rf"{re.escape(TOOLKIT)}\b", re.IGNORECASE)
     return [line for line in lines if not ours.match(line.replace("_", "-"))]
+
+
+def tracing_of(packages: Iterable[str]) -> list[str]:
+    """Return the word before the command that traces the agent, if AWS's distribution of OpenTelemetry is a package of it."""
+    return ["opentelemetry-instrument"] if any(line.startswith("aws-opentelemetry-distro") for line in packages) else []
 
 
 def _lines_of(requirements: Path) -> Iterator[str]:

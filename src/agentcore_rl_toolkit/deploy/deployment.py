@@ -29,6 +29,7 @@ from .artifact import (
     put_wheel_beside,
     requirements_of,
     stage,
+    tracing_of,
 )
 from .calls import Calls
 from .resources import Resources
@@ -162,7 +163,7 @@ class Deployment:
         with self._staged(python=None) as staged:
             if s.score_ready:
                 (staged / READY_FILE).write_text(start_file(s.entry))
-            requirements_of(staged)  # without packages the real run would end here
+            tracing = tracing_of(requirements_of(staged))  # without packages the real run would end here
             key = f"{iam.ARCHIVES}/{s.name}/{digest_of(staged, s.platform, s.python, wheel_digest())}.zip"
             if self._resources.has_object(s.bucket, key):
                 self._say(f"archive {Path(key).stem}: exists")
@@ -177,7 +178,7 @@ class Deployment:
             "codeConfiguration": {
                 "code": {"s3": {"bucket": s.bucket, "prefix": key}},
                 "runtime": f"PYTHON_{s.python.replace('.', '_')}",
-                "entryPoint": [READY_FILE if s.score_ready else s.entry],
+                "entryPoint": [*tracing, READY_FILE if s.score_ready else s.entry],
             }
         }
 
