@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
+from unittest import mock
 
 import boto3
 import openai
 import pytest
+from botocore.exceptions import ClientError
 
 pytest.importorskip("torch")
 
 from agentcore_rl_toolkit.backends.sagemaker.local.service import Running, running
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, UpstreamConfig
-from agentcore_rl_toolkit.gateway.sampling_services.sagemaker import RUNTIME, SESSIONS
+from agentcore_rl_toolkit.gateway.sampling_services.sagemaker import RUNTIME, SESSIONS, Caller
 from agentcore_rl_toolkit.messages.render import Renderer
 
 from ..backends.faulty_service import FaultyApp
@@ -131,6 +133,15 @@ async def test_what_the_service_refuses_reaches_the_agent_and_a_session_that_end
     with pytest.raises(openai.InternalServerError) as caught:
         await say(gateway)
     assert "Stopped" not in caught.value.response.text
+
+
+async def test_a_call_with_expired_credentials_is_repeated_with_fresh_ones() -> None:
+    expired = {"Error": {"Code": "ExpiredTokenException"}, "ResponseMetadata": {"HTTPStatusCode": 400}}
+    client = mock.Mock()
+    client.poll.side_effect = [ClientError(expired, "poll"), "done"]  # type: ignore[arg-type]  # a part of a response
+    caller = Caller(client)
+    assert await caller.call("poll") == "done"
+    caller.close()
 
 
 def test_the_installed_botocore_knows_the_service() -> None:

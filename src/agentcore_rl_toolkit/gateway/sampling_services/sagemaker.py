@@ -16,6 +16,7 @@ from typing import Any
 
 from ..._installation import missing_extra
 from ..._servers.keys import credential_of_runtime
+from ...aws_errors import Fate, Fault, look_up
 from ...errors import ConfigError, TrainingServiceError
 from ...messages.errors import RequestError
 from ...store import RetryPolicy, jitter
@@ -65,7 +66,7 @@ def client_of(service: str, region: str | None, endpoint_url: str | None = None)
 
 
 class Caller:
-    """Calls of one boto3 client from asyncio, each in a thread. Temporary errors are retried: 429, 5xx, a lost connection."""
+    """Calls of one boto3 client from asyncio, each in a thread. Temporary errors are retried."""
 
     def __init__(self, client: Any) -> None:
         self.client = client
@@ -73,21 +74,19 @@ class Caller:
 
     async def call(self, verb: str, **request: Any) -> Any:
         """Return the answer. Raises: TrainingServiceError."""
-        from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, ParamValidationError
+        from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError
 
         loop, give_up_s = asyncio.get_running_loop(), time.monotonic() + PATIENCE_S
         for failures in itertools.count(1):
             try:
                 return await loop.run_in_executor(self._threads, lambda: getattr(self.client, verb)(**request))
-            except ClientError as e:
-                code, status = e.response["Error"]["Code"], e.response["ResponseMetadata"]["HTTPStatusCode"]
-                passes = status == 429 or status >= 500 or "Throttling" in code
-                error: Exception = e
-            except BotoCoreError as e:
-                code, passes = INVALID if isinstance(e, ParamValidationError) else "", isinstance(e, HTTPClientError)
-                error = e
-            if not passes or time.monotonic() > give_up_s:
-                raise TrainingServiceError(str(error), code=code) from error
+            except (BotoCoreError, ClientError) as e:
+                fault = look_up(e) or Fault(fate=Fate.FINAL, code="")
+                passes = fault.fate in (Fate.TRANSIENT, Fate.UNCERTAIN)
+                passes = passes or fault.status == 429 or "Throttling" in fault.code
+                if not passes or time.monotonic() > give_up_s:
+                    code = INVALID if isinstance(e, ParamValidationError) else fault.code
+                    raise TrainingServiceError(str(e), code=code) from e
             await asyncio.sleep(_BACKOFF.delay_s(failures, jitter()))
 
     async def create(self, verb: str, **request: Any) -> bool:
