@@ -239,8 +239,8 @@ def row(agent: Agent, version: str, text: str, capture: SessionCapture, wish: Se
     share, sequences = f"{report.trained_token_share or 0:.0%}", str(report.sequences)
     if wish is not None:
         wished = build_trajectory(wish.session_id, wish.turns).report
-        share += f", {wished.trained_token_share or 0:.0%} with `wish`"
-        sequences += f", {wished.sequences} with `wish`"
+        share += f" (`wish`: {wished.trained_token_share or 0:.0%})"
+        sequences += f" (`wish`: {wished.sequences})"
     done = not text.startswith(FAILED) and "35" in text and len(capture.turns) > 2
     works = "no" if not done or capture.errors else f"with {agent.change}" if agent.change else "yes"
     cells = [agent.title, f"`{package}` {version}", ", ".join(apis), works, sequences, share]

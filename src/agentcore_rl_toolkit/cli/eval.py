@@ -142,7 +142,7 @@ with_evaluation = adding(
 @click.option(
     "--answer",
     metavar="FIELD",
-    help="With --check: the field of the row that contains the known answer. [default: answer]",
+    help="With --check: the field of the row that contains the known answer. [default: answer, with --score _reference]",
 )
 @as_json
 def command(**options: Any) -> None:

@@ -73,7 +73,7 @@ VLLM_PARSERS = {
     metavar="NAME",
     help="Write the address of the model into this configuration bundle instead of the agent.",
 )
-@click.option("--rows", type=FILE, help="Send the rows of this file to the agent, to test it.")
+@click.option("--rows", type=FILE, help="Send the first three rows of this file to the agent, to test it.")
 @click.option(
     "--roll-back",
     metavar="VERSION|CONFIGURATION",

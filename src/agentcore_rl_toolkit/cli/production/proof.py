@@ -21,7 +21,7 @@ SEQUENCES = 8  # rollouts whose logprobs are compared
 def of_model(host: SageMakerEndpoint | ImportedModel, model: Path, calls: Calls) -> dict[str, Any]:
     """Ask a promoted model a question, and compare its logprobs with those of the run. Returns their mean difference.
 
-    An endpoint that fails gets its earlier configuration. Raises: ConfigError.
+    An endpoint that fails gets its earlier configuration, if it had one. Raises: ConfigError.
     """
     if isinstance(host, ImportedModel):
         _check_answer(host.chat(QUESTION), calls)
@@ -31,7 +31,9 @@ def of_model(host: SageMakerEndpoint | ImportedModel, model: Path, calls: Calls)
         _check_answer(_post(host.address["base_url"], str(calls.region)), calls)
         return _compare_logprobs(host, model, calls)
     except ConfigError:
-        if host.before is not None:
+        if host.before is None:
+            calls.say("the new model is not proven: its endpoint stays, and is billed until `promote --remove`")
+        else:
             calls.say("the new model is not proven: the endpoint gets its earlier configuration")
             host.roll_back(host.before)
         raise
