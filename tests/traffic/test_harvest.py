@@ -326,10 +326,14 @@ def test_a_data_set_of_agentcore_has_references(tmp_path: Path) -> None:
         "turns": [{"input": "What is 3 + 4?", "expected_response": "7"}],
         "assertions": ["is 7"],
     }
-    file.write_text(json.dumps(scenario) + "\n")
+    plain = {"scenario_id": "b", "turns": [{"input": "What is 3 + 5?", "expected_response": "8"}]}
+    none = {"scenario_id": "c", "turns": [{"input": "What is 3 + 6?"}]}
+    file.write_text("".join(json.dumps(each) + "\n" for each in (scenario, plain, none)))
     assert run(str(file), "--out", str(tmp_path / "rows.jsonl")).exit_code == 0
     assert rows(tmp_path / "rows.jsonl") == [
-        {"prompt": "What is 3 + 4?", "_reference": {"expected_response": "7", "assertions": ["is 7"]}}
+        {"prompt": "What is 3 + 4?", "_reference": {"expected_response": "7", "assertions": ["is 7"]}},
+        {"prompt": "What is 3 + 5?", "_reference": "8"},
+        {"prompt": "What is 3 + 6?"},
     ]
 
 

@@ -67,14 +67,18 @@ def _last(messages: Sequence[tuple[str, str]], role: str) -> list[str]:
 
 
 def from_dataset(rows: Iterable[Mapping[str, Any]]) -> list[Invocation]:
-    """Read rows of an AgentCore data set: the first turn of each scenario, with its expected response as the reference."""
+    """Read rows of an AgentCore data set: the first turn of each scenario, with its reference.
+
+    The reference is the expected response, or a dict with it if the scenario has assertions or an expected trajectory, too.
+    """
     found = []
     for number, row in enumerate(rows):
         first = (row.get("turns") or [{}])[0]
         given, name = first.get("input", ""), str(row.get("scenario_id", number))
         values = {"expected_response": first.get("expected_response")}
         values |= {key: row.get(key) for key in ("assertions", "expected_trajectory")}
-        reference = {key: value for key, value in values.items() if value} or None
+        known = {key: value for key, value in values.items() if value}
+        reference = known["expected_response"] if known.keys() == {"expected_response"} else known or None
         prompt = given if isinstance(given, str) else json.dumps(given)
         found.append(Invocation(session=name, user=name, prompt=prompt, reference=reference))
     return found
