@@ -99,16 +99,22 @@ async def test_an_exception_of_any_kind_is_the_scorers_failure(error: BaseExcept
             await scorer(function, timeout_s=10).score(ROW, RECORD, [])
 
 
-async def test_a_scorer_that_hangs_ends_at_its_deadline() -> None:
+async def test_a_scorer_that_hangs_ends_at_its_deadline(caplog: pytest.LogCaptureFixture) -> None:
     ended = threading.Event()
 
     async def hang(*given: Any) -> Any:
         await asyncio.Event().wait()
 
+    async def fast(*given: Any) -> Any:
+        return 1.0
+
     for function in (lambda *given: ended.wait(60), hang):
         with pytest.raises(ScorerError, match=r"took longer than 0.05 s"):
             await scorer(function, timeout_s=0.05).score(ROW, RECORD, [])
     ended.set()
+    assert await scorer(fast).score(ROW, RECORD, [])  # the loop of the scorers has had its turn since
+    gc.collect()
+    assert "never retrieved" not in caplog.text
 
 
 async def test_an_async_scorer_that_blocks_its_loop_fails_alone() -> None:

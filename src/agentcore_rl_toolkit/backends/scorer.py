@@ -103,6 +103,9 @@ class Scorer:
             try:
                 return await awaitable
             except BaseException as e:
+                task = asyncio.current_task()
+                if isinstance(e, asyncio.CancelledError) and task is not None and task.cancelling():
+                    raise  # its deadline has passed: nobody waits for an error
                 raise self._failure(e) from e
 
     def _failure(self, error: BaseException) -> ScorerError:

@@ -105,7 +105,8 @@ async def invocations(request):
     if payload.get("fail") == "refuse":
         return JSONResponse({"detail": "no such order"}, status_code=404)
     if payload.get("text"):
-        return PlainTextResponse(payload["text"], media_type=payload.get("type"))
+        text = payload["text"].encode(payload.get("charset", "utf-8"))
+        return PlainTextResponse(text, media_type=payload.get("type"))
     return JSONResponse({**ask(payload), "started": request.state.started})
 
 async def ping(request):
@@ -277,6 +278,10 @@ def test_an_error_response_is_the_agents_failure_and_plain_text_an_answer(start:
     assert agent.record(agent.results / reply["result_key"])["_answer"] == asked["text"]
     assert agent.run({"text": "1.50"})["_answer"] == "1.50"
     assert agent.run({"text": "1.50", "type": "application/json"})["_answer"] == 1.5
+    for charset in ("latin-1", "utf-16", "utf-8"):
+        asked = {"text": "42 \u00e9", "charset": charset, "type": f'text/plain; charset="{charset.upper()}"'}
+        assert agent.run(asked)["_answer"] == "42 \u00e9"
+    assert agent.run({"text": "42 \u00e9", "type": "text/plain; charset=none"})["_answer"] == "42 \u00e9"
     plain = "data: the\n\ndata:  sum\r\n\r\ndata:  is\u2028\n\ndata: 42\n\ndata: [DONE]\n\n"
     assert agent.run({"text": plain, "type": "text/event-stream"})["_answer"] == "the sum is\u202842"
     # AgentCore's SDK for TypeScript ends a stream in this way if the agent throws.

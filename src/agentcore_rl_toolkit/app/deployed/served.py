@@ -239,8 +239,14 @@ async def _request(app: Any, scope: Mapping[str, Any], body: bytes) -> tuple[int
         seen["error"] = e
     finally:
         loop.set_task_factory(before)
-    content_type = next((value for name, value in started["headers"] if name.lower() == b"content-type"), b"")
-    return started["status"], content_type.decode("latin-1").lower(), b"".join(parts).decode("utf-8", "replace"), seen
+    header = next((value for name, value in started["headers"] if name.lower() == b"content-type"), b"")
+    content_type, reply = header.decode("latin-1").lower(), b"".join(parts)
+    charset = re.search(r'charset="?([\w.:-]+)', content_type)
+    try:
+        text = reply.decode(charset[1] if charset else "utf-8", "replace")
+    except LookupError:
+        text = reply.decode("utf-8", "replace")
+    return started["status"], content_type, text, seen
 
 
 def _replayed(body: bytes, then: Callable[[], Awaitable[Any]]) -> Receive:
