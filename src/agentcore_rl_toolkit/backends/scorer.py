@@ -105,7 +105,7 @@ class Scorer:
             except BaseException as e:
                 task = asyncio.current_task()
                 if isinstance(e, asyncio.CancelledError) and task is not None and task.cancelling():
-                    raise  # its deadline has passed: nobody waits for an error
+                    raise  # its deadline has passed
                 raise self._failure(e) from e
 
     def _failure(self, error: BaseException) -> ScorerError:
