@@ -19,7 +19,7 @@ from ..errors import ConfigError
 from .config import GatewayConfig
 from .server import Gateway
 
-KEPT_BYTES = 4 * 2**20  # freed memory that the process keeps: new pages cost more than the copies in them
+KEPT_BYTES = 16 * 2**20  # freed memory that the process keeps: new pages cost more than the copies in them
 
 
 async def serve(
@@ -55,7 +55,7 @@ async def serve(
     with contextlib.suppress(AttributeError, OSError):  # only glibc has it
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(-1, KEPT_BYTES)  # M_TRIM_THRESHOLD
-        mallopt(-3, KEPT_BYTES)  # M_MMAP_THRESHOLD
+        mallopt(-3, KEPT_BYTES // 4)  # M_MMAP_THRESHOLD
     stop = process.stop_event(parent_pid)
     key_file = keys.leave("gateway", gateway.url, made) if made is not None else None
     if ready_file is not None:
