@@ -264,8 +264,11 @@ async def test_the_rate_of_sampling_counts_the_time_in_which_rollouts_ran(tmp_pa
         how = settings(max_staleness=staleness)
         _, events, _ = await run(trained_as(recorded_episodes()), how, tmp_path)
         for facts in of(events, "step"):
-            ran_s = facts["rollout_s"] + (facts["train_s"] if staleness else 0.0)
-            assert facts["sampled_tokens_per_s"] * ran_s == pytest.approx(facts["sampled_tokens"], rel=0.2)
+            ran_s = facts["sampled_tokens"] / facts["sampled_tokens_per_s"]
+            if staleness:  # also between two steps
+                assert ran_s >= facts["rollout_s"] + facts["train_s"] - 1e-6
+            else:
+                assert ran_s == pytest.approx(facts["rollout_s"])
     how, slow = settings(max_staleness=1, checkpoint_every=1), ScriptedClient(saving_s=0.5)
     _, events, _ = await run(trained_as(recorded_episodes()), how, tmp_path, client=slow)
     second = of(events, "step")[1]
