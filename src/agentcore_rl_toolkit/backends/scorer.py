@@ -103,8 +103,7 @@ class Scorer:
             try:
                 return await awaitable
             except BaseException as e:
-                task = asyncio.current_task()
-                if isinstance(e, asyncio.CancelledError) and task is not None and task.cancelling():
+                if isinstance(e, asyncio.CancelledError) and (task := asyncio.current_task()) and task.cancelling():
                     raise  # its deadline has passed
                 raise self._failure(e) from e
 

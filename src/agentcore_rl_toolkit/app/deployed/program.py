@@ -26,7 +26,6 @@ from .start import PLACEHOLDER
 
 START_S = 60.0
 END_S = 5.0
-_METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 
 
 class Program(Starlette):
@@ -48,7 +47,8 @@ class Program(Starlette):
             raise ConfigError(f"Program needs a command, and wires of {', '.join(WIRES)}; got {command}, {wires}")
         self._command, self._port_variable = command, port_variable
         self._wires, self._url = wires, ""
-        super().__init__(routes=[Route("/{path:path}", self._forward, methods=_METHODS)], lifespan=self._live)
+        methods = ["GET", "POST", "PUT", "PATCH", "DELETE"]
+        super().__init__(routes=[Route("/{path:path}", self._forward, methods=methods)], lifespan=self._live)
 
     @contextlib.asynccontextmanager
     async def _live(self, _: Any) -> AsyncIterator[None]:

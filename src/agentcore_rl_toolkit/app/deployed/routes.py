@@ -49,8 +49,7 @@ class Route:
         hosts: patterns of hosts, besides those of model APIs, a port may follow.
         models: patterns of the names of the policy's models. Empty: all chats are the policy's.
 
-    ``taken`` counts the calls that were sent to the gateway. ``elsewhere`` counts requests that went to their own address, by a
-    description of the address and the reason.
+    ``elsewhere`` counts requests that went to their own address, by a description of the address and the reason.
     """
 
     base_url: str
@@ -62,14 +61,9 @@ class Route:
     _taken: Any = field(default_factory=lambda: memoryview(mmap.mmap(-1, 8)).cast("Q"), repr=False)  # shared with forks
 
     @property
-    def taken(self) -> int:
-        """The number of requests that were sent to the route, also by forks."""
-        return int(self._taken[0])
-
-    @property
     def calls(self) -> dict[str, Any]:
-        """The counts as a rollout's record has them."""
-        return {CALLS_FIELD: {"gateway": self.taken, "elsewhere": dict(self.elsewhere)}}
+        """The counts, also those of forks, as a rollout's record has them."""
+        return {CALLS_FIELD: {"gateway": self._taken[0], "elsewhere": dict(self.elsewhere)}}
 
     def redirect(self, method: str, url: str, headers: Any, body: Body) -> str | None:
         """Return a request's new address, and change its headers, a mutable mapping. None for a request that is left alone."""
@@ -81,9 +75,8 @@ class Route:
         parts = urlsplit(url)
         host = (parts.hostname or "").rstrip(".")
         known = self._is_model_host(host, parts.netloc.rpartition("@")[2])
-        found = None
-        if not {".", ".."} & {*unquote(parts.path).split("/")}:  # which would lead out of the session
-            found = _CHAT.fullmatch(parts.path)
+        leaves = {".", ".."} & {*unquote(parts.path).split("/")}  # it would lead out of the session
+        found = None if leaves else _CHAT.fullmatch(parts.path)
         if found is None and not known:
             return None
         reason = None

@@ -239,14 +239,12 @@ async def _request(app: Any, scope: Mapping[str, Any], body: bytes) -> tuple[int
         seen["error"] = e
     finally:
         loop.set_task_factory(before)
-    header = next((value for name, value in started["headers"] if name.lower() == b"content-type"), b"")
-    content_type, reply = header.decode("latin-1").lower(), b"".join(parts)
-    charset = re.search(r'charset="?([\w.:-]+)', content_type)
-    try:
-        text = reply.decode(charset[1] if charset else "utf-8", "replace")
-    except LookupError:
-        text = reply.decode("utf-8", "replace")
-    return started["status"], content_type, text, seen
+    content_type = next((value for name, value in started["headers"] if name.lower() == b"content-type"), b"").lower()
+    charset = re.search(
+        rb'charset="?(utf-?(?:16|32)|iso-8859-15?|latin-?1|windows-125[0-8]|shift_jis|gbk|big5)', content_type
+    )
+    text = b"".join(parts).decode(charset[1].decode() if charset else "utf-8", "replace")
+    return started["status"], content_type.decode("latin-1"), text, seen
 
 
 def _replayed(body: bytes, then: Callable[[], Awaitable[Any]]) -> Receive:

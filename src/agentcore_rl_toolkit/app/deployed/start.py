@@ -8,8 +8,6 @@ from typing import Any
 from ...contract import AS_IS
 from .clients import install
 
-# Clients refuse to work without a key, and redirected calls need none.
-_KEYS = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY")
 PLACEHOLDER = "placeholder"
 
 
@@ -17,7 +15,10 @@ def prepare() -> None:
     """Redirect HTTP libraries, and add rollouts to the apps that uvicorn serves. Does nothing without ``AGENTCORE_RL_AS_IS``."""
     if not os.environ.get(AS_IS):
         return
-    for name in _KEYS:
+    for name in (
+        "OPENAI_API_KEY",
+        "ANTHROPIC_API_KEY",
+    ):  # without one clients refuse to work; redirected calls need none
         os.environ.setdefault(name, PLACEHOLDER)
     install()
     import uvicorn

@@ -21,8 +21,7 @@ def find_runtime(name: str, folder: Path) -> Path | None:
 
     Raises: ConfigError if the project has no such runtime, or none in Python.
     """
-    root = _project_of(folder)
-    if root is None:
+    if (root := _project_of(folder)) is None:
         return None
     runtimes = {entry["name"]: file for file, entry in _runtimes(root)}
     if name not in runtimes:
@@ -41,8 +40,7 @@ def deployed_arn(name: str, folder: Path) -> str | None:
 
     Raises: ConfigError if several targets have it.
     """
-    root = _project_of(folder)
-    if root is None or not (root / DEPLOYED).is_file():
+    if (root := _project_of(folder)) is None or not (root / DEPLOYED).is_file():
         return None
     targets = _read(root, DEPLOYED).get("targets") or {}
     runtimes = {target: (state.get("resources") or {}).get("runtimes") or {} for target, state in targets.items()}

@@ -14,8 +14,7 @@ from ...isolation.project import Project
 
 # Packages, most telling first. OpenAI's Agents SDK is `agents`.
 _FRAMEWORKS = (
-    *("strands", "langgraph", "agents", "google.adk", "pydantic_ai", "autogen_agentchat", "crewai", "langchain"),
-    *("anthropic", "openai", "boto3"),
+    "strands langgraph agents google.adk pydantic_ai autogen_agentchat crewai langchain anthropic openai boto3"
 )
 _IMPORT = r"^\s*(?:import (?:.*, )?|from )%s\b"
 # Calls of classes that are a model or its client, but not pydantic's own, and of boto3's client.
@@ -60,8 +59,8 @@ def inspect_agent(file: Path) -> dict[str, list[str]]:
     text = "\n".join(sources)
     functions = (f for f in ast.walk(tree) if isinstance(f, (ast.FunctionDef, ast.AsyncFunctionDef)))
     entry = next((f for f in functions if any(_ENTRYPOINT.match(ast.unparse(d)) for d in f.decorator_list)), None)
-    imports = {name: _IMPORT % name.replace(".", r"(?:\.| import )") for name in _FRAMEWORKS}
-    frameworks = [name for name in _FRAMEWORKS if re.search(imports[name], text, re.M)]
+    imports = {name: _IMPORT % name.replace(".", r"(?:\.| import )") for name in _FRAMEWORKS.split()}
+    frameworks = [name for name, pattern in imports.items() if re.search(pattern, text, re.M)]
     models = [name or f"client of {service}" for name, service in _MODEL.findall(text)]
     payload = entry.args.args[0].arg if entry is not None and entry.args.args else "payload"
     keys = re.findall(rf"(?<![\w.]){payload}(?:\.get\(|\[)'([^']+)'", sources[0])
@@ -78,8 +77,7 @@ def write_scorer(file: Path, keys: Sequence[str]) -> list[Path]:
     row = dict.fromkeys(keys or ("prompt",), "...")
     rows = "".join(json.dumps({**row, "_reference": f"the answer to row {n}"}) + "\n" for n in (1, 2))
     texts = {"score.py": _SCORE.format(agent=file.name), "test_score.py": _TEST, "rows.jsonl": rows}
-    there = [name for name in texts if (file.parent / name).exists()]
-    if there:
+    if there := [name for name in texts if (file.parent / name).exists()]:
         raise ConfigError(f"{', '.join(there)} in {file.parent}: already there; move them")
     for name, text in texts.items():
         (file.parent / name).write_text(text)
