@@ -42,8 +42,7 @@ from .routes import Route, routed, unroute
 SESSION_HEADER = b"x-amzn-bedrock-agentcore-runtime-session-id"
 LONGEST_TEXT = 2_000  # characters of an error response in an error
 _REPLACED = (b"content-length", b"accept", b"accept-encoding")  # headers of the call that are not the agent's to read
-# What the SDK's app did while it answered a rollout: the ``error`` that it caught, of which its response has only the text, and
-# ``encodes``, if it wrote the events of a stream as JSON.
+# What the SDK's app did while it answered a rollout: the ``error`` that it caught, and ``encodes`` if it wrote events as JSON.
 _seen: ContextVar[dict[str, Any]] = ContextVar("agentcore_rl_seen")
 
 
