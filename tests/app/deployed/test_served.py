@@ -136,6 +136,7 @@ BELOW = (
     + """
 import uvicorn
 from starlette.applications import Starlette
+from starlette.background import BackgroundTask
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.responses import JSONResponse, StreamingResponse
@@ -149,16 +150,23 @@ async def ping(request):
 
 async def invocations(request):
     payload = await request.json()
+    fail, later = payload.get("fail", "exit"), payload.get("later")
     if payload.get("text") == "stream":
-        return StreamingResponse(parts())
-    return JSONResponse(ask({"fail": "exit"} if payload else {}))
+        return StreamingResponse(parts(not later and fail), background=later and BackgroundTask(ask, {"fail": later}))
+    if later:
+        return JSONResponse("x", background=BackgroundTask(ask, {"fail": later}))
+    return JSONResponse(ask({"fail": fail} if payload else {}))
 
-async def parts():
+async def parts(fail):
     yield "x"
-    ask({"fail": "exit"})
+    ask({"fail": fail})
+
+async def replied(request, error):
+    return JSONResponse({"error": str(error)})
 
 routes = [Route("/invocations", invocations, methods=["POST"]), Route("/ping", ping)]
-app = Starlette(routes=routes, middleware=[Middleware(BaseHTTPMiddleware, dispatch=below)])
+middleware = [] if os.environ.get("PLAIN") else [Middleware(BaseHTTPMiddleware, dispatch=below)]
+app = Starlette(routes=routes, middleware=middleware, exception_handlers={Exception: replied})
 uvicorn.run(app, port=int(sys.argv[1]), log_level="warning")
 """
 )
@@ -308,6 +316,20 @@ def test_an_agent_that_calls_exit_below_a_middleware_or_in_a_stream_fails_its_ro
         assert (failed["outcome"], failed["_agent"]["cause"]) == ("agent_error", "agent")
         assert "a tool of the agent ended" in failed["traceback"]
     assert agent.run({})["outcome"] == "ok"
+
+
+@pytest.mark.parametrize("env", [{}, {"PLAIN": "1"}], ids=["below-a-middleware", "plain"])
+def test_an_exception_after_a_complete_answer_leaves_the_answer_and_an_earlier_one_fails_the_rollout(
+    start: Start, env: dict[str, str]
+) -> None:
+    agent = start(BELOW, env=env)
+    for text in ("json", "stream"):
+        for later in ("code", "exit"):
+            record = agent.run({"text": text, "later": later})
+            assert (record["outcome"], record["_answer"]) == ("ok", "x")
+        failed = agent.run({"text": text, "fail": "code"})
+        assert (failed["outcome"], failed["error_type"]) == ("agent_error", "KeyError")
+    assert agent.log.count("the agent failed after its answer was complete") == 4
 
 
 @pytest.mark.parametrize(

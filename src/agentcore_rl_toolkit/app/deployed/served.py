@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from pathlib import Path
@@ -38,6 +40,8 @@ from ..rollout import RolloutFunction
 from ..runner import AgentRunner
 from ..settings import AgentSettings
 from .routes import Route, routed, unroute
+
+logger = logging.getLogger(__name__)
 
 SESSION_HEADER = b"x-amzn-bedrock-agentcore-runtime-session-id"
 LONGEST_TEXT = 2_000  # characters of an error response in an error
@@ -218,12 +222,16 @@ async def _request(app: Any, scope: Mapping[str, Any], body: bytes) -> tuple[int
     _seen.set(seen)
     started: Message = {"status": 500, "headers": ()}
     parts: list[bytes] = []
+    complete = False
 
     async def send(message: Message) -> None:
+        nonlocal complete
         if message["type"] == "http.response.start":
             started.update(message)
         else:
             parts.append(message.get("body", b""))
+            # A response that is sent while an exception is handled reports that exception.
+            complete = not message.get("more_body", False) and sys.exc_info()[1] is None
 
     kept = [(name, value) for name, value in scope["headers"] if name.lower() not in _REPLACED]
     # AgentCore's SDK for TypeScript streams only to callers that ask for it.
@@ -235,7 +243,10 @@ async def _request(app: Any, scope: Mapping[str, Any], body: bytes) -> tuple[int
     try:
         await _without_exit(app(given, _replayed(body, asyncio.Event().wait), send))
     except Exception as e:
-        seen["error"] = e
+        if _is_after_answer(e, complete):
+            logger.warning("the agent failed after its answer was complete: %s", text_of(e), exc_info=e)
+        else:
+            seen["error"] = e
     finally:
         loop.set_task_factory(before)
     content_type = next((value for name, value in started["headers"] if name.lower() == b"content-type"), b"").lower()
@@ -244,6 +255,18 @@ async def _request(app: Any, scope: Mapping[str, Any], body: bytes) -> tuple[int
     )
     text = b"".join(parts).decode(charset[1].decode() if charset else "utf-8", "replace")
     return started["status"], content_type.decode("latin-1"), text, seen
+
+
+def _is_after_answer(error: Exception, complete: bool) -> bool:
+    """Return True if an app's exception does not concern its answer. Starlette runs background tasks after a complete one.
+
+    Its BaseHTTPMiddleware completes each answer, also a stream that broke off.
+    """
+    raised = [error] if error.__cause__ is None else [error, error.__cause__]
+    files = [frame.f_code.co_filename for e in raised for frame, _ in traceback.walk_tb(e.__traceback__)]
+    if any(file.endswith("starlette/middleware/base.py") for file in files):
+        return any(file.endswith("starlette/background.py") for file in files)
+    return complete
 
 
 def _replayed(body: bytes, then: Callable[[], Awaitable[Any]]) -> Receive:
