@@ -49,7 +49,7 @@ too.
 MEANINGS: dict[str, str] = {
     # limits
     "rollout_timeout_s": "Seconds from the runtime's answer to the record",
-    "submit_timeout_s": "Seconds from the first request that starts a rollout to the runtime's answer",
+    "submit_timeout_s": "Seconds of a request that starts a rollout, to the runtime's answer",
     "tps_limit": "Requests per second to AgentCore",
     "max_concurrent": "Rollouts at the same time",
     "max_pool_connections": "Connections to AgentCore that are open at the same time",

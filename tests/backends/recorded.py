@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agentcore_rl_toolkit.backends.collection.groups import GroupRequest
+from agentcore_rl_toolkit.client import Deadlines
 from agentcore_rl_toolkit.contract import Stage
 from agentcore_rl_toolkit.errors import GatewayError, RolloutCancelledError, RolloutLostError, RolloutTimeoutError
 from agentcore_rl_toolkit.trajectory import Turn
@@ -288,6 +289,7 @@ class ReplayClient:
         input_id: str | None = None,
         *,
         rollout_config: Mapping[str, Any] | None = None,
+        deadlines: Deadlines | None = None,
     ) -> ReplayFuture:
         if session_id is None or input_id is None:
             raise ValueError("a replayed rollout needs session_id and input_id")
@@ -297,14 +299,14 @@ class ReplayClient:
         replay.invoked.append({**payload, "_rollout": {"input_id": input_id, **(rollout_config or {})}})
         replay.running += 1
         replay.peak_running = max(replay.peak_running, replay.running)
-        return ReplayFuture(replay, episode, session_id)
+        return ReplayFuture(replay, episode, session_id, None if deadlines is None else deadlines.run_s)
 
 
 class ReplayFuture:
     """Answers like `RolloutFuture`."""
 
-    def __init__(self, replay: Replay, episode: Episode, session_id: str) -> None:
-        self.replay, self.episode, self.session_id = replay, episode, session_id
+    def __init__(self, replay: Replay, episode: Episode, session_id: str, run_s: float | None = None) -> None:
+        self.replay, self.episode, self.session_id, self.run_s = replay, episode, session_id, run_s
         self.began_s = time.monotonic()
         self.ready_s = self.began_s + episode.delay_s
         self.ended = False
@@ -320,7 +322,7 @@ class ReplayFuture:
 
     async def result_async(self, timeout: float | None = None) -> dict[str, Any]:
         """Raises: the episode's failure; RolloutTimeoutError at the timeout; RolloutCancelledError after a cancel."""
-        left_s = self.ready_s - time.monotonic()
+        left_s, timeout = self.ready_s - time.monotonic(), self.run_s if timeout is None else timeout
         late = timeout is not None and left_s > timeout
         stopped = asyncio.create_task(self.stopped.wait())
         try:
@@ -330,6 +332,7 @@ class ReplayFuture:
         if self.stopped.is_set():
             raise RolloutCancelledError("cancelled", session_id=self.session_id)
         if late:
+            await self.cancel_async()
             raise RolloutTimeoutError(f"no record after {timeout:g} s", stage="run", session_id=self.session_id)
         self._end()
         if self.episode.failure is not None:

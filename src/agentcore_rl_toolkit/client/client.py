@@ -159,18 +159,21 @@ class RolloutClient:
         input_id: IdValue | None = None,
         *,
         rollout_config: Mapping[str, Any] | None = None,
+        deadlines: Deadlines | None = None,
         **rollout_overrides: Any,
     ) -> RolloutFuture:
         """Start a rollout without waiting for the runtime to accept it. Failures, also those of the start, are in the future.
 
         Args:
             rollout_config: `_rollout` entries of this rollout, as in the client's constructor.
+            deadlines: of this rollout's stages. None: those of the client.
             **rollout_overrides: the same by name.
 
         Raises: ConfigError on unusable arguments.
         """
         overrides = _for_the_agent(rollout_config, rollout_overrides, RolloutClient.invoke)
-        return self._dispatcher.submit(self._rollout(payload, session_id, input_id, overrides))
+        rollout = self._rollout(payload, session_id, input_id, overrides, deadlines=deadlines or self.deadlines)
+        return self._dispatcher.submit(rollout)
 
     def invoke(
         self,
@@ -462,9 +465,8 @@ class RolloutClient:
             input_id=input_id,
             session_id=session_id or new_session_id(),
             config={**config, **overrides},
-            deadlines=self.deadlines,
             raise_failures=self.on_failure == "raise",
-            **{"retries": self.retries, **options},
+            **{"deadlines": self.deadlines, "retries": self.retries, **options},
         )
 
 

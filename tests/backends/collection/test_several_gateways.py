@@ -43,6 +43,7 @@ class Agents:
         input_id: str | None = None,
         *,
         rollout_config: Mapping[str, Any] | None = None,
+        deadlines: Any = None,
     ) -> Running:
         assert rollout_config is not None
         return Running(self, rollout_config)

@@ -1,8 +1,8 @@
 """Collect groups of rollouts, for every trainer.
 
-The gateway makes the sessions of a batch in bulk. Each rollout is one coroutine, `_Collection._rollout`: a slot, the agent,
-the tokens, the judgement. Each group is one coroutine, `_Collection._group`: its rollouts, and the judge's scores. The wait
-for a slot or for the client's pace ends only if all rollouts hang. Every other stage has a deadline.
+Each rollout is one coroutine, `_Collection._rollout`: a slot, a session at the gateway, the agent, the tokens, the judgement.
+Each group is one coroutine, `_Collection._group`: its rollouts, and the judge's scores. The client limits the stages of a
+rollout by the deadlines of the configuration.
 The tokens of rollouts that have ended are fetched in bulk (`Sessions.take`), and their sessions are closed, so that no late turn
 can arrive. A group that has enough usable rollouts ends the others. Whatever happens, running sessions are stopped at the end,
 and the sessions of the batch are deleted.
@@ -21,15 +21,14 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from ...client.settings import Deadlines
 from ...contract import TRAIN_FIELD, Outcome, Stage, new_session_id
 from ...errors import (
     AgentCoreRLError,
     ConfigError,
-    GatewayError,
     RolloutCancelledError,
     RolloutError,
     RolloutLostError,
-    RolloutTimeoutError,
 )
 from ...logs import WarnsOnceAMinute
 from .._portal import run_sync
@@ -50,11 +49,6 @@ log = logging.getLogger(__name__)
 _sampling = WarnsOnceAMinute(log)
 _unsampled = WarnsOnceAMinute(log)
 
-# Added to the limit of a rollout, this is the time in which some rollout must move while others wait for a slot or for the pace.
-# It is as long as the client waits out refusals of the runtime.
-STANDSTILL_S = 600.0
-FIRST_LOOK_S, LONGEST_LOOK_S = 0.05, 2.0  # between two checks of a rollout that waits for the pace
-
 
 class _Rollout:
     """A rollout in progress. Setting ``early_end`` to an error ends it with that error."""
@@ -62,16 +56,11 @@ class _Rollout:
     def __init__(self, request: GroupRequest, index: int) -> None:
         self.request, self.index = request, index
         self.session_id = new_session_id()
-        self.address: Any = None
+        self.gateway: str | None = None  # the URL of its session's gateway, if there are several
         self.future: RolloutFuture | None = None
         self.started_s: float | None = None
         self.ended = False  # the collection no longer waits for its agent
         self.early_end: asyncio.Future[RolloutError] = asyncio.get_running_loop().create_future()
-
-    @property
-    def gateway(self) -> str | None:
-        """The URL of its session's gateway, if there are several."""
-        return getattr(self.address, "gateway", None)
 
     @property
     def ids(self) -> dict[str, str]:
@@ -112,7 +101,7 @@ async def collect_async(
     `on_rollout`, and `on_queued` with the number of rollouts that have not started, are called on the event loop. Cancelling
     this coroutine stops the rollouts that are running and deletes the batch's sessions.
 
-    Raises: ConfigError on bad arguments; GatewayError when the sessions cannot be made (nothing was started then).
+    Raises: ConfigError on bad arguments; GatewayError when sessions cannot be made.
     """
     config = config or CollectConfig()
     doubled = sorted(i for i, n in Counter(r.input_id for r in requests).items() if n > 1)
@@ -128,7 +117,7 @@ async def collect_async(
         )
     if not requests:
         return []
-    watched = recording.watched(client, gateway, config.rollout_timeout_s) if recording is not None else nullcontext()
+    watched = recording.watched(client, gateway) if recording is not None else nullcontext()
     shared: AbstractAsyncContextManager[Sessions | None] = (
         nullcontext() if gateway is None else Sessions.of(gateway, config)
     )
@@ -161,7 +150,6 @@ class _Collection:
         self.queued = len(rollouts)
         tasks: list[asyncio.Task[Any]] = []
         try:
-            await self._make_sessions(rollouts)
             collecting = [asyncio.create_task(self._group(r, g)) for r, g in zip(requests, groups, strict=True)]
             tasks += collecting
             if self.sessions is not None and self.sessions.urls:
@@ -173,22 +161,6 @@ class _Collection:
             finally:  # also when this is cancelled meanwhile
                 if self.sessions is not None:
                     self.sessions.end(self.session_ids)
-
-    async def _make_sessions(self, rollouts: Sequence[_Rollout]) -> None:
-        if self.sessions is None:
-            return
-        alike: dict[str, list[_Rollout]] = {}
-        for rollout in rollouts:
-            alike.setdefault(repr(self._sampling_params(rollout.request)), []).append(rollout)
-        for part in alike.values():
-            params = self._sampling_params(part[0].request)
-            addresses = await self._opened(self.sessions, [rollout.session_id for rollout in part], params)
-            for rollout in part:
-                rollout.address = addresses[rollout.session_id]
-
-    async def _opened(self, sessions: Sessions, session_ids: list[str], params: Mapping[str, Any] | None) -> Any:
-        self.session_ids += session_ids  # before the call: a lost reply must not leave sessions at the gateway
-        return await sessions.make(session_ids, params)
 
     def _sampling_params(self, request: GroupRequest) -> Mapping[str, Any] | None:
         neutral = {} if self.config.evaluation else WHOLE_DISTRIBUTION
@@ -258,10 +230,8 @@ class _Collection:
         elapsed_s = time.monotonic() - rollout.started_s if rollout.started_s is not None else None
         stages = dict(rollout.future.stages) if rollout.future is not None else {}
         end = replace(end, elapsed_s=elapsed_s, ended_s=time.time(), stages=stages)
-        stops = rollout.early_end.done() or end.outcome is Outcome.TIMEOUT
-        (capture, failure), _ = await asyncio.gather(
-            self._captured(rollout), self._stop(rollout) if stops else asyncio.sleep(0)
-        )
+        stopped = self._stop(rollout) if rollout.early_end.done() else asyncio.sleep(0)
+        (capture, failure), _ = await asyncio.gather(self._captured(rollout), stopped)
         done = judge(
             end,
             captured=self.sessions is not None and rollout.started_s is not None,
@@ -295,103 +265,53 @@ class _Collection:
         return await self.sessions.take(rollout.session_id, rollout.gateway)
 
     async def _attempt(self, rollout: _Rollout) -> CollectedRollout:
-        """Run the agent. Returns how that ended, not yet judged."""
-        request = rollout.request
+        """Run the agent until it ends, or until the rollout is ended early. Returns how that ended, not yet judged."""
+        running = asyncio.ensure_future(self._run_agent(rollout))
         try:
-            await self._take_slot(rollout)
+            await asyncio.wait((running, rollout.early_end), return_when=asyncio.FIRST_COMPLETED)
+            return running.result() if running.done() else _failed(rollout, rollout.early_end.result())
+        finally:
+            await _cancelled([running])
+
+    async def _run_agent(self, rollout: _Rollout) -> CollectedRollout:
+        """Run the agent in a slot. Raises: GatewayError if there is no session for it."""
+        request, limits = rollout.request, self.config
+        async with self.places:
+            overrides = self._overrides(request) | await self._opened(rollout)
+            rollout.started_s = time.monotonic()
+            self._leaves_queue()
             try:
-                if self.sessions is not None and rollout.gateway in self.sessions.away:
-                    await self._move(rollout, self.sessions)
-                rollout.started_s = time.monotonic()
-                self._leaves_queue()
                 rollout.future = self.client.submit(
                     dict(request.payload),
                     session_id=rollout.session_id,
                     input_id=request.input_id,
-                    rollout_config=self._overrides(rollout),
+                    rollout_config=overrides,
+                    deadlines=Deadlines(start_s=limits.submit_timeout_s, run_s=limits.rollout_timeout_s),
                 )
-                record = await self._watched(rollout, asyncio.ensure_future(rollout.future.result_async()))
-            finally:
-                self.places.release()
-        except RolloutError as e:
-            named, lost = getattr(e, "stage", None), rollout.early_end.done() and e.outcome == Outcome.LOST
-            stage = Stage(named) if named else rollout.stage if lost or e.outcome == Outcome.TIMEOUT else None
-            e.session_id, e.input_id = rollout.session_id, request.input_id
-            return ended_by(e, index=rollout.index, stage=stage)
-        except Exception as e:  # a failed rollout becomes data; the exception object is kept
-            trace = None if isinstance(e, (AgentCoreRLError, OSError)) else e
-            log.warning("rollout %s failed: %s: %s", rollout.session_id, type(e).__name__, e, exc_info=trace)
-            error = RolloutLostError(f"{type(e).__name__}: {e}", **rollout.ids)
-            error.__cause__ = e
-            end = ended_by(error, index=rollout.index, stage=rollout.stage)
-            return replace(end, error=e) if isinstance(e, AgentCoreRLError) else end
+                record = await rollout.future.result_async()
+            except RolloutError as e:
+                return _failed(rollout, e)
+            except Exception as e:  # a failed rollout becomes data; the exception object is kept
+                trace = None if isinstance(e, (AgentCoreRLError, OSError)) else e
+                log.warning("rollout %s failed: %s: %s", rollout.session_id, type(e).__name__, e, exc_info=trace)
+                error = RolloutLostError(f"{type(e).__name__}: {e}", **rollout.ids)
+                error.__cause__ = e
+                end = _failed(rollout, error)
+                return replace(end, error=e) if isinstance(e, AgentCoreRLError) else end
         return end_of_record(record, **rollout.ids, index=rollout.index)
 
-    async def _take_slot(self, rollout: _Rollout) -> None:
-        """Wait for a free slot. Raises: RolloutError when the rollout is ended, or no more slot becomes free."""
-        taking = asyncio.ensure_future(self.places.acquire())
-        try:
-            await self._watched(rollout, taking)
-        except BaseException:
-            if taking.done() and not taking.cancelled() and taking.exception() is None:
-                self.places.release()
-            raise
-        self.places.moved()
+    async def _opened(self, rollout: _Rollout) -> dict[str, Any]:
+        """Open the rollout's session at the gateway, and return its address for the agent. Raises: GatewayError."""
+        if self.sessions is None:
+            return {}
+        self.session_ids.append(rollout.session_id)  # before the call: a lost reply must not leave a session there
+        address = await self.sessions.make(rollout.session_id, self._sampling_params(rollout.request))
+        rollout.gateway = getattr(address, "gateway", None)
+        return {"base_url": address.base_url, "api_key": address.api_key}
 
-    async def _watched(self, rollout: _Rollout, task: asyncio.Future[Any]) -> Any:
-        """Return the task's result. Raises: its error; RolloutTimeoutError after a stage's limit; an early end's error."""
-        look_s, queued = FIRST_LOOK_S, True
-        try:
-            while True:
-                stage, left_s = rollout.stage, self._left_s(rollout)
-                if left_s is None:  # waits for a slot or for the pace, as long as any rollout moves
-                    standstill_s = self.config.submit_timeout_s + self.config.rollout_timeout_s + STANDSTILL_S
-                    if self.places.still_s > standstill_s:
-                        raise self._late(rollout, stage, f"there was no progress for {standstill_s:g} s")
-                    left_s = look_s
-                    look_s = min(2 * look_s, LONGEST_LOOK_S)
-                elif left_s <= 0:
-                    raise self._late(rollout, stage, "this stage did not end within its limit")
-                elif queued:
-                    queued = False
-                    self.places.moved()
-                # The next stage may begin meanwhile, with a shorter limit.
-                limit_s = min(left_s, self.config.rollout_timeout_s)
-                await asyncio.wait({task, rollout.early_end}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
-                if task.done():
-                    return task.result()
-                if rollout.early_end.done():
-                    raise rollout.early_end.result()
-        finally:
-            await _cancelled([task])
-
-    def _left_s(self, rollout: _Rollout) -> float | None:
-        """Return the seconds that the rollout's stage has left, or None for a stage without a limit."""
-        if rollout.future is None or rollout.stage is Stage.QUEUE:
-            return None
-        spent_s = rollout.future.stages
-        if rollout.stage is Stage.START:
-            return self.config.submit_timeout_s - spent_s.get(Stage.START, 0.0)
-        return self.config.rollout_timeout_s - spent_s.get(Stage.RUN, 0.0) - spent_s.get(Stage.RESULT, 0.0)
-
-    def _late(self, rollout: _Rollout, stage: Stage, why: str) -> RolloutTimeoutError:
-        trouble = getattr(rollout.future, "trouble", None)
-        found = f"; its record could not be looked for: {trouble}" if trouble is not None else ""
-        return RolloutTimeoutError(f"{why} (stage: {stage.value}){found}", stage=stage.value, **rollout.ids)
-
-    async def _move(self, rollout: _Rollout, sessions: Sessions) -> None:
-        """Give a rollout that has not started another session, on a gateway that answers."""
-        session_id = new_session_id()
-        try:
-            addresses = await self._opened(sessions, [session_id], self._sampling_params(rollout.request))
-        except GatewayError as e:
-            log.warning("rollout %s stays on a gateway that does not answer: %s", rollout.session_id, e)
-            return
-        rollout.session_id, rollout.address = session_id, addresses[session_id]
-
-    def _overrides(self, rollout: _Rollout) -> dict[str, Any]:
-        overrides: dict[str, Any] = dict(rollout.request.overrides)
-        params = self._sampling_params(rollout.request)
+    def _overrides(self, request: GroupRequest) -> dict[str, Any]:
+        overrides: dict[str, Any] = dict(request.overrides)
+        params = self._sampling_params(request)
         if params is not None:
             # The gateway enforces all of them. OpenAI's clients have no parameters top_k and min_p.
             for_agent = {k: v for k, v in params.items() if k not in ("top_k", "min_p") or v != WHOLE_DISTRIBUTION[k]}
@@ -400,9 +320,6 @@ class _Collection:
             overrides[TRAIN_FIELD] = self.config.train
         if self.config.model_id is not None:
             overrides.setdefault("model_id", self.config.model_id)
-        if rollout.address is not None:
-            overrides["base_url"] = rollout.address.base_url
-            overrides["api_key"] = rollout.address.api_key
         return overrides
 
     async def _stop(self, rollout: _Rollout) -> None:
@@ -418,6 +335,14 @@ class _Collection:
         self.queued -= 1
         if self.on_queued is not None:
             self.on_queued(self.queued)
+
+
+def _failed(rollout: _Rollout, error: RolloutError) -> CollectedRollout:
+    """Return a rollout that ended with this error."""
+    named = getattr(error, "stage", None)
+    ended_there = error.outcome in (Outcome.LOST, Outcome.TIMEOUT)
+    error.session_id, error.input_id = rollout.session_id, rollout.request.input_id
+    return ended_by(error, index=rollout.index, stage=Stage(named) if named else rollout.stage if ended_there else None)
 
 
 async def _cancelled(tasks: Sequence[asyncio.Future[Any]]) -> None:

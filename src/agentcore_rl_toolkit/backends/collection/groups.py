@@ -122,8 +122,8 @@ class CollectConfig(Credit):
     themselves). `extra_rollouts` are started on top of `n` in every group; as soon as `n` usable ones are in, the
     rest of that group is cancelled. Over-sampling makes groups full in spite of failures and stragglers, at the price
     of favoring short episodes: leave it at 0 unless stragglers hurt. `max_staleness` is the number of weight versions a
-    rollout's oldest token may lie behind; None accepts any age. `submit_timeout_s` counts from the moment a rollout's turn
-    has come at the client's pace; waiting for the pace or for a place ends when nothing at all moves for long.
+    rollout's oldest token may lie behind; None accepts any age. `submit_timeout_s` limits a
+    request that starts a rollout, `rollout_timeout_s` the time from the runtime's answer to the record.
     `policy_failures` "mask" leaves rollouts whose policy failed (ran out of tokens, turns or context, or made calls that do
     not parse) out of their group, as DAPO's overlong filtering does; "score" trains them with the reward that their agent
     declares. A gateway that cannot be reached is waited for up to `gateway_patience_s`. With `require_reward` off a rollout

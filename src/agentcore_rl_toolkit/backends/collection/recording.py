@@ -32,22 +32,6 @@ LOG_CHARACTERS = 20_000
 FILTERED = "filtered"  # mask reason of rollouts that a trainer left out of its batch
 
 
-@dataclass(frozen=True)
-class _Flights:
-    """The rollouts of a client that run. Equal for all collections with the same client and limit."""
-
-    client: Any
-    timeout_s: float
-
-    def __call__(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.client.flights()
-        for flight in found:
-            if flight["stage"] == "run":
-                left_s = self.timeout_s - flight["stage_s"]
-                flight["left_s"] = left_s if flight["left_s"] is None else min(flight["left_s"], left_s)
-        return found
-
-
 @dataclass(frozen=True, kw_only=True)
 class Recording:
     """The part of a run to which rollouts belong.
@@ -66,16 +50,12 @@ class Recording:
     def __exit__(self, *exc: object) -> None:
         self.run.close()
 
-    def watched(self, client: Any, gateway: Any, timeout_s: float) -> contextlib.AbstractContextManager[None]:
-        """Keep `in_flight.json` of the run while the block runs, for `agentcore-rl runs show --in-flight`.
-
-        ``timeout_s`` is the collection's own limit of a running rollout.
-        """
+    def watched(self, client: Any, gateway: Any) -> contextlib.AbstractContextManager[None]:
+        """Keep `in_flight.json` of the run while the block runs, for `agentcore-rl runs show --in-flight`."""
         if not hasattr(client, "flights"):
             return contextlib.nullcontext()  # a client of the caller's own class
         sessions = functools.partial(gateway.sessions, running=True) if hasattr(gateway, "sessions") else None
-        url = getattr(client, "endpoint_url", None)
-        return in_flight(self.run.folder, _Flights(client, timeout_s), sessions, runtime_url=url)
+        return in_flight(self.run.folder, client.flights, sessions, runtime_url=getattr(client, "endpoint_url", None))
 
     def at(self, phase: str, step: int | None = None) -> Recording:
         """Return the same recording for another phase and step."""

@@ -45,17 +45,13 @@ class _Joined(Generic[T]):
         self._task: asyncio.Task[None] | None = None
         self.under_way: frozenset[str] = frozenset()
 
-    async def __call__(self, session_ids: Sequence[str]) -> dict[str, T]:
-        """Return the results of these sessions. Raises: the error of the call."""
-        loop = asyncio.get_running_loop()
-        results = {session_id: loop.create_future() for session_id in session_ids}
-        self._waiting |= results
+    async def __call__(self, session_id: str) -> T:
+        """Return the result of this session. Raises: the error of the call."""
+        result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._waiting[session_id] = result
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run(), name="collect-sessions")
-        found = await asyncio.gather(*results.values(), return_exceptions=True)
-        if (error := next((each for each in found if isinstance(each, BaseException)), None)) is not None:
-            raise error
-        return {session_id: result.result() for session_id, result in results.items()}
+        return await result
 
     async def close(self) -> None:
         if self._task is not None:
@@ -143,25 +139,17 @@ class Sessions:
         except (OSError, GatewayError) as e:
             log.warning("the gateways could not be checked: %s", e)
 
-    async def make(self, session_ids: Sequence[str], params: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Open sessions with these sampling parameters. Returns their addresses. Raises: GatewayError."""
+    async def make(self, session_id: str, params: Mapping[str, Any] | None) -> Any:
+        """Open a session with these sampling parameters. Returns its address. Raises: GatewayError."""
         config, name = self._config, repr(params)
-
-        async def create(part: list[str]) -> Mapping[str, Any]:
-            # Opening an open session returns the same one, so the request may be repeated after a lost reply.
-            return {
-                handle.session_id: handle
-                for handle in await self._gateway.create_sessions_async(
-                    part,
-                    sampling_params=params,
-                    model_id=config.model_id,
-                    max_turns=config.max_turns,
-                    train=config.train,
-                )
-            }
+        options: dict[str, Any] = {"model_id": config.model_id, "max_turns": config.max_turns, "train": config.train}
 
         async def made(part: list[str]) -> Mapping[str, Any]:
-            found: Mapping[str, Any] = await self._ask(lambda: create(part), "make sessions")
+            # Opening an open session returns the same one, so the request may be repeated after a lost reply.
+            handles = await self._ask(
+                lambda: self._gateway.create_sessions_async(part, sampling_params=params, **options), "make sessions"
+            )
+            found = {handle.session_id: handle for handle in handles}
             missing = next((session_id for session_id in part if session_id not in found), None)
             if missing is not None:
                 raise GatewayError("the gateway did not make this session", session_id=missing)
@@ -169,7 +157,7 @@ class Sessions:
 
         if name not in self._makes:
             self._makes[name] = _Joined(made)
-        return await self._makes[name](session_ids)
+        return await self._makes[name](session_id)
 
     async def take(self, session_id: str, url: str | None) -> tuple[Any, BaseException | None]:
         """Close a session and return its record, or the error that prevented this.
@@ -184,7 +172,7 @@ class Sessions:
 
         if url not in self._takes:
             self._takes[url] = _Joined(taken)
-        return (await self._takes[url]([session_id]))[session_id]
+        return await self._takes[url](session_id)
 
     async def fetch(
         self, session_ids: Sequence[str], url: str | None = None

@@ -23,9 +23,10 @@ import msgspec
 from msgspec import Meta, Struct
 
 from ....client.data import read_rows
+from ....client.settings import Deadlines
 from ....client.transport import Transport
 from ....contract import Stage
-from ....errors import AgentCoreRLError, GatewayError, RolloutLostError
+from ....errors import AgentCoreRLError, GatewayError, RolloutLostError, RolloutTimeoutError
 from ....gateway import Gateway, GatewayClient, GatewayConfig, UpstreamConfig
 from ....gateway.engines import Piece
 from ....gateway.engines.errors import upstream_error
@@ -120,9 +121,12 @@ class Rollout:
     stage = Stage.RUN
     stages: Mapping[str, float] = {}
 
-    def __init__(self, job: Job, rollout_id: str, prompt: str, gateway: Mapping[str, str]) -> None:
+    def __init__(
+        self, job: Job, rollout_id: str, prompt: str, gateway: Mapping[str, str], limit_s: float | None
+    ) -> None:
         self.id, self.job = rollout_id, job
         self._prompt, self._url, self._key = prompt, gateway["base_url"], gateway["api_key"]
+        self._limit_s = limit_s
         self._samples = 0
         self._status: str | None = None
         self._rewards: list[float] = []
@@ -131,6 +135,13 @@ class Rollout:
 
     async def result_async(self) -> dict[str, Any]:
         """Run the agent. Returns the record of the rollout. Raises: RolloutLostError."""
+        try:
+            async with asyncio.timeout(self._limit_s):
+                return await self._record()
+        except TimeoutError as e:
+            raise RolloutTimeoutError(f"no reward within {self._limit_s:g} s", stage=self.stage) from e
+
+    async def _record(self) -> dict[str, Any]:
         job, lost = self.job, functools.partial(RolloutLostError, session_id=self.id)
         try:
             response = await job.agents.invoke(*job.agent, self.id, job.payload(self.id, self._prompt))
@@ -370,9 +381,13 @@ class Job:
         finally:
             await gateway.stop()
 
-    def submit(self, payload: Mapping[str, Any], *, session_id: str, rollout_config: Any, input_id: str) -> Rollout:
+    def submit(
+        self, payload: Mapping[str, Any], *, session_id: str, rollout_config: Any, deadlines: Deadlines, input_id: str
+    ) -> Rollout:
         """Make a rollout, as a `RolloutClient` does for a collection."""
-        rollout = self._rollouts[session_id] = Rollout(self, session_id, payload["prompt"], rollout_config)
+        rollout = self._rollouts[session_id] = Rollout(
+            self, session_id, payload["prompt"], rollout_config, deadlines.run_s
+        )
         return rollout
 
     def _rollouts_settings(self) -> dict[str, Any]:
