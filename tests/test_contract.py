@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,65 +19,51 @@ IDS = {"exp_id": "e", "input_id": "i", "s3_bucket": "bucket"}
 
 
 def test_a_failure_has_its_cause_from_our_own_block_only() -> None:
-    def cause(outcome: contract.Outcome, **fields: object) -> contract.Cause | None:
-        return contract.record_cause(fields, outcome)
+    def error(**fields: object) -> Any:
+        return contract.record_error({"status_code": 500, **fields})
 
-    raised = contract.Outcome.AGENT_ERROR
-    assert cause(raised, _agent={"cause": "policy", "failure": "tokens"}) is contract.Cause.POLICY
-    assert cause(raised, _agent={"cause": "infrastructure"}) is contract.Cause.INFRASTRUCTURE
-    assert cause(raised, cause="policy", failure="tokens") is contract.Cause.AGENT  # the agent's own keys
-    assert cause(raised, _agent="policy") is contract.Cause.AGENT
-    assert cause(raised, _agent={"cause": "the moon"}) is contract.Cause.AGENT  # of a later version
-    assert cause(raised, _agent={"cause": ["policy"]}) is contract.Cause.AGENT
+    assert error(_agent={"cause": "policy", "failure": "tokens"}).cause == contract.Cause.POLICY
+    assert error(_agent={"cause": "infrastructure"}).cause == contract.Cause.INFRASTRUCTURE
+    assert error(cause="policy", failure="tokens").cause == contract.Cause.AGENT  # the agent's own keys
+    assert error(_agent="policy").cause == contract.Cause.AGENT
+    assert error(_agent={"cause": "the moon"}).cause == contract.Cause.AGENT  # of a later version
+    assert error(_agent={"cause": ["policy"]}).cause == contract.Cause.AGENT
     # Only an agent that raised leaves a choice: no other outcome becomes the policy's.
-    policy = {"_agent": {"cause": "policy", "failure": "tokens"}}
-    causes = {str(o): contract.record_cause(policy, o) for o in contract.Outcome if o is not raised}
+    policy = {"cause": "policy", "failure": "tokens"}
+    causes = {str(o): contract.cause_of(error(_agent={**policy, "outcome": o.value})) for o in contract.Outcome}
     assert causes == {
         "ok": None,
+        "agent_error": "policy",
         "cancelled": None,
         "invalid": "agent",
         "lost": "infrastructure",
         "timeout": "infrastructure",
         "throttled": "infrastructure",
     }
-    assert contract.record_failure(policy, raised) == "tokens"
-    assert contract.record_failure(policy, contract.Outcome.OK) is None
-    assert contract.record_failure({"_agent": {"cause": "policy", "failure": "patience"}}, raised) == "other"
-
-
-RAISED = {"_agent": {"outcome": "agent_error", "cause": "agent"}}
-CUT = SessionFacts(truncated=True)
+    assert error(_agent=policy).failure == "tokens"
+    assert error(_agent={**policy, "outcome": "ok"}) is None
+    assert error(_agent={"cause": "policy", "failure": "patience"}).failure == "other"
 
 
 @pytest.mark.parametrize(
-    ("record", "facts", "cause", "failure"),
+    ("facts", "failure"),
     [
-        (RAISED, None, Cause.AGENT, None),
-        (RAISED, SessionFacts(), Cause.AGENT, None),
-        (RAISED, CUT, Cause.POLICY, "tokens"),
-        (RAISED, SessionFacts(truncated=True, unparsed=True), Cause.POLICY, "tokens"),
-        (RAISED, SessionFacts(truncated=True, unanswered=True), Cause.POLICY, "answer"),
-        (RAISED, SessionFacts(unparsed=True), Cause.POLICY, "calls"),
-        (RAISED, SessionFacts(truncated=True, limit="turns"), Cause.POLICY, "turns"),
-        ({"_agent": {"outcome": "agent_error", "cause": "policy", "failure": "context"}}, CUT, Cause.POLICY, "context"),
-        ({"_agent": {"outcome": "ok"}}, CUT, None, None),
-        ({"_agent": {"outcome": "lost"}}, CUT, Cause.INFRASTRUCTURE, None),
-        ({"_agent": {"outcome": "invalid"}}, CUT, Cause.AGENT, None),
+        (SessionFacts(), None),
+        (SessionFacts(truncated=True), "tokens"),
+        (SessionFacts(truncated=True, unparsed=True), "tokens"),
+        (SessionFacts(truncated=True, unanswered=True), "answer"),
+        (SessionFacts(unparsed=True), "calls"),
+        (SessionFacts(truncated=True, limit="turns"), "turns"),
     ],
 )
-def test_an_agent_that_raised_after_a_failed_model_call_is_the_policys_failure(
-    record: dict[str, object], facts: SessionFacts | None, cause: Cause | None, failure: str | None
-) -> None:
-    assert contract.verdict(record, facts) == (contract.record_outcome(record), cause, failure)
+def test_the_last_model_call_shows_the_policys_failure(facts: SessionFacts, failure: str | None) -> None:
+    assert facts.failure == failure
 
 
-def test_the_error_of_a_rollout_has_its_cause_before_the_record() -> None:
-    policy = {"_agent": {"cause": "policy"}}
-    assert contract.cause_of(Outcome.AGENT_ERROR, policy, None) is Cause.POLICY
-    assert contract.cause_of(Outcome.AGENT_ERROR, policy, AgentError("x")) is Cause.AGENT
-    assert contract.cause_of(Outcome.LOST, None, None) is Cause.INFRASTRUCTURE
-    assert contract.cause_of(Outcome.INVALID, None, KeyError("x")) is Cause.INFRASTRUCTURE
-    assert contract.cause_of(Outcome.CANCELLED, policy, RolloutCancelledError("x")) is None
+def test_an_error_has_its_cause() -> None:
+    assert contract.cause_of(AgentError("x")) is Cause.AGENT
+    assert contract.cause_of(KeyError("x")) is Cause.INFRASTRUCTURE
+    assert contract.cause_of(RolloutCancelledError("x")) is None
 
 
 def test_a_fresh_session_id_is_one_of_its_own_kind() -> None:

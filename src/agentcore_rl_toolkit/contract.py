@@ -19,12 +19,12 @@ import math
 import re
 import secrets
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
-from .errors import OTHER_FAILURE, POLICY_FAILURES, AgentError, ConfigError, ContractError, RolloutError
+from .errors import OTHER_FAILURE, POLICY_FAILURES, ConfigError, ContractError, RolloutError
 
 ROLLOUT_FIELD = "_rollout"
 INFO_FIELD = "_agent"  # the record's block of the toolkit's fields: outcome, cause, failure, session_id, attempt, times
@@ -108,11 +108,6 @@ class Cause(StrEnum):
 
 
 ERRORS: dict[str, type[RolloutError]] = {kind.outcome: kind for kind in RolloutError.__subclasses__()}
-_CAUSE_OF: dict[Outcome, Cause | None] = {
-    **dict.fromkeys((Outcome.OK, Outcome.CANCELLED)),
-    **dict.fromkeys((Outcome.AGENT_ERROR, Outcome.INVALID), Cause.AGENT),
-    **dict.fromkeys((Outcome.LOST, Outcome.TIMEOUT, Outcome.THROTTLED), Cause.INFRASTRUCTURE),
-}
 
 
 class Stage(StrEnum):
@@ -122,7 +117,6 @@ class Stage(StrEnum):
     START = "start"
     RUN = "run"
     RESULT = "result"
-    STOP = "stop"
 
 
 def trace_id_of(session_id: str) -> str:
@@ -163,6 +157,11 @@ def check_id(value: IdValue, name: str) -> str:
             f"{name} must be text or a number, got {short(value)}; name inputs by str(...) of what you have"
         )
     return _check_parts(str(value), name)
+
+
+def is_finite(value: object) -> bool:
+    """Return True for a number, bools apart, that is not too large to be squared and summed."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e150
 
 
 def _check_parts(text: str, name: str) -> str:
@@ -242,19 +241,9 @@ class RolloutConfig:
             check_id(block["exp_id"], "exp_id")
             if block["input_id"] != "":
                 check_id(block["input_id"], "input_id")
-            if not isinstance(block["s3_bucket"], str):
-                raise ContractError(f"s3_bucket must be a bucket name or store URL, got {block['s3_bucket']!r}")
-        attempt, heartbeat_s = block.get("attempt"), block.get("heartbeat_s")
-        if attempt is not None and (not isinstance(attempt, int) or isinstance(attempt, bool) or attempt < 1):
-            raise ContractError(f"attempt must be an integer of 1 or more, got {attempt!r}")
-        if heartbeat_s is not None and not is_finite(heartbeat_s):
-            raise ContractError(f"heartbeat_s must be a number of seconds, got {heartbeat_s!r}")
-        proof_key = block.get("proof_key")
-        if proof_key is not None and not (isinstance(proof_key, str) and 32 <= len(proof_key) <= 512):
-            raise ContractError("proof_key must be a string of 32 to 512 characters")
-        region = block.get("s3_region")
-        if region is not None and not (isinstance(region, str) and _REGION.fullmatch(region)):
-            raise ContractError(f"s3_region must be the name of an AWS region, got {short(region)}")
+        for name, (what, holds) in _CHECKS.items():
+            if block.get(name) is not None and not holds(block[name]):
+                raise ContractError(f"{name} must be {what}")
         known = {k: block[k] for k in _KNOWN if block.get(k) is not None}
         extra = {k: v for k, v in block.items() if k not in _KNOWN}
         return cls(**known, extra=extra)
@@ -270,6 +259,13 @@ class RolloutConfig:
         return {**self.extra, **known}
 
 
+_CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "s3_bucket": ("a bucket name or store URL", lambda value: isinstance(value, str)),
+    "attempt": ("an integer of 1 or more", lambda value: type(value) is int and value >= 1),
+    "heartbeat_s": ("a number of seconds", is_finite),
+    "proof_key": ("a string of 32 to 512 characters", lambda value: isinstance(value, str) and 32 <= len(value) <= 512),
+    "s3_region": ("an AWS region", lambda value: isinstance(value, str) and _REGION.fullmatch(value) is not None),
+}
 _KNOWN = tuple(field.name for field in fields(RolloutConfig) if field.name != "extra")
 
 
@@ -323,54 +319,38 @@ def record_outcome(record: Mapping[str, Any]) -> Outcome:
 
     An agent that the infrastructure made raise is lost. Agents of ours that are deployed may call it `agent_error`.
     """
-    block = _own_block(record)
+    block, status = _own_block(record), record.get("status_code", 200)
     named = block.get("outcome")
-    if named is not None:
-        try:
-            outcome = Outcome(named)
-        except ValueError:
-            return Outcome.INVALID
-        raised = outcome is Outcome.AGENT_ERROR
-        return Outcome.LOST if raised and block.get("cause") == Cause.INFRASTRUCTURE else outcome
-    try:
-        return Outcome(str(record.get("outcome")))
-    except ValueError:
-        status = record.get("status_code", 200)
-    if not isinstance(status, int) or isinstance(status, bool):
+    if named is None and str(record.get("outcome")) in set(Outcome):
+        named = record["outcome"]
+    if named is None:
+        known = isinstance(status, int) and not isinstance(status, bool)
+        named = (Outcome.OK if 200 <= status < 300 else Outcome.AGENT_ERROR) if known else Outcome.INVALID
+    if str(named) not in set(Outcome):
         return Outcome.INVALID
-    return Outcome.OK if 200 <= status < 300 else Outcome.AGENT_ERROR
+    raised = named == Outcome.AGENT_ERROR and block.get("cause") == Cause.INFRASTRUCTURE
+    return Outcome.LOST if raised else Outcome(str(named))
 
 
-def record_cause(record: Mapping[str, Any], outcome: Outcome) -> Cause | None:
-    """Return the cause of a stored record with this outcome. Only an `agent_error` leaves a choice: the agent or the policy."""
-    named = str(_own_block(record).get("cause"))
-    return Cause(named) if outcome is Outcome.AGENT_ERROR and named in set(Cause) else _CAUSE_OF[outcome]
-
-
-def record_failure(record: Mapping[str, Any], outcome: Outcome) -> str | None:
-    """Return the policy's failure, if the policy is the record's cause: a key of `errors.POLICY_FAILURES`."""
-    if record_cause(record, outcome) is not Cause.POLICY:
+def record_error(record: Mapping[str, Any], key: str | None = None) -> RolloutError | None:
+    """Return the exception that describes a record, with its cause and the policy's failure, or None if it ended `ok`."""
+    outcome = record_outcome(record)
+    if outcome is Outcome.OK:
         return None
-    named = _own_block(record).get("failure")
-    return named if isinstance(named, str) and named in POLICY_FAILURES else OTHER_FAILURE
-
-
-def record_error(outcome: Outcome, record: Mapping[str, Any], key: str | None) -> RolloutError:
-    """Return the exception that describes a record with an outcome other than `ok`."""
-
-    def text(name: str) -> str | None:
-        return None if record.get(name) is None else str(record[name])
-
-    reason, kind = str(record.get("stop_reason") or ""), text("error_type")
+    block, reason = _own_block(record), str(record.get("stop_reason") or "")
+    kind, trace, stage = (
+        None if record.get(name) is None else str(record[name]) for name in ("error_type", "traceback", "stage")
+    )
     what = reason or kind or "no reason given"
-    about: dict[str, Any] = {"error_type": kind, "agent_traceback": text("traceback"), "key": key}
-    if outcome is Outcome.AGENT_ERROR:
-        cause = record_cause(record, outcome)
-        who = "the policy failed" if cause is Cause.POLICY else "the agent failed"
-        return AgentError(f"{who}: {what}", cause=str(cause), failure=record_failure(record, outcome), **about)
+    about: dict[str, Any] = {"error_type": kind, "agent_traceback": trace, "key": key}
+    who = "the agent failed"
     if outcome is Outcome.TIMEOUT:
-        about["stage"] = text("stage")
+        about["stage"] = stage
+    elif outcome is Outcome.AGENT_ERROR and block.get("cause") == Cause.POLICY:
+        failure, who = str(block.get("failure")), "the policy failed"
+        about |= {"cause": Cause.POLICY, "failure": failure if failure in POLICY_FAILURES else OTHER_FAILURE}
     texts = {
+        Outcome.AGENT_ERROR: f"{who}: {what}",
         Outcome.LOST: f"the infrastructure failed the agent: {what}",
         Outcome.TIMEOUT: f"the agent ran out of time: {reason}",
         Outcome.THROTTLED: reason,
@@ -400,19 +380,6 @@ class SessionFacts:
         return self.limit or next((name for name, holds in failed.items() if holds), None)
 
 
-def verdict(record: Mapping[str, Any], facts: SessionFacts | None = None) -> tuple[Outcome, Cause | None, str | None]:
-    """Return outcome, cause and the policy's failure of a stored record.
-
-    If an agent raised and its last model call failed, the policy failed: frameworks raise anything for that. Without ``facts``
-    the class of the exception decides, which the agent's side has written into the record.
-    """
-    outcome = record_outcome(record)
-    cause, failure = record_cause(record, outcome), record_failure(record, outcome)
-    if outcome is Outcome.AGENT_ERROR and cause is Cause.AGENT and facts is not None and facts.failure is not None:
-        return outcome, Cause.POLICY, facts.failure
-    return outcome, cause, failure
-
-
 def check_tag(tag: str) -> str:
     """Check the name of an agent's role, and return it. Raises: ConfigError."""
     if tag in TRAIN_RULES or not _TAG.fullmatch(tag):
@@ -435,16 +402,12 @@ def record_train(record: Mapping[str, Any] | None) -> str | None:
     return rule if isinstance(rule, str) else None
 
 
-def cause_of(outcome: Outcome, record: Mapping[str, Any] | None, error: BaseException | None) -> Cause | None:
-    """Return the cause of an ended rollout's failure, or None if it did not fail."""
-    usual = _CAUSE_OF[outcome]
-    if usual is None:
+def cause_of(error: BaseException | None) -> Cause | None:
+    """Return the cause of an ended rollout's failure by its error, or None if it did not fail."""
+    if error is None:
         return None
-    if isinstance(error, RolloutError):
-        return None if error.cause is None else Cause(error.cause)
-    if error is not None:  # credentials, settings, the store, the gateway
-        return Cause.INFRASTRUCTURE
-    return usual if record is None else record_cause(record, outcome)
+    named = error.cause if isinstance(error, RolloutError) else Cause.INFRASTRUCTURE  # credentials, store, gateway
+    return None if named is None else Cause(named)
 
 
 def parse_record(body: bytes) -> dict[str, Any]:
@@ -483,11 +446,6 @@ def extract_reward(record: Mapping[str, Any]) -> float | None:
         if not (isinstance(number, bool) or is_finite(number)):
             raise ContractError(f"reward must be a finite number, got {short(number)}")
     return float(listed[-1]) if listed and value is not None else None
-
-
-def is_finite(value: object) -> bool:
-    """Return True for a number, bools apart, that is not too large to be squared and summed."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e150
 
 
 def nearly_equal(numbers: Sequence[float]) -> bool:

@@ -97,15 +97,6 @@ class AgentCoreRLError(Exception):
     def __str__(self) -> str:
         return self.message
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.message, dict(self.__dict__))
-
-
-def _rebuild(cls: type[AgentCoreRLError], message: str, state: dict[str, Any]) -> AgentCoreRLError:
-    error = cls(message)
-    error.__dict__.update(state)
-    return error
-
 
 class ConfigError(AgentCoreRLError, ValueError):
     """An argument, option or configuration file is wrong."""

@@ -30,8 +30,8 @@ from agentcore_rl_toolkit.app.causes import Blame, blame
 from agentcore_rl_toolkit.contract import (
     Cause,
     Outcome,
-    record_cause,
-    record_failure,
+    cause_of,
+    record_error,
     record_outcome,
 )
 from agentcore_rl_toolkit.errors import POLICY_FAILURES, ConfigError, GatewayError, StoreError, UpstreamError
@@ -288,8 +288,9 @@ def test_a_record_says_whose_failure_it_is_and_the_policys_has_a_reward(
 ) -> None:
     record = agent.run({"do": do})
     assert record_outcome(record) is outcome
-    assert record_cause(record, outcome) is cause
-    assert record_failure(record, outcome) == failure
+    error = record_error(record)
+    assert cause_of(error) is cause
+    assert getattr(error, "failure", None) == failure
     assert record.get("rewards") == rewards
     assert record["_agent"].get("cause") == cause
     if cause is Cause.POLICY:  # in the fields of the published toolkit it is what it was: an agent that raised

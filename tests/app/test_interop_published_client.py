@@ -19,7 +19,7 @@ from typing import Any
 import boto3
 import pytest
 
-from agentcore_rl_toolkit.contract import INFO_FIELD, Cause, Outcome, record_cause, record_outcome
+from agentcore_rl_toolkit.contract import INFO_FIELD, Cause, Outcome, cause_of, record_error, record_outcome
 from scripted_runtime import ScriptedRuntime
 from serving import moto_server
 
@@ -133,7 +133,7 @@ def test_the_published_client_reads_from_our_agent_what_it_reads_from_the_publis
         assert INFO_FIELD not in their_result  # the published agent it was
     outcomes = [record_outcome(r) for r in read["ours"]["results"]]
     assert outcomes.count(Outcome.OK) == ROLLOUTS * 5 // 10
-    causes = [record_cause(r, o) for r, o in zip(read["ours"]["results"], outcomes, strict=True)]
+    causes = [cause_of(record_error(r)) for r in read["ours"]["results"]]
     assert causes.count(Cause.POLICY) == ROLLOUTS // 10
     assert outcomes.count(Outcome.INVALID) == ROLLOUTS // 10
     # what a client can tell from the published agent's records is a subset of that

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -31,19 +29,6 @@ def test_the_wait_for_a_connection_is_queue_time_and_not_start_time(
     assert runtime.runs == 12
     assert max(item.stages["start"] for item in items) < 2.0
     assert max(item.stages["queue"] for item in items) > 2.0
-
-
-def test_the_wait_for_a_connection_ends_at_the_deadline_of_the_queue(
-    make_client: MakeClient, runtime: ScriptedRuntime
-) -> None:
-    client = make_client(max_pool_connections=1, deadlines=Deadlines(queue_s=0.5))
-    first = client.submit(script(cold_start_s=1.5))
-    until(lambda: runtime.requests["invoke"] == 1)
-    second = client.submit(script())
-    assert second.exception(60) is not None
-    assert (second.outcome, second.stage.value) == (Outcome.TIMEOUT, "queue")
-    assert first.exception(60) is None
-    assert client.submit(script()).exception(60) is None  # the connection is free again
 
 
 def test_the_wait_for_the_pace_after_a_refusal_is_not_throttling(
@@ -99,27 +84,6 @@ def test_the_wait_for_a_reader_is_not_reading(make_client: MakeClient, store_url
     client = make_client(watch=WatchSettings(store=store), deadlines=Deadlines(result_s=4.5))
     items = client.map([script(result={"n": 1})] * 65)
     assert [item.outcome for item in items] == [Outcome.OK] * 65
-
-
-def test_a_resumed_rollout_has_not_spent_the_time_that_it_waited_for_its_turn(
-    make_client: MakeClient, runtime: ScriptedRuntime, tmp_path: Path
-) -> None:
-    path, row = tmp_path / "l.jsonl", script(hang=True)
-    first = make_client()
-    list_of_one = first.run_batch([row], ledger=path)
-    running = iter(list_of_one)
-    until(lambda: "accepted" in (path.read_text() if path.exists() else ""))
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    running.close()  # type: ignore[attr-defined]
-    first.close()
-    kept = [line for line in lines if line["event"] in ("intent", "accepted")]
-    kept[0]["t"] -= 1000  # it waited that long for its turn
-    path.write_text("".join(json.dumps(line) + "\n" for line in kept))
-    second = make_client()
-    resumed = iter(second.run_batch([row], ledger=path, resume=True, timeout=100))
-    (flight,) = until(second.flights)
-    assert 80 < flight["left_s"] <= 100
-    resumed.close()  # type: ignore[attr-defined]
 
 
 def test_a_paused_process_loses_no_time(runtime: ScriptedRuntime, store_url: str) -> None:

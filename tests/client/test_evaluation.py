@@ -12,7 +12,7 @@ import pytest
 
 from agentcore_rl_toolkit.client import BatchItem, Deadlines, RolloutClient, export_prometheus
 from agentcore_rl_toolkit.client.evaluation import read_rows, summarize, write_results
-from agentcore_rl_toolkit.contract import Cause, Outcome, cause_of
+from agentcore_rl_toolkit.contract import ERRORS, Cause, Outcome, cause_of
 from agentcore_rl_toolkit.errors import AgentError, ConfigError
 from scripted_runtime import ScriptedRuntime
 
@@ -35,7 +35,7 @@ def item(
         input_id=input_id,
         index=index,
         session_id="s",
-        cause=cause or cause_of(outcome, None, None),
+        cause=cause or cause_of(None if outcome is Outcome.OK else ERRORS[outcome]("x")),
         failure=failure,
     )
 

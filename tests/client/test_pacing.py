@@ -16,7 +16,6 @@ from agentcore_rl_toolkit.client.pacing import (
     PaceLimits,
     Pacer,
     RateBucket,
-    backoff_s,
     shared_pacer,
 )
 
@@ -80,13 +79,6 @@ def test_lowest_limit_of_all_members_wins_until_it_leaves() -> None:
     assert sum(pacer.try_start(0.0) == 0 for _ in range(50)) == 2  # a fifth of a second's worth at once
     pacer.leave(slow)
     assert sum(pacer.try_start(1000.0) == 0 for _ in range(50)) == 20
-
-
-@given(failures=st.integers(1, 10_000), jitter=st.floats(0, 0.999))
-def test_backoff_grows_to_its_cap_and_never_to_nothing(failures: int, jitter: float) -> None:
-    delay_s = backoff_s(failures, base_s=0.5, cap_s=20, jitter=jitter)
-    assert 0.25 <= delay_s <= 20
-    assert backoff_s(failures + 1, base_s=0.5, cap_s=20) >= backoff_s(failures, base_s=0.5, cap_s=20)
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")

@@ -215,15 +215,6 @@ def test_the_state_of_what_runs_is_shown(client: RolloutClient) -> None:
     until(lambda: client.in_flight == 0 and client.flights() == [])
 
 
-def test_queue_deadline_ends_what_never_gets_its_turn(make_client: MakeClient) -> None:
-    client = make_client(tps_limit=0.02, deadlines=Deadlines(queue_s=3))  # one every fifty seconds, the first at once
-    futures = [client.submit(script()) for _ in range(3)]  # first come, first served
-    assert futures[0].exception(timeout=60) is None
-    error = futures[2].exception(timeout=60)
-    assert isinstance(error, RolloutTimeoutError)
-    assert error.stage == "queue"
-
-
 def test_waits_never_end_a_rollout(client: RolloutClient) -> None:
     slow, quick = client.submit(script(run_s=1.0)), client.submit(script(fail="boom"))
     assert slow.wait(timeout=0.05) is False
@@ -639,14 +630,6 @@ def test_ids_of_the_published_package_are_sent_and_handed_back_as_they_are(
     assert future.result_key == f"exp/{input_id}/{future.session_id}.json"
     sent = runtime.sessions[future.session_id].payload["_rollout"]["input_id"]
     assert (sent, type(sent)) == (input_id, type(input_id))
-
-
-def test_an_id_that_is_too_long_for_a_file_is_refused_before_the_agent_runs(
-    client: RolloutClient, runtime: ScriptedRuntime
-) -> None:
-    with pytest.raises(ConfigError, match="255 bytes"):
-        client.invoke(script(result={"rewards": 1.0}), "s" * 250, "i").result(60)
-    assert "s" * 250 not in runtime.sessions
 
 
 def test_payload_that_is_not_json_fails_that_rollout(client: RolloutClient) -> None:

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentcore_rl_toolkit.errors import ConfigError, ObjectExistsError, ObjectNotFoundError, StoreError
-from agentcore_rl_toolkit.store import ObjectStore, open_store
+from agentcore_rl_toolkit.store import ObjectStore, backoff_s, open_store
 
 
 async def test_a_put_replaces_unless_create_only(store: ObjectStore) -> None:
@@ -219,3 +219,9 @@ async def test_a_directory_lists_what_memory_lists(
     for p in ("", prefix, prefix[: len(prefix) // 2]):
         listed = [o.key for o in await file.list_async(p)]
         assert listed == [o.key for o in await memory.list_async(p)] == sorted(k for k in free if k.startswith(p))
+
+
+def test_pauses_grow_to_their_longest_and_never_to_nothing() -> None:
+    for failures in range(1, 10_000):
+        longest = min(20.0, 0.5 * 2 ** min(failures - 1, 10))
+        assert longest / 2 < backoff_s(failures, first_s=0.5, most_s=20.0) <= longest

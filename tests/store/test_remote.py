@@ -22,11 +22,14 @@ from agentcore_rl_toolkit.errors import (
     StoreError,
     StorePermissionError,
 )
-from agentcore_rl_toolkit.store import ObjectStore, RetryPolicy, open_store
+from agentcore_rl_toolkit.store import ObjectStore, base, open_store
 from agentcore_rl_toolkit.store.boto import BotoStore
 from serving import busy_credentials
 
-QUICK = RetryPolicy(first_delay_s=0.01, max_delay_s=0.05)
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "backoff_s", lambda failures: min(0.05, 0.01 * failures))
 
 
 def s3_error(code: str) -> bytes:
@@ -35,9 +38,7 @@ def s3_error(code: str) -> bytes:
 
 @pytest.fixture
 def remote(scripted: Any) -> ObjectStore:
-    store = open_store("the-bucket")
-    store.retry = QUICK
-    return store
+    return open_store("the-bucket")
 
 
 @pytest.mark.parametrize(
@@ -192,7 +193,7 @@ async def test_retries_end_at_the_deadline_and_say_why(scripted: Any, remote: Ob
 
 async def test_a_server_that_never_answers_costs_one_try_and_not_the_operation(scripted: Any) -> None:
     store = open_store("the-bucket")
-    store.retry = RetryPolicy(attempt_s=0.4, first_delay_s=0.01)
+    store.attempt_s = 0.4
 
     done = threading.Event()
 
@@ -211,7 +212,7 @@ async def test_a_server_that_never_answers_costs_one_try_and_not_the_operation(s
 
 async def test_a_listing_of_many_pages_may_take_longer_than_an_attempt(scripted: Any) -> None:
     store = open_store("the-bucket")
-    store.retry = RetryPolicy(attempt_s=1.0, bytes_per_s=1e12)
+    store.attempt_s, store.bytes_per_s = 1.0, 1e12
 
     def answer(request: Any, n: int) -> tuple[int, bytes]:
         time.sleep(0.3)
@@ -229,7 +230,6 @@ async def test_a_listing_of_many_pages_may_take_longer_than_an_attempt(scripted:
 async def test_an_endpoint_that_is_down_is_a_passing_fault(scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
     store = open_store("the-bucket")
-    store.retry = QUICK
     with pytest.raises(StoreError, match="did not succeed within"):
         await store.put_async("k", b"", timeout_s=0.3)
     assert scripted.requests == []
@@ -326,7 +326,6 @@ class Breaking:
 
 async def test_a_body_that_breaks_off_is_read_again_with_boto3_too() -> None:
     store = BotoStore("s3://b", Breaking(2), "b", "")
-    store.retry = QUICK
     assert await store.get_async("k") == b"whole"
     with pytest.raises(StoreError, match="3 read, but total bytes expected is 5"):
         await BotoStore("s3://b", Breaking(1), "b", "").get_async("k", timeout_s=0)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 from collections.abc import Awaitable, Callable, Mapping
 from itertools import count
 from typing import Any, TypeVar
 
-from ..client.pacing import backoff_s
 from ..errors import GatewayError, UpstreamError
+from ..store import backoff_s
 
 T = TypeVar("T")
 TRIES, FIRST_PAUSE_S = 4, 2.0  # up to 14 s in all: endpoints limit requests
@@ -49,7 +48,7 @@ async def tried(call: Callable[[], Awaitable[bytes]], read: Callable[[bytes], T]
         except UpstreamError as e:
             if attempt == TRIES or not (e.status in _PASSING or e.status >= 500):
                 raise
-            await asyncio.sleep(backoff_s(attempt, base_s=FIRST_PAUSE_S, jitter=random.random()))
+            await asyncio.sleep(backoff_s(attempt, first_s=FIRST_PAUSE_S, most_s=20.0))
     raise AssertionError
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import functools
 import logging
 import math
@@ -26,7 +25,6 @@ from .transport import STORE_REFUSED, is_own_cancellation
 logger = logging.getLogger(__name__)
 
 LINE_CHARS = 1_000  # length of an error's line, because some agents put a page of text into an exception
-LEAST_WAIT_S = 30.0  # a resumed session whose time is up gets this long: its record may exist
 # If these are the first results of a batch, the ARN, the bucket, the region or the credentials are wrong for every rollout.
 WRONG_BUCKET = frozenset({"NoSuchBucket", "PermanentRedirect", "AuthorizationHeaderMalformed"})
 # These count only until the runtime has accepted a rollout of the batch.
@@ -267,12 +265,7 @@ class Run:
         except BaseException as e:  # also what the caller's iterable raises, such as SystemExit
             if is_own_cancellation(e):
                 raise
-            if isinstance(e, asyncio.CancelledError):  # raised as it is, it would cancel the caller's task
-                error = AgentCoreRLError(f"the payloads of the batch raised {error_line(e)}")
-                error.__cause__ = e
-                self._finished.put_nowait(error)
-            else:
-                self._finished.put_nowait(e)
+            self._finished.put_nowait(e)
         finally:
             self.cancel()
 
@@ -308,12 +301,9 @@ class Run:
             self._outcomes[str(item.outcome)] += 1
             self._proofs[item.proof] += 1
             self._records += item.result is not None
-            if item.cause is not None:
-                self._causes[str(item.cause)] += 1
-            try:
-                self._report()
-            finally:
-                self._finished.put_nowait(item)
+            self._causes.update([str(item.cause)] if item.cause is not None else ())
+            self._finished.put_nowait(item)
+            self._report()
         except BaseException as e:  # nothing may end the loop of all rollouts
             self._finished.put_nowait(e)
         finally:
@@ -341,9 +331,7 @@ class Run:
         try:
             if self.hook is not None:
                 self.hook(progress)
-        except (SystemExit, KeyboardInterrupt):  # ends the batch
-            raise
-        except BaseException:
+        except Exception:
             logger.exception("the progress hook of a batch raised")
 
 
@@ -395,12 +383,6 @@ def continue_from(known: Attempt, rollout: Rollout, resume: Resume, *, fixed_inp
         rollout.attempt = known.attempt + 1
         return
     rollout.known, rollout.session_id, rollout.attempt = known, known.session_id, known.attempt
-    spent_s = 0.0 if known.accepted_s is None else max(0.0, time.time() - known.accepted_s)
-    if rollout.timeout_s is not None:
-        rollout.timeout_s = max(rollout.timeout_s - spent_s, LEAST_WAIT_S)
-    run_s = rollout.deadlines.run_s
-    if run_s is not None:
-        rollout.deadlines = dataclasses.replace(rollout.deadlines, run_s=max(run_s - spent_s, LEAST_WAIT_S))
 
 
 def print_progress(progress: BatchProgress) -> None:

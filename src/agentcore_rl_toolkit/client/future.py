@@ -143,7 +143,7 @@ class RolloutFuture:
         await asyncio.wait([ended], timeout=timeout)
         if not ended.done():
             error = self._still_running(timeout, "; its session is being stopped")
-            self._end(Verdict(outcome=Outcome.TIMEOUT, error=error))
+            self._end(Verdict(error=error))
             await asyncio.wait([ended])
         return self._open(ended.result())
 
@@ -189,7 +189,7 @@ class RolloutFuture:
 
         When this returns, the future is done.
         """
-        return self._end(Verdict.of(RolloutCancelledError("the rollout was cancelled")))
+        return self._end(Verdict(error=RolloutCancelledError("the rollout was cancelled")))
 
     async def cancel_async(self) -> bool:
         """Run `cancel` without blocking. It returns when the rollout is over."""
@@ -239,15 +239,14 @@ class RolloutFuture:
 
     @property
     def _limit_s(self) -> float | None:
-        limit_s: float | None = getattr(self.deadlines, f"{self.stage.value}_s")
-        return limit_s
+        return getattr(self.deadlines, f"{self.stage.value}_s", None)  # the queue has none
 
     def _timed_out(self) -> RolloutTimeoutError:
         """Return the error of a deadline that passed in the current stage."""
         stage, trouble, timeout_s = self.stage.value, self.trouble, self.timeout_s
         text = f"deadline {stage}_s={self._limit_s} passed"
         called_s = time.monotonic() - self.sent_s + 0.001  # a timer may be early by its resolution
-        if timeout_s is not None and self.stage is not Stage.QUEUE and called_s >= timeout_s:
+        if timeout_s is not None and called_s >= timeout_s:
             text = f"Timeout after {timeout_s:g}s"
         why = "" if trouble is None else f"; the store could not be searched for its record: {trouble}"
         return RolloutTimeoutError(f"{text} (stage: {stage}, {self.stages[stage]:.1f} s in it){why}", stage=stage)
@@ -278,11 +277,9 @@ class RolloutFuture:
         )
 
     def _open(self, verdict: Verdict) -> dict[str, Any]:
-        if verdict.record is not None and (verdict.error is None or not self._raise_failures):
-            return verdict.record
-        if verdict.error is None:
-            raise RolloutCancelledError(f"the rollout ended as {verdict.outcome} without a record")
-        raise verdict.error
+        if verdict.error is not None and (verdict.record is None or self._raise_failures):
+            raise verdict.error
+        return verdict.record or {}
 
     def __repr__(self) -> str:
         state = self.outcome.value if self.outcome else self.stage.value

@@ -55,11 +55,6 @@ class RateBucket:
         self._due_s = max(self._due_s, now + (self.burst - 1.0) / self.rate(now))
 
 
-def backoff_s(failures: int, *, base_s: float = 0.5, cap_s: float = 20.0, jitter: float = 0.0) -> float:
-    """Return the delay after failed attempts: doubling, capped, shortened by up to a half with `jitter` in [0, 1)."""
-    return float(min(cap_s, base_s * 2 ** min(failures - 1, 30))) * (1.0 - 0.5 * jitter)
-
-
 @dataclass(eq=False)
 class PaceLimits:
     """The limits of one client: invokes per second, as many stops, and new sessions per minute (None: not limited)."""

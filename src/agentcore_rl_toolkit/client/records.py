@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,6 @@ from ..contract import (
     extract_reward,
     parse_record,
     record_error,
-    record_failure,
-    record_outcome,
 )
 from ..errors import (
     AgentCoreRLError,
@@ -28,7 +26,7 @@ from ..errors import (
     InvalidResultError,
     ObjectNotFoundError,
     ObjectTooLargeError,
-    RolloutError,
+    RolloutLostError,
     RolloutTimeoutError,
     StoreError,
     text_of,
@@ -44,32 +42,29 @@ Reward = Callable[..., float | Awaitable[float]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """The end of a rollout: an outcome, the record if it exists, and the error if the rollout did not end `ok`."""
+    """The end of a rollout: the record if it exists, and the error if the rollout did not end `ok`."""
 
-    outcome: Outcome
     record: dict[str, Any] | None = None
     error: BaseException | None = None
     proof: Proof | None = None  # set if a record was read
 
-    @classmethod
-    def of(cls, error: BaseException) -> Verdict:
-        """Make the verdict of a rollout that an error ended.
-
-        Settings, credentials and the store make it `invalid`, the gateway and the caller's own code `lost`.
-        """
-        lasting = isinstance(error, AgentCoreRLError) and not isinstance(error, GatewayError)
-        usual = Outcome.INVALID if lasting else Outcome.LOST
-        return cls(outcome=Outcome(getattr(error, "outcome", usual)), error=error)
+    @property
+    def outcome(self) -> Outcome:
+        """The outcome. Settings, credentials and the store make it `invalid`, the gateway and the caller's own code `lost`."""
+        if self.error is None:
+            return Outcome.OK
+        lasting = isinstance(self.error, AgentCoreRLError) and not isinstance(self.error, GatewayError)
+        return Outcome(getattr(self.error, "outcome", Outcome.INVALID if lasting else Outcome.LOST))
 
     @property
     def cause(self) -> Cause | None:
         """The cause of the failure, or None if there is none."""
-        return cause_of(self.outcome, self.record, self.error)
+        return cause_of(self.error)
 
     @property
     def failure(self) -> str | None:
         """The policy's failure, if the policy is the cause: a key of `errors.POLICY_FAILURES`."""
-        return None if self.record is None else record_failure(self.record, self.outcome)
+        return getattr(self.error, "failure", None)
 
 
 def judge(
@@ -97,19 +92,16 @@ def judge(
             "Its agent may run another toolkit or an older one, or the session was started with another proof_key"
         )
     if why is not None:
-        error: RolloutError = InvalidResultError(why, key=key, cause=Cause.INFRASTRUCTURE)
-        return Verdict(outcome=Outcome.INVALID, error=error, proof=proof)
-    record = None
+        return Verdict(error=InvalidResultError(why, key=key, cause=Cause.INFRASTRUCTURE), proof=proof)
+    record, error = None, None
     try:
         record = parse_record(body)
-        outcome = record_outcome(record)
-        if outcome is Outcome.OK:
+        error = record_error(record, key)
+        if error is None:
             extract_reward(record)
-            return Verdict(outcome=outcome, record=record, proof=proof)
-        error = record_error(outcome, record, key)
     except ContractError as e:
-        outcome, error = Outcome.INVALID, InvalidResultError(str(e), key=key)
-    return Verdict(outcome=outcome, record=record, error=error, proof=proof)
+        error = InvalidResultError(str(e), key=key)
+    return Verdict(record=record, error=error, proof=proof)
 
 
 class RecordReader:
@@ -195,21 +187,24 @@ async def replayed(
 
 async def _replay(reader: RecordReader, key: str, exp_id: str, reward: Reward | None) -> Replayed:
     try:
-        verdict = await reader.read(key, REPLAY_READ_S) or Verdict(outcome=Outcome.LOST)
+        verdict = await reader.read(key, REPLAY_READ_S) or Verdict(error=RolloutLostError("it was deleted", key=key))
     except AgentCoreRLError as e:
-        verdict = Verdict.of(e)
+        verdict = Verdict(error=e)
     stored = scored = None
-    error = verdict.error
-    if verdict.outcome is Outcome.OK and verdict.record is not None:
-        stored = extract_reward(verdict.record)
+    error, record = verdict.error, verdict.record
+    if error is None and record is not None:
+        stored = extract_reward(record)
         try:
-            scored = None if reward is None else await _score(reward, verdict.record)
+            if reward is not None:
+                value = reward(record=record, payload=record.get("payload"))
+                scored = extract_reward({"rewards": await value if inspect.isawaitable(value) else value})
+                if scored is None:
+                    raise ContractError("the reward returned None")
         except BaseException as e:  # the reward is user code: one record it fails on is data
             if is_own_cancellation(e):
                 raise
-            error = AgentError(
-                f"the reward raised {type(e).__name__}: {text_of(e)}", error_type=type(e).__name__, key=key
-            )
+            kind = type(e).__name__
+            error = AgentError(f"the reward raised {kind}: {text_of(e)}", error_type=kind, key=key)
             error.__cause__ = e
     input_id, _, name = key.removeprefix(f"{exp_id}/").rpartition("/")
     return Replayed(
@@ -217,17 +212,9 @@ async def _replay(reader: RecordReader, key: str, exp_id: str, reward: Reward | 
         input_id=input_id,
         session_id=name.removesuffix(RECORD_SUFFIX),
         outcome=verdict.outcome,
-        record=verdict.record,
+        record=record,
         cause=verdict.cause,
         stored=stored,
         reward=scored,
         error=error,
     )
-
-
-async def _score(reward: Reward, record: Mapping[str, Any]) -> float:
-    value = reward(record=record, payload=record.get("payload"))
-    number = extract_reward({"rewards": await value if inspect.isawaitable(value) else value})
-    if number is None:
-        raise ContractError("the reward returned None")
-    return number

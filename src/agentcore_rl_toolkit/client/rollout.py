@@ -28,7 +28,6 @@ import inspect
 import json
 import logging
 import math
-import random
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -46,7 +45,6 @@ from ..contract import (
     IdValue,
     Outcome,
     Stage,
-    alive_key,
     check_session_id,
     new_session_id,
     result_key,
@@ -62,12 +60,12 @@ from ..errors import (
     text_of,
 )
 from ..proof import PROOF_KEY_FIELD, REPLY_FIELD, SCHEME, Proof, ProofKey
-from ..store import ObjectStore, open_store
+from ..store import ObjectStore, backoff_s, open_store
 from ..store.base import check_key
 from ..store.remote import find_region
 from .future import RolloutFuture
 from .ledger import NO_LEDGER, Attempt, FileLedger, fingerprint
-from .pacing import PaceLimits, Pacer, backoff_s, take_turn
+from .pacing import PaceLimits, Pacer, take_turn
 from .records import RecordReader, Verdict
 from .settings import RETRYABLE, Deadlines, Prepare, TurnsOf, WatchSettings
 from .stops import Stops
@@ -129,7 +127,7 @@ class Rollout(RolloutFuture):
             if self.stop is None and self.known is not None and self.known.outcome is None:
                 self.stop = self.shared.stops.start(self.session_id, self.ledger)  # cancelled before its first step
             error = RolloutCancelledError("the client was closed") if task.cancelled() else task.exception()
-            verdict = self._claim(task.result() if error is None else Verdict.of(error))  # the first verdict wins
+            verdict = self._claim(task.result() if error is None else Verdict(error=error))  # the first verdict wins
             try:
                 self.shared.ended(self, verdict, "finished")
             finally:
@@ -148,10 +146,15 @@ class Rollout(RolloutFuture):
             over = known if known is not None and known.outcome is not None else None
             try:
                 verdict = await (self._attempt(known) if over is None else self._read_known(over))
-            except BaseException as e:
+            except AgentCoreRLError as e:
+                verdict = Verdict(error=e)
+            except BaseException as e:  # `prepare` is user code and may raise anything
                 if is_own_cancellation(e):
                     raise
-                verdict = self._failed(e)
+                logger.error("rollout failed inside the client", exc_info=e, extra={"session_id": self.session_id})
+                lost = RolloutLostError(f"prepare raised {type(e).__name__}")
+                lost.__cause__ = e
+                verdict = Verdict(error=e if isinstance(e, Exception) else lost)
             # If an earlier process died before it sent the invoke, the attempt does not count.
             unsent = known is not None and not known.accepted_s and verdict.outcome is Outcome.LOST
             retries_left -= not unsent
@@ -163,15 +166,6 @@ class Rollout(RolloutFuture):
             self.known, self.session_id, self.attempt = None, new_session_id(), self.attempt + 1
             self.call, self.stop, self.reply, self.errors = None, None, None, []
             self.stage, self._entered_s, self._spent_s = Stage.QUEUE, time.monotonic(), {}
-
-    def _failed(self, error: BaseException) -> Verdict:
-        """Make the verdict of an attempt that an error ended. `prepare` is user code and may raise anything."""
-        if not isinstance(error, AgentCoreRLError):
-            logger.error("rollout failed inside the client", exc_info=error, extra={"session_id": self.session_id})
-        if not isinstance(error, Exception):
-            lost = RolloutLostError(f"prepare raised {type(error).__name__}")
-            lost.__cause__, error = error, lost
-        return Verdict.of(error)
 
     async def _attempt(self, known: Attempt | None) -> Verdict:
         """Run one session, from the queue to its verdict."""
@@ -222,7 +216,7 @@ class Rollout(RolloutFuture):
             body = json.dumps({**row, ROLLOUT_FIELD: config}).encode()
             self.result_key = result_key(config["exp_id"], config["input_id"], self.session_id)
             self.s3_bucket = str(config["s3_bucket"])
-            self.shared.reader(self.s3_bucket).store.check_writable(alive_key(self.result_key))
+            self.shared.reader(self.s3_bucket)
         except (TypeError, ValueError, RecursionError) as e:
             raise ConfigError(f"the payload cannot be sent: {e}") from e
         return body
@@ -245,11 +239,7 @@ class Rollout(RolloutFuture):
         while True:
             self._enter(Stage.QUEUE)
             await asyncio.sleep(pause_s)
-            try:
-                async with asyncio.timeout(deadlines.queue_s):
-                    await self.shared.wait_for_turn()
-            except TimeoutError as e:
-                raise self._timed_out() from e
+            await self.shared.wait_for_turn()
             self._enter(Stage.START)
             self.sent_s = time.monotonic()
             first_s = first_s or self.sent_s
@@ -274,7 +264,7 @@ class Rollout(RolloutFuture):
                 return
             if not self._may_run():
                 self.call = None
-            pause_s = backoff_s(len(self.errors), base_s=0.25, cap_s=5.0, jitter=random.random())
+            pause_s = backoff_s(len(self.errors), first_s=0.25)
             if error.throttled:
                 refused_s += time.monotonic() - self.sent_s
                 self._check_throttling(error, first_s, refused_s)
@@ -443,7 +433,7 @@ class Rollout(RolloutFuture):
             except (AgentCoreRLError, TimeoutError) as e:
                 logger.info("the runtime did not report whether it has the session: %s", e)
                 return False
-        await asyncio.sleep(backoff_s(len(self.errors), base_s=0.5, cap_s=10.0, jitter=random.random()))
+        await asyncio.sleep(backoff_s(len(self.errors), first_s=0.5, most_s=10.0))
         return True
 
     async def _read(self) -> Verdict | None:
@@ -466,7 +456,7 @@ class Rollout(RolloutFuture):
         error = ERRORS[known.outcome](known.error or known.outcome.value)
         if known.cause is not None:
             error.cause = known.cause
-        return Verdict.of(error)
+        return Verdict(error=error)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -552,7 +542,7 @@ class Dispatcher:
         self.closing = self.closing or cancel is not None
         for rollout in list(self._rollouts.values()):
             if cancel == "all" or (cancel == "batches" and rollout.index is not None):
-                rollout._end(Verdict.of(RolloutCancelledError("the client was closed")))
+                rollout._end(Verdict(error=RolloutCancelledError("the client was closed")))
         ending = [r._task for r in self._rollouts.values() if r.done() and r._task is not None]
         try:
             if ending:

@@ -47,7 +47,6 @@ class Deadlines:
     """The longest time that each stage of a rollout may take. Units: seconds. None means no limit.
 
     Attributes:
-        queue_s: waiting in this process for a connection and for the pace.
         throttle_s: how long refusals (429, 402) of one rollout are waited out: the refused invokes and the pauses after them. The
             queue counts only while the runtime accepts no rollout of this client.
         start_s: one invoke request, cold start included, and before it one call of `prepare`.
@@ -58,7 +57,6 @@ class Deadlines:
         stop_s: stopping a session, retries included. `RolloutClient.close` gives up if it can stop nothing for this long.
     """
 
-    queue_s: float | None = None
     throttle_s: float | None = 600.0
     start_s: float = 300.0
     confirm_s: float = 60.0

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from collections import Counter
 from collections.abc import Callable
 
 from ..logs import WarnsOnceAMinute
+from ..store import backoff_s
 from .ledger import FileLedger
-from .pacing import Pacer, backoff_s, take_turn
+from .pacing import Pacer, take_turn
 from .transport import CONNECT_TIMEOUT_S, CallError, Transport, in_thread, within
 
 logger = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ class Stops:
             async with self._pace:
                 await take_turn(self._pacer.try_stop)
             began_s, failures = time.monotonic(), failures + 1
-            pause_s = backoff_s(failures, base_s=0.25, cap_s=5.0, jitter=random.random())
+            pause_s = backoff_s(failures, first_s=0.25)
             try:
                 await within(in_thread(self._transport.stop, session_id), self._stop_s - spent_s)
                 return True

@@ -33,8 +33,7 @@ from ..errors import (
     StoreError,
     StorePermissionError,
 )
-from ..store import ObjectInfo, ObjectStore
-from .pacing import backoff_s
+from ..store import ObjectInfo, ObjectStore, backoff_s
 from .transport import in_thread
 
 logger = logging.getLogger(__name__)
@@ -203,7 +202,7 @@ class Watcher:
                     each = copy.copy(e)  # it gets the ids of its rollout
                     each.__cause__ = e.__cause__
                     self._settle(waiter, each)
-            return backoff_s(self._failures, base_s=max(0.1, self._interval_s), cap_s=LONGEST_PAUSE_S)
+            return backoff_s(self._failures, first_s=max(0.1, self._interval_s), most_s=LONGEST_PAUSE_S)
         self._failures, self.trouble, self._unseen = 0, None, time.monotonic() - began_s > LOOK_TIMEOUT_S
         return max(self._interval_s, self._pages * self._cost.list_s + self._heads * self._cost.head_s)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .base import ObjectInfo, ObjectStore, RetryPolicy, jitter
+from .base import ObjectInfo, ObjectStore, backoff_s, jitter
 from .urls import StoreURL, open_store, parse_url, url_matches
 
-__all__ = ["ObjectInfo", "ObjectStore", "RetryPolicy", "StoreURL", "jitter", "open_store", "parse_url", "url_matches"]
+__all__ = ["ObjectInfo", "ObjectStore", "StoreURL", "backoff_s", "jitter", "open_store", "parse_url", "url_matches"]

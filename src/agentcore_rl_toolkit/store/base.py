@@ -31,26 +31,9 @@ class TransientStoreError(StoreError):
     ambiguous = True
 
 
-@dataclass(frozen=True, kw_only=True)
-class RetryPolicy:
-    """Exponential backoff with jitter.
-
-    Units: seconds. ``attempt_s`` bounds one try; ``bytes_per_s`` adds time for the body.
-    """
-
-    attempt_s: float = 20.0
-    first_delay_s: float = 0.1
-    max_delay_s: float = 5.0
-    bytes_per_s: float = 1e6
-
-    def attempt_limit_s(self, body_bytes: float) -> float:
-        """Return the limit of one attempt."""
-        return self.attempt_s + body_bytes / self.bytes_per_s
-
-    def delay_s(self, failures: int, fraction: float) -> float:
-        """Pause after `failures` >= 1 failed tries; `fraction` in [0, 1) is the jitter."""
-        ceiling = min(self.max_delay_s, self.first_delay_s * 2.0 ** min(failures - 1, 30))
-        return ceiling * (0.25 + 0.75 * fraction)
+def backoff_s(failures: int, *, first_s: float = 0.1, most_s: float = 5.0) -> float:
+    """Return the seconds to wait after failed attempts: doubled by each, up to ``most_s``, and up to a half shorter by chance."""
+    return float(min(most_s, first_s * 2.0 ** min(failures - 1, 30))) * (1.0 - jitter() / 2)
 
 
 def jitter() -> float:
@@ -80,9 +63,11 @@ class ObjectStore(ABC):
     Raises: ObjectNotFoundError, ObjectExistsError, StorePermissionError, StoreError; ConfigError on an unusable key.
     """
 
-    def __init__(self, url: str, *, retry: RetryPolicy | None = None) -> None:
+    attempt_s = 20.0  # limit of one attempt, without the time for a body
+    bytes_per_s = 1e6
+
+    def __init__(self, url: str) -> None:
         self.url = url
-        self.retry = retry or RetryPolicy()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.url}>"
@@ -100,13 +85,12 @@ class ObjectStore(ABC):
     @abstractmethod
     async def _delete(self, key: str) -> None: ...
 
+    def _limit_s(self, body_bytes: float) -> float:
+        return self.attempt_s + body_bytes / self.bytes_per_s
+
     def _here(self) -> ObjectStore:
         """Return the store that implements these in this process."""
         return self
-
-    def check_writable(self, key: str) -> str:
-        """Return the key unchanged if an object can be written under it. Raises: ConfigError."""
-        return check_key(key)
 
     # -- the public methods
 
@@ -190,7 +174,7 @@ class ObjectStore(ABC):
             # The first try gets a second even with timeout_s=0, which means one try.
             left_s = max(limit_s - (time.monotonic() - started_s), 0.0 if failures else 1.0)
             try:
-                async with asyncio.timeout(min(self.retry.attempt_limit_s(body_bytes), left_s)):
+                async with asyncio.timeout(min(self._limit_s(body_bytes), left_s)):
                     return await attempt()
             except BaseException as e:
                 # Anything unknown may pass, too: a panic of Rust code, which is no `Exception`, or no thread for the work.
@@ -198,10 +182,10 @@ class ObjectStore(ABC):
                 if known or isinstance(e, (asyncio.CancelledError, KeyboardInterrupt, SystemExit)):
                     raise
                 # A try that the end cut short shows less than the one before it.
-                cut = isinstance(e, TimeoutError) and left_s < self.retry.attempt_s
+                cut = isinstance(e, TimeoutError) and left_s < self.attempt_s
                 fault = fault if fault is not None and cut else e
             failures += 1
-            delay_s = self.retry.delay_s(failures, jitter())
+            delay_s = backoff_s(failures)
             spent_s = time.monotonic() - started_s
             if spent_s + delay_s >= limit_s:
                 raise StoreError(

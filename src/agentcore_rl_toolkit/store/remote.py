@@ -199,10 +199,10 @@ class RemoteStore(ObjectStore):
 
         async def read() -> bytes:
             # Two limits, because the size is known only after the first reply: a silent server must not get a large body's time.
-            async with asyncio.timeout(self.retry.attempt_limit_s(0)):
+            async with asyncio.timeout(self.attempt_s):
                 result = await obstore.get_async(self._store(), self._prefix + key)
             check_size(key, self.url, result.meta["size"], max_bytes)
-            async with asyncio.timeout(self.retry.attempt_limit_s(result.meta["size"])):
+            async with asyncio.timeout(self._limit_s(result.meta["size"])):
                 return bytes(await result.bytes_async())
 
         return await self._mapped(key, read())
@@ -221,7 +221,7 @@ class RemoteStore(ObjectStore):
         async def read() -> None:
             page: Any = True
             while page:  # each has its own deadline: there may be any number
-                async with asyncio.timeout(self.retry.attempt_s):
+                async with asyncio.timeout(self.attempt_s):
                     page = await anext(stream, None)
                 found.extend(self._info(meta) for meta in page or ())
 

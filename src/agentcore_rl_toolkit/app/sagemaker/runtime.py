@@ -13,9 +13,9 @@ from botocore.exceptions import BotoCoreError, ClientError, ReadTimeoutError, Un
 
 from ..._installation import missing_extra
 from ...aws_errors import Fate, Fault, look_up
-from ...contract import Cause, Outcome, extract_reward, parse_record, record_cause, record_outcome
+from ...contract import Cause, extract_reward, parse_record, record_error
 from ...errors import ContractError, StoreError
-from ...store import ObjectStore, RetryPolicy, jitter
+from ...store import ObjectStore, backoff_s
 from ...store.base import TransientStoreError
 from ...store.remote import find_session
 from ..settings import Failures
@@ -25,7 +25,6 @@ log = logging.getLogger(__name__)
 
 READ_S = 300.0  # a whole reply of 8,192 tokens, the most that a job samples per turn
 RETRY_S = 240.0  # a job gives a rollout 300 s at least
-_BACKOFF = RetryPolicy(first_delay_s=0.5, max_delay_s=8.0, attempt_s=60.0)
 _BUSY = frozenset({500, 503})
 # The service's words for a rollout that it has ended.
 _ENDED = ("not in valid status", "cannot transition trajectory", "already processed", "trajectory not found")
@@ -78,7 +77,7 @@ class JobRuntime:
             except JobCallError as e:
                 self.job.ended = self.job.ended or e.ended
                 failures += 1
-                delay_s = _BACKOFF.delay_s(failures, jitter())
+                delay_s = backoff_s(failures, first_s=0.5, most_s=8.0)
                 if not e.again or time.monotonic() - began_s + delay_s > RETRY_S:
                     raise
             time.sleep(delay_s)
@@ -107,8 +106,10 @@ class JobRewards(ObjectStore):
         turn_rewards: send a list of rewards as it is if it has one per sample; otherwise its last element counts.
     """
 
+    attempt_s = 60.0
+
     def __init__(self, job: JobRollout, runtime: JobRuntime, *, failures: Failures, turn_rewards: bool) -> None:
-        super().__init__(job.arn, retry=_BACKOFF)
+        super().__init__(job.arn)
         self._job, self._runtime = job, runtime
         self._failures, self._turn_rewards = failures, turn_rewards
         self._verdict: tuple[str, list[float]] | None = None
@@ -145,12 +146,12 @@ class JobRewards(ObjectStore):
         """Return the rollout's status and rewards."""
         if self._job.samples == 0:
             log.error("%s sampled nothing from the job's model: SageMaker may end the whole job", self._job.key)
-        outcome = record_outcome(record)
-        scored = outcome is Outcome.OK or record_cause(record, outcome) is Cause.POLICY
+        error = record_error(record)
+        scored = error is None or error.cause == Cause.POLICY
         given = record.get("rewards", record.get("reward"))
         reward = _number(given) if scored else None
         if reward is None:
-            why = f"its reward is {given!r}" if scored else f"{outcome}: {record.get('stop_reason')}"
+            why = f"its reward is {given!r}" if scored else f"{error and error.outcome}: {record.get('stop_reason')}"
             log.error("%s failed (%s) and is reported as %s", self._job.key, why, self._failures)
             return "ready" if self._failures == "zero" else "failed", [0.0]
         if self._turn_rewards and isinstance(given, list):

@@ -20,11 +20,8 @@ from ...contract import (
     advise_on_calls,
     cause_of,
     record_error,
-    record_failure,
-    record_outcome,
     record_train,
     short,
-    verdict,
 )
 from ...errors import (
     AgentCoreRLError,
@@ -68,8 +65,8 @@ def end_of_record(record: object, *, session_id: str, input_id: str, index: int)
     if not isinstance(record, Mapping):
         message = f"the record must be an object, got {type(record).__name__}"
         return ended_by(InvalidResultError(message, **ids), index=index)
-    outcome = record_outcome(record)
-    error = None if outcome is Outcome.OK else record_error(outcome, record, None)
+    error = record_error(record)
+    outcome = Outcome.OK if error is None else Outcome(error.outcome)
     if error is not None:
         error.session_id, error.input_id = session_id, input_id
         error.message = str(record.get("stop_reason") or error)  # the outcome and the type are shown next to it
@@ -114,8 +111,7 @@ def _judged(
         lost.__cause__ = fetch_error or end.error
         end = replace(end, outcome=Outcome.LOST, error=lost)
     outcome, error, record = end.outcome, end.error, end.record
-    cause = cause_of(outcome, record, error)
-    failure = None if record is None else record_failure(record, outcome)
+    cause, failure = cause_of(error), getattr(error, "failure", None)
     reason: MaskReason | None = None if outcome is Outcome.OK else "outcome"
     calls = 0 if capture is None else len(capture.turns)
     if config.warn_turns is not None and calls > config.warn_turns:
@@ -127,10 +123,10 @@ def _judged(
         )
     if outcome is Outcome.OK and facts.unanswered:
         failure = "answer"
-    elif outcome is Outcome.AGENT_ERROR and cause is Cause.AGENT and record is not None:
-        _, cause, failure = verdict(record, facts)
-        if cause is Cause.POLICY:
-            record = {"rewards": record.get(INFO_FIELD, {}).get(POLICY_REWARD_FIELD)}
+    elif outcome is Outcome.AGENT_ERROR and cause is Cause.AGENT and record is not None and facts.failure is not None:
+        # Frameworks raise anything if the policy failed in the last model call.
+        cause, failure = Cause.POLICY, facts.failure
+        record = {"rewards": record.get(INFO_FIELD, {}).get(POLICY_REWARD_FIELD)}
     if outcome is Outcome.TIMEOUT and end.stage is Stage.RUN and _still_calling(end, capture):
         cause, why = Cause.AGENT, f"the agent was still making model calls, {calls} in all, when its time was over"
         error = RolloutTimeoutError(f"{error}; {why}", stage=Stage.RUN, session_id=session_id, input_id=input_id)

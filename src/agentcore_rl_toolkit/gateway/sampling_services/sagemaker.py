@@ -19,7 +19,7 @@ from ..._servers.keys import credential_of_runtime
 from ...aws_errors import Fate, Fault, look_up
 from ...errors import ConfigError, TrainingServiceError
 from ...messages.errors import RequestError
-from ...store import RetryPolicy, jitter
+from ...store import backoff_s
 from ...store.remote import find_region
 from ..engines import Piece
 from ..engines.errors import upstream_error
@@ -33,7 +33,6 @@ POLL_S = 2.0  # as in AWS's SDK; the first polls come sooner, for short operatio
 PATIENCE_S = 300.0  # the time for which a service may throttle, fail or be unreachable
 INVALID = "ValidationException"
 _FIRST_POLL_S, _GROWTH = 0.1, 1.5
-_BACKOFF = RetryPolicy(first_delay_s=0.25, max_delay_s=4.0)
 _REGION = re.compile(r"\.sagemaker(?:-fips)?\.([a-z0-9-]+)\.")  # the region in an endpoint of AWS
 
 
@@ -87,7 +86,7 @@ class Caller:
                 if not passes or time.monotonic() > give_up_s:
                     code = INVALID if isinstance(e, ParamValidationError) else fault.code
                     raise TrainingServiceError(str(e), code=code) from e
-            await asyncio.sleep(_BACKOFF.delay_s(failures, jitter()))
+            await asyncio.sleep(backoff_s(failures, first_s=0.25, most_s=4.0))
 
     async def create(self, verb: str, **request: Any) -> bool:
         """Make a resource, or return False if its name exists. If cancelled, wait for the request: a stop must come after it.
