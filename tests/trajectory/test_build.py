@@ -312,10 +312,24 @@ def test_more_tools_open_a_branch_only_in_a_conversation_that_has_grown() -> Non
 
     first, longer = at(0, PROMPT, "f"), [1, 2, 3, 9, *PROMPT]
     assert cause(first, at(1, longer, "f", "g")) == {"tools_changed": 1}
-    for other in (at(1, longer, "g"), at(1, [1, 2, 3, 9, 5], "f", "g"), at(1, longer, "f", "g", system="t")):
+    as_long = [1, 2, 3, 9, 5, 6, 7, 8]
+    for other in (at(1, longer, "g"), at(1, as_long, "f", "g"), at(1, longer, "f", "g", system="t")):
         assert "tools_changed" not in cause(first, other)
 
 
 def test_blank_answers_are_counted() -> None:
     turns = [turn(place, [place], [50], answered=place > 0) for place in range(3)]
     assert build_trajectory("s", turns).report.unanswered_turns == 1
+
+
+@pytest.mark.parametrize(("shared", "reason"), [(3, "sub_agent"), (4, "history_rewritten")])
+def test_a_prompt_that_shares_less_than_half_is_a_sub_agents(shared: int, reason: str) -> None:
+    other = [*PROMPT[:shared], *range(60, 68 - shared)]
+    assert cause(turn(0, PROMPT, [20]), turn(1, other, [21])) == {reason: 1}
+
+
+@pytest.mark.parametrize(("rest", "left_out"), [([23, 24], 3), ([20, 23, 24], 2), ([], 5)])
+def test_the_history_difference_is_the_share_of_tokens_that_a_template_left_out(rest: list[int], left_out: int) -> None:
+    prompt = [*PROMPT, *rest, 30]
+    first, second = turn(0, PROMPT, [20, 21, 22, 23, 24]), turn(1, prompt, [25], branch_reason="template")
+    assert build_trajectory("s", [first, second]).report.history_difference == left_out / (len(PROMPT) + len(prompt))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -252,6 +253,15 @@ def test_an_accepted_summary_trains_with_what_follows_it_and_others_are_shown(pr
     if not prompt_of_its_own:  # the accepted one has the turns before it, not the first attempt
         assert found.sequences[0].turn_ids == ["t0", "t1", "t4"]
         assert found.sequences[0].context_turn_ids == []
+
+
+@pytest.mark.parametrize("changes", [{"feeds": {}}, {"system": None}, {"parse_status": "parsed"}])
+def test_what_follows_a_summary_without_a_flow_a_system_message_or_plain_text_is_no_compaction(
+    changes: dict[str, Any],
+) -> None:
+    session = compacted()
+    session.turns = [replace(turn, **changes) for turn in session.turns]
+    assert "compaction" not in session.built().report.branch_reasons
 
 
 def test_a_history_that_was_cut_and_a_sub_agents_task_are_no_compactions() -> None:
