@@ -23,8 +23,7 @@ from ..contract import ANSWER_FIELD, REFERENCE_FIELD, is_finite, short
 from ..errors import ConfigError, ScorerError, text_of
 
 SCORE_TIMEOUT_S = 120.0
-BLOCKED_S = 1.0  # if nothing begins on a loop for this time, a scorer blocks it, and a new loop is used
-_portals = [Portal("scorer")]  # the last loop is used
+_portal = Portal("scorer")  # async scorers share a loop, and so may share clients
 # Fields of a record that are not the agent's answer.
 _NO_ANSWER = (
     """rewards reward turn_rewards metrics status_code stop_reason outcome payload input_id s3_bucket result_key"""
@@ -43,7 +42,8 @@ class Scorer:
     """A function ``score(payload, answer, reference, trajectory)``, sync or async.
 
     It gets the row without ``_reference``, the agent's answer, the row's ``_reference``, and the messages of the model calls as
-    the gateway recorded them. It returns a number, or a dict with `reward` and metrics. Its deadline is ``timeout_s``.
+    the gateway recorded them. It returns a number, or a dict with `reward` and metrics. Its deadline is ``timeout_s``. Async
+    functions share a loop, which none may block.
     ``file`` is the source of its module.
     """
 
@@ -71,41 +71,21 @@ class Scorer:
             threading.Thread(target=work, name="scorer", daemon=True).start()  # a thread cannot be ended
             async with asyncio.timeout(self.timeout_s):
                 found = await asyncio.wrap_future(future)
-            if inspect.isawaitable(found):
-                found = await self._on_loop(found)
+                if inspect.isawaitable(found):
+                    found = await asyncio.wrap_future(_portal.submit(self._awaited(found)))
         except TimeoutError:
             raise ScorerError(f"the scorer {self.name} took longer than {self.timeout_s:g} s") from None
         except RuntimeError as e:  # the process can start no thread
             raise ScorerError(f"the scorer {self.name} cannot be started: {e}") from e
         return self._checked(found)
 
-    async def _on_loop(self, awaitable: Awaitable[Any]) -> Any:
-        """Await on the loop that all scorers share. The deadline counts from the moment that the loop begins with it."""
-        while True:
-            portal = _portals[-1]
-            begun: concurrent.futures.Future[None] = concurrent.futures.Future()
-            work = portal.submit(self._await(awaitable, begun))
-            try:
-                await asyncio.wait([asyncio.wrap_future(begun)], timeout=BLOCKED_S)
-            except BaseException:
-                work.cancel()
-                raise
-            if not begun.cancel():
-                break
-            if portal is _portals[-1]:
-                _portals[:] = [Portal("scorer")]
-        async with asyncio.timeout(self.timeout_s):
-            return await asyncio.wrap_future(work)
-
-    async def _await(self, awaitable: Awaitable[Any], begun: concurrent.futures.Future[None]) -> Any:
-        if begun.set_running_or_notify_cancel():  # otherwise another loop has the awaitable
-            begun.set_result(None)
-            try:
-                return await awaitable
-            except BaseException as e:
-                if isinstance(e, asyncio.CancelledError) and (task := asyncio.current_task()) and task.cancelling():
-                    raise  # its deadline has passed
-                raise self._failure(e) from e
+    async def _awaited(self, awaitable: Awaitable[Any]) -> Any:
+        try:
+            return await awaitable
+        except BaseException as e:
+            if isinstance(e, asyncio.CancelledError) and (task := asyncio.current_task()) and task.cancelling():
+                raise  # its deadline has passed
+            raise self._failure(e) from e
 
     def _failure(self, error: BaseException) -> ScorerError:
         """Return the error for an exception of any kind: SystemExit would end a loop, and futures cannot hold StopIteration."""

@@ -156,11 +156,9 @@ class _Collection:
                 tasks.append(asyncio.create_task(self._watch_gateways(self.sessions, rollouts)))
             return list(await asyncio.gather(*collecting))
         finally:
-            try:
-                await _cancelled(tasks)
-            finally:  # also when this is cancelled meanwhile
-                if self.sessions is not None:
-                    self.sessions.end(self.session_ids)
+            if self.sessions is not None:
+                self.sessions.end(self.session_ids)
+            await _cancelled(tasks)
 
     def _sampling_params(self, request: GroupRequest) -> Mapping[str, Any] | None:
         neutral = {} if self.config.evaluation else WHOLE_DISTRIBUTION

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from ...errors import GatewayError, GatewayLostError
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+_Taken = tuple[Any, BaseException | None]  # a session's record, and the reason if it is missing
 
 GATEWAY_LOOK_S = 2.0  # between two checks of several gateways
 SESSIONS_PER_CALL = 256  # a bulk reply of 20-turn sessions then has tens of MB
@@ -94,9 +96,9 @@ class Sessions:
         self._looked_s = 0.0
         self._collections = 0
         self._makes: dict[str, _Joined[Any]] = {}  # keys are sampling parameters
-        self._takes: dict[str | None, _Joined[tuple[Any, BaseException | None]]] = {}  # keys are gateways
+        self._takes: dict[str | None, _Joined[_Taken]] = {}  # keys are gateways
         self._unread: set[str] = set()  # sessions that stay at the gateway
-        self._ended: dict[str, None] = {}  # sessions of ended collections, to be deleted
+        self._ended: dict[str, None] = {}  # sessions of ended rollouts, to be deleted
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -159,71 +161,49 @@ class Sessions:
             self._makes[name] = _Joined(made)
         return await self._makes[name](session_id)
 
-    async def take(self, session_id: str, url: str | None) -> tuple[Any, BaseException | None]:
-        """Close a session and return its record, or the error that prevented this.
+    async def take(self, session_id: str, url: str | None) -> _Taken:
+        """Close a session and return its record, or the error that prevented this. ``url`` is that of its gateway.
 
         A gateway that does not answer delays only its own sessions.
         """
         url = url if url in self.urls else None
-
-        async def taken(part: list[str]) -> Mapping[str, tuple[Any, BaseException | None]]:
-            captures, failures = await self.fetch(part, url)
-            return {name: (captures.get(name), failures.get(name)) for name in part}
-
         if url not in self._takes:
-            self._takes[url] = _Joined(taken)
+            self._takes[url] = _Joined(functools.partial(self._fetch, url))
         return await self._takes[url](session_id)
 
-    async def fetch(
-        self, session_ids: Sequence[str], url: str | None = None
-    ) -> tuple[dict[str, Any], dict[str, BaseException]]:
-        """Close sessions and return their records, and an error for each record that is missing.
+    async def _fetch(self, url: str | None, session_ids: list[str]) -> dict[str, _Taken]:
+        """Close sessions and fetch their records.
 
-        These sessions stay at the gateway when the batch is deleted, except those of a lost gateway, which are deleted if it
-        comes back. ``url`` is their gateway, if there are several.
+        Sessions without a record stay at the gateway, except those of a lost gateway, which are deleted if it comes back.
         """
-        if not session_ids:
-            return {}, {}
-
-        if url is not None and url in self.lost:
-            error = GatewayLostError(f"gateway {url} does not answer", gateway=url, session_ids=session_ids)
-            return {}, self._give_up(error)
-
-        async def fetch() -> Any:
-            return await self._gateway.fetch_async(session_ids, close=True)
-
         try:
-            return dict(await self._ask(fetch, "hand out trajectories", url)), {}
+            if url in self.lost:
+                raise GatewayLostError(f"gateway {url} does not answer", gateway=url, session_ids=session_ids)
+            fetched = self._gateway.fetch_async
+            found = await self._ask(lambda: fetched(session_ids, close=True), "hand out trajectories", url)
+            return {name: (found.get(name), None) for name in session_ids}
         except GatewayLostError as e:
-            return dict(e.found), self._give_up(e)
+            log.error("%d trajectories are lost with gateway %s: %s", len(e.session_ids), e.gateway, e)
+            return {name: (e.found.get(name), e if name in e.session_ids else None) for name in session_ids}
         except Exception as e:  # a rollout without its trajectory becomes data; the exception object is kept
             status = e.status if isinstance(e, GatewayError) else 0
             if len(session_ids) > 1 and status not in (*_PASSING, *_REFUSED):
                 middle = len(session_ids) // 2
-                captures, failures = await self.fetch(session_ids[:middle], url)
-                more, others = await self.fetch(session_ids[middle:], url)
-                return {**captures, **more}, {**failures, **others}
+                parts = session_ids[:middle], session_ids[middle:]
+                return {name: taken for part in parts for name, taken in (await self._fetch(url, part)).items()}
             self._warnings.warning("fetching %d trajectories failed: %s: %s", len(session_ids), type(e).__name__, e)
             self._unread.update(session_ids)
-            return {}, dict.fromkeys(session_ids, e)
-
-    def _give_up(self, error: GatewayLostError) -> dict[str, BaseException]:
-        log.error("%d trajectories are lost with gateway %s: %s", len(error.session_ids), error.gateway, error)
-        return dict.fromkeys(error.session_ids, error)
+            return dict.fromkeys(session_ids, (None, e))
 
     def end(self, session_ids: Iterable[str]) -> None:
         """Mark the sessions of a collection as ended. They are deleted with those of others."""
         self._ended |= dict.fromkeys(session_ids)
 
     async def _leave(self) -> None:
-        """End a collection. With the last one, all sessions are deleted."""
+        """End a collection: delete ended sessions if they fill a call, and all with the last collection."""
         if not self._collections:
             for joined in (*self._makes.values(), *self._takes.values()):
                 await joined.close()
-        await self._delete()
-
-    async def _delete(self) -> None:
-        """Delete ended sessions if they fill a call, or if the last collection has ended. Log a failure, and keep them."""
         making = frozenset[str]().union(*(joined.under_way for joined in self._makes.values()))
         while len(self._ended) >= SESSIONS_PER_CALL or (self._ended and not self._collections):
             part = [name for name in self._ended if name not in making][:SESSIONS_PER_CALL]
