@@ -350,7 +350,7 @@ def batch_metrics(groups: Sequence[Group], stats: ConvertStats) -> dict[str, flo
     summary = summarize(groups)
     metrics: dict[str, float | None] = {
         "usable": stats.usable,
-        "masked": stats.masked,
+        "masked": stats.rows - stats.usable,
         "failed": summary.lost_rollouts,
         "forked": stats.forked,
         "dropped_sequences": stats.dropped_sequences,

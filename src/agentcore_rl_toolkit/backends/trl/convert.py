@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..collection.groups import CollectedRollout, Group
-from ..collection.samples import Sample, rollout_samples
+from ..collection.samples import rollout_samples
 from .settings import ForkPolicy
 
 # Names of the per-rollout lists in addition to TRL's own keys; reward functions receive them as keyword arguments.
@@ -30,36 +30,23 @@ KEYS = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class ConvertStats:
     """Counts of the rollouts on the way to TRL. Units: tokens sampled by the policy."""
 
-    rows: int
-    usable: int
-    masked: int
-    forked: int
-    dropped_sequences: int
-    dropped_tokens: int
-    too_long: int
-    trained_tokens: int
-    sampled_tokens: int
+    rows: int = 0
+    usable: int = 0
+    forked: int = 0
+    dropped_sequences: int = 0
+    dropped_tokens: int = 0
+    too_long: int = 0
+    trained_tokens: int = 0
+    sampled_tokens: int = 0
 
     @property
     def trained_token_share(self) -> float | None:
         """Tokens in the loss / tokens sampled by usable rollouts; None when nothing was sampled."""
         return self.trained_tokens / self.sampled_tokens if self.sampled_tokens else None
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Row:
-    rollout: CollectedRollout | None = None
-    sample: Sample | None = None  # the trained sequence
-    samples: Sequence[Sample] = ()  # all sequences of the rollout
-    too_long: bool = False
-
-    @property
-    def dropped(self) -> list[Sample]:
-        return [s for s in self.samples if s is not self.sample]
 
 
 def to_trl(
@@ -72,53 +59,43 @@ def to_trl(
 ) -> tuple[dict[str, list[Any]], ConvertStats]:
     """Return the dict for `rollout_func`, and counts of what it leaves out.
 
+    A group has its usable rollouts, then masked ones, in submission order, then fillers.
     Shapes: every list has `len(groups) * num_generations` rows; row lengths of `completion_ids`, `logprobs` and
     `env_mask` agree. `logprobs` are None where `env_mask` is 0. `filler_id` is the token that masked rows consist of
     (the end-of-text id).
     """
-    rows = [
-        row
-        for group in groups
-        for row in _group_rows(group, num_generations, fork_policy=fork_policy, max_tokens=max_tokens)
-    ]
     output: dict[str, list[Any]] = {key: [] for key in KEYS}
-    for row in rows:
-        sample = row.sample
-        output["prompt_ids"].append(sample.prompt_ids if sample else [filler_id])
-        output["completion_ids"].append(sample.response_ids if sample else [filler_id])
-        output["logprobs"].append(sample.response_logprobs if sample else [None])
-        output["env_mask"].append(sample.response_mask if sample else [0])
-        output[REWARD_KEY].append(sample.reward if sample else None)
-        output[OUTCOME_KEY].append(row.rollout.outcome.value if row.rollout else "missing")
-        output[CAUSE_KEY].append(row.rollout.cause.value if row.rollout and row.rollout.cause else None)
-        output[SESSION_KEY].append(row.rollout.session_id if row.rollout else None)
-        output[SEQUENCE_KEY].append(sample.sequence_index if sample else None)
-    usable = [r.rollout for r in rows if r.rollout is not None and r.rollout.usable]
-    reports = [r.trajectory.report for r in usable if r.trajectory is not None]
-    return output, ConvertStats(
-        rows=len(rows),
-        usable=sum(r.sample is not None for r in rows),
-        masked=sum(r.sample is None for r in rows),
-        forked=sum(len(r.samples) > 1 for r in rows),
-        dropped_sequences=sum(len(r.dropped) for r in rows),
-        dropped_tokens=sum(s.trained_tokens for r in rows for s in r.dropped),
-        too_long=sum(r.too_long for r in rows),
-        trained_tokens=sum(r.sample.trained_tokens for r in rows if r.sample is not None),
-        sampled_tokens=sum(report.sampled_tokens - report.side_call_tokens for report in reports),
-    )
-
-
-def _group_rows(group: Group, n: int, *, fork_policy: ForkPolicy, max_tokens: int | None) -> list[_Row]:
-    """Return exactly n rows: usable rollouts, then masked ones, in submission order, then fillers."""
-    chosen = group.chosen(n)
-    missing = [_Row()] * (n - len(chosen))
-    return [*(_row(r, fork_policy, max_tokens) for r in chosen), *missing]
-
-
-def _row(rollout: CollectedRollout, fork_policy: ForkPolicy, max_tokens: int | None) -> _Row:
-    samples = rollout_samples(rollout)  # TRL computes the advantage itself
-    if not samples or (len(samples) > 1 and fork_policy == "mask"):
-        return _Row(rollout=rollout, samples=samples)
-    best = max(samples, key=lambda s: s.trained_tokens)
-    too_long = max_tokens is not None and len(best.token_ids) > max_tokens
-    return _Row(rollout=rollout, sample=None if too_long else best, samples=samples, too_long=too_long)
+    stats = ConvertStats()
+    for group in groups:
+        chosen: list[CollectedRollout | None] = [*group.chosen(num_generations)]
+        for rollout in [*chosen, *[None] * (num_generations - len(chosen))]:
+            samples = [] if rollout is None else rollout_samples(rollout)  # TRL computes the advantage itself
+            sample = max(samples, key=lambda s: s.trained_tokens, default=None)
+            if len(samples) > 1 and fork_policy == "mask":
+                sample = None
+            if sample is not None and max_tokens is not None and len(sample.token_ids) > max_tokens:
+                sample, stats.too_long = None, stats.too_long + 1
+            dropped = [s for s in samples if s is not sample]
+            stats.rows += 1
+            stats.usable += sample is not None
+            stats.forked += len(samples) > 1
+            stats.dropped_sequences += len(dropped)
+            stats.dropped_tokens += sum(s.trained_tokens for s in dropped)
+            stats.trained_tokens += 0 if sample is None else sample.trained_tokens
+            if rollout is not None and rollout.usable and rollout.trajectory is not None:
+                report = rollout.trajectory.report
+                stats.sampled_tokens += report.sampled_tokens - report.side_call_tokens
+            row = {
+                "prompt_ids": sample.prompt_ids if sample else [filler_id],
+                "completion_ids": sample.response_ids if sample else [filler_id],
+                "logprobs": sample.response_logprobs if sample else [None],
+                "env_mask": sample.response_mask if sample else [0],
+                REWARD_KEY: sample.reward if sample else None,
+                OUTCOME_KEY: rollout.outcome.value if rollout else "missing",
+                CAUSE_KEY: rollout.cause.value if rollout and rollout.cause else None,
+                SESSION_KEY: rollout.session_id if rollout else None,
+                SEQUENCE_KEY: sample.sequence_index if sample else None,
+            }
+            for key, value in row.items():
+                output[key].append(value)
+    return output, stats
