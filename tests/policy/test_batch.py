@@ -51,29 +51,6 @@ def test_batched_equals_single(prompts: list[list[int]], decoder: Decoder) -> No
     assert many[-1].cached_tokens >= len(texts[-1]) - 16
 
 
-def test_penalties_are_those_of_transformers_for_sequences_that_come_and_go(
-    prompts: list[list[int]], decoder: Decoder, hf: tuple[Any, Any]
-) -> None:
-    texts = prompts[:4]
-    settings = [
-        SamplingParams(temperature=0.0, max_tokens=6 + 3 * k, ignore_eos=True, repetition_penalty=1.0 + 0.3 * k)
-        for k in range(4)
-    ]
-    many = [Generation(prompt_ids=ids, params=p) for ids, p in zip(texts, settings, strict=True)]
-    finish(Batch(decoder, seed=1), many, together=3)
-    for generation in many:
-        expected = hf[0].generate(
-            torch.tensor([generation.prompt_ids]),
-            attention_mask=torch.ones(1, len(generation.prompt_ids), dtype=torch.long),
-            do_sample=False,
-            max_new_tokens=generation.params.max_tokens,
-            min_new_tokens=generation.params.max_tokens,
-            repetition_penalty=generation.params.repetition_penalty,
-            eos_token_id=None,
-        )
-        assert generation.token_ids == expected[0, len(generation.prompt_ids) :].tolist()
-
-
 def test_prompts_that_are_read_in_parts_are_read_alike(
     prompts: list[list[int]], decoder: Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

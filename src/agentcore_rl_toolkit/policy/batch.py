@@ -198,10 +198,6 @@ class Batch:
     @torch.inference_mode()
     def step(self) -> list[Generation]:
         """Add a token to each sequence. Returns the sequences that ended. Cancelled sequences end here too."""
-        for generation in self.running:
-            if generation.cancelled:
-                generation.finish_reason = "cancelled"
-        ended = self._drop_ended()
         if self._new:
             self._read_prompts()
         elif self.running:
@@ -210,8 +206,10 @@ class Batch:
             )
             self._lengths_N += 1
             self._take(logits_NV, 0)
-        ended += self._drop_ended()
-        return ended
+        for generation in self.running:
+            if generation.cancelled:
+                generation.finish_reason = "cancelled"
+        return self._drop_ended()
 
     @torch.inference_mode()
     def fail_all(self, error: str) -> list[Generation]:
@@ -275,8 +273,7 @@ class Batch:
         """Sample for the rows from ``first`` on and note the tokens."""
         rows = self.running[first:]
         if first or self._sampler is None:
-            histories = [(g.prompt_ids, g.token_ids) for g in rows]
-            sampler = Sampler([g.params for g in rows], [g.generator for g in rows], histories, self.decoder.device)
+            sampler = Sampler([g.params for g in rows], [g.generator for g in rows], self.decoder.device)
             self._sampler = None if first else sampler
         else:
             sampler = self._sampler
@@ -311,39 +308,21 @@ class Batch:
         return next((stop for stop in stops if stop in text), None)
 
     def _drop_ended(self) -> list[Generation]:
-        """Take ended sequences out, the last row filling each hole."""
+        """Take ended sequences out. The last row fills each hole."""
         ended = [row for row, g in enumerate(self.running) if g.finish_reason is not None]
         if not ended:
             return []
         gone = [self.running[row] for row in ended]
         for row in reversed(ended):
-            g = self.running[row]
-            waiting = row >= len(self.running) - self._new
-            if not waiting and g.weight_version_first == self.version and g.finish_reason in ("stop", "length"):
+            g, last = self.running[row], len(self.running) - 1
+            if g.weight_version_first == self.version and g.finish_reason in ("stop", "length"):
                 self.prefixes.keep([*g.prompt_ids, *g.token_ids[:-1]], row)
-            self._remove(row, waiting)
+            if row != last:
+                moved = self.running[row] = self.running[last]
+                tokens = min(len(moved.prompt_ids) + len(moved.token_ids), self.decoder.shape.context)
+                self.decoder.move_row(last, row, tokens)
+                self._lengths_N[row], self._next_N[row] = self._lengths_N[last], self._next_N[last]
+            self._lengths_N, self._next_N = self._lengths_N[:last], self._next_N[:last]
+            self.running.pop()
         self._sampler = None
         return gone
-
-    def _remove(self, row: int, waiting: bool) -> None:
-        """Close the hole at ``row``. New sequences stay after the others, so theirs is filled with their last one."""
-        if waiting:
-            self._new -= 1
-        else:
-            last_read = len(self.running) - self._new - 1
-            if row != last_read:
-                self._move(last_read, row)
-            self._lengths_N[row] = self._lengths_N[last_read]
-            self._next_N[row] = self._next_N[last_read]
-            self._lengths_N = self._lengths_N[:last_read]
-            self._next_N = self._next_N[:last_read]
-            row = last_read
-        last = len(self.running) - 1
-        if row != last:
-            self._move(last, row)
-        self.running.pop()
-
-    def _move(self, source: int, target: int) -> None:
-        g = self.running[source]
-        self.decoder.move_row(source, target, min(len(g.prompt_ids) + len(g.token_ids), self.decoder.shape.context))
-        self.running[target] = g

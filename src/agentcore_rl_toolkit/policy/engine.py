@@ -166,8 +166,6 @@ class Engine:
             raise PolicyError(f"a prompt is a list of token ids, each from 0 to {self.vocabulary - 1}, and not empty")
         if len(ids) >= self.context:  # a prompt that fills the context leaves no room for a token
             raise PolicyError(f"the model's maximum context length is {self.context} tokens, the prompt has {len(ids)}")
-        if params.logit_bias and not 0 <= min(params.logit_bias) <= max(params.logit_bias) < self.vocabulary:
-            raise PolicyError(f"logit_bias: this model's token ids are from 0 to {self.vocabulary - 1}")
         if params.stop and self._batch.tokenizer is None:
             raise PolicyError("this engine has no tokenizer, which stop strings need")
 

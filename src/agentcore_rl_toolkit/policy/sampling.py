@@ -1,21 +1,17 @@
 """Chooses the next token of many sequences at once, each with its own settings.
 
-The logits of a row change in vLLM's order: ``logit_bias`` is added; repetition, frequency and presence are penalised; then
-temperature 0 takes the largest. Otherwise they are divided by the temperature and cut by ``min_p``, ``top_k`` and ``top_p``, one
-after the other.
+Temperature 0 takes the largest logit of a row. Otherwise, logits are divided by the temperature and cut by ``min_p``, ``top_k``
+and ``top_p``, one after the other, as in vLLM. Penalties and ``logit_bias`` have no effect: no trainer reproduces them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import torch
 from msgspec import Meta
-
-History = tuple[Sequence[int], Sequence[int]]
-_LARGEST = 1e30  # limit of adjusted logits; still finite in fp32 when divided by the lowest temperature
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,20 +21,14 @@ class SamplingParams:
     ``temperature`` 0 takes the likeliest token. ``top_k`` 0 or -1 and ``top_p`` 1 switch these cuts off. ``seed`` makes a
     completion repeatable whatever else is in the batch.
 
-    ``min_p`` cuts tokens that are less likely than this share of the likeliest. ``repetition_penalty`` divides positive
-    logits, and multiplies negative ones, of every token in the prompt or the completion so far; ``frequency_penalty`` is
-    subtracted once for each time a token stands in the completion, ``presence_penalty`` once if it does. ``logit_bias`` maps
-    token ids to added logits. ``prompt_logprobs`` 0 asks for the logprobs of the prompt's own tokens.
+    ``min_p`` cuts tokens that are less likely than this share of the likeliest. ``prompt_logprobs`` 0 asks for the logprobs of
+    the prompt's own tokens.
     """
 
     temperature: Annotated[float, Meta(ge=0)] = 1.0
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
     top_k: Annotated[int, Meta(ge=-1, lt=2**31)] = 0
     min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
-    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
-    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
-    repetition_penalty: Annotated[float, Meta(gt=0)] = 1.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
     max_tokens: Annotated[int, Meta(ge=1)] = 256
     stop: tuple[Annotated[str, Meta(min_length=1)], ...] = ()
     stop_token_ids: tuple[int, ...] = ()
@@ -46,18 +36,12 @@ class SamplingParams:
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     prompt_logprobs: Annotated[int, Meta(ge=0, le=0)] | None = None
 
-    @property
-    def adjusts_logits(self) -> bool:
-        """Return True for a bias or a penalty, either of which can change the likeliest token."""
-        penalties = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty)
-        return bool(self.logit_bias) or penalties != (0.0, 0.0, 1.0)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Sampled:
     """Sample one token per row. Shapes: N rows.
 
-    Logprobs are those of the distribution that the token was sampled from: after bias, penalties, temperature and cuts (vLLM's
+    Logprobs are those of the distribution that the token was sampled from: after temperature and cuts (vLLM's
     ``processed_logprobs``). At temperature 0 they are those of temperature 1, as vLLM's.
     """
 
@@ -66,57 +50,15 @@ class Sampled:
     tensor_N: torch.Tensor
 
 
-class _Adjustments:
-    """Biases and penalties of the rows that ask for any, and which tokens these rows hold. Shapes: R such rows."""
-
-    def __init__(self, params: Sequence[SamplingParams], histories: Sequence[History], vocabulary: int) -> None:
-        asking = [row for row, p in enumerate(params) if p.adjusts_logits]
-        self._rows_R = torch.tensor(asking)
-        self._repetition_R1 = torch.tensor([params[row].repetition_penalty for row in asking])[:, None]
-        self._frequency_R1 = torch.tensor([params[row].frequency_penalty for row in asking])[:, None]
-        self._presence_R1 = torch.tensor([params[row].presence_penalty for row in asking])[:, None]
-        self._bias_RV = torch.zeros(len(asking), vocabulary)
-        self._prompt_RV = torch.zeros(len(asking), vocabulary, dtype=torch.bool)
-        self._counts_RV = torch.zeros(len(asking), vocabulary)  # counts of tokens in the completion
-        for r, row in enumerate(asking):
-            bias, (prompt, completion) = params[row].logit_bias, histories[row] if histories else ((), ())
-            self._bias_RV[r, list(bias)] = torch.tensor(list(bias.values()), dtype=torch.float)
-            self._prompt_RV[r, list(prompt)] = True
-            self._counts_RV[r] = torch.bincount(torch.tensor(completion, dtype=torch.long), minlength=vocabulary)
-
-    def apply(self, logits_NV: torch.Tensor) -> torch.Tensor:
-        """Adjust the logits of the rows that ask for it. The others stay, bit by bit."""
-        said_RV = self._counts_RV > 0
-        biased_RV = logits_NV[self._rows_R] + self._bias_RV
-        repetition_RV = torch.where(self._prompt_RV | said_RV, self._repetition_R1, 1.0)
-        penalised_RV = torch.where(biased_RV > 0, biased_RV / repetition_RV, biased_RV * repetition_RV)
-        penalised_RV -= self._frequency_R1 * self._counts_RV
-        penalised_RV -= self._presence_R1 * said_RV
-        # a repetition penalty may be so near to 0, or so large, that the quotient or product overflows
-        return logits_NV.index_copy(0, self._rows_R, penalised_RV.nan_to_num().clamp(-_LARGEST, _LARGEST))
-
-    def note(self, chosen_N: torch.Tensor) -> None:
-        """Count the tokens that were drawn."""
-        self._counts_RV.scatter_add_(1, chosen_N[self._rows_R][:, None], torch.ones_like(self._repetition_R1))
-
-
 class Sampler:
-    """The settings of the rows of a batch as tensors, built again only when the rows change.
-
-    ``histories`` are the prompt and the completion so far of each row, which penalties need; the sampler counts on from there.
-    """
+    """The settings of the rows of a batch as tensors, built again only when the rows change."""
 
     def __init__(
         self,
         params: Sequence[SamplingParams],
         seeded: Sequence[torch.Generator | None],
-        histories: Sequence[History] = (),
         device: str = "cpu",
     ) -> None:
-        self._params = params
-        self._histories = histories
-        self._adjusts = any(p.adjusts_logits for p in params)
-        self._adjustments: _Adjustments | None = None
         # The likeliest token is taken at temperature 0: cuts mean nothing there, and its logprobs are those of temperature 1.
         sampled = [p if p.temperature else replace(p, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0) for p in params]
         self._cuts = any(p.top_p < 1.0 or p.top_k > 0 or p.min_p > 0.0 for p in sampled)
@@ -134,11 +76,7 @@ class Sampler:
     @torch.inference_mode()
     def sample(self, logits_NV: torch.Tensor, generator: torch.Generator) -> Sampled:
         """Draw a token for each row; seeded rows draw from their own generators, the others from the shared one."""
-        if self._adjusts and self._adjustments is None:
-            with logits_NV.device:
-                self._adjustments = _Adjustments(self._params, self._histories, logits_NV.shape[1])
-        adjusted_NV = logits_NV if self._adjustments is None else self._adjustments.apply(logits_NV)
-        logprobs_NV = self._logprobs(adjusted_NV)
+        logprobs_NV = self._logprobs(logits_NV)
         uniform_N1 = torch.rand(logprobs_NV.shape[0], 1, generator=generator)
         for row, own in self._seeded:
             uniform_N1[row] = torch.rand(1, generator=own)
@@ -147,9 +85,7 @@ class Sampler:
         cumulated_NV = logprobs_NV.exp().cumsum(-1)
         chosen_N = (cumulated_NV < (1 - uniform_N1) * cumulated_NV[:, -1:]).sum(-1)
         if self._any_greedy:
-            chosen_N = torch.where(self._greedy, adjusted_NV.argmax(-1), chosen_N)
-        if self._adjustments is not None:
-            self._adjustments.note(chosen_N)
+            chosen_N = torch.where(self._greedy, logits_NV.argmax(-1), chosen_N)
         picked_N = logprobs_NV.gather(1, chosen_N[:, None])[:, 0]
         return Sampled(ids_N=chosen_N.tolist(), logprobs_N=picked_N.tolist(), tensor_N=chosen_N)
 
