@@ -75,16 +75,11 @@ class Portal:
                 return self._loop
             if self._loop is not None and self._owner is not None:
                 raise ConfigError(f"the {self._owner} was used before this process forked; make one in the child")
-            loop, ready = asyncio.new_event_loop(), threading.Event()
-            thread = threading.Thread(target=_run, args=(loop, ready), name=self._name, daemon=True)
-            try:
-                thread.start()
-            except RuntimeError:  # no thread can be started now
-                loop.close()
-                raise
-            self._loop, self._thread, self._pid = loop, thread, os.getpid()
-            ready.wait()
-            return loop
+            started: concurrent.futures.Future[asyncio.AbstractEventLoop] = concurrent.futures.Future()
+            thread = threading.Thread(target=_run, args=(started,), name=self._name, daemon=True)
+            thread.start()
+            self._loop, self._thread, self._pid = started.result(), thread, os.getpid()
+            return self._loop
 
     @property
     def started(self) -> bool:
@@ -145,25 +140,20 @@ class Portal:
             coroutine.close()
             raise
         answer: concurrent.futures.Future[T] = concurrent.futures.Future()
-        tasks: list[asyncio.Task[T]] = []
+        tasks: list[asyncio.Task[None]] = []
 
-        def begin() -> None:
-            task = loop.create_task(coroutine)
-            tasks.append(task)
-            task.add_done_callback(hand_over)
-
-        def hand_over(task: asyncio.Task[T]) -> None:
-            if task.cancelled():
+        async def work() -> None:
+            try:
+                answer.set_result(await coroutine)
+            except asyncio.CancelledError:
                 answer.cancel()
                 answer.set_running_or_notify_cancel()  # or a caller that waits with a limit is not woken
-            elif (error := task.exception()) is not None:
-                answer.set_exception(error)
-            else:
-                answer.set_result(task.result())
+            except BaseException as e:
+                answer.set_exception(e)
 
         try:
             # asyncio.run_coroutine_threadsafe would leave a moment in which the work runs and Ctrl-C finds nothing to cancel.
-            loop.call_soon_threadsafe(begin)
+            loop.call_soon_threadsafe(lambda: tasks.append(loop.create_task(work())))
             return result_of(answer)
         except BaseException:
             if not answer.done():
@@ -187,10 +177,10 @@ class Portal:
             thread.join(timeout=10)
 
 
-def _run(loop: asyncio.AbstractEventLoop, ready: threading.Event) -> None:
-    with asyncio.Runner(loop_factory=lambda: loop) as runner:  # it cancels what is left, and closes the loop
-        runner.get_loop().call_soon(ready.set)
-        loop.run_forever()
+def _run(started: concurrent.futures.Future[asyncio.AbstractEventLoop]) -> None:
+    with asyncio.Runner() as runner:  # it cancels what is left, and closes the loop
+        started.set_result(runner.get_loop())
+        runner.get_loop().run_forever()
 
 
 def _after_fork() -> None:

@@ -414,12 +414,10 @@ def parse_record(body: bytes) -> dict[str, Any]:
     """Decode a stored record. Raises: ContractError when it is not a JSON object (bare NaN and Infinity are refused too)."""
 
     def refuse(token: str) -> float:
-        raise ContractError(f"the record holds {token}, which is not JSON; write None for a value that is absent")
+        raise ContractError(f"it holds {token}; write None for a value that is absent")
 
     try:
         record = json.loads(body, parse_constant=refuse)
-    except ContractError:
-        raise
     except (ValueError, RecursionError) as e:  # bad UTF-8, bad JSON, a number of thousands of digits
         raise ContractError(f"the record is not valid JSON: {e}") from e
     if not isinstance(record, dict):

@@ -12,7 +12,7 @@ from typing import Any
 from bedrock_agentcore.runtime import BedrockAgentCoreApp, PingStatus
 from starlette.exceptions import HTTPException
 
-from ..contract import ROLLOUT_FIELD, ROLLOUTS_OFF, RolloutConfig, check_train, redact_payload
+from ..contract import ROLLOUTS_OFF, RolloutConfig, check_train, redact_payload
 from ..errors import ConfigError
 from ..logs import configure_logging
 from ..proof import seal
@@ -188,16 +188,9 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
         if self._rollout_function is None or not answers:
             return await serve(handler, request_context, takes_context, payload)
         function = self._rollout_function
-        try:
-            result = await serve(function.call, request_context, function.takes_context, payload)
-            if inspect.isawaitable(result):  # a partial or lambda around an async function
-                result = await serve(wait_for, request_context, False, result)
-        except KeyError as e:
-            if e.args == (ROLLOUT_FIELD,):
-                raise ConfigError(
-                    "the agent reads payload['_rollout'], which only rollouts have: use app.model()"
-                ) from e
-            raise
+        result = await serve(function.call, request_context, function.takes_context, payload)
+        if inspect.isawaitable(result):  # a partial or lambda around an async function
+            result = await serve(wait_for, request_context, False, result)
         return result.get("response", result) if isinstance(result, Mapping) else getattr(result, "response", result)
 
     def save_result(

@@ -99,8 +99,8 @@ class Encoder:
                     f"result[{path}] is a {type(value).__name__} without a JSON form: {e}"
                 ) from None
             return self._number(number, path)
-        if isinstance(value, Mapping):
-            return self._object(value, path, depth)
+        if (members := _members_of(value)) is not None:
+            return self._object(members, path, depth)
         if isinstance(value, (bytes, bytearray, memoryview)):
             self._note(path, "bytes became base64")
             return base64.b64encode(value).decode("ascii")
@@ -112,12 +112,8 @@ class Encoder:
             return self._plain(os.fspath(value), path, depth)  # may be bytes
         if isinstance(value, Set):  # hash order differs from process to process, and mixed types do not compare
             return sorted((self._plain(item, path, depth + 1) for item in value), key=json.dumps)
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            return self._object({f.name: getattr(value, f.name) for f in dataclasses.fields(value)}, path, depth)
-        for method in ("model_dump", "tolist"):  # pydantic models; numpy and torch arrays and scalars
-            convert = getattr(value, method, None)
-            if callable(convert) and not isinstance(value, type):
-                return self._plain(convert(), path, depth)
+        if callable(convert := getattr(value, "tolist", None)) and not isinstance(value, type):
+            return self._plain(convert(), path, depth)  # arrays and scalars of numpy and torch
         if isinstance(value, Sequence):
             return [self._plain(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(value)]
         if not isinstance(value, Iterator):  # reading it would use it up
@@ -142,6 +138,19 @@ class Encoder:
     def _note(self, path: str, what: str) -> None:
         if len(self.conversions) < MAX_CONVERSIONS:
             self.conversions[path] = what
+
+
+def _members_of(value: Any) -> Mapping[Any, Any] | None:
+    """Return the members of a mapping, a dataclass or a pydantic model. None for another value."""
+    if isinstance(value, Mapping):
+        return value
+    if isinstance(value, type):
+        return None
+    if dataclasses.is_dataclass(value):
+        return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    dump = getattr(value, "model_dump", None)
+    members = dump() if callable(dump) else None
+    return members if isinstance(members, Mapping) else None
 
 
 def _key(key: Any, where: str) -> str:
@@ -213,28 +222,16 @@ def find_secrets(config: RolloutConfig, *keep: str) -> tuple[str, ...]:
     )
 
 
-def as_fields(result: Any) -> dict[str, Any]:
-    """Return an agent's return value as the top level of a record, in a new dict.
-
-    Raises: InvalidResultError when it is not a dict (or another mapping, a dataclass, a pydantic model).
-    """
-    if isinstance(result, Mapping):
-        return dict(result)
-    if not isinstance(result, type):
-        if dataclasses.is_dataclass(result):
-            return {f.name: getattr(result, f.name) for f in dataclasses.fields(result)}
-        if callable(dump := getattr(result, "model_dump", None)):
-            return dict(dump())
-    example = f': return {{"rewards": {result!r}}}' if isinstance(result, (int, float)) else ""
-    raise InvalidResultError(f"Return value must be a dict, got {type(result).__name__}{example}")
-
-
 def success_body(info: RolloutInfo, result: Any, *, max_bytes: int) -> tuple[bytes, Outcome]:
     """Return the record of an agent that returned, and its outcome.
 
     Raises: InvalidResultError when the result cannot be stored; the caller writes an error record instead.
     """
-    fields = {name: value for name, value in as_fields(result).items() if name not in RESERVED}
+    members = _members_of(result)
+    if members is None:
+        example = f': return {{"rewards": {result!r}}}' if isinstance(result, (int, float)) else ""
+        raise InvalidResultError(f"Return value must be a dict, got {type(result).__name__}{example}")
+    fields = {name: value for name, value in members.items() if name not in RESERVED}
     fields.setdefault("status_code", 200)
     fields.setdefault("stop_reason", "end_turn")
     if fields.get(ROLLOUT_FIELD) is not None:

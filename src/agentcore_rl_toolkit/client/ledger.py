@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..contract import IdValue, Outcome
+from ..contract import IdValue
 from ..errors import ConfigError
 from ..proof import ProofKey
 
@@ -36,7 +36,7 @@ class Attempt:
     """A session in the ledger. Times are unix seconds.
 
     Attributes:
-        cause: of a failure, as `contract.Cause` writes it.
+        outcome, cause: as `contract.Outcome` and `contract.Cause` write them.
         proof_key: id of the key from which the session's secret is derived.
         promised: the agent promised to prove its record.
     """
@@ -50,7 +50,7 @@ class Attempt:
     payload: str = ""
     intent_s: float = 0.0
     accepted_s: float | None = None
-    outcome: Outcome | None = None
+    outcome: str | None = None
     cause: str | None = None
     error: str | None = None
     stopped: bool = False
@@ -156,20 +156,13 @@ def parse_lines(content: bytes) -> Iterable[dict[str, Any]]:
 
 def attempts_of(lines: Iterable[Mapping[str, Any]]) -> dict[str, Attempt]:
     """Replay the lines. Return the attempts by session id, in the order of their intents."""
-    attempts: dict[str, Attempt] = {}
+    attempts: dict[str, dict[str, Any]] = {}
     for line in lines:
-        event, at_s, session_id = line["event"], line.get("t", 0.0), line["session_id"]
-        facts = {name: value for name, value in line.items() if name not in ("event", "t", "session_id")}
+        facts = dict(line)
+        event, at_s, session_id = facts.pop("event"), facts.pop("t", 0.0), facts["session_id"]
         if event == "intent":
-            attempts[session_id] = Attempt(session_id=session_id, intent_s=at_s, **facts)
-        known = attempts.get(session_id)
-        if known is None:
-            continue
-        if event == "accepted":
-            known.accepted_s, known.promised = at_s, known.promised or facts.get("promised") is True
-            known.key, known.bucket = facts.get("key", known.key), facts.get("bucket", known.bucket)
-        elif event == "done":
-            known.outcome, known.error, known.cause = Outcome(facts["outcome"]), facts.get("error"), facts.get("cause")
-        elif event == "stopped":
-            known.stopped = True
-    return attempts
+            attempts[session_id] = {"intent_s": at_s}
+        if session_id in attempts:
+            now = {"accepted": {"accepted_s": at_s}, "stopped": {"stopped": True}}.get(event, {})
+            attempts[session_id] |= {**facts, **now}
+    return {name: Attempt(**facts) for name, facts in attempts.items()}

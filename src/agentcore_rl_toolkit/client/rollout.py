@@ -451,9 +451,9 @@ class Rollout(RolloutFuture):
         verdict = await self._read()
         if verdict is not None:
             return verdict
-        if known.outcome is None or known.outcome is Outcome.OK:
+        if known.outcome in (None, Outcome.OK):
             raise RolloutLostError("the ledger has the outcome ok, but the store no longer has the record")
-        error = ERRORS[known.outcome](known.error or known.outcome.value)
+        error = ERRORS[known.outcome](known.error or known.outcome)
         if known.cause is not None:
             error.cause = known.cause
         return Verdict(error=error)
@@ -501,7 +501,6 @@ class Dispatcher:
         self._rollouts: dict[str, Rollout] = {}  # the key is the id of the first session
         self._watchers: dict[tuple[str, str], Watcher] = {}
         self._readers: dict[str, RecordReader] = {}
-        self._last: asyncio.Task[None] | None = None
         self.pacer.join(self.limits)
         open_dispatchers.add(self)
 
@@ -525,7 +524,7 @@ class Dispatcher:
     def abandon(self) -> None:
         """End after the rollouts in flight. The caller dropped the client without `close`."""
         if self.portal.started:
-            self.portal.post(self._finish_and_leave)
+            self.portal.submit(self._finish_and_leave())
         else:
             self.leave()
 
@@ -559,16 +558,13 @@ class Dispatcher:
                 watcher.close()
         return left
 
-    def _finish_and_leave(self) -> None:
-        async def finish() -> None:
-            while self._rollouts:  # all have begun, because `submit` came before this
-                await asyncio.wait([r._task for r in self._rollouts.values() if r._task is not None])
-                await asyncio.sleep(0)
-            await self.stops.drain()
-            self.leave()
-            self.portal.close()
-
-        self._last = asyncio.create_task(finish())
+    async def _finish_and_leave(self) -> None:
+        while self._rollouts:  # all have begun, because `submit` came before this
+            await asyncio.wait([r._task for r in self._rollouts.values() if r._task is not None])
+            await asyncio.sleep(0)
+        await self.stops.drain()
+        self.leave()
+        self.portal.close()
 
     async def wait_for_turn(self) -> None:
         """Wait for a connection and for the pace, first come, first served. The caller then sends one invoke."""

@@ -39,7 +39,7 @@ HOW_TO_HAVE_THEM = (
 NO_ROLLOUT = (
     "which is not the reply of a rollout: the agent needs a function with @app.rollout_entrypoint on an AgentCoreRLApp"
 )
-MAX_REPLY_BYTES = 2**20  # a reply has ids, a key and a status
+MAX_REPLY_BYTES = 2**20  # a reply has ids, a key and a status. The rest of a longer one is not read
 STORE_REFUSED = "StoreRefused"  # code of the error when the agent cannot store its record
 
 
@@ -210,23 +210,14 @@ class Transport:
             response = client.invoke_agent_runtime(payload=payload, **about)
         except Exception as e:
             raise self._error(e, client, session_id) from e
-        kind = str(response.get("contentType", ""))
-        if kind.startswith("text/event-stream"):  # it may have no end
-            response["response"].close()
-            raise InvalidResultError(f"the agent answered with a stream, {NO_ROLLOUT}", session_id=session_id)
-        try:
-            body: bytes = response["response"].read(MAX_REPLY_BYTES + 1)
-        except Exception as e:
-            text = f"the reply to the invoke broke off: {e}"
-            raise CallError(text, code=type(e).__name__, session_id=session_id) from e
-        if len(body) > MAX_REPLY_BYTES:
-            response["response"].close()
-            raise InvalidResultError(
-                f"the agent answered with more than {MAX_REPLY_BYTES} bytes; decorate it with @app.rollout_entrypoint, which "
-                "answers with the key of its record",
-                session_id=session_id,
-            )
-        return body
+        with contextlib.closing(response["response"]) as reply:
+            if str(response.get("contentType", "")).startswith("text/event-stream"):  # it may have no end
+                raise InvalidResultError(f"the agent answered with a stream, {NO_ROLLOUT}", session_id=session_id)
+            try:
+                return bytes(reply.read(MAX_REPLY_BYTES))
+            except Exception as e:
+                text = f"the reply to the invoke broke off: {e}"
+                raise CallError(text, code=type(e).__name__, session_id=session_id) from e
 
     def stop(self, session_id: str) -> bool:
         """Stop a session. Returns False if the runtime has no such session. Raises as `invoke`."""
