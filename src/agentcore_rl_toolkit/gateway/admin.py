@@ -491,7 +491,7 @@ def _described(session: Session, now_s: float) -> dict[str, Any]:
         "calls": [
             {
                 "state": call.state,
-                "seconds": time.time() - call.recorder.started_s,
+                "seconds": time.time() - call.record.started_s,
                 "left_s": None if call.deadline is None else call.deadline - now_s,
             }
             for call in session.inflight

@@ -21,16 +21,15 @@ from aiohttp import web
 
 from ..errors import CaptureError, UpstreamError
 from ..messages.errors import RequestError
-from ..messages.wire import Delta
-from .capture.record import CallRecord
-from .context import Context, Engine
+from ..messages.wire import DIALECTS, Delta, StreamEncoder
+from .capture.record import CallRecord, Captured
+from .context import Attempt, Context, Engine
 from .engines.errors import upstream_error
 from .http.request import CallRequest
 from .http.responses import error_response, passed
 from .record import AGENT_GONE, Recorder
 from .router import ServerLostError, StatusError, Worker
 from .sessions import RecordedReply, Session
-from .writers import writer_of
 
 log = logging.getLogger(__name__)
 
@@ -50,19 +49,19 @@ class Call:
         self.session = session
         self.request = request
         self._engine = engine
-        self.writer = writer_of(request, engine)
-        self.recorder = Recorder(context, session, request)
+        self._encoder: StreamEncoder | None = None
+        self.headers: Mapping[str, str] | None = None  # those of the engine's reply that the agent gets
+        self._recorder = Recorder(context, session, request)
         self.state = "starting"
         self.buffer = bytearray()
         self.ended = False
         self.error: RequestError | None = None
-        self.error_headers: Mapping[str, str] | None = None
         self.cut = False
         self.connections = 0
         self._reply: RecordedReply | None = None
         self._changed = asyncio.Event()  # set when connections can write more
         self._orphan_timer: asyncio.TimerHandle | None = None
-        self._timer: asyncio.TimerHandle | None = None  # ends the call at the deadline of its stage
+        self._deadline = asyncio.timeout(None)  # the stage ends then
         self._aborted: RequestError | None = None
         self._end: list[bytes] | None = None  # the end of a stream, from its final delta
         session.started_turns += 1
@@ -72,21 +71,26 @@ class Call:
 
     async def run(self) -> None:
         """Make the prompt, sample the reply, record it, and give the agent its end."""
-        engine, recorder, stored = self._engine, self.recorder, False
+        engine, stored = self._engine, False
         try:
             if self._aborted is not None:
                 raise self._aborted
-            self.enter("rendering", self._context.limits.call_s)
             try:
+                reply = await self._sampled()
+                begun = bool(self.buffer)
                 try:
-                    await engine.prepare(recorder.call_id)
-                    await self._sample()
-                finally:  # neither an abort nor the deadline ends a call in this state
-                    self.enter("recording", None)
-                record, captured, number = await recorder.store_reply(engine, begun=bool(self.buffer))
+                    captured = reply.captured()
+                except CaptureError as e:
+                    captured = Captured(choices=[], problem=str(e))
+                number = await self._recorder.store_reply(captured, begun=begun)
                 if number is not None:
                     self._reply = self.session.add_reply(self.request.digest, number, connections=self.connections)
-                self._complete(self.writer.broken(captured, begun=bool(self.buffer)) or record)
+                if (broken := engine.broken(captured, begun=begun)) is not None:
+                    self._end_with(broken)
+                elif self._encoder is not None:
+                    self._add(b"".join(self._end or ()) + self._encoder.finish(), ended=True)
+                else:
+                    self._add(engine.whole(self.record), ended=True)
                 stored = True
             finally:
                 await engine.release(stored=stored)
@@ -96,24 +100,44 @@ class Call:
             self._fail(self._aborted, kind=AGENT_GONE if self._aborted.code == AGENT_GONE else None)
         except StatusError as e:
             error = upstream_error(e.http_status, e.body)
-            self.error_headers = {name: value for name, value in passed(e.headers).items() if name != "content-type"}
-            self._fail(error, kind=error.code or error.kind)
+            headers = {name: value for name, value in passed(e.headers).items() if name != "content-type"}
+            self._fail(error, kind=error.code or error.kind, headers=headers)
         except RequestError as e:
             self._fail(e)
         except (CaptureError, UpstreamError, ServerLostError) as e:
             self._fail(RequestError(str(e), kind="upstream"))
         except BaseException as e:  # a panic in the tokenizer's Rust code is not an `Exception`
             log.error(
-                "call %s of session %s failed with an unexpected error", recorder.call_id, self.session.id, exc_info=e
+                "call %s of session %s failed with an unexpected error",
+                self.record.call_id,
+                self.session.id,
+                exc_info=e,
             )
             why = f"the gateway could not handle this call ({type(e).__name__}); see its log"
             self._fail(RequestError(why, kind="internal"))
         finally:
-            self._add(b"", ended=True)
+            if not self.ended:
+                self._add(b"", ended=True)
             self.session.inflight.discard(self)
             self._context.running.discard(self)
 
-    async def _sample(self) -> None:
+    async def _sampled(self) -> Attempt:
+        """Make the prompt and sample the reply, each stage within its deadline."""
+        limits = self._context.limits
+        try:
+            async with self._deadline:
+                self.enter("rendering", limits.call_s)
+                await self._engine.prepare(self.record.call_id)
+                return await self._sample()
+        except TimeoutError as e:
+            self._context.counters["deadlines"] += 1
+            if self.state == "held":
+                raise RequestError("the policy is still being updated; try again", kind="rate_limit") from e
+            raise RequestError(f"the call took longer than {limits.call_s:g} s", kind="timeout") from e
+        finally:
+            self.state = "recording"  # an abort does not end a call in this state
+
+    async def _sample(self) -> Attempt:
         """Sample the reply. While nothing of it has reached the agent, another server may take the call."""
         context, session = self._context, self.session
         router, limits = context.router, context.limits
@@ -124,13 +148,13 @@ class Call:
         while True:
             while context.running.paused:
                 await context.running.resumed(self)
-            worker = session.worker = self.recorder.worker = router.pick(session.worker, tried)
+            worker = session.worker = router.pick(session.worker, tried)
             if worker is None:
                 why = "the gateway has no engine; add one with POST /admin/workers"
                 raise RequestError(why, kind="overloaded")
+            self.record.upstream = worker.id
             try:
-                await self._sample_at(worker)
-                return
+                return await self._sample_at(worker)
             except StatusError as e:
                 tried = (*tried, worker)
                 if e.http_status not in _TRY_ELSEWHERE or len(tried) >= MAX_TRIES or router.pick(None, tried) is None:
@@ -153,20 +177,18 @@ class Call:
                     self.enter("sampling", limits.call_s)
                     second, tried = False, ()
             context.counters["retries"] += 1
-            self._end, self.recorder.first_token_s, self.writer = None, None, writer_of(self.request, self._engine)
+            self._end, self.record.first_token_s, self._encoder = None, None, None
 
-    async def _sample_at(self, worker: Worker) -> None:
+    async def _sample_at(self, worker: Worker) -> Attempt:
         """Sample at one server, and count the result."""
         engine, running = self._engine, self._context.running
         begun = running.weight_version
         worker.inflight += 1
         worker.calls += 1
         try:
-            if (sent := engine.request(worker)) is None:
-                self._forward(await engine.sample(worker))
-            else:
-                await self._exchange(worker, *sent)
-            worker.succeeded()
+            reply = await self._exchange(worker)
+            if worker.failures:
+                worker.succeeded()
         except StatusError as e:
             if e.http_status >= 500:
                 worker.failed(unreachable=False, why=str(e))
@@ -179,17 +201,25 @@ class Call:
             raise
         finally:
             worker.inflight -= 1
-        self.recorder.versions = engine.versions or (begun, running.weight_version)
+        self._recorder.lost_weights = worker.forgot
+        self._recorder.published = engine.versions or (begun, running.weight_version)
+        return reply
 
-    async def _exchange(self, worker: Worker, path: bytes, body: bytes) -> None:
+    async def _exchange(self, worker: Worker) -> Attempt:
         """Send a request to a server and read its reply."""
-        engine, stream, most = self._engine, self.request.stream, self._context.limits.reply_bytes
+        reply = self._engine.attempt(worker)
+        if not reply.path:
+            self._forward(await self._engine.sample(worker))
+            return reply
+        stream, most = self.request.stream, self._context.limits.reply_bytes
         parts: list[bytes] = []
         received = 0
         try:
-            response = await worker.post(path, body, session=self.session.id, stream=stream)
+            response = await worker.post(reply.path, reply.body, session=self.session.id, stream=stream)
             try:
-                engine.headers, streaming = response.headers, stream and response.status == 200
+                if self._engine.passes:
+                    self.headers = passed(response.headers)
+                streaming = stream and response.status == 200
                 while not response.content.at_eof():
                     data = await response.content.readany()
                     received += len(data)
@@ -197,7 +227,7 @@ class Call:
                         why = f"the reply is larger than {most} bytes (setting reply_bytes)"
                         raise RequestError(why, kind="upstream")
                     if streaming:
-                        self._forward(engine.feed(data))
+                        self._forward(reply.feed(data))
                     else:
                         parts.append(data)
             finally:
@@ -207,72 +237,74 @@ class Call:
         if response.status != 200:
             raise StatusError(response.status, response.headers, b"".join(parts))
         if not streaming:
-            engine.read(b"".join(parts))
+            reply.read(b"".join(parts))
+        return reply
+
+    @property
+    def record(self) -> CallRecord:
+        return self._recorder.record
 
     def enter(self, stage: str, limit_s: float | None) -> None:
         """Begin a stage of the call, which has its own deadline."""
         self.state = stage
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = None if limit_s is None else asyncio.get_running_loop().call_later(limit_s, self._expire)
-
-    def _expire(self) -> None:
-        """Cancel the call at the deadline of its stage."""
-        error = RequestError(f"the call took longer than {self._context.limits.call_s:g} s", kind="timeout")
-        if self.state == "held":
-            error = RequestError("the policy is still being updated; try again", kind="rate_limit")
-        if not self.ending:
-            self._context.counters["deadlines"] += 1
-        self.abort(error)
+        self._deadline.reschedule(None if limit_s is None else asyncio.get_running_loop().time() + limit_s)
 
     @property
     def ending(self) -> bool:
         """Return True if the call has ended or can only fail: it was aborted, or its deadline has passed."""
-        return self.ended or self._aborted is not None
+        return self.ended or self._aborted is not None or self._deadline.expired()
 
     @property
     def deadline(self) -> float | None:
         """Return the deadline of the call's stage, on the event loop's clock."""
-        return None if self._timer is None else self._timer.when()
+        return None if self.state == "recording" else self._deadline.when()
 
     def _forward(self, deltas: list[Delta]) -> None:
         """Put a part of a stream into the reply. From the final delta on it waits for the record."""
         if not deltas or not self.request.stream:
             return
-        if self.recorder.first_token_s is None:
-            self.recorder.first_token_s = time.time()
+        if self.record.first_token_s is None:
+            self.record.first_token_s = time.time()
         out: list[bytes] = []
         for delta in deltas:
             if delta.final and self._end is None:
                 self._end = []
-            (out if self._end is None else self._end).append(self.writer.write(delta))
+            parts = out if self._end is None else self._end
+            if self._encoder is None:
+                self._encoder = self._engine.encoder()
+                parts.append(self._encoder.start())
+            parts.append(self._encoder.feed(delta))
         self._add(b"".join(out))
 
-    def _complete(self, reply: CallRecord | RequestError) -> None:
-        """Give the agent the end of a recorded reply, or an error in place of it."""
-        if isinstance(reply, RequestError):
-            self.error = reply
-            self._add(self.writer.error(reply) if self.buffer and self.request.stream else b"", ended=True)
-        elif self.request.stream:
-            self._add(b"".join(self._end or ()) + self.writer.finish(reply), ended=True)
-        else:
-            self._add(self.writer.whole(reply), ended=True)
+    def ping(self) -> bytes:
+        """Return the sign of a stream that more is coming."""
+        return DIALECTS[self.request.dialect].idle if self._encoder is None else self._encoder.ping()
+
+    def error_event(self, error: RequestError) -> bytes:
+        """Return the end of a stream that cannot be completed."""
+        return (self._encoder or self._engine.encoder()).error(error)
 
     def abort(self, error: RequestError) -> None:
         """Cancel the call, unless its reply or its failure is being recorded."""
         if not self.ending and self.state != "recording":
             self._aborted = error
             if self.state != "starting":  # else the task has not begun
+                self._deadline.reschedule(None)  # a second cancellation would end the wait for a rendering thread
                 self._task.cancel()
 
-    def _fail(self, error: RequestError, *, kind: str | None = None) -> None:
+    def _fail(self, error: RequestError, *, kind: str | None = None, headers: Mapping[str, str] | None = None) -> None:
         """End the call with an error. ``kind`` is the record's name of the error, by default the kind of the error."""
         begun = bool(self.buffer)
         if begun and error.code != AGENT_GONE:
             error = RequestError(str(error), kind="upstream")
-        self.recorder.store_failure(error, kind or error.kind, begun=begun)
+        self._recorder.store_failure(error, kind or error.kind, begun=begun)
         self.cut = True
-        self._complete(error)
+        self._end_with(error, headers)
+
+    def _end_with(self, error: RequestError, headers: Mapping[str, str] | None = None) -> None:
+        """Give the agent an error in place of the reply, or of its end."""
+        self.error, self.headers = error, headers
+        self._add(self.error_event(error) if self.buffer and self.request.stream else b"", ended=True)
 
     def _add(self, data: bytes, *, ended: bool = False) -> None:
         """Let the connections write more."""
@@ -320,12 +352,14 @@ async def answer(call: Call, http: web.BaseRequest) -> web.StreamResponse:
             if not await call.more():
                 break
         if call.error is not None and not call.buffer:
-            return error_response(call.request.dialect, call.error, call.error_headers)
+            return error_response(call.request.dialect, call.error, call.headers)
         if not stream:
-            response: web.StreamResponse = web.Response(body=bytes(call.buffer), headers=call.writer.headers())
+            response: web.StreamResponse = web.Response(
+                body=bytes(call.buffer), headers=headers_of(call.request, call.headers or {})
+            )
             await response.prepare(http)
         else:
-            response = web.StreamResponse(headers=call.writer.headers())
+            response = web.StreamResponse(headers=headers_of(call.request, call.headers or {}))
             await response.prepare(http)
             end = await _write_stream(call, response)
         if call.cut and http.transport is not None:
@@ -343,16 +377,16 @@ async def _write_stream(call: Call, response: web.StreamResponse) -> bytes:
     """Write the buffer as it grows, and pings while it does not. Returns the bytes that end the reply."""
     written = 0
     if not (call.buffer or call.ended):
-        await response.write(call.writer.ping())
+        await response.write(call.ping())
     while True:
         data = bytes(memoryview(call.buffer)[written:])
         written += len(data)
         if call.ended:
-            return data if call.buffer or call.error is None else call.writer.error(call.error)
+            return data if call.buffer or call.error is None else call.error_event(call.error)
         if data:
             await response.write(data)
         elif not await call.more():
-            await response.write(call.writer.ping())
+            await response.write(call.ping())
 
 
 async def answer_again(
@@ -373,3 +407,10 @@ async def answer_again(
 
 def _is_open(http: web.BaseRequest) -> bool:
     return http.transport is not None and not http.transport.is_closing()
+
+
+def headers_of(request: CallRequest, server: Mapping[str, str]) -> dict[str, str]:
+    """Return the headers of a reply: those of its form, and what passes of the ``server``'s."""
+    if not request.stream:
+        return {"content-type": "application/json", **server}
+    return {"content-type": DIALECTS[request.dialect].stream_type, "cache-control": "no-cache", **server}

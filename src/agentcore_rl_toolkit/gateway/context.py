@@ -6,65 +6,92 @@ import itertools
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sized
-from typing import Any
+from collections.abc import Callable, Sized
+from typing import Any, Protocol
 
-from ..messages.wire import Delta
-from ..messages.wire.passthrough import Fields
-from .capture.record import Captured
+from ..messages.errors import RequestError
+from ..messages.wire import DIALECTS, Delta, StreamEncoder
+from .capture.record import CallRecord, Captured
+from .capture.replay import reply_of
 from .config import GatewayConfig
+from .engines.errors import event_error
 from .http.request import CallRequest
 from .router import Router, RunningCalls, Worker
 from .sessions import Session, Sessions
 
 
-class Engine:
-    """Writes the request of one call and reads its reply: `RelayedChat`, `TokenSampling`, `ServiceSampling`.
+class Attempt(Protocol):
+    """A request to a server, and the reader of its reply. Without a ``path``, `Engine.sample` samples the call."""
 
-    ``pings``: a stream gets comments before its first delta. ``versions`` are the weight versions of the first and the last token
-    if the engine knows them without its reply. ``headers`` are those of the server's reply.
+    path: bytes
+    body: bytes
+
+    def read(self, body: bytes) -> None:
+        """Read a reply that is not streamed. Raises: CaptureError."""
+
+    def feed(self, data: bytes) -> list[Delta]:
+        """Read a piece of a stream. Raises: CaptureError, UpstreamError."""
+
+    def captured(self) -> Captured:
+        """Return the content of the complete reply. Raises: CaptureError."""
+
+
+class Engine:
+    """Samples one call, and writes its reply in the agent's dialect: `RelayedChat`, `TokenSampling`, `ServiceSampling`.
+
+    ``passes``: the agent gets the server's bytes. ``pings``: a stream gets comments before its first delta. ``versions`` are the
+    weight versions of the first and the last token if the engine knows them without its reply.
     """
 
+    _request: CallRequest
+    passes = False
     pings = False
     versions: tuple[int | None, int | None] | None = None
-    headers: Mapping[str, str] = {}
 
-    def understand(self) -> Fields:
-        """Return the request as a chat completion. Raises: RequestError."""
-        raise NotImplementedError
-
-    def compose(self, fields: Fields) -> None:
-        """Take the request with the session's settings in it. Raises: RequestError."""
+    def compose(self) -> None:
+        """Put the session's settings into the request, and check it. Raises: RequestError."""
         raise NotImplementedError
 
     async def prepare(self, call_id: str) -> None:
         """Make the prompt. `release` follows, also after an error. Raises: RequestError."""
 
-    def request(self, worker: Worker) -> tuple[bytes, bytes] | None:
-        """Begin an attempt. Return path and body for the engine, or None if `sample` samples the call."""
+    def attempt(self, worker: Worker) -> Attempt:
+        """Begin to sample at a server."""
         raise NotImplementedError
 
     async def sample(self, worker: Worker) -> list[Delta]:
         """Sample the call without a request to an engine. Raises: RequestError, CaptureError."""
         raise NotImplementedError
 
-    def read(self, body: bytes) -> None:
-        """Read a reply that is not streamed. Raises: CaptureError."""
-        raise NotImplementedError
-
-    def feed(self, data: bytes) -> list[Delta]:
-        """Read a piece of a stream. Raises: CaptureError, UpstreamError."""
-        raise NotImplementedError
-
     def cancel(self, worker: Worker) -> None:
         """End the attempt at the server. Most servers end it when its connection is closed."""
 
-    def captured(self) -> Captured:
-        """Return the content of the complete reply. Raises: CaptureError."""
-        raise NotImplementedError
-
     async def release(self, *, stored: bool) -> None:
         """Add the reply to the session's history if it was ``stored``, and end the use of the history."""
+
+    def encoder(self) -> StreamEncoder:
+        """Return the encoder of a stream for the agent."""
+        request = self._request
+        return DIALECTS[request.dialect].encoder(request.asked, reply_id=request.reply_id, model=request.asked.model)
+
+    def whole(self, record: CallRecord) -> bytes:
+        """Return a complete reply for the agent. Raises: UpstreamError."""
+        return DIALECTS[self._request.dialect].encode_reply(reply_of(record), self._request.asked)
+
+    def replayed(self, record: CallRecord) -> bytes:
+        """Return the recorded reply of a call that the request repeats. Raises: UpstreamError."""
+        return self.whole(record)
+
+    def broken(self, captured: Captured, *, begun: bool) -> RequestError | None:
+        """Return why the agent must not treat a reply as complete. ``begun``: a part was sent already."""
+        if captured.error is not None:
+            return event_error(captured.error)
+        if captured.complete and captured.choices:
+            return None
+        why = "ended its reply too early"
+        if not self._request.stream and not captured.choices:
+            why = f"answered 200 without a reply: {captured.problem or 'it has no choices'}"
+        return RequestError(f"the engine {why}", kind="upstream")
 
 
 class Context:

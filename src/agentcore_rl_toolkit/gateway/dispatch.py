@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hmac
 import logging
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
 from urllib.parse import unquote, unquote_to_bytes
 
 from aiohttp import HttpVersion11, web
@@ -17,7 +16,7 @@ from ..errors import ConfigError, ContractError
 from ..messages.errors import RequestError
 from ..messages.wire import DIALECTS, anthropic, bedrock, gemini
 from .admin import Admin, Request
-from .call import Call, answer, answer_again
+from .call import Call, answer, answer_again, headers_of
 from .context import Context
 from .http.request import CallRequest
 from .http.responses import error_response, respond
@@ -25,7 +24,6 @@ from .http.server import read_body
 from .record import Recorder
 from .retries import recorded_reply, running_call
 from .sessions import Session, SessionSettings
-from .writers import writer_of
 
 log = logging.getLogger(__name__)
 
@@ -128,12 +126,27 @@ class Dispatch:
         context.counters["calls"] += 1
         request = CallRequest(dialect, body, http.headers, tag=tag)
         try:
-            await request.identify()
             if dialect == "responses" and b'"item_reference"' in body:
                 await session.replies.update(context.store, session.number)
+            passes = dialect == "chat" and context.token_mode is None
+            await request.read(session.replies.find, passes=passes, allowed=context.allow_fields)
             if session.closed_s is not None:
                 raise _closed(session)
-            writing = self._find_or_start(request, session, http)
+            if request.stream and http.version < HttpVersion11:
+                raise RequestError("a streamed reply needs HTTP/1.1", param="stream")
+            # A repetition uses no turn, so it comes before the session's limits.
+            if (running := running_call(session, request)) is not None:
+                context.counters["turns_joined"] += 1
+                writing = answer(running, http)
+            elif (found := recorded_reply(session, request)) is not None:
+                context.counters["turns_joined"] += 1
+                reply, record = found
+                again = context.new_engine(session, request).replayed(record)
+                writing = answer_again(reply, again, headers_of(request, {}), http)
+            else:
+                engine = context.new_engine(session, request)
+                engine.compose()
+                writing = answer(Call(context, session, request, engine), http)
         except RequestError as e:
             error = e
         except RecursionError:
@@ -148,30 +161,6 @@ class Dispatch:
         request.fields = {}  # perhaps they cannot be written
         Recorder(context, session, request).store_refusal(error)
         return error_response(dialect, error)
-
-    def _find_or_start(
-        self, request: CallRequest, session: Session, http: web.BaseRequest
-    ) -> Coroutine[Any, Any, web.StreamResponse]:
-        """Return the coroutine that writes the reply, of a running call, a recorded one, or a new one.
-
-        Raises: RequestError, UpstreamError.
-        """
-        context = self._context
-        engine = context.new_engine(session, request)
-        fields = request.fields = engine.understand()
-        if request.stream and http.version < HttpVersion11:
-            raise RequestError("a streamed reply needs HTTP/1.1", param="stream")
-        # A repetition uses no turn, so it comes before the session's limits.
-        if (running := running_call(session, request)) is not None:
-            context.counters["turns_joined"] += 1
-            return answer(running, http)
-        if (found := recorded_reply(session, request)) is not None:
-            context.counters["turns_joined"] += 1
-            (reply, record), writer = found, writer_of(request, engine)
-            return answer_again(reply, writer.replayed(record), writer.headers(), http)
-        session.hold_to_settings(fields)
-        engine.compose(fields)
-        return answer(Call(context, session, request, engine), http)
 
     def _opened(self, name: bytes) -> Session:
         """Open a session for agents without keys. Raises: RequestError."""

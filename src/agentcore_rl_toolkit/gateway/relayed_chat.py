@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from ..messages.errors import unsupported
-from ..messages.wire import Delta, passthrough
-from ..messages.wire.passthrough import Fields
-from .capture.record import CONSTRAINED, Captured
+from ..messages.errors import RequestError, unsupported
+from ..messages.wire import DIALECTS, Delta, ModelRequest, StreamEncoder, error_body, passthrough
+from .capture.record import CONSTRAINED, CallRecord, Captured
+from .capture.replay import reply_of
 from .capture.reply import ReplyReader
 from .config import REFUSED_FORM
 from .context import Context, Engine
@@ -16,13 +16,12 @@ from .router import Worker
 from .sessions import Session
 
 _to_json = msgspec.json.Encoder().encode
-_ROUTE = b"/v1/chat/completions"
 
 
 class RelayedChat(Engine):
     """Asks a server for a chat completion, whatever the dialect of the agent, so all dialects leave the same records.
 
-    ``passes``: the agent speaks the servers' dialect and gets their bytes. ``body`` is the server's reply.
+    ``passes``: the agent speaks the servers' dialect and gets their bytes.
     """
 
     def __init__(self, context: Context, session: Session, request: CallRequest) -> None:
@@ -30,65 +29,128 @@ class RelayedChat(Engine):
         self._session = session
         self._request = request
         self.passes = request.dialect == "chat"
-        self.plain_endpoint = context.engine == "openai"
-        self.body = b""
+        self._numbers = context.engine != "openai"  # a plain OpenAI endpoint has no token ids
         self._sent = b""
-        self._constrained = False
-        self.reader: ReplyReader
+        self._untrainable: str | None = None
+        self._reply: RelayedReply
 
-    # -- the request
-
-    def understand(self) -> Fields:
+    def compose(self) -> None:
         request, context = self._request, self._context
+        fields = request.fields
         if self.passes:
-            fields = request.read()
-            passthrough.check(fields, more=None if self.plain_endpoint else context.allow_fields)
+            passthrough.check(fields, more=context.allow_fields if self._numbers else None)
         else:
-            asked = request.parse(self._session.replies.find)
+            asked = request.asked
             for at, message in enumerate(asked.messages):
                 if message["role"] == "developer":  # most chat templates leave out roles that they do not know
                     asked.messages[at] = {**message, "role": "system"}
-            fields = request.as_chat(context.allow_fields)
+            fields = request.fields = {**asked.to_chat_body(), "messages": msgspec.Raw(_to_json(asked.messages))}
         if context.config.forced_tools != "constrain":
             for name in passthrough.asked_forms(fields):
                 if context.config.forced_tools == "refuse":
                     raise unsupported(name, REFUSED_FORM)
                 del fields[name]
                 request.leave_out({name: 1})
-        return fields
-
-    def compose(self, fields: Fields) -> None:
-        """Ask for the tokens in every request, except of a plain OpenAI endpoint, which has none."""
-        context = self._context
+        self._session.hold_to_settings(fields)
         field = passthrough.foreign(fields, context.allow_fields) if context.engine == "vllm" else None
         if field is not None:
             raise unsupported(field, f"the engine ({context.engine}) does not support this")
-        numbers = {} if self.plain_endpoint else {"logprobs": True, "return_token_ids": True}
+        numbers = {"logprobs": True, "return_token_ids": True} if self._numbers else {}
         self._sent = _to_json({**fields, **numbers})
-        self._constrained = bool(passthrough.asked_forms(fields))
+        if passthrough.asked_forms(fields) and not context.config.train_constrained:
+            self._untrainable = CONSTRAINED
 
-    # -- the reply
+    def attempt(self, worker: Worker) -> RelayedReply:
+        self._reply = RelayedReply(
+            self._request, self._sent, passes=self.passes, numbers=self._numbers, untrainable=self._untrainable
+        )
+        return self._reply
 
-    def request(self, worker: Worker) -> tuple[bytes, bytes]:
-        request = self._request
-        plain = not request.numbers and not self.plain_endpoint  # the agent did not ask for the numbers
-        entries, n = bool(request.fields.get("logprobs")), request.fields.get("n") or 1
-        self.reader = ReplyReader(entries=entries, n=n, relayed=self.passes, plain=plain)
-        return _ROUTE, self._sent
+    # -- the agent's reply
+
+    def encoder(self) -> StreamEncoder:
+        return PassedEvents(self._reply.reader) if self.passes else super().encoder()
+
+    def whole(self, record: CallRecord) -> bytes:
+        return self._reply.answer if self.passes else super().whole(record)
+
+    def replayed(self, record: CallRecord) -> bytes:
+        if not self.passes:
+            return super().replayed(record)
+        stream, options = self._request.stream, self._request.fields.get("stream_options")
+        usage = isinstance(options, dict) and options.get("include_usage") is True
+        asked = ModelRequest(dialect="chat", model="", stream=stream, include_usage=usage, logprobs=True)
+        reply = DIALECTS["chat"].encode_reply(reply_of(record), asked)
+        if stream:
+            return reply
+        body = msgspec.json.decode(reply)
+        for choice, recorded in zip(body["choices"], record.choices, strict=True):
+            choice["message"] = msgspec.Raw(recorded.message)  # the server's message with all its members
+        return _to_json(body)
+
+    def broken(self, captured: Captured, *, begun: bool) -> RequestError | None:
+        """Return None also for a reply that the agent understands although nothing can be recorded of it."""
+        if self.passes:
+            stream, finished = self._request.stream, bool(self._reply.reader.finished)
+            understood = captured.problem is not None and finished and stream and not self._numbers
+            if (begun if captured.error is not None else understood) or (captured.choices and not stream):
+                return None
+        return super().broken(captured, begun=begun)
+
+
+class RelayedReply:
+    """The request to a chat server, and its reply. ``answer`` is a whole reply as the agent gets it.
+
+    ``numbers``: the server was asked for token ids and logprobs.
+    """
+
+    path = b"/v1/chat/completions"
+
+    def __init__(
+        self, request: CallRequest, body: bytes, *, passes: bool, numbers: bool, untrainable: str | None
+    ) -> None:
+        self.body = body
+        self.answer = b""
+        self._stream = request.stream
+        self._reply_id = None if passes else request.reply_id  # the agent's reply, also for a repeated request
+        self._untrainable = untrainable
+        self.reader = ReplyReader(
+            entries=bool(request.fields.get("logprobs")),
+            n=request.fields.get("n") or 1,
+            relayed=passes,
+            plain=numbers and not request.numbers,
+        )
+        self.feed = self.reader.feed
 
     def read(self, body: bytes) -> None:
-        self.body = body
-
-    def feed(self, data: bytes) -> list[Delta]:
-        return self.reader.feed(data)
+        self.answer = body
 
     def captured(self) -> Captured:
-        request = self._request
-        if not request.stream:
-            self.body = self.reader.read(self.body)
+        if not self._stream:
+            self.answer = self.reader.read(self.answer)
         captured = self.reader.captured()
-        if self._constrained and not self._context.config.train_constrained:
-            captured.untrainable = CONSTRAINED
-        if not self.passes:
-            captured.reply_id = request.reply_id  # the agent's reply, also for a repeated request
+        captured.untrainable = self._untrainable
+        captured.reply_id = self._reply_id or captured.reply_id
         return captured
+
+
+class PassedEvents:
+    """Writes a server's events as they are: a `StreamEncoder`."""
+
+    def __init__(self, reader: ReplyReader) -> None:
+        self._reader = reader
+
+    def start(self) -> bytes:
+        return b""
+
+    def feed(self, delta: Delta) -> bytes:
+        return delta.event
+
+    def ping(self) -> bytes:
+        return DIALECTS["chat"].idle
+
+    def finish(self) -> bytes:
+        return bytes(self._reader.rest)
+
+    def error(self, error: RequestError) -> bytes:
+        return b"data: " + error_body("chat", error) + b"\n\n"

@@ -32,7 +32,7 @@ MEMORY_S = 600.0  # the time in which a request may repeat a received reply
 def running_call(session: Session, request: CallRequest) -> Any:
     """Return the running call (`Call`) that a request joins, or None."""
     for call in session.inflight:
-        if call.request.digest == request.digest and not call.ending and (request.keyed or not call.connections):
+        if call.request.digest == request.digest and (request.keyed or not call.connections) and not call.ending:
             return call
     return None
 
@@ -42,7 +42,7 @@ def recorded_reply(session: Session, request: CallRequest) -> tuple[RecordedRepl
     if session.recent is None:
         _recall(session)
     calls = [call for call in session.recent or () if call.digest == request.digest]
-    if not calls or request.fields.get("return_token_ids"):
+    if not calls or request.asks_for(("return_token_ids",)):
         return None
     reply = lost = failed = None
     for call in calls:
@@ -81,4 +81,4 @@ def _recall(session: Session) -> None:
         if position < store.first_call and status in TURNS:
             if not delivered:
                 session.undelivered.add(position)
-            session.add_reply(digest, position, received=delivered)
+            session.recent.append(RecordedReply(session, digest, position, received=delivered))

@@ -15,6 +15,7 @@ import secrets
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,8 +30,8 @@ from ..messages.wire import ModelRequest, passthrough
 from ..messages.wire.chat import parse_parameters
 from ..messages.wire.passthrough import Fields
 from .capture.build import Texts
+from .capture.record import CallRecord
 from .router import Worker
-from .store.reader import Counts, StoredSession
 from .store.replies import RecordedReplies
 from .store.writer import Store
 
@@ -166,11 +167,15 @@ class Session:
                 if type(asked) is not int or not 0 <= asked <= settings.max_tokens:
                     fields[key] = settings.max_tokens
 
-    def add_reply(
-        self, digest: int, position: int | None, *, received: bool = False, connections: int = 0
-    ) -> RecordedReply:
+    def append(self, record: CallRecord) -> int:
+        """Store the record of a call. Returns its number."""
+        self.records += 1
+        self.last_call_s = record.finished_s
+        return self.store.append(self, record)
+
+    def add_reply(self, digest: int, position: int | None, *, connections: int = 0) -> RecordedReply:
         """Keep a call, for requests that repeat it. ``position`` None: it failed before its reply began."""
-        reply = RecordedReply(self, digest, position, received=received, connections=connections)
+        reply = RecordedReply(self, digest, position, connections=connections)
         if self.recent is None:
             self.recent = deque(maxlen=REMEMBERED)
         self.recent.append(reply)
@@ -180,41 +185,36 @@ class Session:
         """Store if an agent has the complete reply of a call. A call without a delivered reply uses no turn."""
         if call is None or whole == (call not in self.undelivered):
             return
-        if whole:
-            self.undelivered.discard(call)
-        else:
-            self.undelivered.add(call)
+        self.undelivered ^= {call}
         self.started_turns += 1 if whole else -1
         self.store.deliver(call, whole=whole)
 
 
+@dataclass(slots=True, eq=False)
 class RecordedReply:
     """A recorded reply to the request with this ``digest``, or a call that failed before its reply began (``position`` None).
 
     ``received``: an agent has all of it. ``connections`` counts those that it is being sent on.
     """
 
-    __slots__ = ("connections", "digest", "position", "received", "session")
+    session: Session
+    digest: int
+    position: int | None
+    received: bool = False
+    connections: int = 0
 
-    def __init__(
-        self, session: Session, digest: int, position: int | None, *, received: bool, connections: int
-    ) -> None:
-        self.session = session
-        self.digest = digest
-        self.position = position
-        self.received = received
-        self.connections = connections
-        if not received and not connections:
-            session.deliver(position, whole=False)
+    def __post_init__(self) -> None:
+        self._deliver()
 
     def sent(self, *, whole: bool) -> None:
         """Remove a connection. ``whole``: the complete reply was written on it."""
         self.connections -= 1
-        if whole and not self.received:
-            self.received = True
-            self.session.deliver(self.position, whole=True)
-        elif not self.received and not self.connections:
-            self.session.deliver(self.position, whole=False)
+        self.received = self.received or whole
+        self._deliver()
+
+    def _deliver(self) -> None:
+        if self.received or not self.connections:
+            self.session.deliver(self.position, whole=self.received)
 
 
 class Sessions:
@@ -326,21 +326,18 @@ class Sessions:
         """Take up the stored sessions. Returns how many calls they have. Raises: GatewayError on a damaged store."""
         counts = self.store.reader.counts()
         for row in self.store.reader.sessions():
-            self._restored(row, counts.get(row.number))
+            settings = msgspec.json.decode(row.settings, type=SessionSettings)
+            key = self._key_of(row.session_id)
+            session = Session(self.store, row.number, row.session_id, key, settings, row.created_s)
+            session.closed_s, session.recent = row.closed_s, None
+            if (found := counts.get(row.number)) is not None:
+                session.records, session.turns = found.calls, found.turns
+                session.errors = found.calls - found.turns
+                session.started_turns = found.turns - found.undelivered
+                session.next_index = found.last_index + 1
+                self.turns += found.turns
+            self.by_id[session.id_bytes] = session
         return sum(found.calls for found in counts.values())
-
-    def _restored(self, row: StoredSession, found: Counts | None) -> None:
-        settings = msgspec.json.decode(row.settings, type=SessionSettings)
-        key = self._key_of(row.session_id)
-        session = Session(self.store, row.number, row.session_id, key, settings, row.created_s)
-        session.closed_s, session.recent = row.closed_s, None
-        if found is not None:
-            session.records, session.turns = found.calls, found.turns
-            session.errors = found.calls - found.turns
-            session.started_turns = found.turns - found.undelivered
-            session.next_index = found.last_index + 1
-            self.turns += found.turns
-        self.by_id[session.id_bytes] = session
 
 
 def store_secret(directory: Path | None) -> bytes:

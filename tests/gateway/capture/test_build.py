@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentcore_rl_toolkit.gateway.capture.build import Texts, build, pack_long_prompt
+from agentcore_rl_toolkit.gateway.capture.build import Texts, complete, pack_long_prompt
 from agentcore_rl_toolkit.gateway.capture.record import (
     ERROR,
     INVALID,
@@ -39,20 +39,21 @@ def recorded(texts: Texts, index: int, prompt: list[int], answers: list[list[int
     if index % 2:  # as a thread does with a long prompt
         pack_long_prompt(texts, captured)
         assert captured.prompt_ids in (None, pack_ids(prompt))
-    return build(
-        OK,
+    record = new_record(OK, f"c{index}", index)
+    record.request = b'{"model":"m"}'
+    complete(
+        record,
         captured,
-        texts=texts,
-        call_id=f"c{index}",
-        messages=json.dumps(messages, ensure_ascii=False).encode(),
-        fields=b'{"model":"m"}',
+        json.dumps(messages, ensure_ascii=False).encode(),
+        texts,
         published=(None, None),
         stream=False,
-        index=index,
-        dialect="chat",
-        started_s=0.0,
-        first_token_s=None,
     )
+    return record
+
+
+def new_record(status: str, call_id: str = "c", index: int = 0) -> CallRecord:
+    return CallRecord(call_id=call_id, index=index, status=status, dialect="chat", started_s=0.0, finished_s=0.0)
 
 
 @given(st.data(), st.integers(1, 14))
@@ -98,24 +99,20 @@ def test_a_growing_session_costs_its_tokens_once_also_with_calls_that_have_only_
 def test_a_prompt_that_is_no_list_of_token_ids_makes_the_turn_invalid(text: bytes) -> None:
     captured = Captured([], prompt=text, has_tokens=True)
     pack_long_prompt(Texts(), captured)
-    about: dict[str, Any] = {"index": 0, "dialect": "chat", "started_s": 0.0, "first_token_s": None}
-    record = build(
-        OK,
-        captured,
-        texts=Texts(),
-        call_id="c",
-        messages=b"",
-        fields=b"",
-        published=(None, None),
-        stream=False,
-        **about,
-    )
+    record = new_record(OK)
+    complete(record, captured, b"", Texts(), published=(None, None), stream=False)
     assert (record.status, record.prompt_ids) == (INVALID, b"")
 
 
 @pytest.mark.parametrize(("status", "ids"), [(OK, [1, 2]), (PARTIAL, [1, 2]), (INVALID, [1, 2]), (ERROR, [])])
 def test_a_prompt_is_stored_with_a_reply_and_not_with_a_failure(status: str, ids: list[int]) -> None:
-    about: dict[str, Any] = {"call_id": "c", "index": 0, "dialect": "chat", "started_s": 0.0, "texts": Texts()}
-    captured = Captured([], prompt=b"[1,2]", has_tokens=True)
-    record = build(status, captured, messages=b"", fields=b"", published=(None, None), stream=False, **about)
+    record = new_record(status)
+    complete(
+        record,
+        Captured([], prompt=b"[1,2]", has_tokens=True),
+        b"",
+        Texts(),
+        published=(None, None),
+        stream=False,
+    )
     assert (record.status, unpack_ids(record.prompt_ids)) == (status, ids)

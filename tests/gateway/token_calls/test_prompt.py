@@ -115,9 +115,9 @@ async def test_a_rendering_that_is_cancelled_twice_keeps_its_history_to_itself(
         await until(lambda: gateway.running)
         [running] = gateway.running
         await until(lambda: running.deadline is not None)
-        history = mode.histories.pin(gateway.sessions.by_id[session.session_id.encode()])
+        history, deadline = mode.histories.pin(gateway.sessions.by_id[session.session_id.encode()]), running.deadline
         running.abort(RequestError("aborted", kind="overloaded"))
-        await until(lambda: asyncio.get_running_loop().time() > running.deadline)
+        await until(lambda: asyncio.get_running_loop().time() > deadline)
         await asyncio.sleep(0)
         assert history.order.locked()
     finally:

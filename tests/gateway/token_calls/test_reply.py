@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 import agentcore_rl_toolkit
 from agentcore_rl_toolkit.errors import CaptureError
-from agentcore_rl_toolkit.gateway.capture.events import EventReader
 from agentcore_rl_toolkit.gateway.capture.record import Captured, unpack_ids, unpack_logprobs
 from agentcore_rl_toolkit.gateway.engines import TOKEN_ENGINES, Piece
 from agentcore_rl_toolkit.gateway.testing import Seen, logprob_of
@@ -50,15 +49,13 @@ def events(engine: str, ids: list[int], step: int, *, finish: str = "stop", stop
 
 def read(renderer: Renderer, asked: ModelRequest, engine: str, pieces: list[bytes]) -> tuple[TokenReply, list[Delta]]:
     sampled = TokenReply(renderer, asked, None)
-    events, read_pieces = EventReader(), TOKEN_ENGINES[engine].reader()
-    found = [piece for data in pieces for event in events.feed(data) for piece in read_pieces(event)]
-    return sampled, [delta for piece in found for delta in sampled.add(piece)]
+    sampled.read_event = TOKEN_ENGINES[engine].reader()
+    return sampled, [delta for data in pieces for delta in sampled.feed(data)]
 
 
 def recorded(sampled: TokenReply) -> tuple[Captured, Choice]:
     """What is recorded of an answer, and its choice as a client reads it."""
-    captured = Captured(choices=[])
-    sampled.record(captured)
+    captured = sampled.captured()
     [record] = captured.choices
     message = json.loads(record.message)
     return captured, Choice(

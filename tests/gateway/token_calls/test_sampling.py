@@ -9,7 +9,7 @@ import pytest
 
 from agentcore_rl_toolkit.gateway import Gateway, Limits
 from agentcore_rl_toolkit.gateway.engines import Piece
-from agentcore_rl_toolkit.gateway.token_calls.sampling import _joined
+from agentcore_rl_toolkit.gateway.token_calls.reply import joined
 from scripted_engine import Fault, ScriptedEngine
 
 from ..asking import MODEL, Start, ask, hang_up, opened, until
@@ -154,7 +154,7 @@ def test_pieces_that_come_together_are_joined_up_to_the_end_of_a_choice_or_anoth
         Piece(choice=1, ids=[6], weight_version="4"),
         Piece(choice=1, ids=[7], weight_version="4"),
     ]
-    assert _joined(pieces) == [
+    assert joined(pieces) == [
         Piece(ids=[1, 2, 3], logprobs=[-1.0, -2.0, -3.0], weight_version="3", routed_experts="AA=="),
         Piece(ids=[4, 5], logprobs=[-4.0, -5.0], weight_version="4", finish_reason="stop", stop_sequence="x"),
         Piece(ids=[], logprobs=[], weight_version="4"),

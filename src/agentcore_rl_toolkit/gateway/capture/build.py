@@ -1,8 +1,8 @@
 """Turn a finished call into its record, which has only what is new since the calls before it.
 
 A session's prompts, message lists and other fields grow or repeat from call to call. The last texts of each kind are known by
-their content: their length and hash. A text that begins with a known one is stored as a reference to that call, and the rest.
-Its beginning is hashed once more, to find the known one, and only the rest is searched and decoded.
+their length and checksums. A text that begins with a known one is stored as a reference to that call, and the rest. Its
+beginning is read once more, to find the known one, and only the rest is searched and decoded.
 
 If the engine names no weight version there are only bounds: the versions that were published when the call was sent and when its
 reply was complete. Every token then counts as sampled by the older one, so that its age is never understated.
@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import re
 import time
+import zlib
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -22,10 +23,9 @@ from ...messages.errors import NOT_JSON
 from .record import CONSTRAINED, IMAGES, INVALID, NO_BASE, OK, PARTIAL, TURNS, Base, CallRecord, Captured, pack_ids
 
 _KEPT = 8  # branches of a session that are known at the same time; calls of older ones are stored whole
-_TAIL = 24  # bytes that are compared before a long text is hashed
-_MOST_PIECES = 16  # parts of a text that are hashed apart
+_TAIL = 24  # bytes that are compared before a long text is read
+_EMPTY = (0, 1)  # the checksums of an empty text
 _Pairs = tuple[tuple[int, int], ...]
-_NONE: _Pairs = ()
 # A content part that is no text. In a string of JSON its quotes would be escaped.
 _MEDIA = re.compile(rb'"(?:image_url|input_image|image_embeds|video_url|audio_url|input_audio)"')
 _ids = msgspec.json.Decoder(list[int]).decode
@@ -35,28 +35,23 @@ _items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 class Known(NamedTuple):
     """A text of an earlier call. ``units``: the number of its token ids or messages.
 
-    ``pieces`` are the ends and the hashes of its parts. ``choices`` has the size and the hash of the ids of each choice.
-    ``media``: it has images, sound, or video.
+    ``choices`` has the size and the hash of the ids of each choice. ``media``: it has images, sound, or video.
     """
 
     call_id: str
     size: int
     tail: bytes
-    pieces: _Pairs
+    checksums: tuple[int, int]
     units: int
     choices: _Pairs
     media: bool
 
     def begins(self, text: memoryview) -> bool:
         """Return True if this text is the beginning of another, up to the end of an item."""
-        size, start = self.size, 0
+        size = self.size
         if text[size - len(self.tail) : size] != self.tail or bytes(text[size : size + 1]) not in (b"", b","):
             return False
-        for end, digest in self.pieces:
-            if hash(bytes(text[start:end])) != digest:
-                return False
-            start = end
-        return True
+        return _checksums(text[:size]) == self.checksums
 
 
 class Texts:
@@ -71,63 +66,45 @@ class Texts:
         self.request: tuple[int, str] | None = None
 
 
-def build(
-    status: str,
+def complete(
+    record: CallRecord,
     captured: Captured,
-    *,
-    texts: Texts,
-    call_id: str,
     messages: bytes | msgspec.Raw,
-    fields: bytes,
+    texts: Texts,
+    *,
     published: tuple[int | None, int | None],
     stream: bool,
-    **about: Any,
-) -> CallRecord:
-    """Return the record of a call, whose texts are then known.
+) -> None:
+    """Put a reply into the record of its call, whose texts are then known.
 
-    Args: ``messages`` and the other ``fields`` of the request are JSON. ``published`` are the weight versions of when the call
-    was sent and of when its reply was complete. ``about`` are further fields.
+    Args: ``messages`` of the request are JSON, as are its other fields in the record. ``published`` are the weight versions of
+    when the call was sent and of when its reply was complete.
     """
-    prompt_base, prompt_ids = NO_BASE, b""
-    if captured.prompt and status in (OK, PARTIAL, INVALID):
+    record.finished_s = time.time()
+    if captured.prompt and record.status in (OK, PARTIAL, INVALID):
         try:
-            prompt_base, prompt_ids = _prompt(texts.prompts, captured, call_id)
+            record.prompt_base, record.prompt_ids = _prompt(texts.prompts, captured, record.call_id)
         except CaptureError as e:
-            captured.problem, status = str(e), INVALID
-    messages_base, new_messages, media = _messages(texts.messages, memoryview(messages), call_id)
+            captured.problem, record.status = str(e), INVALID
+    text = memoryview(messages)
+    record.messages_base, record.messages, media = _messages(texts.messages, text, record.call_id)
     if media and captured.untrainable in (None, CONSTRAINED):
         captured.untrainable = IMAGES
-    digest, request_of = hash(fields), None
+    digest = hash(record.request)
     if texts.request is not None and texts.request[0] == digest:
-        request_of, fields = texts.request[1], b""
-    elif fields:  # a refused request has none
-        texts.request = (digest, call_id)
+        record.request_of, record.request = texts.request[1], b""
+    elif record.request:  # a refused request has none
+        texts.request = (digest, record.call_id)
     if captured.untrainable is not None:
         for choice in captured.choices:
             choice.untrainable = captured.untrainable
-    first, last = _versions(captured, *published, stream=stream)
-    return CallRecord(
-        call_id=call_id,
-        status=status,
-        model=captured.model,
-        finished_s=time.time(),
-        weight_version_first=first,
-        weight_version_last=last,
-        prompt_base=prompt_base,
-        prompt_ids=prompt_ids,
-        messages_base=messages_base,
-        messages=new_messages,
-        choices=captured.choices,
-        error_type=None if status in TURNS else status,
-        error=captured.problem or (captured.error.decode("utf-8", "replace") if captured.error else None),
-        request=fields,
-        request_of=request_of,
-        reply_id=captured.reply_id,
-        usage=captured.usage,
-        parent_turn=captured.parent_turn,
-        branch_reason=captured.branch_reason,
-        **about,
-    )
+    record.weight_version_first, record.weight_version_last = _versions(captured, *published, stream=stream)
+    record.choices, record.model, record.usage = captured.choices, captured.model, captured.usage
+    record.reply_id = captured.reply_id
+    record.parent_turn, record.branch_reason = captured.parent_turn, captured.branch_reason
+    if record.status not in TURNS:
+        record.error_type = record.status
+    record.error = captured.problem or (captured.error.decode("utf-8", "replace") if captured.error else None)
 
 
 def pack_long_prompt(texts: Texts, captured: Captured) -> None:
@@ -156,25 +133,27 @@ def _versions(
 
 def _beginning(texts: list[Known], text: memoryview) -> Known | None:
     """Return the longest known text with which this text begins. Texts are JSON lists without the closing bracket."""
-    found = None
+    found, size = None, -1
     for known in reversed(texts):
-        if known.size <= len(text) and (found is None or known.size > found.size) and known.begins(text):
-            found = known
+        if size < known.size <= len(text) and known.begins(text):
+            found, size = known, known.size
     return found
+
+
+def _checksums(text: memoryview, before: tuple[int, int] = _EMPTY) -> tuple[int, int]:
+    """Return two checksums of a text, whose beginning has the checksums ``before``: 64 bits together."""
+    return zlib.crc32(text, before[0]), zlib.adler32(text, before[1])
 
 
 def _keep(
     texts: list[Known], after: Known | None, call_id: str, text: memoryview, units: int, choices: _Pairs, media: bool
 ) -> None:
-    """Keep a text, in place of the one ``after`` which it begins if there are many. Only its new part is hashed."""
-    start, pieces = 0, _NONE
-    if after is not None and len(after.pieces) < _MOST_PIECES:
-        start, pieces = after.size, after.pieces
-    if start < len(text):
-        pieces = (*pieces, (len(text), hash(bytes(text[start:]))))
+    """Keep a text, in place of the one ``after`` which it begins if there are many. Only its new part is read."""
+    start, before = (0, _EMPTY) if after is None else (after.size, after.checksums)
+    checksums = _checksums(text[start:], before)
     if len(texts) >= _KEPT:
         texts.remove(texts[0] if after is None else after)
-    texts.append(Known(call_id, len(text), bytes(text[-_TAIL:]), pieces, units, choices, media))
+    texts.append(Known(call_id, len(text), bytes(text[-_TAIL:]), checksums, units, choices, media))
 
 
 def _prompt(texts: list[Known], captured: Captured, call_id: str) -> tuple[Base, bytes]:
@@ -217,5 +196,5 @@ def _messages(texts: list[Known], text: memoryview, call_id: str) -> tuple[Base,
     new = _new(text, known)
     base = NO_BASE if known is None else Base(known.call_id, -1, known.units)
     media = (known is not None and known.media) or _MEDIA.search(new) is not None
-    _keep(texts, known, call_id, text, base.length + len(_items(new)), _NONE, media)
+    _keep(texts, known, call_id, text, base.length + len(_items(new)), (), media)
     return base, new, media

@@ -6,7 +6,6 @@ import msgspec
 
 from ...messages.errors import NOT_JSON, RequestError
 
-_NULL = b"null"
 _OVERFLOW = (
     b"maximum context length",
     b"context_length_exceeded",
@@ -15,24 +14,6 @@ _OVERFLOW = (
     b"longer than the model's context length",
     b"prompt is too long",
 )
-
-
-class _ErrorBody(msgspec.Struct):
-    message: str | None = None
-    type: str | None = None
-    code: str | int | None = None
-    param: str | None = None
-
-
-class _ErrorReply(msgspec.Struct):
-    error: _ErrorBody | str | None = None
-    message: str | None = None
-    code: str | int | None = None
-    param: str | None = None
-    detail: msgspec.Raw = msgspec.Raw(b"null")
-
-
-_error_reply = msgspec.json.Decoder(_ErrorReply)
 _KIND_OF = {
     401: "upstream",  # our key for the engine is wrong, not the agent's key for us
     403: "upstream",
@@ -47,17 +28,18 @@ _KIND_OF = {
 
 def upstream_error(status: int, body: bytes) -> RequestError:
     """Return the error for an engine's error body. A prompt that is too long gets the provider's code for it."""
-    message, param, code = None, None, None
     try:
-        response = _error_reply.decode(body)
-        if isinstance(response.error, _ErrorBody):
-            message, param, code = response.error.message, response.error.param, response.error.code
-        else:
-            message, param, code = response.error or response.message, response.param, response.code
-        if message is None and bytes(response.detail) != _NULL:
-            message = bytes(response.detail).decode("utf-8", "replace")
+        reply = msgspec.json.decode(body)
     except NOT_JSON:
-        message = body[:500].decode("utf-8", "replace")
+        reply = {"message": body[:500].decode("utf-8", "replace")}
+    found = reply if isinstance(reply, dict) else {}
+    if isinstance(found.get("error"), dict):
+        found = found["error"]
+    texts = [found.get(name) for name in ("message", "error", "param", "code")]
+    message, error, param, code = (text if isinstance(text, str) else None for text in texts)
+    message = error or message
+    if message is None and (detail := found.get("detail")) is not None:
+        message = msgspec.json.encode(detail).decode()
     if status == 400 and any(words in body for words in _OVERFLOW):
         return RequestError(message or "the prompt is too long", kind="context_overflow", param=param or "messages")
     kind = _KIND_OF.get(status, "invalid_request" if 400 <= status < 500 else "internal")
@@ -72,7 +54,7 @@ def upstream_error(status: int, body: bytes) -> RequestError:
         message or f"the engine answered {status}",
         kind=kind,
         param=param,
-        code=code if isinstance(code, str) else None,
+        code=code,
         status=shown,
     )
 
@@ -84,10 +66,9 @@ def event_error(error: bytes) -> RequestError:
     """
     body = b'{"error":%b}' % error
     try:
-        response = _error_reply.decode(body).error
-    except NOT_JSON:
-        response = None
-    code = response.code if isinstance(response, _ErrorBody) else None
+        code = msgspec.json.decode(error)["code"]
+    except (*NOT_JSON, KeyError, TypeError):
+        code = None
     if not isinstance(code, int) or not 400 <= code < 600:
         code = 400 if any(words in body for words in _OVERFLOW) else 500
     found = upstream_error(code, body)

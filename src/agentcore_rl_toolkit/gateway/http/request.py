@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Collection, Mapping
-from typing import TypeVar
+from collections.abc import Collection, Mapping
 
 import msgspec
 
@@ -19,16 +18,15 @@ _NUMBERS = frozenset(
     {"echo", "logprobs", "prompt_logprobs", "return_token_ids", "return_tokens_as_token_ids", "top_logprobs"}
 )
 LARGE_BYTES = 2**20  # hashing more takes milliseconds, which a thread can spend
-T = TypeVar("T")
 
 
 class CallRequest:
     """The request of an agent.
 
-    ``fields`` are those of a chat completion, in the end with the session's settings. ``digest`` is the same for the same
-    request (`identify`). ``asked`` is the canonical request, of calls whose reply is encoded here. ``again``: the client reports
-    that it repeats a request; ``keyed``: it identifies the request by a key. ``left_out`` counts the parts of the history that
-    were left out, by kind.
+    ``fields`` are those of a chat completion, in the end with the session's settings. ``asked`` is the canonical request, of
+    calls whose reply is encoded here. ``digest`` is the same for the same request in every process: a repetition may come after a
+    restart. ``again``: the client reports that it repeats a request; ``keyed``: it identifies the request by a key. ``left_out``
+    counts the parts of the history that were left out, by kind.
     """
 
     asked: ModelRequest
@@ -47,55 +45,44 @@ class CallRequest:
         self.reply_id = ""
         self.left_out: dict[str, int] = {}
 
-    async def identify(self) -> None:
-        """Make a digest of the request that is the same in every process: a repetition may come after a restart."""
-        head = f"{self.dialect} {self.tag or ''} {self._key} ".encode("utf-8", "surrogateescape")
-        made = hashlib.sha256(head)
+    async def read(self, recorded: Recorded, *, passes: bool, allowed: Collection[str]) -> None:
+        """Make the digest, and decode the body. ``passes``: the engine gets the request as it is.
+
+        Fields that nothing here reads go to the engine if they are ``allowed``, and are left out otherwise. ``recorded`` finds
+        the session's replies. Raises: RequestError.
+        """
+        made = hashlib.sha256(f"{self.dialect} {self.tag or ''} {self._key} ".encode("utf-8", "surrogateescape"))
         if len(self.body) < LARGE_BYTES:
             made.update(self.body)
         else:
             await asyncio.to_thread(made.update, self.body)
         self.digest = int.from_bytes(made.digest()[:8], "big", signed=True)
+        given, halves = read_body(self.body, passthrough.read if passes else msgspec.json.decode)
+        if halves:
+            self.leave_out({HALF_SURROGATE: halves})
+        if passes:
+            self.fields, self.stream = given, given.get("stream") is True
+            return
+        if self.dialect == "responses":
+            asked = responses.parse_request(given, recorded=recorded)
+        else:
+            asked = DIALECTS[self.dialect].parse_request(given)
+        asked.sampling.other |= {name: value for name, value in asked.unknown.items() if name in allowed}
+        self.asked, self.stream, self.reply_id = asked, asked.stream, new_id("chatcmpl-")
+        if asked.left_out:
+            self.leave_out(asked.left_out)
+
+    def asks_for(self, names: Collection[str]) -> bool:
+        """Return True if the agent asks for one of these numbers."""
+        given = self.fields or self.asked.sampling.other
+        return any(given[name] not in (None, False) for name in given.keys() & names)
 
     @property
     def numbers(self) -> bool:
         """Return True if the agent asked for token ids or logprobs."""
-        return any(self.fields[name] not in (None, False) for name in _NUMBERS & self.fields.keys())
+        return self.asks_for(_NUMBERS)
 
     def leave_out(self, parts: Mapping[str, int]) -> None:
         """Count parts of the history that are left out."""
         for kind, count in parts.items():
             self.left_out[kind] = self.left_out.get(kind, 0) + count
-
-    def _decoded(self, decode: Callable[[bytes], T]) -> T:
-        found, halves = read_body(self.body, decode)
-        if halves:
-            self.leave_out({HALF_SURROGATE: halves})
-        return found
-
-    def read(self) -> Fields:
-        """Return the fields of a request that is passed on. Raises: RequestError."""
-        fields = self._decoded(passthrough.read)
-        self.stream = fields.get("stream") is True
-        return fields
-
-    def parse(self, recorded: Recorded) -> ModelRequest:
-        """Read the request into its canonical form, ``asked``. ``recorded`` finds the session's replies. Raises: RequestError."""
-        given = self._decoded(msgspec.json.decode)
-        if self.dialect == "responses":
-            asked = responses.parse_request(given, recorded=recorded)
-        else:
-            asked = DIALECTS[self.dialect].parse_request(given)
-        self.asked, self.stream, self.reply_id = asked, asked.stream, new_id("chatcmpl-")
-        if asked.left_out:
-            self.leave_out(asked.left_out)
-        return asked
-
-    def as_chat(self, allowed: Collection[str]) -> Fields:
-        """Return the members of the canonical request as a chat completion.
-
-        Fields that nothing here reads go to the engine if they are ``allowed``, and are left out otherwise.
-        """
-        asked = self.asked
-        asked.sampling.other |= {name: value for name, value in asked.unknown.items() if name in allowed}
-        return {**asked.to_chat_body(), "messages": msgspec.Raw(msgspec.json.encode(asked.messages))}

@@ -113,8 +113,8 @@ class ServiceSampling(TokenSampling):
         super().__init__(context, session, request, mode)
         self._samplers = samplers
 
-    def request(self, worker: Worker) -> None:
-        return None
+    def attempt(self, worker: Worker) -> TokenReply:
+        return self._new_reply()
 
     def cancel(self, worker: Worker) -> None:
         pass  # the adapter ends a cancelled call
@@ -125,7 +125,7 @@ class ServiceSampling(TokenSampling):
         self.versions = version, version
         request = self._request.asked
         given = request.sampling
-        self._reply = TokenReply(self._mode.renderer, request, self._prompt)
+        assert self._reply is not None
         asked = Asked(
             prompt=[] if self._prompt is None else self._prompt.token_ids,
             n=request.n,
@@ -148,7 +148,7 @@ class ServiceSampling(TokenSampling):
                 worker.failed(unreachable=False, why=repr(e))
                 log.warning("sampling failed: %r", e)
             raise found from e
-        return self._add(pieces)
+        return self._reply.add(pieces)
 
 
 def cut(piece: Piece, asked: Asked, decode: Callable[[Sequence[int]], str]) -> int:

@@ -255,14 +255,15 @@ class Store:
             if not committed.done():
                 committed.set_result(error)
 
-    async def kept(self) -> OSError | None:
-        """Return when everything appended so far is committed (with ``fsync``: on the disk), or why it is not."""
-        if not (self._calls or self._writes or self._waiting):
-            return None
+    def kept(self) -> asyncio.Future[OSError | None]:
+        """Wait until everything appended so far is committed (with ``fsync``: on the disk). Returns why it is not."""
         committed: asyncio.Future[OSError | None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(committed)
-        self._schedule()
-        return await committed
+        if self._calls or self._writes or self._waiting:
+            self._waiting.append(committed)
+            self._schedule()
+        else:
+            committed.set_result(None)
+        return committed
 
     async def read(self, of: Callable[[Reader], Iterator[bytes]]) -> AsyncIterator[bytes]:
         """Yield the output of an iterator over committed calls, piece by piece, from threads. Raises: GatewayError."""

@@ -1,4 +1,4 @@
-"""The sampled choices of one token call: pieces of an engine's answer -> deltas for the agent, records for the store.
+"""The reply of a token engine: its bytes -> deltas for the agent, and the content for the record.
 
 All ids and logprobs that the engine sampled are recorded. The agent's reply is read from them: without stop tokens, with calls
 and reasoning taken apart, cut where a stop string begins.
@@ -6,19 +6,22 @@ and reasoning taken apart, cut where a stop string begins.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from ...errors import CaptureError
+from ...messages.errors import NOT_JSON
 from ...messages.render import AnswerForm, RenderedPrompt, Renderer, ReplyStream
 from ...messages.wire import ModelRequest
 from ...messages.wire.canonical import STOP, Choice, Delta, Usage
 from ...messages.wire.chat import usage_dict
 from ..capture.choice import ChoiceTokens
+from ..capture.events import EventReader
 from ..capture.record import CONSTRAINED, Captured
-from ..engines import Piece
+from ..engines import Piece, ReadPieces
 
 _to_json = msgspec.json.Encoder().encode
 
@@ -34,65 +37,86 @@ class _SampledChoice:
 
 
 class TokenReply:
-    """The choices of one token call, while they arrive. ``finished``: every choice that was asked for has ended."""
+    """A request to an engine, and its reply. ``finished``: every choice that was asked for has ended.
+
+    ``read_event`` reads the engine's format, and ``report_weights`` gets each weight version that the engine names. ``form`` is
+    that of the answer, if it may have a free part. ``untrainable`` is why no choice must be trained on.
+    """
 
     def __init__(self, renderer: Renderer, asked: ModelRequest, prompt: RenderedPrompt | None) -> None:
+        self.path = self.body = b""
+        self.read_event: ReadPieces
+        self.report_weights: Callable[[int | str | None], None] = lambda version: None
+        self.reply_id = ""
+        self.form: AnswerForm | None = None
+        self.untrainable: str | None = None
         self.finished = False
         self._renderer = renderer
         self._asked = asked
         self._prompt = prompt
+        self._events: EventReader | None = None  # splits a stream
         self._choices: dict[int, _SampledChoice] = {}
-        self.form: AnswerForm | None = None  # a form with a free part
+        self._error: dict[str, Any] | None = None  # as the engine reports it inside a reply
 
-    def answers(self, call_id: str) -> list[tuple[str, list[int], dict[str, Any]]]:
-        """Turn id, token ids and message of each choice. Without the tokens of each choice, nothing can continue."""
-        choices = sorted(self._choices.items())
-        if not all(each.tokens.ids for _, each in choices):
-            return []
-        return [
-            (call_id if len(choices) == 1 else f"{call_id}.{index}", list(each.tokens.ids or ()), each.message or {})
-            for index, each in choices
-        ]
+    def read(self, body: bytes) -> None:
+        self._read_events([body])
 
-    def add(self, piece: Piece) -> list[Delta]:
-        """Add sampled tokens to their choice. Returns the deltas that they make."""
-        asked, sampled = self._asked, self._choices.get(piece.choice)
-        if sampled is None:
-            stream = self._renderer.stream(
-                tools=(asked.tools or None) if asked.tool_choice != "none" else None,
-                opens_reasoning=self._prompt is not None and self._prompt.opens_reasoning,
-                choice=piece.choice,
-                stops=asked.sampling.stop,
-            )
-            sampled = self._choices[piece.choice] = _SampledChoice(ChoiceTokens(), stream)
-        tokens = sampled.tokens
-        if piece.weight_version is not None:
-            tokens.add_version(piece.weight_version, first=piece.weight_version_first, tokens=bool(piece.ids))
-        tokens.spans = piece.spans or tokens.spans
-        if piece.routed_experts is not None:
-            tokens.experts = piece.routed_experts
-        tokens.add(piece.ids, piece.logprobs)
-        deltas = sampled.stream.feed(piece.ids, final=piece.finish_reason is not None)
-        if asked.logprobs and (entries := self._entries(tokens, len(piece.ids))):
-            deltas.append(Delta(choice=piece.choice, logprob_entries=entries))
-        if piece.finish_reason is not None:
-            # An engine that sampled past the stop string may report another reason. The answer ended at the string.
-            stopped = sampled.stream.stopped is not None
-            parsed = sampled.parsed = sampled.stream.parsed(STOP if stopped else piece.finish_reason)
-            parsed.stop_sequence = parsed.stop_sequence or piece.stop_sequence
-            sampled.message = parsed.to_message()
-            self.finished = sum(each.parsed is not None for each in self._choices.values()) == asked.n
-            deltas.append(
-                Delta(
+    def feed(self, data: bytes) -> list[Delta]:
+        self._events = self._events or EventReader()
+        return self._read_events(self._events.feed(data))
+
+    def _read_events(self, events: list[bytes]) -> list[Delta]:
+        try:
+            return self.add([piece for event in events for piece in self.read_event(event)])
+        except NOT_JSON as e:
+            raise CaptureError(f"the engine's reply cannot be read: {e}") from e
+
+    def add(self, pieces: list[Piece]) -> list[Delta]:
+        """Add sampled tokens to their choices. Returns the deltas that they make."""
+        asked, deltas = self._asked, list[Delta]()
+        for piece in joined(pieces):
+            if piece.error is not None:
+                self._error = piece.error
+                continue
+            sampled = self._choices.get(piece.choice)
+            if sampled is None:
+                stream = self._renderer.stream(
+                    tools=(asked.tools or None) if asked.tool_choice != "none" else None,
+                    opens_reasoning=self._prompt is not None and self._prompt.opens_reasoning,
                     choice=piece.choice,
-                    finish_reason=parsed.finish_reason,
-                    stop_sequence=parsed.stop_sequence,
-                    final=self.finished,
+                    stops=asked.sampling.stop,
                 )
-            )
-            if self.finished:
-                deltas.append(Delta(usage=self._usage()))
+                sampled = self._choices[piece.choice] = _SampledChoice(ChoiceTokens(), stream)
+            tokens = sampled.tokens
+            if piece.weight_version is not None:
+                self.report_weights(piece.weight_version)
+                tokens.add_version(piece.weight_version, first=piece.weight_version_first, tokens=bool(piece.ids))
+            tokens.spans = piece.spans or tokens.spans
+            if piece.routed_experts is not None:
+                tokens.experts = piece.routed_experts
+            tokens.add(piece.ids, piece.logprobs)
+            deltas += sampled.stream.feed(piece.ids, final=piece.finish_reason is not None)
+            if asked.logprobs and (entries := self._entries(tokens, len(piece.ids))):
+                deltas.append(Delta(choice=piece.choice, logprob_entries=entries))
+            if piece.finish_reason is not None:
+                deltas += self._end(piece, sampled)
         return deltas
+
+    def _end(self, piece: Piece, sampled: _SampledChoice) -> list[Delta]:
+        """End a choice with its last piece."""
+        # An engine that sampled past the stop string may report another reason. The answer ended at the string.
+        stopped = sampled.stream.stopped is not None
+        parsed = sampled.parsed = sampled.stream.parsed(STOP if stopped else piece.finish_reason)
+        parsed.stop_sequence = parsed.stop_sequence or piece.stop_sequence
+        sampled.message = parsed.to_message()
+        self.finished = sum(each.parsed is not None for each in self._choices.values()) == self._asked.n
+        end = Delta(
+            choice=piece.choice,
+            finish_reason=parsed.finish_reason,
+            stop_sequence=parsed.stop_sequence,
+            final=self.finished,
+        )
+        return [end, Delta(usage=self._usage())] if self.finished else [end]
 
     def _entries(self, tokens: ChoiceTokens, count: int) -> list[dict[str, Any]]:
         """Return the logprobs that an agent asked for, of the last tokens: of all sampled ones, as vLLM does.
@@ -113,9 +137,19 @@ class TokenReply:
             cached_tokens=counted.cached_tokens,
         )
 
-    def record(self, captured: Captured) -> None:
-        """Add the records of the choices to ``captured``."""
-        captured.complete = self.finished
+    def captured(self) -> Captured:
+        prompt = self._prompt
+        captured = Captured(
+            choices=[],
+            prompt=b"[]" if prompt is None else prompt.json,
+            has_tokens=True,
+            reply_id=self.reply_id,
+            model=self._asked.model,
+            usage=_to_json(usage_dict(self._usage())),
+            complete=self.finished,
+            error=None if self._error is None else _to_json(self._error),
+            untrainable=self.untrainable,
+        )
         for index, sampled in sorted(self._choices.items()):
             choice, tokens = sampled.parsed, sampled.tokens
             record = tokens.record(
@@ -135,4 +169,40 @@ class TokenReply:
                 record.free_tokens = None if free == len(ids) else free
                 record.untrainable = None if free else CONSTRAINED
             captured.choices.append(record)
-        captured.usage = _to_json(usage_dict(self._usage()))
+        whole = captured.complete and captured.error is None and all(choice.ids for choice in captured.choices)
+        if prompt is not None and whole:
+            captured.parent_turn, captured.branch_reason = prompt.parent_turn, prompt.branch_reason
+        return captured
+
+    def answers(self, call_id: str) -> list[tuple[str, Sequence[int], dict[str, Any]]]:
+        """Return turn id, token ids and message of each choice. Without the tokens of each choice, nothing can continue."""
+        choices = sorted(self._choices.items())
+        if not self.finished or self._error is not None or not all(each.tokens.ids for _, each in choices):
+            return []
+        return [
+            (call_id if len(choices) == 1 else f"{call_id}.{index}", each.tokens.ids or (), each.message or {})
+            for index, each in choices
+        ]
+
+
+def joined(pieces: list[Piece]) -> list[Piece]:
+    """Join pieces of a choice that came together: their text is parsed and sent at once."""
+    if len(pieces) < 2:
+        return pieces
+    found: list[Piece] = []
+    for piece in pieces:
+        before = found[-1] if found else piece
+        if before is piece or before.finish_reason is not None or _kind(before) != _kind(piece):
+            found.append(piece)
+            continue
+        before.ids += piece.ids
+        if before.logprobs is not None:
+            before.logprobs += piece.logprobs or ()
+        before.finish_reason, before.stop_sequence = piece.finish_reason, piece.stop_sequence
+        before.routed_experts = piece.routed_experts or before.routed_experts
+    return found
+
+
+def _kind(piece: Piece) -> tuple[Any, ...]:
+    first, last = piece.weight_version_first, piece.weight_version
+    return piece.choice, first, last, piece.spans, piece.error, piece.logprobs is None

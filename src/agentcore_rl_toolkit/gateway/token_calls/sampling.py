@@ -11,21 +11,17 @@ import asyncio
 import logging
 import secrets
 from array import array
-from typing import Any
 
 import msgspec
 
-from ...errors import CaptureError
-from ...messages.errors import NOT_JSON, RequestError
+from ...messages.errors import RequestError
 from ...messages.render import AnswerForm, Conversation, RenderedPrompt
-from ...messages.wire import Delta, chat, context_overflow
+from ...messages.wire import chat, context_overflow
 from ...messages.wire.canonical import Usage
 from ...messages.wire.history import without_images
-from ...messages.wire.passthrough import Fields
-from ..capture.events import EventReader
-from ..capture.record import CONSTRAINED, Captured
+from ..capture.record import CONSTRAINED
 from ..context import Context, Engine
-from ..engines import TOKEN_ENGINES, Piece, ReadPieces, TokenRequest
+from ..engines import TOKEN_ENGINES, TokenRequest
 from ..http.request import CallRequest
 from ..router import Worker
 from ..sessions import Session
@@ -49,36 +45,27 @@ class TokenSampling(Engine):
         self._mode = mode
         self._call_id = ""
         self._prompt: RenderedPrompt | None = None
-        self._prompt_json = b"[]"
         self._max_tokens = 0
-        self._answers: list[tuple[str, list[int], dict[str, Any]]] = []
         self._form: AnswerForm | None = None
+        self._untrainable: str | None = None
         self._history: History | None = None
-        self._worker: Worker | None = None
         self._name = ""
-        self._reply: TokenReply
-        self._read: ReadPieces
-        self._events: EventReader | None = None  # the reader of a stream
-        self._error: dict[str, Any] | None = None  # as the engine reports it inside a reply
+        self._reply: TokenReply | None = None
 
-    # -- the request
-
-    def understand(self) -> Fields:
-        request = self._request
-        asked = request.parse(self._session.replies.find)
+    def compose(self) -> None:
+        request, session = self._request, self._session
+        asked, settings = request.asked, session.settings
         asked.messages, images = without_images(asked.messages)  # token ids have none
         if images:
             request.leave_out({"image": images})
-        return request.as_chat(self._context.allow_fields)
-
-    def compose(self, fields: Fields) -> None:
-        asked, session = self._request.asked, self._session
-        if session.settings.overrides:
+        fields = request.fields = {**asked.to_chat_body(), "messages": msgspec.Raw(_to_json(asked.messages))}
+        session.hold_to_settings(fields)
+        if settings.overrides:
             chat.overlay(asked, fields)
-        if session.settings.model_id is not None:
-            asked.model = session.settings.model_id
+        if settings.model_id is not None:
+            asked.model = settings.model_id
         if wishes := self._mode.require(asked):
-            self._request.leave_out(wishes)
+            request.leave_out(wishes)
 
     async def prepare(self, call_id: str) -> None:
         """Render the prompt after the prompts of the session's earlier calls."""
@@ -102,7 +89,7 @@ class TokenSampling(Engine):
         try:
             async with history.order:  # a thread may have the conversation
                 if history.conversation is not None:
-                    self._continue(history.conversation, self._answers if stored else [])
+                    self._continue(history.conversation, stored=stored)
         finally:
             self._mode.histories.unpin(history)
 
@@ -113,8 +100,10 @@ class TokenSampling(Engine):
             conversation, asked.messages, asked.tools or None, asked.template_options() or None
         )
         asked.counted = Usage(prompt_tokens=prompt.length, cached_tokens=prompt.reused_tokens)
-        self._prompt_json = prompt.json
-        self._form = mode.form(asked, opens_reasoning=prompt.opens_reasoning)
+        form = mode.form(asked, opens_reasoning=prompt.opens_reasoning)
+        if not mode.config.train_constrained:
+            self._form = form
+            self._untrainable = CONSTRAINED if form is None and constrained(asked) else None
         given = asked.sampling.max_tokens
         wanted, context_tokens = given or mode.config.limits.default_max_tokens, mode.config.context_tokens
         bound = min(wanted, settings.max_tokens or wanted)
@@ -126,11 +115,12 @@ class TokenSampling(Engine):
             bound = min(bound, room)
         self._max_tokens = bound
 
-    def _continue(self, conversation: Conversation, answers: list[tuple[str, list[int], dict[str, Any]]]) -> None:
+    def _continue(self, conversation: Conversation, *, stored: bool) -> None:
         """Add the choices to the history. Without one, the history is as it was before the call."""
         prompt, renderer = self._prompt, self._mode.renderer
         if prompt is None:
             return
+        answers = self._reply.answers(self._call_id) if stored and self._reply is not None else []
         try:
             for place, (turn_id, ids, message) in enumerate(answers, 1):
                 more = place < len(answers)
@@ -142,92 +132,34 @@ class TokenSampling(Engine):
 
     # -- the reply
 
-    def request(self, worker: Worker) -> tuple[bytes, bytes] | None:
-        request, mode, self._worker = self._request, self._mode, worker
-        other = request.asked.sampling.other
+    def attempt(self, worker: Worker) -> TokenReply:
+        request, mode = self._request, self._mode
+        engine, other = TOKEN_ENGINES[self._context.engine], request.asked.sampling.other
         stops = frozenset() if other.get("ignore_eos") else mode.renderer.stop_token_ids
-        self._reply = TokenReply(mode.renderer, request.asked, self._prompt)
-        engine = TOKEN_ENGINES[self._context.engine]
-        self._read, self._error = engine.reader(), None
-        self._events = EventReader() if request.stream else None
         self._name = f"{self._call_id}-{secrets.token_hex(4)}"  # a server refuses a name that it is still sampling
-        wanted = TokenRequest(
-            prompt=self._prompt_json,
-            asked=request.asked,
-            name=self._name,
-            max_tokens=self._max_tokens,
-            stop_token_ids=sorted(stops.union(other.get("stop_token_ids") or ())),
-            stream=request.stream,
+        reply = self._new_reply()
+        reply.read_event, reply.report_weights = engine.reader(), worker.report_weights
+        reply.path, reply.body = engine.request(
+            TokenRequest(
+                prompt=b"[]" if self._prompt is None else self._prompt.json,
+                asked=request.asked,
+                name=self._name,
+                max_tokens=self._max_tokens,
+                stop_token_ids=sorted(stops.union(other.get("stop_token_ids") or ())),
+                stream=request.stream,
+            )
         )
-        return engine.request(wanted)
+        return reply
 
-    def read(self, body: bytes) -> None:
-        self.feed(body)
-
-    def feed(self, data: bytes) -> list[Delta]:
-        events = [data] if self._events is None else self._events.feed(data)
-        try:
-            return self._add([piece for event in events for piece in self._read(event)])
-        except NOT_JSON as e:
-            raise CaptureError(f"the engine's reply cannot be read: {e}") from e
+    def _new_reply(self) -> TokenReply:
+        request = self._request
+        reply = self._reply = TokenReply(self._mode.renderer, request.asked, self._prompt)
+        reply.reply_id, reply.form, reply.untrainable = request.reply_id, self._form, self._untrainable
+        return reply
 
     def cancel(self, worker: Worker) -> None:
         if (cancel := TOKEN_ENGINES[self._context.engine].cancel) is not None:
             self._mode.cancel(worker, *cancel(self._name))
-
-    def _add(self, pieces: list[Piece]) -> list[Delta]:
-        deltas: list[Delta] = []
-        for piece in _joined(pieces):
-            if piece.error is not None:
-                self._error = piece.error
-                continue
-            if piece.weight_version is not None and self._worker is not None:
-                self._worker.report_weights(piece.weight_version)
-            deltas += self._reply.add(piece)
-        return deltas
-
-    def captured(self) -> Captured:
-        request = self._request
-        captured = Captured(
-            choices=[],
-            has_tokens=True,
-            prompt=self._prompt_json,
-            reply_id=request.reply_id,
-            model=request.asked.model,
-        )
-        if self._error is not None:
-            captured.error = _to_json(self._error)
-        if not self._context.config.train_constrained:
-            if self._form is None and constrained(request.asked):
-                captured.untrainable = CONSTRAINED
-            self._reply.form = self._form
-        self._reply.record(captured)
-        if captured.complete and captured.error is None:
-            self._answers = self._reply.answers(self._call_id)
-        if self._answers and self._prompt is not None:
-            captured.parent_turn, captured.branch_reason = self._prompt.parent_turn, self._prompt.branch_reason
-        return captured
-
-
-def _joined(pieces: list[Piece]) -> list[Piece]:
-    """Join pieces of a choice that came together: their text is parsed and sent at once."""
-    joined: list[Piece] = []
-    for piece in pieces:
-        before = joined[-1] if joined else piece
-        if before is piece or before.finish_reason is not None or _kind(before) != _kind(piece):
-            joined.append(piece)
-            continue
-        before.ids += piece.ids
-        if before.logprobs is not None:
-            before.logprobs += piece.logprobs or ()
-        before.finish_reason, before.stop_sequence = piece.finish_reason, piece.stop_sequence
-        before.routed_experts = piece.routed_experts or before.routed_experts
-    return joined
-
-
-def _kind(piece: Piece) -> tuple[Any, ...]:
-    first, last = piece.weight_version_first, piece.weight_version
-    return piece.choice, first, last, piece.spans, piece.error, piece.logprobs is None
 
 
 async def _completed(work: asyncio.Future[None]) -> None:
