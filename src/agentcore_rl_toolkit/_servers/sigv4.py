@@ -6,8 +6,9 @@ import base64
 import hashlib
 import hmac
 import re
+import time
 import urllib.request
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -43,22 +44,13 @@ def send(credential: tuple[str, str] | None, *, method: str, url: str, body: byt
     return _DIRECTLY.open(request, timeout=timeout_s)
 
 
-def refusal(
-    credentials: Mapping[str, str],
-    *,
-    method: str,
-    path: str,
-    query: str,
-    headers: Iterable[tuple[bytes, bytes]],
-    body: bytes,
-    now: float,
-) -> str | None:
+def refusal(credentials: Mapping[str, str], scope: Mapping[str, Any], body: bytes) -> str | None:
     """Return AWS's text for a request that is not signed with one of ``credentials`` (access key -> secret), or None if it is.
 
-    ``path`` and ``query`` are as they were sent. Units: ``now`` in unix seconds.
+    ``scope``: the request by ASGI, with path and query as they were sent.
     """
     values: dict[str, str] = {}
-    for key, value in headers:
+    for key, value in scope["headers"]:
         name, text = key.decode("latin-1"), value.decode("latin-1")
         values[name] = f"{values[name]},{text}" if name in values else text
     match = _AUTHORIZATION.fullmatch(values.get("authorization", ""))
@@ -66,22 +58,26 @@ def refusal(
     if match is None or not stamp.startswith(match[2]):
         return "Missing Authentication Token"
     access_key, _, region, service, names, signature = match.groups()
-    secret, signed_at_s = credentials.get(access_key), _unix_s(stamp)
-    if secret is None:
+    if access_key not in credentials:
         return "The security token included in the request is invalid."
-    if signed_at_s is None:
+    try:
+        signed_at_s = datetime.strptime(stamp, SIGV4_TIMESTAMP).replace(tzinfo=UTC).timestamp()
+    except ValueError:
         return "X-Amz-Date is missing or malformed."
-    if abs(now - signed_at_s) > MAX_SKEW_S:
+    if abs(time.time() - signed_at_s) > MAX_SKEW_S:
         return f"Signature expired: {stamp} is not within {MAX_SKEW_S:g} seconds of now."
     if "host" not in names.split(";"):
         return "Host must be a signed header."
     digest = hashlib.sha256(body).hexdigest()
     payload = values.get(_HASH, digest)
+    target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
     signed = {_HASH: payload, **{name: values.get(name, "") for name in names.split(";")}}
-    request = AWSRequest(method, f"http://runtime{path}{'?' if query else ''}{query}", headers=signed)
-    auth = _Verifier(Credentials(access_key, secret), service, region)
+    request = AWSRequest(scope["method"], f"http://runtime{target.decode('latin-1')}", headers=signed)
+    request.context["timestamp"] = stamp
+    auth = _Verifier(Credentials(access_key, credentials[access_key]), service, region)
     auth.names = names.split(";")
-    if not hmac.compare_digest(_signature(auth, request, stamp), signature):
+    expected = auth.signature(auth.string_to_sign(request, auth.canonical_request(request)), request)
+    if not hmac.compare_digest(expected, signature):
         return (
             "The request signature we calculated does not match the signature you provided. "
             "Check your AWS Secret Access Key and signing method."
@@ -101,18 +97,6 @@ class _Verifier(SigV4Auth):  # type: ignore[misc]  # botocore is untyped
         for name in set(chosen) - set(self.names):
             del chosen[name]
         return chosen  # type: ignore[no-any-return]
-
-
-def _signature(auth: SigV4Auth, request: AWSRequest, stamp: str) -> str:
-    request.context["timestamp"] = stamp
-    return str(auth.signature(auth.string_to_sign(request, auth.canonical_request(request)), request))
-
-
-def _unix_s(stamp: str) -> float | None:
-    try:
-        return datetime.strptime(stamp, SIGV4_TIMESTAMP).replace(tzinfo=UTC).timestamp()
-    except ValueError:
-        return None
 
 
 def has_password(credentials: Mapping[str, str], authorization: bytes | None) -> bool:

@@ -9,7 +9,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 VARIABLE = "AGENTCORE_RL_SANDBOX"
@@ -18,9 +18,12 @@ _NAMED = re.compile(r"\b[A-Z][A-Z0-9]*_[A-Z0-9_]+\b")
 _SQLITE = ("unable to open database file", "attempt to write a readonly database")
 
 
-def describe(readable: Sequence[str], writable: Sequence[str], *, project: str = "", store: str = "") -> str:
-    """Return the value of the variable. ``store`` is a writable folder that looks different in each session."""
-    return json.dumps({"readable": list(readable), "writable": list(writable), "project": project, "store": store})
+def describe(
+    readable: Iterable[object], writable: Iterable[object], *, project: object = "", store: object = None
+) -> str:
+    """Return the value of the variable for these paths. ``store`` is a writable folder that looks different in each session."""
+    shown, changed = ([str(path) for path in paths] for paths in (readable, writable))
+    return json.dumps({"readable": shown, "writable": changed, "project": str(project), "store": str(store or "")})
 
 
 def add(**facts: str) -> None:

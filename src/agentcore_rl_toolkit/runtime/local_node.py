@@ -22,7 +22,7 @@ from . import roots
 from .agents.agent import Agent, runtime_arn
 from .config import INHERITED, RuntimeConfig
 from .containers.node import ContainerNode
-from .launcher.handle import TemplateProcess, TemplateSpec
+from .launcher.handle import TemplateProcess
 from .launcher.place import Place, SessionProcess
 from .launcher.session_log import read_log
 
@@ -160,37 +160,26 @@ class LocalNode:
         for folder in own:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         env = {**UNTHREADED, **self.environment(agent), "HOME": str(home), "TMPDIR": str(home)}
-        prefix: list[str] = []
-        project: Path | None = None
+        template = TemplateProcess(
+            script=agent.script,
+            python=agent.interpreter,
+            env=env,
+            mode=self._config.start_mode,
+            memory_bytes=isolation.memory_bytes,
+            log_path=logs / f"{agent.name}.template.log",
+            copied=[*map(str, isolation.copied)],
+        )
         if self.tier == "process":
             top = sandbox.project_of(agent.script)
             own_folder = Project.of(agent.script).folder  # the checkout around it stays read-only
-            project = (own_folder if own_folder.is_relative_to(top) else top) if top.is_dir() else None
+            template.project = (own_folder if own_folder.is_relative_to(top) else top) if top.is_dir() else None
             paths = await asyncio.to_thread(sandbox.interpreter_paths, agent.interpreter)
             readable = (*paths, PACKAGE, top, *isolation.readable)
             writable = (*own, *isolation.writable_folders)
             shown = (*map(Path, sandbox.SYSTEM), *readable)
             cover = await asyncio.to_thread(Cover, agent.script, shown, writable, isolation.hidden, root=self._root)
-            prefix = sandbox.command(readable, writable, cover.mounts)
-            env[hints.VARIABLE] = hints.describe(
-                [*sandbox.SYSTEM, *map(str, readable)],
-                [*map(str, isolation.writable_folders)],
-                project=str(top),
-                store=str(isolation.store or ""),
-            )
-        template = TemplateProcess(
-            TemplateSpec(
-                script=agent.script,
-                python=agent.interpreter,
-                env=env,
-                mode=self._config.start_mode,
-                sandbox=prefix,
-                memory_bytes=isolation.memory_bytes,
-                log_path=logs / f"{agent.name}.template.log",
-                project=project,
-                copied=[*map(str, isolation.copied)],
-            )
-        )
+            template.sandbox = sandbox.command(readable, writable, cover.mounts)
+            env[hints.VARIABLE] = hints.describe(shown, isolation.writable_folders, project=top, store=isolation.store)
         try:
             await template.start()
         except AgentLoadError as e:
@@ -199,12 +188,8 @@ class LocalNode:
             how = "loads it again, which is slow" if template.mode == "exec" else "runs its file again"
             log.warning("agent %s: every session %s: %s", agent.name, how, template.reason)
         if template.no_view is not None:
-            log.warning(
-                "agent %s: its project is read-only in sessions, because the kernel allows no view for each (%s); "
-                "--copy PATH gives each session a copy of a path",
-                agent.name,
-                template.no_view,
-            )
+            text = "agent %s: its project is read-only in sessions, because the kernel allows no view for each (%s); %s"
+            log.warning(text, agent.name, template.no_view, "--copy PATH gives each session a copy of a path")
         return template
 
     def environment(self, agent: Agent) -> dict[str, str]:
@@ -221,8 +206,6 @@ class LocalNode:
             "PYTHONUNBUFFERED": "1",
             "AGENTCORE_RL_ROLLOUTS": "on",
         }
-        if sys.platform == "darwin":
-            env["OBJC_DISABLE_INITIALIZE_FORK_SAFETY"] = (
-                "YES"  # otherwise macOS kills a forked child that uses Foundation
-            )
+        if sys.platform == "darwin":  # otherwise macOS kills a forked child that uses Foundation
+            env["OBJC_DISABLE_INITIALIZE_FORK_SAFETY"] = "YES"
         return {**env, **self._config.session_env, **agent.env}

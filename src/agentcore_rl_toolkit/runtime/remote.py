@@ -100,11 +100,9 @@ class RuntimeView:
             else:
                 time.sleep(0.5)
 
-    def stop(self, session: str, grace_s: float | None = None) -> str:
+    def stop(self, session: str) -> str:
         """Stop the session with this id, or the only session whose id begins like this. Return its id."""
-        query = "" if grace_s is None else f"?grace_s={grace_s}"
-        answer = self.ask("DELETE", f"/_local/sessions/{urllib.parse.quote(session, safe='')}{query}")
-        return str(answer["stopped"])
+        return str(self.ask("DELETE", f"/_local/sessions/{urllib.parse.quote(session, safe='')}")["stopped"])
 
     def deploy(
         self,

@@ -19,6 +19,7 @@ from ..store import parse_url
 from . import roots
 from .agents import environments
 from .agents.agent import Agent
+from .agents.environments import Dependencies
 from .agents.registry import DEFAULT, Record, Registry
 from .agents.version_fields import LOCAL_ARTIFACT
 from .api.quotas import Quotas
@@ -131,7 +132,8 @@ class Runtime:
     async def _load(self, agent: Agent) -> None:
         if agent.image is None and (agent.python is None or not agent.python.exists()):
             as_is = AS_IS in agent.env or AS_IS in self.config.session_env
-            agent.python = await asyncio.to_thread(environments.build_beside, agent.script, toolkit=as_is)
+            needs = Dependencies.beside(agent.script, toolkit=as_is)
+            agent.python = await asyncio.to_thread(environments.build, needs)
         try:
             await self.launcher.prepare(agent)
         except BaseException:

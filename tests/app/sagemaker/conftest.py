@@ -6,7 +6,6 @@ import asyncio
 import json
 import socket
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -89,15 +88,7 @@ class JobServer:
     async def _serve(self, request: Request) -> Response:
         operation, body = OPERATIONS[request.url.path], await request.body()
         self.calls.append(operation)
-        refusal = sigv4.refusal(
-            dict([CREDENTIAL]),
-            method="POST",
-            path=request.url.path,
-            query="",
-            headers=request.headers.raw,
-            body=body,
-            now=time.time(),
-        )
+        refusal = sigv4.refusal(dict([CREDENTIAL]), request.scope, body)
         if refusal is not None or "/us-west-2/sagemaker/" not in request.headers["authorization"]:
             return self._error(403, "AccessDeniedException", refusal or "another scope")
         params: dict[str, Any] = {"JobArn": request.headers.get("x-amzn-sagemaker-job-arn")}

@@ -38,28 +38,25 @@ def signed(
     )
     SigV4Auth(Credentials("AKLOCAL", secret), "bedrock-agentcore", "us-west-2").add_auth(request)
     headers = [(b"host", b"127.0.0.1:1"), *((k.lower().encode(), v.encode()) for k, v in request.headers.items())]
-    return {
-        "method": "POST",
-        "path": PATH,
-        "query": query,
-        "headers": headers,
-        "body": body,
-        "now": time.time(),
-    }
+    scope = {"method": "POST", "raw_path": PATH.encode(), "query_string": query.encode(), "headers": headers}
+    return {"scope": scope, "body": body}
 
 
-def test_botocores_signature_verifies_and_anything_changed_does_not() -> None:
+def test_botocores_signature_verifies_and_anything_changed_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sigv4.refusal(KEYS, **signed()) is None
+    assert sigv4.refusal(KEYS, **{**signed(), "body": b'{"a": 2}'}) is not None
     for change in (
-        {"body": b'{"a": 2}'},
         {"method": "PUT"},
-        {"query": "qualifier=other"},
-        {"path": "/runtimes/other/invocations"},
-        {"now": time.time() + 3_600},
+        {"query_string": b"qualifier=other"},
+        {"raw_path": b"/runtimes/other/invocations"},
         {"headers": []},
     ):
-        assert sigv4.refusal(KEYS, **{**signed(), **change}) is not None, change
+        given = signed()
+        assert sigv4.refusal(KEYS, {**given["scope"], **change}, given["body"]) is not None, change
     assert "does not match" in (sigv4.refusal(KEYS, **signed(secret="guessed")) or "")
+    given, now = signed(), time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 3_600)
+    assert "expired" in (sigv4.refusal(KEYS, **given) or "")
 
 
 @pytest.fixture(scope="module")

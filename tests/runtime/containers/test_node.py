@@ -75,7 +75,7 @@ def session_id(agent: Agent) -> Iterator[str]:
     session_id = new_session_id()
     yield session_id
     if agent.server.session(session_id) is not None:
-        agent.server.view.stop(session_id, 0.0)
+        agent.server.view.stop(session_id)
 
 
 @pytest.mark.system
@@ -89,7 +89,7 @@ def test_each_session_is_a_container_of_its_own(agent: Agent, session_id: str) -
     assert (seen["OWN"], seen["GIVEN"], seen["DOCKER_CONTAINER"]) == ("variable", "yes", "1")
     assert "SECRET_OF_THE_HOST" not in seen
     assert seen["PATH"].startswith("/usr/local/sbin")  # the image's, not this machine's
-    agent.server.view.stop(other, 0.0)
+    agent.server.view.stop(other)
     wait_for(lambda: len(containers()) == 1)
 
 

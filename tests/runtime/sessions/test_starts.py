@@ -26,7 +26,7 @@ def test_an_agent_is_healthy_with_its_first_200(server: Server) -> None:
 def test_the_longest_id_starts(server: Server) -> None:
     session_id = new_session_id().ljust(256, "x")
     assert server.invoke({}, session_id)["session"] == session_id
-    server.view.stop(session_id, 0.0)
+    server.view.stop(session_id)
 
 
 def test_an_id_is_no_path(server: Server, tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_one_id_at_two_endpoints_has_two_logs(server: Server, session_id: str) -
     logs = {s["endpoint"]: Path(s["log"]).read_text() for s in found}
     assert {name: name in text for name, text in logs.items()} == {"DEFAULT": True, "two": True}
     assert "two" not in logs["DEFAULT"]
-    server.view.stop(session_id, 0.0)
+    server.view.stop(session_id)
 
 
 def test_an_mcp_server_starts_without_a_ping(server: Server) -> None:

@@ -15,7 +15,7 @@ import pytest
 from agentcore_rl_toolkit.cli.training.stack import _slow_start
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import AgentLoadError
-from agentcore_rl_toolkit.runtime.launcher.handle import TemplateProcess, TemplateSpec
+from agentcore_rl_toolkit.runtime.launcher.handle import TemplateProcess
 from serving import answering, certificate
 
 from ..conftest import AGENTS, Server, wait_for
@@ -112,11 +112,11 @@ async def test_a_script_that_starts_no_server_is_an_error_with_the_way_out(
 ) -> None:
     (tmp_path / "agent.py").write_text(script)
     limit_s = 1.0 if "sleep" in script else 60.0
-    spec = TemplateSpec(
+    template = TemplateProcess(
         script=tmp_path / "agent.py", env=dict(os.environ), log_path=tmp_path / "log", load_timeout_s=limit_s
     )
     with pytest.raises(AgentLoadError, match=f"(?s){error}"):
-        await TemplateProcess(spec).start()
+        await template.start()
 
 
 def test_threads_of_a_session_share_a_tls_client(server: Server, tmp_path: Path) -> None:

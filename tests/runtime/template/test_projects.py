@@ -14,7 +14,7 @@ from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import ConfigError
 from agentcore_rl_toolkit.isolation.project import Project
 from agentcore_rl_toolkit.runtime.agents.environments import fits_here
-from agentcore_rl_toolkit.runtime.launcher.handle import TemplateProcess, TemplateSpec
+from agentcore_rl_toolkit.runtime.launcher.handle import TemplateProcess
 
 from ..conftest import Server
 
@@ -56,9 +56,7 @@ def project(folder: Path, kind: str) -> Path:
 
 @pytest.mark.parametrize("kind", CODE)
 async def test_an_agent_is_loaded_as_a_module_of_its_project(kind: str, tmp_path: Path) -> None:
-    template = TemplateProcess(
-        TemplateSpec(script=project(tmp_path, kind), env=dict(os.environ), log_path=tmp_path / "log")
-    )
+    template = TemplateProcess(script=project(tmp_path, kind), env=dict(os.environ), log_path=tmp_path / "log")
     await template.start()
     assert template.mode == "fork"
     await template.close()

@@ -39,7 +39,7 @@ class Agent:
     updated_s: float = field(default_factory=time.time)
     loaded: bool = False
     failure: str | None = None
-    warned: list[str] = field(default_factory=list, repr=False)  # warnings about its /ping
+    warned: bool = False  # of its /ping
 
     @property
     def status(self) -> str:

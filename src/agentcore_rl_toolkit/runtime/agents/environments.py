@@ -18,14 +18,12 @@ import os
 import platform
 import re
 import shutil
+import subprocess
 import sys
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from ..._installation import find_uv, run_tool, wheel_digest, write_wheel
 from ...errors import ConfigError, LocalRuntimeError
@@ -57,7 +55,11 @@ class Dependencies:
         """Look for uv.lock + pyproject.toml, pyproject.toml, or requirements.txt in the script's project.
 
         ``toolkit``: the agent is to be served with this toolkit, although its files may not name it.
+
+        Raises: ConfigError if there is no such file.
         """
+        if not script.is_file():
+            raise ConfigError(f"there is no agent file {script}")
         project = Project.of(script)
         folder, file = project.folder, project.dependencies
         lock = folder / "uv.lock"
@@ -93,86 +95,50 @@ def _wants_toolkit(folders: Iterable[Path], file: Path, locked: bool, served: bo
 
 
 def fits_here(agent: Path) -> bool:
-    """Return True if this environment has the packages that the agent's dependency file lists, or if there is no such file."""
+    """Return True if this environment has the packages that the agent's dependency file lists, or if there is no such file.
+
+    Blocks. Raises: ConfigError without uv.
+    """
     file = Project.of(agent).dependencies
     if file is None:
         return True
-    try:
-        from packaging.requirements import InvalidRequirement, Requirement
-    except ModuleNotFoundError:
-        return False
-    if file.suffix == ".toml":
-        project = tomllib.loads(file.read_text()).get("project", {})
-        lines = project.get("dependencies", [])
-        if "dependencies" in project.get("dynamic", []):
-            return False
-    else:
-        lines = [re.sub(r"(^|\s)#.*$", "", line).strip() for line in file.read_text().splitlines()]
-    try:
-        return all(_installed(Requirement(line)) for line in lines if line)
-    except InvalidRequirement:  # an option or a path, which only an installer can resolve
-        return False
+    options = ("--dry-run", "--offline", "--no-build", "--python", sys.executable, "-r", file.name)
+    words = [find_uv(), "pip", "install", *options]
+    done = subprocess.run(words, cwd=file.parent, capture_output=True, text=True, check=False)
+    return "Would make no changes" in done.stderr
 
 
-def _installed(wanted: Any, extra: str = "") -> bool:
-    """Return True if a requirement is fulfilled here, with the packages of its extras. ``extra``: the extra that it is of."""
-    from packaging.requirements import Requirement
-
-    if wanted.url is not None:
-        return False
-    if wanted.marker is not None and not wanted.marker.evaluate({"extra": extra}):
-        return True
-    try:
-        if not wanted.specifier.contains(version(wanted.name), prereleases=True):
-            return False
-        listed = [Requirement(text) for text in requires(wanted.name) or ()] if wanted.extras else []
-    except PackageNotFoundError:
-        return False
-    inner = [one for one in listed if one.marker is not None and "extra" in str(one.marker)]
-    return all(_installed(one, name) for name in wanted.extras for one in inner)
-
-
-def build(dependencies: Dependencies, root: Path) -> Path:
-    """Build an environment below ``root``, or bring it up to date. Return its interpreter. Blocks.
+def build(dependencies: Dependencies, root: Path | None = None) -> Path:
+    """Build an environment below ``root`` (default: `cache_dir`), or bring it up to date. Return its interpreter. Blocks.
 
     Raises: LocalRuntimeError with uv's output when it cannot be built.
     """
     if dependencies.file is None:
         return Path(sys.executable)
-    uv, home = find_uv(), root / dependencies.key()
+    uv, home = find_uv(), (root or cache_dir()) / dependencies.key()
     python = home / "bin" / "python"
-    root.mkdir(parents=True, exist_ok=True)
-    with (root / f"{home.name}.lock").open("a") as lock:
+    home.parent.mkdir(parents=True, exist_ok=True)
+    with home.with_suffix(".lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the holder of the lock ends at uv's deadline
         if not python.exists():
             shutil.rmtree(home, ignore_errors=True)  # left by a failed attempt
             _run([uv, "venv", "--quiet", "--python", sys.executable, str(home)], dependencies.folder)
-        made = next(home.glob("*.whl"), None) or write_wheel(home) if dependencies.toolkit else None
+        wanted: list[str] = []
+        if dependencies.toolkit:
+            made = next(home.glob("*.whl"), None) or write_wheel(home)
+            wanted.append(f"agentcore-rl-toolkit @ {made.as_uri()}")
         if dependencies.lock is not None:
             options = ("--frozen", "--no-dev", "--no-install-project", "--inexact", "--compile-bytecode")
             env = {"VIRTUAL_ENV": str(home), "UV_PROJECT_ENVIRONMENT": str(home)}
             _run([uv, "sync", "--quiet", *options], dependencies.folder, env)
-            wanted = [str(made)] if made is not None else []
         else:
-            wanted = ["--compile-bytecode", "-r", dependencies.file.name]
-            if made is not None:
-                (home / "toolkit.txt").write_text(f"agentcore-rl-toolkit @ {made.as_uri()}\n")
-                wanted += ["--override", str(home / "toolkit.txt"), f"agentcore-rl-toolkit @ {made.as_uri()}"]
+            if wanted:
+                (home / "toolkit.txt").write_text(f"{wanted[0]}\n")
+                wanted += ["--override", str(home / "toolkit.txt")]
+            wanted += ["--compile-bytecode", "-r", dependencies.file.name]
         if wanted:
             _run([uv, "pip", "install", "--quiet", "--python", str(python), *wanted], dependencies.folder)
     return python
-
-
-def build_beside(script: Path, *, toolkit: bool = False) -> Path:
-    """Build an environment with the packages that an agent's dependency file lists. Return its interpreter. Blocks.
-
-    ``toolkit``: the environment also gets this toolkit.
-
-    Raises: ConfigError if there is no such file, LocalRuntimeError.
-    """
-    if not script.is_file():
-        raise ConfigError(f"there is no agent file {script}")
-    return build(Dependencies.beside(script, toolkit=toolkit), cache_dir())
 
 
 def cache_dir() -> Path:
@@ -186,11 +152,5 @@ def cache_dir() -> Path:
 
 def _run(command: list[str], folder: Path, env: Mapping[str, str] = MappingProxyType({})) -> None:
     failure = "the agent's environment cannot be built"
-    run_tool(
-        command,
-        within_s=BUILD_TIMEOUT_S,
-        failure=failure,
-        error=LocalRuntimeError,
-        cwd=folder,
-        env={**os.environ, **env},
-    )
+    env = {**os.environ, **env}
+    run_tool(command, within_s=BUILD_TIMEOUT_S, failure=failure, error=LocalRuntimeError, cwd=folder, env=env)

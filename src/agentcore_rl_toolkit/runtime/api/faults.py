@@ -12,10 +12,10 @@ import random
 import tomllib
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from starlette.types import Message, Send
 
 from ...errors import ConfigError
@@ -37,13 +37,10 @@ _ERRORS = {
     ),
     "not_found": ("ResourceNotFoundException", "The agent runtime was not found."),
 }
-_KINDS = (*_ERRORS, "slow_start", "drop", "kill")
 _STOP = "StopRuntimeSession"
-_OPERATIONS = ("InvokeAgentRuntime", "InvokeAgentRuntimeCommand", _STOP)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fault:
+class Fault(BaseModel):
     """A rule.
 
     ``kind``: throttle (429), quota (402), runtime_error (424), server_error (500), conflict (409, retryable), validation
@@ -55,27 +52,19 @@ class Fault:
     ``probability``. Omitted fields match every request. A rule does not count requests to which its kind does not apply.
     """
 
-    kind: str
-    operation: str | None = None
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    kind: str = Field(pattern=f"^({'|'.join((*_ERRORS, 'slow_start', 'drop', 'kill'))})$")
+    operation: Literal["InvokeAgentRuntime", "InvokeAgentRuntimeCommand", "StopRuntimeSession"] | None = None
     agent: str | None = None
-    first: int | None = None
-    every: int | None = None
-    probability: float | None = None
-    delay_s: float = 0.0
+    first: int | None = Field(None, ge=1)
+    every: int | None = Field(None, ge=1)
+    probability: float | None = Field(None, ge=0)
+    delay_s: float = Field(0.0, ge=0)
     when: Literal["before", "after"] = "before"
 
-    def __post_init__(self) -> None:
-        for name, value, known in (
-            ("kind", self.kind, _KINDS),
-            ("operation", self.operation, (None, *_OPERATIONS)),
-            ("when", self.when, ("before", "after")),
-        ):
-            if value not in known:
-                raise ConfigError(f"fault {name!r} must be one of {', '.join(filter(None, known))}; got {value!r}")
-        for name, least in (("first", 1), ("every", 1), ("probability", 0), ("delay_s", 0)):
-            number = getattr(self, name)
-            if number is not None and (type(number) not in (int, float) or not number >= least):
-                raise ConfigError(f"fault {name!r} must be a number from {least} up, got {number!r}")
+
+_RULES = TypeAdapter(list[Fault])
 
 
 @contextlib.asynccontextmanager
@@ -133,8 +122,9 @@ class FaultPlan:
         """Read ``{"seed": ..., "fault": [{"kind": ...}, ...]}``, or only the list. Raises: ConfigError on anything unknown."""
         given = data if isinstance(data, dict) else {"fault": data}
         try:
-            return cls([Fault(**rule) for rule in given["fault"]], **{k: v for k, v in given.items() if k != "fault"})
-        except (TypeError, LookupError) as e:
+            rules = _RULES.validate_python(given["fault"])
+            return cls(rules, **{k: v for k, v in given.items() if k != "fault"})
+        except (TypeError, LookupError, ValidationError) as e:
             raise ConfigError(f"a fault plan is a list of rules, or an object with 'fault' and 'seed': {e}") from e
 
     @classmethod

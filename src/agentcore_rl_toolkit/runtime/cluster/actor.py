@@ -52,7 +52,7 @@ class NodeActor:
         """Unpack an agent's project, build its environment, and load it. Returns the agent as it is here."""
         folder = self._root.path / "agents" / agent.folder
         await asyncio.to_thread(unpack, bundle, folder)
-        python = await asyncio.to_thread(environments.build_beside, folder / path)
+        python = await asyncio.to_thread(environments.build, environments.Dependencies.beside(folder / path))
         here = dataclasses.replace(agent, script=folder / path, python=python)
         await self._node.prepare(here)
         return here

@@ -103,13 +103,13 @@ class ContainerEngine:
     async def fetch(self, name: str) -> str:
         """Return the id of an image. Pull it when the engine does not have it. Raises: EngineError with the reason."""
         found = await self.find_image(name)
-        if found is None and not name.startswith(_BUILT_HERE):
-            try:
+        try:
+            if found is None and not name.startswith(_BUILT_HERE):
                 async with self.asked(PULL_TIMEOUT_S) as docker:
                     await docker.images.pull(name)
-            except EngineError as e:
-                raise EngineError(f"{self} has no image {name!r} and could not pull it: {e}", status=e.status) from e
-            found = await self.find_image(name)
+                found = await self.find_image(name)
+        except EngineError as e:
+            raise EngineError(f"{self} has no image {name!r} and could not pull it: {e}") from e
         if found is None:
             raise EngineError(f"{self} has no image {name!r}; build it, or pull it")
         return found
@@ -121,7 +121,5 @@ def _usual_places() -> list[str]:
     user = os.environ.get("XDG_RUNTIME_DIR", f"/run/user/{os.getuid()}")
     sockets = ["/var/run/docker.sock", f"{user}/docker.sock", f"{Path.home()}/.docker/run/docker.sock"]
     sockets += ["/run/podman/podman.sock"] if os.geteuid() == 0 else []
-    sockets += [f"{user}/podman/podman.sock"]
-    return [url for url in named if url.startswith(("unix://", "tcp://"))] + [
-        f"unix://{path}" for path in sockets if os.path.exists(path)
-    ]
+    places = [f"unix://{path}" for path in (*sockets, f"{user}/podman/podman.sock") if os.path.exists(path)]
+    return [url for url in named if url.startswith(("unix://", "tcp://"))] + places

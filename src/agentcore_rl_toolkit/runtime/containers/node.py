@@ -14,7 +14,7 @@ import os
 import platform
 import resource
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -117,15 +117,16 @@ class ContainerNode:
     async def forget(self, agent: Agent) -> None:
         """End its sessions."""
         self._images.pop(agent.key, None)
-        await self._end([process for process, key in self._running.items() if key == agent.key])
+        await self._end(process for process, key in self._running.items() if key == agent.key)
 
     async def close(self) -> None:
         """End every session."""
-        await self._end(list(self._running))
+        await self._end(self._running)
         if self._engine is not None:
             await self._engine.close()
 
-    async def _end(self, processes: list[ContainerProcess]) -> None:
+    async def _end(self, chosen: Iterable[ContainerProcess]) -> None:
+        processes = list(chosen)
         for process in processes:
             process.stop(0.0)
         await asyncio.gather(*(p.ended for p in processes))
@@ -135,7 +136,7 @@ class ContainerNode:
         c = self._config
         place.directory.mkdir(mode=0o700, parents=True)
         env = {**self._environment(agent), "DOCKER_CONTAINER": "1"}  # the SDK then listens on all addresses
-        env[hints.VARIABLE] = hints.describe(["/"], [*map(str, c.writable_folders)], store=str(c.store or ""))
+        env[hints.VARIABLE] = hints.describe(["/"], c.writable_folders, store=c.store)
         shown = filter(Path.exists, dict.fromkeys((*c.readable, *c.writable_folders)))
         sources: dict[Path, str] = {}
         if place.store is not None:

@@ -7,7 +7,6 @@ import contextlib
 import logging
 import re
 import signal
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,8 +25,8 @@ AGENT_PORT = 8080
 LATE_DEATH_S = 2.0  # an engine reports a death a little later than the end of a command's output
 LOOK_S = 3.0  # pause between two checks of a container whose output has not ended
 FIRST_LOOK_S, LAST_OUTPUT_S = 0.05, 1.0
-AWAY_S = 10.0  # an engine that is silent for longer counts as dead
 PAUSES_S = (0.2, 0.5, 1.0, 2.0, 4.0)  # pause between requests that the engine refuses
+NOT_RUNNING = (404, 409)
 _PID_LINE = re.compile(rb"(\d+)\n")
 
 
@@ -74,7 +73,11 @@ class ContainerProcess(SessionProcess):
             self.ended.set_result(status)
 
     async def _run(self, running: asyncio.Future[None]) -> int:
-        """Start the container, copy its output, and stay until it has ended. Returns its exit status."""
+        """Start the container, copy its output, and stay until it has ended. Returns its exit status.
+
+        Its output ends with it, which costs less than asking for its state. But it may close the output itself, and engines do
+        not always end the output of a container that was killed.
+        """
         attached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         output = self._tasks.start(self._copy_output(attached))
         await asyncio.wait([attached, output], return_when=asyncio.FIRST_COMPLETED)
@@ -85,7 +88,15 @@ class ContainerProcess(SessionProcess):
         running.set_result(None)
         if self._stopping:  # it was not running when it was stopped
             self.stop(0.0)
-        state = await self._end(output)
+        pause_s, state = FIRST_LOOK_S, {"Running": True}
+        while state["Running"]:
+            if output.done():
+                await asyncio.sleep(pause_s)
+                pause_s = min(LOOK_S, 2 * pause_s)
+            await asyncio.wait([output], timeout=LOOK_S)
+            state = (await self._repeated(lambda container: container.show()))["State"]
+        await asyncio.wait([output], timeout=LAST_OUTPUT_S)
+        output.cancel()
         code = int(state["ExitCode"])
         self.death = self._reason(code, bool(state.get("OOMKilled")))
         return code if code <= 128 else 128 - code
@@ -105,31 +116,6 @@ class ContainerProcess(SessionProcess):
         except (EngineError, OSError) as e:
             log.warning("the output of container %s ended early: %s", self._name, e)
 
-    async def _end(self, output: asyncio.Task[None]) -> dict[str, Any]:
-        """Wait until the container has ended, and return its state.
-
-        Its output ends with it, which costs less than asking for its state. But it may close the output itself, and engines do
-        not always end the output of a container that was killed.
-        """
-        pause_s, answered_s = FIRST_LOOK_S, time.monotonic()
-        while True:
-            await asyncio.wait([output], timeout=LOOK_S)
-            try:
-                async with self._asked() as container:
-                    state: dict[str, Any] = (await container.show())["State"]
-            except EngineError as e:
-                if e.status == 404 or time.monotonic() - answered_s > AWAY_S:
-                    raise
-            else:
-                answered_s = time.monotonic()
-                if not state["Running"]:
-                    await asyncio.wait([output], timeout=LAST_OUTPUT_S)
-                    output.cancel()
-                    return state
-            if output.done():
-                await asyncio.sleep(pause_s)
-                pause_s = min(LOOK_S, 2 * pause_s)
-
     def _reason(self, code: int, out_of_memory: bool) -> str | None:
         limit = self._settings["HostConfig"].get("Memory")
         size = "the machine's memory" if limit is None else f"its memory limit ({limit / 2**20:g} MiB)"
@@ -141,20 +127,24 @@ class ContainerProcess(SessionProcess):
             return f"the session was killed from outside, as the kernel does above {size}"
         return f"its container ended with status {code}"
 
-    async def _insist(self, ask: Callable[[DockerContainer], Awaitable[Any]], *, done: Collection[int]) -> None:
-        """Send a request, and again while the engine refuses it. ``done``: replies which mean that there is nothing to do."""
-        error: EngineError | None = None
-        for pause_s in (0.0, *PAUSES_S):
-            await asyncio.sleep(pause_s)
+    async def _repeated(self, ask: Callable[[DockerContainer], Awaitable[Any]], done: Collection[int] = (404,)) -> Any:
+        """Send a request, and again while the engine refuses it. ``done``: refusals that will not change. Raises: EngineError."""
+        for pause_s in (*PAUSES_S, None):
             try:
                 async with self._asked() as container:
-                    await ask(container)
-                return
+                    return await ask(container)
             except EngineError as e:
-                if e.status in done:
-                    return
-                error = e
-        log.warning("container %s can be neither stopped nor removed: %s", self._name, error)
+                if e.status in done or pause_s is None:
+                    raise
+                await asyncio.sleep(pause_s)
+
+    async def _insist(self, ask: Callable[[DockerContainer], Awaitable[Any]], *, done: Collection[int]) -> None:
+        """Send a request that ends the container. ``done``: refusals which mean that there is nothing to do."""
+        try:
+            await self._repeated(ask, done)
+        except EngineError as e:
+            if e.status not in done:
+                log.warning("container %s can be neither stopped nor removed: %s", self._name, e)
 
     @contextlib.asynccontextmanager
     async def _asked(self, timeout_s: float | None = CALL_TIMEOUT_S) -> AsyncIterator[DockerContainer]:
@@ -163,26 +153,21 @@ class ContainerProcess(SessionProcess):
             yield docker.containers.container(self._name)
 
     def stop(self, grace_s: float) -> None:
-        """Send SIGTERM now, and SIGKILL after the grace. With a grace of 0 only SIGKILL is sent."""
         self._stopping = True
         if self._created:  # otherwise it will not be started
             self._tasks.start(self._stop(grace_s))
 
     async def _stop(self, grace_s: float) -> None:
-        not_running = (404, 409)
         if grace_s > 0:
-            await self._insist(lambda container: container.kill(signal="SIGTERM"), done=not_running)
+            await self._insist(lambda container: container.kill(signal="SIGTERM"), done=NOT_RUNNING)
             await asyncio.wait([self.ended], timeout=grace_s)
         if not self.ended.done():
-            await self._insist(lambda container: container.kill(signal="SIGKILL"), done=not_running)
+            await self._insist(lambda container: container.kill(signal="SIGKILL"), done=NOT_RUNNING)
 
     async def dial(self) -> Streams:
-        """Connect to the agent's server. Raises: OSError."""
         return await asyncio.open_connection("127.0.0.1", self._port)
 
-    # -- commands
     async def command(self, text: str, write: Write, timeout_s: float) -> CommandEnd:
-        """Run a shell command in the container to its end. ``write`` gets its output."""
         running = self._tasks.start(self._command(text, write, timeout_s))
         await asyncio.wait([running, self.ended], return_when=asyncio.FIRST_COMPLETED)
         if running.done() and running.result().error is not None:  # the container may be about to end
@@ -218,18 +203,11 @@ class ContainerProcess(SessionProcess):
                 return CommandEnd(-1, error="the container has no /bin/sh to run it with")
             return CommandEnd(code if code <= 128 else 128 - code)
         except TimeoutError:
-            await self._kill_command(inner_pid)
+            if inner_pid:
+                words = ["/bin/sh", "-c", f"kill -9 -{inner_pid} || kill -9 {inner_pid}"]
+                with contextlib.suppress(EngineError):  # the container may have ended
+                    async with self._asked() as container:
+                        await (await container.exec(words)).start(detach=True)
             return CommandEnd(-signal.SIGKILL, timed_out=True)
         except (EngineError, OSError) as e:
             return CommandEnd(-1, error=str(e))
-
-    async def _kill_command(self, inner_pid: str) -> None:
-        if not inner_pid:
-            return
-        words = ["/bin/sh", "-c", f"kill -9 -{inner_pid} || kill -9 {inner_pid}"]
-        try:
-            async with self._asked() as container:
-                killing = await container.exec(words)
-                await killing.start(detach=True)
-        except EngineError as e:
-            log.warning("a command that took too long could not be killed: %s", e)

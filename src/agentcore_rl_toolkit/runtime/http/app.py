@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import time
 import uuid
-from collections.abc import Callable
-from typing import Any
 
 from starlette.responses import Response
-from starlette.routing import Match, Route, Router
+from starlette.routing import Match, Route
 from starlette.types import Message, Receive, Scope, Send
 
 from ..._servers import sigv4
@@ -18,8 +15,7 @@ from ..._servers.process import break_off
 from ..launcher.connection import UpstreamLostError, header
 from ..runtime import Runtime
 from ..wire import MAX_PAYLOAD_BYTES, REQUEST_ID_HEADER, WireError, invalid, not_found
-from . import control, local_api
-from .data_plane import OPERATIONS, SessionOperation
+from . import control, data_plane, local_api
 from .responses import AWS_REQUEST_ID, as_wire_error
 
 BROKEN_OFF = 499  # the status in metrics when the caller disconnected or got a part of the response
@@ -32,11 +28,13 @@ class RuntimeApp:
     """
 
     def __init__(self, runtime: Runtime, hosts: HostCheck | None = None) -> None:
-        self.runtime = runtime
-        self._hosts = hosts
-        routes = [_Route(path, "POST", name, SessionOperation(runtime, name)) for path, name in OPERATIONS.items()]
-        routes += [_Route(*each) for each in (*local_api.routes(runtime), *control.routes(runtime))]
-        self._router = Router(routes, redirect_slashes=False, default=_no_such_operation)
+        self.runtime, self._hosts = runtime, hosts
+        planes = (data_plane.routes(runtime), local_api.routes(runtime), control.routes(runtime))
+        self._routes = [
+            Route(path, endpoint, methods=[method], name=operation)
+            for plane in planes
+            for method, path, operation, endpoint in plane
+        ]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         status = 0
@@ -52,9 +50,11 @@ class RuntimeApp:
 
         scope["path"] = scope["path"].rstrip("/")
         try:
-            self._check_host(scope)
-            body = scope["runtime.body"] = await read_body(scope, receive)
-            self._check_signature(scope, body)
+            refusal = self._hosts.refusal_of(scope["headers"]) if self._hosts is not None else None
+            if refusal is not None:
+                raise WireError("AccessDeniedException", refusal.message, status=refusal.status)
+            scope["runtime.body"] = await read_body(scope, receive)
+            self._check_signature(scope)
             await self.respond(scope, receive, send_named)
         except (ConnectionResetError, UpstreamLostError):
             status = BROKEN_OFF
@@ -72,63 +72,33 @@ class RuntimeApp:
 
     async def respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Respond to a request that was checked. Raises: WireError."""
-        await self._router(scope, receive, send)
+        for route in self._routes:
+            match, found = route.matches(scope)
+            if match is Match.FULL:
+                scope.update(found)
+                scope["runtime.operation"] = route.name
+                return await route.handle(scope, receive, send)
+        raise not_found(f"Operation {scope['method']} {scope['path']}")
 
-    def _check_host(self, scope: Scope) -> None:
-        """Check Host and Origin. Raises: WireError 403, 421."""
-        refusal = self._hosts.refusal_of(scope["headers"]) if self._hosts is not None else None
-        if refusal is not None:
-            raise WireError("AccessDeniedException", refusal.message, status=refusal.status)
-
-    def _check_signature(self, scope: Scope, body: bytes) -> None:
-        """Check the signature. Raises: WireError 403."""
+    def _check_signature(self, scope: Scope) -> None:
+        """Raise WireError 403 if the request is not signed."""
         credentials = self.runtime.config.credentials
-        if not credentials or sigv4.has_password(credentials, header(scope["headers"], b"authorization")):
-            return
-        refusal = sigv4.refusal(
-            credentials,
-            method=scope["method"],
-            path=scope["raw_path"].partition(b"?")[0].decode("latin-1"),
-            query=scope["query_string"].decode("latin-1"),
-            headers=scope["headers"],
-            body=body,
-            now=time.time(),
-        )
-        if refusal is not None:
-            raise WireError("AccessDeniedException", refusal)
-
-
-class _Route(Route):
-    """A route of one method, which sets the name of its operation. AWS has no 405: another route may have the other methods."""
-
-    def __init__(self, path: str, method: str, operation: str, endpoint: Callable[..., Any]) -> None:
-        super().__init__(path, endpoint, methods=[method])
-        self._operation = operation
-
-    def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        match, child = super().matches(scope)
-        return (
-            (Match.FULL, {**child, "runtime.operation": self._operation}) if match is Match.FULL else (Match.NONE, {})
-        )
-
-
-async def _no_such_operation(scope: Scope, receive: Receive, send: Send) -> None:
-    raise not_found(f"Operation {scope['method']} {scope['path']}")
+        if credentials and not sigv4.has_password(credentials, header(scope["headers"], b"authorization")):
+            refusal = sigv4.refusal(credentials, scope, scope["runtime.body"])
+            if refusal is not None:
+                raise WireError("AccessDeniedException", refusal)
 
 
 async def read_body(scope: Scope, receive: Receive) -> bytes:
     """Read the request's body. Raises: WireError 400 above 100 MB, ConnectionResetError."""
     declared = header(scope["headers"], b"content-length") or b"0"
-    size = int(declared) if declared.isdigit() else 0
-    pieces: list[bytes] = []
-    received, more = 0, size <= MAX_PAYLOAD_BYTES
-    while more:
+    size, body, more = int(declared) if declared.isdigit() else 0, bytearray(), True
+    while more and size <= MAX_PAYLOAD_BYTES:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ConnectionResetError("the caller disconnected while sending")
-        pieces.append(message.get("body", b""))
-        received += len(pieces[-1])
-        more = message.get("more_body", False) and received <= MAX_PAYLOAD_BYTES
-    if max(size, received) > MAX_PAYLOAD_BYTES:
+        body += message.get("body", b"")
+        size, more = max(size, len(body)), message.get("more_body", False)
+    if size > MAX_PAYLOAD_BYTES:
         raise invalid(f"payload exceeds {MAX_PAYLOAD_BYTES} bytes", field="payload")
-    return b"".join(pieces)
+    return bytes(body)

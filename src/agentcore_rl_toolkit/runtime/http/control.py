@@ -25,19 +25,19 @@ _ENDPOINT = _ENDPOINTS + "/{endpoint}"
 
 
 def routes(runtime: Runtime) -> Iterator[tuple[str, str, str, Callable[[Request], Awaitable[Response]]]]:
-    """Yield path, method, operation and endpoint of each route."""
+    """Yield method, path, operation and endpoint of each route."""
     plane = ControlPlane(runtime)
-    yield "/runtimes", "PUT", "CreateAgentRuntime", plane.create
-    yield "/runtimes", "POST", "ListAgentRuntimes", plane.list
-    yield "/runtimes/{runtime}", "GET", "GetAgentRuntime", plane.get
-    yield "/runtimes/{runtime}", "PUT", "UpdateAgentRuntime", plane.update
-    yield "/runtimes/{runtime}", "DELETE", "DeleteAgentRuntime", plane.delete
-    yield _ENDPOINTS, "PUT", "CreateAgentRuntimeEndpoint", plane.create_endpoint
-    yield _ENDPOINTS, "POST", "ListAgentRuntimeEndpoints", plane.list_endpoints
-    yield _ENDPOINT, "GET", "GetAgentRuntimeEndpoint", plane.get_endpoint
-    yield _ENDPOINT, "PUT", "UpdateAgentRuntimeEndpoint", plane.update_endpoint
-    yield _ENDPOINT, "DELETE", "DeleteAgentRuntimeEndpoint", plane.delete_endpoint
-    yield "/tags/{runtime:path}", "GET", "ListTagsForResource", plane.list_tags
+    yield "PUT", "/runtimes", "CreateAgentRuntime", plane.create
+    yield "POST", "/runtimes", "ListAgentRuntimes", plane.list
+    yield "GET", "/runtimes/{runtime}", "GetAgentRuntime", plane.get
+    yield "PUT", "/runtimes/{runtime}", "UpdateAgentRuntime", plane.update
+    yield "DELETE", "/runtimes/{runtime}", "DeleteAgentRuntime", plane.delete
+    yield "PUT", _ENDPOINTS, "CreateAgentRuntimeEndpoint", plane.create_endpoint
+    yield "POST", _ENDPOINTS, "ListAgentRuntimeEndpoints", plane.list_endpoints
+    yield "GET", _ENDPOINT, "GetAgentRuntimeEndpoint", plane.get_endpoint
+    yield "PUT", _ENDPOINT, "UpdateAgentRuntimeEndpoint", plane.update_endpoint
+    yield "DELETE", _ENDPOINT, "DeleteAgentRuntimeEndpoint", plane.delete_endpoint
+    yield "GET", "/tags/{runtime:path}", "ListTagsForResource", plane.list_tags
 
 
 class ControlPlane:

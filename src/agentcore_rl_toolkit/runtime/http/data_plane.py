@@ -6,17 +6,17 @@ import asyncio
 import contextlib
 import time
 import uuid
+from collections.abc import Iterator
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from ..agents.agent import Agent
 from ..api import faults
 from ..config import TimeLimits
 from ..launcher.connection import UpstreamLostError, header
 from ..runtime import Runtime
-from ..sessions.session import Key, Session
+from ..sessions.session import Session
 from ..wire import (
     REQUEST_ID_HEADER,
     SESSION_HEADER,
@@ -37,6 +37,12 @@ OPERATIONS = {
     "/runtimes/{runtime:path}/commands": COMMAND,
     "/runtimes/{runtime:path}/stopruntimesession": STOP,
 }
+
+
+def routes(runtime: Runtime) -> Iterator[tuple[str, str, str, SessionOperation]]:
+    """Yield method, path, operation and endpoint of each route."""
+    for path, operation in OPERATIONS.items():
+        yield "POST", path, operation, SessionOperation(runtime, operation)
 
 
 class SessionOperation:
@@ -62,22 +68,18 @@ class SessionOperation:
                 if runtime.table.stop(key) is None:
                     raise not_found(f"Session {key[2]}")
                 await JSONResponse({}, headers={SESSION_HEADER.decode(): key[2]})(scope, receive, send_or_drop)
-            else:
-                await self._use_session(agent, key, drawn, scope, send_or_drop)
-
-    async def _use_session(self, agent: Agent, key: Key, drawn: list[faults.Fault], scope: Scope, send: Send) -> None:
-        body: bytes = scope["runtime.body"]
-        command = parse_command(body) if self.operation == COMMAND else None
-        delay_s = sum(fault.delay_s for fault in drawn if fault.kind == "slow_start")
-        async with self.runtime.table.in_use(agent, key, start_delay_s=delay_s) as session:
-            assert session.process is not None
-            for fault in drawn:
-                if fault.kind == "kill":
-                    asyncio.get_running_loop().call_later(fault.delay_s, session.process.stop, 0.0)
-            if command is not None:
-                await run_command(session, *command, send)
-            else:
-                await relay(session, scope, send, times=self.runtime.config.times)
+                return
+            command = parse_command(request) if operation == COMMAND else None
+            delay_s = sum(fault.delay_s for fault in drawn if fault.kind == "slow_start")
+            async with runtime.table.in_use(agent, key, start_delay_s=delay_s) as session:
+                assert session.process is not None
+                for fault in drawn:
+                    if fault.kind == "kill":
+                        asyncio.get_running_loop().call_later(fault.delay_s, session.process.stop, 0.0)
+                if command is not None:
+                    await run_command(session, *command, send_or_drop)
+                else:
+                    await relay(session, scope, send_or_drop, times=runtime.config.times)
 
 
 async def relay(session: Session, scope: Scope, send: Send, *, times: TimeLimits) -> None:

@@ -23,32 +23,9 @@ from .place import CommandEnd, Place, SessionProcess, Streams, Write
 from .session_log import log_tail
 
 BOOT = str(Path(__file__).resolve().parent / "boot.py")
-TEMPLATE_MODULE = "runtime.template.process"
 LOAD_TIMEOUT_S = 300.0
 END_S = 8.0
 _command_numbers = itertools.count(1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class TemplateSpec:
-    """The script to run, the interpreter of its environment, and its environment variables.
-
-    ``mode`` is ``auto`` (fork if that is safe, otherwise libraries, otherwise exec) or ``exec``. ``sandbox`` are the arguments in
-    front of the command that run it in a sandbox. ``memory_bytes`` bounds each process of a session. ``load_timeout_s``
-    bounds the script's way to its server. ``project``: the folder of which each session gets its own view, None for no view;
-    ``copied``: files and folders in it that a session gets a copy of where it gets no view.
-    """
-
-    script: Path
-    python: Path = Path(sys.executable)
-    env: Mapping[str, str] = field(default_factory=dict)
-    mode: str = "auto"
-    sandbox: Sequence[str] = ()
-    memory_bytes: int | None = None
-    log_path: Path
-    load_timeout_s: float = LOAD_TIMEOUT_S
-    project: Path | None = None
-    copied: Sequence[str] = ()
 
 
 class ForkedProcess(SessionProcess):
@@ -65,11 +42,9 @@ class ForkedProcess(SessionProcess):
         self._template, self._name, self._socket_path = template, name, socket_path
 
     async def dial(self) -> Streams:
-        """Connect to the session's server. Raises: OSError."""
         return await asyncio.open_unix_connection(self._socket_path)
 
     async def command(self, text: str, write: Write, timeout_s: float) -> CommandEnd:
-        """Run a shell command in the session's environment to its end. ``write`` gets its output."""
         number = next(_command_numbers)
         path = f"{self._socket_path}{number}"
         async with written(path, write):
@@ -83,7 +58,6 @@ class ForkedProcess(SessionProcess):
             return CommandEnd(-1 if status is None else status, timed_out, command.failure)
 
     def stop(self, grace_s: float) -> None:
-        """Send SIGTERM now, and SIGKILL to all that it started after the grace. With a grace of 0 only SIGKILL is sent."""
         self._template.send(op="stop", id=self._name, grace_s=grace_s)
 
     def set_ended(self, status: int | None, failure: str | None = None) -> None:
@@ -97,21 +71,39 @@ class ForkedProcess(SessionProcess):
             self.ended.set_result(status)
 
 
+@dataclass(kw_only=True, eq=False)
 class TemplateProcess:
-    """A template process. When it dies, all of its sessions end."""
+    """A template process. When it dies, all of its sessions end.
 
-    def __init__(self, spec: TemplateSpec) -> None:
-        self.spec = spec
-        self.mode = spec.mode
-        self._shown = Project.of(spec.script).shown
-        self.reason: str | None = None
-        self.no_view: str | None = None  # the reason if sessions should have a view and have none
-        self.pid: int | None = None
-        self.closed = False
-        self.forks: dict[str, ForkedProcess] = {}  # sessions by the names of their places, and commands
-        self._process: asyncio.subprocess.Process | None = None
-        self._writer: asyncio.StreamWriter | None = None
-        self._reading: asyncio.Task[None] | None = None
+    ``python`` is the interpreter of the script's environment, and ``env`` has its variables. ``mode`` is ``auto`` (fork if that
+    is safe, otherwise libraries, otherwise exec) or ``exec``. After the start it is the chosen mode, with a ``reason`` unless it
+    is fork. ``sandbox`` are the arguments in front of the command that run it in a sandbox. ``memory_bytes`` bounds each process
+    of a session. ``load_timeout_s`` bounds the script's way to its server. ``project``: the folder of which each session gets its
+    own view, None for no view, with ``no_view`` as the reason if there should be one. ``copied``: files and folders in it that a
+    session gets a copy of where it gets no view. ``forks``: sessions by the names of their places, and commands.
+    """
+
+    script: Path
+    env: Mapping[str, str]
+    log_path: Path
+    python: Path = Path(sys.executable)
+    mode: str = "auto"
+    sandbox: Sequence[str] = ()
+    memory_bytes: int | None = None
+    load_timeout_s: float = LOAD_TIMEOUT_S
+    project: Path | None = None
+    copied: Sequence[str] = ()
+    reason: str | None = field(init=False, default=None)
+    no_view: str | None = field(init=False, default=None)
+    pid: int | None = field(init=False, default=None)
+    closed: bool = field(init=False, default=False)
+    forks: dict[str, ForkedProcess] = field(init=False, default_factory=dict)
+    _process: asyncio.subprocess.Process | None = field(init=False, default=None)
+    _writer: asyncio.StreamWriter | None = field(init=False, default=None)
+    _reading: asyncio.Task[None] | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self._shown = Project.of(self.script).shown
 
     @property
     def alive(self) -> bool:
@@ -120,75 +112,65 @@ class TemplateProcess:
     async def start(self) -> None:
         """Run the agent's script up to its server. Raises: AgentLoadError with the traceback, or on the deadline."""
         try:
-            event = await self._launch()
+            await self._launch()
         except BaseException:  # such as a cancellation: the script may never return
             self._kill()
             await self.close()
             raise
-        self.mode, self.reason, self.pid = event["mode"], event["reason"], event["pid"]
-        self.no_view = event["no_view"]
 
-    async def _launch(self) -> dict[str, Any]:
-        spec = self.spec
-        project = None if spec.project is None else str(spec.project)
-        options = {"script": str(spec.script), "project": project, "memory_bytes": spec.memory_bytes, "mode": spec.mode}
+    async def _launch(self) -> None:
+        project = None if self.project is None else str(self.project)
+        options = {"script": str(self.script), "project": project, "memory_bytes": self.memory_bytes, "mode": self.mode}
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
+        words = [*self.sandbox, str(self.python), BOOT, "runtime.template.process", str(theirs.fileno())]
         try:
-            with self.spec.log_path.open("ab") as log:  # a local file, opened once per template
+            with self.log_path.open("ab") as log:  # a local file, opened once per template
                 self._process = await asyncio.create_subprocess_exec(
-                    *self.spec.sandbox,
-                    str(self.spec.python),
-                    BOOT,
-                    TEMPLATE_MODULE,
-                    str(theirs.fileno()),
+                    *words,
                     json.dumps(options),
                     pass_fds=[theirs.fileno()],
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    env=dict(self.spec.env),
+                    env=dict(self.env),
                     cwd=self._shown[0],
                     start_new_session=True,
                 )
         except BaseException as e:  # cancelled, for instance
             ours.close()
             if isinstance(e, OSError):
-                raise AgentLoadError(f"cannot run {self.spec.python}: {e}") from e
+                raise AgentLoadError(f"cannot run {self.python}: {e}") from e
             raise
         finally:
             theirs.close()
         reader, self._writer = await asyncio.open_connection(sock=ours, limit=2**22)  # closes it where it is cancelled
         try:
-            line = await asyncio.wait_for(reader.readline(), spec.load_timeout_s)
+            line = await asyncio.wait_for(reader.readline(), self.load_timeout_s)
         except TimeoutError:
-            raise AgentLoadError(
-                f"{spec.script} did not reach its server within {spec.load_timeout_s:g} s; output: {spec.log_path}"
-            ) from None
+            late = f"did not reach its server within {self.load_timeout_s:g} s"
+            raise AgentLoadError(f"{self.script} {late}; output: {self.log_path}") from None
         if not line:
-            status = await self._process.wait()
-            raise AgentLoadError(
-                f"{spec.script}: its process ended (status {status}) before the server started. "
-                f"Output:\n{log_tail(spec.log_path, 4_000)}"
-            )
+            end = f"its process ended (status {await self._process.wait()}) before the server started"
+            raise AgentLoadError(f"{self.script}: {end}. Output:\n{log_tail(self.log_path, 4_000)}")
         event: dict[str, Any] = json.loads(line)
         if event["ev"] == "error":
-            raise AgentLoadError(f"{spec.script} failed to load:\n{event['traceback']}")
-        self._reading = asyncio.create_task(self._read(reader), name=f"template {spec.script.name}")
-        return event
+            raise AgentLoadError(f"{self.script} failed to load:\n{event['traceback']}")
+        self.mode, self.reason, self.pid, self.no_view = (event[n] for n in ("mode", "reason", "pid", "no_view"))
+        self._reading = asyncio.create_task(self._read(reader), name=f"template {self.script.name}")
 
     async def spawn(self, place: Place) -> ForkedProcess:
         """Start a session process. Raises: LocalRuntimeError."""
         paths = {"socket": place.socket_path, "dir": str(place.directory), "log": str(place.log_path)}
-        order: dict[str, Any] = {"project": None, "copied": list(self.spec.copied), "links": self._shown}
-        if self.spec.project is not None and self.no_view is None:
+        order: dict[str, Any] = {"project": None, "copied": list(self.copied), "links": self._shown}
+        if self.project is not None and self.no_view is None:
             # Each session sees its own part of the folders that the template's sessions share.
             own = [(paths["dir"], paths["dir"])]
             if place.store is not None:
                 await asyncio.to_thread(place.store.make)
                 own += [(name, str(place.store.path)) for name in place.store.names]
             emptied = sorted({os.path.dirname(path) for path in paths.values()})
-            order |= {"project": str(self.spec.project), "emptied": emptied, "own": own}
+            order |= {"project": str(self.project), "emptied": emptied, "own": own}
         if not self.alive:
             raise LocalRuntimeError("the agent's template process has ended")
         process = self.fork(place.name, place.socket_path, op="spawn", **paths, **order)
@@ -216,22 +198,20 @@ class TemplateProcess:
     async def _read(self, reader: asyncio.StreamReader) -> None:
         with contextlib.suppress(ConnectionError):  # same as end of file
             while line := await reader.readline():
-                self._on_event(json.loads(line))
+                event = json.loads(line)
+                process = self.forks[event["id"]]
+                if event["ev"] == "spawned":
+                    process.pid = event["pid"]
+                    if not process.started.done():
+                        process.started.set_result(None)
+                else:
+                    del self.forks[event["id"]]
+                    process.cpu_s, process.max_rss_bytes = event.get("cpu_s"), event.get("max_rss")
+                    process.set_ended(event.get("status"), event.get("error"))
         self.closed = True
         for process in self.forks.values():
             process.set_ended(-signal.SIGKILL)
         self.forks.clear()
-
-    def _on_event(self, event: dict[str, Any]) -> None:
-        process = self.forks[event["id"]]
-        if event["ev"] == "spawned":
-            process.pid = event["pid"]
-            if not process.started.done():
-                process.started.set_result(None)
-        else:
-            del self.forks[event["id"]]
-            process.cpu_s, process.max_rss_bytes = event.get("cpu_s"), event.get("max_rss")
-            process.set_ended(event.get("status"), event.get("error"))
 
     def _kill(self) -> None:
         """Kill the template and all below it."""
@@ -247,8 +227,7 @@ class TemplateProcess:
             self._writer.close()
         if self._process is not None:
             try:
-                async with asyncio.timeout(END_S):
-                    await self._process.wait()
+                await asyncio.wait_for(self._process.wait(), END_S)
             except TimeoutError:
                 self._kill()
                 await self._process.wait()

@@ -60,7 +60,7 @@ class SessionProcess(Protocol):
         """Connect to the session's server. Raises: OSError."""
 
     async def command(self, text: str, write: Write, timeout_s: float) -> CommandEnd:
-        """Run a shell command in the session's environment. ``write`` gets its output."""
+        """Run a shell command in the session's environment to its end. ``write`` gets its output."""
 
     def stop(self, grace_s: float) -> None:
-        """Send SIGTERM now, and SIGKILL to all that it started after the grace."""
+        """Send SIGTERM now, and SIGKILL to all that it started after the grace. With a grace of 0 only SIGKILL is sent."""

@@ -45,7 +45,7 @@ _PLAIN_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 
 
 class Session:
-    """An environment. ``on_end`` is called when it is over. ``times`` are the runtime's."""
+    """An environment. ``times`` are the runtime's. ``on_start`` gets the duration of its start, ``on_end`` the ended session."""
 
     def __init__(
         self,
@@ -54,6 +54,7 @@ class Session:
         place: Place,
         *,
         times: TimeLimits,
+        on_start: Callable[[float], None],
         on_end: Callable[[Session], None],
     ) -> None:
         self.key, self.agent, self.place = key, agent, place
@@ -70,7 +71,7 @@ class Session:
         self._pinged = False  # since its last activity
         self._last_answer: tuple[str, Any] | None = None
         self._changed = asyncio.Event()
-        self._times, self._on_end = times, on_end
+        self._times, self._on_start, self._on_end = times, on_start, on_end
 
     @property
     def id(self) -> str:
@@ -137,15 +138,16 @@ class Session:
             limit = self._times.init_timeout_s
             last = f", the last one was {self.error}" if self.error is not None else ""
             self._fail(INIT_LATE.format(limit), f"no healthy answer to /ping within {limit:g} s{last}")
-        except (LocalRuntimeError, OSError) as e:
-            self._fail(INIT_FAILED, str(e))
         except Exception as e:  # callers wait for this start and have no deadline
-            log.exception("session %s could not be started", self.id)
-            self._fail(INIT_FAILED, f"{type(e).__name__}: {e}")
+            expected = isinstance(e, (LocalRuntimeError, OSError))
+            if not expected:
+                log.exception("session %s could not be started", self.id)
+            self._fail(INIT_FAILED, str(e) if expected else f"{type(e).__name__}: {e}")
         else:
             if not self.closed.is_set():
                 self._last_active_s = now = time.monotonic()
                 self.start_s, self.state, self.error = round(now - self._born_s, 4), "ready", None
+                self._on_start(self.start_s)
                 self.ready.set_result(None)
 
     async def _first_ping(self, process: SessionProcess) -> None:
@@ -167,23 +169,17 @@ class Session:
                 raise LocalRuntimeError(process.death or why, session_id=self.id)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
-    def _due_s(self, now: float) -> float:
-        """Return the time of the next check of the session."""
-        lifetime_end_s = self._born_s + self.agent.max_lifetime_s
-        if self.inflight:
-            return lifetime_end_s
-        interval_s = min(PING_MAX_S, max(PING_MIN_S, self.agent.idle_timeout_s / 60))
-        idle_end_s = self._last_active_s + self.agent.idle_timeout_s
-        if self.busy:
-            return min(lifetime_end_s, now + interval_s)
-        return min(lifetime_end_s, idle_end_s if self._pinged else min(idle_end_s, now + interval_s))
-
     async def _watch(self) -> None:
         """Wait until something happened or a ping is due. End the session that died or is beyond its limits."""
         assert self.process is not None
-        now, due = time.monotonic(), False
+        agent, now, due = self.agent, time.monotonic(), False
+        next_s = lifetime_end_s = self._born_s + agent.max_lifetime_s
+        if not self.inflight:
+            ping_s = now + min(PING_MAX_S, max(PING_MIN_S, agent.idle_timeout_s / 60))
+            idle_end_s = self._last_active_s + agent.idle_timeout_s
+            next_s = min(next_s, ping_s if self.busy else idle_end_s if self._pinged else min(idle_end_s, ping_s))
         try:
-            async with asyncio.timeout(max(0.0, self._due_s(now) - now)):
+            async with asyncio.timeout(max(0.0, next_s - now)):
                 await self._changed.wait()
         except TimeoutError:
             due = True
@@ -193,13 +189,12 @@ class Session:
         if self.process.ended.done():
             self.error = self.process.death
             self.end("lost" if self.process.lost else "crashed", 0.0)
-            return
-        if time.monotonic() >= self._born_s + self.agent.max_lifetime_s:
+        elif time.monotonic() >= lifetime_end_s:
             self.end("max_lifetime", self._times.stop_grace_s)
         elif due and self.inflight == 0:
             await self._ping()
             idle_s = time.monotonic() - self._last_active_s
-            if self.inflight == 0 and not self.busy and idle_s >= self.agent.idle_timeout_s:
+            if self.inflight == 0 and not self.busy and idle_s >= agent.idle_timeout_s:
                 self.end("idle", self._times.stop_grace_s)
 
     async def _ping(self) -> None:
@@ -226,15 +221,16 @@ class Session:
     def _compare_ping(self, status: str, stamp: Any) -> None:
         """Warn once per agent of a /ping that AgentCore reads differently. This runtime uses only its status."""
         last, self._last_answer = self._last_answer, (status, stamp)
-        problem = None
         if status == "HealthyBusy" and stamp is None:
             problem = "has no time_of_last_update: AgentCore then ignores HealthyBusy and ends the session as idle"
         elif status == "Healthy" and last is not None and last[0] == status and last[1] != stamp:
             problem = (
                 "changes time_of_last_update while its status stays: AgentCore then never ends the session as idle"
             )
-        if problem is not None and not self.agent.warned:
-            self.agent.warned.append(problem)
+        else:
+            return
+        if not self.agent.warned:
+            self.agent.warned = True
             text = "agent %s: its response to /ping %s; the SDK sets the time of the last change"
             log.warning(text, self.agent.name, problem)
 
@@ -245,7 +241,9 @@ class Session:
             if self.state == "starting" and reason != "failed_to_start":
                 self.error = None
             self.state = reason
-            self._not_ready(_ended_while_starting(reason))
+            if reason == "stopped":  # another request stopped it. The same call starts a new session.
+                self._not_ready(WireError("RetryableConflictException", "Session operation in progress, please retry"))
+            self._not_ready(WireError("RuntimeClientError", f"The session ended while starting: {reason}."))
             gone = self.process is None or self.process.ended.done()
             self.ending = {**self.describe(time.monotonic()), "cause": self.cause, "gone": gone}
             self.closed.set()
@@ -316,16 +314,8 @@ def _exit(status: int | None) -> str:
         return "the session's process has ended"
     if status >= 0:
         return f"the session's process ended with status {status}"
-    try:
-        return f"the session's process was killed by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"the session's process was killed by signal {-status}"
-
-
-def _ended_while_starting(reason: str) -> WireError:
-    if reason == "stopped":  # another request stopped it. The same call starts a new session.
-        return WireError("RetryableConflictException", "Session operation in progress, please retry")
-    return WireError("RuntimeClientError", f"The session ended while starting: {reason}.")
+    known = -status in set(signal.Signals)
+    return f"the session's process was killed by {signal.Signals(-status).name if known else f'signal {-status}'}"
 
 
 def log_name(session_id: str, *, endpoint: str) -> str:

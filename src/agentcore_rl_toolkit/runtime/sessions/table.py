@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from ..._servers.tasks import Tasks
@@ -22,14 +22,12 @@ LATE_S = 5.0  # limit from the kill of a session to the removal of its files
 
 
 class Launcher(Protocol):
-    """The processes of sessions: on this machine (`LocalNode`), or on the nodes of a cluster."""
+    """The processes of sessions: on this machine (`LocalNode`), or on the nodes of a cluster. ``tier`` is their isolation."""
 
     @property
-    def tier(self) -> str:
-        """The isolation of sessions."""
-
-    async def start(self) -> None:
-        """Get ready for agents. Raises: ConfigError."""
+    def tier(self) -> str: ...
+    async def start(self) -> None: ...
+    async def close(self) -> None: ...
 
     async def prepare(self, agent: Agent) -> None:
         """Load an agent version. Raises: AgentLoadError."""
@@ -42,9 +40,6 @@ class Launcher(Protocol):
 
     async def read_log(self, session: Mapping[str, Any], offset: int, size: int) -> bytes:
         """Read a piece of the log of a session, as the session table describes it."""
-
-    async def close(self) -> None:
-        """End everything."""
 
     def place(self, agent: Agent, name: str, log: str) -> Place:
         """Choose where a new session's files are. Raises: WireError 402 if there is no room."""
@@ -74,7 +69,7 @@ class SessionTable:
         self.sessions: dict[Key, Session] = {}
         self.ended: deque[dict[str, Any]] = deque(maxlen=REMEMBERED_ENDINGS)
         self.started_total = 0
-        self.ended_total: dict[str, int] = {}
+        self.ended_total: Counter[str] = Counter()
         self._launcher, self._config, self._metrics = launcher, config, metrics
         self._admit, self._on_gone = admit, on_gone
         self._numbers = itertools.count(1)
@@ -97,17 +92,13 @@ class SessionTable:
 
     def _begin(self, key: Key, agent: Agent, start_delay_s: float) -> Session:
         place = self._launcher.place(agent, str(next(self._numbers)), log_name(key[2], endpoint=key[1]))
-        session = Session(key, agent, place, times=self._config.times, on_end=self._ended)
+        times, on_start = self._config.times, self._metrics.add_start
+        session = Session(key, agent, place, times=times, on_start=on_start, on_end=self._ended)
         self.sessions[key] = session
         self._all.add(session)
-        session.ready.add_done_callback(lambda _: self._count_start(session))
         self.started_total += 1
         self._tasks.start(self._run(session, start_delay_s))
         return session
-
-    def _count_start(self, session: Session) -> None:
-        if session.start_s is not None:
-            self._metrics.add_start(session.start_s)
 
     async def _run(self, session: Session, start_delay_s: float) -> None:
         await session.run(self._launcher.spawn, self._starting, start_delay_s)
@@ -120,7 +111,7 @@ class SessionTable:
     def _ended(self, session: Session) -> None:
         if self.sessions.get(session.key) is session:
             del self.sessions[session.key]
-        self.ended_total[session.state] = self.ended_total.get(session.state, 0) + 1
+        self.ended_total[session.state] += 1
         self.ended.append(session.ending)
 
     def stop(self, key: Key, *, grace_s: float | None = None) -> Session | None:
@@ -147,7 +138,7 @@ class SessionTable:
         now = time.monotonic()
         return [s.describe(now) for s in self.sessions.values()]
 
-    def endings(self, runtime_id: str, endpoint: str, session_ids: Collection[str]) -> dict[str, dict[str, Any]]:
+    def endings(self, runtime_id: str, endpoint: str, session_ids: Iterable[str]) -> dict[str, dict[str, Any]]:
         """Describe those of these sessions that are over. Sessions that live or are forgotten are left out."""
         wanted = {name for name in session_ids if (runtime_id, endpoint, name) not in self.sessions}
         found = {}

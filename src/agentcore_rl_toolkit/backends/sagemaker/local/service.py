@@ -72,15 +72,7 @@ class SageMakerApp:
 
     def _check_signature(self, scope: Any, authorization: str, body: bytes) -> None:
         """Raise RefusedError for a request that this service's credential did not sign."""
-        refusal = sigv4.refusal(
-            self._credential,
-            method=scope["method"],
-            path=scope["raw_path"].decode("latin-1"),
-            query=scope["query_string"].decode("latin-1"),
-            headers=scope["headers"],
-            body=body,
-            now=time.time(),
-        )
+        refusal = sigv4.refusal(self._credential, scope, body)
         if refusal is None and "/sagemaker/aws4_request" not in authorization:
             refusal = "Credential should be scoped to correct service: 'sagemaker'."
         if refusal is not None:
