@@ -13,14 +13,13 @@ import contextlib
 import json
 import os
 import secrets
-import stat
 import tempfile
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from ..errors import ConfigError
 from .host_check import is_loopback
-from .process import write_private
+from .process import private_folder, write_private
 
 RUNTIME = "runtime"  # a kind of server whose key is KEY:SECRET, to sign requests with
 _ANY = ("0.0.0.0", "::", "localhost")
@@ -90,14 +89,5 @@ def _path(kind: str, url: str) -> Path | None:
         host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
     except ValueError:
         return None
-    return _folder() / f"{kind}-{port}" if is_here(host) else None
-
-
-def _folder() -> Path:
-    """Return the folder of this user's key files. Raises: ConfigError when another user made it."""
     folder = Path(tempfile.gettempdir()) / f"agentcore-rl-keys-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    info = folder.lstat()
-    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid() or info.st_mode & 0o077:
-        raise ConfigError(f"{folder} is not this user's alone; set TMPDIR to your own folder")
-    return folder
+    return private_folder(folder) / f"{kind}-{port}" if is_here(host) else None

@@ -9,6 +9,7 @@ import os
 import secrets
 import signal
 import socket
+import stat
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -93,6 +94,15 @@ def write_private(path: Path, text: str) -> None:
         raise
 
 
+def private_folder(path: Path) -> Path:
+    """Create a folder that only this user can read. Raises: ConfigError when another user can, or made it."""
+    path.mkdir(mode=0o700, exist_ok=True)
+    info = path.lstat()
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid() or info.st_mode & 0o077:
+        raise ConfigError(f"{path} is not this user's alone; set TMPDIR to your own folder")
+    return path
+
+
 def write_ready(path: Path, content: dict[str, Any]) -> None:
     """Write the file that says that the server listens, and where. Raises: OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -142,8 +152,6 @@ def terminated_as_interrupted() -> Iterator[None]:
 def _exists(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
+    except OSError as e:
+        return isinstance(e, PermissionError)
     return True

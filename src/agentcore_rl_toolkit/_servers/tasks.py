@@ -15,3 +15,10 @@ class Tasks(set[asyncio.Task[Any]]):
         self.add(task)
         task.add_done_callback(self.discard)
         return task
+
+    async def cancel(self) -> None:
+        """Cancel all, and wait for their end."""
+        tasks = list(self)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -11,14 +11,14 @@ import fcntl
 import json
 import os
 import shutil
-import stat
 import subprocess
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from .._servers.process import write_private
+from .._servers.process import private_folder
 from ..errors import ConfigError
 
 _LONGEST_BASE = 60  # a socket's path may have 103 bytes on macOS
@@ -29,11 +29,8 @@ def remove(folder: Path) -> bool:
     """Remove a folder and all that is in it, of any depth and whatever its modes are. Blocks. Return True on success."""
     with contextlib.suppress(RecursionError):
         shutil.rmtree(folder, ignore_errors=True)
-    if folder.exists():
-        for command in (
-            ["chmod", "-R", "u+rwx"],
-            ["rm", "-rf"],
-        ):  # both go down without recursion and without long paths
+    if folder.exists():  # both commands go down without recursion and without long paths
+        for command in (["chmod", "-R", "u+rwx"], ["rm", "-rf"]):
             subprocess.run([*command, "--", str(folder)], stderr=subprocess.DEVNULL, check=False)
     return not folder.exists()
 
@@ -43,28 +40,23 @@ def base_dir() -> Path:
     parent = Path(tempfile.gettempdir())
     if len(str(parent)) > _LONGEST_BASE:
         parent = Path("/tmp")
-    base = parent / f"agentcore-rl-{os.getuid()}"
-    base.mkdir(mode=0o700, exist_ok=True)
-    info = base.lstat()
-    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
-        raise ConfigError(f"{base} belongs to another user; set TMPDIR to your own folder")
-    return base
+    return private_folder(parent / f"agentcore-rl-{os.getuid()}")
 
 
+@dataclass(frozen=True)
 class Locked:
     """A folder that one live process owns. The lock is the kernel's: it goes with the process, however that ends."""
 
-    def __init__(self, path: Path, file: IO[str]) -> None:
-        self.path = path
-        self._file = file
+    path: Path
+    file: IO[str]
 
     def release(self) -> None:
-        self._file.close()
+        self.file.close()
 
     def discard(self) -> None:
         """Remove the folder and everything in it."""
         remove(self.path)
-        self._file.close()
+        self.file.close()
 
 
 def lock(path: Path, *, create: bool = True) -> Locked | None:
@@ -102,27 +94,19 @@ def own_state(path: Path) -> Locked:
         raise ConfigError(f"{path} is in use by another runtime; give each its own --state-dir")
     sessions = path / "sessions"
     if not remove(sessions):
-        raise ConfigError(
-            f"the files of an ended runtime in {sessions} cannot be removed; remove them, or name another --state-dir"
-        )
+        left = f"the files of an ended runtime in {sessions} cannot be removed"
+        raise ConfigError(f"{left}; remove them, or name another --state-dir")
     return locked
-
-
-def describe_server(root: Path, content: dict[str, Any]) -> None:
-    """Leave the address of a runtime in its root, for the command line to find."""
-    write_private(root / "server.json", json.dumps(content))
 
 
 def live_servers() -> list[dict[str, Any]]:
     """Return this user's runtimes that run, newest first."""
     found = []
     for file in base_dir().glob("*/server.json"):
-        try:
+        with contextlib.suppress(OSError, ValueError):  # gone meanwhile
             locked = lock(file.parent, create=False)
-            if locked is not None:
+            if locked is None:
+                found.append((file.stat().st_mtime, json.loads(file.read_text())))
+            else:
                 locked.release()
-                continue
-            found.append((file.stat().st_mtime, json.loads(file.read_text())))
-        except (OSError, ValueError):  # gone meanwhile
-            continue
     return [content for _, content in sorted(found, key=lambda pair: -pair[0])]

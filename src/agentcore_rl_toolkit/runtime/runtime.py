@@ -206,10 +206,7 @@ class Runtime:
     async def close(self) -> None:
         """End every session and template, and remove what is not to be kept."""
         await self.end_sessions()
-        tasks = list(self._background)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._background.cancel()
         await self.launcher.close()
         self._state_lock.release()
         self._root_lock.discard()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import math
 import os
 import socket
@@ -18,9 +19,8 @@ import uvloop
 from .._servers import keys
 from .._servers.host_check import HostCheck
 from .._servers.open_files import raise_file_limit
-from .._servers.process import bind, stop_event, url_of, write_private, write_ready
+from .._servers.process import BACKLOG, bind, stop_event, url_of, write_private, write_ready
 from ..errors import ConfigError
-from . import roots
 from .config import RuntimeConfig
 from .http.app import RuntimeApp
 from .runtime import Runtime
@@ -82,11 +82,12 @@ async def serve(
 def _described(runtime: Runtime, url: str, arns: Mapping[str, str], *, has_key: bool) -> Iterator[dict[str, Any]]:
     """Leave the address and the key of a runtime where its user's commands find them. Yields the content of its ready file."""
     content: dict[str, Any] = {"url": url, "pid": os.getpid(), "agents": arns, "isolation": runtime.launcher.tier}
-    record = {**content, "root": str(runtime.root), "state_dir": str(runtime.state_dir)}
-    roots.describe_server(runtime.root, record)
-    roots.describe_server(runtime.state_dir, record)
+    record = json.dumps({**content, "root": str(runtime.root), "state_dir": str(runtime.state_dir)})
+    for folder in (runtime.root, runtime.state_dir):
+        write_private(folder / "server.json", record)
     key_file = None
-    for access_key, secret in list(runtime.config.credentials.items())[:1]:
+    if runtime.config.credentials:
+        access_key, secret = next(iter(runtime.config.credentials.items()))
         file = runtime.root / "credentials"  # AWS's own clients read it
         write_private(file, f"[default]\naws_access_key_id = {access_key}\naws_secret_access_key = {secret}\n")
         content["credentials_file"] = str(file)
@@ -104,13 +105,13 @@ def _announce(content: dict[str, Any], ready_file: Path | None) -> None:
             write_ready(ready_file, content)
         except OSError as e:  # the process that waits for this file would wait forever
             raise ConfigError(f"the ready file {ready_file} cannot be written: {e.strerror or e}") from e
-    print(f"AgentCore Runtime on {content['url']}, isolation: {content['isolation']}", flush=True)
-    for name in ("", "_CONTROL"):
-        print(f"  export AWS_ENDPOINT_URL_BEDROCK_AGENTCORE{name}={content['url']}", flush=True)
+    exports = {f"AWS_ENDPOINT_URL_BEDROCK_AGENTCORE{name}": content["url"] for name in ("", "_CONTROL")}
     if "credentials_file" in content:
-        print(f"  export AWS_SHARED_CREDENTIALS_FILE={content['credentials_file']}", flush=True)
-    for name, arn in content["agents"].items():
-        print(f"  {name}: {arn}", flush=True)
+        exports["AWS_SHARED_CREDENTIALS_FILE"] = content["credentials_file"]
+    lines = [f"AgentCore Runtime on {content['url']}, isolation: {content['isolation']}"]
+    lines += [f"  export {name}={value}" for name, value in exports.items()]
+    lines += [f"  {name}: {arn}" for name, arn in content["agents"].items()]
+    print(*lines, sep="\n", flush=True)
 
 
 class _Server(uvicorn.Server):
@@ -120,21 +121,20 @@ class _Server(uvicorn.Server):
     """
 
     def __init__(self, runtime: Runtime, app: RuntimeApp, stop: asyncio.Event, on_started: Callable[[], None]) -> None:
-        super().__init__(
-            uvicorn.Config(
-                app,
-                http="h11",
-                ws="none",
-                lifespan="off",
-                log_level="warning",
-                access_log=False,
-                proxy_headers=False,
-                server_header=False,
-                backlog=4096,
-                timeout_keep_alive=75,
-                timeout_graceful_shutdown=math.ceil(runtime.config.times.shutdown_grace_s) + AFTER_SESSIONS_S,
-            )
+        config = uvicorn.Config(
+            app,
+            http="h11",
+            ws="none",
+            lifespan="off",
+            log_level="warning",
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            backlog=BACKLOG,
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=math.ceil(runtime.config.times.shutdown_grace_s) + AFTER_SESSIONS_S,
         )
+        super().__init__(config)
         self._runtime, self._stop, self._on_started = runtime, stop, on_started
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

@@ -12,7 +12,6 @@ import dataclasses
 import os
 import secrets
 from collections.abc import AsyncIterator
-from typing import Any
 
 from .. import roots
 from ..agents import environments
@@ -35,14 +34,14 @@ class NodeActor:
         self._node: LocalNode
         self._server: asyncio.Server
 
-    async def start(self, config: RuntimeConfig, host: str) -> dict[str, Any]:
-        """Start the launcher, and listen on this address of the node."""
+    async def start(self, config: RuntimeConfig, host: str) -> tuple[int, int, str, str]:
+        """Start the launcher, and listen on this address of the node. Returns port, process id, tier, and folder of logs."""
         root = self._root.path
         self._node = LocalNode(config, state_dir=root / "state", root=root)
         await self._node.start()
         self._server = await asyncio.start_server(self._connected, host, 0)
         port = self._server.sockets[0].getsockname()[1]
-        return {"port": port, "pid": os.getpid(), "tier": self._node.tier, "logs": str(root / "state" / "logs")}
+        return port, os.getpid(), self._node.tier, str(root / "state" / "logs")
 
     async def live(self) -> None:
         """Wait without end. The call fails when this actor ends."""
@@ -57,22 +56,21 @@ class NodeActor:
         await self._node.prepare(here)
         return here
 
-    async def spawn(self, agent: Agent, name: str, log: str) -> dict[str, Any]:
+    async def spawn(self, agent: Agent, name: str, log: str) -> tuple[str, int | None]:
         """Start a session. Returns its token and its process id."""
         place = self._node.place(agent, name, log)
         process = await self._node.spawn(agent, place)
         token = secrets.token_urlsafe(24)
         self._sessions[token] = process, place
-        return {"token": token, "pid": process.pid}
+        return token, process.pid
 
-    async def ended(self, token: str) -> dict[str, Any]:
-        """Wait for the end of a session, and remove its files. Returns its exit status and its usage."""
+    async def ended(self, token: str) -> tuple[int | None, str | None, float | None, int | None]:
+        """Wait for the end of a session, and remove its files. Returns exit status, cause of death, CPU and memory."""
         process, place = self._sessions[token]
         status = await process.ended
         del self._sessions[token]
         await self._node.discard(place)
-        usage = {"cpu_s": process.cpu_s, "max_rss_bytes": process.max_rss_bytes}
-        return {"status": status, "death": process.death, **usage}
+        return status, process.death, process.cpu_s, process.max_rss_bytes
 
     async def stop(self, token: str, grace_s: float) -> None:
         """Send SIGTERM to a session, and SIGKILL after the grace."""

@@ -38,7 +38,11 @@ USABLE_MEMORY = 0.8
 
 @dataclass(eq=False)
 class Node:
-    """A machine with an actor. ``state``: joining, ready, failed (it never ran sessions) or lost. The last two have a reason."""
+    """A machine with an actor. ``state``: joining, ready, failed (it never ran sessions) or lost. The last two have a reason.
+
+    When it is ready, it has the ``port`` for connections to sessions, the actor's ``pid``, its isolation ``tier``, and the folder
+    of ``logs``. ``agents`` are the loaded ones, as they are on the node.
+    """
 
     machine: Machine
     capacity: int
@@ -46,49 +50,51 @@ class Node:
     reason: str | None = None
     ended_s: float | None = None
     actor: Any = None
-    # What the actor reports when it is ready.
     port: int = 0
     pid: int | None = None
     tier: str = ""
-    logs: str = ""  # the folder
+    logs: str = ""
     sessions: set[Place] = field(default_factory=set)
-    agents: dict[tuple[str, int], asyncio.Task[Agent]] = field(default_factory=dict)
+    agents: dict[tuple[str, int], Agent] = field(default_factory=dict)
+    loading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def describe(self) -> dict[str, Any]:
         """Return the node as `/_local/nodes` shows it."""
-        about = {"node_id": self.machine.node_id, "host": self.machine.host, "pid": self.pid, "isolation": self.tier}
-        counts = {"capacity": self.capacity, "sessions": len(self.sessions)}
-        return {**about, "state": self.state, **counts, "reason": self.reason}
+        return {
+            "node_id": self.machine.node_id,
+            "host": self.machine.host,
+            "pid": self.pid,
+            "isolation": self.tier,
+            "state": self.state,
+            "capacity": self.capacity,
+            "sessions": len(self.sessions),
+            "reason": self.reason,
+        }
 
 
 class RemoteProcess(SessionProcess):
     """A session on a node."""
 
-    def __init__(self, node: Node, started: Mapping[str, Any]) -> None:
+    def __init__(self, node: Node, token: str, pid: int | None) -> None:
         self.ended: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
-        self.pid = started["pid"]
-        self._node, self._token = node, started["token"]
+        self.pid, self._node, self._token = pid, node, token
 
     async def wait(self) -> None:
         """Wait for its end, and resolve ``ended``."""
         status = None
         try:
-            found = await result_of(self._node.actor.ended.remote(self._token))
+            end = await result_of(self._node.actor.ended.remote(self._token))
+            status, self.death, self.cpu_s, self.max_rss_bytes = end
         except LocalRuntimeError as e:
             self.lost, self.death = True, f"node {self._node.machine.node_id} was lost: {e}"
-        else:
-            status, self.death = found["status"], found["death"]
-            self.cpu_s, self.max_rss_bytes = found["cpu_s"], found["max_rss_bytes"]
         self.ended.set_result(status)
 
     async def dial(self) -> Streams:
-        """Connect to the session's server. Raises: OSError."""
         reader, writer = await asyncio.open_connection(self._node.machine.host, self._node.port)
         writer.write(self._token.encode() + b"\n")
         return reader, writer
 
     async def command(self, text: str, write: Write, timeout_s: float) -> CommandEnd:
-        """Run a shell command in the session's environment, on its node."""
         method = self._node.actor.command.options(num_returns="streaming")
         try:
             async for reference in method.remote(self._token, text, timeout_s):
@@ -101,7 +107,6 @@ class RemoteProcess(SessionProcess):
         return CommandEnd(-signal.SIGKILL)
 
     def stop(self, grace_s: float) -> None:
-        """Send SIGTERM now and SIGKILL after the grace."""
         if not self.ended.done():
             self._node.actor.stop.remote(self._token, grace_s)
 
@@ -112,9 +117,7 @@ class Cluster:
     def __init__(self, config: RuntimeConfig, machines: RayNodes) -> None:
         self._config, self._ray = config, machines
         self._nodes: dict[str, Node] = {}  # the last one of each machine
-        self._agents: dict[
-            tuple[str, int], tuple[Agent, str, bytes]
-        ] = {}  # the agent, its path in the bundle, the bundle
+        self._bundles: dict[tuple[str, int], tuple[Agent, str, bytes]] = {}  # with the agent's path in the bundle
         self._joined = asyncio.Event()
         self._tasks = Tasks()
 
@@ -124,7 +127,6 @@ class Cluster:
 
     @property
     def tier(self) -> str:
-        """Isolation of the nodes' sessions."""
         return ", ".join(sorted({node.tier for node in self._ready})) or "unknown"
 
     async def start(self) -> None:
@@ -134,18 +136,15 @@ class Cluster:
         try:
             await asyncio.wait_for(self._joined.wait(), JOIN_TIMEOUT_S)
         except TimeoutError:
-            reasons = "; ".join(f"{node_id}: {node.reason}" for node_id, node in self._nodes.items() if node.reason)
+            failed = [f"{node.machine.node_id}: {node.reason}" for node in self._nodes.values() if node.reason]
+            why = "; ".join(failed) or "it has none with a free CPU share"
             raise ConfigError(
-                f"no node of the cluster could run sessions within {JOIN_TIMEOUT_S:g} s"
-                + (f" ({reasons})" if reasons else ": it has none with a free CPU share")
+                f"no node of the cluster could run sessions within {JOIN_TIMEOUT_S:g} s ({why})"
             ) from None
 
     async def close(self) -> None:
         """End every node's sessions."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.cancel()
         await self._ray.close()
 
     # -- nodes
@@ -185,9 +184,10 @@ class Cluster:
         """Start the actor and its launcher, and load the agents."""
         node.actor = await self._ray.place(node.machine)
         await self._probe_store(node.actor)
-        found = await result_of(node.actor.start.remote(replace(self._config, credentials={}), node.machine.host))
-        node.port, node.pid, node.tier, node.logs = (found[name] for name in ("port", "pid", "tier", "logs"))
-        await asyncio.gather(*(self._load(node, agent) for agent, *_ in list(self._agents.values())))
+        config = replace(self._config, credentials={})
+        node.port, node.pid, node.tier, node.logs = await result_of(node.actor.start.remote(config, node.machine.host))
+        for agent, *_ in list(self._bundles.values()):
+            await self._load(node, agent)
 
     async def _probe_store(self, actor: Any) -> None:
         """Check that a node sees the folder of a ``file://`` store as this machine does. Raises: ConfigError."""
@@ -225,36 +225,33 @@ class Cluster:
 
     async def _load(self, node: Node, agent: Agent) -> Agent:
         """Load an agent on a node if it is not loaded there. Return the agent as it is there. Raises: LocalRuntimeError."""
-        task = node.agents.get(agent.key)
-        if task is None or (task.done() and not _succeeded(task)):
-            task = node.agents[agent.key] = self._tasks.start(self._prepare(node, agent))
-        return await asyncio.shield(task)
-
-    async def _prepare(self, node: Node, agent: Agent) -> Agent:
-        if agent.key not in self._agents:  # it was removed, and has an endpoint again
-            await self._pack(agent)
-        here: Agent = await result_of(node.actor.prepare.remote(*self._agents[agent.key]))
+        here = node.agents.get(agent.key)
+        if here is None:
+            async with node.loading:
+                if agent.key not in self._bundles:  # it was removed, and has an endpoint again
+                    await self._pack(agent)
+                here = node.agents.get(agent.key) or await result_of(
+                    node.actor.prepare.remote(*self._bundles[agent.key])
+                )
+                node.agents[agent.key] = here
         return here
 
     async def _pack(self, agent: Agent) -> None:
-        path, bundle = await asyncio.to_thread(pack_project, agent.script, self._config.isolation.hidden)
-        self._agents[agent.key] = agent, path, bundle
+        packed = await asyncio.to_thread(pack_project, agent.script, self._config.isolation.hidden)
+        self._bundles[agent.key] = agent, *packed
 
     async def forget(self, agent: Agent) -> None:
-        """Remove an agent version from the nodes, and with it its sessions."""
-        self._agents.pop(agent.key, None)
+        self._bundles.pop(agent.key, None)
         for node in self._ready:
-            task = node.agents.pop(agent.key, None)
-            if task is not None and _succeeded(task):
-                node.actor.forget.remote(task.result())
+            here = node.agents.pop(agent.key, None)
+            if here is not None:
+                node.actor.forget.remote(here)
 
     def describe(self) -> list[dict[str, Any]]:
-        """Return the loaded agent versions, on each node."""
         return [
             {"runtime_id": key[0], "version": key[1], "start": "ray", "reason": f"node {node.machine.node_id}"}
             for node in self._ready
-            for key, task in node.agents.items()
-            if _succeeded(task)
+            for key in node.agents
         ]
 
     # -- sessions
@@ -277,14 +274,15 @@ class Cluster:
         try:
             return await asyncio.shield(starting)
         except asyncio.CancelledError:
-            starting.add_done_callback(lambda task: task.result().stop(0.0) if _succeeded(task) else None)
+            starting.add_done_callback(_stop_started)
             raise
 
     async def _spawn(self, node: Node, agent: Agent, place: Place) -> RemoteProcess:
         if node.state != "ready":
             raise LocalRuntimeError(f"node {place.node} was lost: {node.reason}")
         here = await self._load(node, agent)
-        process = RemoteProcess(node, await result_of(node.actor.spawn.remote(here, place.name, place.log_path.name)))
+        token, pid = await result_of(node.actor.spawn.remote(here, place.name, place.log_path.name))
+        process = RemoteProcess(node, token, pid)
         self._tasks.start(process.wait())
         return process
 
@@ -295,14 +293,13 @@ class Cluster:
     async def read_log(self, session: Mapping[str, Any], offset: int, size: int) -> bytes:
         """Read a piece of a session's log. It is empty if the node is lost."""
         node = self._nodes[session["node"]]
-        if node.state != "ready":
-            return b""
-        found: bytes = await result_of(node.actor.read.remote(session["log"], offset, size))
-        return found
+        lost = node.state != "ready"
+        return b"" if lost else bytes(await result_of(node.actor.read.remote(session["log"], offset, size)))
 
 
-def _succeeded(task: asyncio.Task[Any]) -> bool:
-    return task.done() and not task.cancelled() and task.exception() is None
+def _stop_started(starting: asyncio.Task[RemoteProcess]) -> None:
+    if not starting.cancelled() and starting.exception() is None:
+        starting.result().stop(0.0)
 
 
 def _capacity(machine: Machine, session_bytes: int | None) -> int:

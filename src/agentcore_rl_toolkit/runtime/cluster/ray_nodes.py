@@ -8,8 +8,7 @@ import logging
 import os
 import threading
 from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..._installation import missing_extra
 from ...errors import AgentCoreRLError, ConfigError, LocalRuntimeError
@@ -20,8 +19,7 @@ CALL_TIMEOUT_S = 15.0
 MAX_CALLS = 100_000  # calls at once to one actor: one waits for each session
 
 
-@dataclass(frozen=True, kw_only=True)
-class Machine:
+class Machine(NamedTuple):
     """A machine that may run sessions. Units: cores, bytes; ``memory_bytes`` None: not known."""
 
     node_id: str
@@ -68,12 +66,7 @@ class RayNodes:
         nodes = await asyncio.wait_for(asyncio.to_thread(self._ray.nodes), CALL_TIMEOUT_S)
         found = ((node, node["Resources"]) for node in nodes if node["Alive"])
         return [
-            Machine(
-                node_id=node["NodeID"],
-                host=node["NodeManagerAddress"],
-                cpus=resources["CPU"],
-                memory_bytes=resources.get("memory"),
-            )
+            Machine(node["NodeID"], node["NodeManagerAddress"], resources["CPU"], resources.get("memory"))
             for node, resources in found
             if resources.get("CPU", 0.0) >= ACTOR_CPUS
         ]
