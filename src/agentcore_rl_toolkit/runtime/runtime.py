@@ -132,6 +132,8 @@ class Runtime:
     async def _load(self, agent: Agent) -> None:
         if agent.image is None and (agent.python is None or not agent.python.exists()):
             as_is = AS_IS in agent.env or AS_IS in self.config.session_env
+            if not agent.script.is_file():
+                raise ConfigError(f"there is no agent file {agent.script}")
             needs = Dependencies.beside(agent.script, toolkit=as_is)
             agent.python = await asyncio.to_thread(environments.build, needs)
         try:

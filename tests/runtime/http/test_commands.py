@@ -59,7 +59,7 @@ def test_what_no_command_line_can_hold_is_400(server: Server, session_id: str, c
 
 def test_a_session_that_is_killed_under_a_command_is_the_platforms_error(server: Server, session_id: str) -> None:
     server.invoke({}, session_id)
-    threading.Timer(0.7, server.view.stop, (session_id, 0.0)).start()
+    threading.Timer(0.7, server.view.stop, (session_id,)).start()
     *rest, last = events(server, session_id, "echo on; sleep 60")
     assert last == {"contentStop": {"exitCode": -1, "status": "COMPLETED"}}
     assert shown(rest) == "on\n"

@@ -26,7 +26,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from ..._installation import find_uv, run_tool, wheel_digest, write_wheel
-from ...errors import ConfigError, LocalRuntimeError
+from ...errors import LocalRuntimeError
 from ...isolation.project import Project
 
 BUILD_TIMEOUT_S = 900
@@ -55,11 +55,7 @@ class Dependencies:
         """Look for uv.lock + pyproject.toml, pyproject.toml, or requirements.txt in the script's project.
 
         ``toolkit``: the agent is to be served with this toolkit, although its files may not name it.
-
-        Raises: ConfigError if there is no such file.
         """
-        if not script.is_file():
-            raise ConfigError(f"there is no agent file {script}")
         project = Project.of(script)
         folder, file = project.folder, project.dependencies
         lock = folder / "uv.lock"
