@@ -52,43 +52,28 @@ def require(module: str, *, extra: str | None = None) -> Any:
 
 @functools.cache
 def install_command(*extras: str) -> str:
-    """Return the pip command that adds extras to this installation, from its own source."""
+    """Return the pip command that adds extras to this installation, from its own source. Source: PEP 610."""
     named = f"[{','.join(extras)}]" if extras else ""
-    source = _source()
-    if source is None:
-        version = _installed().version if _is_installed() else "VERSION"
-        return f"pip install 'agentcore_rl_toolkit-{version}-py3-none-any.whl{named}'    # the wheel that `make wheel` builds"
-    path, editable = source
-    if path.startswith(("http:", "https:", "git+")) or path.endswith(".whl"):
-        where = path if "://" in path else Path(path).as_uri()
-        return f"pip install {shlex.quote(f'{NAME}{named} @ {where}')}"
-    return f"pip install {'-e ' if editable else ''}{shlex.quote(path + named)}"
-
-
-def _source() -> tuple[str, bool] | None:
-    """Return the path or URL of this installation, and True if it is used in place, or None. Source: PEP 610."""
-    text = _installed().read_text("direct_url.json") if _is_installed() else None
+    installed = _installed()
+    text = installed.read_text("direct_url.json") if installed is not None else None
     if text is None:
-        return None
+        version = installed.version if installed is not None else "VERSION"
+        return f"pip install 'agentcore_rl_toolkit-{version}-py3-none-any.whl{named}'    # the wheel that `make wheel` builds"
     origin = json.loads(text)
     url = str(origin["url"])
     if "vcs_info" in origin:
-        return f"{origin['vcs_info']['vcs']}+{url}@{origin['vcs_info']['commit_id']}", False
-    if not url.startswith("file:"):
-        return url, False
-    return unquote(urlsplit(url).path), bool(origin.get("dir_info", {}).get("editable"))
+        url = f"{origin['vcs_info']['vcs']}+{url}@{origin['vcs_info']['commit_id']}"
+    if not url.startswith("file:") or url.endswith(".whl"):
+        return f"pip install {shlex.quote(f'{NAME}{named} @ {url}')}"
+    editable = "-e " if origin.get("dir_info", {}).get("editable") else ""
+    return f"pip install {editable}{shlex.quote(unquote(urlsplit(url).path) + named)}"
 
 
-def _installed() -> Distribution:
-    return distribution(NAME)
-
-
-def _is_installed() -> bool:
+def _installed() -> Distribution | None:
     try:
-        _installed()
+        return distribution(NAME)
     except PackageNotFoundError:
-        return False
-    return True
+        return None
 
 
 def find_uv() -> str:
@@ -121,7 +106,7 @@ def run_tool(
 def wheel_digest() -> str:
     """Return hexadecimal digits that identify the wheel of `write_wheel`, without packing it. Raises: as that."""
     found = hashlib.sha256()
-    for name, data in _contents().items():
+    for name, data in _contents()[1].items():
         found.update(f"{name}\0{len(data)}\0".encode())
         found.update(data)
     return found.hexdigest()
@@ -133,12 +118,11 @@ def write_wheel(folder: Path) -> Path:
     It holds the files that run here, also where they are a checkout's. The same files give the same bytes. Takes no
     network and no build tools. Raises: ConfigError when this toolkit runs without being installed.
     """
-    installed, contents = _installed_here(), _contents()
-    info = f"agentcore_rl_toolkit-{installed.version}.dist-info"
+    title, contents = _contents()
     record = "".join(f"{name},sha256={_digest(data)},{len(data)}\n" for name, data in contents.items())
-    contents[f"{info}/RECORD"] = f"{record}{info}/RECORD,,\n".encode()
+    contents[f"{title}.dist-info/RECORD"] = f"{record}{title}.dist-info/RECORD,,\n".encode()
     folder.mkdir(parents=True, exist_ok=True)
-    target = folder / f"agentcore_rl_toolkit-{installed.version}-py3-none-any.whl"
+    target = folder / f"{title}-py3-none-any.whl"
     made = folder / f".{target.name}.{os.getpid()}"
     with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in contents.items():
@@ -148,16 +132,13 @@ def write_wheel(folder: Path) -> Path:
     return made.replace(target)
 
 
-def _installed_here() -> Distribution:
-    if not _is_installed():
+def _contents() -> tuple[str, dict[str, bytes]]:
+    """Return name and version, and the files of a wheel in a fixed order, without its RECORD. Raises: ConfigError."""
+    installed = _installed()
+    if installed is None:
         raise ConfigError(f"{PACKAGE} is not installed, so there is no wheel of it: pip install -e . in its checkout")
-    return _installed()
-
-
-def _contents() -> dict[str, bytes]:
-    """Return the files of a wheel, without its RECORD, in a fixed order."""
-    installed = _installed_here()
-    info = f"agentcore_rl_toolkit-{installed.version}.dist-info"
+    title = f"{PACKAGE.name}-{installed.version}"
+    info = f"{title}.dist-info"
     contents = {f"{PACKAGE.name}/{name}": path.read_bytes() for name, path in _files()}
     for name in ("METADATA", "entry_points.txt"):
         contents[f"{info}/{name}"] = (installed.read_text(name) or "").encode()
@@ -165,7 +146,7 @@ def _contents() -> dict[str, bytes]:
         if "licenses" in file.parts:
             contents[f"{info}/{'/'.join(file.parts[1:])}"] = file.read_binary()
     contents[f"{info}/WHEEL"] = _WHEEL.encode()
-    return contents
+    return title, contents
 
 
 def _files() -> Iterator[tuple[str, Path]]:

@@ -21,7 +21,7 @@ BACKLOG = 4096  # the default of 100 makes the kernel drop connection attempts o
 PARENT_CHECK_S = 0.5
 
 
-def bind(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int, *, listening: bool = False) -> socket.socket:
     """Bind a socket. Port 0 takes a free one. Raises: ConfigError that names the port when it is taken."""
     bound: socket.socket | None = None
     try:
@@ -29,24 +29,19 @@ def bind(host: str, port: int) -> socket.socket:
         bound = socket.socket(family, kind, protocol)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
+        if listening:  # fails if another process listens there, on all addresses for instance
+            bound.listen(BACKLOG)
     except OSError as e:
         if bound is not None:
             bound.close()
-        raise ConfigError(
-            f"cannot listen on {host} port {port}: {e.strerror or e}. Use another port, or 0 for a free one."
-        ) from e
+        problem = f"cannot listen on {host} port {port}: {e.strerror or e}"
+        raise ConfigError(f"{problem}. Use another port, or 0 for a free one.") from e
     return bound
 
 
 def listen(host: str, port: int) -> socket.socket:
     """Open a listening socket. Raises: ConfigError as `bind`."""
-    listening = bind(host, port)
-    try:
-        listening.listen(BACKLOG)
-    except OSError as e:  # another process listens there, on all addresses for instance
-        listening.close()
-        raise ConfigError(f"cannot listen on {host} port {port}: {e.strerror or e}. Use another port.") from e
-    return listening
+    return bind(host, port, listening=True)
 
 
 async def stop_listening(server: asyncio.Server) -> None:

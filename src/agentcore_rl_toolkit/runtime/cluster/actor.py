@@ -11,7 +11,9 @@ import contextlib
 import dataclasses
 import os
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import httpcore
 
 from .. import roots
 from ..agents import environments
@@ -107,19 +109,22 @@ class NodeActor:
         yield item
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError, ValueError), contextlib.closing(writer):
+        async def send(data: bytes) -> None:
+            writer.write(data)
+            await writer.drain()
+
+        with contextlib.suppress(OSError, ValueError, httpcore.NetworkError), contextlib.closing(writer):
             token = (await reader.readline()).decode().strip()
             if token in self._sessions:
-                there, back = await self._sessions[token][0].dial()
-                with contextlib.closing(back):
-                    copies = [asyncio.create_task(_copy(reader, back)), asyncio.create_task(_copy(there, writer))]
+                async with contextlib.aclosing(await self._sessions[token][0].dial()) as there:
+                    copies = [asyncio.create_task(_copy(reader.read, there.write))]
+                    copies.append(asyncio.create_task(_copy(there.read, send)))
                     _, late = await asyncio.wait(copies, return_when=asyncio.FIRST_COMPLETED)
                     for task in late:
                         task.cancel()
 
 
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(OSError):
-        while data := await reader.read(READ_BYTES):
-            writer.write(data)
-            await writer.drain()
+async def _copy(read: Callable[[int], Awaitable[bytes]], write: Callable[[bytes], Awaitable[None]]) -> None:
+    with contextlib.suppress(OSError, httpcore.NetworkError):
+        while data := await read(READ_BYTES):
+            await write(data)

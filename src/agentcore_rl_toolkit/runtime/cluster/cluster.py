@@ -22,7 +22,7 @@ from ..._servers.tasks import Tasks
 from ...errors import AgentLoadError, ConfigError, LocalRuntimeError
 from ..agents.agent import Agent
 from ..config import RuntimeConfig
-from ..launcher.place import CommandEnd, Place, SessionProcess, Streams, Write
+from ..launcher.place import NETWORK, CommandEnd, Place, SessionProcess, Stream, Write
 from ..wire import WireError
 from .bundle import pack_project
 from .ray_nodes import Machine, RayNodes, result_of
@@ -89,10 +89,10 @@ class RemoteProcess(SessionProcess):
             self.lost, self.death = True, f"node {self._node.machine.node_id} was lost: {e}"
         self.ended.set_result(status)
 
-    async def dial(self) -> Streams:
-        reader, writer = await asyncio.open_connection(self._node.machine.host, self._node.port)
-        writer.write(self._token.encode() + b"\n")
-        return reader, writer
+    async def dial(self) -> Stream:
+        stream = await NETWORK.connect_tcp(self._node.machine.host, self._node.port)
+        await stream.write(self._token.encode() + b"\n")
+        return stream
 
     async def command(self, text: str, write: Write, timeout_s: float) -> CommandEnd:
         method = self._node.actor.command.options(num_returns="streaming")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..._servers.tasks import Tasks
 from ...errors import LocalRuntimeError
-from ..launcher.place import CommandEnd, SessionProcess, Streams, Write
+from ..launcher.place import NETWORK, CommandEnd, SessionProcess, Stream, Write
 from .client import CALL_TIMEOUT_S, ContainerEngine, EngineError
 
 if TYPE_CHECKING:
@@ -164,8 +164,8 @@ class ContainerProcess(SessionProcess):
         if not self.ended.done():
             await self._insist(lambda container: container.kill(signal="SIGKILL"), done=NOT_RUNNING)
 
-    async def dial(self) -> Streams:
-        return await asyncio.open_connection("127.0.0.1", self._port)
+    async def dial(self) -> Stream:
+        return await NETWORK.connect_tcp("127.0.0.1", self._port)
 
     async def command(self, text: str, write: Write, timeout_s: float) -> CommandEnd:
         running = self._tasks.start(self._command(text, write, timeout_s))

@@ -106,7 +106,8 @@ async def relay(session: Session, scope: Scope, send: Send, *, times: TimeLimits
                 )
             if (header(reply.headers, b"content-type") or b"").startswith(b"text/event-stream"):
                 limit.reschedule(asyncio.get_running_loop().time() + times.stream_timeout_s)
-            data = await reply.read()  # an agent that ends before it is an error with a status
+            pieces = aiter(reply.aiter_stream())
+            data = await anext(pieces, b"")  # an agent that ends before it is an error with a status
             started = True
             back = [*returned_headers(reply.headers), (SESSION_HEADER, session.id.encode("latin-1"))]
             length = header(reply.headers, b"content-length") if data else b"0"
@@ -115,7 +116,7 @@ async def relay(session: Session, scope: Scope, send: Send, *, times: TimeLimits
             await send({"type": "http.response.start", "status": 200, "headers": back})
             while data:
                 await send({"type": "http.response.body", "body": data, "more_body": True})
-                data = await reply.read()
+                data = await anext(pieces, b"")
             await send({"type": "http.response.body", "body": b""})
     except UpstreamLostError as e:
         if started:

@@ -19,7 +19,7 @@ from ...errors import AgentLoadError, LocalRuntimeError
 from ...isolation.project import Project
 from . import linux
 from .command_output import written
-from .place import CommandEnd, Place, SessionProcess, Streams, Write
+from .place import NETWORK, CommandEnd, Place, SessionProcess, Stream, Write
 from .session_log import log_tail
 
 BOOT = str(Path(__file__).resolve().parent / "boot.py")
@@ -41,8 +41,8 @@ class ForkedProcess(SessionProcess):
         self.failure: str | None = None
         self._template, self._name, self._socket_path = template, name, socket_path
 
-    async def dial(self) -> Streams:
-        return await asyncio.open_unix_connection(self._socket_path)
+    async def dial(self) -> Stream:
+        return await NETWORK.connect_unix_socket(self._socket_path)
 
     async def command(self, text: str, write: Write, timeout_s: float) -> CommandEnd:
         number = next(_command_numbers)

@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import httpcore
+
 from ...store.local import SessionFolder
 
 CHUNK_BYTES = 64_000  # AWS: 64 KB a chunk
-Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Stream = httpcore.AsyncNetworkStream
+NETWORK = httpcore.AnyIOBackend()
 Write = Callable[[str, bytes], Awaitable[None]]  # "stdout" or "stderr", and its output. No bytes at the end
 
 
@@ -56,8 +59,8 @@ class SessionProcess(Protocol):
     death: str | None = None
     lost: bool = False
 
-    async def dial(self) -> Streams:
-        """Connect to the session's server. Raises: OSError."""
+    async def dial(self) -> Stream:
+        """Connect to the session's server. Raises: httpcore.NetworkError."""
 
     async def command(self, text: str, write: Write, timeout_s: float) -> CommandEnd:
         """Run a shell command in the session's environment to its end. ``write`` gets its output."""

@@ -21,11 +21,13 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+import httpcore
+
 from ..._parsing import parse_json
 from ...errors import LocalRuntimeError
 from ..agents.agent import Agent
 from ..config import TimeLimits
-from ..launcher.connection import Reply, UpstreamLostError, request
+from ..launcher.connection import UpstreamLostError, request
 from ..launcher.place import Place, SessionProcess
 from ..launcher.session_log import log_tail
 from ..wire import Headers, WireError
@@ -92,7 +94,7 @@ class Session:
 
     def request(
         self, method: bytes, path: bytes, headers: Headers, body: bytes = b""
-    ) -> contextlib.AbstractAsyncContextManager[Reply]:
+    ) -> contextlib.AbstractAsyncContextManager[httpcore.Response]:
         """Send a request to the session's server on a new connection. The block reads the reply. Raises: UpstreamLostError."""
         assert self.process is not None
         return request(self.process.dial, method, path, headers, body)
@@ -215,8 +217,13 @@ class Session:
 
     async def ask(self) -> tuple[int, bytes]:
         """Ping the session. Return status and body of the response."""
+        body = b""
         async with self.request(b"GET", b"/ping", []) as reply:
-            return reply.status, await reply.whole(PING_BYTES)
+            async for data in reply.aiter_stream():
+                body += data
+                if len(body) > PING_BYTES:
+                    raise UpstreamLostError(f"the response to /ping has more than {PING_BYTES} bytes")
+            return reply.status, body
 
     def _compare_ping(self, status: str, stamp: Any) -> None:
         """Warn once per agent of a /ping that AgentCore reads differently. This runtime uses only its status."""
