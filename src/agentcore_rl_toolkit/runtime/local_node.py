@@ -65,7 +65,6 @@ class LocalNode:
 
     # -- agents
     async def prepare(self, agent: Agent) -> None:
-        """Load the agent's template, or see to its image. Raises: AgentLoadError with its traceback."""
         if self._in_container(agent):
             await self._containers.prepare(agent)
         else:
@@ -97,13 +96,11 @@ class LocalNode:
                 await template.close()
 
     async def close(self) -> None:
-        """End every template and container."""
         await asyncio.gather(*(t.close() for t in self._templates.values()))
         await self._containers.close()
 
     # -- sessions
     def place(self, agent: Agent, name: str, log: str) -> Place:
-        """Choose the files of a new session."""
         folder = self._state_dir / "sessions" / agent.folder / name
         socket = self._root / "s" / agent.folder / f"{name}.s"
         root = self._config.isolation.store
@@ -111,7 +108,6 @@ class LocalNode:
         return Place(name, folder, self._state_dir / "logs" / agent.name / log, str(socket), store)
 
     async def spawn(self, agent: Agent, place: Place) -> SessionProcess:
-        """Fork a session, or start a container. Raises: AgentLoadError, LocalRuntimeError."""
         for path in (place.log_path, place.directory, Path(place.socket_path)):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self._in_container(agent):
@@ -134,7 +130,6 @@ class LocalNode:
         await asyncio.get_running_loop().run_in_executor(self._clean_up, remove)
 
     async def read_log(self, session: Mapping[str, Any], offset: int, size: int) -> bytes:
-        """Read a piece of the log of a session, live or ended, as the session table describes it."""
         return read_log(session["log"], offset, size)
 
     def _in_container(self, agent: Agent) -> bool:

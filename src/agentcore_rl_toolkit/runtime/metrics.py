@@ -16,10 +16,11 @@ class Metrics:
         self.starts: Counter[str] = Counter()  # sessions that took up to each bound, and all
         self.start_sum_s = self.session_cpu_s = 0.0
 
-    def add_start(self, seconds: float) -> None:
-        """Count the start of a session."""
-        self.start_sum_s += seconds
-        self.starts.update([*(f"{bound:g}" for bound in START_BOUNDS_S if seconds <= bound), "+Inf"])
+    def add_start(self, seconds: float | None) -> None:
+        """Count the start of a session. None: it did not start."""
+        if seconds is not None:
+            self.start_sum_s += seconds
+            self.starts.update([*(f"{bound:g}" for bound in START_BOUNDS_S if seconds <= bound), "+Inf"])
 
 
 def render(

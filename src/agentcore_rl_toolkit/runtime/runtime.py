@@ -19,7 +19,6 @@ from ..store import parse_url
 from . import roots
 from .agents import environments
 from .agents.agent import Agent
-from .agents.environments import Dependencies
 from .agents.registry import DEFAULT, Record, Registry
 from .agents.version_fields import LOCAL_ARTIFACT
 from .api.quotas import Quotas
@@ -32,7 +31,6 @@ from .sessions.table import Launcher, SessionTable
 from .wire import Target, WireError, not_found
 
 log = logging.getLogger(__name__)
-LOCAL_ROLE = "arn:aws:iam::{account}:role/local"
 
 
 class Runtime:
@@ -66,25 +64,16 @@ class Runtime:
     async def start(self, agents: Sequence[tuple[str, Path]]) -> dict[str, str]:
         """Load the agents. Returns name -> ARN. Raises: AgentLoadError, ConfigError."""
         await self.launcher.start()
-        records = [self._register(name, script) for name, script in agents]
-        await asyncio.gather(*(self._load_first(record.latest) for record in records))
+        records = []
+        for name, script in agents:
+            fields = {
+                "agentRuntimeArtifact": {"containerConfiguration": {"containerUri": f"{LOCAL_ARTIFACT}{script}"}},
+                "roleArn": f"arn:aws:iam::{self.config.account_id}:role/local",
+                "networkConfiguration": {"networkMode": "PUBLIC"},
+            }
+            records.append(self.registry.create(name, fields, salt=str(script)))
+        await asyncio.gather(*(self._load(record.latest, try_here=True) for record in records))
         return {record.name: self.registry.arn(record.id) for record in records}
-
-    def _register(self, name: str, script: Path) -> Record:
-        fields = {
-            "agentRuntimeArtifact": {"containerConfiguration": {"containerUri": f"{LOCAL_ARTIFACT}{script}"}},
-            "roleArn": LOCAL_ROLE.format(account=self.config.account_id),
-            "networkConfiguration": {"networkMode": "PUBLIC"},
-        }
-        return self.registry.create(name, fields, salt=str(script))
-
-    async def _load_first(self, agent: Agent) -> None:
-        """Load an agent of the command line: in this environment, if it has the agent's packages."""
-        if await asyncio.to_thread(environments.fits_here, agent.script):
-            agent.python = Path(sys.executable)
-        else:
-            log.warning("agent %s gets its own environment, for its dependency file", agent.name)
-        await self._load(agent)
 
     def _admit(self, agent: Agent, endpoint: str, live: int) -> None:
         if self._closing:
@@ -129,13 +118,19 @@ class Runtime:
         finally:
             del self._loading[agent.key]
 
-    async def _load(self, agent: Agent) -> None:
+    async def _load(self, agent: Agent, *, try_here: bool = False) -> None:
+        """Load a version. ``try_here``: it needs no environment of its own if this one has the agent's packages."""
         if agent.image is None and (agent.python is None or not agent.python.exists()):
-            as_is = AS_IS in agent.env or AS_IS in self.config.session_env
             if not agent.script.is_file():
                 raise ConfigError(f"there is no agent file {agent.script}")
-            needs = Dependencies.beside(agent.script, toolkit=as_is)
-            agent.python = await asyncio.to_thread(environments.build, needs)
+            if try_here and await asyncio.to_thread(environments.fits_here, agent.script):
+                agent.python = Path(sys.executable)
+            else:
+                if try_here:
+                    log.warning("agent %s gets its own environment, for its dependency file", agent.name)
+                as_is = AS_IS in agent.env or AS_IS in self.config.session_env
+                needs = environments.Dependencies.beside(agent.script, toolkit=as_is)
+                agent.python = await asyncio.to_thread(environments.build, needs)
         try:
             await self.launcher.prepare(agent)
         except BaseException:

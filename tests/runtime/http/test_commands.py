@@ -10,10 +10,14 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from botocore.exceptions import ClientError, EventStreamError
+from botocore.eventstream import EventStreamBuffer
+from botocore.exceptions import ClientError
+
+from agentcore_rl_toolkit.runtime.http.commands import run_command
 
 from ..conftest import Server
 
@@ -97,14 +101,29 @@ def test_a_command_that_kills_itself_says_so(server: Server, session_id: str) ->
     assert server.session(session_id) is not None
 
 
-def test_trouble_after_the_reply_has_begun_is_an_exception_of_the_stream(
+def test_a_command_that_cannot_be_started_says_so(
     start_server: Callable[..., Server], session_id: str, tmp_path: Path
 ) -> None:
     server = start_server("--state-dir", str(tmp_path / "state"))
     server.invoke({}, session_id)
     root = Path(json.loads((tmp_path / "state" / "server.json").read_text())["root"])
     shutil.rmtree(root / "s")  # where commands and the runtime meet
-    with pytest.raises(EventStreamError) as error:
-        events(server, session_id, "true")
-    assert error.value.response["Error"]["Code"] == "internalServerException"
-    assert error.value.response["Error"]["Message"] == "An internal error occurred."
+    *rest, last = events(server, session_id, "true")
+    assert "the command could not be started: FileNotFoundError" in shown(rest, "stderr")
+    assert last == {"contentStop": {"exitCode": -1, "status": "COMPLETED"}}
+
+
+async def test_trouble_after_the_reply_has_begun_is_an_exception_of_the_stream(session_id: str) -> None:
+    async def command(*arguments: Any) -> None:
+        raise ZeroDivisionError("a bug")
+
+    async def send(message: Any) -> None:
+        buffer.add_data(message.get("body", b""))
+
+    buffer = EventStreamBuffer()
+    session = SimpleNamespace(id=session_id, process=SimpleNamespace(command=command))
+    await run_command(session, "true", 9.0, send)  # type: ignore[arg-type]
+    begun, failed = buffer
+    assert json.loads(begun.payload) == {"contentStart": {}}
+    assert failed.headers[":exception-type"] == "internalServerException"
+    assert json.loads(failed.payload)["message"] == "An internal error occurred."

@@ -10,13 +10,15 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ..wire import Target, WireError, not_found
 from .agent import Agent, make_runtime_id, runtime_arn
-from .version_fields import LOCAL_ARTIFACT, lifecycle_of
+from .version_fields import IDLE, LIFETIME, LOCAL_ARTIFACT
 
 DEFAULT = "DEFAULT"
+NO_TAGS: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass
@@ -83,22 +85,23 @@ class Registry:
     def by_name(self, name: str) -> Record | None:
         return next((r for r in self.records.values() if r.name == name), None)
 
-    def create(
-        self, name: str, fields: dict[str, Any], *, salt: str | None = None, tags: Mapping[str, str] | None = None
-    ) -> Record:
+    def create(self, name: str, fields: dict[str, Any], *, salt: str = "", tags: Mapping[str, str] = NO_TAGS) -> Record:
         """Create a runtime with version 1 and its DEFAULT endpoint. Raises: WireError 409."""
         if self.by_name(name) is not None:
             raise WireError("ConflictException", f"An agent runtime named {name} already exists")
-        identity = make_runtime_id(name, salt if salt is not None else str(time.time_ns()))
-        record = self.records[identity] = Record(identity, name, dict(tags or {}))
+        identity = make_runtime_id(name, salt or str(time.time_ns()))
+        record = self.records[identity] = Record(identity, name, dict(tags))
         self.update(record, fields)
         return record
 
     def update(self, record: Record, fields: Mapping[str, Any]) -> Agent:
-        """Create a version. DEFAULT follows it once it is loaded."""
+        """Create a version. DEFAULT follows it once it is loaded.
+
+        A default idle timeout is never above a given lifetime. Source: AWS, "Configure lifecycle settings".
+        """
         number = max(record.versions, default=0) + 1
         uri: str = fields["agentRuntimeArtifact"]["containerConfiguration"]["containerUri"]
-        idle_s, lifetime_s = lifecycle_of(fields, self._idle_timeout_s, self._max_lifetime_s)
+        given, idle_s = fields.get("lifecycleConfiguration", {}), self._idle_timeout_s
         agent = record.versions[number] = Agent(
             runtime_id=record.id,
             version=number,
@@ -106,8 +109,8 @@ class Registry:
             script=Path(uri.removeprefix(LOCAL_ARTIFACT)),
             image=None if uri.startswith(LOCAL_ARTIFACT) else uri,
             fields=fields,
-            idle_timeout_s=idle_s,
-            max_lifetime_s=lifetime_s,
+            idle_timeout_s=given.get(IDLE, min(idle_s, given.get(LIFETIME, idle_s))),
+            max_lifetime_s=given.get(LIFETIME, self._max_lifetime_s),
         )
         return agent
 

@@ -6,15 +6,14 @@ cannot serve are refused, so that no agent runs without its authorizer or file s
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from ..wire import invalid
 
 LOCAL_ARTIFACT = "local://"
+IDLE, LIFETIME = "idleRuntimeSessionTimeout", "maxLifetime"
 LIFETIME_MIN_S, LIFETIME_MAX_S = 60, 28_800
-_IDLE, _LIFETIME = "idleRuntimeSessionTimeout", "maxLifetime"
 _NOT_SERVED = {
     "authorizerConfiguration": "callers would not be asked for a token",
     "filesystemConfigurations": "nothing would be mounted",
@@ -49,35 +48,14 @@ def check_fields(body: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in fields.get("environmentVariables", {}).items():
         if not isinstance(value, str) or not key or "=" in key or "\0" in key + value:
             raise invalid(f"{key!r} cannot be an environment variable", field="environmentVariables")
-    fields["lifecycleConfiguration"] = _lifecycle(fields.get("lifecycleConfiguration", {}))
-    fields.setdefault("networkConfiguration", {"networkMode": "PUBLIC"})
-    return fields
-
-
-def _lifecycle(given: Mapping[str, Any]) -> dict[str, int]:
-    """Return the limits of sessions that a request sets. Raises: WireError 400."""
-    kept = {name: given[name] for name in (_IDLE, _LIFETIME) if given.get(name) is not None}
-    for name, value in kept.items():
+    lifecycle = {k: v for k, v in fields.get("lifecycleConfiguration", {}).items() if v is not None}
+    for name in (IDLE, LIFETIME):
+        value = lifecycle.get(name, LIFETIME_MIN_S)
         if type(value) is not int or not LIFETIME_MIN_S <= value <= LIFETIME_MAX_S:
             raise invalid(f"{name} must be {LIFETIME_MIN_S} to {LIFETIME_MAX_S} seconds", field=name)
-    if len(kept) == 2 and kept[_IDLE] > kept[_LIFETIME]:
-        raise invalid(f"{_IDLE} must not exceed {_LIFETIME}", field="lifecycleConfiguration")
-    return kept
-
-
-def lifecycle_of(fields: Mapping[str, Any], idle_s: float, lifetime_s: float) -> tuple[float, float]:
-    """Return the seconds that sessions of a version may idle and live. ``idle_s`` and ``lifetime_s`` are the platform's own.
-
-    A default idle timeout is never above a given lifetime. Source: AWS, "Configure lifecycle settings".
-    """
-    given = fields.get("lifecycleConfiguration", {})
-    lifetime = given.get(_LIFETIME, lifetime_s)
-    return given.get(_IDLE, min(idle_s, lifetime) if _LIFETIME in given else idle_s), lifetime
-
-
-def lifecycle_on_the_wire(idle_s: float, lifetime_s: float) -> dict[str, int]:
-    """Return both limits as the API names and types them: whole seconds, rounded up."""
-    return {_IDLE: math.ceil(idle_s), _LIFETIME: math.ceil(lifetime_s)}
+    if lifecycle.get(IDLE, 0) > lifecycle.get(LIFETIME, LIFETIME_MAX_S):
+        raise invalid(f"{IDLE} must not exceed {LIFETIME}", field="lifecycleConfiguration")
+    return {"networkConfiguration": {"networkMode": "PUBLIC"}, **fields, "lifecycleConfiguration": lifecycle}
 
 
 def check_tags(tags: Any) -> dict[str, str]:

@@ -143,7 +143,6 @@ class Cluster:
             ) from None
 
     async def close(self) -> None:
-        """End every node's sessions."""
         await self._tasks.cancel()
         await self._ray.close()
 
@@ -206,12 +205,10 @@ class Cluster:
             )
 
     def nodes(self) -> list[dict[str, Any]]:
-        """List the nodes, also failed and lost ones."""
         return [node.describe() for node in self._nodes.values()]
 
     # -- agents
     async def prepare(self, agent: Agent) -> None:
-        """Load an agent version on every node. Raises: AgentLoadError when that works on none."""
         if agent.image is not None:
             raise ConfigError("container images run on a single machine's runtime only, not on a cluster")
         await self._pack(agent)
@@ -269,7 +266,6 @@ class Cluster:
         return place
 
     async def spawn(self, agent: Agent, place: Place) -> RemoteProcess:
-        """Start a session on its node. Raises: LocalRuntimeError."""
         starting = self._tasks.start(self._spawn(self._nodes[place.node or ""], agent, place))
         try:
             return await asyncio.shield(starting)

@@ -5,6 +5,7 @@ Source: botocore service model `bedrock-agentcore-control` 2023-06-05. All paths
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import UTC, datetime
@@ -15,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 
 from ..agents.agent import NAME, Agent
 from ..agents.registry import DEFAULT, Endpoint, Record
-from ..agents.version_fields import check_fields, check_tags, lifecycle_on_the_wire
+from ..agents.version_fields import IDLE, LIFETIME, check_fields, check_tags
 from ..runtime import Runtime
 from ..wire import WireError, invalid, parse_target
 from .responses import object_of
@@ -66,7 +67,7 @@ class ControlPlane:
     async def get(self, request: Request) -> Response:
         record, number = self._record(request), request.query_params.get("version")
         version = record.latest if number is None else record.version(_number(number))
-        lifecycle = lifecycle_on_the_wire(version.idle_timeout_s, version.max_lifetime_s)
+        lifecycle = {IDLE: math.ceil(version.idle_timeout_s), LIFETIME: math.ceil(version.max_lifetime_s)}
         reply = {**version.fields, **self._describe(record, version), "lifecycleConfiguration": lifecycle}
         if version.failure is not None:
             reply["failureReason"] = version.failure

@@ -15,10 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpcore
+
 from ...errors import AgentLoadError, LocalRuntimeError
 from ...isolation.project import Project
 from . import linux
-from .command_output import written
+from .command_output import copy_output
 from .place import NETWORK, CommandEnd, Place, SessionProcess, Stream, Write
 from .session_log import log_tail
 
@@ -46,16 +48,23 @@ class ForkedProcess(SessionProcess):
 
     async def command(self, text: str, write: Write, timeout_s: float) -> CommandEnd:
         number = next(_command_numbers)
-        path = f"{self._socket_path}{number}"
-        async with written(path, write):
-            name = f"{self._name}/{number}"
-            command = self._template.fork(name, path, op="command", session=self._name, command=text, socket=path)
-            await asyncio.wait([command.ended], timeout=timeout_s)
-            timed_out = not command.ended.done()
-            if timed_out:
-                command.stop(0.0)
-            status = await command.ended
-            return CommandEnd(-1 if status is None else status, timed_out, command.failure)
+        path, name = f"{self._socket_path}{number}", f"{self._name}/{number}"
+        command = self._template.fork(name, path, op="command", session=self._name, command=text, socket=path)
+        try:
+            async with asyncio.TaskGroup() as copies:
+                with contextlib.suppress(LocalRuntimeError, httpcore.NetworkError):  # it has already ended
+                    await command.started
+                    for stream in ("stdout", "stderr"):
+                        copies.create_task(copy_output(stream, await command.dial(), write, command.ended))
+                await asyncio.wait([command.ended], timeout=timeout_s)
+                timed_out = not command.ended.done()
+                if timed_out:
+                    command.stop(0.0)
+                status = await command.ended
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+        return CommandEnd(-1 if status is None else status, timed_out, command.failure)
 
     def stop(self, grace_s: float) -> None:
         self._template.send(op="stop", id=self._name, grace_s=grace_s)

@@ -47,17 +47,10 @@ _PLAIN_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 
 
 class Session:
-    """An environment. ``times`` are the runtime's. ``on_start`` gets the duration of its start, ``on_end`` the ended session."""
+    """An environment. ``on_end`` is called when it is over. ``times`` are the runtime's."""
 
     def __init__(
-        self,
-        key: Key,
-        agent: Agent,
-        place: Place,
-        *,
-        times: TimeLimits,
-        on_start: Callable[[float], None],
-        on_end: Callable[[Session], None],
+        self, key: Key, agent: Agent, place: Place, *, times: TimeLimits, on_end: Callable[[Session], None]
     ) -> None:
         self.key, self.agent, self.place = key, agent, place
         self.state = "starting"
@@ -73,7 +66,7 @@ class Session:
         self._pinged = False  # since its last activity
         self._last_answer: tuple[str, Any] | None = None
         self._changed = asyncio.Event()
-        self._times, self._on_start, self._on_end = times, on_start, on_end
+        self._times, self._on_end = times, on_end
 
     @property
     def id(self) -> str:
@@ -149,7 +142,6 @@ class Session:
             if not self.closed.is_set():
                 self._last_active_s = now = time.monotonic()
                 self.start_s, self.state, self.error = round(now - self._born_s, 4), "ready", None
-                self._on_start(self.start_s)
                 self.ready.set_result(None)
 
     async def _first_ping(self, process: SessionProcess) -> None:

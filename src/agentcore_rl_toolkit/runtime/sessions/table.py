@@ -92,9 +92,8 @@ class SessionTable:
 
     def _begin(self, key: Key, agent: Agent, start_delay_s: float) -> Session:
         place = self._launcher.place(agent, str(next(self._numbers)), log_name(key[2], endpoint=key[1]))
-        times, on_start = self._config.times, self._metrics.add_start
-        session = Session(key, agent, place, times=times, on_start=on_start, on_end=self._ended)
-        self.sessions[key] = session
+        session = self.sessions[key] = Session(key, agent, place, times=self._config.times, on_end=self._ended)
+        session.ready.add_done_callback(lambda _: self._metrics.add_start(session.start_s))
         self._all.add(session)
         self.started_total += 1
         self._tasks.start(self._run(session, start_delay_s))

@@ -95,7 +95,7 @@ class Keeper:
                 self._stop(order["id"], float(order["grace_s"]))
                 continue
             try:
-                self._spawn(order) if order["op"] == "spawn" else self._run_command(order)
+                self._start(order)
             except Exception as e:  # the runtime reports any failure of this order
                 self._report(ev="failed", id=order["id"], error=f"{type(e).__name__}: {e}")
 
@@ -103,28 +103,21 @@ class Keeper:
         report(self._control, **event)
 
     # -- starting
-    def _spawn(self, order: dict[str, Any]) -> None:
-        session = Child(order)
-        os.mkdir(order["dir"], 0o700)
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-            listener.bind(order["socket"])
-            listener.listen(128)
-            self._fork(session, lambda: self._become_session(session, listener))
-
-    def _run_command(self, order: dict[str, Any]) -> None:
-        session = self._ordered.get(order["session"])
+    def _start(self, order: dict[str, Any]) -> None:
+        """Start a session, or a command in one, with a listening socket."""
+        session = self._ordered.get(order["session"]) if order["op"] == "command" else Child(order)
         if session is None:  # it has just ended
             self._report(ev="exit", id=order["id"], status=-signal.SIGKILL)
             return
-        command = Child(order, session)
-        with contextlib.ExitStack() as outputs:
-            fds = []
-            for name in (b"o", b"e"):
-                output = outputs.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-                output.connect(order["socket"])
-                output.sendall(name)
-                fds.append(output.fileno())
-            self._fork(command, lambda: self._become_command(command, fds))
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.bind(order["socket"])
+            listener.listen(128)
+            if order["op"] == "spawn":
+                os.mkdir(order["dir"], 0o700)
+                self._fork(session, lambda: self._become_session(session, listener))
+            else:
+                command = Child(order, session)
+                self._fork(command, lambda: self._become_command(command, listener))
 
     def _fork(self, child: Child, work: Callable[[], None]) -> None:
         """Start a child that does the work and never returns."""
@@ -174,10 +167,10 @@ class Keeper:
         gc.enable()
         self._serve(listener)
 
-    def _become_command(self, command: Child, outputs: list[int]) -> None:
-        """Turn into the shell that runs the command."""
-        for output, fd in zip(outputs, (1, 2), strict=True):
-            os.dup2(output, fd)
+    def _become_command(self, command: Child, listener: socket.socket) -> None:
+        """Turn into the shell that runs the command. The runtime connects for its output, and then for its errors."""
+        for fd in (1, 2):
+            os.dup2(listener.accept()[0].detach(), fd)
         if command.session.order["project"] is not None:
             view.join(command.session.pid)
             linux.die_with_parent(signal.SIGKILL)
