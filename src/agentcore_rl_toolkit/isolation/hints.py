@@ -39,38 +39,31 @@ def hint(error: BaseException, environment: Mapping[str, str] = os.environ) -> s
     shown = _visible(environment)
     if shown is None:
         return None
-    readable, writable = shown["readable"], shown["writable"]
-    writing = f"Sessions write to their own folder, to the store and to: {', '.join(writable) or 'nothing else'}"
-    no_view = shown.get("no_view")
-    copy = "`runtime serve --copy PATH` gives each session a copy. With --writable DIR, all sessions share a folder."
-    shared = f"The agent's project is read-only, because the kernel gives a session no view ({no_view}). {copy}"
+    readable, writable, no_view = shown["readable"], shown["writable"], shown.get("no_view")
+    others = ", ".join(writable) or "nothing else"
+    writing = f"Sessions write to their own folder, to the store and to: {others}; add one with --writable DIR."
+    why = "It is one of the large files or folders next to hidden files, which all sessions share."
+    if no_view:
+        why = f"The agent's project is read-only, because the kernel gives a session no view ({no_view})."
+    shared = f"{why} `runtime serve --copy PATH` gives each session a copy. With --writable DIR, all sessions share a folder."
     if type(error).__name__ == "OperationalError" and any(text in str(error) for text in _SQLITE):
-        advice = shared if no_view else f"{writing}; add one with --writable DIR."
-        return f"The sandbox of the session may be the reason. {advice}"
+        return f"The sandbox of the session may be the reason. {shared if no_view else writing}"
     if isinstance(error, ModuleNotFoundError):
         hidden = [p for p in sys.path if os.path.isabs(p) and not os.path.exists(p) and not _below(p, readable)]
-        if not hidden:
-            return None
-        return (
-            f"The import path names {', '.join(hidden)}, which the sandbox does not show; add it with --readable DIR."
-        )
+        what = f"{', '.join(hidden)}, which the sandbox does not show"
+        return f"The import path names {what}; add it with --readable DIR." if hidden else None
     if not isinstance(error, OSError) or not isinstance(error.filename, (str, bytes)):
         return None
     path = os.path.abspath(os.fsdecode(error.filename))
     if _below(path, [*writable, os.getcwd()]):
         return None
     if not _below(path, readable):
-        return (
-            f"{path} is not in the sandbox of the session. If it exists on this machine, add its folder with --readable DIR, "
-            "or with --writable DIR to write there."
-        )
-    read_only = isinstance(error, PermissionError) or error.errno in (30, 75)  # EROFS; EOVERFLOW: another user's file
-    if read_only and _below(path, [shown.get("project") or "/none"]):
-        large = "It is one of the large files or folders next to hidden files, which all sessions share."
-        return f"{path} is read-only in the sandbox of the session. {shared if no_view else f'{large} {copy}'}"
-    if read_only:
-        return f"{path} is read-only in the sandbox of the session. {writing}; add one with --writable DIR."
-    return None
+        how = "add its folder with --readable DIR, or with --writable DIR to write there"
+        return f"{path} is not in the sandbox of the session. If it exists on this machine, {how}."
+    if not isinstance(error, PermissionError) and error.errno not in (30, 75):  # EROFS; EOVERFLOW: another user's file
+        return None
+    in_project = _below(path, [shown.get("project") or "/none"])
+    return f"{path} is read-only in the sandbox of the session. {shared if in_project else writing}"
 
 
 def is_private(folder: str, environment: Mapping[str, str] = os.environ) -> bool:
