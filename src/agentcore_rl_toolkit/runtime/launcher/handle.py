@@ -67,7 +67,14 @@ class ForkedProcess(SessionProcess):
         return CommandEnd(-1 if status is None else status, timed_out, command.failure)
 
     def stop(self, grace_s: float) -> None:
-        self._template.send(op="stop", id=self._name, grace_s=grace_s)
+        if grace_s > 0:
+            self._signal(signal.SIGTERM)
+            asyncio.get_running_loop().call_later(grace_s, self._signal, signal.SIGKILL)
+        else:
+            self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        self._template.send(op="stop", id=self._name, signal=number)
 
     def set_ended(self, status: int | None, failure: str | None = None) -> None:
         """Resolve the futures. ``failure`` is the error of a process that never ran."""
@@ -201,7 +208,7 @@ class TemplateProcess:
         return process
 
     def send(self, **order: Any) -> None:
-        if self._writer is not None:
+        if self._writer is not None and not self.closed:
             self._writer.write(json.dumps(order).encode() + b"\n")
 
     async def _read(self, reader: asyncio.StreamReader) -> None:

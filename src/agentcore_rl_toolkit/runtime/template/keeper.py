@@ -37,10 +37,7 @@ class Child:
     """
 
     def __init__(self, order: dict[str, Any], session: Child | None = None) -> None:
-        self.order = order
-        self.session = session or self
-        self.pid = 0
-        self.kill_at_s: float | None = None  # set when it is being stopped
+        self.order, self.session, self.pid = order, session or self, 0
 
 
 class Keeper:
@@ -56,32 +53,26 @@ class Keeper:
         self._pid = os.getpid()
         self._helpers = set(linux.children())  # that the agent's module code has started
         self._selector = selectors.DefaultSelector()
-        self._wake: tuple[int, int]
+        self._wake = socket.socketpair()
         self._previous_handler: Any = None
 
     def loop(self) -> None:
         """Carry out orders until the runtime ends. Forked sessions never return from it."""
         linux.die_with_parent(0)  # the closed control socket shows the same, and leaves time to end the sessions
         self._previous_handler = signal.signal(signal.SIGCHLD, lambda number, frame: None)
-        self._wake = os.pipe()
-        for fd in self._wake:
-            os.set_blocking(fd, False)
-        signal.set_wakeup_fd(self._wake[1], warn_on_full_buffer=False)
+        woken, wakes = self._wake
+        for end in self._wake:
+            end.setblocking(False)
+        signal.set_wakeup_fd(wakes.fileno(), warn_on_full_buffer=False)
         self._selector.register(self._control, selectors.EVENT_READ)
-        self._selector.register(self._wake[0], selectors.EVENT_READ)
+        self._selector.register(woken, selectors.EVENT_READ)
         while True:
-            deadlines = [child.kill_at_s for child in self._ordered.values() if child.kill_at_s is not None]
-            for key, _ in self._selector.select(max(0.0, min(deadlines) - time.monotonic()) if deadlines else None):
-                if key.fd == self._wake[0]:
-                    with contextlib.suppress(BlockingIOError):
-                        os.read(self._wake[0], 4096)
-                else:
+            for key, _ in self._selector.select():
+                if key.fileobj is self._control:
                     self._read_orders()
+                else:
+                    woken.recv(4096)
             self._reap()
-            for child in self._ordered.values():
-                if child.kill_at_s is not None and child.kill_at_s <= time.monotonic():
-                    child.kill_at_s = None
-                    _kill(child.pid)
 
     def _read_orders(self) -> None:
         data = b""
@@ -92,22 +83,19 @@ class Keeper:
         *lines, self._pending = (self._pending + data).split(b"\n")
         for order in map(json.loads, lines):
             if order["op"] == "stop":
-                self._stop(order["id"], float(order["grace_s"]))
+                self._stop(order["id"], order["signal"])
                 continue
             try:
                 self._start(order)
             except Exception as e:  # the runtime reports any failure of this order
-                self._report(ev="failed", id=order["id"], error=f"{type(e).__name__}: {e}")
-
-    def _report(self, **event: Any) -> None:
-        report(self._control, **event)
+                report(self._control, ev="failed", id=order["id"], error=f"{type(e).__name__}: {e}")
 
     # -- starting
     def _start(self, order: dict[str, Any]) -> None:
         """Start a session, or a command in one, with a listening socket."""
         session = self._ordered.get(order["session"]) if order["op"] == "command" else Child(order)
         if session is None:  # it has just ended
-            self._report(ev="exit", id=order["id"], status=-signal.SIGKILL)
+            report(self._control, ev="exit", id=order["id"], status=-signal.SIGKILL)
             return
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             listener.bind(order["socket"])
@@ -124,15 +112,13 @@ class Keeper:
         child.pid = os.fork()
         if child.pid:
             self._children[child.pid] = self._ordered[child.order["id"]] = child
-            self._report(ev="spawned", id=child.order["id"], pid=child.pid)
+            report(self._control, ev="spawned", id=child.order["id"], pid=child.pid)
             return
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, self._previous_handler or signal.SIG_DFL)
-            self._selector.close()
-            os.close(self._wake[0])
-            os.close(self._wake[1])
-            self._control.close()
+            for inherited in (self._selector, *self._wake, self._control):
+                inherited.close()
             os.setsid()
             linux.die_with_parent(signal.SIGKILL)
             if os.getppid() != self._pid:  # it died between the fork and the line above
@@ -179,15 +165,13 @@ class Keeper:
         os.execve("/bin/sh", ["/bin/sh", "-c", command.order["command"]], dict(os.environ))
 
     # -- ending
-    def _stop(self, name: str, grace_s: float) -> None:
+    def _stop(self, name: str, number: int) -> None:
         child = self._ordered.get(name)
-        if child is None:
-            return
-        if grace_s > 0:
+        if child is not None and number == signal.SIGKILL:
+            _kill(child.pid)
+        elif child is not None:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(child.pid, signal.SIGTERM)
-        kill_at_s = time.monotonic() + max(0.0, grace_s)
-        child.kill_at_s = min(kill_at_s, child.kill_at_s or kill_at_s)
+                os.kill(child.pid, number)
 
     def _reap(self) -> None:
         """Collect every process that ended, and kill what is left of ended sessions."""
@@ -216,7 +200,7 @@ class Keeper:
             del self._ordered[child.order["id"]]
             max_rss = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
             cpu_s = round(usage.ru_utime + usage.ru_stime, 6)
-            self._report(ev="exit", id=child.order["id"], status=status, cpu_s=cpu_s, max_rss=max_rss)
+            report(self._control, ev="exit", id=child.order["id"], status=status, cpu_s=cpu_s, max_rss=max_rss)
 
     def _strays(self) -> list[int]:
         """Return children that belong to no live session."""

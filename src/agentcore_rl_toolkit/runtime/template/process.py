@@ -8,7 +8,7 @@ imports the libraries that were loaded, and each of its forks runs the script fr
 cannot be forked either, it starts once more, and nothing is imported before the fork (exec mode).
 
 Orders: ``spawn`` {id, socket, dir, log, links, copied, project, emptied, own}, ``command`` {id, session, socket, command} and
-``stop`` {id, grace_s}. Events: ``ready`` {mode, reason, pid, no_view}, ``error`` {traceback}, ``spawned`` {id, pid},
+``stop`` {id, signal}. Events: ``ready`` {mode, reason, pid, no_view}, ``error`` {traceback}, ``spawned`` {id, pid},
 ``failed`` {id, error} and ``exit`` {id, status, cpu_s, max_rss}.
 
 Nothing outlives its parent: when the control socket closes because the runtime has ended, every process is killed.
