@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from ..errors import ConfigError
 from .api.faults import FaultPlan
 from .api.quotas import PROFILES, QuotaProfile
 
@@ -39,10 +37,6 @@ class IsolationConfig:
     memory_bytes: int | None = None
     container_runtime: str | None = None
 
-    def __post_init__(self) -> None:
-        if self.memory_bytes is not None and self.memory_bytes <= 0:
-            raise ConfigError(f"memory_bytes must be above 0, got {self.memory_bytes!r}; leave it out for no limit")
-
     @property
     def writable_folders(self) -> tuple[Path, ...]:
         """The folders that sessions may write to: the named ones and the store."""
@@ -65,14 +59,6 @@ class TimeLimits:
     shutdown_grace_s: float = 5.0
     invoke_timeout_s: float = 900.0
     stream_timeout_s: float = 3_600.0
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if name.endswith("_grace_s"):
-                if not 0 <= value < math.inf:
-                    raise ConfigError(f"{name} must be seconds from 0 up, got {value!r}")
-            elif not 0 < value < math.inf:
-                raise ConfigError(f"{name} must be above 0 seconds, got {value!r}")
 
 
 @dataclass(frozen=True, kw_only=True)

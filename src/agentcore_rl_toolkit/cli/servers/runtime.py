@@ -32,6 +32,8 @@ _TIMES = ("init_timeout", "idle_timeout", "invoke_timeout", "max_lifetime", "sto
 
 def _rare(words: Sequence[str]) -> Any:
     """Read the settings of `runtime serve --set`. Units: seconds. ``tps`` and later fields replace the quota profile's."""
+    from pydantic import Field
+
     from ...backends.settings import SettingsGroup
     from ...runtime.config import RuntimeConfig, TimeLimits
 
@@ -39,15 +41,15 @@ def _rare(words: Sequence[str]) -> Any:
         region: str = RuntimeConfig.region
         account_id: str = RuntimeConfig.account_id
         start_mode: Literal["auto", "exec"] = RuntimeConfig.start_mode
-        init_timeout: float = TimeLimits.init_timeout_s
-        idle_timeout: float = TimeLimits.idle_timeout_s
-        invoke_timeout: float = TimeLimits.invoke_timeout_s
-        max_lifetime: float = TimeLimits.max_lifetime_s
-        stop_grace: float = TimeLimits.stop_grace_s
-        stream_timeout: float = TimeLimits.stream_timeout_s
-        tps: float | None = None
-        new_sessions_per_minute: float | None = None
-        max_sessions: int | None = None
+        init_timeout: float = Field(TimeLimits.init_timeout_s, gt=0)
+        idle_timeout: float = Field(TimeLimits.idle_timeout_s, gt=0)
+        invoke_timeout: float = Field(TimeLimits.invoke_timeout_s, gt=0)
+        max_lifetime: float = Field(TimeLimits.max_lifetime_s, gt=0)
+        stop_grace: float = Field(TimeLimits.stop_grace_s, ge=0)
+        stream_timeout: float = Field(TimeLimits.stream_timeout_s, gt=0)
+        tps: float | None = Field(None, gt=0)
+        new_sessions_per_minute: float | None = Field(None, gt=0)
+        max_sessions: int | None = Field(None, gt=0)
 
     return settings_of(words, Rare)
 
@@ -89,7 +91,9 @@ def _credentials() -> dict[str, str]:
     metavar="PATH",
     help="A path of the project that each session gets as a copy, if the kernel makes the project read-only; repeatable.",
 )
-@click.option("--memory-mb", type=int, help="Memory limit of each process of a session, or of its container.")
+@click.option(
+    "--memory-mb", type=click.IntRange(1), help="Memory limit of each process of a session, or of its container."
+)
 @click.option(
     "--quotas", default="unlimited", show_default=True, help="Quotas to apply: unlimited, aws-2026 or aws-2025."
 )

@@ -5,7 +5,6 @@ Source: the AgentCore quotas page; `aws-2025` are the values of 2025, which many
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
@@ -39,15 +38,11 @@ PROFILES = {
 _BIG_REGIONS = {"us-east-1", "us-west-2"}
 
 
-def profile(name: str, *, region: str = "us-west-2", **own: float | None) -> QuotaProfile:
+def profile(name: str, *, region: str = "us-west-2", **own: Any) -> QuotaProfile:
     """Return a named profile, in the size AWS gives the region. ``own`` values replace its values. Raises: ConfigError."""
     if name not in PROFILES:
         raise ConfigError(f"quota profile must be one of {', '.join(PROFILES)}; got {name!r}")
-    changes: dict[str, Any] = {field: value for field, value in own.items() if value is not None}
-    for field, value in changes.items():
-        if not 0 < value < math.inf:
-            raise ConfigError(f"{field} must be above 0, got {value!r}; leave it out for the value of the profile")
-    chosen = PROFILES[name]
+    chosen, changes = PROFILES[name], {field: value for field, value in own.items() if value is not None}
     if chosen.max_sessions is not None and region in _BIG_REGIONS:
         chosen = replace(chosen, max_sessions=2 * chosen.max_sessions)
     return replace(chosen, **changes)
