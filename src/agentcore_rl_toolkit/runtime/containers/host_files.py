@@ -17,7 +17,6 @@ from ...isolation.cover import Cover
 from ...isolation.project import Project, link_files
 from ...isolation.sandbox import interpreter_paths, project_of
 from ..agents.agent import Agent
-from ..config import IsolationConfig
 from .client import ContainerEngine
 
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
@@ -43,9 +42,12 @@ async def prepare(engine: ContainerEngine) -> str:
     return await engine.fetch(IMAGE)
 
 
-def cover(agent: Agent, config: IsolationConfig, root: Path) -> Cover:
-    """Hide answers and keys from the agent's sessions. Blocks."""
-    return Cover(agent.script, [*_shown(agent), *config.readable], config.writable_folders, config.hidden, root=root)
+def shown(agent: Agent) -> list[Path]:
+    """Return the paths of this machine that the agent's script needs. Blocks."""
+    etc = [Path("/etc") / name for name in _ETC]
+    top = [Path("/", name) for name in _SYSTEM if not Path("/", name).is_symlink()]
+    system = [Path("/usr"), *top, *etc, Path("/opt"), Path("/nix/store")]
+    return [*interpreter_paths(agent.interpreter), PACKAGE, project_of(agent.script), *system]
 
 
 def add(
@@ -67,7 +69,9 @@ def add(
         what = ["-m", AS_IS_STARTER, *what]
     host = settings["HostConfig"]
     cover.make_mount_point(os.path.realpath(directory))
-    mounts = {str(path): mount(path) for path in _outermost(_shown(agent))}
+    paths = {path for path in shown(agent) if path.exists()}
+    outermost = sorted(path for path in paths if paths.isdisjoint(path.parents))
+    mounts = {str(path): mount(path) for path in outermost}
     mounts |= {found["Target"]: found for found in host["Mounts"]}
     mounts |= {path: mount(path, source=source) for path, source in cover.mounts.items() if os.path.exists(source)}
     tmp_bytes = TMP_BYTES if "Memory" not in host else min(TMP_BYTES, host["Memory"] // 2)  # it is memory
@@ -87,22 +91,6 @@ def mount(path: Path | str, *, source: str | None = None, read_only: bool = True
     return {"Type": "bind", "Source": source or str(path), "Target": str(path), "ReadOnly": read_only}
 
 
-def _shown(agent: Agent) -> list[Path]:
-    return [*interpreter_paths(agent.interpreter), PACKAGE, project_of(agent.script), *_system()]
-
-
-def _system() -> list[Path]:
-    etc = [Path("/etc") / name for name in _ETC]
-    top = [Path("/", name) for name in _SYSTEM if not Path("/", name).is_symlink()]
-    return [Path("/usr"), *top, *etc, Path("/opt"), Path("/nix/store")]
-
-
-def _outermost(paths: list[Path]) -> list[Path]:
-    """Return each existing path once, without the paths that an outer mount already shows."""
-    unique = sorted({p for p in paths if p.exists()})
-    return [p for p in unique if not any(p != other and p.is_relative_to(other) for other in unique)]
-
-
 def _empty_layer() -> bytes:
     """Return a root file system of empty folders, and of the links that this machine has in place of its /bin and /lib."""
     out = io.BytesIO()
@@ -112,11 +100,8 @@ def _empty_layer() -> bytes:
             folder.type, folder.mode = tarfile.DIRTYPE, 0o1777 if name == "tmp" else 0o755
             tar.addfile(folder)
         for name in _SYSTEM:
-            link = Path("/", name)
-            if link.is_symlink():
-                entry = tarfile.TarInfo(name)
-                entry.type, entry.linkname = tarfile.SYMTYPE, os.readlink(link)
-                tar.addfile(entry)
+            if os.path.islink(f"/{name}"):
+                tar.add(f"/{name}", arcname=name)
     return out.getvalue()
 
 

@@ -167,7 +167,9 @@ class ContainerNode:
         }
         if agent.image is None:
             if agent.key not in self._covers:
-                self._covers[agent.key] = host_files.cover(agent, c, self._root)
+                readable = [*host_files.shown(agent), *c.readable]
+                cover = Cover(agent.script, readable, c.writable_folders, c.hidden, root=self._root)
+                self._covers[agent.key] = cover
             host_files.add(agent, place.directory, settings, env, self._covers[agent.key], c.copied)
         else:
             env = {k: v for k, v in env.items() if k not in INHERITED or k in agent.env}
