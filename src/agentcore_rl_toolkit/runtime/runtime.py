@@ -119,7 +119,7 @@ class Runtime:
             del self._loading[agent.key]
 
     async def _load(self, agent: Agent, *, try_here: bool = False) -> None:
-        """Load a version. ``try_here``: it needs no environment of its own if this one has the agent's packages."""
+        """Load a version. ``try_here``: use this environment if it has the agent's packages."""
         if agent.image is None and (agent.python is None or not agent.python.exists()):
             if not agent.script.is_file():
                 raise ConfigError(f"there is no agent file {agent.script}")

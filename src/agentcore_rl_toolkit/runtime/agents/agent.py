@@ -39,7 +39,7 @@ class Agent:
     updated_s: float = field(default_factory=time.time)
     loaded: bool = False
     failure: str | None = None
-    warned: bool = False  # of its /ping
+    warned: bool = False  # its /ping was reported
 
     @property
     def status(self) -> str:

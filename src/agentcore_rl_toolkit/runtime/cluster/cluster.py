@@ -117,7 +117,7 @@ class Cluster:
     def __init__(self, config: RuntimeConfig, machines: RayNodes) -> None:
         self._config, self._ray = config, machines
         self._nodes: dict[str, Node] = {}  # the last one of each machine
-        self._bundles: dict[tuple[str, int], tuple[Agent, str, bytes]] = {}  # with the agent's path in the bundle
+        self._bundles: dict[tuple[str, int], tuple[Agent, str, bytes]] = {}  # agents, paths in their bundles, bundles
         self._joined = asyncio.Event()
         self._tasks = Tasks()
 
