@@ -34,7 +34,7 @@ def test_rewards_of_0_and_1_get_the_p_value_of_mcnemar() -> None:
     assert sign_flip_p([1.0] * 8 + [-1.0] * 2 + [0.0] * 30) == pytest.approx(both)
 
 
-def test_other_rewards_get_a_sampled_p_value() -> None:
+def test_other_rewards_are_rounded() -> None:
     r = random.Random(0)
     changes = [r.gauss(0.2, 0.5) for _ in range(12)]
     assert sign_flip_p(changes) == pytest.approx(enumerated(changes), abs=0.01)

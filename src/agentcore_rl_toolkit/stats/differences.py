@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,6 @@ LEAST_CHANGED = 6
 Z_80 = 0.841621  # normal quantile of a power of 80 %
 _WEIGHT = 0.5  # weight of the further difference at each end; `benchmarks/intervals.py` compares it with others
 _LARGEST_DENOMINATOR = 64  # rewards that are means of up to so many rollouts have exact p values
-_FLIPS = 20_000
 _STEPS = 5_000_000  # about a second of work
 
 
@@ -77,38 +75,28 @@ def sign_flip_p(changes: Sequence[float]) -> float:
     """Return the two-sided p value of a mean difference, if each difference could as well have the other sign.
 
     For rewards of 0 and 1 this is the exact test of McNemar. Means of up to 64 rollouts are tested exactly, too. Other rewards
-    get 20,000 random choices of signs, which are the same in each call. Where that takes more than about a second, the sum of the
-    differences is tested as normal.
+    are rounded to thousandths. Where the exact test takes more than about a second, the sum of the differences is tested as
+    normal.
     """
     moved = [abs(change) for change in changes if change]
     if not moved:
         return 1.0
     fractions = [Fraction(size).limit_denominator(_LARGEST_DENOMINATOR) for size in moved]
     if any(abs(float(fraction) - size) > 1e-9 for fraction, size in zip(fractions, moved, strict=True)):
-        return _sampled_p(changes, moved)
+        fractions = [Fraction(round(1000 * size), 1000) for size in moved]
     unit = math.lcm(*(fraction.denominator for fraction in fractions))
     sizes = [int(fraction * unit) for fraction in fractions]
-    if sum(sizes) * len(sizes) > _STEPS:
-        return _sampled_p(changes, moved)
     total = sum(sizes)
+    if total * len(sizes) > _STEPS:
+        return math.erfc(abs(math.fsum(changes)) / math.sqrt(2 * math.fsum(size**2 for size in moved)))
     ways = [0] * (total + 1)  # ways[s]: choices of signs whose positive differences sum to s
     ways[0] = 1
     for size in sizes:
         for s in range(total, size - 1, -1):
             ways[s] += ways[s - size]
-    observed = round(abs(math.fsum(changes)) * unit)
+    observed = abs(sum(math.copysign(size, change) for size, change in zip(sizes, filter(None, changes), strict=True)))
     extreme = sum(count for s, count in enumerate(ways) if abs(2 * s - total) >= observed)
     return min(1.0, float(Fraction(extreme, 2 ** len(sizes))))
-
-
-def _sampled_p(changes: Sequence[float], moved: Sequence[float]) -> float:
-    if _FLIPS * len(moved) > _STEPS:
-        return math.erfc(abs(math.fsum(changes)) / math.sqrt(2 * math.fsum(size**2 for size in moved)))
-    chance, observed, count = random.Random(0), abs(math.fsum(changes)) - 1e-9, 1
-    for _ in range(_FLIPS):
-        bits = chance.getrandbits(len(moved))
-        count += abs(math.fsum(size if bits >> place & 1 else -size for place, size in enumerate(moved))) >= observed
-    return count / (_FLIPS + 1)
 
 
 def inputs_needed(changes: Sequence[float]) -> int | None:
