@@ -11,6 +11,7 @@ cache, so the same code reads a prompt (many new tokens) and takes a decoding st
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,8 @@ from .linear import products
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
 _ROPES = ("default", "linear", "llama3", "yarn")  # the others change with the length of the sequence
+# Names of the tensors that are used, besides a head that is not tied to the embedding.
+_USED = re.compile(r"model\.(embed_tokens|norm|layers\.\d+\.\S+(_proj|norm))\.(weight|bias)")
 _CACHE_STEP = 128  # tokens by which the cache grows
 
 
@@ -40,10 +43,6 @@ class DecoderShape:
     context: int
     norm_epsilon: float
     tied: bool
-    qk_norm: bool
-    qkv_bias: bool
-    out_bias: bool
-    mlp_bias: bool
     frequencies: tuple[float, ...]  # head_size / 2 frequencies of the rotation
     rope_scale: float  # factor of its cosine and sine
     rotated: tuple[bool, ...]  # which layers rotate queries and keys
@@ -66,7 +65,6 @@ class DecoderShape:
         layers, heads = int(config.num_hidden_layers), int(config.num_attention_heads)
         head_size = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
         frequencies, rope_scale = _rotation(config, head_size)
-        bias = bool(getattr(config, "attention_bias", False)) and family != "mistral"
         return cls(
             vocabulary=int(config.vocab_size),
             hidden=int(config.hidden_size),
@@ -78,10 +76,6 @@ class DecoderShape:
             context=int(config.max_position_embeddings),
             norm_epsilon=float(config.rms_norm_eps),
             tied=bool(config.tie_word_embeddings),
-            qk_norm=family == "qwen3",
-            qkv_bias=bias or family == "qwen2",
-            out_bias=bias and family != "qwen2",
-            mlp_bias=bool(getattr(config, "mlp_bias", False)) and family in ("llama", "smollm3"),
             frequencies=frequencies,
             rope_scale=rope_scale,
             rotated=tuple(map(bool, getattr(config, "no_rope_layers", None) or [1] * layers)),
@@ -121,18 +115,22 @@ class _Layer:
     ) -> None:
         qkv, gate_up = [f"self_attn.{x}_proj" for x in "qkv"], ["mlp.gate_proj", "mlp.up_proj"]
 
-        def fused(kind: str, *parts: str) -> torch.Tensor:
-            return torch.cat([w[f"{part}.{kind}"] for part in parts]).to(like)
+        def fused(*names: str) -> torch.Tensor:
+            return torch.cat([w[name] for name in names]).to(like)
 
-        self.in_norm, self.mid_norm = fused("weight", "input_layernorm"), fused("weight", "post_attention_layernorm")
-        self.qkv, self.out = kept(fused("weight", *qkv)), kept(fused("weight", "self_attn.o_proj"))
-        self.gate_up, self.down = kept(fused("weight", *gate_up)), kept(fused("weight", "mlp.down_proj"))
-        self.qkv_bias = fused("bias", *qkv) if shape.qkv_bias else None
-        self.out_bias = fused("bias", "self_attn.o_proj") if shape.out_bias else None
-        self.gate_up_bias = fused("bias", *gate_up) if shape.mlp_bias else None
-        self.down_bias = fused("bias", "mlp.down_proj") if shape.mlp_bias else None
+        def weight(*parts: str) -> torch.Tensor:
+            return fused(*(f"{part}.weight" for part in parts))
+
+        def bias(*parts: str) -> torch.Tensor | None:
+            return fused(*(f"{part}.bias" for part in parts)) if f"{parts[0]}.bias" in w else None
+
+        self.in_norm, self.mid_norm = weight("input_layernorm"), weight("post_attention_layernorm")
+        self.qkv, self.out = kept(weight(*qkv)), kept(weight("self_attn.o_proj"))
+        self.gate_up, self.down = kept(weight(*gate_up)), kept(weight("mlp.down_proj"))
+        self.qkv_bias, self.out_bias = bias(*qkv), bias("self_attn.o_proj")
+        self.gate_up_bias, self.down_bias = bias(*gate_up), bias("mlp.down_proj")
         self.qk_norm = None
-        if shape.qk_norm:
+        if "self_attn.q_norm.weight" in w:
             rows = [w["self_attn.q_norm.weight"]] * shape.heads + [w["self_attn.k_norm.weight"]] * shape.kv_heads
             self.qk_norm = torch.stack(rows).to(like)
 
@@ -171,23 +169,29 @@ class Decoder:
         self.keys: list[torch.Tensor] = [nothing] * shape.layers
         self.values: list[torch.Tensor] = [nothing] * shape.layers
         self._cos = self._sin = nothing
+        head = None if shape.tied else "lm_head.weight"
+        self._expected = {n: tuple(t.shape) for n, t in state.items() if n == head or _USED.fullmatch(n)}
         self.load(state)
 
     def load(self, state: Mapping[str, torch.Tensor]) -> None:
         """Take over weights named as transformers names them. All or nothing.
 
-        Raises: PolicyError when a tensor is missing, has another shape, or holds NaN or infinity; the old weights stay.
+        Raises: PolicyError when a tensor of the first weights is missing, has another shape, or holds NaN or infinity; the old
+        weights stay.
         """
-        check_tensors(state, expected_tensors(self.shape))
+        check_tensors(state, self._expected)
         with torch.inference_mode():
-            for k in range(self.shape.layers):
-                prefix = f"model.layers.{k}."
-                own = {n[len(prefix) :]: t for n, t in state.items() if n.startswith(prefix)}
-                self._layers[k : k + 1] = [_Layer(own, self.shape, self._final_norm, self._kept)]
-            self._embedding.copy_(state["model.embed_tokens.weight"])
-            self._final_norm.copy_(state["model.norm.weight"])
-            if not self.shape.tied:
-                self._head.copy_(state["lm_head.weight"])
+            try:
+                for k in range(self.shape.layers):
+                    prefix = f"model.layers.{k}."
+                    own = {n[len(prefix) :]: t for n, t in state.items() if n.startswith(prefix)}
+                    self._layers[k : k + 1] = [_Layer(own, self.shape, self._final_norm, self._kept)]
+                self._embedding.copy_(state["model.embed_tokens.weight"])
+                self._final_norm.copy_(state["model.norm.weight"])
+                if not self.shape.tied:
+                    self._head.copy_(state["lm_head.weight"])
+            except KeyError as e:  # the first weights
+                raise PolicyError(f"the weights lack the tensor {e}") from e
 
     def plain_tensors(self) -> dict[str, torch.Tensor]:
         """Return the tensors that are kept as they were loaded, by their names in the file."""
@@ -294,29 +298,3 @@ def check_tensors(state: Mapping[str, torch.Tensor], expected: Mapping[str, tupl
             raise PolicyError(f"the tensor {name} has shape {tuple(tensor.shape)}, this policy needs {dims}")
         if not bool(torch.isfinite(tensor).all()):
             raise PolicyError(f"the tensor {name} holds NaN or infinity")
-
-
-def expected_tensors(shape: DecoderShape) -> dict[str, tuple[int, ...]]:
-    """Return names and shapes of the tensors of a policy, as transformers names them."""
-    d, size = shape.hidden, shape.head_size
-    per_layer: dict[str, tuple[int, ...]] = {"input_layernorm.weight": (d,), "post_attention_layernorm.weight": (d,)}
-    for name, rows, columns, bias in (
-        ("self_attn.q_proj", shape.heads * size, d, shape.qkv_bias),
-        ("self_attn.k_proj", shape.kv_heads * size, d, shape.qkv_bias),
-        ("self_attn.v_proj", shape.kv_heads * size, d, shape.qkv_bias),
-        ("self_attn.o_proj", d, shape.heads * size, shape.out_bias),
-        ("mlp.gate_proj", shape.feed_forward, d, shape.mlp_bias),
-        ("mlp.up_proj", shape.feed_forward, d, shape.mlp_bias),
-        ("mlp.down_proj", d, shape.feed_forward, shape.mlp_bias),
-    ):
-        per_layer |= {f"{name}.weight": (rows, columns)} | ({f"{name}.bias": (rows,)} if bias else {})
-    if shape.qk_norm:
-        per_layer |= {"self_attn.q_norm.weight": (size,), "self_attn.k_norm.weight": (size,)}
-    tensors: dict[str, tuple[int, ...]] = {
-        f"model.layers.{k}.{name}": dims for k in range(shape.layers) for name, dims in per_layer.items()
-    }
-    tensors["model.embed_tokens.weight"] = (shape.vocabulary, d)
-    tensors["model.norm.weight"] = (d,)
-    if not shape.tied:
-        tensors["lm_head.weight"] = (shape.vocabulary, d)
-    return tensors
