@@ -12,17 +12,14 @@ import contextlib
 import functools
 import json
 import secrets
-import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
-from ....client.data import read_rows
 from ....client.settings import Deadlines
 from ....client.transport import Transport
 from ....contract import Stage
@@ -128,81 +125,75 @@ class Rollout:
         self._prompt, self._url, self._key = prompt, gateway["base_url"], gateway["api_key"]
         self._limit_s = limit_s
         self._samples = 0
-        self._status: str | None = None
-        self._rewards: list[float] = []
-        self._tokens: set[str] = set()  # client tokens of the reports that were accepted
-        self._completed, self._rewarded = asyncio.Event(), asyncio.Event()
+        loop = asyncio.get_running_loop()
+        self._status: asyncio.Future[str] = loop.create_future()
+        self._reward: asyncio.Future[float] = loop.create_future()
+        self._tokens: dict[str, str | None] = {}  # the client tokens of the reports that were accepted
 
     async def result_async(self) -> dict[str, Any]:
-        """Run the agent. Returns the record of the rollout. Raises: RolloutLostError."""
-        try:
-            async with asyncio.timeout(self._limit_s):
-                return await self._record()
-        except TimeoutError as e:
-            raise RolloutTimeoutError(f"no reward within {self._limit_s:g} s", stage=self.stage) from e
-
-    async def _record(self) -> dict[str, Any]:
+        """Run the agent. Returns the record of the rollout. Raises: RolloutLostError, RolloutTimeoutError."""
         job, lost = self.job, functools.partial(RolloutLostError, session_id=self.id)
         try:
-            response = await job.agents.invoke(*job.agent, self.id, job.payload(self.id, self._prompt))
-            if isinstance(response, dict) and response.get("status") == "error":
-                raise job.fail("The agent signaled that the trajectory failed")
-            await self._completed.wait()
-            if self._status == "failed":
-                raise lost("CompleteRollout said failed")
-            if not self._samples:
-                raise job.fail("No sampling requests were received for this rollout")
-            try:
-                async with asyncio.timeout(REWARD_S):
-                    await self._rewarded.wait()
-            except TimeoutError as e:
-                raise job.fail("The rollout completed but no reward was received in time") from e
+            async with asyncio.timeout(self._limit_s):
+                response = await job.agents.invoke(*job.agent, self.id, job.payload(self.id, self._prompt))
+                if isinstance(response, dict) and response.get("status") == "error":
+                    raise job.fail("The agent signaled that the trajectory failed")
+                if await asyncio.shield(self._status) == "failed":
+                    raise lost("CompleteRollout said failed")
+                if not self._samples:
+                    raise job.fail("No sampling requests were received for this rollout")
+                await asyncio.wait([self._reward], timeout=REWARD_S)
+                if not self._reward.done():
+                    raise job.fail("The rollout completed but no reward was received in time")
+        except TimeoutError as e:
+            raise RolloutTimeoutError(f"no reward within {self._limit_s:g} s", stage=self.stage) from e
         except OSError as e:
             raise lost(f"the agent could not be invoked: {e}") from e
         finally:
-            self._status = self._status or "timed out"
+            if not self._status.done():
+                self._status.set_result("timed out")
             await job.agents.stop(*job.agent, self.id)
-        return {"status_code": 200, "rewards": self._rewards[-1]}
+        return {"status_code": 200, "rewards": self._reward.result()}
 
     async def cancel_async(self) -> None:
         """Do nothing: `result_async` stops the session when it ends."""
 
     async def sample(self, request: Mapping[str, Any]) -> AsyncIterator[bytes]:
         """Yield the reply to a chat completion, whole or as a stream. Raises: RefusedError."""
-        if self._status is not None:
-            raise RefusedError(f"Trajectory is not in valid status for sampling: {self._status}")
+        if self._status.done():
+            raise RefusedError(f"Trajectory is not in valid status for sampling: {self._status.result()}")
         self._samples += 1
+        url = f"{self._url}/chat/completions"
         try:
-            async for piece in stream(
-                "POST", f"{self._url}/chat/completions", body=request, key=self._key, timeout_s=REPLY_S
-            ):
+            async for piece in stream("POST", url, body=request, key=self._key, timeout_s=REPLY_S):
                 yield piece
         except GatewayError as e:
             raise RefusedError(e.message, code=CODES.get(e.status or 0, "InternalServerException")) from e
 
-    def complete(self, status: str, token: str) -> None:
+    def complete(self, status: str, token: str | None) -> None:
         """Complete the rollout once. Raises: RefusedError if another request has completed it."""
-        if token in self._tokens:
+        if self._repeated("complete", token):
             return
         if status not in ("ready", "failed"):
             raise RefusedError(f"Status is neither ready nor failed: {status}")
-        if self._status is not None:
-            raise RefusedError(f"Cannot transition trajectory from {self._status}", code="ConflictException")
-        self._status = status
-        self._tokens.add(token)
-        self._completed.set()
+        if self._status.done():
+            raise RefusedError(f"Cannot transition trajectory from {self._status.result()}", code="ConflictException")
+        self._status.set_result(status)
+        self._tokens["complete"] = token
 
-    def update(self, rewards: list[float], token: str) -> None:
+    def update(self, rewards: list[float], token: str | None) -> None:
         """Set the rewards. Raises: RefusedError without rewards, before the rollout is completed, or if it has rewards."""
-        if token in self._tokens:
+        if self._repeated("update", token):
             return
-        if not self._completed.is_set() or self._rewards:
+        if not self._status.done() or self._reward.done():
             raise RefusedError("Trajectory is not in valid status for a reward", code="ConflictException")
         if not rewards:
             raise RefusedError("Rewards is empty")
-        self._rewards = rewards
-        self._tokens.add(token)
-        self._rewarded.set()
+        self._reward.set_result(rewards[-1])
+        self._tokens["update"] = token
+
+    def _repeated(self, report: str, token: str | None) -> bool:
+        return token is not None and self._tokens.get(report) == token
 
 
 class Agents:
@@ -463,14 +454,10 @@ class Job:
 
 
 async def _prompts(uri: str) -> list[str]:
-    """Read the column ``prompt`` of a data set, or its first column."""
+    """Read the column ``prompt`` of a data set in JSON Lines, or its first column."""
     place, _, prefix = uri.rpartition("/")
     store = open_store(place)
-    rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as folder:
-        for found in await store.list_async(prefix):
-            file = Path(folder) / Path(found.key).name
-            file.write_bytes(await store.get_async(found.key))
-            rows += read_rows(file)
+    files = [await store.get_async(found.key) for found in await store.list_async(prefix)]
+    rows = [json.loads(line) for file in files for line in file.splitlines() if line.strip()]
     texts = [row.get("prompt", next(iter(row.values()))) for row in rows]
     return [text if isinstance(text, str) else json.dumps(text) for text in texts]

@@ -29,9 +29,6 @@ from .wire import RefusedError
 log = logging.getLogger(__name__)
 ACCESS_KEY = "local"
 ENDPOINTS = ("SAGEMAKER", "SAGEMAKERTRAININGSESSIONRUNTIME", "SAGEMAKERJOBRUNTIME")  # suffixes of AWS_ENDPOINT_URL_
-OPERATIONS = frozenset(
-    f"{verb}{what}" for what in ("TrainingSession", "Job") for verb in ("Create", "Describe", "Stop")
-)
 STREAM = "/sample-with-response-stream"
 JOB_RUNTIME = ("/sample", STREAM, "/complete-rollout", "/update-reward")
 
@@ -115,17 +112,14 @@ class SageMakerApp:
             raise RefusedError(f"Trajectory not found: {rollout_id}", code=code)
         if samples:
             return await _reply(rollout.sample({**given, "stream": path == STREAM}), stream=path == STREAM)
-        token = f"{path} {given.get('ClientToken') or time.monotonic_ns()}"
         if path == "/complete-rollout":
-            rollout.complete(given.get("Status", "ready"), token)
+            rollout.complete(given.get("Status", "ready"), given.get("ClientToken"))
         else:
-            rollout.update(msgspec.convert(given["Rewards"], list[float]), token)
+            rollout.update(msgspec.convert(given["Rewards"], list[float]), given.get("ClientToken"))
         return JSONResponse({})
 
     def _control(self, operation: str, body: bytes) -> dict[str, Any]:
         """Respond to a request to the control plane."""
-        if operation not in OPERATIONS:
-            raise RefusedError(f"The local service has no {operation}.", code="UnknownOperationException")
         given = wire.request(body, CONTROL, operation)
         name = given.get("TrainingSessionName", "")
         match operation:
@@ -144,6 +138,8 @@ class SageMakerApp:
                 return self._job(given).described()
             case "StopJob":
                 self._job(given).stop()
+            case _:
+                raise RefusedError(f"The local service has no {operation}.", code="UnknownOperationException")
         return {}
 
     def _create_job(self, given: dict[str, Any]) -> Job:

@@ -10,9 +10,8 @@ from __future__ import annotations
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from concurrent.futures import Executor, Future
 from typing import Any
 
 from botocore import xform_name
@@ -33,29 +32,6 @@ def save_package(model: LocalModel, run: str, group: str, *, optimizer: bool = F
     return path
 
 
-@dataclass(eq=False)
-class Operation:
-    """An operation that a client submitted. ``response`` is the answer to a request for its result."""
-
-    kind: str
-    config: Any
-    token: str | None = None
-    response: dict[str, Any] = field(default_factory=lambda: {"status": "Pending"})
-
-    def run(self, work: Callable[[str, Any], dict[str, Any]]) -> None:
-        """Do the work on this thread. The operation is skipped when the work raises RefusedError."""
-        self.response = {"status": "InProgress"}
-        try:
-            result = work(self.kind, self.config)
-        except RefusedError:
-            self.response = {"status": "Skipped"}
-        except Exception as e:  # a failed operation is data for its client
-            self.response = {"status": "Failed", "errorDetails": str(e)}
-        else:
-            usage = {"tokenUsage": result["tokenUsage"]} if "tokenUsage" in result else {}
-            self.response = {"status": "Completed", "operationResult": {self.kind: result}, **usage}
-
-
 class Session:
     """A training session. It begins with its CreateTrainingSession request."""
 
@@ -64,8 +40,10 @@ class Session:
         self.arn = wire.arn(f"training-session/{self.name}")
         self._request, self._model, self._trainer, self._samplers = request, model, trainer, samplers
         self._run = f"{self.name}:{secrets.token_hex(4)}"
-        self._training: list[Operation] = []
-        self._sampling: list[Operation] = []
+        self._training: list[
+            tuple[str, str | None, Future[Any]]
+        ] = []  # kind, client token and result of each operation
+        self._sampling: list[tuple[str, None, Future[Any]]] = []
         self._latest: str | None = None  # the newest model package
         self._created_s, self._ended_s = time.time(), 0.0
         self._error = ""
@@ -77,8 +55,7 @@ class Session:
     @property
     def status(self) -> str:
         if self._ended_s:
-            computing = any(operation.response["status"] == "InProgress" for operation in self._training)
-            return "Stopping" if computing else "Stopped"
+            return "Stopping" if any(result.running() for *_, result in self._training) else "Stopped"
         return "Failed" if self._error else "Running" if self._created.done() else "Created"
 
     def described(self) -> dict[str, Any]:
@@ -109,35 +86,39 @@ class Session:
         [(kind, config)] = request["operationConfig"].items()
         number, token = request["sequenceNumber"], request.get("clientToken")
         if number <= len(self._training):
-            if token is None or self._training[number - 1].token != token:
+            if token is None or self._training[number - 1][1] != token:
                 raise RefusedError(f"sequence number {number} was used by another operation")
             return f"train-{number}"
         self._check_open()
         if number != len(self._training) + 1:
             raise RefusedError(f"sequence number {number} comes after {len(self._training)}")
-        operation = Operation(kind, config, token)
-        self._training.append(operation)
-        self._trainer.submit(operation.run, self._in_turn)
+        self._training.append((kind, token, self._trainer.submit(self._in_turn, kind, config)))
         return f"train-{number}"
 
     def sample(self, request: Mapping[str, Any]) -> str:
         """Start a sampling operation. Returns its id."""
         [(kind, config)] = request["operationConfig"].items()
         self._check_open()
-        operation = Operation(kind, {"modelPackageArn": self._latest, **config})
-        self._sampling.append(operation)
-        self._samplers.submit(operation.run, self._do_sampling)
+        config = {"modelPackageArn": self._latest, **config}
+        self._sampling.append((kind, None, self._samplers.submit(self._do_sampling, kind, config)))
         return f"sample-{len(self._sampling)}"
 
     def result(self, operation_id: str) -> dict[str, Any]:
         """Return status and result of an operation. Raises: RefusedError."""
-        kind, _, number = operation_id.partition("-")
-        known = dict(enumerate(self._training if kind == "train" else self._sampling, 1))
+        name, _, number = operation_id.partition("-")
+        known = dict(enumerate(self._training if name == "train" else self._sampling, 1))
         if int(number) not in known:
             raise RefusedError(f"Operation {operation_id} does not exist.", code="ResourceNotFoundException")
-        response = known[int(number)].response
-        skipped = response["status"] == "Pending" and (self._ended_s or self._error)
-        return {"status": "Skipped"} if skipped else response
+        kind, _, result = known[int(number)]
+        if not result.done():
+            waiting = "Skipped" if self._ended_s or self._error else "Pending"
+            return {"status": "InProgress" if result.running() else waiting}
+        if (error := result.exception()) is not None:
+            skipped = isinstance(error, RefusedError)
+            return {"status": "Skipped"} if skipped else {"status": "Failed", "errorDetails": str(error)}
+        found = result.result()
+        usage = {"tokenUsage": found["tokenUsage"]} if "tokenUsage" in found else {}
+        return {"status": "Completed", "operationResult": {kind: found}, **usage}
 
     def _check_open(self) -> None:
         if (status := self.status) != "Running":
