@@ -157,7 +157,7 @@ def run_batch(rng: random.Random, spent: dict[str, list[float]], turns: int, tok
         requests,
         client=replay.client,
         gateway=gateway,
-        config=CollectConfig(max_concurrent=BATCH, max_staleness=4),
+        config=CollectConfig(max_concurrent=BATCH),
         weight_version=3,
     )
     groups = timed(spent, "collect", asyncio.run, collected)

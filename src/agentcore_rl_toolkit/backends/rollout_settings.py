@@ -57,9 +57,9 @@ class RolloutSettings(Settings):
             raise ConfigError("a judge gives one reward per rollout: it cannot be used with credit `turn`")
 
     def collect_config(self) -> CollectConfig:
-        """Return the settings of collections, without the age of rollouts: the trainer knows the newest weights."""
+        """Return the settings of collections."""
         flat = self.flat()
-        same = {name: flat[name] for name in CollectConfig.model_fields if name in flat and name != "max_staleness"}
+        same = {name: flat[name] for name in CollectConfig.model_fields if name in flat}
         same |= {"train": self.selection.train_on, "judged_by": JudgeSettings.of(self.judging)}
         return CollectConfig(**same, require_reward=self.require_reward)
 

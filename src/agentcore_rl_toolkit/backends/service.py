@@ -12,6 +12,7 @@ import os
 import secrets
 import socket
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -121,7 +122,7 @@ class RolloutService:
         self._count = 0
         self._begun = False
         self._shared: dict[Hashable, _Shared] = {}
-        self._opened: list[RolloutClient] = []  # the objects that `open` made and `close` closes
+        self._owned = ExitStack()  # closes what `open` made
 
     @classmethod
     def open(
@@ -152,9 +153,8 @@ class RolloutService:
             model_id=settings.model_id,
             endpoint_url=settings.endpoint_url,
         )
-        children: list[GatewayProcess] = []
-        made: RolloutService | None = None
-        try:
+        with ExitStack() as stack:
+            children: list[GatewayProcess] = []
             if settings.gateway_url is not None:
                 public = settings.gateway_public_url or settings.gateway_url
                 gateway = GatewayClient(settings.gateway_url, admin_key=settings.gateway_admin_key, public_url=public)
@@ -163,15 +163,14 @@ class RolloutService:
                 keys |= {} if upstream_key is None else {"UPSTREAM": upstream_key}
                 for number in range(settings.gateways):
                     children.append(_start(settings, number, engine, upstreams(), keys))
+                    stack.callback(children[-1].close)
                 urls = [child.url for child in children]
                 gateway = GatewayClient(urls, admin_key=keys["ADMIN"], public_url=settings.gateway.public_urls(urls))
                 for child in children:
                     child.restarted = partial(gateway.catch_up, child.url)
+            stack.callback(client.close)  # the first to be closed; the gateway's client keeps nothing open
             made = cls(settings, client, gateway, children)
-        finally:
-            for child in children if made is None else ():
-                child.close()
-        made._opened = [client]  # the gateway's client keeps nothing open
+            made._owned = stack.pop_all()
         atexit.register(made.close)
         return made
 
@@ -257,10 +256,7 @@ class RolloutService:
         """Close the clients and stop the gateways that `open` made. Others are not touched."""
         if self.recording is not None:
             self.recording.run.close()
-        while self._opened:
-            self._opened.pop(0).close()
-        for child in self._children:
-            child.close()
+        self._owned.close()
 
 
 def _start(

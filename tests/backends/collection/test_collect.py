@@ -55,16 +55,13 @@ def good(reward: float = 1.0, *, input_id: str = "a", version: int | None = 3, d
     )
 
 
-async def one(
-    episode: Episode, *, config: CollectConfig | None = None, weight_version: int | None = None
-) -> CollectedRollout:
+async def one(episode: Episode, *, config: CollectConfig | None = None) -> CollectedRollout:
     replay = Replay([episode])
     groups = await collect_async(
         [GroupRequest(input_id=episode.input_id, payload={"prompt": "1+1"})],
         client=replay.client,
         gateway=replay.gateway,
         config=config,
-        weight_version=weight_version,
     )
     assert not replay.open_sessions
     return groups[0].rollouts[0]
@@ -280,13 +277,6 @@ async def test_over_sampling_cancels_stragglers_once_enough_usable_rollouts_are_
     assert len(replay.stopped) == 1
 
 
-@pytest.mark.parametrize(("version", "reason"), [(7, None), (5, None), (4, "stale"), (None, "unknown_version")])
-async def test_rollouts_sampled_by_weights_that_are_too_old_are_masked(version: int | None, reason: str | None) -> None:
-    rollout = await one(good(version=version), config=CollectConfig(max_staleness=2), weight_version=7)
-    assert rollout.outcome == Outcome.OK
-    assert rollout.mask_reason == reason
-
-
 async def test_cancelling_the_collection_stops_rollouts_and_deletes_sessions() -> None:
     replay = Replay([good(delay_s=math.inf) for _ in range(4)])
     task = asyncio.create_task(
@@ -465,7 +455,6 @@ def test_ctrl_c_stops_the_sessions_before_it_reaches_the_caller() -> None:
 BAD: list[tuple[Mapping[str, Any], str]] = [
     ({"max_concurrent": 0}, "max_concurrent"),
     ({"extra_rollouts": -1}, "extra_rollouts"),
-    ({"max_staleness": -1}, "max_staleness"),
     ({"rollout_timeout_s": 0.0}, "rollout_timeout_s"),
     ({"gateway_timeout_s": math.inf}, "gateway_timeout_s"),
     ({"gateway_patience_s": -1.0}, "gateway_patience_s"),

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 _sampling = WarnsOnceAMinute(log)
 _unsampled = WarnsOnceAMinute(log)
+STOP_S = 15.0
 
 
 class _Rollout:
@@ -94,9 +95,8 @@ async def collect_async(
 ) -> list[Group]:
     """Run every request's rollouts and return one `Group` per request, in request order.
 
-    `weight_version` is the version training will start from; with `config.max_staleness` set, rollouts whose oldest
-    sampled token lies further behind are masked. Without a gateway there are no trajectories, and usable means `ok`
-    with a reward. `places` are shared by collections that run at the same time; None allows this one
+    `weight_version` is the version that training starts from, for the records. Without a gateway there are no trajectories, and
+    usable means `ok` with a reward. `places` are shared by collections that run at the same time; None allows this one
     `config.max_concurrent`. `recording` writes each rollout to a run's folder.
     `on_rollout`, and `on_queued` with the number of rollouts that have not started, are called on the event loop. Cancelling
     this coroutine stops the rollouts that are running and deletes the batch's sessions.
@@ -107,10 +107,6 @@ async def collect_async(
     doubled = sorted(i for i, n in Counter(r.input_id for r in requests).items() if n > 1)
     if doubled:
         raise ConfigError(f"input ids must differ between groups of one batch; repeated: {', '.join(doubled[:5])}")
-    if config.max_staleness is not None and weight_version is None:
-        raise ConfigError("max_staleness needs weight_version, the version that training starts from")
-    if config.max_staleness is not None and gateway is None:
-        raise ConfigError("max_staleness needs a gateway: only captured turns know their weight version")
     if gateway is not None and getattr(client, "retries", False):
         raise ConfigError(
             "a retry would share its session at the gateway with the lost attempt: use a client with retries=0"
@@ -236,7 +232,6 @@ class _Collection:
             capture=capture,
             fetch_error=failure,
             config=self.config,
-            weight_version=self.weight_version,
             sampling_params=self._sampling_params(rollout.request),
         )
         if self.config.score is not None:
@@ -324,7 +319,7 @@ class _Collection:
         if rollout.future is None:
             return
         try:
-            async with asyncio.timeout(self.config.stop_timeout_s):
+            async with asyncio.timeout(STOP_S):
                 await rollout.future.cancel_async()
         except Exception as e:  # a session that cannot be stopped ends at the runtime's own idle limit
             log.warning("could not stop session %s: %s: %s", rollout.session_id, type(e).__name__, e)

@@ -121,8 +121,7 @@ class CollectConfig(Credit):
     Units: seconds; every stage has a limit. `max_concurrent` bounds sessions alive at once (the client paces the calls
     themselves). `extra_rollouts` are started on top of `n` in every group; as soon as `n` usable ones are in, the
     rest of that group is cancelled. Over-sampling makes groups full in spite of failures and stragglers, at the price
-    of favoring short episodes: leave it at 0 unless stragglers hurt. `max_staleness` is the number of weight versions a
-    rollout's oldest token may lie behind; None accepts any age. `submit_timeout_s` limits a
+    of favoring short episodes: leave it at 0 unless stragglers hurt. `submit_timeout_s` limits a
     request that starts a rollout, `rollout_timeout_s` the time from the runtime's answer to the record.
     `policy_failures` "mask" leaves rollouts whose policy failed (ran out of tokens, turns or context, or made calls that do
     not parse) out of their group, as DAPO's overlong filtering does; "score" trains them with the reward that their agent
@@ -132,7 +131,7 @@ class CollectConfig(Credit):
     agent's own; in training it samples from the whole distribution at temperature 1 where they have no other. A trainer computes
     at their temperature, with no cuts (top_p, top_k, min_p) and no penalties. Calls at another temperature or with penalties are
     not trained; tokens of a cut distribution are. Both are counted, and with `refuse_other_sampling` their rollout is masked.
-    `max_turns` ends a session after so many model calls, which is the policy's failure; above `warn_turns` a session is logged.
+    `max_turns` ends a session after so many model calls, which is the policy's failure.
     With `evaluation` nothing is trained: the agent samples as it is deployed, but for `sampling_params`. `judged_by` is a judge
     whose scores become rewards; with all of the weight on it, agents do not have to return one. ``score`` is FILE:FUNCTION or
     MODULE:FUNCTION of a function whose scores are the rewards (`backends.scorer`); the agent's own become metrics.
@@ -144,14 +143,11 @@ class CollectConfig(Credit):
     extra_rollouts: Least0 = 0
     submit_timeout_s: Positive = 120.0
     rollout_timeout_s: Positive = 900.0
-    stop_timeout_s: Positive = 15.0
     gateway_timeout_s: Positive = 60.0
     gateway_patience_s: NotNegative = 120.0
-    max_staleness: Least0 | None = None
     model_id: str | None = None
     sampling_params: Mapping[str, Any] | None = None
     max_turns: Count | None = MAX_TURNS
-    warn_turns: Count | None = 200
     require_reward: bool = True
     policy_failures: PolicyFailures = "score"
     train: str | None = None

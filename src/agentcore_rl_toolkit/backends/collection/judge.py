@@ -42,6 +42,7 @@ log = logging.getLogger(__name__)
 # The gateway's refusals that are failures of the policy, and the kind of failure.
 LIMITS = {"turn_limit": "turns", "context_overflow": "context"}
 STILL_CALLING_S = 30.0  # limit between the last model call and the deadline for an agent that still calls the model
+WARN_TURNS = 200  # model calls of a session above which it is logged
 # The gateway decides these, whatever the record says: an agent whose model calls fail has not failed itself.
 DECIDED_BY_THE_GATEWAY = (Outcome.OK, Outcome.AGENT_ERROR, Outcome.INVALID)
 
@@ -94,7 +95,6 @@ def _judged(
     capture: Any,
     fetch_error: BaseException | None,
     config: CollectConfig,
-    weight_version: int | None,
     sampling_params: Mapping[str, Any] | None = None,
 ) -> CollectedRollout:
     """Add cause, reward, trajectory and mask reason to a rollout that has ended.
@@ -114,7 +114,7 @@ def _judged(
     cause, failure = cause_of(error), getattr(error, "failure", None)
     reason: MaskReason | None = None if outcome is Outcome.OK else "outcome"
     calls = 0 if capture is None else len(capture.turns)
-    if config.warn_turns is not None and calls > config.warn_turns:
+    if calls > WARN_TURNS:
         log.warning(
             "rollout %s made %d model calls (max_turns ends a session at %s): check that the agent ends",
             session_id,
@@ -161,11 +161,6 @@ def _judged(
                 outcome, reason, cause = Outcome.INVALID, "no_reward", Cause.AGENT
         if reason is None and config.refuse_other_sampling and trajectory and trajectory.report.other_sampling:
             reason = "other_sampling"
-        if reason is None and config.max_staleness is not None and weight_version is not None:
-            if versions is None:
-                reason = "unknown_version"
-            elif versions[0] < weight_version - config.max_staleness:
-                reason = "stale"
     return replace(
         end,
         outcome=outcome,

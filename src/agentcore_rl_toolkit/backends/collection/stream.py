@@ -94,7 +94,7 @@ class GroupStream:
         self._may_replace = int((replace_up_to - 1) * batch_groups + 1e-9)  # rounding: 0.4 * 5 may be below 2
         self.batch_groups, self.max_staleness, self.weight_version = batch_groups, max_staleness, weight_version
         self._requests, self._on_rollout, self._recording = requests, on_rollout, recording
-        self._config = config.replace(max_staleness=None)  # the age is checked when a group is handed out
+        self._config = config
         places = places or Places(config.max_concurrent)
         self._collect = partial(collect_async, client=client, gateway=gateway, config=self._config, places=places)
         state = state or {}

@@ -86,7 +86,6 @@ class Recorder:
             capture=capture if capture.turns else None,
             fetch_error=None,
             config=CollectConfig(),
-            weight_version=None,
             sampling_params={"temperature": None},  # rLLM's temperature, by which it divides its logits
         )
         if not validation and rollout.mask_reason is not None and capture.turns and not self._masked(episode):
