@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import logging
 import math
@@ -11,7 +10,7 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -152,32 +151,15 @@ class BatchResult:
         self._owner = owner  # the client lives as long as its batch
         self._iterated = self._over = False
 
-    def __iter__(self) -> Iterator[BatchItem]:
-        self._begin()
-        return self._items()
-
-    def __aiter__(self) -> AsyncIterator[BatchItem]:
-        self._begin()
-        return self._items_async()
-
-    def _begin(self) -> None:
+    def __iter__(self) -> _Iteration:
         if self._iterated:
             raise ConfigError("a batch runs once, and this one was iterated before; keep its items in a list")
         self._iterated = True
         if not self._over:
             self._portal.loop.call_soon_threadsafe(self._run.start)
+        return _Iteration(self)
 
-    # `break` drops the generator, although the caller may keep the batch, and so ends the batch.
-
-    def _items(self) -> Iterator[BatchItem]:
-        with contextlib.closing(self):
-            while (item := next(self, None)) is not None:
-                yield item
-
-    async def _items_async(self) -> AsyncIterator[BatchItem]:
-        with contextlib.closing(self):
-            while (item := await anext(self, None)) is not None:
-                yield item
+    __aiter__ = __iter__
 
     def __next__(self) -> BatchItem:
         try:
@@ -201,6 +183,29 @@ class BatchResult:
     def __del__(self) -> None:
         if not getattr(self, "_over", True):
             self.close()
+
+
+class _Iteration:
+    """A loop over a batch. `break` drops it, although the caller may keep the batch, and so ends the batch at once."""
+
+    def __init__(self, batch: BatchResult) -> None:
+        self._batch = batch
+
+    def __iter__(self) -> _Iteration:
+        return self
+
+    __aiter__ = __iter__
+
+    def __next__(self) -> BatchItem:
+        return next(self._batch)
+
+    async def __anext__(self) -> BatchItem:
+        return await anext(self._batch)
+
+    def close(self) -> None:
+        self._batch.close()
+
+    __del__ = close
 
 
 def _taken(item: BatchItem | BaseException | None, end: Exception) -> BatchItem:

@@ -104,43 +104,30 @@ def judge(
     return Verdict(record=record, error=error, proof=proof)
 
 
-class RecordReader:
-    """Reads records of one store, a bounded number at a time."""
+async def read_record(store: ObjectStore, key: str, within_s: float, *, max_bytes: int, **trust: Any) -> Verdict | None:
+    """Read and judge a record, or None when there is no such object. Faults of the store are waited out for `within_s`.
 
-    def __init__(self, store: ObjectStore, max_bytes: int, *, require_proof: bool = False) -> None:
-        self.store, self._max_bytes, self._require_proof = store, max_bytes, require_proof
-        self._gate = asyncio.Semaphore(READS_AT_ONCE)
-        self.requests = 0
+    ``trust`` are further arguments of `judge`.
 
-    async def read(
-        self, key: str, within_s: float, *, secret: str | None = None, promised: bool = False
-    ) -> Verdict | None:
-        """Read and judge a record, or None when there is no such object. Faults of the store are waited out for `within_s`.
-
-        Raises: InvalidResultError for a record above the limit; RolloutTimeoutError; StoreError and ConfigError when a retry
-            would not help.
-        """
-        async with self._gate:
-            # The last attempt is for a process that was stopped during the first one.
-            for timeout_s in (within_s, 0.0):
-                self.requests += 1
-                try:
-                    body = await self.store.get_async(key, max_bytes=self._max_bytes, timeout_s=timeout_s)
-                    return judge(body, key, secret=secret, promised=promised, required=self._require_proof)
-                except ObjectNotFoundError:
-                    return None
-                except ObjectTooLargeError as e:
-                    raise InvalidResultError(
-                        f"the record is too large: {e}. The agent should store large data elsewhere and return its key; "
-                        "WatchSettings(max_record_bytes=) sets the limit",
-                        key=key,
-                    ) from e
-                except StoreError as e:
-                    if e.permanent:
-                        raise
-                    error = e
-            text = f"the record could not be read within {within_s:g} s: {error}"
-            raise RolloutTimeoutError(text, stage="result", key=key) from error
+    Raises: InvalidResultError for a record above the limit; RolloutTimeoutError; StoreError and ConfigError if no retry helps.
+    """
+    for timeout_s in (within_s, 0.0):  # the last attempt is for a process that was stopped during the first one
+        try:
+            return judge(await store.get_async(key, max_bytes=max_bytes, timeout_s=timeout_s), key, **trust)
+        except ObjectNotFoundError:
+            return None
+        except ObjectTooLargeError as e:
+            raise InvalidResultError(
+                f"the record is too large: {e}. The agent should store large data elsewhere and return its key; "
+                "WatchSettings(max_record_bytes=) sets the limit",
+                key=key,
+            ) from e
+        except StoreError as e:
+            if e.permanent:
+                raise
+            error = e
+    text = f"the record could not be read within {within_s:g} s: {error}"
+    raise RolloutTimeoutError(text, stage="result", key=key) from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,16 +165,16 @@ async def replayed(
     keys = [
         item.key for item in await store.list_async(prefix, timeout_s=REPLAY_LIST_S) if item.key.endswith(RECORD_SUFFIX)
     ]
-    reader = RecordReader(store, max_record_bytes)
     for begin in range(0, len(keys), READS_AT_ONCE):
         portion = keys[begin : begin + READS_AT_ONCE]
-        for one in await asyncio.gather(*(_replay(reader, key, exp_id, reward) for key in portion)):
+        for one in await asyncio.gather(*(_replay(store, key, exp_id, max_record_bytes, reward) for key in portion)):
             yield one
 
 
-async def _replay(reader: RecordReader, key: str, exp_id: str, reward: Reward | None) -> Replayed:
+async def _replay(store: ObjectStore, key: str, exp_id: str, max_bytes: int, reward: Reward | None) -> Replayed:
     try:
-        verdict = await reader.read(key, REPLAY_READ_S) or Verdict(error=RolloutLostError("it was deleted", key=key))
+        found = await read_record(store, key, REPLAY_READ_S, max_bytes=max_bytes)
+        verdict = found or Verdict(error=RolloutLostError("it was deleted", key=key))
     except AgentCoreRLError as e:
         verdict = Verdict(error=e)
     stored = scored = None

@@ -66,7 +66,7 @@ from ..store.remote import find_region
 from .future import RolloutFuture
 from .ledger import NO_LEDGER, Attempt, FileLedger, fingerprint
 from .pacing import PaceLimits, Pacer, take_turn
-from .records import RecordReader, Verdict
+from .records import READS_AT_ONCE, Verdict, read_record
 from .settings import RETRYABLE, Deadlines, Prepare, TurnsOf, WatchSettings
 from .stops import Stops
 from .transport import CallError, Transport, in_thread, is_own_cancellation, parse_reply, within
@@ -216,7 +216,7 @@ class Rollout(RolloutFuture):
             body = json.dumps({**row, ROLLOUT_FIELD: config}).encode()
             self.result_key = result_key(config["exp_id"], config["input_id"], self.session_id)
             self.s3_bucket = str(config["s3_bucket"])
-            self.shared.reader(self.s3_bucket)
+            self.shared.store(self.s3_bucket)
         except (TypeError, ValueError, RecursionError) as e:
             raise ConfigError(f"the payload cannot be sent: {e}") from e
         return body
@@ -442,8 +442,7 @@ class Rollout(RolloutFuture):
         # An earlier process may have derived the secret from another key.
         secret = own.session_secret(self.session_id) if known is None or known.proof_key == own.id else None
         promised = known.promised if known is not None else (self.reply or {}).get(REPLY_FIELD) == SCHEME
-        reader = self.shared.reader(self.s3_bucket)
-        return await reader.read(self.result_key, self.deadlines.result_s, secret=secret, promised=promised)
+        return await self.shared.read(self.s3_bucket, self.result_key, secret=secret, promised=promised)
 
     async def _read_known(self, known: Attempt) -> Verdict:
         """Read the record of a rollout that an earlier process finished. Without one, the ledger's entry decides."""
@@ -500,7 +499,8 @@ class Dispatcher:
         self._own_key = ProofKey.new()
         self._rollouts: dict[str, Rollout] = {}  # the key is the id of the first session
         self._watchers: dict[tuple[str, str], Watcher] = {}
-        self._readers: dict[str, RecordReader] = {}
+        self._gets = 0
+        self._reads = asyncio.Semaphore(READS_AT_ONCE)
         self.pacer.join(self.limits)
         open_dispatchers.add(self)
 
@@ -592,27 +592,31 @@ class Dispatcher:
     @property
     def store_requests(self) -> int:
         """Requests made to stores so far: listings by page, heads and gets."""
-        looks = sum(watcher.requests for watcher in self._watchers.values())
-        return looks + sum(reader.requests for reader in self._readers.values())
+        return self._gets + sum(watcher.requests for watcher in self._watchers.values())
 
     @functools.cached_property
     def s3_region(self) -> str | None:
         """The region of the records' bucket. Agents that receive it save the 70 ms that botocore needs to find it."""
         return find_region(self.transport.region)
 
-    def reader(self, bucket: str) -> RecordReader:
-        """Open the reader of a store. Raises: ConfigError."""
-        if bucket not in self._readers:
-            store = self.stores.get(bucket) or open_store(bucket, default_region=self.transport.region)
-            limit, required = self.watch.max_record_bytes, self.watch.require_proof
-            self._readers[bucket] = RecordReader(store, limit, require_proof=required)
-        return self._readers[bucket]
+    def store(self, bucket: str) -> ObjectStore:
+        """Open a store. Raises: ConfigError."""
+        if bucket not in self.stores:
+            self.stores[bucket] = open_store(bucket, default_region=self.transport.region)
+        return self.stores[bucket]
+
+    async def read(self, bucket: str, key: str, **trust: Any) -> Verdict | None:
+        """Read and judge a record, a bounded number at a time (`read_record`)."""
+        limits: dict[str, Any] = {"max_bytes": self.watch.max_record_bytes, "required": self.watch.require_proof}
+        async with self._reads:
+            self._gets += 1
+            return await read_record(self.store(bucket), key, self.deadlines.result_s, **limits, **trust)
 
     def watcher(self, rollout: Rollout) -> Watcher:
         """Return the watcher of a rollout's experiment, or of its folder if the agent has its own key layout."""
         experiment = f"{rollout.config['exp_id']}/"
         root = experiment if rollout.result_key.startswith(experiment) else rollout.result_key.rpartition("/")[0] + "/"
-        store = self.reader(rollout.s3_bucket).store
+        store = self.store(rollout.s3_bucket)
         if (store.url, root) not in self._watchers:
             options: dict[str, Any] = {"interval_s": self.watch.interval_s, "endings": self.transport.endings}
             self._watchers[store.url, root] = Watcher(store, root, **options)

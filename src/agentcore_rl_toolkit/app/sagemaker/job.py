@@ -50,16 +50,15 @@ class JobRollout:
         """Return an operation's token, the same for every attempt and process: the job accepts a reward once."""
         return hashlib.sha256(f"{operation}\n{self.arn}\n{self.trajectory_id}".encode()).hexdigest()[:36]
 
-    def payload(self, base_url: str) -> dict[str, Any]:
-        """Return the row with a `_rollout` block as trainers send it. Its address authorizes the model calls."""
-        config = RolloutConfig(
+    def config(self, base_url: str) -> RolloutConfig:
+        """Return the `_rollout` block as trainers send it. Its address authorizes the model calls."""
+        return RolloutConfig(
             base_url=base_url,
             model_id=_MODEL,
             api_key="none",
             sampling_params=self.sampling_params,
             extra={"job_arn": self.arn, "rollout_id": self.trajectory_id},
         )
-        return {**self.row, ROLLOUT_FIELD: config.to_dict()}
 
     def settle(self, request: dict[str, Any]) -> None:
         """Make a chat request the job's: its sampling parameters win, its `max_tokens` is an upper bound."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from ...contract import ROLLOUT_FIELD, RolloutConfig
+from ...contract import ROLLOUT_FIELD
 from ..record import RolloutInfo
 from ..relay import Relay
 from ..rollout import Rollout, RolloutFunction
@@ -23,8 +23,8 @@ def make_rollout(
     """Return the rollout, which has not started, and the object that reports its reward."""
     runtime = JobRuntime(job)
     address = relay().open(functools.partial(answer, runtime))
-    payload = job.payload(f"{address}/v1")
-    config = RolloutConfig.from_dict(payload[ROLLOUT_FIELD])
+    config = job.config(f"{address}/v1")
+    payload = {**job.row, ROLLOUT_FIELD: config.to_dict()}
     rewards = JobRewards(
         job, runtime, failures=settings.sagemaker_failures, turn_rewards=settings.sagemaker_turn_rewards
     )
