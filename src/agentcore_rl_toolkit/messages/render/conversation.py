@@ -152,7 +152,7 @@ class Conversation:
     objects that were passed in must not be changed afterwards. Not thread-safe: its owner lets one thread at a time use it.
     """
 
-    __slots__ = ("_matches", "_options", "_rows", "_thinking", "asked", "commits", "now", "roots")
+    __slots__ = ("_matches", "_options", "_row_bytes", "_rows", "_thinking", "asked", "commits", "now", "roots")
 
     def __init__(self, *, now: float | None = None, thinking: tuple[str, str] | None = None) -> None:
         self.now = now
@@ -162,6 +162,7 @@ class Conversation:
         self.roots: set[Digest] = set()
         self._matches: list[Match] = []  # the last ones, for comparison with the next request
         self._rows: dict[int, TokenRow] = {}  # the last one of each branch, by its buffer
+        self._row_bytes = 0
         self._options: tuple[Any, Any, Digest, Digest] | None = None
 
     def _basis(
@@ -257,7 +258,7 @@ class Conversation:
         """Record the row of these messages."""
         asked = KnownPrompt(match.digest, match.base, row, opens_reasoning, extended)
         self.asked[match.digest] = asked
-        self._rows[id(row.buffer)] = row
+        self._set_row(row.buffer, row)
         self.roots.add(match.root)
         if match.base is not None:
             match.base.continued += 1
@@ -273,17 +274,17 @@ class Conversation:
         if base is not None:
             base.continued -= 1
         if base is None or base.row.buffer is not asked.row.buffer:
-            self._rows.pop(id(asked.row.buffer), None)
+            self._set_row(asked.row.buffer, None)
         elif asked.row.ends_buffer and not base.continued:
             base.row.cut()
-            self._rows[id(base.row.buffer)] = base.row
+            self._set_row(base.row.buffer, base.row)
 
     def add_commit(
         self, asked: KnownPrompt, turn_id: str, completion_ids: Sequence[int], message: Mapping[str, Any]
     ) -> Commit:
         """Record the answer to a prompt. Shapes: ``completion_ids`` (C,)."""
         row = asked.row.extended(completion_ids)
-        self._rows[id(row.buffer)] = row
+        self._set_row(row.buffer, row)
         commit = Commit(turn_id, _hash(asked.digest, message_digest(message)), row)
         # Two answers with the same text (n > 1, a retry): the agent most likely continues the later one.
         self.commits[commit.digest] = commit
@@ -298,8 +299,12 @@ class Conversation:
     @property
     def size_bytes(self) -> int:
         """The memory of the session's tokens and message lists, which deleting the object would free."""
-        # The event loop may ask while a thread makes a prompt: an estimate is enough.
-        # The messages of a branch take about as many bytes as its ids do as text.
-        return sum(4 * row.length + 2 * row.text_bytes for row in list(self._rows.values())) + _TURN_BYTES * len(
-            self.asked
-        )
+        return self._row_bytes + _TURN_BYTES * len(self.asked)
+
+    def _set_row(self, buffer: object, row: TokenRow | None) -> None:
+        """Set the last row of a branch. Its messages take about as many bytes as its ids do as text."""
+        if (old := self._rows.pop(id(buffer), None)) is not None:
+            self._row_bytes -= 4 * old.length + 2 * old.text_bytes
+        if row is not None:
+            self._rows[id(buffer)] = row
+            self._row_bytes += 4 * row.length + 2 * row.text_bytes
