@@ -71,7 +71,7 @@ class Call:
 
     async def run(self) -> None:
         """Make the prompt, sample the reply, record it, and give the agent its end."""
-        engine, stored = self._engine, False
+        engine, record, stored = self._engine, self.record, False
         try:
             if self._aborted is not None:
                 raise self._aborted
@@ -90,7 +90,7 @@ class Call:
                 elif self._encoder is not None:
                     self._add(b"".join(self._end or ()) + self._encoder.finish(), ended=True)
                 else:
-                    self._add(engine.whole(self.record), ended=True)
+                    self._add(engine.whole(record), ended=True)
                 stored = True
             finally:
                 await engine.release(stored=stored)
@@ -107,12 +107,8 @@ class Call:
         except (CaptureError, UpstreamError, ServerLostError) as e:
             self._fail(RequestError(str(e), kind="upstream"))
         except BaseException as e:  # a panic in the tokenizer's Rust code is not an `Exception`
-            log.error(
-                "call %s of session %s failed with an unexpected error",
-                self.record.call_id,
-                self.session.id,
-                exc_info=e,
-            )
+            what = "call %s of session %s failed with an unexpected error"
+            log.error(what, record.call_id, self.session.id, exc_info=e)
             why = f"the gateway could not handle this call ({type(e).__name__}); see its log"
             self._fail(RequestError(why, kind="internal"))
         finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import Counter
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from ..._servers.tasks import Tasks
@@ -75,16 +76,14 @@ class TokenMode:
         if unread:
             raise unsupported(f"sampling_params.{unread[0]}", "the chat template has no such variable; leave it out")
 
-    def require(self, asked: ModelRequest) -> Counter[str]:
-        """Check that the engine supports the request. A form that it cannot enforce becomes a wish.
+    def require(self, asked: ModelRequest, features: Mapping[str, str]) -> Counter[str]:
+        """Check that the engine supports the ``features`` of a request. A form that it cannot enforce becomes a wish.
 
         Returns the number of the wishes by kind. Raises: RequestError.
         """
         wishes: Counter[str] = Counter()
-        if asked.tool_choice == "none":
-            asked.parallel_tool_calls = None
         wished = self.config.forced_tools == "wish"
-        for feature, name in asked.features().items():
+        for feature, name in features.items():
             if feature in _FORMS or feature in _ENGINE_FORMS:
                 if self.config.forced_tools == "refuse" and feature != "parallel_tool_calls":
                     raise unsupported(name, REFUSED_FORM)

@@ -45,6 +45,7 @@ class TokenSampling(Engine):
         self._mode = mode
         self._call_id = ""
         self._prompt: RenderedPrompt | None = None
+        self._features: dict[str, str] = {}  # those that not every engine has
         self._max_tokens = 0
         self._form: AnswerForm | None = None
         self._untrainable: str | None = None
@@ -64,8 +65,11 @@ class TokenSampling(Engine):
             chat.overlay(asked, fields)
         if settings.model_id is not None:
             asked.model = settings.model_id
-        if wishes := self._mode.require(asked):
-            request.leave_out(wishes)
+        if asked.tool_choice == "none":
+            asked.parallel_tool_calls = None
+        self._features = asked.features()
+        if self._features:
+            request.leave_out(self._mode.require(asked, self._features))
 
     async def prepare(self, call_id: str) -> None:
         """Render the prompt after the prompts of the session's earlier calls."""
@@ -100,10 +104,11 @@ class TokenSampling(Engine):
             conversation, asked.messages, asked.tools or None, asked.template_options() or None
         )
         asked.counted = Usage(prompt_tokens=prompt.length, cached_tokens=prompt.reused_tokens)
-        form = mode.form(asked, opens_reasoning=prompt.opens_reasoning)
-        if not mode.config.train_constrained:
-            self._form = form
-            self._untrainable = CONSTRAINED if form is None and constrained(asked) else None
+        if self._features:
+            form = mode.form(asked, opens_reasoning=prompt.opens_reasoning)
+            if not mode.config.train_constrained:
+                self._form = form
+                self._untrainable = CONSTRAINED if form is None and constrained(asked) else None
         given = asked.sampling.max_tokens
         wanted, context_tokens = given or mode.config.limits.default_max_tokens, mode.config.context_tokens
         bound = min(wanted, settings.max_tokens or wanted)
