@@ -70,7 +70,7 @@ def evaluate(name: str, n: int, *, client: Any, gateway: Any, config: CollectCon
     ]
     groups = collect(requests, client=client, gateway=gateway, config=config)
     stats = summarize(groups)
-    print(f"{name}: mean reward {stats.score_mean} of {stats.scored} of {n} held-out problems", flush=True)
+    print(f"{name}: reward {stats.score_mean:.3f} on {stats.scored} of {n} held-out problems", flush=True)
     failed = next((r for g in groups for r in g.rollouts if not r.usable), None)
     if failed is not None:
         print(
@@ -92,7 +92,7 @@ def main() -> None:
     a = parser.parse_args()
     out = a.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
-    # boto3 signs every request; the local runtime takes any signature.
+    # boto3 signs every request. The client signs with the key of the local runtime.
     os.environ.setdefault("AWS_ACCESS_KEY_ID", "local")
     os.environ.setdefault("AWS_SECRET_ACCESS_KEY", "local")
     torch.manual_seed(a.seed)

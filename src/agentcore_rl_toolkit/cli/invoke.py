@@ -170,9 +170,8 @@ def _print(rollout: CollectedRollout, log: str) -> None:
     facts = _facts(rollout, log)
     reward = "-" if facts["reward"] is None else f"{facts['reward']:g}"
     whose = f" ({facts['cause']})" if facts["cause"] else ""
-    click.echo(
-        f"outcome {facts['outcome']}{whose}   reward {reward}   {facts['turns']} turns, {facts['sampled_tokens']} tokens"
-    )
+    turns = f"{facts['turns']} turn{'' if facts['turns'] == 1 else 's'}"
+    click.echo(f"outcome {facts['outcome']}{whose}   reward {reward}   {turns}, {facts['sampled_tokens']} tokens")
     for line in dialogue_lines(facts["dialogue"]):
         click.echo(line)
     if facts["traceback"]:

@@ -139,7 +139,7 @@ def _array(values: Iterable[Any]) -> Iterator[str]:
     yield "[]" if before == "[" else "]"
 
 
-@group.command(short_help="Write rollouts for supervised training, rollouts as rows, or filtered data.")
+@group.command(short_help="Export rollouts for supervised training or as rows, or filter a data file.")
 @click.argument("run", required=False)
 @click.option(
     "--min-reward", type=float, metavar="X", help="Write rollouts with at least this reward. Required without --rows."
@@ -247,6 +247,7 @@ def _overview(run: Mapping[str, Any]) -> Iterator[str]:
     yield f"{'':10}{''.join(name.rjust(9) for name in columns)}  outcomes"
     for s in run["steps"]:
         ends = " ".join(f"{n} {o}" for o, n in s["outcomes"].items())
+        ends += f" ({', '.join(f'{n} {c}' for c, n in s['causes'].items())})" if s["causes"] else ""
         cells = (
             *(s["rollouts"], _number(s["reward"]), _number(s["reward_spread"]), s["usable"], s["groups_differ"] or 0),
             *(_number(s["tokens_mean"], 0), _small(s["gap_max"])),

@@ -56,8 +56,10 @@ _HERE = (
         help="A reward for each rollout (episode), or for each model call (turn). [default: episode]",
     ),
     click.option("--rollouts", type=click.IntRange(min=2), help="Rollouts of each input. [default: 8]"),
-    click.option("--groups", type=click.IntRange(min=1), help="Inputs of each step. [default: 8]"),
-    click.option("--steps", type=click.IntRange(min=1), help="Training steps. [default: 32; slime: 1]"),
+    click.option("--groups", type=click.IntRange(min=1), help="Inputs of each step. [default: 8; slime: 32; rLLM: 64]"),
+    click.option(
+        "--steps", type=click.IntRange(min=1), help="Training steps. [default: 32; Tinker, SageMaker: 100; slime: 1]"
+    ),
     engine_option,
     settings_option,
     click.option(

@@ -156,6 +156,8 @@ class Account:
         return ok("agent", f"{name}, version {now.get('agentRuntimeVersion', '?')}, READY")
 
     def quotas(self) -> Finding:
+        if self.region is None:
+            return note("quotas", "unknown without a region", "export AWS_REGION")
         found = quotas.read(self.client("service-quotas"), self.region)
         refusal = quotas.nothing_runs(found)
         if refusal is not None:
@@ -179,7 +181,7 @@ class Account:
             "list_jobs": "the command that created it follows it and stops it at Ctrl-C. Otherwise: `aws sagemaker stop-job`",
         }
         found: dict[str, Finding] = {}  # keys are ARNs
-        for region in dict.fromkeys([*REGIONS, self.region]):
+        for region in dict.fromkeys([*REGIONS, *filter(None, [self.region])]):
             client = self.client("sagemaker", region=region)
             if not hasattr(client, "list_training_sessions"):  # botocore before 1.43.112
                 return []

@@ -39,8 +39,8 @@ _UNITS = {"m": 60, "h": 3600, "d": 86400}
 @click.option(
     "--sft-out",
     type=FILE,
-    help="File for the dialogues of the rows in --out. With --no-redact, those of a gateway have the sampled tokens; all others "
-    "are messages, whose tokens are computed from text.",
+    help="File for the dialogues of the rows in --out. With --no-redact, dialogues of a gateway contain the sampled tokens. All "
+    "others are messages without tokens.",
 )
 @click.option(
     "--field",

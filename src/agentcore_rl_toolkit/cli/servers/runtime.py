@@ -89,7 +89,7 @@ def _credentials() -> dict[str, str]:
     multiple=True,
     type=click.Path(),
     metavar="PATH",
-    help="A path of the project that each session gets as a copy, if the kernel makes the project read-only; repeatable.",
+    help="If the project is read-only for sessions, copy this path of it for each session; repeatable.",
 )
 @click.option(
     "--memory-mb", type=click.IntRange(1), help="Memory limit of each process of a session, or of its container."

@@ -76,7 +76,7 @@ def context_of(model: Path) -> int | None:
     return None
 
 
-@click.command("vllm", short_help="Run vLLM on this machine as training needs it.")
+@click.command("vllm", short_help="Run vLLM on this machine for training.")
 @model_option()
 @with_process
 @click.argument("more", nargs=-1, type=click.UNPROCESSED)
@@ -87,7 +87,7 @@ def command(
     parent_pid: int | None,
     more: tuple[str, ...],
 ) -> None:
-    """Run vLLM on this machine as training needs it: on loopback, with weights that can be changed.
+    """Run vLLM for training: it listens on 127.0.0.1 only, and its weights can be replaced.
 
     Arguments after `--` go to vLLM.
     """

@@ -38,7 +38,7 @@ from .stack import FOLDER, FORCED_TOOLS, Stack, agent_file, describe, own, scrat
     type=click.Choice(("sampled", "template")),
     default="sampled",
     show_default=True,
-    help="Earlier replies in a prompt: the sampled tokens, or the text of the chat template, without earlier thinking.",
+    help="How earlier replies appear in a prompt: as the sampled tokens, or as the chat template writes them (without thinking).",
 )
 def command(
     agent: str,
