@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -31,15 +31,13 @@ logger = logging.getLogger(__name__)
 
 _PROMPT_TOKENS_PER_STEP = 8192  # bounds how long running sequences wait for others' prompts: about 0.1 s
 
-Dispatcher = Callable[[list[Generation]], None]
 _Order = tuple[dict[str, torch.Tensor], int | None, "Future[int]"]
 
 
 class Engine:
     """A running policy: token ids in, token ids and logprobs out, weights in. Use as a context manager, or `start` and `close`.
 
-    ``dispatch`` receives all generations of a step that have news; by default their listeners are called on the engine's thread.
-    ``tokenizer`` is needed for stop strings alone.
+    Listeners are called on the engine's thread. ``tokenizer`` is needed for stop strings alone.
     """
 
     def __init__(
@@ -49,14 +47,12 @@ class Engine:
         *,
         version: int = 0,
         seed: int | None = None,
-        dispatch: Dispatcher | None = None,
     ) -> None:
         self.context = decoder.shape.context
         self.vocabulary = decoder.shape.vocabulary
         self.dtype = str(decoder.dtype).removeprefix("torch.")
         self.checksums: dict[str, int] = {}  # checksums of some tensors of the newest weights
         self._decoder = decoder
-        self.dispatch: Dispatcher = dispatch or call_listeners
         self._batch = Batch(decoder, tokenizer, version=version, seed=seed)
         self._waiting: deque[Generation] = deque()
         self._orders: deque[_Order] = deque()
@@ -187,8 +183,7 @@ class Engine:
             orders, self._orders = self._orders, deque()
         for state, version, future in orders:
             self._load(state, version, future)
-        if news := self._step():
-            self.dispatch(news)
+        _notify(self._step())
         return True
 
     def _load(self, state: dict[str, torch.Tensor], version: int | None, future: Future[int]) -> None:
@@ -242,12 +237,10 @@ class Engine:
             generation.finish_reason = "cancelled"
         for _, _, future in orders:
             future.set_exception(PolicyError("the policy server is shutting down"))
-        if left:
-            self.dispatch(left)
+        _notify(left)
 
 
-def call_listeners(news: list[Generation]) -> None:
-    """Call the listener of each."""
+def _notify(news: Sequence[Generation]) -> None:
     for generation in news:
         if generation.listener is not None:
             generation.listener(generation)

@@ -24,7 +24,7 @@ from starlette.types import Receive, Scope, Send
 
 from ...errors import PolicyError
 from ..batch import Generation
-from ..engine import Engine, call_listeners
+from ..engine import Engine
 from ..sampling import SamplingParams
 
 STREAM_INTERVAL = 8  # tokens: each chunk costs the client more CPU than its tokens cost the policy
@@ -137,18 +137,16 @@ def _sample(engine: Engine, ids: tuple[int, ...], asked: Completions, *, stream:
     """Queue ``n`` completions of a prompt. Raises: PolicyError."""
     loop, news = asyncio.get_running_loop(), asyncio.Event()
 
-    def dispatch(generations: list[Generation]) -> None:
-        # One wake-up of the loop per step, not per request. At shutdown the loop may have ended.
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(call_listeners, generations)
+    def notify(_: Generation) -> None:
+        with contextlib.suppress(RuntimeError):  # at shutdown the loop may have ended
+            loop.call_soon_threadsafe(news.set)
 
-    engine.dispatch = dispatch
     generations = [
         Generation(
             prompt_ids=list(ids),
             # With a seed, each completion gets a different one.
             params=asked if asked.seed is None or k == 0 else replace(asked, seed=asked.seed + k),
-            listener=lambda _: news.set(),
+            listener=notify,
             notify_every=STREAM_INTERVAL if stream else 0,
         )
         for k in range(asked.n)
