@@ -168,63 +168,50 @@ def attach(*made_of: Any, **more: Any) -> Recorder:
 
     recorder = _attached = Recorder(*made_of, **more)
 
-    roll = RemoteAgentFlowEngine.process_task_with_retry
-
-    @functools.wraps(roll)
-    async def process_task_with_retry(
-        engine: Any, task: Any, task_id: str, rollout_idx: int, *rest: Any, **more: Any
-    ) -> Any:
+    async def rolled(roll: Any, engine: Any, task: Any, task_id: str, rollout_idx: int, *rest: Any, **more: Any) -> Any:
         found = await roll(engine, task, task_id, rollout_idx, *rest, **more)
         validation = bool(more.get("is_validation", False)) or engine.current_mode != "train"
         where = {"task_id": str(task_id), "place": rollout_idx, "task": task, "step": engine.current_step}
         await asyncio.to_thread(_safely, recorder.ended, found[3], **where, validation=validation)
         return found
 
-    log_of = Tracking.log
-
-    @functools.wraps(log_of)
-    def log_step(tracking: Any, data: Any, step: Any, *rest: Any, **more: Any) -> Any:
+    def logged(log_step: Any, tracking: Any, data: Any, step: Any, *rest: Any, **more: Any) -> Any:
         _safely(recorder.logged, data, step, more.get("trajectory_groups"))
-        logged = log_of(tracking, data, step, *rest, **more)
+        found = log_step(tracking, data, step, *rest, **more)
         recorder.check(data, step)
-        return logged
+        return found
 
-    initialize = AgentCoreRuntime.initialize
-
-    @functools.wraps(initialize)
-    def initialized(runtime: Any) -> None:
+    def initialized(initialize: Any, runtime: Any) -> None:
         initialize(runtime)
-        runtime._client = _Noting(runtime._client, recorder)
+        wrap(runtime._client, "invoke_async", invoked)
 
-    shutdown = UnifiedTrainer.shutdown
+    async def invoked(invoke: Any, **given: Any) -> Any:
+        future = await invoke(**given)
+        recorder.invoked(str(given.get("session_id", future.session_id)), future)
+        return future
 
-    @functools.wraps(shutdown)
-    def shut(trainer: Any) -> None:
+    def shut(shutdown: Any, trainer: Any) -> None:
         try:
             shutdown(trainer)
         finally:
             recorder.close()
 
-    RemoteAgentFlowEngine.process_task_with_retry = process_task_with_retry
-    Tracking.log = log_step
-    AgentCoreRuntime.initialize = initialized
-    UnifiedTrainer.shutdown = shut
+    wrap(RemoteAgentFlowEngine, "process_task_with_retry", rolled)
+    wrap(Tracking, "log", logged)
+    wrap(AgentCoreRuntime, "initialize", initialized)
+    wrap(UnifiedTrainer, "shutdown", shut)
     return recorder
 
 
-class _Noting:
-    """rLLM's client, whose futures the recorder keeps: they have outcome, cause, record and stages."""
+def wrap(owner: Any, name: str, call: Callable[..., Any]) -> None:
+    """Replace ``owner.name`` with ``call``, whose first argument is the original."""
+    original = getattr(owner, name)
 
-    def __init__(self, client: Any, recorder: Recorder) -> None:
-        self._client, self._recorder = client, recorder
+    @functools.wraps(original)
+    def called(*given: Any, **more: Any) -> Any:
+        return call(original, *given, **more)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._client, name)
-
-    async def invoke_async(self, **given: Any) -> Any:
-        future = await self._client.invoke_async(**given)
-        self._recorder.invoked(str(given.get("session_id", future.session_id)), future)
-        return future
+    setattr(owner, name, called)
 
 
 def _safely(call: Callable[..., None], *given: Any, **more: Any) -> None:
