@@ -29,26 +29,22 @@ BLOCK = 16  # tokens
 
 
 class PrefixCache:
-    """Least recently used blocks go first. Not thread-safe; belongs to the thread that computes.
+    """Keys and values of prompts, in blocks of tokens. The least recently used blocks are dropped first.
 
-    Units: ``capacity`` in blocks. A block of the shipped policy takes 32 KiB.
+    Not thread-safe. It belongs to the thread that computes. Units: ``capacity`` in blocks. A block of the shipped policy takes
+    32 KiB.
     """
 
     def __init__(self, decoder: Decoder | TransformersDecoder, *, capacity: int = 2048) -> None:
         self._decoder = decoder
         self._capacity = capacity if decoder.keys else 0  # transformers' caches are not cut into blocks
-        self._known: OrderedDict[tuple[int, tuple[int, ...]], int] = OrderedDict()  # (parent's serial, tokens) -> slot
-        self._serial_of_slot = [0] * self._capacity
-        self._free = list(range(self._capacity - 1, -1, -1))
-        self._next_serial = 1
-        self._pool = torch.empty(0)
+        # The key of a block is all tokens up to its end. Shapes: (layers, 2, heads, BLOCK, size).
+        self._blocks: OrderedDict[tuple[int, ...], torch.Tensor] = OrderedDict()
         self.hit_tokens = 0
-        self.asked_tokens = 0
 
     def clear(self) -> None:
         """Delete everything. Called when the weights change."""
-        self._known.clear()
-        self._free = list(range(self._capacity - 1, -1, -1))
+        self._blocks.clear()
 
     @torch.inference_mode()
     def fill(self, ids: Sequence[int], row: int) -> int:
@@ -56,61 +52,38 @@ class PrefixCache:
 
         At least one token is left to compute, since its logits are needed.
         """
-        slots: list[int] = []
-        serial = 0
-        for first in range(0, len(ids) - BLOCK, BLOCK):
-            key = (serial, tuple(ids[first : first + BLOCK]))
-            slot = self._known.get(key)
-            if slot is None:
+        found = []
+        for end in range(BLOCK, len(ids), BLOCK):
+            key = tuple(ids[:end])
+            if key not in self._blocks:
                 break
-            self._known.move_to_end(key)
-            serial = self._serial_of_slot[slot]
-            slots.append(slot)
-        self.asked_tokens += len(ids)
-        tokens = len(slots) * BLOCK
-        if not slots:
+            self._blocks.move_to_end(key)
+            found.append(self._blocks[key])
+        if not found:
             return 0
+        tokens = len(found) * BLOCK
         self.hit_tokens += tokens
         self._decoder.reserve(row + 1, tokens)
-        blocks = self._pool[slots]  # (n, layers, 2, heads, BLOCK, size)
-        merged = blocks.permute(1, 2, 3, 0, 4, 5).flatten(3, 4)
+        merged = torch.cat(found, dim=-2)
         for layer, (keys, values) in enumerate(zip(self._decoder.keys, self._decoder.values, strict=True)):
-            keys[row, :, :tokens] = merged[layer, 0]
-            values[row, :, :tokens] = merged[layer, 1]
+            keys[row, :, :tokens], values[row, :, :tokens] = merged[layer]
         return tokens
 
     @torch.inference_mode()
     def keep(self, ids: Sequence[int], row: int) -> None:
         """Keep the full blocks of a row whose first ``len(ids)`` tokens have been computed."""
-        if self._capacity == 0:
-            return
-        if self._pool.numel() == 0:
-            keys = self._decoder.keys[0]
-            self._pool = keys.new_empty(self._capacity, len(self._decoder.keys), 2, keys.shape[1], BLOCK, keys.shape[3])
-        serial, new, slots = 0, [], []  # the new blocks' numbers in the row, and their places
-        whole = min(len(ids) // BLOCK, self._capacity)
-        for n in range(whole):
-            key = (serial, tuple(ids[n * BLOCK : (n + 1) * BLOCK]))
-            slot = self._known.get(key)
-            if slot is None:
-                slot = self._free.pop() if self._free else self._known.popitem(last=False)[1]
-                self._known[key] = slot
-                self._serial_of_slot[slot] = self._next_serial
-                self._next_serial += 1
-                new.append(n)
-                slots.append(slot)
-            else:
-                self._known.move_to_end(key)
-            serial = self._serial_of_slot[slot]
+        keys = [tuple(ids[:end]) for end in range(BLOCK, min(len(ids), self._capacity * BLOCK) + 1, BLOCK)]
+        new = [key for key in keys if key not in self._blocks]
         if new:
-            for layer, caches in enumerate(zip(self._decoder.keys, self._decoder.values, strict=True)):
-                for kind, cache in enumerate(caches):
-                    heads, size = cache.shape[1], cache.shape[3]
-                    blocks = cache[row, :, : whole * BLOCK].view(heads, whole, BLOCK, size)
-                    self._pool[slots, layer, kind] = blocks[:, new].transpose(0, 1)
-
-    def __len__(self) -> int:
-        return len(self._known)
+            part = slice(len(new[0]) - BLOCK, len(new[-1]))
+            caches = zip(self._decoder.keys, self._decoder.values, strict=True)
+            computed = torch.stack([torch.stack((k[row, :, part], v[row, :, part])) for k, v in caches])
+            blocks = torch.split(computed, BLOCK, dim=-2)
+            self._blocks |= {key: blocks[(len(key) - len(new[0])) // BLOCK].clone() for key in new}
+        for key in keys:
+            self._blocks.move_to_end(key)
+        while len(self._blocks) > self._capacity:
+            self._blocks.popitem(last=False)
 
 
 @dataclass(eq=False)
