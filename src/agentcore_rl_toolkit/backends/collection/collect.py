@@ -31,7 +31,7 @@ from ...errors import (
     RolloutLostError,
 )
 from ...logs import WarnsOnceAMinute
-from .._portal import run_sync
+from .._portal import CLEAN_UP_S, portal
 from ..scorer import scorer_at
 from .groups import WHOLE_DISTRIBUTION, CollectConfig, CollectedRollout, Group, GroupRequest, sampling_note
 from .judge import end_of_record, ended_by, judge
@@ -78,7 +78,7 @@ class _Rollout:
 
 def collect(requests: Sequence[GroupRequest], **arguments: Any) -> list[Group]:
     """Run `collect_async` for synchronous callers (trainers' rollout hooks), with the same arguments and result."""
-    return run_sync(collect_async(requests, **arguments))
+    return portal.call(collect_async(requests, **arguments), clean_up_s=CLEAN_UP_S)
 
 
 async def collect_async(

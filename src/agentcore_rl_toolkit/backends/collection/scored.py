@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import functools
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,14 +13,11 @@ from ...logs import WarnsOnceAMinute
 from ..llm_judge import JudgeScore, JudgeSettings, dialogue_of, judge_group
 from ..scorer import Scorer
 from .groups import CollectedRollout, Group, Reward
+from .places import Places
 
 AT_ONCE = 8  # groups that a process judges at once, with two calls each
+_places = Places(AT_ONCE)
 _warnings = WarnsOnceAMinute(logging.getLogger(__name__))
-
-
-@functools.lru_cache
-def _places(loop: asyncio.AbstractEventLoop) -> asyncio.Semaphore:
-    return asyncio.Semaphore(AT_ONCE)
 
 
 async def with_score(rollout: CollectedRollout, payload: Mapping[str, Any], scorer: Scorer) -> CollectedRollout:
@@ -56,7 +51,7 @@ async def scored(group: Group, settings: JudgeSettings) -> Group:
     usage: dict[str, float] = {}
     dialogues_G = [dialogue_of(getattr(r.capture, "dialogue", None), r.record) for r in read]
     try:
-        async with _places(asyncio.get_running_loop()):
+        async with _places:
             scores_G = await judge_group(group.request.payload, dialogues_G, settings, usage)
     except JudgeError as e:
         _warnings.warning("the rollouts of %s are masked: %s", group.input_id, e)

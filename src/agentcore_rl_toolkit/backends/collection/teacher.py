@@ -18,7 +18,7 @@ from pathlib import Path
 from ...errors import ConfigError, UpstreamError
 from ...logs import WarnsOnceAMinute
 from ...runs import TokenTexts
-from .._portal import run_sync
+from .._portal import portal
 from ..chat import reply, tried
 from .groups import CollectedRollout
 
@@ -78,7 +78,7 @@ class Teacher:
         ids = list(texts)
         probes = [[ids[0], *ids[i : i + AT_ONCE]] for i in range(0, len(ids), AT_ONCE)]
         try:
-            read = [token for probe in probes for token in self._read(probe, run_sync(self._completed(probe)))]
+            read = [token for probe in probes for token in self._read(probe, portal.call(self._completed(probe)))]
         except UpstreamError as e:
             raise ConfigError(f"the teacher {self.url} cannot teach this student: {e}") from e
         for (token, own), (_, text) in zip(texts.items(), read, strict=True):

@@ -20,7 +20,7 @@ from typing import Any
 
 from ..._installation import missing_extra
 from ..._servers.process import BACKLOG, listen, url_of
-from .._portal import start
+from .._portal import portal
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class Bridge:
         quiet = uvicorn.Config(app, ws="none", lifespan="off", log_level="warning", access_log=False, backlog=BACKLOG)
         self._server = uvicorn.Server(quiet)
         # It handles no signals, because its loop is not the main thread's.
-        self._serving = asyncio.run_coroutine_threadsafe(self._server.serve(sockets=[listener]), start())
+        self._serving = portal.submit(self._server.serve(sockets=[listener]))
         self.url = url_of(listener)
         return self.url
 

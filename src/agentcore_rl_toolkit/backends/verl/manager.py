@@ -17,7 +17,7 @@ from typing import Any
 from ..._installation import missing_extra
 from ...client.data import payload_id
 from ...errors import CaptureError, RolloutError
-from .._portal import start
+from .._portal import portal
 from ..collection.advantages import Estimator
 from ..collection.groups import CollectedRollout, Group, GroupRequest, summarize
 from ..collection.recording import FILTERED
@@ -105,13 +105,12 @@ class AgentCoreManager:
                 f"the last {self._empty} prompts gave no sample; the log names the reasons "
                 f"(agentcore.max_empty_prompts={limit})"
             )
-        loop = start()
         if self._opening is None:
-            self._opening = asyncio.run_coroutine_threadsafe(asyncio.to_thread(self.service), loop)
+            self._opening = portal.submit(asyncio.to_thread(self.service))
         elif self._opening.done() and (error := self._opening.exception()) is not None:
             raise error
         for row in rows_of(prompts):
-            future = asyncio.run_coroutine_threadsafe(self._prompt(self._opening, row), loop)
+            future = portal.submit(self._prompt(self._opening, row))
             self._running.add(future)
             future.add_done_callback(self._running.discard)
 
