@@ -18,12 +18,11 @@ Sources: GRPO, arXiv:2402.03300; the asymmetric clip and the mean over tokens, D
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import json
 import random
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +42,7 @@ from .metrics import Sums, ages_of, group_metrics, staleness
 from .settings import STATE_FILE, LoopSettings, Observer, Row, Services, State, StepSettings
 
 if TYPE_CHECKING:
-    from ...gateway import GatewayClient
+    pass
 
 
 async def train(
@@ -91,8 +90,13 @@ async def train(
             facts = await update(training, groups, settings, step, recording)
             whole = facts["too_long"] and facts["too_long"] == facts["sequences"]
             usable.check(groups, left_out=f"longer than max_tokens {settings.update.max_tokens}" if whole else None)
-            async with _calls_held(services.gateway, plan.hold_calls):
+            if plan.hold_calls:  # running model calls end, and the gateway holds new ones
+                await services.gateway.pause_async()
+            try:
                 await training.publish(step + 1, services.gateway, probe_of(groups))
+            finally:
+                if plan.hold_calls:
+                    await services.gateway.resume_async()
             ended = time.monotonic()
             if held_out and plan.eval_every and (step + 1) % plan.eval_every == 0 and step + 1 < plan.steps:
                 # Before the step is saved: both are kept, or none. Without staleness, the next rollouts start afterwards.
@@ -271,15 +275,3 @@ def _order_of(rows: int, seed: int, epoch: int) -> list[int]:
     order = list(range(rows))
     random.Random(f"{seed}/{epoch}").shuffle(order)
     return order
-
-
-@contextlib.asynccontextmanager
-async def _calls_held(gateway: GatewayClient, hold: bool) -> AsyncIterator[None]:
-    """Let running model calls end and hold new ones in the gateway while the block runs, if ``hold`` is set."""
-    if hold:
-        await gateway.pause_async()
-    try:
-        yield
-    finally:
-        if hold:
-            await gateway.resume_async()

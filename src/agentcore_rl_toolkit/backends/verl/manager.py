@@ -67,6 +67,7 @@ class AgentCoreManager:
         service: RolloutService | None = None,
     ) -> None:
         self.config, self.llm_client = config, llm_client
+        self.settings = AgentCoreConfig.of(config)
         self.rollout_config = config.actor_rollout_ref.rollout
         self._service = service
         self._bridge: Bridge | None = None
@@ -84,12 +85,12 @@ class AgentCoreManager:
     def service(self) -> RolloutService:
         """Return the clients, opened with the first batch, when verl's engines run. Block while the gateway starts."""
         if self._service is None:
-            self._service, self._bridge = open_service(AgentCoreConfig.of(self.config), self.config, self.llm_client)
+            self._service, self._bridge = open_service(self.settings, self.config, self.llm_client)
         correction = self.config.algorithm.get("rollout_correction") or {}
         self._numbers = TrainerNumbers(
             self._service.recording,
             own_logprobs=not correction.get("bypass_mode", False),
-            max_mean_gap=AgentCoreConfig.of(self.config).max_mean_logprob_gap,
+            max_mean_gap=self.settings.max_mean_logprob_gap,
         )
         return self._service
 
@@ -99,7 +100,7 @@ class AgentCoreManager:
         Raises: RolloutError after `max_empty_prompts` prompts in a row without a sample: verl would request others forever;
         GatewayError or ConfigError when the gateway could not be started for an earlier batch, whose prompts all failed.
         """
-        limit = AgentCoreConfig.of(self.config).max_empty_prompts
+        limit = self.settings.max_empty_prompts
         if self._empty >= limit:
             raise RolloutError(
                 f"the last {self._empty} prompts gave no sample; the log names the reasons "
@@ -180,11 +181,10 @@ class AgentCoreManager:
 
     def _advantages(self, group: Group) -> dict[tuple[str, int], list[float]]:
         """Return the advantages of each token, if verl does not compute one per rollout."""
-        agentcore = AgentCoreConfig.of(self.config)
-        if not agentcore.signals.per_token:
+        if not self.settings.signals.per_token:
             return {}
         estimator: Estimator = "grpo" if self.config.algorithm.get("norm_adv_by_std_in_grpo", True) else "dr_grpo"
-        samples = to_samples([group], estimator=estimator, credit=agentcore.signals)
+        samples = to_samples([group], estimator=estimator, credit=self.settings.signals)
         return {(s.session_id, s.sequence_index): s.advantages for s in samples}
 
     def _outputs(self, rollout: CollectedRollout) -> list[dict[str, Any]]:
