@@ -41,7 +41,7 @@ class Call:
     """A running model call of a session.
 
     ``buffer`` is the reply. Nothing is added once it has ``ended``. ``error`` is why the agent gets no reply, or no more of it;
-    ``cut``: the reply did not end by itself. ``connections`` counts those that it is written on.
+    ``cut``: the reply did not end by itself.
     """
 
     def __init__(self, context: Context, session: Session, request: CallRequest, engine: Engine) -> None:
@@ -57,8 +57,7 @@ class Call:
         self.ended = False
         self.error: RequestError | None = None
         self.cut = False
-        self.connections = 0
-        self._reply: RecordedReply | None = None
+        self._reply = self._recorder.reply
         self._changed = asyncio.Event()  # set when connections can write more
         self._orphan_timer: asyncio.TimerHandle | None = None
         self._deadline = asyncio.timeout(None)  # the stage ends then
@@ -82,9 +81,7 @@ class Call:
                     captured = reply.captured()
                 except CaptureError as e:
                     captured = Captured(choices=[], problem=str(e))
-                number = await self._recorder.store_reply(captured, begun=begun)
-                if number is not None:
-                    self._reply = self.session.add_reply(self.request.digest, number, connections=self.connections)
+                await self._recorder.store_reply(captured, begun=begun)
                 if (broken := engine.broken(captured, begun=begun)) is not None:
                     self._end_with(broken)
                 elif self._encoder is not None:
@@ -237,6 +234,11 @@ class Call:
         return reply
 
     @property
+    def connections(self) -> int:
+        """Return the number of connections that the reply is written on."""
+        return self._reply.connections
+
+    @property
     def record(self) -> CallRecord:
         return self._recorder.record
 
@@ -321,19 +323,14 @@ class Call:
 
     def connect(self) -> None:
         """Count another connection that waits for the reply."""
-        self.connections += 1
+        self._reply.connections += 1
         if self._orphan_timer is not None:
             self._orphan_timer.cancel()
-            self._orphan_timer = None
-        if self._reply is not None:
-            self._reply.connections += 1
 
     def disconnect(self, *, whole: bool) -> None:
         """Remove a connection. ``whole``: the complete reply was written on it."""
-        self.connections -= 1
-        if self._reply is not None:
-            self._reply.sent(whole=whole)
-        elif not self.connections and not self.ended:
+        self._reply.sent(whole=whole)
+        if not self.connections and not self.ended:
             why = "the agent closed the connection before the reply was whole"
             gone, loop = RequestError(why, status=499, code=AGENT_GONE), asyncio.get_running_loop()
             self._orphan_timer = loop.call_later(self._context.limits.orphan_s, self.abort, gone)

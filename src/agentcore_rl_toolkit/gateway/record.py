@@ -15,7 +15,7 @@ from .capture.build import complete, pack_long_prompt
 from .capture.record import LEFT_OUT, TAG, TURNS, CallRecord, Captured
 from .context import Context
 from .http.request import LARGE_BYTES, CallRequest
-from .sessions import Session
+from .sessions import RecordedReply, Session
 
 log = logging.getLogger(__name__)
 _images = WarnsOnceAMinute(log)
@@ -27,7 +27,10 @@ _IMAGES = "session %s sends images or sound, which the trainer does not get: suc
 
 
 class Recorder:
-    """Stores the ``record`` of one call, which has the known facts from the beginning of the call on."""
+    """Stores the ``record`` of one call, which has the known facts from the beginning of the call on.
+
+    ``reply`` is the call's reply for requests that repeat it.
+    """
 
     def __init__(self, context: Context, session: Session, request: CallRequest) -> None:
         self._context = context
@@ -49,11 +52,11 @@ class Recorder:
             request=msgspec.json.encode(fields) if fields else b"",
         )
         session.next_index += 1
+        self.reply = RecordedReply(session, request.digest)
 
-    async def store_reply(self, captured: Captured, *, begun: bool) -> int | None:
-        """Store a complete reply. ``begun``: a part was sent already.
+    async def store_reply(self, captured: Captured, *, begun: bool) -> None:
+        """Store a complete reply. ``begun``: a part was sent already. The records of a closed session are not kept.
 
-        Returns: the call's number in the store if it is a turn. The records of a closed session are not kept.
         Raises: RequestError when the disk refuses it.
         """
         session, context, record = self._session, self._context, self.record
@@ -80,17 +83,18 @@ class Recorder:
         if error is None and record.status in TURNS:
             session.turns += 1
             context.sessions.turns += 1
-            return number
+            self.reply.position = number
+            session.keep(self.reply)
+            return
         session.errors += 1
         session.started_turns -= 1
         if not begun:  # the agent gets an error, and may repeat this call
-            session.add_reply(record.digest, None)
+            session.keep(self.reply)
         if record.status not in TURNS:
             context.counters["turns_" + record.status] += 1
         if error is not None:
             context.counters["store_failures"] += 1
             raise RequestError("the gateway could not store this call; try again", kind="overloaded")
-        return None
 
     def store_failure(self, error: RequestError, kind: str, *, begun: bool) -> None:
         """Store a failed call as an event of the session, never as a turn. ``kind`` is the name of the error."""
@@ -101,7 +105,7 @@ class Recorder:
         record.status = kinds.ABORTED if error.code == AGENT_GONE else kinds.PARTIAL if begun else kinds.ERROR
         self._context.counters["turns_" + record.status] += 1
         if not begun:  # clients that have the head of a reply do not retry
-            session.add_reply(record.digest, None)
+            session.keep(self.reply)
         self._store_error(error, kind, str(error))
 
     def store_refusal(self, error: RequestError) -> None:

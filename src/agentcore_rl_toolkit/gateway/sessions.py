@@ -173,13 +173,12 @@ class Session:
         self.last_call_s = record.finished_s
         return self.store.append(self, record)
 
-    def add_reply(self, digest: int, position: int | None, *, connections: int = 0) -> RecordedReply:
-        """Keep a call, for requests that repeat it. ``position`` None: it failed before its reply began."""
-        reply = RecordedReply(self, digest, position, connections=connections)
+    def keep(self, reply: RecordedReply) -> None:
+        """Keep a reply, for requests that repeat its call."""
         if self.recent is None:
             self.recent = deque(maxlen=REMEMBERED)
         self.recent.append(reply)
-        return reply
+        reply.deliver()
 
     def deliver(self, call: int | None, *, whole: bool) -> None:
         """Store if an agent has the complete reply of a call. A call without a delivered reply uses no turn."""
@@ -192,27 +191,26 @@ class Session:
 
 @dataclass(slots=True, eq=False)
 class RecordedReply:
-    """A recorded reply to the request with this ``digest``, or a call that failed before its reply began (``position`` None).
+    """The reply of a call to the request with this ``digest``.
 
-    ``received``: an agent has all of it. ``connections`` counts those that it is being sent on.
+    ``position`` is the call's number in the store. None: it is running, or failed before its reply began. ``received``: an agent
+    has all of it. ``connections`` counts those that it is being sent on.
     """
 
     session: Session
     digest: int
-    position: int | None
+    position: int | None = None
     received: bool = False
     connections: int = 0
-
-    def __post_init__(self) -> None:
-        self._deliver()
 
     def sent(self, *, whole: bool) -> None:
         """Remove a connection. ``whole``: the complete reply was written on it."""
         self.connections -= 1
         self.received = self.received or whole
-        self._deliver()
+        self.deliver()
 
-    def _deliver(self) -> None:
+    def deliver(self) -> None:
+        """Store if an agent has the complete reply, unless it is still being sent."""
         if self.received or not self.connections:
             self.session.deliver(self.position, whole=self.received)
 
