@@ -191,7 +191,7 @@ class Proof:
     ) -> list[Result]:
         """One rollout of each payload with this solver, in the order of the payloads.
 
-        A rollout that fails is a result with its outcome and error. Raises: what ``decide`` raised, the first time; ServiceError
+        A rollout that fails is a result with its outcome and error. Raises: the first exception of ``decide``; ServiceError
         when a part of the stack died.
         """
         self.model.decide = decide
@@ -258,7 +258,7 @@ class Proof:
     # -- training
 
     def train(self, command: Sequence[str], run: Path, *, note: str, must_gain: bool) -> None:
-        """Run a training that leaves its run in the folder ``run``, and add the row and the checks of what it says there.
+        """Run a training that leaves its run in the folder ``run``, and add its row and checks.
 
         ``must_gain``: the held-out reward has to be higher after than before; for trainings whose gain is far above chance.
         Raises: RuntimeError when the command fails.
@@ -316,7 +316,7 @@ class Proof:
         )
 
     def check(self, name: str, *, value: Any, target: Any, ok: bool) -> bool:
-        """Add a check; a false one makes the process end with code 1. Returns ``ok``."""
+        """Add a check. If it is false, the process ends with code 1. Returns ``ok``."""
         self.checks.append({"name": name, "value": value, "target": target, "ok": bool(ok)})
         return bool(ok)
 
@@ -345,7 +345,7 @@ class Proof:
 
 
 def _run_to_its_end(command: Sequence[str]) -> None:
-    """Run a command that starts services; when this process has to end first, the command ends them in order, too."""
+    """Run a command that starts services. If this process is stopped, the command ends them in order, too."""
     sys.stdout.flush()
     process = None
     try:
@@ -361,11 +361,11 @@ def _run_to_its_end(command: Sequence[str]) -> None:
                 process.kill()
                 process.wait()
     if code != 0:
-        raise RuntimeError(f"{' '.join(map(str, command))} ended with code {code}; what it printed stands above")
+        raise RuntimeError(f"{' '.join(map(str, command))} ended with code {code}; its output is above")
 
 
 def end_in_order_on_sigterm() -> None:
-    """Let SIGTERM, which ends a proof at its deadline, run what ends everything that was started."""
+    """End everything that was started on SIGTERM, which ends a proof at its deadline."""
     signal.signal(signal.SIGTERM, _stop)
 
 
@@ -405,7 +405,7 @@ def write_report(
 
 
 def mean(results: Sequence[Result]) -> float:
-    """Mean reward over all of these, a rollout without a reward counted as 0. Raises: ValueError without results."""
+    """Return the mean reward. A missing reward counts as 0. Raises: ValueError without results."""
     if not results:
         raise ValueError("there is no mean of no rollouts")
     return math.fsum(r.reward or 0.0 for r in results) / len(results)
@@ -427,7 +427,7 @@ def _calls_in(message: bytes | None) -> int:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows as aligned text; what a row does not have is a dash."""
+    """Format rows as aligned text. A missing value is a dash."""
     lines = [[name.replace("_", " ") for name in COLUMNS]]
     lines += [[_cell(row.get(name)) for name in COLUMNS] for row in rows]
     widths = [max(len(line[i]) for line in lines) for i in range(len(COLUMNS))]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812  (the name everybody gives it)
+import torch.nn.functional as F  # noqa: N812  (its usual name)
 from tokenizers import Tokenizer
 
 END_OF_TEXT, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
@@ -60,7 +60,7 @@ def new_model(tokenizer: Any, shape: PolicyShape, *, seed: int) -> Any:
 
 
 def chat_tokenizer(tokenizer: Tokenizer, template: str) -> Any:
-    """A tokenizer as transformers knows it, with the marks of the built-in policy; `new_model` takes it, and it saves itself."""
+    """Make a tokenizer of transformers for `new_model`, with the marks of the built-in policy. `save_pretrained` writes it."""
     from transformers import PreTrainedTokenizerFast
 
     fast = PreTrainedTokenizerFast(

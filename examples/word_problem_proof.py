@@ -76,7 +76,7 @@ def ramble(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> Cut:
 
 
 def never_end(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[ToolCall]:
-    """Runs out of turns: it calculates the same for ever."""
+    """Runs out of turns: it repeats one calculation."""
     return [ToolCall("calculator", {"expression": "1 + 1"})]
 
 
@@ -87,7 +87,7 @@ def prove(
     given: argparse.Namespace | None = None,
     more: Callable[[Proof, Task], None] | None = None,
 ) -> None:
-    """Run the oracle, doing nothing and a wrong solver through the example's agent. ``more`` checks what is the example's own."""
+    """Run the oracle, doing nothing, and a wrong solver. ``more`` checks what only this example has."""
     given = given or options()
     task = Task(given.data, given.rollouts or (QUICK if given.quick else ROLLOUTS))
     few = task.payloads[: QUICK if given.quick else 10]
@@ -112,7 +112,7 @@ def prove(
         _same(proof, "the oracle solves every problem", mean(solved), 1.0)
         _same(proof, "doing nothing solves none", mean(nothing), 0.0)
         _same(proof, "a wrong number solves none", mean(wrong), 0.0)
-        _same(proof, "the calculator is called once a calculation", tool_calls(solved), planned)
+        _same(proof, "the calculator is called once per calculation", tool_calls(solved), planned)
         _same(proof, "every model call is recorded", sum(r.turns for r in solved), planned + len(solved))
         # The policy's failures teach it something: they score 0 and stay among what is trained on.
         _same(proof, "running out of tokens scores 0", sum(r.reward == 0.0 for r in cut), len(cut))
@@ -135,7 +135,7 @@ def _refusals(results: Sequence[Result]) -> int:
     )
 
 
-# In GSM8K's form, written for this file: what the proof runs on where the data set is not at hand.
+# In GSM8K's form, written for this file: the proof uses them if the data set is missing.
 PROBLEMS = (
     {
         "question": "A bakery fills 14 trays with 12 rolls each and sells 95 rolls before noon. How many rolls are left?",

@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
 sys.path.insert(0, str(EXAMPLES))
 
-from harness import checks_text, end_in_order_on_sigterm, table, write_report  # noqa: E402  (the examples are no package)
+from harness import checks_text, end_in_order_on_sigterm, table, write_report  # noqa: E402  (the examples are not a package)
 
 DEADLINE_S, QUICK_DEADLINE_S = 900.0, 600.0  # the first run of a proof builds its agent's environment
 END_WITHIN_S = 40.0  # after SIGTERM: the services of a proof stop in order

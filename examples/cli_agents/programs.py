@@ -172,7 +172,7 @@ async def run_program(name: str, task: str, workspace: Path, home: Path, model: 
         try:
             code = await asyncio.wait_for(process.wait(), limit_s)
         except TimeoutError:
-            code = 0  # what it did until then is what the reward looks at
+            code = 0  # the reward scores what it did until then
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # its servers and background commands end with it

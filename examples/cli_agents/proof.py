@@ -18,11 +18,11 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 from programs import INSTALLED, PROGRAMS  # noqa: E402
 
 from agentcore_rl_toolkit.gateway.testing import ToolCall  # noqa: E402
-from harness import Proof, mean, parser, skip, tool_calls  # noqa: E402  (the examples are no package)
+from harness import Proof, mean, parser, skip, tool_calls  # noqa: E402  (the examples are not a package)
 
 TASK = json.loads((HERE / "tasks.jsonl").read_text().splitlines()[0])
 EDIT = {"file_path": "{work}/note.txt", "old_string": "todo", "new_string": "done"}
-# What reads, edits and shows the file, in each program's own tools. {work} is its folder.
+# The calls that read, edit, and show the file, with each program's tools. {work} is its folder.
 STEPS: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "claude": [
         ("Read", {"file_path": "{work}/note.txt"}),

@@ -82,14 +82,14 @@ def plan(text: str, context: Mapping[str, bytes]) -> Plan:
             argv = json.loads(rest) if rest.startswith("[") else ["/bin/sh", "-c", rest]
             steps.append(Run(argv=argv, workdir=workdir, env=dict(env)))
         elif word not in _NO_EFFECT:
-            raise ValueError(f"its Dockerfile has {word}, which takes a container engine")
+            raise ValueError(f"its Dockerfile has {word}, which needs a container engine")
     return Plan(steps=steps, workdir=workdir, env=env)
 
 
 def _instructions(text: str) -> list[tuple[str, str]]:
     joined = re.sub(r"\\[ \t]*\n", " ", "\n".join(row for row in text.splitlines() if not row.lstrip().startswith("#")))
     if re.search(r"<<-?[\"']?\w+", joined):
-        raise ValueError("its Dockerfile has a here-document, which takes a container engine")
+        raise ValueError("its Dockerfile has a here-document, which needs a container engine")
     rows = (row.strip().partition(" ") for row in joined.splitlines() if row.strip())
     return [(word.upper(), rest.strip()) for word, _, rest in rows]
 
@@ -101,7 +101,7 @@ def _copies(rest: str, context: Mapping[str, bytes], workdir: str) -> list[Copy 
         if option.startswith("--from"):
             raise ValueError("its Dockerfile copies from another image")
     if len(words) < 2 or any("://" in source for source in words[:-1]):
-        raise ValueError(f"its Dockerfile has a COPY or ADD that takes a container engine: {rest}")
+        raise ValueError(f"its Dockerfile has a COPY or ADD that needs a container engine: {rest}")
     *sources, target = words
     into_folder = target.endswith("/") or len(sources) > 1 or target in (".", "..")
     target = posixpath.normpath(posixpath.join(workdir, target))

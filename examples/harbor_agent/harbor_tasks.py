@@ -162,7 +162,7 @@ class HarborTask:
                     if content is not None:
                         files[path.as_posix()] = content.read()
         except (binascii.Error, tarfile.TarError, EOFError, OSError) as e:
-            raise ValueError(f"task_archive is no .tar.gz in base64: {e}") from e
+            raise ValueError(f"task_archive is not a .tar.gz in base64: {e}") from e
         return cls.of(name, files)
 
 
@@ -172,7 +172,7 @@ def read_tasks(folder: Path) -> list[HarborTask]:
         return [HarborTask.read(folder)]
     found = [HarborTask.read(path.parent) for path in sorted(folder.glob("*/task.toml"))]
     if not found:
-        raise ValueError(f"{folder} holds no task: no task.toml in it or in a folder of it")
+        raise ValueError(f"{folder} contains no task: there is no task.toml in it or in its subfolders")
     return found
 
 

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Mapping
 from typing import Any
 
-# Read at import. A session may have no home that could be written to, and LiteLLM fetches its price list unless told not to.
+# Read at import. A session may have no writable home, and LiteLLM fetches its price list unless told not to.
 os.environ.setdefault("MSWEA_SILENT_STARTUP", "1")
 os.environ.setdefault("MSWEA_GLOBAL_CONFIG_DIR", tempfile.gettempdir())
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")

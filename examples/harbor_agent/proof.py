@@ -1,8 +1,8 @@
-"""Prove the Harbor agent: its tasks are checked, then oracle, nothing, half and mere talk go through the deployed agents.
+"""Prove the Harbor agent: check its tasks, and run an oracle, one that does nothing, one that does half, and one that only talks.
 
     python examples/harbor_agent/proof.py [--quick] [--json FILE] [--here]
 
-The policy's commands run in a Bubblewrap sandbox per rollout. Nested sandboxes take sessions of the tier `process`.
+The policy's commands run in a Bubblewrap sandbox per rollout. Nested sandboxes need the isolation `process`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from check_tasks import check  # noqa: E402
 from harbor_tasks import HarborTask, read_tasks  # noqa: E402
 
 from agentcore_rl_toolkit.gateway.testing import ToolCall  # noqa: E402
-from harness import Proof, Result, mean, parser, skip, tool_calls  # noqa: E402  (the examples are no package)
+from harness import Proof, Result, mean, parser, skip, tool_calls  # noqa: E402  (the examples are not a package)
 
 AGENTS = ("mini-swe-agent", "plain")
 SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"

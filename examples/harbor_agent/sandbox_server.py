@@ -27,7 +27,7 @@ MAX_FILE = 16 << 20
 
 
 def run(request):
-    """Run a command to its end or its deadline. Its output goes through a file: a child that lives on holds nothing up."""
+    """Run a command to its end or its deadline. Its output goes through a file, so a remaining child does not block."""
     folder = request.get("cwd") or "/"
     with tempfile.TemporaryFile() as output:
         try:
@@ -48,7 +48,7 @@ def run(request):
             code = None
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        with contextlib.suppress(ChildProcessError):  # what was left behind comes to process 1 when its parent ends
+        with contextlib.suppress(ChildProcessError):  # process 1 inherits the remaining children
             while os.getpid() == 1 and os.waitpid(-1, os.WNOHANG)[0]:
                 pass
         size = output.seek(0, os.SEEK_END)
@@ -57,7 +57,7 @@ def run(request):
 
 
 def write(request):
-    """Write files below a folder; those that begin with #! may be run."""
+    """Write files below a folder; those that begin with #! become executable."""
     folder = request["folder"]
     if request.get("empty_first") and os.path.isdir(folder):
         for entry in os.scandir(folder):

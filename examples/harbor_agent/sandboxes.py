@@ -35,7 +35,7 @@ KIND_ENV = "HARBOR_SANDBOX"
 START_LIMIT_S = 60.0
 GRACE_S = 10.0  # beyond a command's own limit, for the answer
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-# What programs need of /etc; there is no account, key or configuration of this machine among it.
+# Files of /etc that programs need, without accounts, keys, or configuration of this machine.
 _ETC = "alternatives ld.so.cache ld.so.conf ld.so.conf.d localtime mime.types nsswitch.conf os-release perl protocols services"
 _ETC_WITH_NETWORK = "hosts resolv.conf ssl ca-certificates"
 
@@ -160,7 +160,7 @@ class BubblewrapSandbox(_Served):
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout, self._errors):
             if pipe is not None:
-                with contextlib.suppress(BrokenPipeError):  # a request that was no longer taken is still in the buffer
+                with contextlib.suppress(BrokenPipeError):  # the buffer may contain an unread request
                     pipe.close()
 
     def _command(self) -> list[str]:
@@ -207,7 +207,7 @@ class BubblewrapSandbox(_Served):
             "--dir",
             "/run",
         ]
-        # The server's own folder may be hidden in the sandbox: its text goes along.
+        # The server's folder may be hidden in the sandbox, so its text is passed.
         return [*out, "--", python, "-I", "-c", Path(sandbox_server.__file__).read_text()]
 
     def _ask(self, request: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
@@ -389,7 +389,7 @@ class SessionSandbox(_Served):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """The session's end is the sandbox's."""
+        """End the sandbox with the session."""
 
     def _ask(self, request: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
         try:

@@ -40,7 +40,7 @@ def letters(rng: random.Random) -> dict[str, Any]:
 
 
 def order(rng: random.Random) -> dict[str, Any]:
-    """Read numbers out of a sentence into a demanded JSON form."""
+    """Read numbers from a sentence, and write them as the required JSON."""
     name, (first, second) = rng.choice(NAMES), rng.sample(THINGS, 2)
     a, b = rng.randint(2, 99), rng.randint(2, 99)
     prompt = (

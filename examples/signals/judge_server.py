@@ -41,7 +41,7 @@ def right_mostly(share: float, seed: int) -> Answer:
 
 
 def server(answer: Answer, port: int = 0) -> ThreadingHTTPServer:
-    """A judge on a port of this machine. Serve it with `serve_forever`; ``calls`` keeps what came: authorization and body."""
+    """A judge on a port. Serve it with `serve_forever`; ``calls`` contains the authorization and body of each call."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -62,7 +62,7 @@ def server(answer: Answer, port: int = 0) -> ThreadingHTTPServer:
                 self.wfile.write(data)
 
         def log_message(self, *_: Any) -> None:
-            """A call is no news."""
+            """Do not log calls."""
 
     made = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     made.calls = []  # type: ignore[attr-defined]

@@ -32,7 +32,7 @@ def appworld_python() -> str:
         _run(sys.executable, "-m", "uv", "pip", "install", "-q", "--compile-bytecode", "--python", str(python), *WANTED)
     if not list(home.glob("lib/python*/site-packages/appworld/apps/supervisor/apis.py")):
         _run(str(python), "-c", "from appworld.install import install_package; install_package()")
-        # Sessions cannot write there: what is not compiled now would be compiled by each of them.
+        # Sessions cannot write there, so each of them would compile it again.
         _run(str(python), "-c", "import appworld, compileall; compileall.compile_dir(appworld.__path__[0], quiet=2)")
     return str(python)
 
@@ -42,7 +42,7 @@ def _run(*command: str) -> None:
 
 
 def decide(*codes: str):
-    """A solver that runs these pieces of code, one a turn."""
+    """A solver that runs these pieces of code, one per turn."""
 
     def solver(messages, tools):
         done = sum(message["role"] == "assistant" for message in messages)

@@ -4,7 +4,7 @@
     python prepare.py train.jsonl rllm:train      # into rLLM's registry, as gsm8k_agentcore
 
 GSM8K (MIT) is at https://github.com/openai/grade-school-math. Every row is checked: its payload is one that the agent takes, and
-its published solution gets the whole reward. With ``--limit`` the rows are drawn at random, the same ones for the same seed.
+its published solution gets the whole reward. With ``--limit``, the seed chooses the rows at random.
 """
 
 from __future__ import annotations

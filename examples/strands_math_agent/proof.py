@@ -12,7 +12,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 QUICK_STEPS = 3
 sys.path.insert(0, str(HERE.parent))
-from word_problem_proof import options, prove  # noqa: E402  (the examples are no package)
+from word_problem_proof import options, prove  # noqa: E402  (the examples are not a package)
 
 
 def evaluations(proof, task):

@@ -35,7 +35,7 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--max-turns", type=int, help="model calls of each rollout [the agent's: 60]")
     parser.add_argument("--repeat", type=int, default=1, help="rollouts of each project [%(default)s]")
     parser.add_argument(
-        "--concurrency", type=int, default=16, help="sessions at once; each builds with Maven [%(default)s]"
+        "--concurrency", type=int, default=16, help="sessions at the same time; each builds with Maven [%(default)s]"
     )
     parser.add_argument("--timeout", type=float, default=3600.0, help="seconds for each rollout [%(default)g]")
     parser.add_argument("--out", type=Path, default=Path("runs"), help="results go to OUT/EXP_ID [%(default)s]")

@@ -19,7 +19,7 @@ _LEFT_OUT = frozenset({"target", ".git"})
 class JavaProject:
     """The files of a project on Java 8, by path below its root.
 
-    ``tests_that_must_change``: test files that do not compile on 17 as they are. All others the reward puts back.
+    ``tests_that_must_change``: test files that do not compile on 17 as they are. The reward restores all others.
     """
 
     name: str
@@ -39,10 +39,10 @@ class JavaProject:
 
     @classmethod
     def from_archive(cls, uri: str, tests_that_must_change: Iterable[str] = ()) -> JavaProject:
-        """A .tar.gz at `s3://bucket/key` or `file:///path`; one folder at its top is taken off. Raises: ValueError."""
+        """A .tar.gz at `s3://bucket/key` or `file:///path`; one folder at its top is removed. Raises: ValueError."""
         parts = urlsplit(uri)
         if parts.scheme == "s3":
-            import boto3  # only where a project lies there
+            import boto3  # only for projects in S3
 
             got = boto3.client("s3").get_object(Bucket=parts.netloc, Key=parts.path.lstrip("/"))
             if got["ContentLength"] > MAX_BYTES:
@@ -132,7 +132,7 @@ def _unpack(data: bytes, uri: str) -> dict[str, bytes]:
                 content = archive.extractfile(member)
                 files[path.as_posix()] = content.read() if content is not None else b""
     except (tarfile.TarError, EOFError, OSError) as e:
-        raise ValueError(f"{uri} is no .tar.gz that can be read: {e}") from e
+        raise ValueError(f"{uri} is not a readable .tar.gz: {e}") from e
     tops = {path.partition("/")[0] for path in files}
     if len(tops) == 1 and "pom.xml" not in files:
         files = {path.partition("/")[2]: content for path, content in files.items()}

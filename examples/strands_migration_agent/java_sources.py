@@ -98,7 +98,7 @@ class Method:
 
     @property
     def branches(self) -> Counter[str]:
-        """The words by which a body can get around its assertions."""
+        """Return the words by which a body can skip its assertions."""
         return Counter(token for token in self.body if token in _BRANCHES)
 
 
@@ -151,7 +151,7 @@ def _weaker(old: Method, candidates: list[Method], must_change: bool) -> Iterato
     if lost:
         yield f"{name} lost an assertion: {' '.join(str(token) for token in next(iter(lost)))}"
     elif new.branches - old.branches and (old.assertions or old.is_test):
-        yield f"{name} can get around its assertions: {', '.join(sorted(new.branches - old.branches))} was added"
+        yield f"{name} can skip its assertions: {', '.join(sorted(new.branches - old.branches))} was added"
     elif old.is_test and not old.assertions and len(new.statements) < len(old.statements):
         yield f"{name} does less than before"
 
@@ -282,7 +282,7 @@ class _Reader:
         )
 
     def _skip(self) -> None:
-        """From a `{` to behind its `}`."""
+        """Move from a `{` to after its `}`."""
         depth = 0
         while self.at < len(self.seen):
             depth += (self.seen[self.at] == "{") - (self.seen[self.at] == "}")

@@ -21,9 +21,9 @@ from xml.sax.saxutils import escape
 REPOSITORY_ENV = "MAVEN_OFFLINE_REPOSITORY"
 DEBIAN_REPOSITORY = Path("/usr/share/maven-repo")
 _UTILS = Path("org/codehaus/plexus/plexus-utils")
-# A build compiles little and ends: no time for the second compiler, no memory for the second collector.
+# A build compiles little and ends, so one JIT compiler and one collector are enough.
 JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto -Xmx512m"
-OUTPUT_BYTES = 64 << 10  # of a build that goes into a record
+OUTPUT_BYTES = 64 << 10  # largest build output in a record
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +135,7 @@ class Case:
 
 
 def reports(tree: Path) -> Iterator[Case]:
-    """The tests that ran, from the reports of all modules. Reports that are no XML count as none."""
+    """The tests that ran, from the reports of all modules. Reports that are not XML count as none."""
     for file in sorted(tree.rglob("target/surefire-reports/TEST-*.xml")):
         try:
             suite = ElementTree.parse(file).getroot()

@@ -45,7 +45,7 @@ class MigrationRequest(BaseModel):
         return cls.model_validate({key: value for key, value in payload.items() if not key.startswith("_")})
 
     def load(self) -> JavaProject:
-        """The project it is about. Raises: ValueError."""
+        """Return the project of the payload. Raises: ValueError."""
         if self.project is not None:
             return JavaProject.named(self.project)
         assert self.repo_uri is not None

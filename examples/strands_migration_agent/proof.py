@@ -2,7 +2,7 @@
 
     python examples/strands_migration_agent/proof.py [--quick] [--json FILE] [--here]
 
-The oracles lie outside the agent's folder, in `tests/examples/migration_oracles`, where no session can read them.
+The oracles are outside the agent's folder, in `tests/examples/migration_oracles`, where no session can read them.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from java_project import names, read_tree  # noqa: E402
 from maven import offline_repository  # noqa: E402
 
 from agentcore_rl_toolkit.gateway.testing import ToolCall  # noqa: E402
-from harness import Proof, Result, mean, parser, skip, tool_calls  # noqa: E402  (the examples are no package)
+from harness import Proof, Result, mean, parser, skip, tool_calls  # noqa: E402  (the examples are not a package)
 
 QUICK = ("payment-reference", "settings")
-# Their break shows only when the tests run, so with the new level alone they build.
+# They fail only in tests, so they build if only the Java level changes.
 BUILDS_WITH_THE_LEVEL_ALONE = ("price-rule", "runtimes", "settings")
 SUREFIRE = "<plugin><artifactId>maven-surefire-plugin</artifactId><configuration>{}</configuration></plugin>"
 

@@ -128,7 +128,7 @@ def judged(project: JavaProject, files: Mapping[str, bytes]) -> dict[str, bytes]
 
 
 def weakenings(project: JavaProject, files: Mapping[str, bytes]) -> list[str]:
-    """What the tree tests less than the first version did."""
+    """Return what the tree no longer tests, compared with the first version."""
     found: list[str] = []
     for path in project.tests:
         after = files[path].decode(errors="replace") if path in files else None
@@ -187,7 +187,7 @@ def _walk(element: ElementTree.Element, above: tuple[str, ...] = ()) -> Iterator
 
 
 def build_findings(project: JavaProject, tree: Path, finished: maven.Finished) -> list[str]:
-    """What is wrong with a build; nothing where it counts."""
+    """Return what is wrong with a build. Empty: the build counts."""
     if finished.code is None:
         return ["the build took too long"]
     levels = maven.class_levels(tree)

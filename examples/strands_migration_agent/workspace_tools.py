@@ -75,7 +75,7 @@ class Workspace:
             return _shortened("".join(f"{i}\t{row}\n" for i, row in enumerate(content.splitlines(), 1)))
         if command == "replace":
             if not old or content.count(old) != 1:
-                return f"error: `old` must stand in {path} exactly once, it stands there {content.count(old) if old else 0} times"
+                return f"error: `old` must occur in {path} exactly once, it occurs {content.count(old) if old else 0} times"
             target.write_text(content.replace(old, text))
             return f"changed {path}"
         if command == "insert":
@@ -104,11 +104,11 @@ def make_tools(workspace: Workspace) -> list[Callable[..., Any]]:
         """View or change one file of the project.
 
         Args:
-            command: view; create (writes `text`); replace (`old`, which stands there once, by `text`); or insert
+            command: view; create (writes `text`); replace (`old`, which occurs exactly once, by `text`); or insert
             path: Relative to the project's root, like src/main/java/example/Main.java
-            text: What to create, to put in place of `old`, or to insert
+            text: The new text
             old: What to replace
-            line: Behind which line to insert; 0 is the top
+            line: Insert after this line; 0 is the beginning
         """
         return workspace.edit(command, path, text, old, line)
 

@@ -42,8 +42,8 @@ def main() -> None:
     levels = Counter(task_id[0] for task_id in task_ids())
     print(f"{sum(levels.values())} tasks: " + ", ".join(f"{n} of level {level}" for level, n in sorted(levels.items())))
     for title, name in (
-        ("Passed by doing nothing, published rules", "published"),
-        ("Passed by doing nothing, rules that are trained on", "trained"),
+        ("Solved by doing nothing, published rules", "published"),
+        ("Solved by doing nothing, rules that are trained on", "trained"),
         ("Incomplete: a file to compare with is missing", "incomplete"),
         ("With images in their files", "images"),
     ):

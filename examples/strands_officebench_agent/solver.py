@@ -248,7 +248,7 @@ SOLUTIONS: dict[str, list[Call]] = {
     "3-8/6": [
         _excel(_SCORE),
         *(
-            # Not from Alice: the copy in her account would count as hers, and her scores fell.
+            # Not from Alice: the copy in her account would count as an email of hers, and the check would fail.
             _mail(name, "congratulations", f"You went from {first} to {second}.", "office")
             for name, first, second in _SCORES
             if second > first and name in ("Ivy", "Jack", "Peter", "Kate", "Noah", "Frank", "Emma", "Carol")
@@ -315,5 +315,5 @@ SOLUTIONS: dict[str, list[Call]] = {
 
 
 def steps(task_id: str) -> list[Call]:
-    """The calls that solve a task, the first one a look around."""
+    """Return the calls that solve a task. The first call lists the files."""
     return [LOOK, *SOLUTIONS[task_id]]

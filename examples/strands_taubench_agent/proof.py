@@ -22,7 +22,7 @@ from experiment import HERE, agent_python
 from agentcore_rl_toolkit.gateway.testing import ToolCall
 from harness import Proof, Result, mean, parser, tool_calls
 
-# Of `experiment.py`. The quick one shows that the path works; nothing can be learned in it.
+# Of `experiment.py`. The quick one only shows that the command works.
 TRAINING = ("--steps=6",)
 QUICK_TRAINING = ("--warm-steps=10", "--careless-steps=2", "--steps=1", "--groups=2", "--rollouts=4")
 NUMBER = re.compile(r"number:? (\d+)")
@@ -54,7 +54,7 @@ def payloads(wanted: Sequence[Solution]) -> list[dict[str, Any]]:
 
 
 def solver(wanted: Sequence[Solution], *, take: Callable[[int], int]) -> Decide:
-    """Takes the first ``take(n)`` of a task's n actions, one a turn, then says what has to be said."""
+    """Takes the first ``take(n)`` of a task's n actions, one per turn, then writes the required text."""
 
     def decide(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> Any:
         first = next(message for message in messages if message["role"] == "user")

@@ -61,7 +61,7 @@ class Settings:
 
 
 def chat_template() -> str:
-    """The built-in template with short tools. Raises: ValueError when that one has changed."""
+    """The built-in template with short tools. Raises: ValueError if the built-in template changed."""
     template = (WEIGHTS_DIR / TEMPLATE_FILE).read_text(encoding="utf-8")
     if template.count(_TOOL_LINE) != 1:
         raise ValueError(f"{TEMPLATE_FILE} of the built-in policy writes tools in another way than this file expects")

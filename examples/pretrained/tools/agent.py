@@ -1,4 +1,4 @@
-"""An agent of a shop: two tools, a price that only the tool knows and a product of numbers."""
+"""The agent of a shop with two tools: one returns a price, the other multiplies."""
 
 from openai import AsyncOpenAI
 from shop import SYSTEM_PROMPT, answered, multiply, price_list

@@ -2,4 +2,4 @@
 
 
 class AppWorldError(RuntimeError):
-    """AppWorld's server is missing, has no data, or does not answer as it should: which is never the fault of the policy."""
+    """AppWorld's server is missing, has no data, or does not answer correctly. This is never the fault of the policy."""

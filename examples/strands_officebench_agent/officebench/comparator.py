@@ -1,4 +1,4 @@
-"""`lambda x: x in ['1', '2']` as a value that can be asked, without `eval`: only what compares a cell is understood."""
+"""`lambda x: x in ['1', '2']` as a function, without `eval`: only what compares a cell is understood."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Comparator:
     """A function of one cell's text, written as a Python lambda.
 
     Understood: comparisons, `in`, `and`/`or`/`not`, numbers, text, lists, + - * / % of numbers, `int float str len abs`, and the
-    methods of text that ask or trim. Calling it gives a bool; a value that the expression cannot take (`int('abc')`) gives False.
+    string methods that test or trim. Calling it gives a bool; a value that the expression cannot take (`int('abc')`) gives False.
 
     Raises: TaskError for anything else, when it is made: the expression is the task's, never the policy's.
     """

@@ -147,7 +147,7 @@ def read_pdf(path: Path) -> str:
 
 
 def read_text(path: Path) -> str:
-    """A text file, as UTF-8; what is no text becomes replacement characters."""
+    """A text file, as UTF-8; invalid bytes become replacement characters."""
     return _bounded(path.read_bytes()[: MAX_CHARACTERS + 1].decode("utf-8", errors="replace"), path)
 
 

@@ -7,7 +7,7 @@ rules, which are used for training, correct the errors of this code:
 - The text of a sheet is its cells; published: with coordinates, so that the keyword "2" is found in every second row.
 - A number is not found at the beginning of a longer one ("1" in a cell that says 100).
 - A file is read as what its name says, a check's missing `file` is looked for beside `args`, PDFs are compared by their text,
-  folded calendar lines are unfolded; published: such checks fail always.
+  folded calendar lines are unfolded; published: such checks always fail.
 - A folder is not a file.
 
 A file of the workspace that is missing, damaged, or beyond the bounds of `documents` fails its check.
@@ -153,7 +153,7 @@ def exact_match(case: Case, args: Any) -> str | None:
     if args["doc_type"] == "xlsx":
         same = documents.read_sheet(expected).values == documents.read_sheet(result).values
     elif case.published and args["doc_type"] == "pdf":
-        return "the published evaluation finds no two PDFs alike"
+        return "the published evaluation treats all PDFs as different"
     else:
         texts = (_file_text(path, args["doc_type"], case.published) for path in (expected, result))
         same = next(texts).strip() == next(texts).strip()
@@ -223,7 +223,7 @@ def _found(keyword: str, text: str) -> bool:
 
 
 def _begins(cell: str | None, value: str) -> bool:
-    """Whether a cell begins with a value; a number with this number: "5" fits "5 %" and "5.0", not "50" or "5.5"."""
+    """Whether a cell begins with a value; a number equal to this number: "5" fits "5 %" and "5.0", not "50" or "5.5"."""
     if cell is None or not cell.startswith(value):
         return False
     rest = cell[len(value) :]

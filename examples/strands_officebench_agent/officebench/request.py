@@ -26,7 +26,7 @@ class TaskRequest(BaseModel):
 
     @classmethod
     def of(cls, payload: Any) -> TaskRequest:
-        """The request in a payload, without `_rollout` and what else a client adds under names with an underscore.
+        """The request in a payload, without `_rollout` and other fields that begin with an underscore.
 
         Raises: pydantic.ValidationError, TypeError if the payload is no object.
         """

@@ -77,7 +77,7 @@ def tasks_folder(given: Path | str | None = None) -> Path:
     folder = Path(given or os.environ.get(TASKS_VARIABLE) or BESIDE)
     if next(folder.glob("*/subtasks/*.json"), None) is None:
         raise TaskError(
-            f"{folder} holds no tasks: set {TASKS_VARIABLE} to OfficeBench's folder `tasks` (README: The tasks)"
+            f"{folder} contains no tasks: set {TASKS_VARIABLE} to OfficeBench's folder `tasks` (README: The tasks)"
         )
     return folder.resolve()
 

@@ -1,4 +1,4 @@
-"""The folder that one rollout works in: every path stays inside, sizes are bounded, nothing is left afterwards."""
+"""The folder that one rollout works in: every path stays inside, sizes are bounded, it is removed at the end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Workspace:
         self.root = root.resolve()
 
     def path(self, name: str) -> Path:
-        """Where a file of this name is or would be.
+        """Return the path of this name.
 
         Raises: OfficeError if that is outside the workspace, or a symbolic link.
         """
@@ -138,7 +138,7 @@ def new_workspace(testbed: Path | None) -> Iterator[Workspace]:
         if testbed is not None and testbed.is_dir():
             shutil.copytree(testbed, root, dirs_exist_ok=True, copy_function=shutil.copyfile)
         for folder in [root, *(path for path in root.rglob("*") if path.is_dir())]:
-            folder.chmod(0o700)  # tasks may lie in folders that cannot be written
+            folder.chmod(0o700)  # tasks may be in read-only folders
         for name in FOLDERS:
             (root / name).mkdir(exist_ok=True)
         yield Workspace(root)

@@ -30,7 +30,7 @@ class CalendarApp:
             time_start: When it begins, like 2024-05-17 10:30; with a Z at the end for UTC
             time_end: When it ends, in the same form
             location: Where it is
-            description: More about it
+            description: Details
         """
         start, end = _moment(time_start), _moment(time_end)
         if (start.tzinfo is None) != (end.tzinfo is None):

@@ -25,7 +25,7 @@ def libreoffice() -> str | None:
 
 
 def to_pdf(workspace: Workspace, file_path: str, pdf_file_path: str, text: str) -> str:
-    """Write the PDF of an Office file; `text` is what it says, for where there is no LibreOffice.
+    """Write the PDF of an Office file; `text` is what it says, used if LibreOffice is missing.
 
     Raises: OfficeError.
     """

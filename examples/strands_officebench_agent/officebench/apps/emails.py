@@ -30,7 +30,7 @@ class EmailApp:
             recipient: Name or address of the one recipient
             subject: The subject
             content: The text
-            file_name: What the email is called in the accounts, like notes.eml; its subject if left out
+            file_name: What the email is called in the accounts, like notes.eml; default: the subject
             attachments: Files of the workspace to attach, like data/report.pdf
         """
         names = [_account(sender), _account(recipient)]
@@ -73,7 +73,7 @@ class EmailApp:
         for mail in documents.read_emails(self._workspace, username):
             if mail.name in (email_id, f"{email_id}.eml"):
                 return str(mail)
-        raise OfficeError(f"{username} has no email {email_id!r}; list_emails tells the ids")
+        raise OfficeError(f"{username} has no email {email_id!r}; list_emails shows the ids")
 
 
 def _account(person: str) -> str:

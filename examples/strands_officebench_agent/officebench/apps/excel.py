@@ -1,4 +1,4 @@
-"""Excel files: read, written cell by cell or in rows, made into a PDF."""
+"""Excel files: read, written cell by cell or in rows, converted to PDF."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ExcelApp:
 
         Args:
             file_path: The file, like data/score.xlsx
-            sheet: Name of the sheet; the first one shown if left out
+            sheet: Name of the sheet; default: the first
         """
         text = "\n".join(documents.read_sheet(self._workspace.file(_excel(file_path)), sheet or None).lines())
         return text[:MAX_SHOWN] or "The sheet is empty."

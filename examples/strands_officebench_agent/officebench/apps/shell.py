@@ -100,7 +100,7 @@ class ShellApp:
             return [word]
         folder, _, pattern = word.rpartition("/")
         if any(sign in folder for sign in "*?["):
-            raise OfficeError("* is understood in the last part of a path only")
+            raise OfficeError("* works only in the last part of a path")
         home = self._workspace.path(folder or ".")
         names = sorted(path.name for path in home.iterdir()) if home.is_dir() else []
         found = [name for name in names if fnmatch.fnmatchcase(name, pattern) and not name.startswith(".")]
@@ -225,7 +225,7 @@ class ShellApp:
         for source, target in self._pairs(words):
             place = self._workspace.path(target)
             if source in (self._workspace.root, place) or place.is_relative_to(source):
-                raise OfficeError(f"{target} is the same or lies inside what is moved")
+                raise OfficeError(f"{target} is the same or is inside the moved folder")
             if place.exists() and place.is_dir():
                 raise OfficeError(f"{target} is a folder that is there already")
             self._workspace.make_folder(self._workspace.name(place.parent))

@@ -1,4 +1,4 @@
-"""Word files: read, made, continued, made into a PDF."""
+"""Word files: read, made, continued, converted to PDF."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compares the report with one made from a log of its own, beside the task's: /app/access.log could have been changed."""
+"""Compares the report with the report of a separate copy of the log, because the agent could change /app/access.log."""
 
 import collections
 import json
