@@ -69,7 +69,7 @@ def changed(old: str, new: str) -> str:
         (changed("@Test(expected = IllegalStateException.class)", "@Test"), "refuses lost an assertion"),
         (changed("assertEquals(n, cart().size());", ""), "check lost an assertion"),
         (changed('find("x")', "null"), r"Inner.deep lost an assertion"),
-        (changed('{ cart().add("}");', '{ if (old()) return; cart().add("}");'), "get around its assertions"),
+        (changed('{ cart().add("}");', '{ if (old()) return; cart().add("}");'), "skip its assertions"),
     ],
 )
 def test_a_weakened_test_is_found(agent: SimpleNamespace, after: str | None, why: str) -> None:
@@ -184,7 +184,7 @@ def test_a_project_comes_from_an_archive_and_nothing_leads_out_of_it(agent: Simp
     with pytest.raises(ValueError, match=r"no pom\.xml"):
         load(archive(("readme", b"")))
     (tmp_path / "shop.tar.gz").write_bytes(b"no archive")
-    with pytest.raises(ValueError, match=r"no .tar.gz"):
+    with pytest.raises(ValueError, match=r"not a .*tar.gz"):
         load((tmp_path / "shop.tar.gz").as_uri())
     with pytest.raises(ValueError, match="no project 'none'"):
         agent.payload.MigrationRequest.of({"project": "none"}).load()
