@@ -14,6 +14,8 @@ from tokenizers import decoders, models
 
 from agentcore_rl_toolkit.errors import CaptureError
 from agentcore_rl_toolkit.messages.render import GRAMMARS, TextDecoder, grammar_named
+from agentcore_rl_toolkit.messages.render.parsers.base import held_back
+from agentcore_rl_toolkit.messages.render.reply import StopCutter
 from agentcore_rl_toolkit.messages.render.tokens import Tokenizer
 
 TOOLS: list[dict[str, Any]] = [
@@ -737,6 +739,7 @@ def test_an_answer_is_read_the_same_in_any_two_slices(grammar, what, text, expec
     [
         ("hm CALL", expect("", "hm", "parsed", [("now", {})])),
         ("hm CALL\n</think>\n\nDone.", expect("Done.", "hm", "parsed", [("now", {})])),
+        ("hm CALL So</think>Done.", expect("So\nDone.", "hm", "parsed", [("now", {})])),
         ("<tool_call> is how I call.</think>CALL", expect("", "<tool_call> is how I call.", "parsed", [("now", {})])),
         ("<tool_call> is all", expect("", "<tool_call> is all", "unparsed")),
     ],
@@ -747,6 +750,19 @@ def test_a_call_before_the_end_of_the_reasoning_is_executed(
     text = text.replace("CALL", call)
     for at in range(len(text) + 1):
         assert read(grammar, [text[:at], text[at:]], reasoning_open=True) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "held"), [("a", 0), ("a<", 1), ("a<tool_cal", 9), ("a<tool_call>", 0), ("<tool <", 1)]
+)
+def test_the_end_of_a_text_is_held_back_while_it_may_begin_a_marker(text: str, held: int) -> None:
+    assert held_back(text, ["<tool_call>", "<think>"]) == held
+
+
+def test_the_text_ends_before_the_stop_string_that_is_complete_first() -> None:
+    cutter = StopCutter(["abcd", "bc"])
+    assert cutter.feed("xabcdy") == "xa"
+    assert cutter.stopped == "bc"
 
 
 MARKERS = sorted(

@@ -406,6 +406,14 @@ def test_a_template_that_takes_arguments_as_text_gets_the_models_own_characters(
     assert '{"query": "x"}' in renderer.template.render([USER, message], tools=tools)
 
 
+@pytest.mark.parametrize(("own", "shown"), [({}, "look_up"), ({"name": "mine"}, "mine")])
+def test_a_tool_result_has_its_own_name_or_that_of_its_call(own: dict[str, str], shown: str) -> None:
+    template = ChatTemplate("{% for m in messages %}{% if m.role == 'tool' %}{{ m.name }}{% endif %}{% endfor %}")
+    call = {"id": "c", "type": "function", "function": {"name": "look_up", "arguments": "{}"}}
+    result = {"role": "tool", "tool_call_id": "c", "content": "1", **own}
+    assert template.render([USER, {"role": "assistant", "content": None, "tool_calls": [call]}, result]) == shown
+
+
 def past(messages: list[dict[str, Any]], ids: list[int], name: str, entries: str, completion: list[int]) -> PastCall:
     """A call that was recorded with its prompt whole."""
     return PastCall(

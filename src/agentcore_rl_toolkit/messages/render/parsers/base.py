@@ -263,10 +263,7 @@ class MarkerParser(OutputParser):
         if self._state == "call" and marker == self._blocks[self._open]:
             end = self._end_of_block(text, at, start, marker, final=final)
             return None if end is None else (end, marker)
-        # A longer marker may begin at the same place, and not be complete yet.
-        rest = text[start : start + max(map(len, self._marks))]
-        longer = not final and any(len(m) > len(rest) and m.startswith(rest) for m in self._marks)
-        return None if longer else (start, marker)
+        return start, marker
 
     def _end_of_block(self, text: str, at: int, first: int, marker: str, *, final: bool) -> int | None:
         """Return where the block that begins at ``at`` ends and has its ``first`` closing marker; None while it is open.
