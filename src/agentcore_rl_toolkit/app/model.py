@@ -110,7 +110,9 @@ class Model:
         }
         client = _aws().client("bedrock-runtime", **options)
         key = f"Bearer {self.api_key}"
-        client.meta.events.register("before-call.bedrock-runtime", lambda params, **_: _set_key(params, key))
+        client.meta.events.register(
+            "before-call.bedrock-runtime", lambda params, **_: params["headers"].update(Authorization=key)
+        )
         return client
 
     @property
@@ -158,10 +160,6 @@ def _model(values: Mapping[str, Any], source: str) -> Model:
         raise ConfigError(f"the {source}'s base_url must begin with http:// or https://, got {url!r}")
     params = values.get("sampling_params") or {}
     return Model(base_url=url, model_id=name, key=values.get("api_key"), sampling_params=params, source=source)
-
-
-def _set_key(params: dict[str, Any], key: str) -> None:
-    params["headers"]["Authorization"] = key
 
 
 @functools.lru_cache(maxsize=1)

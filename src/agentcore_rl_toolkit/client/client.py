@@ -260,7 +260,10 @@ class RolloutClient:
             raise ConfigError("max_concurrent_sessions is needed for payloads without a length")
         if resume and ledger is None:
             ledger = Path("runs") / self.exp_id / "ledger.jsonl"
-        book = NO_LEDGER if ledger is None else self._ledger(ledger)
+        book = NO_LEDGER
+        if ledger is not None:
+            made = ledger if isinstance(ledger, FileLedger) else FileLedger(ledger)
+            book = self._ledgers.setdefault(os.fspath(made.path), made)
         listed = payloads if isinstance(payloads, Sequence) else None
         for payload in listed or ():
             _check_payload(payload)
@@ -437,10 +440,6 @@ class RolloutClient:
         if len(parts) < 6 or parts[0] != "arn" or not parts[3]:
             raise ConfigError(f"Invalid ARN format, cannot extract region: {arn}")
         return parts[3]
-
-    def _ledger(self, ledger: str | os.PathLike[str] | FileLedger) -> FileLedger:
-        made = ledger if isinstance(ledger, FileLedger) else FileLedger(ledger)
-        return self._ledgers.setdefault(os.fspath(made.path), made)
 
     def _rollout(
         self,

@@ -203,12 +203,8 @@ class RolloutFuture:
         """End the rollout with this verdict. Returns False if it has one."""
         if self._claim(verdict) is not verdict:
             return False
-        self._portal.post(self._cancel_task)
+        self._portal.post(lambda: self._task and self._task.cancel())  # without a task, `start` cancels it
         return True
-
-    def _cancel_task(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
 
     def _claim(self, verdict: Verdict) -> Verdict:
         """Set the verdict unless there is one. Return the verdict that counts."""

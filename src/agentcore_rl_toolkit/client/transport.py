@@ -249,7 +249,9 @@ class Transport:
             with sent as answer:
                 ended = json.load(answer)["ended"]
             # A session without a process stores nothing more.
-            return {name: _cause_of_end(entry) for name, entry in ended.items() if entry["gone"]}
+            gone = {name: entry for name, entry in ended.items() if entry["gone"]}
+            logs = {name: f" (its log: {entry['log']})" for name, entry in gone.items() if entry.get("log") is not None}
+            return {name: f"{entry['cause']}{logs.get(name, '')}" for name, entry in gone.items()}
         except urllib.error.HTTPError as e:
             e.close()
             if e.code in REFUSED_KEY and self._has_new_key(client):
@@ -296,11 +298,6 @@ class Transport:
 def is_aws(url: str) -> bool:
     """Return True for an address of AWS."""
     return (urlsplit(url).hostname or "").endswith(AWS_DOMAINS)
-
-
-def _cause_of_end(entry: Mapping[str, Any]) -> str:
-    log = entry.get("log")
-    return str(entry["cause"]) if log is None else f"{entry['cause']} (its log: {log})"
 
 
 def parse_reply(body: bytes, session_id: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import os
 import re
@@ -120,8 +121,11 @@ class ObjectStore(ABC):
                 await self._here()._put(key, body, create_only, durable)
             except ObjectExistsError:
                 # The object may be our own (the reply was lost) or another writer's. Only its content shows which.
-                if not unsure or not await self._holds(key, body):
-                    raise
+                if unsure:
+                    with contextlib.suppress(ObjectTooLargeError):
+                        if await self._here()._get(key, len(body)) == body:
+                            return
+                raise
             except BaseException as e:  # also this try's own deadline
                 unsure = unsure or getattr(e, "ambiguous", True)
                 raise
@@ -137,12 +141,6 @@ class ObjectStore(ABC):
         """
         check_key(key)
         return await self._until_deadline("get", key, lambda: self._here()._get(key, max_bytes), timeout_s, 100_000_000)
-
-    async def _holds(self, key: str, body: bytes) -> bool:
-        try:
-            return await self._here()._get(key, len(body)) == body
-        except ObjectTooLargeError:
-            return False
 
     async def head_async(self, key: str, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> ObjectInfo:
         """Return size and age of an object. Raises: ObjectNotFoundError."""

@@ -127,6 +127,7 @@ class ModelRequest(msgspec.Struct, kw_only=True):
     def features(self) -> dict[str, str]:
         """Return the abilities that this request needs of an engine, each with the dialect's field that asks for it."""
         sampling, form = self.sampling, self.response_format or {}
+        contents = (content for message in self.messages if isinstance(content := message.get("content"), list))
         asked = {
             "n": self.n > 1,
             "tool_choice": self.tools and self.tool_choice not in ("auto", "none"),
@@ -134,7 +135,7 @@ class ModelRequest(msgspec.Struct, kw_only=True):
             "response_format": form.get("type", "text") != "text",
             **{name: getattr(sampling, name) not in (None, neutral) for name, neutral in _ABILITIES.items()},
             "stop": sampling.stop,
-            "images": any(_has_image(message.get("content")) for message in self.messages),
+            "images": any(part.get("type") == "image_url" for parts in contents for part in parts),
             **dict.fromkeys(sampling.other, True),
         }
         names = {"images": "messages", **self.field_names}
@@ -163,10 +164,6 @@ class ModelRequest(msgspec.Struct, kw_only=True):
         }
         body |= {name: value for name, value in more.items() if value is not None}
         return body
-
-
-def _has_image(content: Any) -> bool:
-    return isinstance(content, list) and any(part.get("type") == "image_url" for part in content)
 
 
 class ToolCall(msgspec.Struct, kw_only=True):
