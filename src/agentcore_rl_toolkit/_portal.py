@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import functools
 import os
 import threading
@@ -76,7 +77,7 @@ class Portal:
             if self._loop is not None and self._owner is not None:
                 raise ConfigError(f"the {self._owner} was used before this process forked; make one in the child")
             started: concurrent.futures.Future[asyncio.AbstractEventLoop] = concurrent.futures.Future()
-            thread = threading.Thread(target=_run, args=(started,), name=self._name, daemon=True)
+            thread = threading.Thread(target=self._run, args=(started,), name=self._name, daemon=True)
             thread.start()
             self._loop, self._thread, self._pid = started.result(), thread, os.getpid()
             return self._loop
@@ -176,11 +177,14 @@ class Portal:
         if threading.current_thread() is not thread:
             thread.join(timeout=10)
 
-
-def _run(started: concurrent.futures.Future[asyncio.AbstractEventLoop]) -> None:
-    with asyncio.Runner() as runner:  # it cancels what is left, and closes the loop
-        started.set_result(runner.get_loop())
-        runner.get_loop().run_forever()
+    def _run(self, started: concurrent.futures.Future[asyncio.AbstractEventLoop]) -> None:
+        asyncio._set_running_loop(None)  # instrumentation may give a thread that of its starter
+        with asyncio.Runner() as runner:  # it cancels what is left, and closes the loop
+            loop = runner.get_loop()
+            started.set_result(loop)
+            while not self._closed:  # user code may stop the loop, and so does a task that raises SystemExit
+                with contextlib.suppress(BaseException):
+                    loop.run_forever()
 
 
 def _after_fork() -> None:

@@ -466,7 +466,7 @@ async def test_the_rollout_function_answers_production_calls() -> None:
     assert await answered(app, {"do": "reply"}) == (200, {"to": "reply"})
     assert await answered(app, {"do": ""}) == (200, {"rewards": 1.0})
     status, reply = await answered(app, {"do": "read"})
-    assert (status, "app.model()" in reply["error"]) == (500, True)
+    assert (status, "_rollout" in reply["error"]) == (500, True)
     assert (await answered(app, {"do": "reply", "_rollout": {}}))[1] == {"status": "processing"}
 
 

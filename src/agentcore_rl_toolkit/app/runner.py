@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import contextlib
 import contextvars
 import functools
 import inspect
@@ -16,27 +15,19 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from .._portal import Portal
+
 
 class AgentRunner:
     """Starts functions of the agent. Their results arrive in futures. Nothing is started before the first one."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._portal = Portal("rollout-loop")
         self._tasks: dict[concurrent.futures.Future[Any], asyncio.Task[None]] = {}
 
     def loop(self) -> asyncio.AbstractEventLoop:
         """Return the running loop of async functions."""
-        with self._lock:
-            if self._loop is None:
-                loop = asyncio.new_event_loop()
-                try:
-                    threading.Thread(target=_keep_running, args=(loop,), name="rollout-loop", daemon=True).start()
-                except RuntimeError:  # no thread can be started now
-                    loop.close()
-                    raise
-                self._loop = loop
-            return self._loop
+        return self._portal.loop
 
     def start(
         self, func: Callable[..., Any], args: tuple[Any, ...], context: contextvars.Context, name: str
@@ -87,11 +78,3 @@ class AgentRunner:
 async def wait_for(result: Awaitable[Any]) -> Any:
     """Make a coroutine of any awaitable."""
     return await result
-
-
-def _keep_running(loop: asyncio.AbstractEventLoop) -> None:
-    """Run a loop until the process ends. An agent may stop it, and so does a task that raises SystemExit."""
-    while True:
-        asyncio._set_running_loop(None)  # instrumentation may give a thread that of its starter
-        with contextlib.suppress(BaseException):
-            loop.run_forever()
