@@ -198,7 +198,7 @@ class LoopbackAWS:
     def _CreateEndpoint(self, body: Body) -> Body:
         if body["EndpointName"] in self.endpoints:
             raise Refused("Cannot create already existing endpoint")
-        new = {"EndpointStatus": "Creating", "EndpointConfigName": body["EndpointConfigName"], "Tags": body["Tags"]}
+        new = {"EndpointStatus": "Creating", "EndpointConfigName": body["EndpointConfigName"]}
         return {"EndpointArn": self._put(self.endpoints, "endpoint", body["EndpointName"], new)}
 
     def _UpdateEndpoint(self, body: Body) -> Body:
@@ -218,25 +218,14 @@ class LoopbackAWS:
     def _DeleteEndpoint(self, body: Body) -> Body:
         return _delete(self.endpoints, body["EndpointName"])
 
-    def _AddTags(self, body: Body) -> Body:
-        keys = {tag["Key"] for tag in body["Tags"]}
-        kept = [tag for tag in self.tags[body["ResourceArn"]] if tag["Key"] not in keys]
-        self.tags[body["ResourceArn"]] = [*kept, *body["Tags"]]
-        return {"Tags": self.tags[body["ResourceArn"]]}
-
-    def _ListTags(self, body: Body) -> Body:
-        return {"Tags": self.tags.get(body["ResourceArn"], [])}
-
     async def _InvokeEndpoint(self, body: Body) -> bytes:
         if _get(self.endpoints, body["EndpointName"])["EndpointStatus"] != "InService":
             raise Refused("not in service", "ValidationError")
         return await self._engine(body["Body"])
 
     def _put(self, into: dict[str, Body], kind: str, name: str, body: Body) -> str:
-        arn = _arn("sagemaker", f"{kind}/{name.lower()}")
-        self.tags[arn] = body["Tags"]
-        into[name] = {key: value for key, value in body.items() if key != "Tags"}
-        return arn
+        into[name] = body
+        return _arn("sagemaker", f"{kind}/{name.lower()}")
 
     def _listed(self, name: str, kind: str, found: Mapping[str, Body], part: str) -> list[Body]:
         arns = {each: _arn("sagemaker", f"{kind}/{each.lower()}") for each in found if part in each}
@@ -245,13 +234,11 @@ class LoopbackAWS:
     # -- Bedrock
 
     def _CreateModelImportJob(self, body: Body) -> Body:
-        for arn, job in self.jobs.items():
-            if job["token"] == body["clientRequestToken"]:
-                return {"jobArn": arn}
+        for job in self.jobs.values():
             if job["jobName"] == body["jobName"]:
                 raise Refused("the name is taken", "ConflictException")
         arn = _arn("bedrock", f"model-import-job/{len(self.jobs) + 1:012d}")
-        self.jobs[arn] = {**body, "token": body.pop("clientRequestToken"), "status": "InProgress"}
+        self.jobs[arn] = {**body, "status": "InProgress"}
         return {"jobArn": arn}
 
     def _GetModelImportJob(self, body: Body) -> Body:
@@ -270,7 +257,6 @@ class LoopbackAWS:
         arn = _arn("bedrock", f"imported-model/{len(self.jobs):012d}")
         job |= {"status": "Completed", "importedModelArn": arn}
         self.imported[arn] = {"modelArn": arn, "modelName": job["importedModelName"], "creationTime": time.time()}
-        self.tags[arn] = job["importedModelTags"]
 
     def _ListModelImportJobs(self, body: Body) -> Body:
         found = [
@@ -284,10 +270,6 @@ class LoopbackAWS:
     def _ListImportedModels(self, body: Body) -> Body:
         found = [model for model in self.imported.values() if body["nameContains"] in model["modelName"]]
         return _page("modelSummaries", found, body)
-
-    def _GetImportedModel(self, body: Body) -> Body:
-        found = _get(self.imported, body["modelIdentifier"], "ResourceNotFoundException")
-        return {**found, "customModelUnits": {"customModelUnitsPerModelCopy": 1, "customModelUnitsVersion": "v1.0"}}
 
     def _DeleteImportedModel(self, body: Body) -> Body:
         return _delete(self.imported, body["modelIdentifier"], "ResourceNotFoundException")

@@ -35,6 +35,7 @@ from .loopback_aws import LoopbackAWS
 
 BUCKET = "models-of-a-test"
 IDS = list(range(20, 60))
+ARN = "arn:aws:bedrock-agentcore:us-west-2:123456789012:runtime/shop-5RAgoLKvAy"
 
 
 @pytest.fixture(scope="module")
@@ -128,8 +129,9 @@ def read_prices(folder: Path, config: dict[str, Any]) -> dict[str, float | None]
             times: dict[str, Any] = {"elapsed_s": 18.0, "ended_s": 1000.0 + 18.0 * n}
             rollout = Rollout(session_id=f"s{n}", phase="eval", group=f"g{n}", outcome="ok", **times)
             writer.rollout(lambda rollout=rollout: rollout)
-    found = compare._dollars(folder, compare.read_results(folder))
-    return {name: value and round(value, 2) for name, value in found.items()}
+    side = compare.Side(name="", folder=folder, options={})
+    found = compare._facts(side, compare.read_results(folder), [])
+    return {name: found[name] and round(found[name], 2) for name in ("agent_dollars", "model_dollars")}
 
 
 def test_a_model_is_put_on_an_endpoint_updated_and_removed(
@@ -146,37 +148,34 @@ def test_a_model_is_put_on_an_endpoint_updated_and_removed(
     assert container["Environment"]["SM_VLLM_TOOL_CALL_PARSER"] == "hermes"
     prefix = container["ModelDataSource"]["S3DataSource"]["S3Uri"].removeprefix(f"s3://{BUCKET}/")
     assert {key.removeprefix(prefix) for key in keys()} >= {"config.json", "model.safetensors", "chat_template.jinja"}
-    assert aws_of_models.endpoints["refund"]["EndpointStatus"] == "InService"
+    assert aws_of_models.endpoints["agentcore-rl-refund"]["EndpointStatus"] == "InService"
 
     changes = aws_of_models.changes
     again = promote(*words)
-    assert "endpoint refund: is up to date" in again.output
+    assert "endpoint agentcore-rl-refund: is up to date" in again.output
     assert aws_of_models.changes == changes
 
     prices = [
-        read_prices(tmp_path / name, {"agent": agent, "base_url": f"{url}/endpoints/refund/openai/v1"})
-        for name, agent, url in (
-            ("there", "arn:of:an:agent", os.environ["AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME"]),
-            ("elsewhere", "agent.py", "https://host"),
+        read_prices(
+            tmp_path / name,
+            {
+                "agent": agent,
+                "base_url": f"{os.environ['AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME']}/endpoints/{name}/openai/v1",
+            },
         )
+        for name, agent in (("agentcore-rl-refund", "arn:of:an:agent"), ("elsewhere", "agent.py"))
     ]
     assert prices[0]["model_dollars"] == 5.63  # 1.1267 an hour, 180 s, 10 rollouts
     assert prices[0]["agent_dollars"] is not None
     assert prices[1] == {"agent_dollars": None, "model_dollars": None}
 
     larger = promote(*words, "--instance", "ml.g6e.2xlarge")
-    assert "endpoint refund: is updated" in larger.output
+    assert "endpoint agentcore-rl-refund: is updated" in larger.output
     assert "price per hour unknown" in larger.output
     assert len(aws_of_models.configs) == 2
-    (back,) = [
-        line.partition(" promote ")[2].split()
-        for line in larger.output.splitlines()
-        if line.startswith("Roll the endpoint back with:")
-    ]
-    for _ in range(2):
-        assert promote(*back).exit_code == 0
-        assert aws_of_models.endpoints["refund"]["EndpointConfigName"] == next(iter(aws_of_models.configs))
-    assert "no configuration refund-0" in str(promote(*back[:-1], "refund-0").exception)
+    assert promote(*words).exit_code == 0  # back to the earlier configuration
+    assert aws_of_models.endpoints["agentcore-rl-refund"]["EndpointConfigName"] == next(iter(aws_of_models.configs))
+    assert len(aws_of_models.configs) == 2
 
     part = boto3.client("s3").create_multipart_upload(Bucket=BUCKET, Key=f"{prefix}model.safetensors")
     assert part["UploadId"]
@@ -194,7 +193,7 @@ def test_logprobs_of_other_weights_stop_the_promotion(run: Path, aws_of_models: 
     record(other, [None] + [-9.0] * (len(IDS) - 1))
     done = promote(str(other), "--bucket", BUCKET, "--name", "refund", "--instance", "ml.g6e.2xlarge")
     assert "does not serve the weights of the run" in str(done.exception)
-    assert aws_of_models.endpoints["refund"]["EndpointConfigName"] == earlier
+    assert aws_of_models.endpoints["agentcore-rl-refund"]["EndpointConfigName"] == earlier
     assert len(aws_of_models.configs) == 2
     aws_of_models.engine_url = "http://127.0.0.1:1"
     unknown = promote(str(other / "policy"), "--bucket", BUCKET, "--name", "refund")
@@ -257,7 +256,7 @@ def test_a_promotion_is_continued_and_removed_wherever_it_was_killed(
 ) -> None:
     monkeypatch.setattr("agentcore_rl_toolkit.deploy.calls.Calls", Mortal)
     arn, _, role = agent_of(account)
-    words = (str(run), "--bucket", BUCKET, "--to", to, "--force", "--agent", arn, "--bundle", "ours")
+    words = (str(run), "--bucket", BUCKET, "--to", to, "--tool-parser", "none", "--agent", arn, "--bundle", "ours")
     steps = []
     while (step := killed(1, *words)) is not None:
         steps.append(step)
@@ -275,46 +274,31 @@ def test_a_promotion_is_continued_and_removed_wherever_it_was_killed(
         assert nothing_is_left(aws_of_models)
 
 
-def test_an_update_that_was_killed_before_its_proof_still_knows_the_earlier_model(
-    run: Path, aws_of_models: LoopbackAWS, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words = (str(run), "--bucket", BUCKET)
-    assert promote(*words).exit_code == 0
-    (earlier,) = aws_of_models.configs
-    monkeypatch.setattr("agentcore_rl_toolkit.deploy.calls.Calls", Mortal)
-    larger = (*words, "--instance", "ml.g6e.2xlarge")
-    assert killed(4, *larger) == "UpdateEndpoint"  # after CreateModel, CreateEndpointConfig and AddTags
-    aws_of_models.chat_url = "http://127.0.0.1:1"  # the new model answers nothing
-    assert "does not answer" in str(promote(*larger).exception)
-    assert aws_of_models.endpoints["refund"]["EndpointConfigName"] == earlier
-    assert promote(*words, "--remove").exit_code == 0
-
-
 def test_a_model_is_imported_into_bedrock_warmed_up_and_removed(run: Path, aws_of_models: LoopbackAWS) -> None:
     words = (str(run), "--to", "bedrock", "--bucket", BUCKET)
     refused = promote(*words)
     assert "tool calls of imported models for gpt-oss only" in str(refused.exception)
     assert (aws_of_models.changes, keys()) == (0, [])
     aws_of_models.not_ready = 6
-    first = promote(*words, "--force")
+    first = promote(*words, "--tool-parser", "none")
     assert first.exit_code == 0, first.output
     assert "the model is being loaded: waiting" in first.output
     assert 'the model answered: "It is 7."' in first.output
     assert "price per hour unknown" in first.output
     (job,) = aws_of_models.jobs.values()
     trust = boto3.client("iam").get_role(RoleName="agentcore-rl-model-refund")["Role"]["AssumeRolePolicyDocument"]
+    assert len(job["jobName"]) <= 63
     assert job["roleArn"].endswith(":role/agentcore-rl-model-refund")
     assert trust["Statement"][0]["Condition"]["ArnEquals"]["aws:SourceArn"].endswith(":123456789012:model-import-job/*")
     assert {key.rpartition("/")[2] for key in keys()} >= {"config.json", "model.safetensors", "tokenizer_config.json"}
 
-    again = promote(*words, "--force")
+    again = promote(*words, "--tool-parser", "none")
     assert "is up to date" in again.output
-    other = promote(*words, "--force", "--dtype", "float16")
+    other = promote(*words, "--tool-parser", "none", "--dtype", "float16")
     assert other.exit_code == 0, other.output
     assert len(aws_of_models.imported) == 2  # the earlier one stays for roll-backs
-    theirs = {"modelArn": bedrock_arn(7), "modelName": "refund-of-theirs", "creationTime": 0}
+    theirs = {"modelArn": bedrock_arn(7), "modelName": "agentcore-rl-refund-of-theirs", "creationTime": 0}
     aws_of_models.imported[theirs["modelArn"]] = theirs
-    aws_of_models.tags[theirs["modelArn"]] = []
     removed = promote(*words, "--remove")
     assert removed.exit_code == 0, removed.output
     assert list(aws_of_models.imported.values()) == [theirs]
@@ -327,7 +311,7 @@ def bedrock_arn(number: int) -> str:
 
 
 def test_a_failed_import_says_why_and_is_started_again(run: Path, aws_of_models: LoopbackAWS) -> None:
-    words = (str(run), "--to", "bedrock", "--bucket", BUCKET, "--force")
+    words = (str(run), "--to", "bedrock", "--bucket", BUCKET, "--tool-parser", "none")
     aws_of_models.failure = "the tokenizer is not known"
     failed = promote(*words)
     assert "the tokenizer is not known" in str(failed.exception)
@@ -336,15 +320,14 @@ def test_a_failed_import_says_why_and_is_started_again(run: Path, aws_of_models:
     assert promote(*words, "--remove").exit_code == 0
 
 
-def test_an_endpoint_of_others_is_left_alone(run: Path, aws_of_models: LoopbackAWS) -> None:
+def test_resources_of_others_are_left_alone(run: Path, aws_of_models: LoopbackAWS) -> None:
     aws_of_models.endpoints["refund"] = {"EndpointStatus": "InService", "EndpointConfigName": "theirs"}
+    aws_of_models.models["agentcore-rl-refund-theirs"] = {"ModelName": "agentcore-rl-refund-theirs"}
     words = (str(run), "--bucket", BUCKET)
-    assert "was not made by" in str(promote(*words).exception)
-    assert "was not made by" in str(promote(*words, "--remove").exception)
-    assert aws_of_models.endpoints.pop("refund")["EndpointConfigName"] == "theirs"
-    aws_of_models.models["refund-theirs"] = {"ModelName": "refund-theirs"}
-    assert promote(*words, "--remove").exit_code == 0
-    assert list(aws_of_models.models) == ["refund-theirs"]
+    for more in ((), ("--remove",)):
+        assert promote(*words, *more).exit_code == 0
+    assert aws_of_models.endpoints == {"refund": {"EndpointStatus": "InService", "EndpointConfigName": "theirs"}}
+    assert list(aws_of_models.models) == ["agentcore-rl-refund-theirs"]
 
 
 @pytest.mark.parametrize(
@@ -361,7 +344,7 @@ def test_a_removal_of_what_is_not_there_changes_nothing(
     run: Path, aws_of_models: LoopbackAWS, account: dict[str, str], to: str, other: tuple[str, str]
 ) -> None:
     arn, _, role = agent_of(account)
-    done = promote(str(run), "--bucket", BUCKET, "--to", to, "--force", "--agent", arn, "--json")
+    done = promote(str(run), "--bucket", BUCKET, "--to", to, "--tool-parser", "none", "--agent", arn, "--json")
     assert done.exit_code == 0, done.output
     undo = {
         line.partition(" with:  ")[0]: line.partition(" promote ")[2].split()
@@ -371,8 +354,7 @@ def test_a_removal_of_what_is_not_there_changes_nothing(
     weights, changes = keys(), aws_of_models.changes
     wrong = promote(*undo["Remove it"], *other)
     assert wrong.exit_code != 0
-    named = "endpoint" if "sagemaker" in (to if other[0] != "--to" else other[1]) else "imported model"
-    why = "the agent is in the region" if other[0] == "--region" else f"no {named} "
+    why = "the agent is in the region" if other[0] == "--region" else "promote has put no model agentcore-rl-refund"
     assert why in str(wrong.exception)
     assert (keys(), aws_of_models.changes) == (weights, changes)
     assert boto3.client("iam").list_role_policies(RoleName=role)["PolicyNames"] == ["agentcore-rl-model-refund"]
@@ -386,7 +368,7 @@ def test_a_removal_of_what_is_not_there_changes_nothing(
 @pytest.mark.parametrize("to", ["sagemaker", "bedrock"])
 def test_a_dry_run_changes_nothing(run: Path, aws_of_models: LoopbackAWS, to: str, account: dict[str, str]) -> None:
     arn, _, role = agent_of(account)
-    words = ("--bucket", BUCKET, "--dry-run", "--name", "dry", "--to", to, "--force", "--agent", arn)
+    words = ("--bucket", BUCKET, "--dry-run", "--name", "dry", "--to", to, "--tool-parser", "none", "--agent", arn)
     done = promote(str(run), *words)
     assert done.exit_code == 0, done.output
     calls = {
@@ -410,9 +392,8 @@ def test_without_an_account_a_dry_run_shows_what_would_be_done_in_a_new_one(
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nowhere")
     monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
-    arn = "arn:aws:bedrock-agentcore:us-west-2:123456789012:runtime/shop-5RAgoLKvAy"
     for to in ("sagemaker", "bedrock"):
-        done = promote(str(run), "--bucket", BUCKET, "--dry-run", "--to", to, "--force", "--agent", arn)
+        done = promote(str(run), "--bucket", BUCKET, "--dry-run", "--to", to, "--tool-parser", "none", "--agent", ARN)
         assert done.exit_code == 0, (done.output, done.exception)
         assert "UpdateAgentRuntime" in done.output
 
@@ -483,7 +464,7 @@ def test_a_deployed_agent_is_led_to_the_model_and_back(
         found = control.get_agent_runtime(agentRuntimeId=runtime).get("environmentVariables", {})
         return {name: value for name, value in found.items() if "MODEL" in name}
 
-    words = (str(run), "--to", to, "--bucket", BUCKET, "--agent", arn, "--force")
+    words = (str(run), "--to", to, "--bucket", BUCKET, "--agent", arn, "--tool-parser", "none")
     done = promote(*words, "--json")
     assert done.exit_code == 0, done.output
     facts = json.loads(done.stdout)
@@ -491,8 +472,8 @@ def test_a_deployed_agent_is_led_to_the_model_and_back(
     resource = policy["Statement"][0]["Resource"]
     if to == "sagemaker":
         assert variables() == {"AGENTCORE_RL_MODEL_URL": facts["base_url"]}
-        assert facts["base_url"].endswith("/endpoints/refund/openai/v1")
-        assert resource.endswith(":endpoint/refund")
+        assert facts["base_url"].endswith("/endpoints/agentcore-rl-refund/openai/v1")
+        assert resource.endswith(":endpoint/agentcore-rl-refund")
     else:
         assert variables() == {"AGENTCORE_RL_MODEL_ID": facts["model_id"]}
         assert resource == [facts["model_id"]] == list(aws_of_models.imported)
@@ -539,7 +520,7 @@ def test_an_endpoint_gets_the_model_and_keeps_its_code(
     refused = promote(*words, "--remove")
     assert "the endpoint prod of the agent" in str(refused.exception)
     assert (released("DEFAULT"), keys()) == ({"CODE": "unreleased"}, weights)
-    assert "refund" in aws_of_models.endpoints
+    assert "agentcore-rl-refund" in aws_of_models.endpoints
     assert promote(*words, "--endpoint", "prod", "--remove").exit_code == 0
     assert released("prod") == {"CODE": "released"}
     assert nothing_is_left(aws_of_models)
@@ -547,27 +528,11 @@ def test_an_endpoint_gets_the_model_and_keeps_its_code(
     deploy()
 
 
-def test_an_endpoint_of_others_costs_the_agent_nothing(
-    run: Path, aws_of_models: LoopbackAWS, account: dict[str, str]
-) -> None:
-    arn, runtime, _ = agent_of(account)
-    words = (str(run), "--bucket", BUCKET, "--agent", arn)
-    assert promote(*words).exit_code == 0
-    control = boto3.client("bedrock-agentcore-control")
-    before = control.get_agent_runtime(agentRuntimeId=runtime)["agentRuntimeVersion"]
-    (name,) = [name for name in aws_of_models.tags if ":endpoint/" in name]
-    tags, aws_of_models.tags[name] = aws_of_models.tags[name], []
-    assert "was not made by" in str(promote(*words, "--remove").exception)
-    assert control.get_agent_runtime(agentRuntimeId=runtime)["agentRuntimeVersion"] == before
-    aws_of_models.tags[name] = tags
-    assert promote(*words, "--remove").exit_code == 0
-
-
 def test_the_next_import_leaves_the_right_to_call_the_one_in_use(
     run: Path, aws_of_models: LoopbackAWS, account: dict[str, str]
 ) -> None:
     arn, _, role = agent_of(account)
-    words = (str(run), "--to", "bedrock", "--bucket", BUCKET, "--agent", arn, "--force")
+    words = (str(run), "--to", "bedrock", "--bucket", BUCKET, "--agent", arn, "--tool-parser", "none")
     for dtype in ("bfloat16", "float16"):
         assert promote(*words, "--dtype", dtype).exit_code == 0
     name = {"RoleName": role, "PolicyName": "agentcore-rl-model-refund"}
@@ -594,7 +559,7 @@ def test_a_removed_model_leaves_the_other_models_of_its_bundle(
 
     assert promote(*words, "--remove").exit_code == 0
     kept = control.get_configuration_bundle(bundleId=bundle["bundleId"])["components"]
-    assert kept[arn]["configuration"]["base_url"].endswith("/endpoints/another/openai/v1")
+    assert kept[arn]["configuration"]["base_url"].endswith("/endpoints/agentcore-rl-another/openai/v1")
     policies = {"agentcore-rl-model-another", "agentcore-rl-model-bundle-ours"}
     assert set(boto3.client("iam").list_role_policies(RoleName=role)["PolicyNames"]) == policies
     assert promote(*words, "--name", "another", "--remove").exit_code == 0
@@ -645,9 +610,8 @@ def test_a_bundle_gets_a_version_with_the_models_address(
     [
         (("--bundle", "x"), "need --agent"),
         (("--roll-back", "1"), "need --agent"),
-        (("--roll-back", "1", "--agent", "arn", "--bundle", "x"), "neither --bundle"),
-        (("--roll-back", "1", "--agent", "arn", "--remove"), "nor --remove"),
-        (("--roll-back", "refund-1", "--to", "bedrock"), "not the number of a version"),
+        (("--roll-back", "1", "--agent", ARN, "--bundle", "x"), "neither --bundle"),
+        (("--roll-back", "1", "--agent", ARN, "--remove"), "nor --remove"),
         (("--out", "folder"), "--out is for --to folder only"),
         (("--agent", "arn:aws:bedrock-agentcore:us-west-2:1:runtime/a/runtime-endpoint/b"), "not the ARN of an agent"),
         (("--agent", "arn:aws:bedrock-agentcore:us-east-1:1:runtime/a"), "the agent is in the region us-east-1"),

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from agentcore_rl_toolkit.cli.eval import command as evaluate
 from agentcore_rl_toolkit.cli.production.compare import command, read_results
-from agentcore_rl_toolkit.deploy.models.facts import digest_of_model
+from agentcore_rl_toolkit.deploy.models import read_model
 from agentcore_rl_toolkit.gateway.testing import ScriptedModel
 from agentcore_rl_toolkit.policy import WEIGHTS_DIR
 from agentcore_rl_toolkit.runs import Rollout, RunWriter, write_config
@@ -179,13 +179,13 @@ def test_the_time_between_two_parts_of_an_evaluation_does_not_count(tmp_path: Pa
 def test_a_model_is_known_by_its_content(tmp_path: Path) -> None:
     shutil.copytree(WEIGHTS_DIR, tmp_path / "model")
     config = tmp_path / "model" / "config.json"
-    one = digest_of_model(tmp_path / "model")
+    one = read_model(tmp_path / "model").digest
     times, text = config.stat(), config.read_text()
     os.utime(config)
-    assert digest_of_model(tmp_path / "model") == one
+    assert read_model(tmp_path / "model").digest == one
     config.write_text(text.replace("0", "1"))
     os.utime(config, ns=(times.st_atime_ns, times.st_mtime_ns))
-    assert digest_of_model(tmp_path / "model") != one
+    assert read_model(tmp_path / "model").digest != one
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 import os
-import re
 import statistics
 import sys
 from collections import Counter
@@ -19,6 +17,7 @@ import click
 from click.core import ParameterSource
 
 from ...errors import ConfigError
+from ...runs.folder import read_object
 from ..eval import command as evaluate
 from ..eval import experiment, with_evaluation
 from ..models import WORDS, model_folder
@@ -28,7 +27,14 @@ from ..output.terminal import visible
 
 SETTINGS = "compared.json"
 # Options that change the rewards.
-MEASURED = "repeat timeout sampling_params score judge judge_url judge_model judge_weight"
+MEASURED = "agent data repeat timeout sampling_params score judge judge_url judge_model judge_weight"
+MEANS = {
+    "seconds, median": "seconds_median",
+    "seconds, 90 %": "seconds_p90",
+    "sampled tokens": "sampled_tokens_mean",
+    "agent, $ for 1,000": "agent_dollars",
+    "model, $ for 1,000": "model_dollars",
+}
 SHOWN = 5  # inputs that got better, and worse, on the screen; all are in compare.json
 
 
@@ -67,24 +73,6 @@ class Results:
             total_s += max(0.0, end_s - max(start_s, until_s))
             until_s = max(until_s, end_s)
         return total_s
-
-    def facts(self, shared: Collection[str]) -> dict[str, Any]:
-        """Return the numbers as they are written to compare.json. The reward is that of the inputs that both sides share."""
-        from ...stats.intervals import interval
-
-        scores, seconds = [self.scores[name] for name in shared], self.seconds
-        tokens = [rollout["sampled_tokens"] for rollout in self.rollouts if rollout["sampled_tokens"]]
-        low, high = interval(scores)
-        return {
-            "rollouts": len(self.rollouts),
-            "failed": dict(Counter(each["outcome"] for each in self.rollouts if each["outcome"] != "ok")),
-            "reward": statistics.fmean(scores) if scores else None,
-            "low": low,
-            "high": high,
-            "seconds_median": statistics.median(seconds) if seconds else None,
-            "seconds_p90": seconds[int(0.9 * len(seconds))] if seconds else None,
-            "sampled_tokens_mean": statistics.fmean(tokens) if tokens else None,
-        }
 
 
 @click.command()
@@ -125,11 +113,10 @@ def command(a: str, b: str, **options: Any) -> None:
             )
         inputs = {row.input_id for row in read_rows(options["data"])[: options["limit"]]}
         _, out = experiment(options, "compare", SETTINGS)
+        _keep_settings(out, {"A": a, "B": b} | {name: str(options[name]) for name in MEASURED.split()})
         sides = [dataclasses.replace(side, folder=out / side.folder) if side.options else side for side in sides]
-        _keep_settings(out, sides, options)
         for side in (side for side in sides if side.options):
-            if not _complete(side.folder, len(inputs), options["repeat"]):
-                _evaluate(side, options, len(inputs))
+            _evaluate(side, options, len(inputs))
     else:
         source, used = click.get_current_context().get_parameter_source, ("at_least", "out", "as_json")
         given = [name for name in options if name not in used and source(name) is ParameterSource.COMMANDLINE]
@@ -137,19 +124,19 @@ def command(a: str, b: str, **options: Any) -> None:
             names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
             raise ConfigError(f"A and B are earlier evaluations, so nothing is run: leave out {names}")
     results = [read_results(side.folder, inputs) for side in sides]
-    _check_payloads(*results)
+    ours, theirs = (result.keys for result in results)
+    if other := [name for name, key in ours.items() if None not in (key, theirs.get(name)) and key != theirs[name]]:
+        raise ConfigError(
+            f"the input {other[0]} has another payload in B than in A: compare evaluations of the same data"
+        )
     change = difference(results[0].scores, results[1].scores)
     if not change.inputs:
         raise ConfigError("A and B have no common input that has a reward in both: nothing can be compared")
     shared = [name for name in results[0].scores if name in results[1].scores]
-    wanted = set(inputs or ()).union(*(result.keys for result in results))
     facts = {
-        "sides": [
-            {"name": side.name, "folder": str(side.folder), **result.facts(shared), **_dollars(side.folder, result)}
-            for side, result in zip(sides, results, strict=True)
-        ],
+        "sides": [_facts(side, result, shared) for side, result in zip(sides, results, strict=True)],
         "difference": dataclasses.asdict(change),
-        "unpaired": len(wanted) - len(shared),
+        "unpaired": len({*(inputs or ()), *ours, *theirs}) - len(shared),
         "changed": _changed(results[0].scores, results[1].scores),
     }
     if out is not None:
@@ -166,7 +153,7 @@ def command(a: str, b: str, **options: Any) -> None:
 
 
 def _side(value: str, name: str) -> Side:
-    """Parse a side. Raises: ConfigError."""
+    """Parse a side, whose evaluation gets a folder of this name if it has none. Raises: ConfigError."""
     from ...runs import read_config
     from ...runs.folder import is_run
 
@@ -184,24 +171,8 @@ def _side(value: str, name: str) -> Side:
         raise ConfigError(f"{value} is not an evaluation, a model ({WORDS}) or URL#MODEL_ID: {e}") from e
 
 
-def _keep_settings(out: Path, sides: Sequence[Side], options: Mapping[str, Any]) -> None:
-    """Write what a comparison measures: the models, data and agent as they are now, and the options of the rollouts.
-
-    Raises: ConfigError if the folder has a comparison of something else.
-    """
-    from ...deploy.models.facts import digest_of_model
-    from ...isolation.project import Project
-    from ...runs.folder import read_object
-    from ..training.stack import find_agent
-
-    agent = options["agent"]
-    file = Path() if agent is None or agent.startswith("arn:") else find_agent(agent).resolve()
-    settings = {name: options[name] for name in MEASURED.split()}
-    for name, side in zip("AB", sides, strict=True):
-        model = side.options.get("model")
-        settings[name] = digest_of_model(model) if model is not None else dict(side.options) or str(side.folder)
-    settings["data"] = hashlib.sha256(options["data"].read_bytes()).hexdigest()
-    settings["agent"] = [agent, Project.of(file).digest() if file.is_file() else None]
+def _keep_settings(out: Path, settings: Mapping[str, str]) -> None:
+    """Write what a comparison measures. Raises: ConfigError if the folder has a comparison of something else."""
     kept = read_object(out / SETTINGS) or settings
     other = [name for name, value in settings.items() if kept.get(name) != value]
     if other:
@@ -210,26 +181,18 @@ def _keep_settings(out: Path, sides: Sequence[Side], options: Mapping[str, Any])
     (out / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n")
 
 
-def _check_payloads(a: Results, b: Results) -> None:
-    """Raise ConfigError if one id stands for different inputs."""
-    for name, key in a.keys.items():
-        other = b.keys.get(name)
-        if None not in (key, other) and key != other:
-            raise ConfigError(
-                f"the input {name} has another payload in B than in A: compare evaluations of the same data"
-            )
-
-
-def _complete(folder: Path, inputs: int, repeat: int) -> bool:
-    """Return True if the evaluation in the folder has all its rollouts."""
-    from ...runs.folder import read_object
-
-    summary = read_object(folder / "summary.json")
-    return (summary.get("rollouts"), summary.get("inputs")) == (inputs * repeat, inputs)
-
-
 def _evaluate(side: Side, options: Mapping[str, Any], inputs: int) -> None:
-    """Run `agentcore-rl eval` for one side. Its progress is shown, its summary is not. Exit if it does not come to its end."""
+    """Run `agentcore-rl eval` for one side, unless it has all its rollouts. Exit if it does not come to its end.
+
+    Its progress is shown, its summary is not.
+    """
+
+    def complete() -> bool:
+        summary = read_object(side.folder / "summary.json")
+        return (summary.get("rollouts"), summary.get("inputs")) == (inputs * options["repeat"], inputs)
+
+    if complete():
+        return
     given = {p.name: options[p.name] for p in evaluate.params if p.name in options} | dict(side.options)
     given |= {"out": side.folder, "resume": (side.folder / "ledger.jsonl").exists(), "as_json": False}
     click.echo(visible(f"{side.folder.name.upper()}: {side.name}"), err=True)
@@ -242,7 +205,7 @@ def _evaluate(side: Side, options: Mapping[str, Any], inputs: int) -> None:
         finally:  # local services set other credentials
             os.environ.clear()
             os.environ.update(variables)
-    if code not in (0, 1) or not _complete(side.folder, inputs, options["repeat"]):
+    if code not in (0, 1) or not complete():
         sys.exit(code or 1)
 
 
@@ -260,23 +223,38 @@ def read_results(folder: Path, inputs: Collection[str] | None = None) -> Results
     return Results(rollouts=rows, scores={name: statistics.fmean(each) for name, each in scores.items()})
 
 
-def _dollars(folder: Path, results: Results) -> dict[str, float | None]:
-    """Return the price of 1,000 rollouts: of an agent's sessions on AgentCore, and of a model's endpoint on SageMaker.
+def _facts(side: Side, results: Results, shared: Collection[str]) -> dict[str, Any]:
+    """Return the numbers of a side as they are written to compare.json.
 
-    The endpoint counts for the time that the side took. None: unknown, as for what runs on this machine.
+    The reward is that of the inputs that both sides share. The dollars are the price of 1,000 rollouts: of an agent's sessions on
+    AgentCore, and of a model's endpoint on SageMaker for the time that the side took. None: unknown, as for what runs on this
+    machine.
     """
     from ...deploy import cost
-    from ...deploy.models.sagemaker import RUNTIME_URL, dollars_per_hour_of
+    from ...deploy.models.sagemaker import dollars_per_hour_at
     from ...runs import read_config
+    from ...stats.intervals import interval
 
-    config = read_config(folder)
-    agent, url = str(config.get("agent")), str(config.get("base_url"))
-    hosts = rf"(?:{re.escape(os.environ.get(RUNTIME_URL) or '-')}|https://runtime\.sagemaker\.([a-z0-9-]+)\.[^/]+)"
-    endpoint = re.match(rf"{hosts}/endpoints/([^/]+)/", url)
-    per_hour = None if endpoint is None else dollars_per_hour_of(endpoint[2], endpoint[1])
-    sessions = cost.dollars(1000, minutes=statistics.fmean(results.seconds) / 60) if results.seconds else None
-    model = None if per_hour is None else per_hour * results.wall_s / 3600 / len(results.rollouts) * 1000
-    return {"agent_dollars": sessions if agent.startswith("arn:") else None, "model_dollars": model}
+    config, seconds, rollouts = read_config(side.folder), results.seconds, results.rollouts
+    scores = [results.scores[name] for name in shared]
+    tokens = [rollout["sampled_tokens"] for rollout in rollouts if rollout["sampled_tokens"]]
+    low, high = interval(scores)
+    deployed = str(config.get("agent")).startswith("arn:") and seconds
+    per_hour = dollars_per_hour_at(str(config.get("base_url")))
+    return {
+        "name": side.name,
+        "folder": str(side.folder),
+        "rollouts": len(rollouts),
+        "failed": dict(Counter(each["outcome"] for each in rollouts if each["outcome"] != "ok")),
+        "reward": statistics.fmean(scores) if scores else None,
+        "low": low,
+        "high": high,
+        "seconds_median": statistics.median(seconds) if seconds else None,
+        "seconds_p90": seconds[int(0.9 * len(seconds))] if seconds else None,
+        "sampled_tokens_mean": statistics.fmean(tokens) if tokens else None,
+        "agent_dollars": cost.dollars(1000, minutes=statistics.fmean(seconds) / 60) if deployed else None,
+        "model_dollars": None if per_hour is None else per_hour * results.wall_s / 3600 / len(rollouts) * 1000,
+    }
 
 
 def _changed(a: Mapping[str, float], b: Mapping[str, float]) -> list[dict[str, Any]]:
@@ -289,24 +267,16 @@ def _lines(facts: Mapping[str, Any]) -> list[str]:
     """Return the report for people."""
     a, b = facts["sides"]
     change = facts["difference"]
-    table: list[tuple[str, ...]] = [
-        ("", f"A: {_short(a['name'])}", f"B: {_short(b['name'])}"),
-        ("rollouts", f"{a['rollouts']}", f"{b['rollouts']}"),
-    ]
+    table: list[tuple[str, ...]] = [("", f"A: {_short(a['name'])}", f"B: {_short(b['name'])}")]
+    table.append(("rollouts", f"{a['rollouts']}", f"{b['rollouts']}"))
     table.append(("reward", _number(a["reward"]), _number(b["reward"])))
     table.append(("95 % interval", *(f"{_number(side['low'])} to {_number(side['high'])}" for side in (a, b))))
-    for heading, key in (
-        ("seconds, median", "seconds_median"),
-        ("seconds, 90 %", "seconds_p90"),
-        ("sampled tokens", "sampled_tokens_mean"),
-        ("agent, $ for 1,000", "agent_dollars"),
-        ("model, $ for 1,000", "model_dollars"),
-    ):
+    for heading, key in MEANS.items():
         if not key.endswith("dollars") or any(side[key] is not None for side in (a, b)):
             table.append((heading, _number(a[key]), _number(b[key])))
     if a["failed"] or b["failed"]:
         table.append(("failed", *(", ".join(f"{n} {o}" for o, n in side["failed"].items()) or "0" for side in (a, b))))
-    widths = [max(len(row[place]) for row in table) for place in range(3)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
     equal = change["inputs"] - change["better"] - change["worse"]
     lines += [

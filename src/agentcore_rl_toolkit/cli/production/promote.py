@@ -6,7 +6,7 @@ import dataclasses
 import json
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,7 +64,7 @@ VLLM_PARSERS = {
 @click.option(
     "--tool-parser",
     metavar="NAME",
-    help="vLLM's parser of tool calls; none: no tools. [default: depends on the chat template]",
+    help="vLLM's parser of tool calls; none: the agent calls no tools. [default: depends on the chat template]",
 )
 @click.option("--agent", metavar="ARN", help="A deployed agent, which then calls the model.")
 @click.option("--endpoint", default="DEFAULT", show_default=True, help="The endpoint of the agent that uses the model.")
@@ -74,17 +74,8 @@ VLLM_PARSERS = {
     help="Write the address of the model into this configuration bundle instead of the agent.",
 )
 @click.option("--rows", type=FILE, help="Send the first three rows of this file to the agent, to test it.")
-@click.option(
-    "--roll-back",
-    metavar="VERSION|CONFIGURATION",
-    help="Go back to this version of the agent, or to this configuration of the SageMaker endpoint.",
-)
+@click.option("--roll-back", metavar="VERSION", help="With --agent: only let the agent use this version again.")
 @click.option("--region", help="AWS region. [default: the environment's or profile's]")
-@click.option(
-    "--force",
-    is_flag=True,
-    help="With --to bedrock: import the model although its template has tools, because the agent calls none.",
-)
 @click.option("--dry-run", is_flag=True, help="Write the folder, print every call, and change nothing on AWS.")
 @click.option("--remove", is_flag=True, help="Remove the model and everything that this command created for it.")
 @as_json
@@ -115,56 +106,45 @@ def command(model: Path, to: str, **options: Any) -> None:
             click.echo(visible(line))
 
     if to == "folder":
-        result = _write_only(model, options, say)
+        folder = _folder(model, options)
+        facts = _read(folder, options["tool_parser"])
+        flags = f" --enable-auto-tool-choice --tool-call-parser {facts.tool_parser}" if facts.tool_parser else ""
+        result = {"folder": str(folder), "command": f"vllm serve {shlex.quote(str(folder))}{flags}"}
+        say(f"{nearby(folder)}: {facts.size}")
+        say(f"Serve it with:  {result['command']}")
     elif options["out"] is not None:
         raise ConfigError("--out is for --to folder only")
     else:
-        calls = Calls(region=options["region"], rehearse=options["dry_run"], say=say)
-        result = _promote(model, to, options, calls)
+        result = _promote(model, to, options, Calls(region=options["region"], rehearse=options["dry_run"], say=say))
     if options["as_json"]:
         click.echo(json.dumps({**result, "steps": lines}, indent=2))
 
 
-def _write_only(model: Path, options: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
-    folder = _folder(model, options)
-    facts = _read(folder, options, parser=True)
-    flags = f" --enable-auto-tool-choice --tool-call-parser {facts.tool_parser}" if facts.tool_parser else ""
-    line = f"vllm serve {shlex.quote(str(folder))}{flags}"
-    say(f"{nearby(folder)}: {facts.size}")
-    say(f"Serve it with:  {line}")
-    return {"folder": str(folder), "command": line}
-
-
 def _promote(model: Path, to: str, options: Mapping[str, Any], calls: Calls) -> dict[str, Any]:
     from ...deploy import iam
-    from ...deploy.models import AgentSwitch, ConfigurationBundle, ImportedModel, ModelSettings, SageMakerEndpoint
+    from ...deploy.models import AgentSwitch, ConfigurationBundle, ImportedModel, SageMakerEndpoint
     from . import proof
 
     arn, back, say = options["agent"], options["roll_back"], calls.say
-    to_version = back is not None and back.isdecimal()
-    if arn is None and (options["bundle"] or options["rows"] or to_version):
-        raise ConfigError("--bundle, --rows and --roll-back VERSION need --agent ARN")
-    if back is not None and (options["bundle"] or options["remove"]):
-        raise ConfigError("--roll-back takes neither --bundle nor --remove")
+    if arn is None and (options["bundle"] or options["rows"] or back):
+        raise ConfigError("--bundle, --rows and --roll-back need --agent ARN")
     agent = None if arn is None else AgentSwitch(arn, options["endpoint"], calls)
-    if agent is not None and to_version:
+    if agent is not None and back is not None:
+        if options["bundle"] or options["remove"]:
+            raise ConfigError("--roll-back takes neither --bundle nor --remove")
         version = agent.roll_back(back)
         say(f"the agent's endpoint {options['endpoint']} uses version {version}")
         return {"agent": arn, "version": version}
     if options["bucket"] is None:
         raise ConfigError("--bucket NAME is missing: the weights are uploaded there")
-    name, region = _name(model, options["name"]), str(calls.region)
-    given = {each: options[each] for each in ("bucket", "role", "instance", "image")}
-    settings = ModelSettings(name=name, service=to, region=region, **given)
-    host = (SageMakerEndpoint if to == "sagemaker" else ImportedModel)(settings, calls)
+    name = _name(model, options["name"])
+    host: SageMakerEndpoint | ImportedModel
+    if to == "sagemaker":
+        container = {each: options[each] for each in ("instance", "image")}
+        host = SageMakerEndpoint(name, options["bucket"], options["role"], calls, **container)
+    else:
+        host = ImportedModel(name, options["bucket"], options["role"], calls)
     bundle = None if options["bundle"] is None else ConfigurationBundle(options["bundle"], calls)
-    if back is not None:
-        if not isinstance(host, SageMakerEndpoint):
-            raise ConfigError(
-                f"{back} is not the number of a version. With --to bedrock, --roll-back takes a version of the agent"
-            )
-        host.roll_back(back)
-        return {"name": name, "configuration": back}
     if options["remove"]:
         host.find()
         if agent is not None:
@@ -176,45 +156,42 @@ def _promote(model: Path, to: str, options: Mapping[str, Any], calls: Calls) -> 
         return {"removed": name}
 
     folder = _folder(model, options)
-    facts = _read(folder, options, parser=to == "sagemaker")
-    say(f"{facts.size}, {host.check(facts, force=options['force'])}")
+    facts = _read(folder, options["tool_parser"], parsed=to == "sagemaker")
+    say(f"{facts.size}, {host.check(facts)}")
     host.up(facts)
     result: dict[str, Any] = {"name": name, "folder": str(folder), **host.address}
-    if not options["dry_run"]:
+    if not calls.rehearse:
         result |= proof.of_model(host, model, calls)
-    words = f"{program()} promote {shlex.quote(str(model))} --to {to} --name {name} --region {region}"
+    words = f"{program()} promote {shlex.quote(str(model))} --to {to} --name {name} --region {calls.region}"
     if agent is not None:
         words += f" --agent {arn} --endpoint {options['endpoint']}"
         agent.allow(name, host.rights)
         baggage = None
         if bundle is not None:
             words += f" --bundle {bundle.name}"
-            made = bundle.put(arn, host.address)
-            agent.allow(bundle.policy, iam.bundle_user(made.arn))
-            baggage = made.baggage
-            result |= {"bundle": made.arn, "version": made.version, "version_before": made.before}
+            result |= bundle.put(arn, host.address)
+            agent.allow(bundle.policy, iam.bundle_user(result["bundle"]))
+            of = "aws.agentcore.configbundle"
+            baggage = f"{of}_arn={result['bundle']},{of}_version={result['version']}"
             say(f"Calls with this header use the model:  baggage: {baggage}")
         else:
             before, version = agent.use(host.address)
             result |= {"agent": arn, "version": version, "version_before": before}
             if before is not None:
                 say(f"Roll back with:  {words} --roll-back {before}")
-        if options["rows"] is not None and not options["dry_run"]:
+        if options["rows"] is not None and not calls.rehearse:
             proof.of_agent(options["rows"], arn, options["endpoint"], baggage, calls)
-    if isinstance(host, SageMakerEndpoint) and host.before is not None:
-        result["configuration_before"] = host.before
-        say(f"Roll the endpoint back with:  {words} --bucket {settings.bucket} --roll-back {host.before}")
-    say(f"Remove it with:  {words} --bucket {settings.bucket} --remove")
+    say(f"Remove it with:  {words} --bucket {options['bucket']} --remove")
     return result
 
 
 def _name(model: Path, name: str | None) -> str:
     """Return the model's name in production. Raises: ConfigError."""
     run = model.parent.name if model.name == "policy" else model.name
-    name = name or re.sub(r"[^A-Za-z0-9]+", "-", run).strip("-")[:40].rstrip("-")
-    if not re.fullmatch(r"[A-Za-z0-9](?:-?[A-Za-z0-9]){0,39}", name) or len(name) > 40:
+    name = name or re.sub(r"[^A-Za-z0-9]+", "-", run).strip("-")[:36].rstrip("-")
+    if not re.fullmatch(r"(?=.{1,36}$)[A-Za-z0-9]+(-[A-Za-z0-9]+)*", name):
         raise ConfigError(
-            f"{name!r} cannot be the name of a model in production: give a --name of at most 40 letters, digits and hyphens"
+            f"{name!r} cannot be the name of a model in production: give a --name of at most 36 letters, digits and hyphens"
         )
     return name
 
@@ -233,21 +210,24 @@ def _folder(model: Path, options: Mapping[str, Any]) -> Path:
     return copy_folder(model, target, options["dtype"])
 
 
-def _read(folder: Path, options: Mapping[str, Any], *, parser: bool) -> ModelFacts:
-    """Read the model, render a message with its template, and find vLLM's parser of its calls. Raises: ConfigError."""
+def _read(folder: Path, parser: str | None, *, parsed: bool = True) -> ModelFacts:
+    """Read the model, and render a message with its template. If ``parsed``, find vLLM's parser of its calls.
+
+    Raises: ConfigError.
+    """
     from ...deploy.models import read_model
     from ...messages.render import Renderer
     from ...messages.render.parsers import grammar_of
 
     facts = read_model(folder)
     Renderer.from_path(folder)
-    wanted = options["tool_parser"]
-    if not parser or wanted == "none" or not (wanted or facts.takes_tools):
-        return facts
-    grammar = "" if wanted else grammar_of((folder / "chat_template.jinja").read_text()).name
-    if not wanted and grammar not in VLLM_PARSERS:
-        raise ConfigError(
-            f"no parser of vLLM is known for this chat template ({grammar}): give one with --tool-parser, or give "
-            "--tool-parser none if the agent calls no tools"
-        )
-    return dataclasses.replace(facts, tool_parser=wanted or VLLM_PARSERS[grammar])
+    if parser == "none":
+        return dataclasses.replace(facts, takes_tools=False)
+    if parsed and parser is None and facts.takes_tools:
+        grammar = grammar_of((folder / "chat_template.jinja").read_text()).name
+        if (parser := VLLM_PARSERS.get(grammar)) is None:
+            raise ConfigError(
+                f"no parser of vLLM is known for this chat template ({grammar}): give one with --tool-parser, or give "
+                "--tool-parser none if the agent calls no tools"
+            )
+    return dataclasses.replace(facts, tool_parser=parser)

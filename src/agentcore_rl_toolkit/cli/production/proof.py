@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ SEQUENCES = 8  # rollouts whose logprobs are compared
 def of_model(host: SageMakerEndpoint | ImportedModel, model: Path, calls: Calls) -> dict[str, Any]:
     """Ask a promoted model a question, and compare its logprobs with those of the run. Returns their mean difference.
 
-    An endpoint that fails gets its earlier configuration, if it had one. Raises: ConfigError.
+    An endpoint that fails serves its earlier model again, if it had one. Raises: ConfigError.
     """
     if isinstance(host, ImportedModel):
         _check_answer(host.chat(QUESTION), calls)
@@ -31,11 +31,7 @@ def of_model(host: SageMakerEndpoint | ImportedModel, model: Path, calls: Calls)
         _check_answer(_post(host.address["base_url"], str(calls.region)), calls)
         return _compare_logprobs(host, model, calls)
     except ConfigError:
-        if host.before is None:
-            calls.say("the new model is not proven: its endpoint stays, and is billed until `promote --remove`")
-        else:
-            calls.say("the new model is not proven: the endpoint gets its earlier configuration")
-            host.roll_back(host.before)
+        host.reject()
         raise
 
 
@@ -72,13 +68,13 @@ def _compare_logprobs(host: SageMakerEndpoint, model: Path, calls: Calls) -> dic
         calls.say(f"logprobs: not compared, because there is no run that trained {model} at temperature 1")
         return {}
     gaps: list[float] = []
-    for ids, logprobs in recorded:
-        try:
+    try:
+        for ids, logprobs in recorded:
             now = [0.0, *host.logprobs(ids)]
-        except AgentCoreRLError as e:
-            calls.say(f"logprobs: the model returned none: {e}")
-            return {}
-        gaps += [abs(now[place] - before) for place, before in logprobs.items()]
+            gaps += [abs(now[place] - before) for place, before in logprobs.items()]
+    except AgentCoreRLError as e:
+        calls.say(f"logprobs: the model returned none: {e}")
+        return {}
     mean = sum(gaps) / len(gaps)
     calls.say(
         f"logprobs of {len(gaps)} tokens in {len(recorded)} sequences differ by {mean:.2g} on average from the run's"
@@ -120,12 +116,10 @@ def of_agent(rows: Path, agent: str, endpoint: str, baggage: str | None, calls: 
     from ...contract import new_session_id
 
     for row in read_rows(rows)[:ROWS]:
+        payload = {name: value for name, value in row.payload.items() if name != REFERENCE_FIELD}
         which: dict[str, Any] = {"agentRuntimeArn": agent, "qualifier": endpoint, "baggage": baggage}
-        payload: Mapping[str, Any] = {name: value for name, value in row.payload.items() if name != REFERENCE_FIELD}
-        body = json.dumps(payload).encode()
-        reply = calls(
-            "bedrock-agentcore", "InvokeAgentRuntime", **which, runtimeSessionId=new_session_id(), payload=body
-        )
+        which |= {"runtimeSessionId": new_session_id(), "payload": json.dumps(payload).encode()}
+        reply = calls("bedrock-agentcore", "InvokeAgentRuntime", **which)
         text = reply["response"].read().decode("utf-8", "replace")
         calls.say(f"{row.input_id}: {reply.get('statusCode', 200)} {text[:200]}")
         if reply.get("statusCode", 200) >= 400:

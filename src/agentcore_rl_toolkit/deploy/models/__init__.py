@@ -4,14 +4,5 @@ from .agents import AgentSwitch, ConfigurationBundle
 from .bedrock import ImportedModel
 from .facts import ModelFacts, read_model
 from .sagemaker import SageMakerEndpoint
-from .settings import ModelSettings
 
-__all__ = [
-    "AgentSwitch",
-    "ConfigurationBundle",
-    "ImportedModel",
-    "ModelFacts",
-    "ModelSettings",
-    "SageMakerEndpoint",
-    "read_model",
-]
+__all__ = ["AgentSwitch", "ConfigurationBundle", "ImportedModel", "ModelFacts", "SageMakerEndpoint", "read_model"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -36,7 +35,7 @@ class AgentSwitch:
 
     def allow(self, name: str, rights: iam.Policy) -> None:
         """Give the agent's role these rights, under this name: each model and bundle has its own, so roll-backs keep theirs."""
-        role = self._role(self._agent.ready())
+        role = self._role_of(self._agent.ready())
         if Resources("", self._call).put_role_policy(role, POLICY + name, rights):
             self._call.step(f"role {role}", f"given the rights {POLICY}{name}")
 
@@ -45,11 +44,10 @@ class AgentSwitch:
         now = self._agent.version()
         if now is None:
             return
-        role = self._role(now)
-        listed = self._iam("ListRolePolicies", RoleName=role, absent=NO_ENTITY) or {}
-        if POLICY + name in listed.get("PolicyNames", []):
-            self._call.step(f"the rights {POLICY}{name} of the role {role}", "removed")
-            self._iam("DeleteRolePolicy", RoleName=role, PolicyName=POLICY + name, absent=NO_ENTITY)
+        which: dict[str, Any] = {"RoleName": self._role_of(now), "PolicyName": POLICY + name}
+        if self._iam("GetRolePolicy", **which, absent=NO_ENTITY) is not None:
+            self._call.step(f"the rights {POLICY}{name} of the role {which['RoleName']}", "removed")
+            self._iam("DeleteRolePolicy", **which)
 
     def use(self, address: Mapping[str, str]) -> tuple[str | None, str]:
         """Let the agent call the model at this address.
@@ -58,7 +56,7 @@ class AgentSwitch:
         """
         variables = {VARIABLES[name]: value for name, value in address.items()}
         now = self._current()
-        earlier = self._last_with(lambda each: each != variables)
+        earlier = self._last(now, lambda each: each != variables)
         return None if earlier is None else str(earlier["agentRuntimeVersion"]), self._change(now, variables)
 
     def leave(self, addresses: Collection[str]) -> None:
@@ -71,7 +69,7 @@ class AgentSwitch:
             return
         now, changed = self._current(), {self._endpoint}
         if _uses(now, addresses):
-            before = self._last_with(lambda each: not any(map(_PROMOTED.search, each.values())))
+            before = self._last(now, lambda each: not any(map(_PROMOTED.search, each.values())))
             self._change(now, {} if before is None else model_variables(before))
             changed.add("DEFAULT")  # has the newest version
         for endpoint in (each for each in self._agent.endpoints() if each["name"] not in changed):
@@ -91,14 +89,23 @@ class AgentSwitch:
         earlier = self._agent.version(version)
         if earlier is None:
             raise ConfigError(f"agent {self._agent.id} has no version {version}")
-        if self._endpoint != "DEFAULT":
-            self._agent.point(self._endpoint, version)
-            return version
-        return self._update(earlier, model_variables(earlier))
+        if self._endpoint == "DEFAULT":
+            return self._update(earlier, model_variables(earlier))
+        self._agent.point(self._endpoint, version)
+        return version
 
-    def _last_with(self, fits: Callable[[Mapping[str, str]], bool]) -> Mapping[str, Any] | None:
-        """Return the last version, up to that of the endpoint, whose model's variables fit."""
-        versions = (self._agent.version(str(number)) for number in range(int(self._version()), 0, -1))
+    def _current(self) -> Mapping[str, Any]:
+        """Wait until the agent is ready. Returns the version that the endpoint uses."""
+        newest = self._agent.ready()
+        if self._endpoint == "DEFAULT":
+            return newest
+        if (version := self._agent.version_at(self._endpoint)) is None:
+            raise ConfigError(f"agent {self._agent.id} has no endpoint {self._endpoint}")
+        return self._agent.version(version) or newest
+
+    def _last(self, now: Mapping[str, Any], fits: Callable[[Mapping[str, str]], bool]) -> Mapping[str, Any] | None:
+        """Return the last version, up to ``now``, whose model's variables fit."""
+        versions = (self._agent.version(str(number)) for number in range(int(now["agentRuntimeVersion"]), 0, -1))
         return next((each for each in versions if each is not None and fits(model_variables(each))), None)
 
     def _change(self, now: Mapping[str, Any], variables: Mapping[str, str]) -> str:
@@ -121,37 +128,13 @@ class AgentSwitch:
         self._agent.ready()
         return version or "the new version"
 
-    def _current(self) -> Mapping[str, Any]:
-        """Wait until the agent is ready. Returns the version that the endpoint uses."""
-        newest = self._agent.ready()
-        return newest if self._endpoint == "DEFAULT" else self._agent.version(self._version()) or newest
-
-    def _version(self) -> str:
-        found = self._agent.version_at(self._endpoint)
-        if found is None:
-            raise ConfigError(f"agent {self._agent.id} has no endpoint {self._endpoint}")
-        return found
-
-    def _role(self, version: Mapping[str, Any]) -> str:
+    @staticmethod
+    def _role_of(version: Mapping[str, Any]) -> str:
         return str(version["roleArn"]).rsplit("/", 1)[1]
 
 
 def _uses(version: Mapping[str, Any], addresses: Collection[str]) -> bool:
     return not set(addresses).isdisjoint(model_variables(version).values())
-
-
-@dataclass(frozen=True, kw_only=True)
-class BundleVersion:
-    """A version of a configuration bundle. ``before`` is the version that it follows. None: it is the first one."""
-
-    arn: str
-    version: str
-    before: str | None
-
-    @property
-    def baggage(self) -> str:
-        """The header `baggage` of a call that uses it."""
-        return f"aws.agentcore.configbundle_arn={self.arn},aws.agentcore.configbundle_version={self.version}"
 
 
 class ConfigurationBundle:
@@ -164,28 +147,30 @@ class ConfigurationBundle:
         self.name, self.policy, self._call = name, f"bundle-{name}", calls
         self._control, self._tag = partial(calls, CONTROL), Resources(f"bundle-{name}", calls).tag
 
-    def put(self, agent: str, address: Mapping[str, str]) -> BundleVersion:
-        """Make a version in which the agent with this ARN calls the model at the address. Other entries stay."""
-        now = self._now()
-        components: dict[str, Any] = {} if now is None else dict(now["components"])
+    def put(self, agent: str, address: Mapping[str, str]) -> dict[str, str | None]:
+        """Make a version in which the agent with this ARN calls the model at the address. Other entries stay.
+
+        Returns the bundle's ARN, its version, and the version before, which is None for the first one.
+        """
+        now = self._now() or {}
+        components: dict[str, Any] = dict(now.get("components", {}))
         entries = components.get(agent, {}).get("configuration", {})
         wanted = {name: value for name, value in entries.items() if name not in (*VARIABLES, "api_key")} | dict(address)
-        if now is not None and entries == wanted:
-            self._call.say(f"bundle {self.name}: version {now['versionId']} is up to date")
+        before = now.get("versionId")
+        if now and entries == wanted:
+            self._call.say(f"bundle {self.name}: version {before} is up to date")
             parents = now.get("lineageMetadata", {}).get("parentVersionIds", [])
-            return BundleVersion(arn=now["bundleArn"], version=now["versionId"], before=next(iter(parents), None))
+            return {"bundle": now["bundleArn"], "version": before, "version_before": next(iter(parents), None)}
         components[agent] = {"configuration": wanted}
         message = f"Model: {next(iter(address.values()))}"
-        if now is None:
+        if now:
+            made = self._update(now, components, message)
+        else:
             self._call.step(f"bundle {self.name}", "created")
             new: dict[str, Any] = {"bundleName": self.name, "tags": {self._tag["Key"]: self._tag["Value"]}}
             made = self._control("CreateConfigurationBundle", **new, components=components, commitMessage=message)
-        else:
-            made = self._update(now, components, message)
         made = made or {"bundleArn": "the-bundle", "versionId": "the-new-version"}  # values of a rehearsal
-        return BundleVersion(
-            arn=made["bundleArn"], version=made["versionId"], before=None if now is None else now["versionId"]
-        )
+        return {"bundle": made["bundleArn"], "version": made["versionId"], "version_before": before}
 
     def remove(self, agent: str, addresses: Collection[str]) -> bool:
         """Take these addresses from the agent's entry, and remove a bundle of this command that has no other entries.

@@ -29,24 +29,11 @@ INSTANCES: dict[str, tuple[int, int]] = {
 _MARGIN = 1.15  # vLLM takes nine tenths of the memory, and activations need some of it
 
 # What Bedrock imports. Source: User guide of Amazon Bedrock, "Import a pre-trained model", October 2026.
-IMPORTED = frozenset(
-    {
-        "GPTBigCodeForCausalLM",
-        "GptOssForCausalLM",
-        "LlamaForCausalLM",
-        "MistralForCausalLM",
-        "MixtralForCausalLM",
-        "MllamaForConditionalGeneration",
-        "Qwen2ForCausalLM",
-        "Qwen2VLForConditionalGeneration",
-        "Qwen2_5_VLForConditionalGeneration",
-        "Qwen3ForCausalLM",
-        "Qwen3MoeForCausalLM",
-        "T5ForConditionalGeneration",
-    }
-)
+IMPORTED = """GPTBigCodeForCausalLM GptOssForCausalLM LlamaForCausalLM MistralForCausalLM MixtralForCausalLM
+    MllamaForConditionalGeneration Qwen2ForCausalLM Qwen2VLForConditionalGeneration Qwen2_5_VLForConditionalGeneration
+    Qwen3ForCausalLM Qwen3MoeForCausalLM T5ForConditionalGeneration"""
 IMPORT_REGIONS = ("us-east-1", "us-east-2", "us-west-2", "eu-central-1")
-_IMPORT_BYTES, _IMPORT_CONTEXT = 200 * GB, 128 * 1024
+_IMPORT_CONTEXT = 128 * 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,45 +69,43 @@ class ModelFacts:
 
     @property
     def files(self) -> list[Path]:
-        """The files of the folder, which are uploaded."""
-        return model_files(self.folder)
+        """The files of the folder, in a fixed order."""
+        return sorted(file for file in self.folder.iterdir() if file.is_file() and not file.name.startswith("."))
 
     @cached_property
     def digest(self) -> str:
         """Twelve hexadecimal digits of the content of all files."""
-        return digest_of_model(self.folder)
+        found = hashlib.sha256()
+        for file in self.files:
+            found.update(f"{file.name}\0{file.stat().st_size}\0".encode())
+            with file.open("rb") as content:
+                found.update(hashlib.file_digest(content, "sha256").digest())
+        return found.hexdigest()[:12]
 
 
 def read_model(folder: Path) -> ModelFacts:
     """Read a folder. Raises: ConfigError for an incomplete folder."""
-    missing = [
-        name for name in ("config.json", "tokenizer.json", "tokenizer_config.json") if not (folder / name).is_file()
-    ]
-    weights = list(folder.glob("*.safetensors"))
-    if missing or not weights:
-        raise ConfigError(f"{folder} is not a complete model: {', '.join(missing) or '*.safetensors'} is missing")
+    wanted = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "*.safetensors")
+    missing = [name for name in wanted if not any(folder.glob(name))]
+    if missing:
+        raise ConfigError(f"{folder} is not a complete model: {', '.join(missing)} is missing")
     config: Mapping[str, Any] = json.loads((folder / "config.json").read_text())
     text: Mapping[str, Any] = config.get("text_config") or config
     context = text.get("max_position_embeddings")
     heads, width = int(text.get("num_attention_heads") or 0), int(text.get("hidden_size") or 0)
-    caching = text.get("layer_types", ["full_attention"] * int(text.get("num_hidden_layers") or 0)).count(
-        "full_attention"
-    )
+    layers = text.get("layer_types") or ["full_attention"] * int(text.get("num_hidden_layers") or 0)
     per_head = text.get("head_dim") or (width // heads if heads else 0)
     # A key and a value of two bytes for each number of each head, in each layer that attends to all positions.
-    cache = 2 * 2 * caching * int(text.get("num_key_value_heads") or heads) * int(per_head) * int(context or 0)
-    template = folder / "chat_template.jinja"
-    if not template.is_file():
-        raise ConfigError(f"{folder} has no chat_template.jinja: the service could not render messages")
+    numbers = layers.count("full_attention") * int(text.get("num_key_value_heads") or heads) * int(per_head)
     return ModelFacts(
         folder=folder,
         architecture=str((config.get("architectures") or ["unknown"])[0]),
-        bytes=sum(file.stat().st_size for file in weights),
+        bytes=sum(file.stat().st_size for file in folder.glob("*.safetensors")),
         dtype=str(config.get("dtype") or config.get("torch_dtype") or "unknown"),
         context=None if context is None else int(context),
-        takes_tools="tools" in template.read_text(),
+        takes_tools="tools" in (folder / "chat_template.jinja").read_text(),
         heads=heads,
-        cache_bytes=cache,
+        cache_bytes=2 * 2 * numbers * int(context or 0),
     )
 
 
@@ -143,34 +128,17 @@ def instance_for(facts: ModelFacts, wanted: str | None) -> tuple[str, int]:
     )
 
 
-def refusals_of_import(facts: ModelFacts, region: str, *, force: bool = False) -> list[str]:
+def refusals_of_import(facts: ModelFacts, region: str) -> list[str]:
     """Return the reasons why Bedrock would not import a model, or why an agent could not use it there."""
     oss = facts.architecture == "GptOssForCausalLM"
     checks = {
-        f"Bedrock does not import the architecture {facts.architecture}": facts.architecture in IMPORTED,
+        f"Bedrock does not import the architecture {facts.architecture}": facts.architecture in IMPORTED.split(),
         f"Bedrock imports models in {', '.join(IMPORT_REGIONS)} only, not in {region}": region in IMPORT_REGIONS,
         "Bedrock imports gpt-oss in us-east-1 only": not oss or region == "us-east-1",
-        f"the weights have {facts.bytes / GB:.0f} GB, and Bedrock imports less than {_IMPORT_BYTES // GB} GB": (
-            facts.bytes < _IMPORT_BYTES
-        ),
+        f"the weights have {facts.bytes / GB:.0f} GB, and Bedrock imports less than 200 GB": facts.bytes < 200 * GB,
         f"config.json allows {facts.context} positions, and Bedrock imports less than {_IMPORT_CONTEXT}: lower "
         "max_position_embeddings": facts.context is None or facts.context < _IMPORT_CONTEXT,
-        "Bedrock documents tool calls of imported models for gpt-oss only: an agent with tools needs --to sagemaker (--force "
-        "if yours uses none)": not facts.takes_tools or oss or force,
+        "Bedrock documents tool calls of imported models for gpt-oss only: an agent with tools needs --to sagemaker "
+        "(--tool-parser none if yours uses none)": not facts.takes_tools or oss,
     }
     return [reason for reason, holds in checks.items() if not holds]
-
-
-def model_files(folder: Path) -> list[Path]:
-    """Return the files of a model's folder, in a fixed order."""
-    return sorted(file for file in folder.iterdir() if file.is_file() and not file.name.startswith("."))
-
-
-def digest_of_model(folder: Path) -> str:
-    """Return twelve hexadecimal digits of the content of a model's files. Reads all of them."""
-    found = hashlib.sha256()
-    for file in model_files(folder):
-        found.update(f"{file.name}\0{file.stat().st_size}\0".encode())
-        with file.open("rb") as content:
-            found.update(hashlib.file_digest(content, "sha256").digest())
-    return found.hexdigest()[:12]

@@ -1,0 +1,68 @@
+"""A service that runs a model: the names of what is created there, the role, and the uploaded weights."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, ClassVar
+
+from ...errors import ConfigError
+from .. import iam
+from ..calls import Calls
+from ..resources import Resources
+from .facts import ModelFacts
+
+
+class Host:
+    """A model in production. What is created for it has ``agentcore-rl-NAME`` as name, or as its beginning.
+
+    Args:
+        name: name of the model: letters, digits and single hyphens, at most 36.
+        bucket: where the weights go, below `agentcore-rl-models/`.
+        role: ARN of an existing role that reads them. None creates a role.
+
+    Raises (all its methods): ConfigError, RefusedError.
+    """
+
+    service: ClassVar[str]
+
+    def __init__(self, name: str, bucket: str, role: str | None, calls: Calls) -> None:
+        self.name, self._bucket, self._role, self._call = f"agentcore-rl-{name}", bucket, role, calls
+        self._where = f"{calls.partition}:{self.service}:{calls.region}:{calls.account}"
+        self._role_name = f"agentcore-rl-model-{name}"
+        self._prefix = f"agentcore-rl-models/{self.service}/{calls.region}/{name}/"
+        # Roles belong to no region, so the tag names it.
+        self._resources = Resources(f"model-{self.service}-{calls.region}-{name}", calls)
+        self._api = partial(calls, self.service)
+
+    def _is_ours(self, name: str) -> bool:
+        """Return True for the name of a version of this model, which ends with a digest."""
+        return re.fullmatch(rf"{self.name}-[0-9a-f]{{12}}", name) is not None
+
+    def _upload(self, facts: ModelFacts) -> str:
+        """Upload the weights. Returns the address of their folder."""
+        return self._resources.upload(facts.files, self._bucket, f"{self._prefix}{facts.digest}/")
+
+    def _with_role(self, trust: iam.Policy, rights: iam.Policy, create: Callable[[str], Any]) -> Any:
+        """Call ``create`` with the ARN of the role, when its service knows the role. Returns its reply."""
+        role = self._role or self._resources.role(self._role_name, f"The model {self.name}", trust, rights)
+        return self._resources.until_role_is_known(lambda: create(role), own_role=self._role is None)
+
+    def find(self) -> None:
+        """Check that there is something to remove. Raises: ConfigError if there is nothing."""
+        made = any(True for _ in self._parts())
+        if not made and not self._resources.has_any(self._role_name, self._bucket, self._prefix):
+            raise ConfigError(f"promote has put no model {self.name} on {self.service} in {self._call.region}")
+
+    def remove(self) -> None:
+        """Remove what `promote` created for this model, with the role and the uploaded weights."""
+        for what, delete in self._parts():
+            self._call.step(what, "removed")
+            delete()
+        self._resources.remove_role(self._role_name)
+        self._resources.remove_objects(self._bucket, self._prefix)
+
+    def _parts(self) -> Iterator[tuple[str, Callable[[], object]]]:
+        """Yield what the service has of this model, and the calls that remove it, in this order."""
+        raise NotImplementedError
