@@ -46,23 +46,15 @@ def test_an_image_has_another_name_when_a_file_became_executable(folder: Path) -
     assert image_digest(folder, "linux/arm64") != before
 
 
-def test_a_requirement_keeps_the_fragment_of_its_address(folder: Path) -> None:
-    lines = "# all\nkit @ git+https://example.com/kit.git#subdirectory=python  # why\nagentcore-rl-toolkit\nhttpx #2\n"
-    (folder / "requirements.txt").write_text(lines)
-    assert requirements_of(folder) == ["kit @ git+https://example.com/kit.git#subdirectory=python", "httpx"]
-
-
-def test_requirements_of_files_that_a_file_names_are_taken_too(folder: Path) -> None:
-    (folder / "more").mkdir()
-    (folder / "requirements.txt").write_text(
-        "-r more/tools.txt  # why\nhttpx\n--index-url https://example.com/simple\n"
-    )
-    (folder / "more" / "tools.txt").write_text("--requirement=own.txt\nagentcore-rl-toolkit>=0.2\n")
-    (folder / "more" / "own.txt").write_text("kit\n")
-    assert requirements_of(folder) == ["kit", "httpx", "--index-url https://example.com/simple"]
-    (folder / "requirements.txt").write_text("-r none.txt\n")
-    with pytest.raises(ConfigError, match=r"none\.txt"):
-        requirements_of(folder)
+def test_requirements_stay_as_they_are_without_the_toolkit(folder: Path) -> None:
+    lines = [
+        "kit @ git+https://example.com/kit.git#subdirectory=python  # why",
+        "-r more.txt",
+        "agentcore-rl-toolkit-extra",
+    ]
+    ours = ["agentcore-rl-toolkit[client]==0.2", "./wheels/agentcore_rl_toolkit-0.2.0-py3-none-any.whl"]
+    (folder / "requirements.txt").write_text("\n".join([*ours, *lines]))
+    assert requirements_of(folder) == lines
 
 
 @pytest.mark.parametrize("first", ["exec sleep 600", "exit 1"])
@@ -193,4 +185,4 @@ def test_an_archive_has_packages_complete_and_no_secrets_of_the_agent(folder: Pa
     assert {f"shoplib/{name}" for name in parts} | {"agent.py", "tool.sh"} <= names
     assert names.isdisjoint({".env", "server.pem", "runs/record.json", "train.jsonl"})
     assert not any("__pycache__" in name for name in names)
-    assert made.getinfo("tool.sh").external_attr >> 16 == 0o755
+    assert (made.getinfo("tool.sh").external_attr >> 16) & 0o777 == 0o755

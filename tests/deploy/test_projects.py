@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import version
 from pathlib import Path
 
 import httpx
@@ -194,10 +195,11 @@ def test_an_agent_with_awss_tracing_starts_with_it(
 
 
 def test_the_wheel_replaces_a_pinned_version_and_only_in_the_project(tmp_path: Path) -> None:
-    other = '[tool.hatch.envs.default]\ndependencies = ["pytest"]\n\n[project]\nname = "x"\n'
+    other = '[tool.hatch.envs.default]\ndependencies = ["pytest"]\n\n[project]\nname = "x"\nversion = "1"\n'
+    now = version("agentcore-rl-toolkit")
     for given, wanted in (
-        ('["agentcore-rl-toolkit[sagemaker]==0.2.0", "httpx"]', ["agentcore-rl-toolkit[sagemaker]", "httpx"]),
-        ('["agentcore-rl-toolkit-extra", "httpx"]', ["agentcore-rl-toolkit", "agentcore-rl-toolkit-extra", "httpx"]),
+        ('["agentcore-rl-toolkit[sagemaker]==0.2.0", "httpx"]', [f"agentcore-rl-toolkit[sagemaker]=={now}", "httpx"]),
+        ('["agentcore-rl-toolkit-extra"]', [f"agentcore-rl-toolkit=={now}", "agentcore-rl-toolkit-extra"]),
     ):
         (tmp_path / "pyproject.toml").write_text(f"{other}dependencies = {given}\n")
         vendor(tmp_path)
@@ -209,7 +211,8 @@ def test_the_wheel_replaces_a_pinned_version_and_only_in_the_project(tmp_path: P
 def test_a_project_of_another_tool_gets_the_wheel(tmp_path: Path) -> None:
     (tmp_path / "requirements.txt").write_text("strands-agents\nagentcore-rl-toolkit==0.2.0\n")
     (tmp_path / "pyproject.toml").write_text(
-        '[project]\nname = "shop"\ndependencies = [\n    "strands-agents",\n]\n\n[tool.uv.sources]\nother = { path = "o" }\n'
+        '[project]\nname = "shop"\nversion = "1"\ndependencies = ["strands-agents"]\n\n'
+        '[tool.uv.sources]\nother = { path = "o" }\n'
     )
     vendor(tmp_path)
     once = [(tmp_path / name).read_text() for name in ("requirements.txt", "pyproject.toml")]
@@ -218,7 +221,7 @@ def test_a_project_of_another_tool_gets_the_wheel(tmp_path: Path) -> None:
     [wheel] = (tmp_path / "wheels").iterdir()
     assert once[0].splitlines() == ["strands-agents", f"./wheels/{wheel.name}"]
     project = tomllib.loads(once[1])
-    assert sorted(project["project"]["dependencies"]) == ["agentcore-rl-toolkit", "strands-agents"]
+    assert project["project"]["dependencies"] == [f"agentcore-rl-toolkit=={wheel.name.split('-')[1]}", "strands-agents"]
     assert project["tool"]["uv"]["sources"]["agentcore-rl-toolkit"] == {"path": f"wheels/{wheel.name}"}
     assert json.dumps(project["tool"]["uv"]["sources"]["other"]) == '{"path": "o"}'
     with pytest.raises(ConfigError, match="neither"):

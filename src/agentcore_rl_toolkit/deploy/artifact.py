@@ -10,8 +10,7 @@ import platform
 import re
 import shutil
 import tomllib
-import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,7 +32,8 @@ _ROWS = "eval.jsonl rows.jsonl train.jsonl"
 NOT_THE_AGENT = f"{_SECRETS} {_STATE} {_ROWS}".split()
 START_FILE, REQUIREMENTS = "agentcore_rl_start.py", "agentcore_rl_requirements.txt"
 NAMES_PACKAGES = {"requirements.txt", "pyproject.toml", "uv.lock"}
-_LONG_AGO = (2020, 1, 1, 0, 0, 0)
+# A requirement that is the toolkit, by its name or the path of its wheel.
+_OURS = re.compile(rf"\s*(?:\./)?(?:wheels/)?{TOOLKIT.replace('-', '[-_]')}(?![-_]?[a-z])", re.IGNORECASE)
 
 
 def this_platform() -> str:
@@ -231,10 +231,9 @@ class ImageBuilder:
 
 def requirements_of(folder: Path) -> list[str]:
     """Return the packages in `requirements.txt` or `pyproject.toml`, without the toolkit, whose wheel is added."""
-    named = folder / "requirements.txt"
-    project = folder / "pyproject.toml"
+    named, project = folder / "requirements.txt", folder / "pyproject.toml"
     if named.is_file():
-        lines = list(_lines_of(named))
+        lines = named.read_text().splitlines()
     elif project.is_file():
         table = tomllib.loads(project.read_text()).get("project")
         if table is None or "dependencies" in table.get("dynamic", []):
@@ -246,26 +245,12 @@ def requirements_of(folder: Path) -> list[str]:
         raise ConfigError(
             f"{folder} has neither requirements.txt nor pyproject.toml: add one with the agent's packages"
         )
-    ours = re.compile(rf"{re.escape(TOOLKIT)}\b", re.IGNORECASE)
-    return [line for line in lines if not ours.match(line.replace("_", "-"))]
+    return [line for line in lines if not _OURS.match(line)]
 
 
 def tracing_of(packages: Iterable[str]) -> list[str]:
     """Return the word before the command that traces the agent, if AWS's distribution of OpenTelemetry is a package of it."""
     return ["opentelemetry-instrument"] if any(line.startswith("aws-opentelemetry-distro") for line in packages) else []
-
-
-def _lines_of(requirements: Path) -> Iterator[str]:
-    """Yield the lines of a requirements file, and of the files that it names with `-r`. Raises: ConfigError."""
-    try:
-        lines = requirements.read_text().splitlines()
-    except OSError as e:
-        raise ConfigError(f"the agent's requirements cannot be read: {e}") from e
-    for line in (re.sub(r"(^|\s)#.*$", "", line).strip() for line in lines):
-        if (other := re.fullmatch(r"(?:-r|--requirement)[\s=]*(\S+)", line)) is not None:
-            yield from _lines_of(requirements.parent / other[1])
-        elif line:
-            yield line
 
 
 def make_archive(folder: Path, *, target: str, python: str, into: Path) -> Path:
@@ -278,30 +263,24 @@ def make_archive(folder: Path, *, target: str, python: str, into: Path) -> Path:
 
     Raises: ConfigError when a package has no wheel for the platform.
     """
-    stage, wheels = into / "stage", into / "wheels"
-    wheel = write_wheel(wheels)
+    stage = into / "stage"
     command = [find_uv(), "pip", "install", "-q", "--target", str(stage), "--python-platform", UV_PLATFORMS[target]]
-    command += ["--python-version", python, "--only-binary", ":all:", "-r", "-"]
+    command += ["--python-version", python, "--only-binary", ":all:", "--link-mode", "copy", "-r", "-"]
     failure = f"the agent's packages are not available for {target}, Python {python}"
-    requirements = "\n".join([str(wheel), *requirements_of(folder)])  # may have options and paths
+    requirements = "\n".join(
+        [str(write_wheel(into / "wheels")), *requirements_of(folder)]
+    )  # may have options and paths
     run_tool(command, within_s=RESOLVE_S, failure=failure, input=requirements, cwd=folder)
     for path in files_of(folder):
         if path.suffix != ".whl" and path.name not in NAMES_PACKAGES:  # those are in the archive already
             place = stage / path.relative_to(folder)
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, place)
-    archive = into / "agent.zip"
-    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as made:
-        # The packages are complete: a certificate or a folder `runs` in them is part of their code.
-        for path in sorted(stage.rglob("*")):
-            if not path.is_file() or "__pycache__" in path.relative_to(stage).parts:
-                continue
-            entry = zipfile.ZipInfo(path.relative_to(stage).as_posix(), _LONG_AGO)
-            # AgentCore reads the archive as another user: readable for all. Source: its guide on direct code deployment.
-            mode = 0o755 if path.stat().st_mode & 0o100 else 0o644
-            entry.external_attr, entry.compress_type = mode << 16, zipfile.ZIP_DEFLATED
-            made.writestr(entry, path.read_bytes())
-    return archive
+    for path in filter(Path.is_file, stage.rglob("*")):
+        # AgentCore reads the archive as another user: readable for all. Source: its guide on direct code deployment.
+        path.chmod(0o755 if path.stat().st_mode & 0o100 else 0o644)
+    # The packages are complete: a certificate or a folder `runs` in them is part of their code.
+    return Path(shutil.make_archive(str(into / "agent"), "zip", stage))
 
 
 def vendor(folder: Path) -> list[str]:
@@ -316,38 +295,19 @@ def vendor(folder: Path) -> list[str]:
             f"{folder} has neither requirements.txt nor pyproject.toml, in which the wheel could be named"
         )
     wheel = _put_wheel(folder / "wheels")
+    path = f"./wheels/{wheel.name}"
     done = [f"wheels/{wheel.name}: is written"]
-    ours = re.compile(rf"^\s*(?:\./)?(?:wheels/)?{TOOLKIT.replace('-', '[-_]')}\b.*$", re.IGNORECASE)
     if requirements.is_file():
-        kept = [line for line in requirements.read_text().splitlines() if not ours.match(line)]
-        requirements.write_text("\n".join([*kept, f"./wheels/{wheel.name}"]) + "\n")
+        kept = [line for line in requirements.read_text().splitlines() if not _OURS.match(line)]
+        requirements.write_text("\n".join([*kept, path]) + "\n")
         done.append("requirements.txt: names the wheel")
         if not project.is_file():
             done.append(
                 "`agentcore configure` needs a pyproject.toml: its image gets requirements.txt without the wheel"
             )
     if project.is_file():
-        project.write_text(_with_wheel(project.read_text(), wheel.name))
+        for package in (path, f"{TOOLKIT}=={wheel.name.split('-')[1]}"):  # another version would contradict the wheel
+            command = [find_uv(), "add", "-q", "--frozen", package]
+            run_tool(command, within_s=RESOLVE_S, failure=f"{project} cannot name the wheel", cwd=folder)
         done.append("pyproject.toml: depends on the wheel, for uv; run `uv lock` if there is a uv.lock")
     return done
-
-
-def _with_wheel(text: str, wheel: str) -> str:
-    """Return a pyproject.toml that depends on the wheel. Raises: ConfigError if its dependencies cannot be found."""
-    table = re.search(r"^\[project\]\s*$", text, re.MULTILINE)
-    begin = None if table is None else re.compile(r"^dependencies\s*=\s*\[", re.MULTILINE).search(text, table.end())
-    if begin is None or "dependencies" not in tomllib.loads(text)["project"]:
-        raise ConfigError("pyproject.toml has no list `dependencies` in [project]")
-    name = TOOLKIT.replace("-", "[-_.]")
-    head, rest = text[: begin.end()], text[begin.end() :]
-    # Another version would contradict the wheel; extras stay.
-    rest, replaced = re.subn(
-        rf"""(["'])({name}(?:\[[^]]*\])?)(?![\w-])[^"']*\1""", r"\1\2\1", rest, count=1, flags=re.IGNORECASE
-    )
-    text = head + (rest if replaced else f'\n    "{TOOLKIT}",{rest}')
-    source = f'{TOOLKIT} = {{ path = "wheels/{wheel}" }}'
-    if re.search(rf"^{TOOLKIT}\s*=.*$", text, re.MULTILINE):
-        return re.sub(rf"^{TOOLKIT}\s*=.*$", source, text, flags=re.MULTILINE)
-    if (table := re.search(r"^\[tool\.uv\.sources\]\s*$", text, re.MULTILINE)) is not None:
-        return f"{text[: table.end()]}\n{source}{text[table.end() :]}"
-    return f"{text.rstrip()}\n\n[tool.uv.sources]\n{source}\n"
