@@ -312,7 +312,7 @@ def test_a_run_that_fails_keeps_its_reason(
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(ends, "own", fail)
+    monkeypatch.setattr(ends, "running_or_own", fail)
     with pytest.raises(SystemExit) as end:
         ends.carry_out(Job(settings, run), Console(quiet=True), go_on="the command")
     assert end.value.code == 1

@@ -68,6 +68,7 @@ SECTIONS = {
     "The run": "out resume bucket as_json",
 }
 SAME = ("agent", "model", "model_id", "sampling_params", "score", "for_training")  # options that a resumed run keeps
+OF_SESSIONS = ("session_env", "readable", "writable", "model_hosts", "policy_models")
 POSITIVE = click.FloatRange(min=0, min_open=True)
 
 
@@ -75,13 +76,15 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
 class Target:
     """The agent to evaluate: its ARN, where it is served, and where it stores results.
 
-    ``stack`` is that of `agentcore-rl up`, if it runs the agent. Its gateway opens a session for each rollout.
+    ``stack`` serves its model, None for another model. Its gateway opens a session for each rollout. ``score`` is the scorer of
+    `agentcore-rl up`.
     """
 
     arn: str
     bucket: str
     endpoint_url: str | None
     stack: Stack | None = None
+    score: str | None = None
 
 
 _FILE, _FOLDER = click.Path(path_type=Path, exists=True, dir_okay=False), click.Path(path_type=Path, file_okay=False)
@@ -200,7 +203,7 @@ def _check_rewards(rows: list[EvalRow], options: dict[str, Any]) -> None:
     given = [name for name in ("model", "base_url", "judge", "out", "resume", "bucket") if options[name]]
     if not options["checks"]:
         raise ConfigError("--answer FIELD needs --check")
-    if given or options["agent"] is None or _deployed(options):
+    if given or options["agent"] is None or _deployed(options["agent"]):
         raise ConfigError(
             "--check needs --agent FILE, and does not go with --model, --base-url, --judge, --out, --resume or --bucket"
         )
@@ -269,13 +272,14 @@ def check_options(options: dict[str, Any]) -> None:
         )
     from .training.stack import check_agent
 
-    check_agent(options["agent"], own_sessions=_own_sessions(options))
-    if options["model"] and (_deployed(options) or options["base_url"]):
+    own_sessions = any(options.get(name) for name in OF_SESSIONS)
+    check_agent(options["agent"], own_sessions=own_sessions)
+    if options["model"] and (_deployed(options["agent"]) or options["base_url"]):
         raise ConfigError(
             "--model serves a model on this machine, for an agent on this machine. For a deployed agent, give the address "
             "of a model as --base-url URL"
         )
-    if _deployed(options) and _own_sessions(options):
+    if _deployed(options["agent"]) and own_sessions:
         raise ConfigError(
             "--session-env, --readable and --writable are for an agent on this machine; a deployed agent has its own settings"
         )
@@ -317,14 +321,8 @@ def _check_credentials() -> None:
         raise ConfigError(f"no credentials: {HOW_TO_HAVE_THEM}")
 
 
-def _own_sessions(options: dict[str, Any]) -> bool:
-    """Return True if the options ask for sessions that a running `agentcore-rl up` does not have."""
-    names = ("session_env", "readable", "writable", "model_hosts", "policy_models")
-    return any(options.get(name) for name in names)
-
-
-def _deployed(options: dict[str, Any]) -> bool:
-    return bool(options["agent"]) and str(options["agent"]).startswith("arn:")
+def _deployed(agent: str | None) -> bool:
+    return agent is not None and agent.startswith("arn:")
 
 
 def _goes_on(exp_id: str, *, out_given: bool) -> str:
@@ -389,7 +387,7 @@ def _evaluate(target: Target, rows: list[EvalRow], exp_id: str, out: Path, optio
                 if score is not None and judge is None:
                     scores.append(score)
 
-            spec = options["score"] or (target.stack.score if target.stack is not None else None)
+            spec = options["score"] or target.score
             scorer = None if spec is None else scorer_at(spec)
             with contextlib.ExitStack() as exits:
                 pool = ThreadPoolExecutor(options["concurrency"], thread_name_prefix="score")
@@ -508,50 +506,39 @@ def _target(options: dict[str, Any], out: Path) -> Iterator[Target]:
     from .._servers.keys import credential_of_runtime
     from ..client.client import ENDPOINT_ENV
     from ..runtime.remote import RuntimeView
-    from .training.stack import Stack, find_agent, own, use_local_credentials
+    from .training.stack import Stack, find_agent, running_or_own, use_local_credentials
 
     hidden = [out, *(options.get(name) for name in ("data", "eval_data", "judge")), *scorer_files(options.get("score"))]
-    agent: str | None = options["agent"]
-    model: Path | str | None = options["model"]
-    stack = Stack.running() if not _own_sessions(options) else None
-    if agent is not None and agent.startswith("arn:") and (stack is None or agent != stack.agent_arn):
-        if not options["bucket"]:
+    agent, model, bucket = options["agent"], options["model"], options["bucket"]
+    running = Stack.running()
+    if running is not None and agent == running.agent_arn:
+        agent = None
+    if _deployed(agent):
+        if not bucket:
             raise ConfigError("--bucket is missing: give the bucket in which the deployed agent stores its results")
         endpoint = next((os.environ[name] for name in ENDPOINT_ENV if os.environ.get(name)), "")
         if credential_of_runtime(endpoint) is not None:  # a runtime of this machine
             RuntimeView(endpoint).hide(hidden)
-        yield Target(arn=agent, bucket=options["bucket"], endpoint_url=None)
+        yield Target(arn=agent, bucket=bucket, endpoint_url=None)
         return
     file = None if agent is None else find_agent(agent)
-    if file is not None and not file.is_file() and (stack is None or agent != stack.agent_arn):
+    if file is not None and not file.is_file():
         raise ConfigError(f"--agent {agent}: neither an ARN nor a file")
-    bucket = options["bucket"] or f"file://{out / 'store'}"
-    if bucket.startswith("file://"):
-        Path(bucket.removeprefix("file://")).mkdir(parents=True, exist_ok=True)
     use_local_credentials()
-    if stack is not None and (agent in (None, stack.agent_arn) or file == Path(stack.agent)):
-        if model in (None, NO_MODEL) or str(model) == stack.model:
-            stack = stack.renewed()
-            RuntimeView(stack.runtime_url).hide(hidden)
-            bucket = options["bucket"] or stack.store  # its sessions can write to no other directory
-            yield Target(arn=stack.agent_arn, bucket=bucket, endpoint_url=stack.runtime_url, stack=stack)
-            return
-        file = file or Path(stack.agent)
-        click.echo("`agentcore-rl up` runs here with another model: this evaluation starts its own services", err=True)
-    assert file is not None  # the default is the running stack's agent
-    arguments = session_arguments(options, hidden)
-    if bucket.startswith("file://"):
-        arguments["runtime_options"].append(f"--store={bucket}")
     elsewhere = bool(options["base_url"]) or model == NO_MODEL
-    with own(
-        file,
-        folder=out,
-        model=Path(model) if model and not elsewhere else None,
-        without_model=elsewhere,
-        **arguments,
+    wanted: dict[str, Any] = {"model": model} if model and not elsewhere else {}
+    store = bucket if bucket and bucket.startswith("file://") else None
+    sessions = {name: options.get(name, ()) for name in OF_SESSIONS}
+    with running_or_own(
+        file, folder=out, sessions=sessions, hidden=hidden, without_model=elsewhere, store=store, **wanted
     ) as stack:
-        behind = None if elsewhere else stack
-        yield Target(arn=stack.agent_arn, bucket=bucket, endpoint_url=stack.runtime_url, stack=behind)
+        yield Target(
+            arn=stack.agent_arn,
+            bucket=bucket or stack.store,
+            endpoint_url=stack.runtime_url,
+            stack=None if elsewhere else stack,
+            score=stack.score,
+        )
 
 
 @contextlib.contextmanager

@@ -8,7 +8,6 @@ import ctypes
 import json
 import secrets
 import sys
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +23,6 @@ from .options import (
     UP_AGENT,
     as_json,
     json_object,
-    session_arguments,
     with_agent_as_is,
     with_sessions,
 )
@@ -61,17 +59,20 @@ def command(
     Example:
         agentcore-rl invoke --agent shop/agent.py '{"prompt": "The shop has 41 lamps and sells 5.", "answer": "36"}'
     """
-    from .training.stack import scratch_folder
+    from .training.stack import agent_file, check_agent, running_or_own, scratch_folder
 
     value = json_object(payload, "the payload")
     if REFERENCE_FIELD in value:
         with contextlib.suppress(OSError):  # sessions see the arguments of all processes on Linux
             start, end = map(int, Path("/proc/self/stat").read_text().rpartition(")")[2].split()[45:47])
             ctypes.memset(start, 0, end - start)
+    check_agent(agent, own_sessions=any(sessions.values()))
+    file = None if agent is None else agent_file(agent)
+    wanted: dict[str, Any] = {"sessions": sessions, "hidden": scorer_files(score)} | ({"model": model} if model else {})
     with (
         stdout_for_json(as_json),
         scratch_folder("invoke") as scratch,
-        _stack(agent, model, score, scratch, sessions) as stack,
+        running_or_own(file, folder=scratch, **wanted) as stack,
     ):
         rollout = asyncio.run(_roll(stack, value, timeout, score or stack.score))
         log = _log_of(stack, rollout.session_id) if not rollout.usable else ""
@@ -86,36 +87,6 @@ def command(
         _print(rollout, log)
     if failed:
         sys.exit(1)
-
-
-@contextlib.contextmanager
-def _stack(
-    agent: str | None,
-    model: Path | None,
-    score: str | None,
-    scratch: Path,
-    sessions: Mapping[str, Any],
-) -> Iterator[Stack]:
-    """Return the running stack with this agent and model, or a new one for this call."""
-    from ..runtime.remote import RuntimeView
-    from .training.stack import Stack, agent_file, check_agent, own
-
-    own_sessions = any(sessions.values())
-    check_agent(agent, own_sessions=own_sessions)
-    running = Stack.running() if not own_sessions else None
-    folder = model
-    if agent is not None:
-        file = agent_file(agent)
-    else:
-        assert running is not None
-        file = Path(running.agent)
-        folder = folder or (Path(running.model) if running.model else None)
-    if running is not None and (found := Stack.serving(file, folder)) is not None:
-        RuntimeView(found.runtime_url).hide(scorer_files(score))
-        yield found
-        return
-    with own(file, folder=scratch, model=folder, **session_arguments(sessions, scorer_files(score))) as stack:
-        yield stack
 
 
 async def _roll(stack: Stack, payload: dict[str, Any], timeout_s: float, score: str | None) -> CollectedRollout:

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 
@@ -29,12 +29,6 @@ from .options import (
     with_judge,
     with_sessions,
 )
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from .training.settings import LocalRun
-    from .training.stack import Stack
 
 T = TypeVar("T")
 BACKENDS = ("loop", "trl", "slime", "verl", "rllm", "tinker", "sagemaker")
@@ -299,29 +293,13 @@ def train_here(
             )
         settings.rows()  # before a folder exists
         run_dir = new_run(settings, out)
-    stack = _running(settings, console)
-    where = f"  on the services of `agentcore-rl up` ({stack.runtime_url})" if stack is not None else ""
-    begins = f"[bold]Training {escape(settings.title)}[/]  run directory {escape(nearby(run_dir))}{where}"
+    begins = f"[bold]Training {escape(settings.title)}[/]  run directory {escape(nearby(run_dir))}"
     console.print(begins, highlight=False, soft_wrap=True)
     env_file, stored = click.get_current_context().meta.get(ENV_FILE, (None, ()))
     variables = f" --env-file {nearby(env_file)}" if env_file is not None else ""
     variables += "".join(f" --session-env {name}" for name in variable_names(settings.session_env[len(stored) :]))
     go_on = f"{program()} train --resume --out {nearby(run_dir)}{variables}"
-    carry_out(Job(settings, run_dir), console, go_on=go_on, stack=stack, as_json=as_json)
-
-
-def _running(settings: LocalRun, console: Console) -> Stack | None:
-    """Return this folder's running stack, if it has this agent and model, and the run has no variables for it."""
-    from .training.stack import Stack
-
-    if Stack.running() is None:
-        return None
-    serving = Stack.serving(settings.agent, settings.model, settings.engine, settings.forced_tools, settings.history)
-    if serving is None or any(value for _, value in settings.sessions):
-        what = "without these options of sessions" if serving is not None else "with another agent, model or engine"
-        console.print(f"`agentcore-rl up` runs here, {what}: this run starts its own services", style="dim")
-        return None
-    return serving
+    carry_out(Job(settings, run_dir), console, go_on=go_on, as_json=as_json)
 
 
 def _train_at_service(backend: str, config: Any, *, rehearse: bool, agent: Path | None) -> None:

@@ -14,12 +14,11 @@ import click
 
 from ...backends.scorer import scorer_files
 from ...errors import AgentCoreRLError
-from ..options import session_arguments
 from ..output.commands import nearby, program
 from ..output.terminal import dialogue_lines, stdout_for_json, visible
 from ..servers.vllm import MODEL_ID
 from .job import Job, observed
-from .stack import Stack, explain, own
+from .stack import explain, running_or_own
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,7 +31,7 @@ WHEN = ("before", "after")
 STOP_S = 4.0
 
 
-def carry_out(job: Job, console: Console, *, go_on: str, stack: Stack | None = None, as_json: bool = False) -> None:
+def carry_out(job: Job, console: Console, *, go_on: str, as_json: bool = False) -> None:
     """Train to the end and print the result. ``go_on`` is the command that resumes the run.
 
     Exit codes: 0, 1 when the run ended early, 130 after Ctrl-C.
@@ -42,7 +41,7 @@ def carry_out(job: Job, console: Console, *, go_on: str, stack: Stack | None = N
     quiet_libraries()
     try:
         with stdout_for_json(as_json):
-            summary = train(job, console, stack=stack)
+            summary = train(job, console)
     except KeyboardInterrupt:
         console.print("\n[yellow]Stopped.[/]", end=" ")
         left = f"Everything up to now is in {nearby(job.run_dir)}. Continue with:\n    {go_on}"
@@ -60,8 +59,8 @@ def carry_out(job: Job, console: Console, *, go_on: str, stack: Stack | None = N
         click.echo((job.run_dir / "summary.json").read_text(), nl=False)
 
 
-def train(job: Job, console: Console, *, stack: Stack | None = None) -> dict[str, Any]:
-    """Train on this stack, or on a new stack that ends afterwards. Returns the summary.
+def train(job: Job, console: Console) -> dict[str, Any]:
+    """Train on the stack of `agentcore-rl up`, or on a new stack that ends afterwards. Returns the summary.
 
     Call it on the main thread. Raises: AgentCoreRLError; KeyboardInterrupt on Ctrl-C and SIGTERM.
     """
@@ -82,18 +81,17 @@ def train(job: Job, console: Console, *, stack: Stack | None = None) -> dict[str
         inputs = settings.inputs
         hidden = [inputs.data_path, inputs.eval_data_path, settings.judging.judge, job.run_dir]
         hidden += scorer_files(settings.scoring.score)
-        if stack is not None:
-            RuntimeView(stack.runtime_url).hide(hidden)
-        stack = stack or exits.enter_context(
-            own(
+        stack = exits.enter_context(
+            running_or_own(
                 inputs.agent,
                 folder=job.run_dir,
+                sessions=dict(settings.sessions),
+                hidden=hidden,
                 model=settings.learner.model,
                 engine=settings.engine,
                 dtype=settings.learner.dtype,
                 forced_tools=settings.forced_tools,
                 history=settings.history,
-                **session_arguments(dict(settings.sessions), hidden),
             )
         )
         started = time.monotonic()

@@ -29,6 +29,7 @@ from ...errors import AgentCoreRLError, ConfigError, LocalRuntimeError
 from ...isolation.project import Project
 from ...store.remote import find_region
 from ..agents.agentcore_project import find_runtime, variables_of
+from ..options import session_arguments
 from ..output.commands import nearby
 from ..output.terminal import WaitReport, visible
 from ..servers.vllm import context_of
@@ -98,29 +99,11 @@ class Stack:
             os.close(lock)
         return None
 
-    @classmethod
-    def serving(
-        cls,
-        agent: Path,
-        model: Path | None,
-        engine: str | None = None,
-        forced_tools: str | None = None,
-        history: str = "sampled",
-    ) -> Stack | None:
-        """Return this folder's running stack if it has this agent's file and these settings, otherwise None.
-
-        ``model`` None is the built-in policy. ``engine`` and ``forced_tools`` None match any. An agent whose files have
-        changed since is loaded again. This process can sign requests to the stack afterwards, also without credentials.
-        """
-        found = cls.running()
-        if found is None or engine not in (None, found.engine) or forced_tools not in (None, found.forced_tools):
-            return None
-        if history != found.history:
-            return None
-        if Path(found.agent) == agent and (found.model and Path(found.model)) == model:
-            use_local_credentials()
-            return found.renewed()
-        return None
+    def has(self, agent: Path | None, wanted: Mapping[str, Any]) -> bool:
+        """Return True if it runs this agent's file (None: any), with these arguments of `start`. The built-in model is None."""
+        names = ("model", "engine", "history", *(["forced_tools"] if wanted.get("forced_tools") else []))
+        same = {name: None if wanted[name] is None else str(wanted[name]) for name in names if name in wanted}
+        return agent in (None, Path(self.agent)) and all(getattr(self, name) == value for name, value in same.items())
 
     def renewed(self) -> Stack:
         """Return the same stack, with its agent loaded again if its files have changed. Raises: LocalRuntimeError."""
@@ -220,17 +203,18 @@ def start(
     session_env: Sequence[str] = (),
     runtime_options: Sequence[str] = (),
     score: str | None = None,
+    store: str | None = None,
     report: Callable[[str, str], None] = say_what_is_slow,
 ) -> Stack:
     """Start policy, runtime and gateway, and give the agent to the runtime. Blocks.
 
     ``services`` must have been made with ``QUIET`` and the gateway's admin key in its environment. The agent runs in this
     environment if that has the requirements of the agent's folder, otherwise (with ``own_environment``: always) in a new one.
-    Records, turns and sessions' logs go below ``folder``. ``engine`` serves the model: "policy", in ``dtype`` (None: its own
-    choice), or "vllm"; an ``upstream`` takes its place, and ``without_model`` there is neither engine nor gateway.
-    ``forced_tools`` and ``history`` are `GatewayConfig`'s. ``score`` is the scorer of its rollouts. ``session_env`` are the
-    sessions' variables, as K=V, or K for the value that it has here; ``runtime_options`` are further ones of `runtime serve`.
-    ``report(name, url)`` is called for each part that is ready.
+    Turns and sessions' logs go below ``folder``, and records into ``store`` (a file URL; None: below it, too). ``engine`` serves
+    the model: "policy", in ``dtype`` (None: its own choice), or "vllm"; an ``upstream`` takes its place, and ``without_model``
+    there is neither engine nor gateway. ``forced_tools`` and ``history`` are `GatewayConfig`'s. ``score`` is the scorer of its
+    rollouts. ``session_env`` are the sessions' variables, as K=V, or K for the value that it has here; ``runtime_options`` are
+    further ones of `runtime serve`. ``report(name, url)`` is called for each part that is ready.
     Raises: ServiceError, LocalRuntimeError, ConfigError.
     """
     from ...runtime.agents import environments
@@ -245,11 +229,11 @@ def start(
         renderer = Renderer.from_path(model)
         if (problem := unread_calls(renderer) if renderer.facts.tools_shown else NO_TOOLS) is not None:
             report(MODEL, problem)
-    store = folder / "store"
-    store.mkdir(parents=True, exist_ok=True)
+    store = store or f"file://{folder / 'store'}"
+    Path(store.removeprefix("file://")).mkdir(parents=True, exist_ok=True)
     policy = launch_engine(services, model, engine, dtype) if upstream is None and not without_model else None
     here = not own_environment and environments.fits_here(agent)
-    words = ["runtime", "serve", "--state-dir", str(folder / "sessions"), "--store", f"file://{store}"]
+    words = ["runtime", "serve", "--state-dir", str(folder / "sessions"), "--store", store]
     words += ["--agent", f"{AGENT_NAME}={agent}"] if here else []
     runtime = services.launch(
         "runtime",
@@ -295,7 +279,7 @@ def start(
         pid=os.getpid(),
         agent=str(agent),
         agent_arn=arn,
-        store=f"file://{store}",
+        store=store,
         model=str(model) if model else None,
         runtime_url=runtime.url,
         gateway_url=",".join(gateway.url for gateway in started),
@@ -343,6 +327,37 @@ def own(agent: Path, *, folder: Path, **wanted: Any) -> Iterator[Stack]:
         stack = start(services, agent, folder=folder, admin_key=key, **wanted)
         with services.watched():
             yield stack
+
+
+@contextlib.contextmanager
+def running_or_own(
+    agent: Path | None, *, folder: Path, sessions: Mapping[str, Any], hidden: Sequence[Path | str | None], **wanted: Any
+) -> Iterator[Stack]:
+    """Yield the stack of `agentcore-rl up` in this folder if it has this agent (None: any) and what is wanted, or run one.
+
+    ``sessions`` are the options of sessions: with one of them, it is always a new stack. Sessions cannot read ``hidden``.
+    ``wanted`` are further arguments of `start`, and ``folder`` is its folder. Raises: as `own`.
+    """
+    running = Stack.running()
+    if running is not None and not any(sessions.values()) and running.has(agent, wanted):
+        from ...runtime.remote import RuntimeView
+
+        click.echo(f"on the services of `agentcore-rl up` ({running.runtime_url})", err=True)
+        use_local_credentials()
+        running = running.renewed()
+        RuntimeView(running.runtime_url).hide(hidden)
+        yield running
+        return
+    if running is not None:
+        click.echo(
+            "`agentcore-rl up` runs here with another agent, model, engine or options of sessions: this command starts its "
+            "own services",
+            err=True,
+        )
+        agent = agent or Path(running.agent)
+    assert agent is not None  # otherwise `check_agent` raises
+    with own(agent, folder=folder, **session_arguments(sessions, hidden), **wanted) as stack:
+        yield stack
 
 
 def _slow_start(runtime: Any) -> str | None:
