@@ -9,9 +9,10 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import partial
 from typing import Any
 
+from ...client.transport import HOW_TO_HAVE_THEM
 from ...contract import PROBE_EXPERIMENT, PROBE_FIELD, PROBED, ROLLOUT_FIELD, ROLLOUTS_OFF, new_session_id
 from ...deploy import quotas
 from ...errors import ContractError, GatewayError, ObjectExistsError, StoreError, StorePermissionError
@@ -23,8 +24,10 @@ MOST_SKEW_S = 60.0  # AWS refuses signatures that are five minutes off
 MOST_REPLY_BYTES = 2**20  # a probe's report has a few hundred
 DEADLINE_S = 20.0
 START_WITHIN_S = 150.0  # a cold start, and the probe's own deadlines
-ADVICE = {
+ADVICE = {  # by AWS's code of an error, or by the class of botocore's
     "AccessDeniedException": "allow bedrock-agentcore:GetAgentRuntime, InvokeAgentRuntime and StopRuntimeSession on this agent",
+    **dict.fromkeys(("ExpiredToken", "ExpiredTokenException"), "log in again, or export new ones"),
+    "NoCredentialsError": HOW_TO_HAVE_THEM,
     "ResourceNotFoundException": "check the account, the region and the name in the ARN",
     "RuntimeClientError": "the agent did not start, or refused the call: read its log /aws/bedrock-agentcore/runtimes/ID-DEFAULT",
     "ServiceQuotaExceededException": "the account has reached its quota of sessions: stop some, or ask AWS for a higher quota",
@@ -42,11 +45,11 @@ ANSWERED: dict[int | None, str] = {  # the advice for each status that a session
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Account:
     """The parts of an account to check, None for those that were not given.
 
-    ``session_gateway_url``: the gateway as sessions see it, where that is another address.
+    ``session_gateway_url``: the gateway as sessions see it, where that is another address. ``ready``: the agent was found ready.
     """
 
     agent_arn: str | None
@@ -54,10 +57,7 @@ class Account:
     gateway_url: str | None
     gateway_admin_key: str | None
     session_gateway_url: str | None = None
-
-    @cached_property
-    def session(self) -> Any:
-        return find_session()
+    ready: bool = False
 
     @property
     def region(self) -> str | None:
@@ -71,28 +71,14 @@ class Account:
         from botocore.config import Config
 
         config = Config(connect_timeout=5, read_timeout=read_timeout_s, retries={"total_max_attempts": attempts})
-        return self.session.client(service, region_name=region or self.region, config=config)
+        return find_session().client(service, region_name=region or self.region, config=config)
 
-    # -- checks
+    # -- checks. They may raise errors of botocore.
 
     def credentials(self) -> Finding:
-        from botocore.exceptions import BotoCoreError, ClientError
-
-        if self.session.get_credentials() is None:
-            advice = "export AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or give the machine a role"
-            return fail("credentials", "no credentials", advice)
         if self.region is None:
             return fail("credentials", "no region", "export AWS_REGION")
-        try:
-            who = self.client("sts").get_caller_identity()
-        except ClientError as e:
-            code, advice = e.response["Error"]["Code"], "check the credentials and this machine's clock"
-            if "Expired" in code:
-                advice = "log in again, or export new ones"
-            return fail("credentials", f"{code}: {e.response['Error'].get('Message', '')}", advice)
-        except BotoCoreError as e:
-            return fail("credentials", str(e), "check the network, and the endpoint if one is set")
-        return ok("credentials", f"{who['Arn']}, {self.region}")
+        return ok("credentials", f"{self.client('sts').get_caller_identity()['Arn']}, {self.region}")
 
     def store(self) -> Finding:
         """Check put, create-only put, get, list and delete on a new key."""
@@ -124,33 +110,17 @@ class Account:
                 return fail("bucket", f"{right}: {str(e).splitlines()[0]}", advice)
         return ok("bucket", f"{self.bucket}: a record can be put once, read, listed and deleted")
 
-    @cached_property
-    def _described(self) -> Any:
-        """The control plane's answer about the agent, or the exception."""
-        from botocore.exceptions import BotoCoreError, ClientError
-
-        try:
-            name = str(self.agent_arn).rpartition("/")[2]
-            return self.client("bedrock-agentcore-control").get_agent_runtime(agentRuntimeId=name)
-        except (ClientError, BotoCoreError) as e:
-            return e
-
-    @property
-    def _ready(self) -> bool:
-        return isinstance(self._described, dict) and self._described["status"] == "READY"
-
     def runtime(self) -> Finding:
         """Check that the agent exists and is ready."""
         if self.agent_arn is None:
             return note("agent", "none given", "--agent ARN, or export AGENTCORE_AGENT_ARN")
+        name = self.agent_arn.rpartition("/")[2]
         if not self.agent_arn.startswith("arn:") or ":runtime/" not in self.agent_arn:
             advice = "give an ARN such as arn:aws:bedrock-agentcore:REGION:ACCOUNT:runtime/NAME"
             return fail("agent", f"{self.agent_arn!r} is not the ARN of an agent", advice)
-        now = self._described
-        if isinstance(now, Exception):
-            return _refused("agent", now, "check the network and AWS_ENDPOINT_URL_BEDROCK_AGENTCORE_CONTROL")
-        name = self.agent_arn.rpartition("/")[2]
-        if not self._ready:
+        now = self.client("bedrock-agentcore-control").get_agent_runtime(agentRuntimeId=name)
+        self.ready = now["status"] == "READY"
+        if not self.ready:
             reason = now.get("failureReason", "")
             return fail("agent", f"{name} is {now['status']}. {reason}".strip(), "wait, or deploy it again")
         return ok("agent", f"{name}, version {now.get('agentRuntimeVersion', '?')}, READY")
@@ -226,7 +196,7 @@ class Account:
         """Check from a session of the agent: its bucket, and the gateway with its own key."""
         from ...gateway import GatewayClient
 
-        if self.agent_arn is None or self.bucket is None or not self._ready:
+        if self.agent_arn is None or self.bucket is None or not self.ready:
             return []
         client = self.client("bedrock-agentcore", START_WITHIN_S, attempts=1)
         session_id = new_session_id()
@@ -247,27 +217,34 @@ class Account:
             return ask(client, self.agent_arn, session_id, block)
 
     def checks(self) -> list[tuple[str, Callable[[], Finding | list[Finding]]]]:
-        return [
-            ("credentials", self.credentials),
-            ("bucket", self.store),
-            ("agent", self.runtime),
-            ("quotas", self.quotas),
-            ("training", self.training),
-            ("gateway", self.gateway),
-            ("session", self.inside),
-        ]
+        checks: dict[str, Callable[[], Finding | list[Finding]]] = {
+            "credentials": self.credentials,
+            "bucket": self.store,
+            "agent": self.runtime,
+            "quotas": self.quotas,
+            "training": self.training,
+            "gateway": self.gateway,
+            "session": self.inside,
+        }
+        return [(name, partial(_explained, name, check)) for name, check in checks.items()]
 
 
-def _refused(name: str, error: Exception, advice: str) -> Finding:
-    """Return the finding of a call that AWS refused, or that did not reach it."""
-    found = getattr(error, "response", {}).get("Error", {})
-    if not found:
-        return fail(name, str(error)[:500], advice)
-    code, message = found.get("Code", ""), found.get("Message", "")
-    advice = ADVICE.get(code, "read AWS's message")
-    if code == "RuntimeClientError" and "(403)" in message:  # the agent's own text is missing in it
-        advice = ROLLOUTS_OFF
-    return fail(name, f"{code}: {message}"[:500], advice)
+def _explained(name: str, check: Callable[[], Finding | list[Finding]]) -> Finding | list[Finding]:
+    """Run a check. A call that AWS refused, or that did not reach it, is a finding."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        return check()
+    except ClientError as e:
+        code, message = (e.response["Error"].get(part, "") for part in ("Code", "Message"))
+        advice = ADVICE.get(code, "read AWS's message, and check the credentials and this machine's clock")
+        if code == "RuntimeClientError" and "(403)" in message:  # the agent's own text is missing in it
+            advice = ROLLOUTS_OFF
+        return fail(name, f"{code}: {message}"[:500], advice)
+    except BotoCoreError as e:
+        return fail(
+            name, str(e)[:500], ADVICE.get(type(e).__name__, "check the network, and the endpoint if one is set")
+        )
 
 
 def _model(session: Any) -> Finding:
@@ -303,8 +280,8 @@ def ask(client: Any, arn: str, session_id: str, rollout: Mapping[str, Any]) -> l
             agentRuntimeArn=arn, runtimeSessionId=session_id, contentType="application/json", payload=body
         )
         result = json.loads(reply["response"].read(MOST_REPLY_BYTES))
-    except (ClientError, BotoCoreError, OSError, ValueError, RecursionError) as e:
-        return [_refused("session", e, "check the network, and read the log of the agent")]
+    except (OSError, ValueError, RecursionError) as e:
+        return [fail("session", str(e)[:500], "check the network, and read the log of the agent")]
     finally:
         with contextlib.suppress(ClientError, BotoCoreError):
             client.stop_runtime_session(agentRuntimeArn=arn, runtimeSessionId=session_id)

@@ -94,6 +94,10 @@ def train(job: Job, console: Console) -> dict[str, Any]:
                 history=settings.history,
             )
         )
+        if stack.pid != os.getpid():
+            console.print(
+                f"on the services of `agentcore-rl up` ({stack.runtime_url})", highlight=False, soft_wrap=True
+            )
         started = time.monotonic()
         view = RuntimeView(stack.runtime_url)
         recording = exits.enter_context(

@@ -342,7 +342,6 @@ def running_or_own(
     if running is not None and not any(sessions.values()) and running.has(agent, wanted):
         from ...runtime.remote import RuntimeView
 
-        click.echo(f"on the services of `agentcore-rl up` ({running.runtime_url})", err=True)
         use_local_credentials()
         running = running.renewed()
         RuntimeView(running.runtime_url).hide(hidden)
