@@ -72,7 +72,7 @@ def test_a_screen_says_both_means_of_how_many_and_failures_by_cause(facts: dict[
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_a_panel_fits_its_terminal_and_hides_zeros(facts: dict[str, Any], width: int) -> None:
+def test_steps_fit_a_terminal_and_hide_zeros(facts: dict[str, Any], width: int) -> None:
     out = io.StringIO()
     with Display(Console(file=out, width=width, force_terminal=True, height=40), total_rollouts=42) as display:
         step = {"sampled_tokens": 9, "logprob_gap": 1e-5, "rollout_s": 100.0, "train_s": 20.0, "causes": {}}
@@ -81,8 +81,9 @@ def test_a_panel_fits_its_terminal_and_hides_zeros(facts: dict[str, Any], width:
             display.step({**facts, **step, "step": number})
         display.evaluated({"when": "after", **facts})
     shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue()).splitlines()
-    assert max(map(len, shown)) <= width
-    [last] = {line.rstrip() for line in shown if line.startswith("step 10 ")}
+    steps = [line.rstrip() for line in shown if line.startswith("step ")]
+    assert (len(steps), max(map(len, steps)) <= width) == (10, True)
+    last = steps[-1]
     assert "1,234,567" in last
     assert ("94 %" in last) == (width == 120)
     assert " 0" not in last.replace("0:00", "")
@@ -131,12 +132,19 @@ def cells(line: str) -> list[str]:
 
 def test_a_summary_has_both_means(tmp_path: Path, facts: dict[str, Any]) -> None:
     report = Report(tmp_path)
-    step = {"step": 0, "sampled_tokens": 9, "branches": 0, "logprob_gap": None}
+    step = {
+        "step": 0,
+        "sampled_tokens": 9,
+        "usable_tokens": 9,
+        "gradient_tokens": 0,
+        "branches": 0,
+        "logprob_gap": None,
+    }
     report.add("evaluated", {"when": "before", "reward": None, "scored": 0, "outcomes": {"lost": 1}})  # of an older run
     report.add("step", {**facts, **step})
     report.add("evaluated", {"when": "after", **facts})
     summary = report.summarize(exp_id="e", config={}, held_out=21, wall_s=1.0)
-    assert summary["gradient_tokens"] is None, "a step without it is of an older version"
+    assert (summary["sampled_tokens"], summary["usable_tokens"], summary["gradient_tokens"]) == (9, 9, 0)
     assert summary["held_out_reward_after"] == pytest.approx(17 / 20)
     assert summary["held_out_reward_ok_after"] == pytest.approx(17 / 18)
     assert (summary["held_out_scored_after"], summary["held_out_ok_after"]) == (20, 18)

@@ -342,20 +342,6 @@ def test_an_ended_run_continues_with_more_steps(tmp_path: Path) -> None:
     assert [(e["event"], e.get("when")) for e in events(run)] == [("evaluated", "step-3"), ("step", None)]
 
 
-def test_an_older_run_is_resumed_with_the_settings_that_it_had(tmp_path: Path) -> None:
-    (tmp_path / "agent.py").write_text("")
-    (tmp_path / "rows.jsonl").write_text('{"prompt": "1"}\n')
-    words = {"agent": str(tmp_path / "agent.py"), "data": str(tmp_path / "rows.jsonl")}
-    run = new_run(read(words, None), tmp_path / "run")
-    assert old_run(run, {})[1].lora_alpha is None
-    stored = json.loads((run / "config.json").read_text())
-    del stored["lora_alpha"]
-    stored["sampling_params"] = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0}
-    (run / "config.json").write_text(json.dumps(stored))
-    found = old_run(run, {})[1]
-    assert (found.lora_alpha, found.sampling_params) == (8, None), "peft's alpha; evaluations sample as the agent does"
-
-
 @pytest.mark.parametrize(
     ("parameters", "given", "expected"),
     [

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import io
 import json
-import typing
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -257,19 +257,15 @@ def from_words(pairs: Sequence[str], cls: type[SettingsGroup]) -> dict[str, Any]
     kinds = cls.kinds()
     values: dict[str, Any] = {}
     for pair in pairs:
-        name, sign, text = pair.partition("=")
-        name = name.replace("-", "_")
-        name = cls.ALIASES.get(name, name)
+        given, sign, text = pair.partition("=")
+        name = cls.ALIASES.get(given.replace("-", "_"), given.replace("-", "_"))
         if not sign:
             raise ConfigError(f"--set {pair}: write the setting as NAME=VALUE")
         if name not in kinds:
             raise ConfigError(f"--set {pair}: there is no such setting{near(name, sorted(kinds))}")
-        values[name] = text
-        each = (kinds[name], *typing.get_args(kinds[name]))
-        parts = {part for kind in each for part in (kind, typing.get_origin(kind))}
-        if tuple in parts:
-            values[name] = text.split(",")
-        elif parts & {int, float, Mapping} or (bool in parts and text == "null"):
+        kind = str(kinds[name])
+        values[name] = text.split(",") if "tuple[" in kind else text
+        if "Mapping[" in kind or not re.search(r"tuple\[|str|Path", kind):
             with contextlib.suppress(ValueError):  # the check of all settings reports any other value
                 values[name] = json.loads(text)
     return values

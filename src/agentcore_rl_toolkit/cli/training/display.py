@@ -1,4 +1,4 @@
-"""The display of a run: a live panel in a terminal, an aligned table elsewhere."""
+"""The display of a run: an aligned table, and in a terminal a progress bar below it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rich.console import Console, Group
-from rich.live import Live
-from rich.markup import escape
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-from rich.table import Table
-from rich.text import Text
 
 from ...client.evaluation import metrics_line
 from ...contract import Cause
@@ -23,10 +19,8 @@ from ...runs.diagnosis import Finding
 from ..output.failures import Failure, explain
 from ..output.terminal import visible
 
-SHOWN_STEPS = 16
 SHOWN_REWARDS = 64  # latest rollouts for the recent reward
-SHOWN_FINDINGS = 2
-HEADER_EVERY = 20  # rows of the table in a file or pipe
+HEADER_EVERY = 20  # rows of the table
 LOOK_S = 10.0  # limit of the last diagnosis at the end
 PROGRESS_S = 30.0  # pause between two lines in a file or pipe
 FIRST = 18  # characters of a row's name, such as "held out, step-100"
@@ -36,8 +30,8 @@ COLUMNS = (
         ("reward", 12, 80),
         ("usable", 7, 80),
         ("differ", 6, 80),
-        ("gradient", 8, 80),
-        ("seconds", 11, 80),
+        ("gradient", 9, 80),
+        ("seconds", 10, 80),
         ("eta", 6, 80),
     ),
     *(("of ok", 12, 120), ("tool use", 8, 120), ("failed", 14, 120), ("gap", 6, 160), ("behind", 6, 160)),
@@ -73,7 +67,7 @@ def share_of(value: float | None, n: int) -> str:
 
 
 class Display:
-    """Takes the events of the training loop and keeps the picture up to date.
+    """Takes the events of the training loop and shows them.
 
     ``findings`` returns reasons why the run does not learn. A thread calls it after each step and evaluation.
     """
@@ -82,40 +76,33 @@ class Display:
         self, console: Console, total_rollouts: int, findings: Callable[[], Sequence[Finding]] = lambda: ()
     ) -> None:
         self._console, self._total, self._findings_of = console, total_rollouts, findings
-        self._done_before = self._done = 0
+        self._done_before = self._done = self._tokens = self._lost = self._rows = 0
         self._started = self._printed_s = time.monotonic()
-        self._tokens = self._lost = self._to_come = 0
         self._rewards: deque[float] = deque(maxlen=SHOWN_REWARDS)
-        self._rows: list[dict[str, str]] = []
         self._ended: list[Failure | None] = []  # the reasons of failures since the last row
         self._explained: set[str] = set()
-        self._findings: Sequence[Finding] = ()
         self._looking: threading.Thread | None = None
         width = console.width if console.is_terminal else max(least for *_, least in COLUMNS)
         self._columns = [(name, size) for name, size, least in COLUMNS if least <= max(width, 80)]
-        self._bar = Progress(
-            TextColumn("{task.description}"), BarColumn(bar_width=40), MofNCompleteColumn(), console=console
-        )
-        self._task = self._bar.add_task("starting", total=1)
-        self._live = Live(console=console, refresh_per_second=4, transient=False, get_renderable=self._render)
+        shown = (TextColumn("{task.description}"), BarColumn(bar_width=16), MofNCompleteColumn())
+        state = TextColumn("{task.fields[state]}", style="dim")
+        self._bar = Progress(*shown, state, console=console, disable=not console.is_terminal)
+        self._task = self._bar.add_task("starting", total=1, state="")
 
     def __enter__(self) -> Display:
-        if self._console.is_terminal:
-            self._live.start()
+        self._bar.start()
         return self
 
     def __exit__(self, *exc: object) -> None:
         if self._looking is not None:
             self._looking.join(LOOK_S)
-        if self._console.is_terminal:
-            self._live.stop()
+        self._bar.stop()
 
     def resumed(self, rollouts_done: int) -> None:
         """Count the rollouts of the earlier part of the run as done; the time estimate uses only the new ones."""
         self._done = self._done_before = rollouts_done
 
     def rollouts_started(self, phase: str, total: int) -> None:
-        self._to_come = total
         self._rewards.clear()
         self._bar.reset(self._task, description=phase, total=total)
 
@@ -125,12 +112,14 @@ class Display:
         self._done += 1
         self._tokens += tokens
         self._lost += cause == Cause.INFRASTRUCTURE
-        self._to_come -= 1
         if score is not None:
             self._rewards.append(score)
-        self._bar.advance(self._task)
+        reward = sum(self._rewards) / len(self._rewards) if self._rewards else None
+        lost = f"   lost {self._lost}" if self._lost else ""
+        state = f"recent reward {share(reward)}   tokens {self._tokens:,}{lost}   eta {self._eta()}"
+        self._bar.update(self._task, advance=1, state=state)
         if not self._console.is_terminal and time.monotonic() - self._printed_s > PROGRESS_S:
-            self._print(f"{self._done} of {self._total} rollouts, {self._state()}")
+            self._print(f"{self._done} of {self._total} rollouts, {state}")
 
     def step(self, facts: dict[str, Any]) -> None:
         gap, rates, memory = facts["logprob_gap"], facts.get("sampled_tokens_per_s"), facts.get("peak_memory_gb")
@@ -160,20 +149,17 @@ class Display:
         )
 
     def _row(self, name: str, facts: Mapping[str, Any], **cells: str) -> None:
-        cells |= {"failed": failures(facts["causes"]), "metrics": escape(visible(metrics_line(facts["metrics"])))}
-        row = {"": name, "eta": self._eta(), **cells}
-        self._rows.append(row)
-        if not self._console.is_terminal:
-            if (len(self._rows) - 1) % HEADER_EVERY == 0:
-                self._print_row({name: name for name, _ in self._columns})
-            self._print_row(row)
+        """Print a line of the table. The last cell, the agent's metrics, has no fixed width."""
+        cells |= {"failed": failures(facts["causes"]), "metrics": visible(metrics_line(facts["metrics"]))}
+        rows = [{"": name, "eta": self._eta(), **cells}]
+        if self._rows % HEADER_EVERY == 0:
+            rows.insert(0, {column: column for column, _ in self._columns})
+        self._rows += 1
+        for row in rows:
+            shown = [row.get(column, "").rjust(size) for column, size in self._columns]
+            self._print("  ".join([row.get("", "").ljust(FIRST), *shown]).rstrip())
         self._explain()
         self._look()
-
-    def _print_row(self, row: Mapping[str, str]) -> None:
-        """Print a line of the table for a file or pipe. The last cell, the agent's metrics, has no fixed width."""
-        cells = [row.get(name, "").rjust(size) for name, size in self._columns]
-        self._print("  ".join([row.get("", "").ljust(FIRST), *cells]).rstrip())
 
     def _print(self, line: str) -> None:
         self._printed_s = time.monotonic()
@@ -190,15 +176,14 @@ class Display:
             self._print(f"note: {visible(text)}")
 
     def _look(self) -> None:
-        """Start a diagnosis, unless the last one is still running. A file gets each finding once."""
+        """Start a diagnosis, unless the last one is still running, and print each finding once."""
 
         def look() -> None:
             with contextlib.suppress(AgentCoreRLError, OSError):  # a run that cannot be read must not end
-                self._findings = self._findings_of()
-            for finding in () if self._console.is_terminal else self._findings:
-                if finding.name not in self._explained:
-                    self._explained.add(finding.name)
-                    self._print(f"! {visible(finding.text)}\n  {finding.advice}")
+                for finding in self._findings_of():
+                    if finding.name not in self._explained:
+                        self._explained.add(finding.name)
+                        self._print(f"! {visible(finding.text)}\n  {finding.advice}")
 
         if self._looking is None or not self._looking.is_alive():
             self._looking = threading.Thread(target=look, name="agentcore-rl-diagnosis", daemon=True)
@@ -210,19 +195,3 @@ class Display:
             return "?"
         left = (self._total - self._done) * (time.monotonic() - self._started) / fresh
         return f"{int(left // 60)}:{int(left % 60):02d}"
-
-    def _state(self) -> str:
-        reward = sum(self._rewards) / len(self._rewards) if self._rewards else None
-        lost = f"   lost {self._lost}" if self._lost else ""
-        return f"recent reward {share(reward)}   tokens {self._tokens:,}{lost}   eta {self._eta()}"
-
-    def _render(self) -> Group:
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        table.add_column("")
-        for name, _ in self._columns:
-            table.add_column(name, justify="right")
-        for row in self._rows[-SHOWN_STEPS:]:
-            table.add_row(row[""], *(row.get(name, "") for name, _ in self._columns))
-        now = Text(f"remaining {max(0, self._to_come)}   {self._state()}", style="dim")
-        found = [Text(f"! {visible(f.text)} {f.advice}", style="yellow") for f in self._findings[:SHOWN_FINDINGS]]
-        return Group(table, self._bar, now, *found)

@@ -49,14 +49,10 @@ class Report:
         for e in [*steps, *evaluated.values()]:
             for name, counter in counts.items():
                 counter.update(e.get(name, {}))
-        sampled = sum(e["sampled_tokens"] for e in steps)
         gaps = [e["logprob_gap"] for e in steps if e["logprob_gap"] is not None]
         sides = {when: evaluated.get(when, {}) for when in ("before", "after")}
         pairs = [(before["score"], after["score"]) for before, after in self._held_out()]
-        tokens: dict[str, int | None] = {"sampled_tokens": sampled}
-        for name in ("usable_tokens", "gradient_tokens"):
-            known = [e[name] for e in steps if name in e]
-            tokens[name] = sum(known) if len(known) == len(steps) else None  # steps of an older version lack them
+        kinds = ("sampled_tokens", "usable_tokens", "gradient_tokens")
         summary = {
             "exp_id": exp_id,
             # Steps that could teach something: the rewards differed in at least one group.
@@ -75,7 +71,7 @@ class Report:
             "rollouts": counts["outcomes"].total(),
             "lost_rollouts": counts["causes"][Cause.INFRASTRUCTURE],
             **{name: dict(counter) for name, counter in counts.items()},
-            **tokens,
+            **{name: sum(e[name] for e in steps) for name in kinds},
             "forked_rollout_branches": sum(e["branches"] for e in steps),
             "logprob_gap_max": max(gaps) if gaps else None,
             "wall_s": round(wall_s, 1),

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from ..._installation import missing_extra
-from ...backends.collection.groups import WHOLE_DISTRIBUTION, trained_temperature
+from ...backends.collection.groups import trained_temperature
 from ...backends.scorer import split_spec
 from ...backends.settings import SettingsGroup, read_settings
 from ...backends.training.settings import LearnerSettings, LoopSettings
@@ -30,17 +30,13 @@ from .trackers import check_installed
 
 _PATHS = ("agent", "data_path", "eval_data_path", "model", "judge")
 _FOLDERS = ("readable", "writable")
-_TINY, _LARGE = (
-    10_000_000,
-    500_000_000,
-)  # parameters: below this, models are for demonstrations; above, training all weights takes too much memory
+# Numbers of parameters: below, models are for demonstrations; above, training all weights takes too much memory.
+_TINY, _LARGE = 10_000_000, 500_000_000
 
 
 def fitted(given: dict[str, Any]) -> dict[str, Any]:
     """Add the settings that follow from the model's size. Raises: ConfigError."""
-    model = (
-        None if given.get("model") is None else model_folder(given["model"])
-    )  # a run stands for the model that it trained
+    model = None if given.get("model") is None else model_folder(given["model"])
     rank = given.get("lora_rank")
     found = by_size(model, None if rank is None else LearnerSettings(lora_rank=rank).lora_rank)
     return {**given, **{name: value for name, value in found.items() if given.get(name) is None}, "model": model}
@@ -265,9 +261,6 @@ def old_run(out: Path | None, flags: Mapping[str, Any]) -> tuple[Path, LocalRun]
         raise ConfigError(f"{run_dir} holds no run to continue (no config.json)")
     where = str(run_dir / "config.json")
     stored = LocalRun.plain(json.loads((run_dir / "config.json").read_text()))
-    stored.setdefault("lora_alpha", 8)  # an older run has peft's default
-    if stored.get("sampling_params") == WHOLE_DISTRIBUTION:  # an older run's default, which evaluations did not use
-        stored["sampling_params"] = None
     given = _given(flags)
     changed = []
     if (variables := given.pop("session_env", None)) is not None:
