@@ -72,21 +72,6 @@ OF_SESSIONS = ("session_env", "readable", "writable", "model_hosts", "policy_mod
 POSITIVE = click.FloatRange(min=0, min_open=True)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Target:
-    """The agent to evaluate: its ARN, where it is served, and where it stores results.
-
-    ``stack`` serves its model, None for another model. Its gateway opens a session for each rollout. ``score`` is the scorer of
-    `agentcore-rl up`.
-    """
-
-    arn: str
-    bucket: str
-    endpoint_url: str | None
-    stack: Stack | None = None
-    score: str | None = None
-
-
 _FILE, _FOLDER = click.Path(path_type=Path, exists=True, dir_okay=False), click.Path(path_type=Path, file_okay=False)
 _OUT = "Folder of the run. The keys of its records begin with its name. [default: runs/COMMAND-DATA, then COMMAND-DATA-2, ...]"
 _MODEL = f"The model of an agent on this machine: {WORDS}; none: the agent calls its own model. [default: the built-in policy]"
@@ -189,8 +174,8 @@ def command(**options: Any) -> None:
             f"the run in {nearby(out)} began with another {', '.join(changed)}: repeat its options, or choose another --out"
         )
     write_config(out, {"kind": "eval", "exp_id": exp_id, **kept})
-    with locked(out), open_target(options, exp_id, out) as target:
-        failures = _evaluate(target, rows, exp_id, out, options)
+    with locked(out):
+        failures = _evaluate(rows, exp_id, out, options)
     if failures:
         sys.exit(1)
 
@@ -335,7 +320,7 @@ def _goes_on(exp_id: str, *, out_given: bool) -> str:
     return f"{program()} {shlex.join([*(word for word in words if word != '--resume'), '--resume'])}"
 
 
-def _evaluate(target: Target, rows: list[EvalRow], exp_id: str, out: Path, options: dict[str, Any]) -> int:
+def _evaluate(rows: list[EvalRow], exp_id: str, out: Path, options: dict[str, Any]) -> int:
     from ..client import BatchProgress
     from ..client.evaluation import as_facts, score_of, summarize, write_results
     from .training.kept_evaluation import as_before, finished_before, judge_items, keep, scored_item
@@ -362,7 +347,7 @@ def _evaluate(target: Target, rows: list[EvalRow], exp_id: str, out: Path, optio
     began_s = time.monotonic()
     with (
         stdout_for_json(options["as_json"]),
-        open_rollouts(target, exp_id, out, overrides, total, options["concurrency"]) as opened,
+        open_rollouts(options, exp_id, out, overrides, total, options["concurrency"]) as opened,
     ):
         run = opened.client.run_batch(
             [row.payload for row in rows for _ in range(options["repeat"])],
@@ -387,7 +372,7 @@ def _evaluate(target: Target, rows: list[EvalRow], exp_id: str, out: Path, optio
                 if score is not None and judge is None:
                     scores.append(score)
 
-            spec = options["score"] or target.score
+            spec = options["score"] or opened.score
             scorer = None if spec is None else scorer_at(spec)
             with contextlib.ExitStack() as exits:
                 pool = ThreadPoolExecutor(options["concurrency"], thread_name_prefix="score")
@@ -424,73 +409,59 @@ def _evaluate(target: Target, rows: list[EvalRow], exp_id: str, out: Path, optio
 
 @dataclass(frozen=True, kw_only=True)
 class Opened:
-    """The parts of an evaluation of a data set: the client, the run's writer, and the functions of `_model_of`."""
+    """What rollouts of a data set need: the client, the run's writer, and the scorer of `agentcore-rl up`.
+
+    ``prepare`` opens the session of a rollout at the gateway, and ``fetch`` returns its calls. None for an agent with another
+    model than the stack's.
+    """
 
     client: RolloutClient
     kept: RunWriter
+    score: str | None
     prepare: Prepare | None
     fetch: Fetch | None
 
 
 @contextlib.contextmanager
 def open_rollouts(
-    target: Target, exp_id: str, out: Path, overrides: dict[str, Any], rollouts: int, concurrency: int
+    options: dict[str, Any], exp_id: str, out: Path, overrides: dict[str, Any], rollouts: int, concurrency: int
 ) -> Iterator[Opened]:
-    """Check what the rollouts need, and open it. Raises: ConfigError."""
+    """Check what the rollouts need, and open it. Raises: ConfigError.
+
+    Exit with a message when the services fail. Ctrl-C exits with the command that continues.
+    """
     from ..client import RolloutClient
+    from ..deploy.quotas import before_a_run
     from ..runs import RunWriter, TokenTexts
     from ..runs.in_flight import in_flight
     from ..runs.spans import SpanSender
-
-    away = target.endpoint_url is None
-    if away:
-        _check_credentials()
-    _check_store(target.bucket, exp_id, (target.arn.split(":") + [""] * 4)[3])
-    if away:
-        from ..deploy.quotas import before_a_run
-
-        found = before_a_run(target.arn, endpoint_url=None, rollouts=rollouts, concurrent=concurrency)
-        if found is not None:
-            click.echo(found, err=True)
-    texts = None if target.stack is None else TokenTexts(target.stack.tokenizer)
-    with (
-        contextlib.ExitStack() as exits,
-        _model_of(target, overrides) as (prepare, fetch, sessions),
-        RunWriter(out, texts=texts, spans=SpanSender.from_env()) as kept,
-        RolloutClient(
-            target.arn,
-            target.bucket,
-            exp_id,
-            tps_limit=25.0 if away else 500.0,
-            endpoint_url=target.endpoint_url,
-            **overrides,
-        ) as client,
-    ):
-        exits.enter_context(in_flight(out, client.flights, sessions, runtime_url=client.endpoint_url))
-        yield Opened(client=client, kept=kept, prepare=prepare, fetch=fetch)
-
-
-def most_frequent(items: Sequence[BatchItem]) -> str:
-    """Describe the most frequent failure."""
-    from ..client.evaluation import reward_of
-
-    none = "the agent returned no reward"
-    failed = [item for item in items if reward_of(item) is None and item.cause != Cause.POLICY]
-    return explain([Failure.of(i.outcome, i.error or none, i.traceback) for i in failed], len(items))
-
-
-@contextlib.contextmanager
-def open_target(options: dict[str, Any], exp_id: str, out: Path) -> Iterator[Target]:
-    """Yield the agent of a command. Exit with a message when the services fail.
-
-    Ctrl-C exits with the command that continues.
-    """
     from .training.services import ServiceError
     from .training.stack import explain
 
     try:
-        with _target(options, out) as target:
-            yield target
+        with _stack(options, out) as stack, contextlib.ExitStack() as late, contextlib.ExitStack() as exits:
+            arn, bucket, url = options["agent"], options["bucket"], None
+            if stack is not None:
+                arn, bucket, url = stack.agent_arn, bucket or stack.store, stack.runtime_url
+            else:
+                _check_credentials()
+            _check_store(bucket, exp_id, (arn.split(":") + [""] * 4)[3])
+            if stack is None:
+                found = before_a_run(arn, endpoint_url=None, rollouts=rollouts, concurrent=concurrency)
+                if found is not None:
+                    click.echo(found, err=True)
+            prepare, fetch, sessions, texts = None, None, None, None
+            if stack is not None and not _other_model(options):
+                opening = _gateway_of(stack, overrides.get("sampling_params"))
+                prepare, fetch, sessions = exits.enter_context(opening)
+                texts = TokenTexts(stack.tokenizer)
+            kept = exits.enter_context(RunWriter(out, texts=texts, spans=SpanSender.from_env()))
+            tps = 25.0 if stack is None else 500.0
+            client = RolloutClient(arn, bucket, exp_id, tps_limit=tps, endpoint_url=url, **overrides)
+            exits.enter_context(client)
+            late.enter_context(in_flight(out, client.flights, sessions, runtime_url=client.endpoint_url))
+            score = None if stack is None else stack.score
+            yield Opened(client=client, kept=kept, score=score, prepare=prepare, fetch=fetch)
     except KeyboardInterrupt:
         go_on = _goes_on(exp_id, out_given=options["out"] is not None)
         click.echo(f"\nstopped; finished rollouts are in {nearby(out)}. To continue:\n    {go_on}", err=True)
@@ -500,9 +471,14 @@ def open_target(options: dict[str, Any], exp_id: str, out: Path) -> Iterator[Tar
         sys.exit(1)
 
 
+def _other_model(options: Mapping[str, Any]) -> bool:
+    """Return True if the agent's model is at an address, or is its own."""
+    return bool(options["base_url"]) or options["model"] == NO_MODEL
+
+
 @contextlib.contextmanager
-def _target(options: dict[str, Any], out: Path) -> Iterator[Target]:
-    """Yield the agent as ARN. A local runtime serves a file for as long as the evaluation runs."""
+def _stack(options: dict[str, Any], out: Path) -> Iterator[Stack | None]:
+    """Yield the stack that serves the agent's file, None for a deployed agent."""
     from .._servers.keys import credential_of_runtime
     from ..client.client import ENDPOINT_ENV
     from ..runtime.remote import RuntimeView
@@ -519,47 +495,32 @@ def _target(options: dict[str, Any], out: Path) -> Iterator[Target]:
         endpoint = next((os.environ[name] for name in ENDPOINT_ENV if os.environ.get(name)), "")
         if credential_of_runtime(endpoint) is not None:  # a runtime of this machine
             RuntimeView(endpoint).hide(hidden)
-        yield Target(arn=agent, bucket=bucket, endpoint_url=None)
+        yield None
         return
     file = None if agent is None else find_agent(agent)
     if file is not None and not file.is_file():
         raise ConfigError(f"--agent {agent}: neither an ARN nor a file")
     use_local_credentials()
-    elsewhere = bool(options["base_url"]) or model == NO_MODEL
-    wanted: dict[str, Any] = {"model": model} if model and not elsewhere else {}
-    store = bucket if bucket and bucket.startswith("file://") else None
+    wanted: dict[str, Any] = {"store": bucket if bucket and bucket.startswith("file://") else None}
+    wanted |= {"without_model": True} if _other_model(options) else {"model": model} if model else {}
     sessions = {name: options.get(name, ()) for name in OF_SESSIONS}
-    with running_or_own(
-        file, folder=out, sessions=sessions, hidden=hidden, without_model=elsewhere, store=store, **wanted
-    ) as stack:
-        yield Target(
-            arn=stack.agent_arn,
-            bucket=bucket or stack.store,
-            endpoint_url=stack.runtime_url,
-            stack=None if elsewhere else stack,
-            score=stack.score,
-        )
+    with running_or_own(file, folder=out, sessions=sessions, hidden=hidden, **wanted) as stack:
+        yield stack
 
 
 @contextlib.contextmanager
-def _model_of(target: Target, given: dict[str, Any]) -> Iterator[tuple[Prepare | None, Fetch | None, Seen | None]]:
-    """Yield functions that open each rollout's session at the stack's gateway and fetch its recorded calls.
-
-    None with --base-url, and for an agent with its own model.
-    """
-    if target.stack is None or "base_url" in given:
-        yield None, None, None
-        return
+def _gateway_of(stack: Stack, sampling_params: Any) -> Iterator[tuple[Prepare, Fetch, Seen]]:
+    """Yield functions that open each rollout's session at the stack's gateway, fetch its calls, and list what runs."""
     from ..gateway import GatewayClient
     from .servers.vllm import MODEL_ID
 
     made: list[str] = []
-    with GatewayClient(target.stack.gateway_url, admin_key=target.stack.gateway_admin_key) as gateway:
+    with GatewayClient(stack.gateway_url, admin_key=stack.gateway_admin_key) as gateway:
 
         async def prepare(session_id: str, attempt: int) -> dict[str, Any]:
             made.append(session_id)
             [session] = await gateway.create_sessions_async(
-                [session_id], model_id=MODEL_ID, sampling_params=given.get("sampling_params")
+                [session_id], model_id=MODEL_ID, sampling_params=sampling_params
             )
             return {"base_url": session.base_url, "api_key": session.api_key, "model_id": MODEL_ID}
 
@@ -570,3 +531,12 @@ def _model_of(target: Target, given: dict[str, Any]) -> Iterator[tuple[Prepare |
             with contextlib.suppress(GatewayError):  # it may have ended, and its store with it
                 for at in range(0, len(made), SESSIONS_PER_CALL):
                     gateway.delete(made[at : at + SESSIONS_PER_CALL])
+
+
+def most_frequent(items: Sequence[BatchItem]) -> str:
+    """Describe the most frequent failure."""
+    from ..client.evaluation import reward_of
+
+    none = "the agent returned no reward"
+    failed = [item for item in items if reward_of(item) is None and item.cause != Cause.POLICY]
+    return explain([Failure.of(i.outcome, i.error or none, i.traceback) for i in failed], len(items))

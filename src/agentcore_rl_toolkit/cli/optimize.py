@@ -24,7 +24,7 @@ from ..errors import ConfigError, RolloutError
 from ..runs import locked, read_config, write_config
 from ..runs.folder import read_metrics
 from ..stats.differences import change_of
-from .eval import Opened, check_options, experiment, most_frequent, open_rollouts, open_target, with_agent
+from .eval import Opened, check_options, experiment, most_frequent, open_rollouts, with_agent
 from .options import from_environment, settings_of, settings_option
 from .output.commands import nearby
 from .output.terminal import visible
@@ -96,8 +96,7 @@ def command(words: tuple[str, ...], **options: Any) -> None:
     given = {} if settings.sampling_params is None else {"sampling_params": dict(settings.sampling_params)}
     with (
         locked(out),
-        open_target(options, exp_id, out) as target,
-        open_rollouts(target, exp_id, out, given, settings.max_rollouts, settings.concurrency) as opened,
+        open_rollouts(options, exp_id, out, given, settings.max_rollouts, settings.concurrency) as opened,
     ):
         facts = _Optimisation(opened, out, settings, options).run(learned, compared, held_out)
     (out / "summary.json").write_text(json.dumps(facts, indent=2) + "\n")
