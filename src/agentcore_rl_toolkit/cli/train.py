@@ -171,7 +171,8 @@ def command(
     if backend in (None, "loop"):
         if trainer_args:
             raise ConfigError(f"{' '.join(trainer_args)}: arguments of a trainer need --backend")
-        train_here(flags, config_path, words, method, out=out, resume=resume, as_json=as_json)
+        distilled = method == "distill"
+        train_here(flags, config_path, words, out=out, resume=resume, as_json=as_json, distilled=distilled)
         return
     _take_dotenv(config_path)
     slime_steps = (flags.pop("steps") or 1) if backend == "slime" else 1
@@ -259,11 +260,12 @@ def train_here(
     flags: dict[str, Any],
     file: Path | None,
     words: tuple[str, ...],
-    method: str,
     *,
     out: Path | None,
     resume: bool,
     as_json: bool,
+    distilled: bool = False,
+    title: str = "",
 ) -> None:
     """Train an agent's file on this machine. ``words`` are the settings of --set."""
     from rich.console import Console
@@ -287,13 +289,13 @@ def train_here(
         run_dir, settings = old_run(out, flags)
     else:
         settings = read(flags, file)
-        if method == "distill" and settings.teacher_url is None:
+        if distilled and settings.teacher_url is None:
             raise ConfigError(
                 "distillation needs --teacher-url URL: the address of vLLM, or of `policy serve`, with the teacher's model"
             )
         settings.rows()  # before a folder exists
         run_dir = new_run(settings, out)
-    begins = f"[bold]Training {escape(settings.title)}[/]  run directory {escape(nearby(run_dir))}"
+    begins = f"[bold]{title or f'Training {escape(settings.title)}'}[/]  run directory {escape(nearby(run_dir))}"
     console.print(begins, highlight=False, soft_wrap=True)
     env_file, stored = click.get_current_context().meta.get(ENV_FILE, (None, ()))
     variables = f" --env-file {nearby(env_file)}" if env_file is not None else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -70,7 +71,7 @@ def test_markup_in_an_error_is_text(tmp_path: Path, capsys: pytest.CaptureFixtur
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(importlib.import_module("agentcore_rl_toolkit.cli.training.run"), "train", fail)
-        with pytest.raises(SystemExit):
+        with pytest.raises(SystemExit), click.Context(command.command):
             command.command.callback(  # type: ignore[misc]
                 **{
                     **dict.fromkeys(p.name for p in command.command.params),

@@ -26,4 +26,4 @@ def command(
     Example:
         agentcore-rl distill --agent shop/agent.py --data shop/train.jsonl --teacher-url http://127.0.0.1:8000
     """
-    train_here(flags, config_path, words, "distill", out=out, resume=resume, as_json=as_json)
+    train_here(flags, config_path, words, out=out, resume=resume, as_json=as_json, distilled=True)

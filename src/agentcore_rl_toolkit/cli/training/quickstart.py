@@ -10,10 +10,9 @@ import click
 
 from ..models import model_option
 from ..options import as_json, engine_option, from_words, settings_option
-from ..output.commands import nearby, program
-from .job import Job, example
-from .run import carry_out
-from .settings import LocalRun, new_folder, new_run, old_run, read
+from ..train import train_here
+from .job import example
+from .settings import LocalRun, new_folder
 
 # Many problems per step and few rollouts of each: the reward rises most steadily if the policy soon solves most problems.
 SHAPE = {"steps": 14, "groups": 16, "rollouts": 4, "learning_rate": 6e-4}
@@ -45,23 +44,17 @@ def command(out: Path | None, resume: bool, words: tuple[str, ...], as_json: boo
     It needs no AWS account, no GPU, and no download, and takes one to three minutes on two idle cores. The folder
     runs/<exp_id>/ contains everything.
     """
-    from rich.console import Console
-    from rich.markup import escape
-
-    console = Console(stderr=as_json)
     given = from_words(words, LocalRun) | {name: value for name, value in options.items() if value is not None}
-    run_dir, settings = old_run(out, given) if resume else _new(out, given)
-    begins = f"[bold]AgentCore RL quickstart[/]  run directory {escape(nearby(run_dir))}"
-    console.print(begins, highlight=False, soft_wrap=True)
-    go_on = f"{program()} quickstart --resume --out {nearby(run_dir)}"
-    carry_out(Job(settings, run_dir), console, go_on=go_on, as_json=as_json)
+    if not resume:
+        out = new_folder(out, "quickstart")
+        given = _preset(out, given)
+    train_here(given, None, (), out=out, resume=resume, as_json=as_json, title="AgentCore RL quickstart")
 
 
-def _new(out: Path | None, given: dict[str, Any]) -> tuple[Path, LocalRun]:
-    """Return the folder of a new run, with its problems, and its settings. Raises: ConfigError."""
+def _preset(run_dir: Path, given: dict[str, Any]) -> dict[str, Any]:
+    """Write the problems of a new run into its folder, and return its settings."""
     from ...policy import problems
 
-    run_dir = new_folder(out, "quickstart")
     values = {"agent": example("strands_math_agent/arithmetic_app.py"), **SHAPE, **given}
     if "model" in given and "learning_rate" not in given:
         del values["learning_rate"]  # it suits the built-in policy only
@@ -72,5 +65,4 @@ def _new(out: Path | None, given: dict[str, Any]) -> tuple[Path, LocalRun]:
         values[name] = run_dir / f"{split}.jsonl"
         rows = (json.dumps({"prompt": p.prompt, "answer": p.answer}) for p in problems(split, n, seed=seed))
         values[name].write_text("".join(f"{row}\n" for row in rows))
-    settings = read(values, None)
-    return new_run(settings, run_dir), settings
+    return values
