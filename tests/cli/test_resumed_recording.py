@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from agentcore_rl_toolkit.backends import open_recording
-from agentcore_rl_toolkit.cli.training.job import Job, observed
+from agentcore_rl_toolkit.cli.training.run import observed
 from agentcore_rl_toolkit.cli.training.settings import LocalRun
 from agentcore_rl_toolkit.runs import Rollout, RunReader
 
@@ -17,7 +17,6 @@ def test_steps_that_are_repeated_are_in_the_run_once(tmp_path: Path) -> None:
     for name in ("agent.py", "rows.jsonl"):
         (tmp_path / name).write_text('{"prompt": "hello"}\n')
     settings = LocalRun(agent=tmp_path / "agent.py", data=tmp_path / "rows.jsonl", steps=3, groups=1, rollouts=2)
-    job = Job(settings, tmp_path)
 
     def rollouts(name: str, phase: str, step: int | None) -> None:
         for place in range(2):
@@ -27,7 +26,7 @@ def test_steps_that_are_repeated_are_in_the_run_once(tmp_path: Path) -> None:
 
     with (
         open_recording(tmp_path, {}) as recording,
-        observed(job, Console(file=io.StringIO())) as (report, _),
+        observed(settings, tmp_path, Console(file=io.StringIO()), held_out=0) as (report, _),
     ):
         rollouts("first", "before", None)
         for step in range(2):
@@ -36,7 +35,7 @@ def test_steps_that_are_repeated_are_in_the_run_once(tmp_path: Path) -> None:
         rollouts("first", "train", 2)  # the kill comes before its checkpoint
     with (
         open_recording(tmp_path, {}) as recording,
-        observed(job, Console(file=io.StringIO())) as (_, observer),
+        observed(settings, tmp_path, Console(file=io.StringIO()), held_out=0) as (_, observer),
     ):
         recording.resumed(1)
         observer("begins", {"steps_done": 1, "rollouts_done": 4})

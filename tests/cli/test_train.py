@@ -22,7 +22,6 @@ from agentcore_rl_toolkit.backends.collection.recording import open_recording
 from agentcore_rl_toolkit.backends.training.settings import StepSettings
 from agentcore_rl_toolkit.cli.init import write
 from agentcore_rl_toolkit.cli.options import from_words, settings_of
-from agentcore_rl_toolkit.cli.training.job import Job
 from agentcore_rl_toolkit.cli.training.report import Report
 from agentcore_rl_toolkit.cli.training.settings import LocalRun, new_run, old_run, read
 from agentcore_rl_toolkit.cli.training.trackers import check_installed
@@ -314,7 +313,7 @@ def test_a_run_that_fails_keeps_its_reason(
 
     monkeypatch.setattr(ends, "running_or_own", fail)
     with pytest.raises(SystemExit) as end:
-        ends.carry_out(Job(settings, run), Console(quiet=True), go_on="the command")
+        ends.carry_out(settings, run, Console(quiet=True), go_on="the command")
     assert end.value.code == 1
     assert events(run) == [{"event": "failed", "reason": reason}]
     assert status(run) == f"failed: {reason}"

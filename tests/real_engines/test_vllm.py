@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from agentcore_rl_toolkit.backends import CollectConfig, GroupRequest, collect_async
 from agentcore_rl_toolkit.backends.collection.teacher import Teacher
 from agentcore_rl_toolkit.cli.servers.vllm import MODEL_ID
-from agentcore_rl_toolkit.cli.training.job import example
+from agentcore_rl_toolkit.cli.training.quickstart import example
 from agentcore_rl_toolkit.cli.training.services import Services
 from agentcore_rl_toolkit.cli.training.stack import QUIET, Upstream, start
 from agentcore_rl_toolkit.client import RolloutClient

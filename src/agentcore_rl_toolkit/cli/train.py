@@ -273,7 +273,6 @@ def train_here(
 
     from ..errors import ConfigError
     from .output.commands import nearby, program
-    from .training.job import Job
     from .training.run import carry_out
     from .training.settings import LocalRun, new_run, old_run, read, variable_names
     from .training.stack import Stack, find_agent
@@ -301,7 +300,7 @@ def train_here(
     variables = f" --env-file {nearby(env_file)}" if env_file is not None else ""
     variables += "".join(f" --session-env {name}" for name in variable_names(settings.session_env[len(stored) :]))
     go_on = f"{program()} train --resume --out {nearby(run_dir)}{variables}"
-    carry_out(Job(settings, run_dir), console, go_on=go_on, as_json=as_json)
+    carry_out(settings, run_dir, console, go_on=go_on, as_json=as_json)
 
 
 def _train_at_service(backend: str, config: Any, *, rehearse: bool, agent: Path | None) -> None:

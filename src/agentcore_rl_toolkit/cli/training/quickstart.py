@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 
+from ...errors import ConfigError
 from ..models import model_option
 from ..options import as_json, engine_option, from_words, settings_option
 from ..train import train_here
-from .job import example
 from .settings import LocalRun, new_folder
 
 # Many problems per step and few rollouts of each: the reward rises most steadily if the policy soon solves most problems.
@@ -66,3 +66,12 @@ def _preset(run_dir: Path, given: dict[str, Any]) -> dict[str, Any]:
         rows = (json.dumps({"prompt": p.prompt, "answer": p.answer}) for p in problems(split, n, seed=seed))
         values[name].write_text("".join(f"{row}\n" for row in rows))
     return values
+
+
+def example(name: str) -> Path:
+    """Return a file of the examples, which are next to the sources in a clone and inside the package in a wheel."""
+    package = Path(__file__).resolve().parents[2]
+    for root in (package.parents[1] / "examples", package / "_examples"):
+        if (root / name).exists():
+            return root / name
+    raise ConfigError(f"examples/{name} is not part of this installation; run it from a clone of the repository")

@@ -8,16 +8,19 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ...backends.scorer import scorer_files
+from ...contract import Cause
 from ...errors import AgentCoreRLError
 from ..output.commands import nearby, program
+from ..output.failures import Failure
 from ..output.terminal import dialogue_lines, stdout_for_json, visible
 from ..servers.vllm import MODEL_ID
-from .job import Job, observed
 from .stack import explain, running_or_own
 
 if TYPE_CHECKING:
@@ -26,12 +29,13 @@ if TYPE_CHECKING:
     from ...backends.training.settings import Observer, Services
     from ...weights import EngineAddress
     from .report import Report
+    from .settings import LocalRun
 
 WHEN = ("before", "after")
 STOP_S = 4.0
 
 
-def carry_out(job: Job, console: Console, *, go_on: str, as_json: bool = False) -> None:
+def carry_out(settings: LocalRun, run_dir: Path, console: Console, *, go_on: str, as_json: bool = False) -> None:
     """Train to the end and print the result. ``go_on`` is the command that resumes the run.
 
     Exit codes: 0, 1 when the run ended early, 130 after Ctrl-C.
@@ -41,10 +45,10 @@ def carry_out(job: Job, console: Console, *, go_on: str, as_json: bool = False) 
     quiet_libraries()
     try:
         with stdout_for_json(as_json):
-            summary = train(job, console)
+            summary = train(settings, run_dir, console)
     except KeyboardInterrupt:
         console.print("\n[yellow]Stopped.[/]", end=" ")
-        left = f"Everything up to now is in {nearby(job.run_dir)}. Continue with:\n    {go_on}"
+        left = f"Everything up to now is in {nearby(run_dir)}. Continue with:\n    {go_on}"
         console.print(left, highlight=False, markup=False, soft_wrap=True)
         sys.exit(130)
     except Exception as e:
@@ -52,14 +56,14 @@ def carry_out(job: Job, console: Console, *, go_on: str, as_json: bool = False) 
             click.echo(visible(f"error: {explain(e)}"), err=True)
         else:
             traceback.print_exc()
-        click.echo(f"Everything up to now is in {nearby(job.run_dir)}. Continue with:\n    {go_on}", err=True)
+        click.echo(f"Everything up to now is in {nearby(run_dir)}. Continue with:\n    {go_on}", err=True)
         sys.exit(1)
-    print_end(console, job, Report(job.run_dir), summary)
+    print_end(console, Report(run_dir), summary)
     if as_json:
-        click.echo((job.run_dir / "summary.json").read_text(), nl=False)
+        click.echo((run_dir / "summary.json").read_text(), nl=False)
 
 
-def train(job: Job, console: Console) -> dict[str, Any]:
+def train(settings: LocalRun, run_dir: Path, console: Console) -> dict[str, Any]:
     """Train on the stack of `agentcore-rl up`, or on a new stack that ends afterwards. Returns the summary.
 
     Call it on the main thread. Raises: AgentCoreRLError; KeyboardInterrupt on Ctrl-C and SIGTERM.
@@ -73,18 +77,18 @@ def train(job: Job, console: Console) -> dict[str, Any]:
     from ...runtime.remote import RuntimeView
     from ...weights import EngineAddress
 
-    settings = job.settings
+    rows, held_out = settings.rows()
     with contextlib.ExitStack() as exits:
-        exits.enter_context(locked(job.run_dir))
+        exits.enter_context(locked(run_dir))
         exits.enter_context(terminated_as_interrupted())
         runner = exits.enter_context(asyncio.Runner())  # closed last: a thread of it may wait for a service
         inputs = settings.inputs
-        hidden = [inputs.data_path, inputs.eval_data_path, settings.judging.judge, job.run_dir]
+        hidden = [inputs.data_path, inputs.eval_data_path, settings.judging.judge, run_dir]
         hidden += scorer_files(settings.scoring.score)
         stack = exits.enter_context(
             running_or_own(
                 inputs.agent,
-                folder=job.run_dir,
+                folder=run_dir,
                 sessions=dict(settings.sessions),
                 hidden=hidden,
                 model=settings.learner.model,
@@ -102,18 +106,18 @@ def train(job: Job, console: Console) -> dict[str, Any]:
         view = RuntimeView(stack.runtime_url)
         recording = exits.enter_context(
             open_recording(
-                job.run_dir,
+                run_dir,
                 settings.kept(),
                 tokenizer=stack.tokenizer,
                 session_log=lambda session_id: "".join(view.log(session_id)),
             )
         )
-        report, observer = exits.enter_context(observed(job, console))
+        report, observer = exits.enter_context(observed(settings, run_dir, console, held_out=len(held_out)))
         client = exits.enter_context(
             RolloutClient(
                 stack.agent_arn,
                 stack.store,
-                job.run_dir.name,
+                run_dir.name,
                 model_id=MODEL_ID,
                 endpoint_url=stack.runtime_url,
                 tps_limit=settings.limits.tps_limit,
@@ -123,20 +127,64 @@ def train(job: Job, console: Console) -> dict[str, Any]:
             )
         )
         gateway = exits.enter_context(GatewayClient(stack.gateway_url, admin_key=stack.gateway_admin_key))
-        services = Services(client=client, gateway=gateway, run_dir=job.run_dir, recording=recording)
+        services = Services(client=client, gateway=gateway, run_dir=run_dir, recording=recording)
         kind: Any = stack.engine
         engine = EngineAddress(url=stack.policy_url, engine=kind, model=MODEL_ID)
-        runner.run(_train(job, services, engine, observer))
-    summary = report.summarize(
-        exp_id=job.run_dir.name,
+        runner.run(_train(settings, services, engine, observer, rows, held_out))
+    return report.summarize(
+        exp_id=run_dir.name,
         config=settings.kept(),
-        held_out=len(job.rows[1]),
+        held_out=len(held_out),
         wall_s=time.monotonic() - started,
     )
-    return summary
 
 
-async def _train(job: Job, services: Services, engine: EngineAddress, observe: Observer) -> None:
+@contextlib.contextmanager
+def observed(
+    settings: LocalRun, run_dir: Path, console: Console, *, held_out: int
+) -> Iterator[tuple[Report, Observer]]:
+    """Yield a receiver of a run's events, for the display, the files of its folder, and the trackers."""
+    from .display import Display
+    from .report import Report
+    from .trackers import tracked
+
+    report, plan = Report(run_dir), settings.step
+    evaluations = 2 + ((plan.steps - 1) // plan.eval_every if plan.eval_every else 0)
+    total = evaluations * held_out + plan.steps * plan.groups * plan.rollouts
+
+    def observe(event: str, facts: dict[str, Any]) -> None:
+        match event:
+            case "rollouts_started":
+                display.rollouts_started(facts["phase"], facts["total"])
+            case "rollout":
+                rollout = facts["rollout"]
+                tokens = rollout.trajectory.report.sampled_tokens if rollout.trajectory is not None else 0
+                failed = rollout.cause in (Cause.AGENT, Cause.INFRASTRUCTURE)
+                failure = Failure.of(rollout.outcome, rollout.reason, rollout.traceback) if failed else None
+                display.rollout(rollout.cause, rollout.score, tokens, failure)
+            case "step" | "evaluated":
+                report.add(event, facts)
+                track(event, facts)
+                show = display.step if event == "step" else display.evaluated
+                show(facts)
+            case "begins":
+                display.resumed(facts["rollouts_done"])
+
+    with (
+        tracked(settings.tracker, run_dir, settings.kept()) as track,
+        Display(console, total, report.findings) as display,
+    ):
+        yield report, observe
+
+
+async def _train(
+    settings: LocalRun,
+    services: Services,
+    engine: EngineAddress,
+    observe: Observer,
+    rows: Sequence[Mapping[str, Any]],
+    held_out: Sequence[Mapping[str, Any]],
+) -> None:
     """Open the model, train it, and save it."""
     from ...backends.collection.groups import trained_temperature
     from ...backends.collection.teacher import teacher_at
@@ -145,7 +193,6 @@ async def _train(job: Job, services: Services, engine: EngineAddress, observe: O
     from ...backends.training.torch_client import TorchClient
     from ...policy import WEIGHTS_DIR
 
-    settings = job.settings
     learner, teacher_url = settings.learner, settings.signals.teacher_url
     if teacher_url is not None:
         await asyncio.to_thread(teacher_at(teacher_url).check, learner.model or WEIGHTS_DIR)
@@ -158,12 +205,12 @@ async def _train(job: Job, services: Services, engine: EngineAddress, observe: O
         "threads": cores if settings.step.max_staleness == 0 else max(1, cores // 2),
     }
     model = TorchSettings(**{**dict(learner), **how})
-    resumed = State.read(job.run_dir)
+    resumed = State.read(services.run_dir)
     state = resumed.state if resumed else None
-    training = await asyncio.to_thread(TorchClient.open, model, state, run_dir=job.run_dir, engine=engine)
+    training = await asyncio.to_thread(TorchClient.open, model, state, run_dir=services.run_dir, engine=engine)
     ended = "errored"
     try:
-        await train(services, training, settings, *job.rows, observe, resumed=resumed)
+        await train(services, training, settings, rows, held_out, observe, resumed=resumed)
         await asyncio.to_thread(training.save_policy)
         ended = "success"
     finally:
@@ -178,18 +225,18 @@ def quiet_libraries() -> None:
         logging.disable_progress_bar()
 
 
-def print_end(console: Console, job: Job, report: Report, summary: dict[str, Any]) -> None:
+def print_end(console: Console, report: Report, summary: dict[str, Any]) -> None:
     """Print one input before and after, the held-out rewards with a verdict, and the outcomes of all rollouts."""
     from rich.markup import escape
     from rich.table import Table
 
     from .display import share, share_of, token_counts
 
-    for when, rollout in report.example(job.settings.step.seed):
+    for when, rollout in report.example(summary["config"]["seed"]):
         console.print(f"\n[bold]A random input whose reward changed, {when} training[/] (reward {rollout['score']:g})")
         for line in dialogue_lines(rollout["dialogue"] or []):
             console.print(line, highlight=False, markup=False)
-    if job.rows[1]:
+    if summary["held_out_problems"]:
         table = Table(title="\nHeld-out inputs", title_justify="left", title_style="bold")
         for name in ("", "before", "after"):
             table.add_column(name, justify="right" if name else "left")
@@ -211,7 +258,7 @@ def print_end(console: Console, job: Job, report: Report, summary: dict[str, Any
         f"{summary['rollouts']} rollouts, {summary['lost_rollouts']} lost, {summary['causes'].get('agent', 0)} failed by the "
         f"agent, {summary['causes'].get('policy', 0)} by the policy; "
         f"{token_counts(summary)}{differ}",
-        f"Finished in {summary['wall_s']:.0f} s. See it: {program()} view {nearby(job.run_dir)}",
+        f"Finished in {summary['wall_s']:.0f} s. See it: {program()} view {nearby(report.run_dir)}",
     ]
     if summary["steps_that_taught"] < summary["steps"]:
         taught = f"{summary['steps_that_taught']} of {summary['steps']} steps could teach something"
