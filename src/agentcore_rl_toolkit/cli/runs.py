@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -119,8 +119,7 @@ def show(
             return
         shown = (reader.rollout(rollout) or {} for rollout in chosen)
         if as_json:
-            for line in _array(_plain(rollout) for rollout in shown):
-                click.echo(line)
+            click.echo(plain_json([_plain(rollout) for rollout in shown]))
             return
         whole = worst is not None or name is not None
         for rollout in shown:
@@ -128,15 +127,6 @@ def show(
             if whole:
                 for line in _read_out(reader, rollout):
                     click.echo(line)
-
-
-def _array(values: Iterable[Any]) -> Iterator[str]:
-    """Yield the lines of a JSON array, and take its values one at a time."""
-    before = "["
-    for value in values:
-        yield before + plain_json(value)
-        before = ","
-    yield "[]" if before == "[" else "]"
 
 
 @group.command(short_help="Export rollouts for supervised training or as rows, or filter a data file.")

@@ -116,7 +116,7 @@ class Calls:
 
         Raises: RefusedError, with AWS's code and message; ConfigError for parameters that the service's model does not allow.
         """
-        from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError
+        from botocore.exceptions import BotoCoreError, ClientError
         from botocore.validate import ParamValidator
 
         client = self._client(service)
@@ -133,8 +133,6 @@ class Calls:
 
         try:
             return getattr(client, xform_name(operation))(**_without_none(parameters))
-        except ParamValidationError as e:
-            raise ConfigError(f"{service}:{operation}: {e}") from e
         except ClientError as e:
             error = e.response.get("Error", {})
             code = str(error.get("Code", ""))

@@ -133,11 +133,10 @@ def _plain(attributes: Any) -> dict[str, Any]:
     """Return attributes as a mapping: OTLP has a list of keys with typed values, CloudWatch a mapping."""
     if isinstance(attributes, Mapping):
         return dict(attributes)
-    found: dict[str, Any] = {}
-    for each in attributes or []:
-        value = each.get("value", {})
-        if "arrayValue" in value:
-            found[each["key"]] = [next(iter(inner.values()), None) for inner in value["arrayValue"].get("values", [])]
-        else:
-            found[each["key"]] = next(iter(value.values()), None)
-    return found
+    return {each["key"]: _value(each.get("value", {})) for each in attributes or []}
+
+
+def _value(typed: Mapping[str, Any]) -> Any:
+    if "arrayValue" in typed:
+        return [_value(inner) for inner in typed["arrayValue"].get("values", [])]
+    return next(iter(typed.values()), None)

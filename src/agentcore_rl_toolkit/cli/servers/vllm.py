@@ -120,22 +120,22 @@ async def _run(
     process = await asyncio.create_subprocess_exec(*line, env=environment(scratch, cpu=cpu), cwd=scratch)
     tasks: list[asyncio.Task[Any]] = [asyncio.create_task(process.wait())]
     tasks.append(asyncio.create_task(stop_event(parent_pid).wait()))
-    url = f"http://127.0.0.1:{port}"
-    ready = asyncio.create_task(_until_ready(url))
+    ready = asyncio.create_task(_announce(f"http://127.0.0.1:{port}", process.pid, ready_file))
     try:
-        await asyncio.wait({*tasks, ready}, return_when=asyncio.FIRST_COMPLETED)
-        if ready.done() and not any(task.done() for task in tasks):
-            ready.result()
-            if ready_file is not None:
-                write_ready(ready_file, {"url": url, "pid": process.pid})
-            click.echo(f"vLLM listening on {url}", err=True)
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         return process.returncode if process.returncode is not None else 0
     finally:
         for task in (*tasks[1:], ready):
             task.cancel()
         await _stop(process)
         held.close()
+
+
+async def _announce(url: str, pid: int, ready_file: Path | None) -> None:
+    await _until_ready(url)
+    if ready_file is not None:
+        write_ready(ready_file, {"url": url, "pid": pid})
+    click.echo(f"vLLM listening on {url}", err=True)
 
 
 async def _until_ready(url: str) -> None:
