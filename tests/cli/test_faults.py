@@ -138,7 +138,7 @@ WRONG: list[tuple[str, str, int, str]] = [
     ("view absent", "", 2, r"absent is not a run"),
     ("train --resume", "", 2, r"no unfinished run"),
     # no agent, no data
-    (f"{EVAL} --agent absent.py", "", 2, r"absent\.py: neither an ARN nor a file"),
+    (f"{EVAL} --agent absent.py", "", 2, r"there is no agent file absent"),
     (EVAL, "alone", 2, r"--agent is missing"),
     ("""invoke {"fault":"" --agent agent.py""", "", 2, r"not JSON"),
 ]

@@ -105,7 +105,7 @@ def test_local_agent_is_scored_and_a_run_that_goes_on_starts_nothing_again(folde
     ("arguments", "message"),
     [
         (("--agent", "arn:aws:bedrock-agentcore:us-west-2:1:runtime/x"), "--bucket is missing"),
-        (("--agent", "nowhere.py"), "neither an ARN nor a file"),
+        (("--agent", "nowhere.py"), "there is no agent file nowhere"),
         (
             ("--agent", "arn:aws:bedrock-agentcore:us-west-2:1:runtime/x", "--model", str(WEIGHTS_DIR)),
             "of a model as --base-url",

@@ -98,7 +98,10 @@ _MEASUREMENT = (
     with_judge,
     click.option("--timeout", default=900.0, show_default=True, type=POSITIVE, help="Seconds per rollout."),
     click.option(
-        "--sampling-params", metavar="JSON", help="Sampling parameters for the agent, e.g. '{\"temperature\": 0}'."
+        "--sampling-params",
+        metavar="JSON",
+        callback=lambda _, option, text: None if text is None else json_object(text, "--sampling-params"),
+        help="Sampling parameters for the agent, e.g. '{\"temperature\": 0}'.",
     ),
     from_environment("--api-key", "AGENTCORE_RL_MODEL_API_KEY"),
     click.option("--limit", type=_COUNT, help="Use only this number of rows. [default: all]"),
@@ -249,8 +252,6 @@ def check_options(options: dict[str, Any]) -> None:
                 err=True,
             )
             options["agent"] = arn
-    if options["sampling_params"]:
-        json_object(options["sampling_params"], "--sampling-params")
     if _judge(options) is not None and options["resume"]:
         raise ConfigError(
             "--resume does not work with --judge, which needs the dialogues of all rollouts. Start again with another --out"
@@ -325,9 +326,8 @@ def _evaluate(rows: list[EvalRow], exp_id: str, out: Path, options: dict[str, An
     from ..client.evaluation import as_facts, score_of, summarize, write_results
     from .training.kept_evaluation import as_before, finished_before, judge_items, keep, scored_item
 
-    overrides = {name: options[name] for name in ("base_url", "model_id", "api_key") if options[name]}
-    if options["sampling_params"]:
-        overrides["sampling_params"] = json_object(options["sampling_params"], "--sampling-params")
+    names = ("base_url", "model_id", "api_key", "sampling_params")
+    overrides = {name: options[name] for name in names if options[name]}
     total = len(rows) * options["repeat"]
     scores: list[float] = []
     items: list[BatchItem] = []
@@ -482,7 +482,7 @@ def _stack(options: dict[str, Any], out: Path) -> Iterator[Stack | None]:
     from .._servers.keys import credential_of_runtime
     from ..client.client import ENDPOINT_ENV
     from ..runtime.remote import RuntimeView
-    from .training.stack import Stack, find_agent, running_or_own, use_local_credentials
+    from .training.stack import Stack, agent_file, running_or_own, use_local_credentials
 
     hidden = [out, *(options.get(name) for name in ("data", "eval_data", "judge")), *scorer_files(options.get("score"))]
     agent, model, bucket = options["agent"], options["model"], options["bucket"]
@@ -497,9 +497,7 @@ def _stack(options: dict[str, Any], out: Path) -> Iterator[Stack | None]:
             RuntimeView(endpoint).hide(hidden)
         yield None
         return
-    file = None if agent is None else find_agent(agent)
-    if file is not None and not file.is_file():
-        raise ConfigError(f"--agent {agent}: neither an ARN nor a file")
+    file = None if agent is None else agent_file(agent)
     use_local_credentials()
     wanted: dict[str, Any] = {"store": bucket if bucket and bucket.startswith("file://") else None}
     wanted |= {"without_model": True} if _other_model(options) else {"model": model} if model else {}
