@@ -157,7 +157,7 @@ class LocalRun(LoopSettings):
 
     def kept(self) -> dict[str, Any]:
         """Return the settings as a run keeps them: only the names of session variables."""
-        return {**self.flat(), "session_env": variable_names(self.sessions.session_env)}
+        return {**self.flat(), "session_env": sorted(variable_names(self.sessions.session_env))}
 
 
 def by_size(model: Path | None, lora_rank: int | None = None) -> dict[str, Any]:
@@ -261,16 +261,10 @@ def old_run(out: Path | None, flags: Mapping[str, Any]) -> tuple[Path, LocalRun]
         raise ConfigError(f"{run_dir} holds no run to continue (no config.json)")
     where = str(run_dir / "config.json")
     stored = LocalRun.plain(json.loads((run_dir / "config.json").read_text()))
-    given = _given(flags)
-    changed = []
-    if (variables := given.pop("session_env", None)) is not None:
-        if sorted(variable_names(variables)) != sorted(stored.get("session_env", ())):
-            changed.append("session_env")
-        stored["session_env"] = variables
     before = LocalRun.from_values(stored, where=where)
-    settings = LocalRun.from_values({**stored, **given}, where=where)
-    old, new = before.flat(), settings.flat()
-    changed += [name for name in given if new[name] != old[name] and name != "teacher_url"]  # the folder may have moved
+    settings = LocalRun.from_values({**stored, **_given(flags)}, where=where)
+    old, new = before.kept(), settings.kept()
+    changed = [name for name in new if new[name] != old[name] and name != "teacher_url"]
     if new["steps"] > old["steps"]:
         changed.remove("steps")
     if changed:
