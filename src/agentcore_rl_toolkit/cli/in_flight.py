@@ -6,6 +6,7 @@ local runtime (asked here). If a source does not answer within a few seconds, th
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -23,6 +24,8 @@ NONE = "nothing is in flight: the run has ended, is starting, or its trainer com
 
 def facts(reader: RunReader) -> dict[str, Any]:
     """Return each rollout with the place where it waits, and the places with their counts, the most frequent first."""
+    from ..runtime.remote import RuntimeView
+
     found = read_in_flight(reader.folder)
     if found is None:
         return {"run": reader.name, "count": 0, "waiting_for": [], "rollouts": [], "note": NONE}
@@ -30,11 +33,21 @@ def facts(reader: RunReader) -> dict[str, Any]:
     note = None
     if age_s > OLD_S:  # the file is outdated: its writer hangs
         note = f"the process {found['pid']} that waits for the rollouts {_state(found['pid'])}: its file is {_span(age_s)} old"
-    runtime = _Runtime(found.get("runtime_url"))
+    sessions: dict[str, Mapping[str, Any]] | None = None  # None for AWS's runtime
+    problem, url = None, found.get("runtime_url")
+    view = None if url is None or "amazonaws.com" in url else RuntimeView(url, timeout_s=ASK_S)
+    if view is not None:
+        try:
+            sessions = {session["session_id"]: session for session in view.sessions()}
+        except LocalRuntimeError as e:
+            problem = f"the runtime at {url} does not answer: {e}"
     rollouts: list[dict[str, Any]] = []
     for rollout in sorted(found["rollouts"], key=lambda r: -r["stage_s"]):
-        where, why = _place(rollout, found.get("gateway"), runtime)
-        log = runtime.log(rollout["session_id"]) if len(rollouts) < LOGS else None
+        where, why = _place(rollout, found.get("gateway"), sessions, problem)
+        log = None
+        if view is not None and rollout["session_id"] in (sessions or ()) and len(rollouts) < LOGS:
+            with contextlib.suppress(LocalRuntimeError):
+                log = "".join(view.log(rollout["session_id"])).splitlines()[-LOG_LINES:]
         rollouts.append({**rollout, "where": where, "why": why, "log": log})
     places: dict[str, dict[str, Any]] = {}
     for rollout in rollouts:  # the first of a place has waited longest
@@ -45,32 +58,12 @@ def facts(reader: RunReader) -> dict[str, Any]:
     return {**whole, "waiting_for": waiting, "rollouts": rollouts}
 
 
-class _Runtime:
-    """The local runtime of the run; ``sessions`` is None for AWS's, ``problem`` is the reason why it does not respond."""
-
-    def __init__(self, url: str | None) -> None:
-        from ..runtime.remote import RuntimeView
-
-        self.sessions: dict[str, Mapping[str, Any]] | None = None
-        self.problem: str | None = None
-        if url is None or "amazonaws.com" in url:
-            return
-        self._view = RuntimeView(url, timeout_s=ASK_S)
-        try:
-            self.sessions = {session["session_id"]: session for session in self._view.sessions()}
-        except LocalRuntimeError as e:
-            self.problem = f"the runtime at {url} does not answer: {e}"
-
-    def log(self, session_id: str) -> list[str] | None:
-        if not self.sessions or session_id not in self.sessions:
-            return None
-        try:
-            return "".join(self._view.log(session_id)).splitlines()[-LOG_LINES:]
-        except LocalRuntimeError:
-            return None
-
-
-def _place(rollout: Mapping[str, Any], gateway: Mapping[str, Any] | None, runtime: _Runtime) -> tuple[str, str]:
+def _place(
+    rollout: Mapping[str, Any],
+    gateway: Mapping[str, Any] | None,
+    sessions: Mapping[str, Mapping[str, Any]] | None,
+    problem: str | None,
+) -> tuple[str, str]:
     """Return the part for which a rollout waits, and its state."""
     stage, seconds = rollout["stage"], _span(rollout["stage_s"])
     if stage == "queue":
@@ -79,15 +72,15 @@ def _place(rollout: Mapping[str, Any], gateway: Mapping[str, Any] | None, runtim
         return "object store", f"the search for its record fails: {rollout['trouble']}"
     if stage == "result":
         return "object store", f"its record exists, and the client has been reading it for {seconds}"
-    if runtime.problem is not None:
-        return "runtime", runtime.problem
-    session = (runtime.sessions or {}).get(rollout["session_id"])
+    if problem is not None:
+        return "runtime", problem
+    session = (sessions or {}).get(rollout["session_id"])
     state = "is not known to the runtime" if session is None else f"is {session['state']}"
     if stage == "start":
         return "runtime", f"its invoke has had no reply for {seconds}; its session {state}"
     if stage == "stop":
         return "runtime", f"the runtime has been stopping its session for {seconds}"
-    if runtime.sessions is not None and session is None:
+    if sessions is not None and session is None:
         return (
             "runtime",
             "the runtime no longer has its session, and there is no record: the rollout will count as lost",
