@@ -82,7 +82,7 @@ def account(moto: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("change", "name", "expected"),
     [
-        ({"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}, "credentials", "no credentials"),
+        ({"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}, "credentials", "Unable to locate credentials"),
         ({"AWS_REGION": ""}, "credentials", "no region"),
         ({"AGENTCORE_S3_BUCKET": "nobodys"}, "bucket", "nobodys"),
         ({"AGENTCORE_AGENT_ARN": "math"}, "agent", "is not the ARN of an agent"),
