@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from agentcore_rl_toolkit.cli.eval import most_frequent
-from agentcore_rl_toolkit.cli.training.kept_evaluation import judge_items, keep
+from agentcore_rl_toolkit.cli.training.kept_evaluation import finish, judge_items, row_of
 from agentcore_rl_toolkit.client import BatchItem
 from agentcore_rl_toolkit.client.evaluation import as_facts, reward_of, summarize, write_results
 from agentcore_rl_toolkit.contract import Cause, Outcome
@@ -34,9 +34,10 @@ def by_place_of_x(body: dict[str, Any]) -> tuple[int, str]:
 
 def judged(folder: Path, settings: Any, fetch: Any = None) -> tuple[list[BatchItem], dict[str, Any]]:
     with RunWriter(folder) as run:
-        for item in items():
-            keep(run, item, PAYLOADS[str(item.input_id)], fetch)
-        found, cost = judge_items(run, items(), PAYLOADS, fetch, settings)
+        finished = [finish(item, PAYLOADS[str(item.input_id)], fetch) for item in items()]
+        for item, rollout in finished:
+            run.rollout(row_of(item, rollout, PAYLOADS[str(item.input_id)]))
+        found, cost = judge_items(run, finished, PAYLOADS, settings)
     summary = summarize(found, 1.0, cost)
     write_results(folder, found, summary)
     return found, as_facts(summary)

@@ -47,13 +47,14 @@ from .output.failures import Failure, explain
 from .output.terminal import stdout_for_json, visible
 
 if TYPE_CHECKING:
+    from ..backends.collection.groups import CollectedRollout
     from ..backends.llm_judge import JudgeSettings
     from ..client import BatchItem, RolloutClient
     from ..client.evaluation import EvalRow
     from ..client.settings import Prepare
     from ..runs import RunWriter
     from ..runs.in_flight import Seen
-    from .training.kept_evaluation import Fetch
+    from .training.kept_evaluation import Fetch, Finished
     from .training.stack import Stack
 
 SESSIONS_PER_CALL = 1000
@@ -324,13 +325,14 @@ def _goes_on(exp_id: str, *, out_given: bool) -> str:
 def _evaluate(rows: list[EvalRow], exp_id: str, out: Path, options: dict[str, Any]) -> int:
     from ..client import BatchProgress
     from ..client.evaluation import as_facts, score_of, summarize, write_results
-    from .training.kept_evaluation import as_before, finished_before, judge_items, keep, scored_item
+    from .training.kept_evaluation import as_before, finish, finished_before, judge_items, row_of
 
     names = ("base_url", "model_id", "api_key", "sampling_params")
     overrides = {name: options[name] for name in names if options[name]}
     total = len(rows) * options["repeat"]
     scores: list[float] = []
     items: list[BatchItem] = []
+    finished: list[Finished] = []  # for the judge
     judge = _judge(options)
     phase = "train" if options["for_training"] else "eval"
     cost: Mapping[str, float] = {}
@@ -364,10 +366,12 @@ def _evaluate(rows: list[EvalRow], exp_id: str, out: Path, options: dict[str, An
         try:
             payloads = {row.input_id: row.payload for row in rows}
 
-            def add(item: BatchItem) -> None:
+            def add(item: BatchItem, rollout: CollectedRollout | None = None) -> None:
                 items.append(item)
-                if item.session_id not in before:
-                    keep(opened.kept, item, payloads[str(item.input_id)], opened.fetch, phase)
+                if rollout is not None:
+                    opened.kept.rollout(lambda: row_of(item, rollout, payloads[str(item.input_id)], phase))
+                    if judge is not None:
+                        finished.append((item, rollout))
                 score = score_of(item)
                 if score is not None and judge is None:
                     scores.append(score)
@@ -377,19 +381,18 @@ def _evaluate(rows: list[EvalRow], exp_id: str, out: Path, options: dict[str, An
             with contextlib.ExitStack() as exits:
                 pool = ThreadPoolExecutor(options["concurrency"], thread_name_prefix="score")
                 exits.callback(pool.shutdown, cancel_futures=True)  # those that have begun end after Ctrl-C
-                scoring: deque[Future[BatchItem]] = deque()
+                scoring: deque[Future[Finished]] = deque()
                 for item in run:
                     if item.session_id in before:
                         add(as_before(item, before[item.session_id]))
                         continue
-                    row = payloads[str(item.input_id)]
-                    scoring.append(pool.submit(scored_item, item, row, opened.fetch, scorer))
+                    scoring.append(pool.submit(finish, item, payloads[str(item.input_id)], opened.fetch, scorer))
                     while scoring and scoring[0].done():
-                        add(scoring.popleft().result())
+                        add(*scoring.popleft().result())
                 while scoring:
-                    add(scoring.popleft().result())
+                    add(*scoring.popleft().result())
             if judge is not None:
-                items, cost = judge_items(opened.kept, items, payloads, opened.fetch, judge, phase)
+                items, cost = judge_items(opened.kept, finished, payloads, judge, phase)
         finally:  # also after Ctrl-C: finished rollouts are kept, and --resume runs the rest
             summary = summarize(items, time.monotonic() - began_s, cost)
             write_results(out, items, summary)

@@ -28,7 +28,7 @@ from .eval import Opened, check_options, experiment, most_frequent, open_rollout
 from .options import from_environment, settings_of, settings_option
 from .output.commands import nearby
 from .output.terminal import visible
-from .training.kept_evaluation import collected, judge_items, row_of
+from .training.kept_evaluation import finish, judge_items, row_of
 
 FILE = "rollout_texts.json"
 SHOWN = 4000  # characters of a payload, a dialogue or a result that the reflection model sees
@@ -203,15 +203,16 @@ class _Optimisation:
             log_interval=0,
         )
         self._count(rollouts=sum(item.attempt for item in items))
-        rollouts = [collected(item, opened.fetch) for item in items]
-        for row, item, rollout in zip(rows, items, rollouts, strict=True):
+        finished = [finish(item, row.payload, opened.fetch) for row, item in zip(rows, items, strict=True)]
+        for row, (item, rollout) in zip(rows, finished, strict=True):
             opened.kept.rollout(row_of(item, rollout, row.payload, phase, step))
+        items = [item for item, _ in finished]
         judge = JudgeSettings.of(settings)
         if judge is not None:
             payloads = {row.input_id: row.payload for row in rows}
-            items, cost = judge_items(opened.kept, items, payloads, opened.fetch, judge, phase, step)
+            items, cost = judge_items(opened.kept, finished, payloads, judge, phase, step)
             self._count(judge_calls=cost.get("calls", 0), judge_usd=cost.get("cost", 0))
-        dialogues = [getattr(rollout.capture, "dialogue", None) for rollout in rollouts]
+        dialogues = [getattr(rollout.capture, "dialogue", None) for _, rollout in finished]
         results = [_scored(row, i, dialogue) for row, i, dialogue in zip(rows, items, dialogues, strict=True)]
         if 2 * sum(r.score is None for r in results) > len(results):
             raise RolloutError(f"no score for most of {len(rows)} rollouts; --resume continues. {most_frequent(items)}")

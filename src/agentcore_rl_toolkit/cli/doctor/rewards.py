@@ -43,7 +43,7 @@ def check_rewards(
     """
     from ...client import RolloutClient
     from ...gateway import GatewayClient
-    from ..training.kept_evaluation import scored_item
+    from ..training.kept_evaluation import finish
     from ..training.stack import Upstream, own
 
     known = [row for row in rows if row.payload.get(field) is not None]
@@ -70,7 +70,7 @@ def check_rewards(
                 prepare=prepare,
                 log_interval=0,
             )
-            scored = [scored_item(item, row.payload, None, scorer) for row, item in zip(rows, items, strict=True)]
+            scored = [finish(item, row.payload, None, scorer)[0] for row, item in zip(rows, items, strict=True)]
             return [(row.input_id, score_of(item)) for row, item in zip(rows, scored, strict=True)]
 
         idle = scores(NOTHING, rows)

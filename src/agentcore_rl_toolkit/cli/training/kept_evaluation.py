@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import time
 import traceback
@@ -26,12 +27,7 @@ from ...runs.folder import ROLLOUTS
 from ...trajectory import Trajectory, build_trajectory
 
 Fetch = Callable[[str], Any]  # the gateway's record of a session, or None
-
-
-def keep(run: RunWriter, item: BatchItem, payload: Mapping[str, Any], fetch: Fetch | None, phase: str = "eval") -> None:
-    """Write one rollout. The writer's thread fetches the gateway's record."""
-    ended_s = time.time()
-    run.rollout(lambda: row_of(item, dataclasses.replace(collected(item, fetch), ended_s=ended_s), payload, phase))
+Finished = tuple[BatchItem, CollectedRollout]
 
 
 def finished_before(folder: Path) -> dict[str, dict[str, Any]]:
@@ -59,9 +55,8 @@ def as_before(item: BatchItem, row: Mapping[str, Any]) -> BatchItem:
 
 def judge_items(
     run: RunWriter,
-    items: Sequence[BatchItem],
+    finished: Sequence[Finished],
     payloads: Mapping[str, Mapping[str, Any]],
-    fetch: Fetch | None,
     settings: JudgeSettings,
     phase: str = "eval",
     step: int | None = None,
@@ -70,13 +65,13 @@ def judge_items(
 
     The records have the judge's reasons too. If the judge fails, a record has no reward, and the item's ``error`` is the reason.
     """
-    named = {item.index or 0: item for item in items}
+    named = {item.index or 0: item for item, _ in finished}
     groups = {
         i: Group(input_id=i, rollouts=[], request=GroupRequest(input_id=i, payload=p)) for i, p in payloads.items()
     }
-    for item in items:
+    for item, rollout in finished:
         if item.success:
-            groups[str(item.input_id)].rollouts.append(collected(item, fetch))
+            groups[str(item.input_id)].rollouts.append(rollout)
 
     async def every() -> list[Group]:
         return await asyncio.gather(*(scored(group, settings) for group in groups.values()))
@@ -95,34 +90,36 @@ def judge_items(
     return list(named.values()), summarize(judged).judge
 
 
-def scored_item(item: BatchItem, payload: Mapping[str, Any], fetch: Fetch | None, scorer: Scorer | None) -> BatchItem:
-    """Replace the reward in an item's record with the scorer's, and keep the agent's as a metric. Block meanwhile.
+def finish(item: BatchItem, payload: Mapping[str, Any], fetch: Fetch | None, scorer: Scorer | None = None) -> Finished:
+    """Score an item, and convert it to the rollout that trainers read. Block meanwhile.
 
-    If the scorer fails, the record has no reward, and the item has the error and the cause `scorer`. If the gateway cannot be
-    asked for the trajectory, the scorer is not called, and the cause is `infrastructure`. An agent may hide that its last model
-    call failed: the gateway's record decides, as in a training.
+    The scorer's reward replaces the agent's in the record, which becomes a metric. If the scorer fails, the record has no reward,
+    and the item has the error and the cause `scorer`. If the gateway cannot be asked for the trajectory, the scorer is not
+    called, and the cause is `infrastructure`. An agent may hide that its last model call failed: the gateway's record decides, as
+    in a training.
     """
+    capture: Any = None
     record = {k: v for k, v in (item.result or {}).items() if k not in ("rewards", "reward", "turn_rewards")}
     try:
-        capture = fetch(item.session_id) if fetch is not None and item.session_id is not None else None
+        if fetch is not None and item.session_id is not None:
+            capture = fetch(item.session_id)
         why = facts_of(capture).broken
         if why is not None and item.outcome in DECIDED_BY_THE_GATEWAY:
             lost = RolloutLostError(why, session_id=item.session_id, input_id=item.input_id)
             about: dict[str, Any] = {"outcome": Outcome.LOST, "cause": Cause.INFRASTRUCTURE, "failure": None}
-            return dataclasses.replace(item, success=False, error=why, exception=lost, **about)
-        if scorer is None or not item.success or item.result is None:
-            return item
-        found = asyncio.run(scorer.score(payload, item.result, getattr(capture, "dialogue", None) or ()))
+            item = dataclasses.replace(item, success=False, error=why, exception=lost, **about)
+        elif scorer is not None and item.success and item.result is not None:
+            found = asyncio.run(scorer.score(payload, item.result, getattr(capture, "dialogue", None) or ()))
+            own = extract_reward(item.result)
+            metrics = metrics_of(item.result) | ({} if own is None else {"agent_reward": own})
+            item = dataclasses.replace(item, result={**record, "rewards": {**metrics, **found}})
     except (AgentCoreRLError, OSError) as e:
-        if scorer is None or not item.success:
-            return item
-        ours = not isinstance(e, ScorerError)  # the gateway has ended
-        trace = None if ours or e.__cause__ is None else "".join(traceback.format_exception(e.__cause__))
-        failed: dict[str, Any] = {"cause": Cause.INFRASTRUCTURE if ours else Cause.SCORER, "traceback": trace}
-        return dataclasses.replace(item, result=record, error=error_line(e), exception=e, **failed)
-    own = extract_reward(item.result)
-    metrics = metrics_of(item.result) | ({} if own is None else {"agent_reward": own})
-    return dataclasses.replace(item, result={**record, "rewards": {**metrics, **found}})
+        if scorer is not None and item.success:
+            ours = not isinstance(e, ScorerError)  # the gateway has ended
+            trace = None if ours or e.__cause__ is None else "".join(traceback.format_exception(e.__cause__))
+            failed: dict[str, Any] = {"cause": Cause.INFRASTRUCTURE if ours else Cause.SCORER, "traceback": trace}
+            item = dataclasses.replace(item, result=record, error=error_line(e), exception=e, **failed)
+    return item, _collected(item, capture)
 
 
 def row_of(
@@ -133,17 +130,12 @@ def row_of(
     return dataclasses.replace(row, attempt=item.attempt, error=item.error, traceback=item.traceback)
 
 
-def collected(item: BatchItem, fetch: Fetch | None) -> CollectedRollout:
-    """Convert an item to the rollout that trainers read."""
-    capture: Any = None
+def _collected(item: BatchItem, capture: Any) -> CollectedRollout:
     trajectory: Trajectory | None = None
-    try:
-        capture = fetch(item.session_id) if fetch is not None and item.session_id is not None else None
-        if capture is not None:
-            rule = capture.train or record_train(item.result) or DEFAULT_TRAIN
+    if capture is not None:
+        rule = capture.train or record_train(item.result) or DEFAULT_TRAIN
+        with contextlib.suppress(AgentCoreRLError):  # the dialogue of turns that do not fit is still worth reading
             trajectory = build_trajectory(capture.session_id, capture.turns, train=rule, temperature=None)
-    except (AgentCoreRLError, OSError):
-        trajectory = None  # the gateway has ended; the dialogue of turns that do not fit is still worth reading
     detail = read_reward(item.result) if item.success and item.result is not None else None
     return CollectedRollout(
         session_id=item.session_id or f"index-{item.index}",
