@@ -86,7 +86,7 @@ class Display:
         self._columns = [(name, size) for name, size, least in COLUMNS if least <= max(width, 80)]
         shown = (TextColumn("{task.description}"), BarColumn(bar_width=16), MofNCompleteColumn())
         state = TextColumn("{task.fields[state]}", style="dim")
-        self._bar = Progress(*shown, state, console=console, disable=not console.is_terminal)
+        self._bar = Progress(*shown, state, console=console, transient=True, disable=not console.is_terminal)
         self._task = self._bar.add_task("starting", total=1, state="")
 
     def __enter__(self) -> Display:
