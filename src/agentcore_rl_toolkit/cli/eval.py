@@ -332,7 +332,7 @@ def _evaluate(rows: list[EvalRow], exp_id: str, out: Path, options: dict[str, An
     total = len(rows) * options["repeat"]
     scores: list[float] = []
     items: list[BatchItem] = []
-    finished: list[Finished] = []  # for the judge
+    finished: list[Finished] = []  # the judge reads them
     judge = _judge(options)
     phase = "train" if options["for_training"] else "eval"
     cost: Mapping[str, float] = {}
@@ -412,7 +412,7 @@ def _evaluate(rows: list[EvalRow], exp_id: str, out: Path, options: dict[str, An
 
 @dataclass(frozen=True, kw_only=True)
 class Opened:
-    """What rollouts of a data set need: the client, the run's writer, and the scorer of `agentcore-rl up`.
+    """The parts that rollouts of a data set need: the client, the run's writer, and the scorer of `agentcore-rl up`.
 
     ``prepare`` opens the session of a rollout at the gateway, and ``fetch`` returns its calls. None for an agent with another
     model than the stack's.

@@ -24,7 +24,7 @@ MOST_SKEW_S = 60.0  # AWS refuses signatures that are five minutes off
 MOST_REPLY_BYTES = 2**20  # a probe's report has a few hundred
 DEADLINE_S = 20.0
 START_WITHIN_S = 150.0  # a cold start, and the probe's own deadlines
-ADVICE = {  # by AWS's code of an error, or by the class of botocore's
+ADVICE = {  # keys are AWS's codes of errors, and classes of botocore's
     "AccessDeniedException": "allow bedrock-agentcore:GetAgentRuntime, InvokeAgentRuntime and StopRuntimeSession on this agent",
     **dict.fromkeys(("ExpiredToken", "ExpiredTokenException"), "log in again, or export new ones"),
     "NoCredentialsError": HOW_TO_HAVE_THEM,

@@ -333,7 +333,7 @@ def own(agent: Path, *, folder: Path, **wanted: Any) -> Iterator[Stack]:
 def running_or_own(
     agent: Path | None, *, folder: Path, sessions: Mapping[str, Any], hidden: Sequence[Path | str | None], **wanted: Any
 ) -> Iterator[Stack]:
-    """Yield the stack of `agentcore-rl up` in this folder if it has this agent (None: any) and what is wanted, or run one.
+    """Yield the stack of `agentcore-rl up` in this folder if it has this agent (None: any) and the wanted model, or run one.
 
     ``sessions`` are the options of sessions: with one of them, it is always a new stack. Sessions cannot read ``hidden``.
     ``wanted`` are further arguments of `start`, and ``folder`` is its folder. Raises: as `own`.

@@ -1,4 +1,4 @@
-"""A service that runs a model: the names of what is created there, the role, and the uploaded weights."""
+"""A service that runs a model: names of resources, the role, and the uploaded weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .facts import ModelFacts
 
 
 class Host:
-    """A model in production. What is created for it has ``agentcore-rl-NAME`` as name, or as its beginning.
+    """A model in production. The names of its resources begin with ``agentcore-rl-NAME``.
 
     Args:
         name: name of the model: letters, digits and single hyphens, at most 36.
