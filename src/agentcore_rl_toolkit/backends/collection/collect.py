@@ -64,10 +64,6 @@ class _Rollout:
         self.early_end: asyncio.Future[RolloutError] = asyncio.get_running_loop().create_future()
 
     @property
-    def ids(self) -> dict[str, str]:
-        return {"session_id": self.session_id, "input_id": self.request.input_id}
-
-    @property
     def stage(self) -> Stage:
         return self.future.stage if self.future is not None else Stage.QUEUE
 
@@ -173,7 +169,7 @@ class _Collection:
                 log.error("gateway %s does not answer: %d rollouts that run on it are lost", url, count)
             for rollout in gone:
                 why = f"its model gateway {rollout.gateway} does not answer"
-                rollout.end_early(RolloutLostError(why, **rollout.ids))
+                rollout.end_early(RolloutLostError(why))
 
     # -- one group ----------------------------------------------------------------------------------------------------
 
@@ -192,7 +188,7 @@ class _Collection:
                 if done.usable and usable + 1 == request.n:
                     for rollout in rollouts:
                         why = "cancelled: the group had enough usable rollouts"
-                        rollout.end_early(RolloutCancelledError(why, **rollout.ids))
+                        rollout.end_early(RolloutCancelledError(why))
         finally:
             await _cancelled(tasks)
         group = Group(input_id=request.input_id, rollouts=[found[i] for i in sorted(found)], request=request)
@@ -287,11 +283,11 @@ class _Collection:
             except Exception as e:  # a failed rollout becomes data; the exception object is kept
                 trace = None if isinstance(e, (AgentCoreRLError, OSError)) else e
                 log.warning("rollout %s failed: %s: %s", rollout.session_id, type(e).__name__, e, exc_info=trace)
-                error = RolloutLostError(f"{type(e).__name__}: {e}", **rollout.ids)
+                error = RolloutLostError(f"{type(e).__name__}: {e}")
                 error.__cause__ = e
                 end = _failed(rollout, error)
                 return replace(end, error=e) if isinstance(e, AgentCoreRLError) else end
-        return end_of_record(record, **rollout.ids, index=rollout.index)
+        return end_of_record(record, session_id=rollout.session_id, input_id=request.input_id, index=rollout.index)
 
     async def _opened(self, rollout: _Rollout) -> dict[str, Any]:
         """Open the rollout's session at the gateway, and return its address for the agent. Raises: GatewayError."""

@@ -102,12 +102,12 @@ def _judged(
     ``captured``: the rollout ran against a gateway. ``capture`` is None when the gateway had nothing to give, and
     ``fetch_error`` is the error of its call. ``sampling_params`` are those that the trainer asked for.
     """
-    session_id, input_id, facts = end.session_id, end.input_id, facts_of(capture)
+    facts = facts_of(capture)
     why = facts.broken
     if fetch_error is not None and (end.outcome is not Outcome.OK or isinstance(fetch_error, GatewayLostError)):
         why = f"lost with its model gateway: {fetch_error}"
     if why is not None and end.outcome in DECIDED_BY_THE_GATEWAY:
-        lost = RolloutLostError(why, session_id=session_id, input_id=input_id)
+        lost = RolloutLostError(why)
         lost.__cause__ = fetch_error or end.error
         end = replace(end, outcome=Outcome.LOST, error=lost)
     outcome, error, record = end.outcome, end.error, end.record
@@ -117,7 +117,7 @@ def _judged(
     if calls > WARN_TURNS:
         log.warning(
             "rollout %s made %d model calls (max_turns ends a session at %s): check that the agent ends",
-            session_id,
+            end.session_id,
             calls,
             config.max_turns,
         )
@@ -129,25 +129,25 @@ def _judged(
         record = {"rewards": record.get(INFO_FIELD, {}).get(POLICY_REWARD_FIELD)}
     if outcome is Outcome.TIMEOUT and end.stage is Stage.RUN and _still_calling(end, capture):
         cause, why = Cause.AGENT, f"the agent was still making model calls, {calls} in all, when its time was over"
-        error = RolloutTimeoutError(f"{error}; {why}", stage=Stage.RUN, session_id=session_id, input_id=input_id)
+        error = RolloutTimeoutError(f"{error}; {why}", stage=Stage.RUN)
     reward: Reward | None = None
     if outcome is Outcome.OK and end.record is not None:
         required = config.require_reward if config.judged_by is None else config.judged_by.judge_weight < 1
         required = required and config.score is None and not (config.evaluation and ANSWER_FIELD in end.record)
-        reward, trouble = _reward(end.record, session_id, input_id, required=required)
+        reward, trouble = _reward(end.record, required=required)
         if trouble is not None:
             outcome, error, reason, cause = Outcome.INVALID, trouble, "no_reward", Cause.AGENT
     elif cause is Cause.POLICY and record is not None:
-        reward, _ = _reward(record, session_id, input_id, required=False)
+        reward, _ = _reward(record, required=False)
         reason = None if reward is not None and config.policy_failures == "score" else "policy_failure"
     trajectory: Trajectory | None = None
     versions: tuple[int, int] | None = None
     if captured:
         rule = config.train or record_train(end.record) or getattr(capture, "train", None) or DEFAULT_TRAIN
         temperature = None if config.evaluation else (sampling_params or {}).get("temperature", 1.0)
-        trajectory, flaw = _trajectory(capture, fetch_error, session_id, input_id, rule, temperature)
+        trajectory, flaw = _trajectory(capture, fetch_error, end.session_id, rule, temperature)
         if flaw is not None and calls == 0 and (advice := advise_on_calls([record])):
-            flaw = InvalidResultError(advice, cause=Cause.INFRASTRUCTURE, session_id=session_id, input_id=input_id)
+            flaw = InvalidResultError(advice, cause=Cause.INFRASTRUCTURE)
         versions = trained_versions(trajectory)
         if reason is None and flaw is not None:
             reason = "no_tokens"
@@ -157,10 +157,12 @@ def _judged(
             try:
                 rewards_of_turns(reward, trajectory, capture)
             except ContractError as e:
-                error = InvalidResultError(str(e), session_id=session_id, input_id=input_id)
+                error = InvalidResultError(str(e))
                 outcome, reason, cause = Outcome.INVALID, "no_reward", Cause.AGENT
         if reason is None and config.refuse_other_sampling and trajectory and trajectory.report.other_sampling:
             reason = "other_sampling"
+    if isinstance(error, AgentCoreRLError):
+        error.session_id, error.input_id = end.session_id, end.input_id
     return replace(
         end,
         outcome=outcome,
@@ -223,13 +225,11 @@ def trained_versions(trajectory: Trajectory | None) -> tuple[int, int] | None:
     return (min(known), max(known)) if known else None
 
 
-def _reward(
-    record: Mapping[str, Any], session_id: str, input_id: str, *, required: bool
-) -> tuple[Reward | None, InvalidResultError | None]:
+def _reward(record: Mapping[str, Any], *, required: bool) -> tuple[Reward | None, InvalidResultError | None]:
     try:
         reward = read_reward(record)
     except ContractError as e:
-        return None, InvalidResultError(str(e), session_id=session_id, input_id=input_id)
+        return None, InvalidResultError(str(e))
     if reward is None and required:
         given = short(record.get("rewards", record.get("reward")))
         message = (
@@ -237,22 +237,17 @@ def _reward(
         )
         if ANSWER_FIELD in record:
             message = "the agent runs unmodified and returns no reward: give a function that scores it with --score FILE:FUNCTION"
-        return None, InvalidResultError(message, session_id=session_id, input_id=input_id)
+        return None, InvalidResultError(message)
     return reward, None
 
 
 def _trajectory(
-    capture: Any,
-    fetch_error: BaseException | None,
-    session_id: str,
-    input_id: str,
-    rule: str,
-    temperature: float | None,
+    capture: Any, fetch_error: BaseException | None, session_id: str, rule: str, temperature: float | None
 ) -> tuple[Trajectory | None, AgentCoreRLError | None]:
     """Return the trajectory, and the error if it cannot be trained on."""
     if capture is None:
         why = f": {fetch_error}" if fetch_error is not None else ""
-        error = GatewayError(f"the gateway returned no trajectory{why}", session_id=session_id, input_id=input_id)
+        error = GatewayError(f"the gateway returned no trajectory{why}")
         error.__cause__ = fetch_error
         return None, error
     try:
@@ -273,9 +268,5 @@ def _trajectory(
         if "held_to_a_form" in trajectory.report.untrainable_reasons
         else "check that the agent calls `_rollout.base_url` with its api_key, and that the engine returns token ids and logprobs"
     )
-    return trajectory, InvalidResultError(
-        f"the trajectory has no sampled token to train on: {why}",
-        cause=Cause.INFRASTRUCTURE,
-        session_id=session_id,
-        input_id=input_id,
-    )
+    why = f"the trajectory has no sampled token to train on: {why}"
+    return trajectory, InvalidResultError(why, cause=Cause.INFRASTRUCTURE)
