@@ -13,7 +13,7 @@ import secrets
 import socket
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,12 +22,13 @@ from urllib.parse import urlsplit
 from pydantic import Field
 
 from ..client.data import payload_id
-from ..contract import Cause, Outcome, new_session_id
+from ..contract import Outcome, new_session_id
 from ..errors import ConfigError, ContractError
 from ..gateway.client.client import gateway_urls, public_urls
 from ._gateway_process import GatewayProcess
 from .collection.collect import collect_async
 from .collection.groups import CollectedRollout, Group, GroupRequest
+from .collection.judge import lost
 from .collection.places import Places
 from .collection.recording import Recording, open_recording
 from .collection.teacher import teacher_at
@@ -196,15 +197,8 @@ class RolloutService:
                 input_id=f"{name}-{serial}", payload=payload, n=n, sampling_params=params, group=name
             )
         except (ConfigError, ContractError) as e:
-            return CollectedRollout(
-                session_id=new_session_id(),
-                input_id=serial,
-                index=0,
-                outcome=Outcome.INVALID,
-                cause=Cause.INFRASTRUCTURE,  # the row's reference, which agent and policy never saw
-                error=e,
-                mask_reason="outcome",
-            )
+            unsent = CollectedRollout(session_id=new_session_id(), input_id=serial, index=0, outcome=Outcome.INVALID)
+            return replace(lost(unsent, e), outcome=Outcome.INVALID)  # agent and policy never saw it
         if group is None:
             return (await self.group(request, phase=phase, step=step)).chosen(1)[0]
         if group not in self._shared:

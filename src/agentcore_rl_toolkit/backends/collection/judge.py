@@ -83,9 +83,15 @@ def judge(end: CollectedRollout, **known: Any) -> CollectedRollout:
     except Exception as e:
         log.exception("rollout %s cannot be judged", end.session_id)
         why = f"the rollout cannot be judged: {type(e).__name__}: {e}"
-        lost = RolloutLostError(why, session_id=end.session_id, input_id=end.input_id)
-        lost.__cause__ = e
-        return replace(end, outcome=Outcome.LOST, cause=Cause.INFRASTRUCTURE, error=lost, mask_reason="outcome")
+        error = RolloutLostError(why, session_id=end.session_id, input_id=end.input_id)
+        error.__cause__ = e
+        return lost(end, error)
+
+
+def lost(rollout: CollectedRollout, error: AgentCoreRLError) -> CollectedRollout:
+    """Return a rollout as one that the infrastructure failed."""
+    facts: dict[str, Any] = {"outcome": Outcome.LOST, "cause": Cause.INFRASTRUCTURE, "failure": None, "error": error}
+    return replace(rollout, mask_reason="outcome", **facts)
 
 
 def _judged(
@@ -107,9 +113,9 @@ def _judged(
     if fetch_error is not None and (end.outcome is not Outcome.OK or isinstance(fetch_error, GatewayLostError)):
         why = f"lost with its model gateway: {fetch_error}"
     if why is not None and end.outcome in DECIDED_BY_THE_GATEWAY:
-        lost = RolloutLostError(why)
-        lost.__cause__ = fetch_error or end.error
-        end = replace(end, outcome=Outcome.LOST, error=lost)
+        broken = RolloutLostError(why)
+        broken.__cause__ = fetch_error or end.error
+        end = replace(end, outcome=Outcome.LOST, error=broken)
     outcome, error, record = end.outcome, end.error, end.record
     cause, failure = cause_of(error), getattr(error, "failure", None)
     reason: MaskReason | None = None if outcome is Outcome.OK else "outcome"

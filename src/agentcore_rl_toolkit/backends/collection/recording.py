@@ -14,7 +14,7 @@ import math
 import numbers
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,7 @@ class Recording:
 
     def at(self, phase: str, step: int | None = None) -> Recording:
         """Return the same recording for another phase and step."""
-        return Recording(run=self.run, phase=phase, step=step, session_log=self.session_log)
+        return replace(self, phase=phase, step=step)
 
     def add(self, rollout: CollectedRollout, request: GroupRequest, weight_version: int | None = None) -> None:
         """Write a rollout. Returns at once."""
@@ -156,6 +156,21 @@ def open_recording(
     return Recording(run=run, session_log=session_log)
 
 
+# Fields with one name in a collected rollout and in a run.
+_SAME = (
+    "session_id",
+    "failure",
+    "mask_reason",
+    "reward",
+    "score",
+    "elapsed_s",
+    "ended_s",
+    "traceback",
+    "record",
+    "stages",
+)
+
+
 def input_key(payload: Mapping[str, Any]) -> str:
     """Return a digest of the payload, which is the same in every step and run."""
     return hashlib.sha256(encode_payload(payload).encode()).hexdigest()[:16]
@@ -178,7 +193,7 @@ def as_row(
     if rollout.judge_score is not None:
         parts["judge"] = rollout.judge_score._asdict()
     return Rollout(
-        session_id=rollout.session_id,
+        **{name: getattr(rollout, name) for name in _SAME},
         phase=phase,
         step=step,
         group=request.group or request.input_id,
@@ -186,23 +201,14 @@ def as_row(
         place=rollout.index,
         outcome=rollout.outcome.value,
         cause=rollout.cause.value if rollout.cause is not None else None,
-        failure=rollout.failure,
-        mask_reason=rollout.mask_reason,
         stage=rollout.stage.value if rollout.stage is not None else None,
-        reward=rollout.reward,
-        score=rollout.score,
         staleness=None if weight_version is None or oldest is None else weight_version - oldest,
         weight_min=oldest,
         weight_max=rollout.weight_version_max,
-        elapsed_s=rollout.elapsed_s,
-        ended_s=rollout.ended_s,
         error=rollout.reason,
-        traceback=rollout.traceback,
         payload=request.payload,
-        record=rollout.record,
         metrics=detail.metrics if detail is not None else {},
         reward_parts=parts or None,
-        stages=rollout.stages,
         **captured(capture, rollout.trajectory),
     )
 

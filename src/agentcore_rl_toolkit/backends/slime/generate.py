@@ -11,12 +11,11 @@ import asyncio
 import sys
 import threading
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
-from ...contract import Cause, Outcome
 from ...errors import CaptureError, ConfigError
 from ..collection.groups import CollectedRollout, trained_temperature
+from ..collection.judge import lost
 from ..collection.recording import Recording
 from ..service import RolloutService
 from .convert import NOTE, joined, to_slime
@@ -105,14 +104,7 @@ async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], eval
             sample.status = type(sample).Status.ABORTED  # slime runs it again with the new weights
             return sample
         why = CaptureError("the engine aborted a call of the agent", session_id=rollout.session_id)
-        rollout = replace(
-            rollout,
-            outcome=Outcome.LOST,
-            cause=Cause.INFRASTRUCTURE,
-            failure=None,
-            mask_reason="outcome",
-            error=why,
-        )
+        rollout = lost(rollout, why)
     return joined(to_slime(rollout, sample, args=args, filler_id=_filler_id(args)))
 
 
