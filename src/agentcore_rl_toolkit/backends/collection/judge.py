@@ -89,7 +89,7 @@ def judge(end: CollectedRollout, **known: Any) -> CollectedRollout:
 
 
 def lost(rollout: CollectedRollout, error: AgentCoreRLError) -> CollectedRollout:
-    """Return a rollout as one that the infrastructure failed."""
+    """Return the rollout as a failure of the infrastructure."""
     facts: dict[str, Any] = {"outcome": Outcome.LOST, "cause": Cause.INFRASTRUCTURE, "failure": None, "error": error}
     return replace(rollout, mask_reason="outcome", **facts)
 
