@@ -21,8 +21,8 @@ from strands.models.openai import OpenAIModel
 from agentcore_rl_toolkit.app.causes import Blame, blame
 from agentcore_rl_toolkit.contract import Cause, new_session_id
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
+from agentcore_rl_toolkit.gateway.capture.reply import ReplyReader
 from agentcore_rl_toolkit.gateway.http.client import request
-from agentcore_rl_toolkit.gateway.relayed_chat import RelayedReply
 from agentcore_rl_toolkit.messages.render import Renderer
 from agentcore_rl_toolkit.messages.wire import Dialect
 from agentcore_rl_toolkit.trajectory import build_trajectory
@@ -265,7 +265,7 @@ async def test_a_fault_of_the_gateway_while_it_writes_the_reply_is_a_500_and_the
 async def test_a_fault_of_the_gateway_while_it_reads_a_reply_is_no_fault_of_the_server(
     engine: ScriptedEngine, gateway: Gateway, session: SessionHandle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(RelayedReply, "read", raises(TypeError("cannot read")))
+    monkeypatch.setattr(ReplyReader, "read", raises(TypeError("cannot read")))
     assert await status_of(session) == 500
     assert len(engine.calls) == 1
     assert [worker.total_failures for worker in gateway.router.workers.values()] == [0]

@@ -32,7 +32,7 @@ class RelayedChat(Engine):
         self._numbers = context.engine != "openai"  # a plain OpenAI endpoint has no token ids
         self._sent = b""
         self._untrainable: str | None = None
-        self._reply: RelayedReply
+        self._reply: ReplyReader
 
     def compose(self) -> None:
         request, context = self._request, self._context
@@ -60,16 +60,22 @@ class RelayedChat(Engine):
         if passthrough.asked_forms(fields) and not context.config.train_constrained:
             self._untrainable = CONSTRAINED
 
-    def attempt(self, worker: Worker) -> RelayedReply:
-        self._reply = RelayedReply(
-            self._request, self._sent, passes=self.passes, numbers=self._numbers, untrainable=self._untrainable
+    def attempt(self, worker: Worker) -> ReplyReader:
+        request = self._request
+        reply = self._reply = ReplyReader(
+            entries=bool(request.fields.get("logprobs")),
+            n=request.fields.get("n") or 1,
+            relayed=self.passes,
+            plain=self._numbers and not request.numbers,
         )
-        return self._reply
+        reply.path, reply.body, reply.untrainable = b"/v1/chat/completions", self._sent, self._untrainable
+        reply.reply_id = None if self.passes else request.reply_id  # the agent's, also for a repeated request
+        return reply
 
     # -- the agent's reply
 
     def encoder(self) -> StreamEncoder:
-        return PassedEvents(self._reply.reader) if self.passes else super().encoder()
+        return PassedEvents(self._reply) if self.passes else super().encoder()
 
     def whole(self, record: CallRecord) -> bytes:
         return self._reply.answer if self.passes else super().whole(record)
@@ -91,47 +97,11 @@ class RelayedChat(Engine):
     def broken(self, captured: Captured, *, begun: bool) -> RequestError | None:
         """Return None also for a reply that the agent understands although nothing can be recorded of it."""
         if self.passes:
-            stream, finished = self._request.stream, bool(self._reply.reader.finished)
+            stream, finished = self._request.stream, bool(self._reply.finished)
             understood = captured.problem is not None and finished and stream and not self._numbers
             if (begun if captured.error is not None else understood) or (captured.choices and not stream):
                 return None
         return super().broken(captured, begun=begun)
-
-
-class RelayedReply:
-    """The request to a chat server, and its reply. ``answer`` is a whole reply as the agent gets it.
-
-    ``numbers``: the server was asked for token ids and logprobs.
-    """
-
-    path = b"/v1/chat/completions"
-
-    def __init__(
-        self, request: CallRequest, body: bytes, *, passes: bool, numbers: bool, untrainable: str | None
-    ) -> None:
-        self.body = body
-        self.answer = b""
-        self._stream = request.stream
-        self._reply_id = None if passes else request.reply_id  # the agent's reply, also for a repeated request
-        self._untrainable = untrainable
-        self.reader = ReplyReader(
-            entries=bool(request.fields.get("logprobs")),
-            n=request.fields.get("n") or 1,
-            relayed=passes,
-            plain=numbers and not request.numbers,
-        )
-        self.feed = self.reader.feed
-
-    def read(self, body: bytes) -> None:
-        self.answer = body
-
-    def captured(self) -> Captured:
-        if not self._stream:
-            self.answer = self.reader.read(self.answer)
-        captured = self.reader.captured()
-        captured.untrainable = self._untrainable
-        captured.reply_id = self._reply_id or captured.reply_id
-        return captured
 
 
 class PassedEvents:

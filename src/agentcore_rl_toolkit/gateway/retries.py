@@ -79,6 +79,4 @@ def _recall(session: Session) -> None:
         return
     for position, digest, status, delivered in reversed(last):
         if position < store.first_call and status in TURNS:
-            if not delivered:
-                session.undelivered.add(position)
-            session.recent.append(RecordedReply(session, digest, position, received=delivered))
+            session.recent.append(RecordedReply(session, digest, position, received=delivered, delivered=delivered))

@@ -107,8 +107,7 @@ class SessionSettings(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=
 class Session:
     """A session. ``number`` is its row in the store. ``records`` counts its stored calls, ``turns`` those that are turns.
 
-    ``undelivered`` are stored calls without a complete reply at the agent. ``started_turns`` counts the calls against max_turns:
-    running ones and turns.
+    ``started_turns`` counts the calls against max_turns: running ones and turns.
     """
 
     def __init__(
@@ -128,7 +127,6 @@ class Session:
         self.turns = 0
         self.errors = 0
         self.refused = 0  # refused requests that it records
-        self.undelivered: set[int] = set()
         self.inflight: set[Any] = set()  # its running calls (`Call`)
         self.worker: Worker | None = None
         self.texts = Texts()
@@ -180,27 +178,20 @@ class Session:
         self.recent.append(reply)
         reply.deliver()
 
-    def deliver(self, call: int | None, *, whole: bool) -> None:
-        """Store if an agent has the complete reply of a call. A call without a delivered reply uses no turn."""
-        if call is None or whole == (call not in self.undelivered):
-            return
-        self.undelivered ^= {call}
-        self.started_turns += 1 if whole else -1
-        self.store.deliver(call, whole=whole)
-
 
 @dataclass(slots=True, eq=False)
 class RecordedReply:
     """The reply of a call to the request with this ``digest``.
 
     ``position`` is the call's number in the store. None: it is running, or failed before its reply began. ``received``: an agent
-    has all of it. ``connections`` counts those that it is being sent on.
+    has all of it. ``delivered`` is what the store has for this. ``connections`` counts those that it is being sent on.
     """
 
     session: Session
     digest: int
     position: int | None = None
     received: bool = False
+    delivered: bool = True
     connections: int = 0
 
     def sent(self, *, whole: bool) -> None:
@@ -210,9 +201,12 @@ class RecordedReply:
         self.deliver()
 
     def deliver(self) -> None:
-        """Store if an agent has the complete reply, unless it is still being sent."""
-        if self.received or not self.connections:
-            self.session.deliver(self.position, whole=self.received)
+        """Store if an agent has the complete reply, unless it is being sent. A call without a delivered reply uses no turn."""
+        if self.position is None or self.delivered == self.received or (self.connections and not self.received):
+            return
+        self.delivered = self.received
+        self.session.started_turns += 1 if self.delivered else -1
+        self.session.store.deliver(self.position, whole=self.delivered)
 
 
 class Sessions:

@@ -11,7 +11,7 @@ from scripted_engine import Fault, ScriptedEngine
 
 from ..asking import MODEL, Start, ask, opened, until
 
-PARTS = {"Call", "RelayedReply", "Recorder", "RelayedChat", "TokenSampling", "ReplyReader", "TokenReply"}
+PARTS = {"Call", "Recorder", "RelayedChat", "TokenSampling", "ReplyReader", "TokenReply"}
 
 
 def parts() -> set[int]:

@@ -179,9 +179,7 @@ def pack_ids(ids: Sequence[int]) -> bytes:
 
 
 def unpack_ids(data: bytes) -> list[int]:
-    unpacked = array.array("i")
-    unpacked.frombytes(data)
-    return unpacked.tolist()
+    return array.array("i", data).tolist()
 
 
 def ids_array(data: bytes) -> array.array[int]:
@@ -200,6 +198,4 @@ def pack_logprobs(logprobs: Sequence[float | None]) -> bytes:
 
 
 def unpack_logprobs(data: bytes) -> list[float]:
-    unpacked = array.array("f")
-    unpacked.frombytes(data)
-    return unpacked.tolist()
+    return array.array("f", data).tolist()

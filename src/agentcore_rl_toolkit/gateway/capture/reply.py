@@ -96,11 +96,18 @@ _encode = msgspec.json.Encoder().encode
 class ReplyReader:
     """Reads one reply. ``finished`` are the choices that have ended. ``final``: the last event ended all, or is an error.
 
+    ``answer`` is a whole reply for an agent that gets it as it is. ``untrainable`` is why the reply must not be trained on.
+    ``reply_id`` replaces the id in the reply.
+
     Args: ``entries``: the agent asked for logprobs. ``n`` is the number of choices. ``relayed``: the agent gets the events as
     they are. ``plain``: they have no token ids and logprobs then.
     """
 
     def __init__(self, *, entries: bool = False, n: int = 1, relayed: bool = False, plain: bool = False) -> None:
+        self.path = self.body = b""  # the request
+        self.answer = b""
+        self.reply_id: str | None = None
+        self.untrainable: str | None = None
         self.final = False
         self._entries = entries
         self._n = n
@@ -146,18 +153,18 @@ class ReplyReader:
             events.append(lines)
         return [Delta(event=b"\n\n".join([*part, b""]), final=part is rest) for part in (before, rest) if part]
 
-    def read(self, body: bytes) -> bytes:
-        """Read a reply that is not streamed. Returns it for the agent. Raises: CaptureError."""
+    def read(self, body: bytes) -> None:
+        """Read a reply that is not streamed."""
         event = self._read(body)
         if not isinstance(event, _Event):
-            raise CaptureError(self._unread or "the engine's reply cannot be read")
+            return
         for choice in event.choices:
             if choice.message is None:
-                raise CaptureError(f"choice {choice.index} of the engine's reply has no message")
+                self._unread = f"choice {choice.index} of the engine's reply has no message"
             self._choices[choice.index].message = choice.message
         if len(self._choices) < len(event.choices):
             self._captured.problem = "several choices of the engine's reply have one index"
-        return (_cut(body, event) or without_numbers(body)) if self._plain else body
+        self.answer = (_cut(body, event) or without_numbers(body)) if self._plain else body
 
     def _read(self, data: bytes) -> _Event | _Ends | None:
         """Read an event and add it to the choices. Of an event that cannot be read, return only the ends of choices."""
@@ -228,6 +235,7 @@ class ReplyReader:
         if not self._begun and (sent := bytes(self.rest.strip())).startswith((b"{", b"[", b"<")):
             raise CaptureError(f"the gateway asked the engine for a stream and got something else: {sent[:100]!r}")
         captured.choices = [each.record(captured, index) for index, each in sorted(self._choices.items())]
+        captured.untrainable, captured.reply_id = self.untrainable, self.reply_id or captured.reply_id
         _check(captured)
         return captured
 

@@ -46,21 +46,6 @@ class Counts(NamedTuple):
     last_index: int
 
 
-def failure(call_id: str, index: int, error: str, *, at_s: float = 0.0) -> CallRecord:
-    """Return a record that stands for calls that the store does not have."""
-    return CallRecord(
-        call_id=call_id,
-        index=index,
-        status=ERROR,
-        dialect="chat",
-        started_s=at_s,
-        finished_s=at_s,
-        http_status=503,
-        error_type="store",
-        error=error,
-    )
-
-
 class Reader:
     """Reads with one connection, one query at a time. ``damaged`` are the numbers of damaged calls.
 
@@ -156,7 +141,11 @@ class Reader:
             if whole:
                 known.add(record.call_id)
             else:
-                payload = encode(failure(f"lost-{number}", number, UNREADABLE))
+                lost = CallRecord(
+                    call_id=f"lost-{number}", index=number, status=ERROR, dialect="chat", started_s=0.0, finished_s=0.0
+                )
+                lost.http_status, lost.error_type, lost.error = 503, "store", UNREADABLE
+                payload = encode(lost)
             yield payload
 
     # -- what administrators set
