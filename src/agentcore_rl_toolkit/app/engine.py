@@ -208,13 +208,13 @@ class Engine:
         for rollout in list(self._live):
             rollout.interrupt(reason)
 
-    def interrupt_on_sigterm(self) -> Callable[[], None]:
+    def interrupt_on_sigterm(self) -> None:
         """Write `interrupted` records as soon as SIGTERM arrives, not only when the server has closed its connections.
 
-        Returns a function that restores the handler.
+        The server's handler is called, too. The server restores the one before its own.
         """
         if threading.current_thread() is not threading.main_thread():
-            return lambda: None
+            return
         before = signal.getsignal(signal.SIGTERM)
 
         def handle(number: int, frame: Any) -> None:
@@ -223,12 +223,6 @@ class Engine:
                 before(number, frame)
 
         signal.signal(signal.SIGTERM, handle)
-
-        def restore() -> None:
-            if signal.getsignal(signal.SIGTERM) is handle:
-                signal.signal(signal.SIGTERM, before)
-
-        return restore
 
     async def close(self, reason: str) -> None:
         """Interrupt what runs and wait for its records, for at most ``grace_s``."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextvars
-import functools
 import inspect
 import threading
 from collections.abc import Awaitable, Callable
@@ -36,35 +35,30 @@ class AgentRunner:
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
         future.set_running_or_notify_cancel()  # a caller that stops waiting must not cancel it
 
-        async def on_loop(call: Callable[[], Any]) -> None:
+        async def on_loop(result: Awaitable[Any]) -> None:
             try:
-                future.set_result(await call())
+                future.set_result(await result)
             except BaseException as e:
                 future.set_exception(e)
                 if isinstance(e, asyncio.CancelledError):
                     raise
 
-        def begin(call: Callable[[], Any], context: contextvars.Context) -> None:
-            task = self.loop().create_task(on_loop(call), name=name, context=context)
+        def begin(result: Awaitable[Any], context: contextvars.Context) -> None:
+            task = self.loop().create_task(on_loop(result), name=name, context=context)
             self._tasks[future] = task  # asyncio drops a task that nothing references
             task.add_done_callback(lambda _: self._tasks.pop(future, None))
 
         def in_thread() -> None:
             try:
                 result = func(*args)
-                if inspect.isawaitable(result):  # a partial or lambda around an async function
-                    call = functools.partial(wait_for, result)
-                    self.loop().call_soon_threadsafe(begin, call, contextvars.copy_context())
-                    return
+                if inspect.isawaitable(result):
+                    self.loop().call_soon_threadsafe(begin, result, contextvars.copy_context())
+                else:
+                    future.set_result(result)
             except BaseException as e:  # a SystemExit in the agent is a failed rollout, not the end of the server
                 future.set_exception(e)
-            else:
-                future.set_result(result)
 
-        if inspect.iscoroutinefunction(func) or inspect.iscoroutinefunction(type(func).__call__):
-            self.loop().call_soon_threadsafe(begin, lambda: func(*args), context)
-        else:
-            threading.Thread(target=context.run, args=(in_thread,), name=name, daemon=True).start()
+        threading.Thread(target=context.run, args=(in_thread,), name=name, daemon=True).start()
         return future
 
     def cancel(self, *futures: concurrent.futures.Future[Any]) -> None:

@@ -168,7 +168,7 @@ class DeployedApp:
     async def _accept(self, payload: Mapping[str, Any], scope: Scope, receive: Receive, send: Send) -> None:
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
-            self._engine.interrupt_on_sigterm()  # calls the server's handler too, which the server restores
+            self._engine.interrupt_on_sigterm()
         session_id = dict(scope["headers"]).get(SESSION_HEADER, b"").decode("latin-1") or None
         context = SimpleNamespace(session_id=session_id, scope=scope, replied=threading.Event())
         accepted = self._engine.accept(self._function, payload, context)
