@@ -26,7 +26,6 @@ PROOF_FIELD = "_proof"  # the last member of the record
 REPLY_FIELD = "proof"  # the scheme of the proof, in the agent's response to the invoke
 SCHEME = "hmac-sha256"
 KEY_BYTES = 32
-MIN_SECRET_CHARS, MAX_SECRET_CHARS = 32, 512
 
 _TAIL = re.compile(rb', "_proof": "hmac-sha256:([0-9a-f]{64})"\}\Z')
 _TAIL_BYTES = len(f', "{PROOF_FIELD}": "{SCHEME}:"}}') + 64
