@@ -31,7 +31,7 @@ class Dialect:
     ``path`` is that of a call below an agent's base URL.
     ``idle`` is what a stream shows before it begins, ``stream_type`` its content type. ``error_head`` gives an error's status and
     headers.
-    ``encoder`` makes a `StreamEncoder`, and ``whole_reply`` the body of a reply. A `BlockEncoder` has the body at its end.
+    ``encoder`` makes a `StreamEncoder`. At the end it has the whole reply as its ``body``, except for chat.
     """
 
     name: str
@@ -39,7 +39,6 @@ class Dialect:
     parse_request: Callable[..., ModelRequest]
     encoder: Callable[..., StreamEncoder]
     error_dict: Callable[..., dict[str, Any]]
-    whole_reply: Callable[[Reply, ModelRequest], dict[str, Any]] | None = None
     idle: bytes = b": waiting for the model\n\n"
     stream_type: str = "text/event-stream; charset=utf-8"
     error_head: Callable[[RequestError], tuple[int, dict[str, str]]] = lambda error: (error.status or 500, {})
@@ -47,10 +46,12 @@ class Dialect:
     def encode_reply(self, reply: Reply, request: ModelRequest) -> bytes:
         """Encode a complete reply, as a stream if the request asks for one."""
         encoder = self.encoder(request, reply_id=reply.id, model=reply.model, created=reply.created)
-        if self.whole_reply is not None and not request.stream and not isinstance(encoder, BlockEncoder):
-            return msgspec.json.encode(self.whole_reply(reply, request))
+        if isinstance(encoder, chat.Encoder) and not request.stream:
+            return msgspec.json.encode(chat.whole_reply(reply, request))
         stream = b"".join([encoder.start(), *map(encoder.feed, deltas_of(reply)), encoder.finish()])
-        return msgspec.json.encode(encoder.body) if isinstance(encoder, BlockEncoder) and not request.stream else stream
+        if isinstance(encoder, BlockEncoder | gemini.Encoder) and not request.stream:
+            return msgspec.json.encode(encoder.body)
+        return stream
 
 
 _AWS: Any = {"idle": bedrock.PING, "stream_type": CONTENT_TYPE, "error_head": bedrock.error_head}
@@ -58,12 +59,11 @@ _AWS: Any = {"idle": bedrock.PING, "stream_type": CONTENT_TYPE, "error_head": be
 DIALECTS: dict[str, Dialect] = {
     dialect.name: dialect
     for dialect in (
-        Dialect("chat", "chat/completions", chat.parse_request, chat.Encoder, openai_error, chat.whole_reply),
+        Dialect("chat", "chat/completions", chat.parse_request, chat.Encoder, openai_error),
         Dialect("responses", "responses", responses.parse_request, responses.Encoder, responses.error_dict),
         Dialect("anthropic", "messages", anthropic.parse_request, anthropic.Encoder, anthropic.error_dict),
         Dialect(
             *("gemini", gemini.GENERATE.decode(), gemini.parse_request, gemini.Encoder, gemini.error_dict),
-            whole_reply=gemini.whole_reply,
             idle=gemini.IDLE,
         ),
         Dialect(
@@ -76,7 +76,6 @@ DIALECTS: dict[str, Dialect] = {
             bedrock.parse_invoke,
             bedrock.invoke_encoder,
             bedrock.error_dict,
-            chat.whole_reply,
             **_AWS,
         ),
     )

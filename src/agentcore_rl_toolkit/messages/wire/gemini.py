@@ -17,7 +17,7 @@ from msgspec import Meta
 
 from ..errors import KINDS, RequestError, field_at_fault, unsupported
 from .anthropic import tool_input
-from .canonical import CONTENT_FILTER, LENGTH, Choice, Delta, ModelRequest, Reply, ToolCall, Usage, own_id
+from .canonical import CONTENT_FILTER, LENGTH, Delta, ModelRequest, ToolCall, Usage, own_id
 from .chat import MAX_N
 from .fields import Members, Refusal, Route, convert, read_members, read_object, read_route, with_path
 from .history import (
@@ -353,11 +353,6 @@ def error_dict(error: RequestError) -> dict[str, Any]:
     return {"error": {"code": status, "message": message, "status": _STATUS.get(status, "INVALID_ARGUMENT")}}
 
 
-def _texts(item: Choice | Delta, text: str) -> list[dict[str, Any]]:
-    thoughts = [{"text": item.reasoning, "thought": True}] if item.reasoning else []
-    return thoughts + [{"text": each} for each in (text, item.refusal) if each]
-
-
 def _calls(calls: list[ToolCall], reply_id: str) -> list[dict[str, Any]]:
     ids = [call.id or own_id("call_", reply_id, place) for place, call in enumerate(calls)]
     shown = [{"name": call.name, "args": tool_input(call.arguments)} for call in calls]
@@ -373,27 +368,14 @@ def _body(candidates: list[dict[str, Any]], model: str, reply_id: str, **more: A
     return {"candidates": candidates, **more, "modelVersion": model, "responseId": reply_id}
 
 
-def whole_reply(reply: Reply, request: ModelRequest) -> dict[str, Any]:
-    """Return the body of a reply that is not streamed."""
-    candidates = [
-        _candidate(
-            choice.index,
-            [*_texts(choice, choice.content), *_calls(choice.tool_calls, reply.id)] or [{"text": ""}],
-            choice.finish_reason or "stop",
-        )
-        for choice in reply.choices
-    ]
-    usage = usage_dict(reply.usage or request.counted or Usage())
-    return _body(candidates, reply.model or request.model, reply.id, usageMetadata=usage)
-
-
 class Encoder:
-    """Deltas -> the bytes of a stream. Calls come whole, in the last event."""
+    """Deltas -> the bytes of a stream, and at the end the whole reply. Calls come whole, in the last event."""
 
     def __init__(self, request: ModelRequest, *, reply_id: str, model: str = "", created: int = 0) -> None:
         self._request = request
         self._model, self._id = model or request.model, reply_id
         self._usage = request.counted or Usage()
+        self._texts: list[list[dict[str, Any]]] = [[] for _ in range(request.n)]
         self._calls = [CollectedCalls() for _ in range(request.n)]
         self._finish: list[str | None] = [None] * request.n
 
@@ -406,7 +388,9 @@ class Encoder:
             return b""
         self._calls[delta.choice].add(delta.tool_calls)
         self._finish[delta.choice] = delta.finish_reason or self._finish[delta.choice]
-        parts = _texts(delta, delta.text)
+        parts: list[dict[str, Any]] = [{"text": delta.reasoning, "thought": True}] if delta.reasoning else []
+        parts += [{"text": text} for text in (delta.text, delta.refusal) if text]
+        self._texts[delta.choice] += parts
         return self._event([_candidate(delta.choice, parts)]) if parts else b""
 
     def ping(self) -> bytes:
@@ -414,11 +398,14 @@ class Encoder:
 
     def finish(self) -> bytes:
         """Encode the last event of every candidate, with the usage."""
-        ended = [
-            _candidate(index, _calls(calls.all(), self._id) or [{"text": ""}], self._finish[index] or "stop")
-            for index, calls in enumerate(self._calls)
-        ]
-        return self._event(ended, usageMetadata=usage_dict(self._usage))
+        calls = [_calls(each.all(), self._id) for each in self._calls]
+        whole = [texts + own for texts, own in zip(self._texts, calls, strict=True)]
+        usage = usage_dict(self._usage)
+        self.body = _body(self._ended(whole), self._model, self._id, usageMetadata=usage)
+        return self._event(self._ended(calls), usageMetadata=usage)
+
+    def _ended(self, parts: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+        return [_candidate(i, p or [{"text": ""}], self._finish[i] or "stop") for i, p in enumerate(parts)]
 
     def error(self, error: RequestError) -> bytes:
         return encode_event(error_dict(error))
