@@ -151,7 +151,9 @@ class Engine:
             await asyncio.wait({rollout.first_beat}, timeout=settings.store_check_s)
             refusal = rollout.first_beat.result() if rollout.first_beat.done() else None
             if refusal is not None:
-                self._abandon(rollout, identity)
+                rollout.interrupt("its record cannot be stored")
+                if rollout.agent is not None:
+                    self.runner.cancel(rollout.agent)
                 return _refusal(config, key, refusal)
         return reply
 
@@ -167,8 +169,7 @@ class Engine:
         self.settings.check_base_url(job.endpoint)
         identity = (job.arn, job.key, 0)
         if identity not in self._accepted:
-            rollout, rewards = make_rollout(job, function, context, session_id, self.settings)
-            self._begin_once(identity, rollout, is_stored=lambda: rewards.reported)
+            self._begin_once(identity, make_rollout(job, function, context, session_id, self.settings))
         if self.settings.sagemaker_background:
             return {"status": "in_progress"}
         await asyncio.wrap_future(self._accepted[identity])
@@ -176,10 +177,10 @@ class Engine:
             raise AgentCoreRLError(f"the reward of {job.key} could not be reported; the agent's log has the reason")
         return {"status": "completed"}
 
-    def _begin_once(self, identity: Identity, rollout: Rollout, is_stored: Callable[[], bool] = lambda: True) -> None:
+    def _begin_once(self, identity: Identity, rollout: Rollout) -> None:
         """Begin a rollout, and recognize it if it is delivered again. If nothing is stored, the next delivery runs it again."""
         self._accepted[identity] = rollout.done
-        rollout.done.add_done_callback(lambda _: is_stored() or self._accepted.pop(identity, None))
+        rollout.done.add_done_callback(lambda _: rollout.stored or self._accepted.pop(identity, None))
         while len(self._accepted) > REMEMBERED:
             self._accepted.popitem(last=False)
         try:
@@ -187,13 +188,6 @@ class Engine:
         except BaseException:
             self._accepted.pop(identity, None)
             raise
-
-    def _abandon(self, rollout: Rollout, identity: Identity) -> None:
-        """End a rollout whose record cannot be stored. The next delivery runs it again: access may have been granted."""
-        rollout.interrupt("its record cannot be stored")
-        if rollout.agent is not None:
-            self.runner.cancel(rollout.agent)
-        rollout.done.add_done_callback(lambda _: self._accepted.pop(identity, None))
 
     def open(self) -> None:
         """Accept rollouts again after `close`: a test may start the same app twice."""

@@ -67,7 +67,7 @@ class RolloutFunction:
 class Rollout:
     """A run of the agent and its record. Without `store` nothing is stored.
 
-    ``done`` ends when the record is stored or given up. ``first_beat`` ends with the error of the first heartbeat, or None.
+    ``done`` ends when the record is ``stored`` or given up. ``first_beat`` ends with the error of the first heartbeat, or None.
     """
 
     function: RolloutFunction
@@ -77,6 +77,7 @@ class Rollout:
     store: ObjectStore | None = None
     heartbeat_s: float | None = None
     stop_reason: str = ""
+    stored: bool = False
     agent: concurrent.futures.Future[Any] | None = None
     done: concurrent.futures.Future[None] = field(default_factory=concurrent.futures.Future)
 
@@ -171,6 +172,7 @@ class Rollout:
         except AgentCoreRLError as e:
             logger.critical("the record of %s is lost: %s", info.result_key, e)
             return
+        self.stored = True
         if heart is not None:
             # The object must not reappear after its deletion, so a running heartbeat ends first.
             self._stored.set()

@@ -19,8 +19,8 @@ relay = functools.lru_cache(maxsize=1)(Relay)  # one server for the jobs of this
 
 def make_rollout(
     job: JobRollout, function: RolloutFunction, context: Any, session_id: str, settings: AgentSettings
-) -> tuple[Rollout, JobRewards]:
-    """Return the rollout, which has not started, and the object that reports its reward."""
+) -> Rollout:
+    """Return the rollout, which has not started."""
     runtime = JobRuntime(job)
     address = relay().open(functools.partial(answer, runtime))
     config = job.config(f"{address}/v1")
@@ -36,4 +36,4 @@ def make_rollout(
         store=rewards,
     )
     rollout.done.add_done_callback(lambda _: relay().close(address))
-    return rollout, rewards
+    return rollout

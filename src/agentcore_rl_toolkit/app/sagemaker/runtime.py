@@ -114,21 +114,18 @@ class JobRewards(ObjectStore):
         self._failures, self._turn_rewards = failures, turn_rewards
         self._verdict: tuple[str, list[float]] | None = None
         self._completed = False
-        self.reported = False
 
     async def _put(self, key: str, body: bytes, create_only: bool, durable: bool) -> None:
         if self._verdict is None:
             self._verdict = self._judge(parse_record(body))
         if self._job.ended:
             log.error("the job has ended %s already: nothing is reported", key)
-            self.reported = True
             return
         status, rewards = self._verdict
         if not self._completed:
             await self._report(key, "complete_rollout", Status=status)
             self._completed = True
         await self._report(key, "update_reward", Rewards=rewards)
-        self.reported = True
 
     async def _report(self, key: str, operation: str, **arguments: Any) -> None:
         ids = {"TrajectoryId": self._job.trajectory_id, "ClientToken": self._job.client_token(operation)}
