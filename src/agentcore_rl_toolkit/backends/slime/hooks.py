@@ -28,31 +28,31 @@ def normalize_rewards(args: Any, samples: list[Any]) -> tuple[list[float], list[
     Shapes: (N,) -> (N,), (N,).
     """
     estimated_by = getattr(args, "advantage_estimator", "grpo")
-    credit = credit_of(args)
-    if credit.per_token:
-        for members in _by_group(samples).values():
-            _of_tokens(args, credit, [samples[i] for i in members])
+    credit, recording = credit_of(args), recording_of_process()
     centered = getattr(args, "rewards_normalization", True) and estimated_by in _CENTRED
     spread = getattr(args, "grpo_std_normalization", True) and estimated_by != _CENTRED[3]
     estimator: Estimator = "grpo" if spread else "dr_grpo"
-    raw = [0.0] * len(samples)
-    normalized = [0.0] * len(samples)
-    for members in _by_group(samples).values():
-        rewards: dict[Any, float | None] = {}
-        for i in members:
-            rewards[samples[i].rollout_id] = None if samples[i].remove_sample else _reward(samples[i])
-        values = list(rewards.values())
-        usable = [r for r in values if r is not None]
+    raw: dict[int, float] = {}
+    normalized: dict[int, float] = {}
+    groups: dict[Any, list[Any]] = {}
+    for sample in samples:
+        groups.setdefault(sample.group_index, []).append(sample)
+    for members in groups.values():
+        if credit.per_token:
+            _of_tokens(args, credit, members)
+        rewards = {s.rollout_id: None if s.remove_sample else _reward(s) for s in members}
+        usable = [r for r in rewards.values() if r is not None]
         mean = sum(usable) / len(usable) if usable else 0.0
-        each = advantages(values, estimator=estimator) if centered else values
+        each = advantages(list(rewards.values()), estimator=estimator) if centered else rewards.values()
         advantage_of = dict(zip(rewards, each, strict=True))
-        if centered and not credit.per_token:
-            _note_advantages({_session(samples[i]): advantage_of[samples[i].rollout_id] for i in members})
-        for i in members:
-            own, advantage = rewards[samples[i].rollout_id], advantage_of[samples[i].rollout_id]
-            raw[i] = mean if own is None else own
-            normalized[i] = 0.0 if advantage is None else advantage
-    return raw, normalized
+        for sample in members:
+            own, advantage = rewards[sample.rollout_id], advantage_of[sample.rollout_id]
+            raw[id(sample)] = mean if own is None else own
+            normalized[id(sample)] = 0.0 if advantage is None else advantage
+            session_id = ((getattr(sample, "metadata", None) or {}).get(NOTE) or {}).get("session_id")
+            if recording is not None and centered and not credit.per_token and session_id and advantage is not None:
+                recording.run.annotate(session_id, advantage=advantage)
+    return [raw[id(s)] for s in samples], [normalized[id(s)] for s in samples]
 
 
 def _of_tokens(args: Any, credit: Credit, members: list[Any]) -> None:
@@ -89,26 +89,7 @@ def keep_informative_group(args: Any, samples: Any, **_: Any) -> Any:
     return DynamicFilterOutput(keep=keep, reason=reason)
 
 
-def _note_advantages(found: dict[str | None, float | None]) -> None:
-    """Write the advantages into the run's folder, if this process has one."""
-    recording = recording_of_process()
-    for session_id, advantage in found.items() if recording is not None else ():
-        if recording is not None and session_id is not None and advantage is not None:
-            recording.run.annotate(session_id, advantage=advantage)
-
-
-def _session(sample: Any) -> str | None:
-    return ((getattr(sample, "metadata", None) or {}).get(NOTE) or {}).get("session_id")
-
-
 def _reward(sample: Any) -> float:
     if sample.reward is None:
         raise ConfigError(f"sample {sample.index} has no reward; set `remove_sample`, or give it a reward")
     return float(sample.reward)
-
-
-def _by_group(samples: list[Any]) -> dict[Any, list[int]]:
-    groups: dict[Any, list[int]] = {}
-    for i, sample in enumerate(samples):
-        groups.setdefault(sample.group_index, []).append(i)
-    return groups

@@ -114,13 +114,12 @@ def mask_stale(samples: list[Any], max_staleness: int | None) -> None:
     if max_staleness is None:
         return
     live = [s for s in samples if not s.remove_sample]
-    versions = {id(s): [int(v) for v in s.weight_versions] for s in live}
-    _newest = max([_newest, *(v for known in versions.values() for v in known)])
+    _newest = max([_newest, *(int(version) for s in live for version in s.weight_versions)])
     reasons: dict[str, str] = {}
     for sample in live:
-        known = versions[id(sample)]
-        if not known or min(known) < _newest - max_staleness:
-            reasons[sample.metadata[NOTE]["session_id"]] = "stale" if known else "unknown_version"
+        oldest = min(map(int, sample.weight_versions), default=None)
+        if oldest is None or oldest < _newest - max_staleness:
+            reasons[sample.metadata[NOTE]["session_id"]] = "unknown_version" if oldest is None else "stale"
     for sample in live:
         reason = reasons.get(sample.metadata[NOTE]["session_id"])
         if reason is not None:
