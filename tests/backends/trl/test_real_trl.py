@@ -118,7 +118,7 @@ def test_what_a_forked_rollout_loses_is_counted_and_logged(plain: dict[str, Any]
         max(s.trained_tokens for s in r.trajectory.sequences) for r in forked
     )
     stats = plain["stats"]
-    assert (stats["forked"], stats["dropped_tokens"], stats["masked"]) == (
+    assert (stats["forked"], stats["dropped_tokens"], stats["rows"] - stats["usable"]) == (
         len(forked),
         lost,
         sum(not r.usable for r in rollouts),
