@@ -98,8 +98,8 @@ def test_a_project_that_cannot_be_read_is_named(project: Path, runtimes: Any) ->
     ("name", "why"),
     [
         ("Other", "has no runtime 'Other'; it has Gone, Shop, Web"),
-        ("Web", "only agents in Python"),
-        ("Gone", "not exist"),
+        ("Web", "not an existing file of Python"),
+        ("Gone", "not an existing file of Python"),
     ],
 )
 def test_a_runtime_that_cannot_be_served_is_named(project: Path, name: str, why: str) -> None:

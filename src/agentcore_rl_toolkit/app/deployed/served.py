@@ -250,9 +250,7 @@ async def _request(app: Any, scope: Mapping[str, Any], body: bytes) -> tuple[int
     finally:
         loop.set_task_factory(before)
     content_type = next((value for name, value in started["headers"] if name.lower() == b"content-type"), b"").lower()
-    charset = re.search(
-        rb'charset="?(utf-?(?:16|32)|iso-8859-15?|latin-?1|windows-125[0-8]|shift_jis|gbk|big5)', content_type
-    )
+    charset = re.search(rb'charset="?(utf-?16|iso-8859-15?|latin-?1|windows-125[0-8]|shift_jis|gbk|big5)', content_type)
     text = b"".join(parts).decode(charset[1].decode() if charset else "utf-8", "replace")
     return started["status"], content_type.decode("latin-1"), text, seen
 
@@ -262,11 +260,9 @@ def _is_after_answer(error: Exception, complete: bool) -> bool:
 
     Its BaseHTTPMiddleware completes each answer, also a stream that broke off.
     """
-    raised = [error] if error.__cause__ is None else [error, error.__cause__]
-    files = [frame.f_code.co_filename for e in raised for frame, _ in traceback.walk_tb(e.__traceback__)]
-    if any(file.endswith("starlette/middleware/base.py") for file in files):
-        return any(file.endswith("starlette/background.py") for file in files)
-    return complete
+    traces = (error.__traceback__, (error.__cause__ or error).__traceback__)
+    files = {f.f_code.co_filename.split("starlette/")[-1] for trace in traces for f, _ in traceback.walk_tb(trace)}
+    return "background.py" in files or (complete and "middleware/base.py" not in files)
 
 
 def _replayed(body: bytes, then: Callable[[], Awaitable[Any]]) -> Receive:

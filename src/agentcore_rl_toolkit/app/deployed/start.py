@@ -15,10 +15,7 @@ def prepare() -> None:
     """Redirect HTTP libraries, and add rollouts to the apps that uvicorn serves. Does nothing without ``AGENTCORE_RL_AS_IS``."""
     if not os.environ.get(AS_IS):
         return
-    for name in (
-        "OPENAI_API_KEY",
-        "ANTHROPIC_API_KEY",
-    ):  # without one clients refuse to work; redirected calls need none
+    for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY"):  # clients refuse to work without; redirected calls need none
         os.environ.setdefault(name, PLACEHOLDER)
     install()
     import uvicorn

@@ -27,10 +27,8 @@ def find_runtime(name: str, folder: Path) -> Path | None:
     if name not in runtimes:
         raise ConfigError(f"{root / CONFIG} has no runtime {name!r}; it has {', '.join(sorted(runtimes)) or 'none'}")
     file = runtimes[name]
-    if file.suffix != ".py":
-        raise ConfigError(f"runtime {name!r} starts {file.name}; only agents in Python are served from their file")
-    if not file.is_file():
-        raise ConfigError(f"runtime {name!r} starts {file}, which does not exist")
+    if file.suffix != ".py" or not file.is_file():
+        raise ConfigError(f"runtime {name!r} starts {file}, which is not an existing file of Python")
     _chosen[file] = name
     return file
 
