@@ -74,7 +74,22 @@ class FileLedger:
     def open(self) -> list[dict[str, Any]]:
         """Open the file for appending. Returns its lines. Raises: ConfigError if another process or client has it open."""
         if self._fd is None:
-            self._fd, self._pid = self._opened(), os.getpid()
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self.proof_key = kept_key(self.path.with_name(self.path.name + ".key"))
+            except BaseException as e:
+                os.close(fd)
+                if not isinstance(e, BlockingIOError):
+                    raise
+                raise ConfigError(
+                    f"the ledger {self.path} is in use by another process or client; close that one"
+                ) from e
+            content = self.path.read_bytes()
+            if content and not content.endswith(b"\n"):
+                os.write(fd, b"\n")  # ends the torn line of a crash
+            self._fd, self._pid = fd, os.getpid()
         return list(parse_lines(self.path.read_bytes()))
 
     def append(self, line: Mapping[str, Any]) -> None:
@@ -104,22 +119,6 @@ class FileLedger:
             self._fd = None
 
     __del__ = close
-
-    def _opened(self) -> int:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self.proof_key = kept_key(self.path.with_name(self.path.name + ".key"))
-        except BaseException as e:
-            os.close(fd)
-            if not isinstance(e, BlockingIOError):
-                raise
-            raise ConfigError(f"the ledger {self.path} is in use by another process or client; close that one") from e
-        content = self.path.read_bytes()
-        if content and not content.endswith(b"\n"):
-            os.write(fd, b"\n")  # ends the torn line of a crash
-        return fd
 
 
 NO_LEDGER = FileLedger(os.devnull)  # is never opened, and so keeps nothing

@@ -335,20 +335,17 @@ class Rollout(RolloutFuture):
         silence_s = shared.watch.lost_after_s
         if silence_s is None:
             silence_s = 3 * (period_s if promised else shared.watch.heartbeat_s) + 5
-        about: dict[str, Any] = {"session_id": self.session_id, "expects_life": promised, "silence_s": silence_s}
-        waiter = watcher.add(self.result_key, **about)
+        waiter = watcher.add(self.result_key, self.session_id, expects_life=promised, silence_s=silence_s)
         try:
             accepted = self.reply is not None or (self.known is not None and self.known.accepted_s)
             if not accepted and not await self._shows_itself(watcher, waiter, ends_s):
                 return None
-            while True:
-                await self._record_exists(watcher, waiter, ends_s)
-                self._enter(Stage.RESULT)
-                verdict = await self._read()
-                if verdict is not None:
-                    return verdict
-                self._enter(Stage.RUN)  # the store listed a record that it does not have
-                waiter = watcher.add(self.result_key, **about)
+            await self._record_exists(watcher, waiter, ends_s)
+            self._enter(Stage.RESULT)
+            verdict = await self._read()
+            if verdict is None:
+                raise RolloutLostError("the store listed the record, but does not have it")
+            return verdict
         finally:
             watcher.remove(waiter)
 
