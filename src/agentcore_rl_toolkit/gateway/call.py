@@ -133,7 +133,7 @@ class Call:
     async def _sample(self) -> Attempt:
         """Sample the reply. While nothing of it has reached the agent, another server may take the call."""
         context, session = self._context, self.session
-        router, limits = context.router, context.limits
+        router = context.router
         tried: tuple[Worker, ...] = ()
         second = False  # True if the only server was tried twice
         until: float | None = None  # the end of the wait for a server
@@ -161,13 +161,11 @@ class Call:
                     second, tried = True, tried[:-1]
                 elif other is None or len(tried) >= MAX_TRIES:
                     now = asyncio.get_running_loop().time()
-                    until = until or now + limits.outage_s
+                    until = until or now + context.limits.outage_s
                     if not router.is_down or now >= until:
                         raise
-                    self.enter("held", None)
-                    with context.running.without_server(self):
+                    with context.running.held(self, None):
                         await router.wait_until_up(until)
-                    self.enter("sampling", limits.call_s)
                     second, tried = False, ()
             context.counters["retries"] += 1
             self._end, self.record.first_token_s, self._encoder = None, None, None

@@ -387,20 +387,20 @@ class RunningCalls:
 
     async def resumed(self, call: Any) -> None:
         """Hold a call that arrives during a pause. Its time limit begins when the pause ends."""
-        call.enter("held", self.limits.hold_s)
-        with self.without_server(call):
+        with self.held(call, self.limits.hold_s):
             await self._resumed.wait()
-        call.enter("sampling", self.limits.call_s)
 
     @contextmanager
-    def without_server(self, call: Any) -> Iterator[None]:
-        """Count a call as waiting inside the block: no server works on it, so a pause does not wait for it."""
+    def held(self, call: Any, limit_s: float | None) -> Iterator[None]:
+        """Hold a call inside the block: no server works on it, so a pause does not wait for it."""
+        call.enter("held", limit_s)
         self.waiting.add(call)
         self._changed()
         try:
             yield
         finally:
             self.waiting.discard(call)
+        call.enter("sampling", self.limits.call_s)
 
     @property
     def _active(self) -> int:
