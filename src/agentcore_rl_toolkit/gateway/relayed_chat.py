@@ -62,15 +62,17 @@ class RelayedChat(Engine):
 
     def attempt(self, worker: Worker) -> ReplyReader:
         request = self._request
-        reply = self._reply = ReplyReader(
+        self._reply = ReplyReader(
+            path=b"/v1/chat/completions",
+            body=self._sent,
             entries=bool(request.fields.get("logprobs")),
             n=request.fields.get("n") or 1,
             relayed=self.passes,
             plain=self._numbers and not request.numbers,
+            reply_id=None if self.passes else request.reply_id,  # the agent's, also for a repeated request
+            untrainable=self._untrainable,
         )
-        reply.path, reply.body, reply.untrainable = b"/v1/chat/completions", self._sent, self._untrainable
-        reply.reply_id = None if self.passes else request.reply_id  # the agent's, also for a repeated request
-        return reply
+        return self._reply
 
     # -- the agent's reply
 
@@ -120,7 +122,7 @@ class PassedEvents:
         return DIALECTS["chat"].idle
 
     def finish(self) -> bytes:
-        return bytes(self._reader.rest)
+        return self._reader.rest
 
     def error(self, error: RequestError) -> bytes:
         return b"data: " + error_body("chat", error) + b"\n\n"

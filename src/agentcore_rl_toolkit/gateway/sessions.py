@@ -15,7 +15,7 @@ import secrets
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
@@ -104,35 +104,33 @@ class SessionSettings(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=
         return parse_parameters(params)
 
 
+@dataclass(eq=False, repr=False)
 class Session:
     """A session. ``number`` is its row in the store. ``records`` counts its stored calls, ``turns`` those that are turns.
 
     ``started_turns`` counts the calls against max_turns: running ones and turns.
     """
 
-    def __init__(
-        self, store: Store, number: int, session_id: str, key: bytes, settings: SessionSettings, created_s: float
-    ) -> None:
-        self.store = store
-        self.number = number
-        self.id = session_id
-        self.key = key
-        self.settings = settings
-        self.created_s = created_s
-        self.closed_s: float | None = None
-        self.last_call_s: float | None = None  # when its last call was recorded (unix), as far as this process knows
-        self.next_index = 0
-        self.started_turns = 0
-        self.records = 0
-        self.turns = 0
-        self.errors = 0
-        self.refused = 0  # refused requests that it records
-        self.inflight: set[Any] = set()  # its running calls (`Call`)
-        self.worker: Worker | None = None
-        self.texts = Texts()
-        self.replies = RecordedReplies()
-        # The last calls, oldest first. None: those of an earlier process are in the store.
-        self.recent: deque[RecordedReply] | None = deque(maxlen=REMEMBERED)
+    store: Store
+    number: int
+    id: str
+    key: bytes
+    settings: SessionSettings
+    created_s: float
+    closed_s: float | None = None
+    last_call_s: float | None = None  # when its last call was recorded (unix), as far as this process knows
+    next_index: int = 0
+    started_turns: int = 0
+    records: int = 0
+    turns: int = 0
+    errors: int = 0
+    refused: int = 0  # refused requests that it records
+    inflight: set[Any] = field(default_factory=set)  # its running calls (`Call`)
+    worker: Worker | None = None
+    texts: Texts = field(default_factory=Texts)
+    replies: RecordedReplies = field(default_factory=RecordedReplies)
+    # The last calls, oldest first. None: those of an earlier process are in the store.
+    recent: deque[RecordedReply] | None = field(default_factory=lambda: deque(maxlen=REMEMBERED))
 
     @property
     def closed(self) -> bool:
@@ -179,7 +177,7 @@ class Session:
         reply.deliver()
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class RecordedReply:
     """The reply of a call to the request with this ``digest``.
 

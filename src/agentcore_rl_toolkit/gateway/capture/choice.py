@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import binascii
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ...errors import CaptureError
 from .record import Captured, ChoiceRecord, pack_ids, pack_logprobs
 
 
+@dataclass(slots=True, eq=False)
 class ChoiceTokens:
     """Token ids, logprobs, expert routing and weight versions of a choice. ``ids`` None: the engine reports none.
 
@@ -21,17 +23,14 @@ class ChoiceTokens:
     version, if weights changed on the way.
     """
 
-    __slots__ = ("_version_of_tokens", "both_ends", "experts", "first", "ids", "last", "logprobs", "spans")
-
-    def __init__(self) -> None:
-        self.ids: list[int] | None = None
-        self.logprobs: list[float | None] | None = None
-        self.experts: Any = None
-        self.spans: list[tuple[int, int]] | None = None
-        self.first: int | None = None
-        self.last: int | None = None
-        self.both_ends = False
-        self._version_of_tokens = False
+    ids: list[int] | None = None
+    logprobs: list[float | None] | None = None
+    experts: Any = None
+    spans: list[tuple[int, int]] | None = None
+    first: int | None = None
+    last: int | None = None
+    both_ends: bool = False
+    _version_of_tokens: bool = False
 
     def add(self, ids: Sequence[int] | None, logprobs: Sequence[float | None] | None) -> None:
         """Add sampled tokens."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import msgspec
@@ -93,37 +94,40 @@ _member_lists = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
 _encode = msgspec.json.Encoder().encode
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class ReplyReader:
-    """Reads one reply. ``finished`` are the choices that have ended. ``final``: the last event ended all, or is an error.
+    """A request to a chat server, and the reader of its reply. ``finished`` are the choices that have ended.
 
-    ``answer`` is a whole reply for an agent that gets it as it is. ``untrainable`` is why the reply must not be trained on.
-    ``reply_id`` replaces the id in the reply.
-
-    Args: ``entries``: the agent asked for logprobs. ``n`` is the number of choices. ``relayed``: the agent gets the events as
-    they are. ``plain``: they have no token ids and logprobs then.
+    ``entries``: the agent asked for logprobs. ``n`` is the number of choices. ``relayed``: the agent gets the events as they are.
+    ``plain``: they have no token ids and logprobs then. ``answer`` is a whole reply for such an agent. ``reply_id`` replaces the
+    id in the reply. ``untrainable`` is why the reply must not be trained on. ``final``: the last event ended all, or is an error.
     """
 
-    def __init__(self, *, entries: bool = False, n: int = 1, relayed: bool = False, plain: bool = False) -> None:
-        self.path = self.body = b""  # the request
-        self.answer = b""
-        self.reply_id: str | None = None
-        self.untrainable: str | None = None
-        self.final = False
-        self._entries = entries
-        self._n = n
-        self._relayed = relayed
-        self._plain = plain
-        self._events = EventReader()
-        self.rest = self._events.rest  # the end of a stream that is not a complete event
-        self._captured = Captured(choices=[])
-        self._choices: dict[int, _ChoiceParts] = {}
-        self.finished: set[int] = set()
-        self._begun = False
-        self._unread: str | None = None  # why an event could not be read
+    path: bytes = b""
+    body: bytes = b""
+    entries: bool = False
+    n: int = 1
+    relayed: bool = False
+    plain: bool = False
+    reply_id: str | None = None
+    untrainable: str | None = None
+    answer: bytes = b""
+    finished: set[int] = field(default_factory=set)
+    final: bool = False
+    _events: EventReader = field(default_factory=EventReader)
+    _captured: Captured = field(default_factory=lambda: Captured(choices=[]))
+    _choices: dict[int, _ChoiceParts] = field(default_factory=dict)
+    _begun: bool = False
+    _unread: str | None = None  # why an event could not be read
+
+    @property
+    def rest(self) -> bytes:
+        """Return the end of a stream that is not a complete event."""
+        return bytes(self._events.rest)
 
     def feed(self, data: bytes) -> list[Delta]:
         """Read a piece of a stream. Raises: UpstreamError on an event that the agent could not read either."""
-        if self._relayed:
+        if self.relayed:
             return self._relay(data)
         deltas: list[Delta] = []
         for found in self._events.feed(data):
@@ -146,7 +150,7 @@ class ReplyReader:
                 event = self._read(found)
                 if event is None and found.lstrip()[:1] != b"{":
                     raise UpstreamError("the engine sent data in its reply that is not an event")
-                if self._plain and event is not None:
+                if self.plain and event is not None:
                     lines = _cut(lines, event) or lines.replace(found, without_numbers(found))
                 if self.final:
                     events = rest
@@ -164,7 +168,7 @@ class ReplyReader:
             self._choices[choice.index].message = choice.message
         if len(self._choices) < len(event.choices):
             self._captured.problem = "several choices of the engine's reply have one index"
-        self.answer = (_cut(body, event) or without_numbers(body)) if self._plain else body
+        self.answer = (_cut(body, event) or without_numbers(body)) if self.plain else body
 
     def _read(self, data: bytes) -> _Event | _Ends | None:
         """Read an event and add it to the choices. Of an event that cannot be read, return only the ends of choices."""
@@ -194,14 +198,14 @@ class ReplyReader:
                 self._end(choice)
             parts = self._choices.get(choice.index)
             if parts is None:
-                parts = self._choices[choice.index] = _ChoiceParts(entries=self._entries)
+                parts = self._choices[choice.index] = _ChoiceParts(entries=self.entries)
             parts.add(choice, event.weight_version, captured)
         return event
 
     def _end(self, choice: _End) -> None:
         if choice.finish_reason is not None:
             self.finished.add(choice.index)
-            self.final = self.final or len(self.finished) >= self._n
+            self.final = self.final or len(self.finished) >= self.n
 
     def _deltas(self, event: _Event) -> Iterator[Delta]:
         """Return the content of an event. Raises: UpstreamError."""
@@ -232,7 +236,7 @@ class ReplyReader:
         captured = self._captured
         if self._unread is not None:
             raise CaptureError(self._unread)
-        if not self._begun and (sent := bytes(self.rest.strip())).startswith((b"{", b"[", b"<")):
+        if not self._begun and (sent := self.rest.strip()).startswith((b"{", b"[", b"<")):
             raise CaptureError(f"the gateway asked the engine for a stream and got something else: {sent[:100]!r}")
         captured.choices = [each.record(captured, index) for index, each in sorted(self._choices.items())]
         captured.untrainable, captured.reply_id = self.untrainable, self.reply_id or captured.reply_id

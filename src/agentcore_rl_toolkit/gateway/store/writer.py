@@ -27,7 +27,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ...errors import ConfigError
 from ..capture.record import CallRecord, encode
@@ -45,13 +45,6 @@ _READ_BYTES = 2**20  # bytes that a thread reads at a time
 _PRIVATE = "agentcore-rl-calls-"  # a directory of a private store
 
 WAL_BYTES = 128 * 2**20  # a longer write-ahead log is moved into the file; four times as often costs a call 5%
-
-
-class QueuedCall(NamedTuple):
-    """A call that is to be stored."""
-
-    row: Row
-    session: Any  # its session, which has a `number`
 
 
 @contextmanager
@@ -145,7 +138,7 @@ class Store:
         except sqlite3.Error as e:
             raise ConfigError(trouble(e, self.path)) from e
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._calls: list[QueuedCall] = []
+        self._calls: list[tuple[Row, Any]] = []  # rows, with their sessions, which have a `number`
         self._writes: dict[tuple[str, Any], tuple[str, Row]] = {}  # all else, by table and key: the last one counts
         self._waiting: list[asyncio.Future[OSError | None]] = []  # resolved when all is committed or refused
         self._scheduled = False
@@ -168,7 +161,7 @@ class Store:
         payload = encode(record)
         about = record.index, record.status, record.digest, record.call_id, record.delivered
         row = number, session.number, *about, payload, zlib.crc32(memoryview(payload)[:-1])
-        self._calls.append(QueuedCall(row, session))
+        self._calls.append((row, session))
         self._schedule()
         return number
 
@@ -211,7 +204,7 @@ class Store:
             return
         try:
             with transaction(self._database):
-                self._database.executemany(INSERT_CALL, [call.row for call in calls])
+                self._database.executemany(INSERT_CALL, [row for row, _ in calls])
                 for sql, values in self._writes.values():
                     self._database.execute(sql, values)
         except sqlite3.Error as e:
@@ -227,7 +220,7 @@ class Store:
             self.set("probe", None)
         self._report(None)
 
-    def _failed(self, calls: list[QueuedCall], error: sqlite3.Error) -> None:
+    def _failed(self, calls: list[tuple[Row, Any]], error: sqlite3.Error) -> None:
         """Handle a refused transaction: try again if the file is locked, otherwise refuse the calls."""
         code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED) and self._loop is not None:
@@ -242,10 +235,10 @@ class Store:
         self.failed = os_error(error, self.path)
         self._refuse(calls, self.failed)
 
-    def _refuse(self, calls: list[QueuedCall], error: OSError) -> None:
-        for call in calls:
+    def _refuse(self, calls: list[tuple[Row, Any]], error: OSError) -> None:
+        for _, session in calls:
             if self.on_refused is not None:
-                self.on_refused(call.session)
+                self.on_refused(session)
         self._report(error)
 
     def _report(self, error: OSError | None) -> None:

@@ -7,7 +7,7 @@ and reasoning taken apart, cut where a stop string begins.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -36,6 +36,7 @@ class _SampledChoice:
     message: dict[str, Any] | None = None
 
 
+@dataclass(eq=False, repr=False)
 class TokenReply:
     """A request to an engine, and its reply. ``finished``: every choice that was asked for has ended.
 
@@ -43,20 +44,20 @@ class TokenReply:
     that of the answer, if it may have a free part. ``untrainable`` is why no choice must be trained on.
     """
 
-    def __init__(self, renderer: Renderer, asked: ModelRequest, prompt: RenderedPrompt | None) -> None:
-        self.path = self.body = b""
-        self.read_event: ReadPieces
-        self.report_weights: Callable[[int | str | None], None] = lambda version: None
-        self.reply_id = ""
-        self.form: AnswerForm | None = None
-        self.untrainable: str | None = None
-        self.finished = False
-        self._renderer = renderer
-        self._asked = asked
-        self._prompt = prompt
-        self._events: EventReader | None = None  # splits a stream
-        self._choices: dict[int, _SampledChoice] = {}
-        self._error: dict[str, Any] | None = None  # as the engine reports it inside a reply
+    renderer: Renderer
+    asked: ModelRequest
+    prompt: RenderedPrompt | None
+    path: bytes = b""
+    body: bytes = b""
+    read_event: ReadPieces = lambda event: []
+    report_weights: Callable[[int | str | None], None] = lambda version: None
+    reply_id: str = ""
+    form: AnswerForm | None = None
+    untrainable: str | None = None
+    finished: bool = False
+    _events: EventReader | None = None  # splits a stream
+    _choices: dict[int, _SampledChoice] = field(default_factory=dict)
+    _error: dict[str, Any] | None = None  # as the engine reports it inside a reply
 
     def read(self, body: bytes) -> None:
         self._read_events([body])
@@ -73,16 +74,16 @@ class TokenReply:
 
     def add(self, pieces: list[Piece]) -> list[Delta]:
         """Add sampled tokens to their choices. Returns the deltas that they make."""
-        asked, deltas = self._asked, list[Delta]()
+        asked, deltas = self.asked, list[Delta]()
         for piece in joined(pieces):
             if piece.error is not None:
                 self._error = piece.error
                 continue
             sampled = self._choices.get(piece.choice)
             if sampled is None:
-                stream = self._renderer.stream(
+                stream = self.renderer.stream(
                     tools=(asked.tools or None) if asked.tool_choice != "none" else None,
-                    opens_reasoning=self._prompt is not None and self._prompt.opens_reasoning,
+                    opens_reasoning=self.prompt is not None and self.prompt.opens_reasoning,
                     choice=piece.choice,
                     stops=asked.sampling.stop,
                 )
@@ -109,7 +110,7 @@ class TokenReply:
         parsed = sampled.parsed = sampled.stream.parsed(STOP if stopped else piece.finish_reason)
         parsed.stop_sequence = parsed.stop_sequence or piece.stop_sequence
         sampled.message = parsed.to_message()
-        self.finished = sum(each.parsed is not None for each in self._choices.values()) == self._asked.n
+        self.finished = sum(each.parsed is not None for each in self._choices.values()) == self.asked.n
         end = Delta(
             choice=piece.choice,
             finish_reason=parsed.finish_reason,
@@ -127,10 +128,10 @@ class TokenReply:
         logprobs = tokens.logprobs
         if not count or logprobs is None or len(logprobs) != len(ids):
             return []
-        return self._renderer.logprob_entries(ids[-count:], logprobs[-count:], top=self._asked.top_logprobs > 0)
+        return self.renderer.logprob_entries(ids[-count:], logprobs[-count:], top=self.asked.top_logprobs > 0)
 
     def _usage(self) -> Usage:
-        counted = self._asked.counted or Usage()
+        counted = self.asked.counted or Usage()
         return Usage(
             prompt_tokens=counted.prompt_tokens,
             completion_tokens=sum(len(each.tokens.ids or ()) for each in self._choices.values()),
@@ -138,13 +139,13 @@ class TokenReply:
         )
 
     def captured(self) -> Captured:
-        prompt = self._prompt
+        prompt = self.prompt
         captured = Captured(
             choices=[],
             prompt=b"[]" if prompt is None else prompt.json,
             has_tokens=True,
             reply_id=self.reply_id,
-            model=self._asked.model,
+            model=self.asked.model,
             usage=_to_json(usage_dict(self._usage())),
             complete=self.finished,
             error=None if self._error is None else _to_json(self._error),
@@ -161,11 +162,11 @@ class TokenReply:
             )
             if choice is not None:
                 record.stop_sequence = choice.stop_sequence
-                if self._asked.logprobs and (entries := self._entries(tokens, len(tokens.ids or ()))):
+                if self.asked.logprobs and (entries := self._entries(tokens, len(tokens.ids or ()))):
                     record.agent_logprobs = _to_json({"content": entries})
             if self.form is not None:
                 ids: Sequence[int] = tokens.ids or ()
-                free = self._renderer.free_tokens(ids, self.form)
+                free = self.renderer.free_tokens(ids, self.form)
                 record.free_tokens = None if free == len(ids) else free
                 record.untrainable = None if free else CONSTRAINED
             captured.choices.append(record)

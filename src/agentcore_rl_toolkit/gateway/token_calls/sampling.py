@@ -158,9 +158,15 @@ class TokenSampling(Engine):
 
     def _new_reply(self) -> TokenReply:
         request = self._request
-        reply = self._reply = TokenReply(self._mode.renderer, request.asked, self._prompt)
-        reply.reply_id, reply.form, reply.untrainable = request.reply_id, self._form, self._untrainable
-        return reply
+        self._reply = TokenReply(
+            self._mode.renderer,
+            request.asked,
+            self._prompt,
+            reply_id=request.reply_id,
+            form=self._form,
+            untrainable=self._untrainable,
+        )
+        return self._reply
 
     def cancel(self, worker: Worker) -> None:
         if (cancel := TOKEN_ENGINES[self._context.engine].cancel) is not None:
