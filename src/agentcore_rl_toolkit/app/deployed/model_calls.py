@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from urllib.parse import urlsplit
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -61,6 +60,5 @@ async def answer(request: Request, path: str) -> Response:
     headers = request.headers.mutablecopy()
     new = route.redirect(request.method, url, headers, lambda: body)
     if new is None:
-        what = f"{urlsplit(url).hostname}/{rest}"
-        return refusal(404, f"{what} is not a chat call to the policy; the relay passes no other calls")
+        return refusal(404, f"{wire}/{rest} is not a chat call to the policy; the relay passes no other calls")
     return await forward(request, new, headers.raw, "the gateway cannot be reached")
