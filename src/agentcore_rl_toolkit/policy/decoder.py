@@ -39,7 +39,6 @@ class DecoderShape:
     heads: int
     kv_heads: int
     head_size: int
-    feed_forward: int
     context: int
     norm_epsilon: float
     tied: bool
@@ -72,7 +71,6 @@ class DecoderShape:
             heads=heads,
             kv_heads=int(config.num_key_value_heads or heads),
             head_size=head_size,
-            feed_forward=int(config.intermediate_size),
             context=int(config.max_position_embeddings),
             norm_epsilon=float(config.rms_norm_eps),
             tied=bool(config.tie_word_embeddings),

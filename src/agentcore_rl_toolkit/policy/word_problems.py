@@ -8,9 +8,10 @@ a seeded generator. Whether a problem belongs to the train or to the held-out sp
 from __future__ import annotations
 
 import ast
+import operator
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -69,13 +70,12 @@ class Problem:
     """A word problem.
 
     ``answer`` is the gold integer as text. ``steps`` are the calculator calls of a correct solution, in order, for example
-    ``("12 * 7", "84 + 5")``; ``template`` is the index of its wording.
+    ``("12 * 7", "84 + 5")``.
     """
 
     prompt: str
     answer: str
     steps: tuple[str, ...]
-    template: int = -1
 
     @property
     def expression(self) -> str:
@@ -148,22 +148,21 @@ def _canonical(integer: str) -> str:
     return "0" if not digits else "-" * integer.startswith("-") + digits
 
 
+_OPERATORS: dict[type, Callable[..., int]] = {
+    **{ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul},
+    **{ast.USub: operator.neg, ast.UAdd: operator.pos},
+}
+
+
 def _value(node: ast.expr) -> int:
     match node:
         case ast.Constant(value=int() as number) if not isinstance(number, bool):
             return number
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -_value(operand)
-        case ast.UnaryOp(op=ast.UAdd(), operand=operand):
-            return _value(operand)
-        case ast.BinOp(left=left, op=ast.Add(), right=right):
-            return _value(left) + _value(right)
-        case ast.BinOp(left=left, op=ast.Sub(), right=right):
-            return _value(left) - _value(right)
-        case ast.BinOp(left=left, op=ast.Mult(), right=right):
-            return _value(left) * _value(right)
-        case _:
-            raise ValueError("not an arithmetic expression of integers")
+        case ast.UnaryOp(op=op, operand=operand) if type(op) in _OPERATORS:
+            return _OPERATORS[type(op)](_value(operand))
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
+            return _OPERATORS[type(op)](_value(left), _value(right))
+    raise ValueError("not an arithmetic expression of integers")
 
 
 def _in_turns(templates: Sequence[int], rng: random.Random) -> Iterator[int]:
@@ -199,4 +198,4 @@ def _fill(template: int, rng: random.Random) -> tuple[Problem, tuple[int, ...]]:
         result = calculate(expression)
         steps.append(expression)
     used = tuple(values[k] for k in "abcde" if "{" + k + "}" in text)
-    return Problem(prompt=prompt, answer=result, steps=tuple(steps), template=template), used
+    return Problem(prompt=prompt, answer=result, steps=tuple(steps)), used
