@@ -148,9 +148,11 @@ class _Collection:
                 tasks.append(asyncio.create_task(self._watch_gateways(self.sessions, rollouts)))
             return list(await asyncio.gather(*collecting))
         finally:
-            if self.sessions is not None:
-                self.sessions.end(self.session_ids)
-            await _cancelled(tasks)
+            try:
+                await _cancelled(tasks)
+            finally:  # also when this is cancelled meanwhile
+                if self.sessions is not None:
+                    self.sessions.end(self.session_ids)
 
     def _sampling_params(self, request: GroupRequest) -> Mapping[str, Any] | None:
         neutral = {} if self.config.evaluation else WHOLE_DISTRIBUTION
@@ -264,7 +266,10 @@ class _Collection:
 
     async def _run_agent(self, rollout: _Rollout) -> CollectedRollout:
         """Run the agent in a slot. Raises: GatewayError if there is no session for it."""
-        request, limits = rollout.request, self.config
+        request, limits = (
+            rollout.request,
+            {"start_s": self.config.submit_timeout_s, "run_s": self.config.rollout_timeout_s},
+        )
         async with self.places:
             overrides = self._overrides(request) | await self._opened(rollout)
             rollout.started_s = time.monotonic()
@@ -275,7 +280,7 @@ class _Collection:
                     session_id=rollout.session_id,
                     input_id=request.input_id,
                     rollout_config=overrides,
-                    deadlines=Deadlines(start_s=limits.submit_timeout_s, run_s=limits.rollout_timeout_s),
+                    deadlines=replace(getattr(self.client, "deadlines", Deadlines()), **limits),
                 )
                 record = await rollout.future.result_async()
             except RolloutError as e:
