@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentcore_rl_toolkit import contract
-from agentcore_rl_toolkit.contract import Cause, Outcome, RolloutConfig, SessionFacts
+from agentcore_rl_toolkit.contract import Cause, Outcome, RolloutConfig
 from agentcore_rl_toolkit.errors import AgentError, ConfigError, ContractError, RolloutCancelledError
 from agentcore_rl_toolkit.store.base import check_key
 
@@ -43,21 +43,6 @@ def test_a_failure_has_its_cause_from_our_own_block_only() -> None:
     assert error(_agent=policy).failure == "tokens"
     assert error(_agent={**policy, "outcome": "ok"}) is None
     assert error(_agent={"cause": "policy", "failure": "patience"}).failure == "other"
-
-
-@pytest.mark.parametrize(
-    ("facts", "failure"),
-    [
-        (SessionFacts(), None),
-        (SessionFacts(truncated=True), "tokens"),
-        (SessionFacts(truncated=True, unparsed=True), "tokens"),
-        (SessionFacts(truncated=True, unanswered=True), "answer"),
-        (SessionFacts(unparsed=True), "calls"),
-        (SessionFacts(truncated=True, limit="turns"), "turns"),
-    ],
-)
-def test_the_last_model_call_shows_the_policys_failure(facts: SessionFacts, failure: str | None) -> None:
-    assert facts.failure == failure
 
 
 def test_an_error_has_its_cause() -> None:

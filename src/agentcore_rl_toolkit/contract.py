@@ -360,26 +360,6 @@ def record_error(record: Mapping[str, Any], key: str | None = None) -> RolloutEr
     return ERRORS[outcome](texts[outcome], **about)
 
 
-@dataclass(frozen=True, kw_only=True)
-class SessionFacts:
-    """The end of a session's last model call, by the gateway's record.
-
-    ``limit``: our limit that it hit (turns or context). ``broken``: a sentence, if engine or gateway failed it.
-    """
-
-    broken: str | None = None
-    truncated: bool = False
-    unparsed: bool = False
-    unanswered: bool = False
-    limit: str | None = None
-
-    @property
-    def failure(self) -> str | None:
-        """The policy's failure: a key of `errors.POLICY_FAILURES`, or None if nothing shows that it failed."""
-        failed = {"answer": self.unanswered, "tokens": self.truncated, "calls": self.unparsed}
-        return self.limit or next((name for name, holds in failed.items() if holds), None)
-
-
 def check_tag(tag: str) -> str:
     """Check the name of an agent's role, and return it. Raises: ConfigError."""
     if tag in TRAIN_RULES or not _TAG.fullmatch(tag):

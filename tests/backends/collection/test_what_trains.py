@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agentcore_rl_toolkit.backends import CollectConfig, GroupRequest, collect, summarize
-from agentcore_rl_toolkit.backends.collection.judge import end_of_record, ended_by, facts_of, judge
+from agentcore_rl_toolkit.backends.collection.judge import end_of_calls, end_of_record, ended_by, judge
 from agentcore_rl_toolkit.backends.collection.samples import to_samples
 from agentcore_rl_toolkit.backends.slime import trained as slimes_trainer
 from agentcore_rl_toolkit.backends.slime.convert import to_slime
@@ -159,6 +159,9 @@ def test_an_evaluation_takes_any_temperature() -> None:
     ("last", "errors", "failure"),
     [
         ({"finish_reason": "length"}, [], "tokens"),
+        ({"finish_reason": "length", "parse_status": "unparsed"}, [], "tokens"),
+        ({"finish_reason": "length", "answered": False}, [], "answer"),
+        ({"finish_reason": "length"}, [{"type": "turn_limit", "started_s": 10.0}], "turns"),
         ({"parse_status": "unparsed"}, [], "calls"),
         ({}, [{"type": "turn_limit", "started_s": 10.0}], "turns"),
         ({}, [{"type": "context_overflow", "started_s": 10.0}], "context"),
@@ -171,7 +174,7 @@ def test_the_sessions_last_call_decides_whose_failure_any_exception_is(
 ) -> None:
     """CrewAI raises a plain ValueError on a reply that was cut; no table of classes knows that."""
     capture = SimpleNamespace(turns=[replace(TASK, **{"started_s": 5.0, **last})], errors=errors)
-    assert facts_of(capture).failure == failure
+    assert end_of_calls(capture) == (None, failure)
 
 
 def test_an_answer_that_never_left_the_reasoning_is_the_policys_failure() -> None:

@@ -15,7 +15,6 @@ from ...contract import (
     TRUNCATED_REASONS,
     Cause,
     Outcome,
-    SessionFacts,
     Stage,
     advise_on_calls,
     cause_of,
@@ -108,8 +107,7 @@ def _judged(
     ``captured``: the rollout ran against a gateway. ``capture`` is None when the gateway had nothing to give, and
     ``fetch_error`` is the error of its call. ``sampling_params`` are those that the trainer asked for.
     """
-    facts = facts_of(capture)
-    why = facts.broken
+    why, failed = end_of_calls(capture)
     if fetch_error is not None and (end.outcome is not Outcome.OK or isinstance(fetch_error, GatewayLostError)):
         why = f"lost with its model gateway: {fetch_error}"
     if why is not None and end.outcome in DECIDED_BY_THE_GATEWAY:
@@ -127,11 +125,11 @@ def _judged(
             calls,
             config.max_turns,
         )
-    if outcome is Outcome.OK and facts.unanswered:
-        failure = "answer"
-    elif outcome is Outcome.AGENT_ERROR and cause is Cause.AGENT and record is not None and facts.failure is not None:
+    if outcome is Outcome.OK and failed == "answer":
+        failure = failed
+    elif outcome is Outcome.AGENT_ERROR and cause is Cause.AGENT and record is not None and failed is not None:
         # Frameworks raise anything if the policy failed in the last model call.
-        cause, failure = Cause.POLICY, facts.failure
+        cause, failure = Cause.POLICY, failed
         record = {"rewards": record.get(INFO_FIELD, {}).get(POLICY_REWARD_FIELD)}
     if outcome is Outcome.TIMEOUT and end.stage is Stage.RUN and _still_calling(end, capture):
         cause, why = Cause.AGENT, f"the agent was still making model calls, {calls} in all, when its time was over"
@@ -192,10 +190,13 @@ def _still_calling(end: CollectedRollout, capture: Any) -> bool:
     return end.ended_s is not None and abs(end.ended_s - finished_s) <= STILL_CALLING_S
 
 
-def facts_of(capture: Any) -> SessionFacts:
-    """Return how the session's last model call ended. A call that failed, or that one of our limits refused, is no turn."""
+def end_of_calls(capture: Any) -> tuple[str | None, str | None]:
+    """Return why engine or gateway failed the session's last model call, and what the policy failed at in it.
+
+    A call that failed, or that one of our limits refused, is no turn.
+    """
     if capture is None:
-        return SessionFacts()
+        return None, None
     last = capture.turns[-1] if capture.turns else None
     ended_s = getattr(last, "started_s", None) or 0.0
     later = [error for error in reversed(capture.errors) if (error.get("started_s") or 0.0) >= ended_s]
@@ -203,14 +204,9 @@ def facts_of(capture: Any) -> SessionFacts:
     answered_s = max((turn.finished_s or 0.0 for turn in capture.turns), default=0.0)
     broken = [error for error in later if _is_broken(error) and (error.get("started_s") or 0.0) > answered_s]
     if last is None or broken:
-        why = f"its last model call failed: {broken[0].get('message')}" if broken else None
-        return SessionFacts(limit=limit, broken=why)
-    return SessionFacts(
-        truncated=last.finish_reason in TRUNCATED_REASONS,
-        unparsed=last.parse_status == "unparsed",
-        unanswered=not last.answered,
-        limit=limit,
-    )
+        return (f"its last model call failed: {broken[0].get('message')}" if broken else None), limit
+    cut, unparsed = last.finish_reason in TRUNCATED_REASONS, last.parse_status == "unparsed"
+    return None, limit or ("answer" if not last.answered else "tokens" if cut else "calls" if unparsed else None)
 
 
 def _is_broken(error: Mapping[str, Any]) -> bool:

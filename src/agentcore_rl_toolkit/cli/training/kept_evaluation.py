@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...backends.collection.groups import CollectedRollout, Group, GroupRequest, read_reward, summarize
-from ...backends.collection.judge import DECIDED_BY_THE_GATEWAY, facts_of
+from ...backends.collection.judge import DECIDED_BY_THE_GATEWAY, end_of_calls
 from ...backends.collection.recording import as_row
 from ...backends.collection.scored import scored
 from ...backends.llm_judge import JudgeSettings
@@ -103,7 +103,7 @@ def finish(item: BatchItem, payload: Mapping[str, Any], fetch: Fetch | None, sco
     try:
         if fetch is not None and item.session_id is not None:
             capture = fetch(item.session_id)
-        why = facts_of(capture).broken
+        why, _ = end_of_calls(capture)
         if why is not None and item.outcome in DECIDED_BY_THE_GATEWAY:
             lost = RolloutLostError(why, session_id=item.session_id, input_id=item.input_id)
             about: dict[str, Any] = {"outcome": Outcome.LOST, "cause": Cause.INFRASTRUCTURE, "failure": None}
