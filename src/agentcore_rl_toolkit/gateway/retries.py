@@ -42,22 +42,17 @@ def recorded_reply(session: Session, request: CallRequest) -> tuple[RecordedRepl
     if session.recent is None:
         _recall(session)
     calls = [call for call in session.recent or () if call.digest == request.digest]
-    if not calls or request.asks_for(("return_token_ids",)):
-        return None
-    reply = lost = failed = None
-    for call in calls:
-        if call.position is None:
-            failed = failed or call
-        else:
-            reply, lost = call, lost or (None if call.received or call.connections else call)
+    stored = [call for call in calls if call.position is not None]
+    failed = next((call for call in calls if call.position is None), None)
+    lost = next((call for call in stored if not (call.received or call.connections)), None)
     if lost is None and not request.keyed:
         if not request.again:
             return None
         if failed is not None and session.recent is not None:
             session.recent.remove(failed)
             return None
-    reply = lost or reply
-    if reply is None or reply.position is None:
+    reply = lost or (stored[-1] if stored else None)
+    if reply is None or reply.position is None or request.asks_for(("return_token_ids",)):
         return None
     try:
         record = decode(session.store.reader.call(reply.position))

@@ -99,25 +99,18 @@ class TokenReply:
             deltas += sampled.stream.feed(piece.ids, final=piece.finish_reason is not None)
             if asked.logprobs and (entries := self._entries(tokens, len(piece.ids))):
                 deltas.append(Delta(choice=piece.choice, logprob_entries=entries))
-            if piece.finish_reason is not None:
-                deltas += self._end(piece, sampled)
+            if piece.finish_reason is None:
+                continue
+            # An engine that sampled past the stop string may report another reason. The answer ended at the string.
+            stopped = sampled.stream.stopped is not None
+            parsed = sampled.parsed = sampled.stream.parsed(STOP if stopped else piece.finish_reason)
+            parsed.stop_sequence = parsed.stop_sequence or piece.stop_sequence
+            sampled.message = parsed.to_message()
+            self.finished = sum(each.parsed is not None for each in self._choices.values()) == asked.n
+            end = Delta(choice=piece.choice, finish_reason=parsed.finish_reason, final=self.finished)
+            end.stop_sequence = parsed.stop_sequence
+            deltas += [end, Delta(usage=self._usage())] if self.finished else [end]
         return deltas
-
-    def _end(self, piece: Piece, sampled: _SampledChoice) -> list[Delta]:
-        """End a choice with its last piece."""
-        # An engine that sampled past the stop string may report another reason. The answer ended at the string.
-        stopped = sampled.stream.stopped is not None
-        parsed = sampled.parsed = sampled.stream.parsed(STOP if stopped else piece.finish_reason)
-        parsed.stop_sequence = parsed.stop_sequence or piece.stop_sequence
-        sampled.message = parsed.to_message()
-        self.finished = sum(each.parsed is not None for each in self._choices.values()) == self.asked.n
-        end = Delta(
-            choice=piece.choice,
-            finish_reason=parsed.finish_reason,
-            stop_sequence=parsed.stop_sequence,
-            final=self.finished,
-        )
-        return [end, Delta(usage=self._usage())] if self.finished else [end]
 
     def _entries(self, tokens: ChoiceTokens, count: int) -> list[dict[str, Any]]:
         """Return the logprobs that an agent asked for, of the last tokens: of all sampled ones, as vLLM does.
