@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from agentcore_rl_toolkit.client.pacing import (
     DECREASE_SPACING_S,
     RECOVERY_S,
-    PaceLimits,
     Pacer,
     RateBucket,
     shared_pacer,
@@ -52,8 +51,7 @@ def test_refusal_halves_the_rate_once_per_burst_of_refusals_and_recovers() -> No
 
 def test_sessions_per_minute_bind_when_lower_than_requests() -> None:
     pacer = Pacer()
-    limits = PaceLimits(tps=100, sessions_per_minute=60)
-    pacer.join(limits)
+    pacer.join("client", 100, 60)
     granted, now = 0, 0.0
     while now < 10:
         delay_s = pacer.try_start(now)
@@ -64,8 +62,7 @@ def test_sessions_per_minute_bind_when_lower_than_requests() -> None:
 
 def test_a_refused_start_does_not_use_up_the_session_quota() -> None:
     pacer = Pacer()
-    limits = PaceLimits(tps=1000, sessions_per_minute=60)
-    pacer.join(limits)
+    pacer.join("client", 1000, 60)
     assert pacer.try_start(0.0) == 0
     pacer.start_refused(0.0)
     assert pacer.try_start(5.0) == 0
@@ -73,11 +70,10 @@ def test_a_refused_start_does_not_use_up_the_session_quota() -> None:
 
 def test_lowest_limit_of_all_members_wins_until_it_leaves() -> None:
     pacer = Pacer()
-    fast, slow = PaceLimits(100, None), PaceLimits(10, None)
-    pacer.join(fast)
-    pacer.join(slow)
+    pacer.join("fast", 100, None)
+    pacer.join("slow", 10, None)
     assert sum(pacer.try_start(0.0) == 0 for _ in range(50)) == 2  # a fifth of a second's worth at once
-    pacer.leave(slow)
+    pacer.leave("slow")
     assert sum(pacer.try_start(1000.0) == 0 for _ in range(50)) == 20
 
 
@@ -96,7 +92,7 @@ def test_a_forked_child_has_paces_of_its_own() -> None:
     child = os.fork()
     if child == 0:
         signal.alarm(30)  # ends this process if it waits for the lock
-        shared_pacer("arn", None).join(PaceLimits(10, None))
+        shared_pacer("arn", None).join("client", 10, None)
         os._exit(0)
     go_on.set()
     thread.join()

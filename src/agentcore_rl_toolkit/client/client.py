@@ -22,7 +22,7 @@ from ..store.remote import find_region, find_session
 from .batch import BatchItem, BatchResult, ProgressHook, Resume, Run, continue_from, open_ledger, print_progress
 from .future import RolloutFuture
 from .ledger import NO_LEDGER, FileLedger
-from .pacing import PaceLimits, shared_pacer
+from .pacing import shared_pacer
 from .records import Replayed, Reward, replayed
 from .rollout import Dispatcher, Rollout, Subscriber
 from .settings import Deadlines, OnFailure, Prepare, TurnsOf, WatchSettings, check_number
@@ -137,7 +137,7 @@ class RolloutClient:
                 read_timeout_s=self.deadlines.start_s,
             ),
             pacer=shared_pacer(agent_runtime_arn, self.endpoint_url),
-            limits=PaceLimits(tps_limit, sessions_per_minute),
+            limits=(tps_limit, sessions_per_minute),
             watch=self.watch,
             deadlines=self.deadlines,
             exp_id=self.exp_id,

@@ -13,7 +13,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 # One halving answers one burst of refusals: requests sent before the halving took effect come back refused for about this long.
 DECREASE_SPACING_S = 1.0
@@ -55,43 +54,34 @@ class RateBucket:
         self._due_s = max(self._due_s, now + (self.burst - 1.0) / self.rate(now))
 
 
-@dataclass(eq=False)
-class PaceLimits:
-    """The limits of one client: invokes per second, as many stops, and new sessions per minute (None: not limited)."""
-
-    tps: float
-    sessions_per_minute: float | None
-
-
 class Pacer:
     """The pace of one agent, shared by all clients of the process that call it. The lowest limits win. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # the garbage collector may end a client inside any statement
-        self._members: set[PaceLimits] = set()
+        self._members: dict[object, tuple[float, float | None]] = {}
         self._invokes, self._stops, self._sessions = RateBucket(1.0), RateBucket(1.0), RateBucket(math.inf)
 
-    def join(self, limits: PaceLimits) -> None:
-        """Apply `limits` until they leave."""
+    def join(self, member: object, tps: float, sessions_per_minute: float | None) -> None:
+        """Apply the limits of a client until it leaves: invokes per second, as many stops, and new sessions."""
         with self._lock:
-            self._members.add(limits)
+            self._members[member] = (tps, sessions_per_minute)
             self._apply()
 
-    def leave(self, limits: PaceLimits) -> None:
-        """Apply `limits` no longer."""
+    def leave(self, member: object) -> None:
+        """Apply the limits of a client no longer."""
         with self._lock:
-            self._members.discard(limits)
+            self._members.pop(member, None)
             self._apply()
 
     def _apply(self) -> None:
         if not self._members:
             return
         # A fifth of a second's worth may go at once: well inside a one-second window at the service, yet no fixed spacing.
-        rate = min(m.tps for m in self._members)
+        rate = min(tps for tps, _ in self._members.values())
         for bucket in (self._invokes, self._stops):
             bucket.limit, bucket.burst = rate, max(1.0, rate / 5)
-        limits = (m.sessions_per_minute for m in self._members if m.sessions_per_minute is not None)
-        per_s = min(limits, default=math.inf) / 60
+        per_s = min((each for _, each in self._members.values() if each is not None), default=math.inf) / 60
         self._sessions.limit, self._sessions.burst = per_s, max(1.0, per_s) if per_s < math.inf else 1.0
 
     def try_start(self, now: float) -> float:

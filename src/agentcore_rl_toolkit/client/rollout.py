@@ -65,7 +65,7 @@ from ..store.base import check_key
 from ..store.remote import find_region
 from .future import RolloutFuture
 from .ledger import NO_LEDGER, Attempt, FileLedger, fingerprint
-from .pacing import PaceLimits, Pacer, take_turn
+from .pacing import Pacer, take_turn
 from .records import READS_AT_ONCE, Verdict, read_record
 from .settings import RETRYABLE, Deadlines, Prepare, TurnsOf, WatchSettings
 from .stops import Stops
@@ -462,6 +462,7 @@ class Dispatcher:
     `submit`, `abandon`, `leave` and `flights` may be called from any thread. The other methods run on the client's loop.
 
     Attributes:
+        limits: invokes per second, and new sessions per minute.
         max_attempts: the most invokes of one attempt that did not reach the runtime, while none did before.
         calls_at_once: the most invokes on the wire.
         turns_of: returns the number of model calls of a session so far.
@@ -475,7 +476,7 @@ class Dispatcher:
     portal: Portal
     transport: Transport
     pacer: Pacer
-    limits: PaceLimits
+    limits: tuple[float, float | None]
     watch: WatchSettings
     deadlines: Deadlines
     exp_id: str
@@ -498,7 +499,7 @@ class Dispatcher:
         self._watchers: dict[tuple[str, str], Watcher] = {}
         self._gets = 0
         self._reads = asyncio.Semaphore(READS_AT_ONCE)
-        self.pacer.join(self.limits)
+        self.pacer.join(self, *self.limits)
         open_dispatchers.add(self)
 
     # ---- from any thread
@@ -527,7 +528,7 @@ class Dispatcher:
 
     def leave(self) -> None:
         """Free everything that is shared or open. The loop stays."""
-        self.pacer.leave(self.limits)
+        self.pacer.leave(self)
         open_dispatchers.discard(self)
         self.transport.close()
 
