@@ -14,18 +14,17 @@ from ..errors import ConfigError
 PRICES_OF = "November 2026"
 VCPU_HOUR, GB_HOUR = 0.0895, 0.00945
 S3_WRITE, S3_READ = 0.005 / 1000, 0.0004 / 1000  # PUT and LIST, GET
-LEAST_GB = 0.125  # memory that a session is charged for at least
 HEARTBEAT_S, LISTING_S = 30.0, 1.0
+# A usual rollout: seconds of CPU (an agent that waits for its model uses 0.5 s per turn), memory, and rollouts at the same time.
+CPU_S, MEMORY_GB, CONCURRENT = 12.0, 0.5, 128
 
 
-def dollars(
-    rollouts: int, *, minutes: float = 5.0, cpu_s: float = 12.0, memory_gb: float = 0.5, concurrent: int = 128
-) -> float:
-    """Return the price of a run, without the model. While an agent waits for its model, it uses 0.5 s of CPU per turn."""
+def dollars(rollouts: int, minutes: float = 5.0) -> float:
+    """Return the price of a run of usual rollouts of this length, without the model."""
     session_s = minutes * 60
-    cpu = rollouts * cpu_s / 3600 * VCPU_HOUR
-    memory = rollouts * session_s / 3600 * max(memory_gb, LEAST_GB) * GB_HOUR
-    duration_s = rollouts / concurrent * session_s + session_s
+    cpu = rollouts * CPU_S / 3600 * VCPU_HOUR
+    memory = rollouts * session_s / 3600 * MEMORY_GB * GB_HOUR
+    duration_s = rollouts / CONCURRENT * session_s + session_s
     writes = rollouts * (1 + math.ceil(session_s / HEARTBEAT_S)) + duration_s / LISTING_S
     return cpu + memory + writes * S3_WRITE + rollouts * S3_READ
 

@@ -252,7 +252,7 @@ def _facts(side: Side, results: Results, shared: Collection[str]) -> dict[str, A
         "seconds_median": statistics.median(seconds) if seconds else None,
         "seconds_p90": seconds[int(0.9 * len(seconds))] if seconds else None,
         "sampled_tokens_mean": statistics.fmean(tokens) if tokens else None,
-        "agent_dollars": cost.dollars(1000, minutes=statistics.fmean(seconds) / 60) if deployed else None,
+        "agent_dollars": cost.dollars(1000, statistics.fmean(seconds) / 60) if deployed else None,
         "model_dollars": None if per_hour is None else per_hour * results.wall_s / 3600 / len(rollouts) * 1000,
     }
 

@@ -219,9 +219,9 @@ def variable_names(session_env: Sequence[str]) -> list[str]:
     return [pair.partition("=")[0] for pair in session_env]
 
 
-def new_run(settings: LocalRun, out: Path | None, name: str | None = None) -> Path:
+def new_run(settings: LocalRun, out: Path | None) -> Path:
     """Make a folder for the run, with its settings. Raises: ConfigError if the folder has a run."""
-    run_dir = new_folder(out, name or settings.inputs.agent.parent.name)
+    run_dir = new_folder(out, settings.inputs.agent.parent.name)
     write_config(run_dir, settings.kept())
     return run_dir
 
