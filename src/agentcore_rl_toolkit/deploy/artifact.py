@@ -108,11 +108,7 @@ def stage(
 
     Raises: ConfigError if the folder does not name its packages.
     """
-    for path in files_of(folder, excluded):
-        place = into / path.relative_to(folder)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, place)
-        place.chmod(path.stat().st_mode & 0o777)
+    _copy(files_of(folder, excluded), folder, into)
     if module is not None:
         paths = ", ".join(f"os.path.join(HERE, {path!r})" for path in import_paths)
         (into / entry).write_text(_START.format(module=module, paths=paths))
@@ -122,6 +118,13 @@ def stage(
         command = json.dumps([*tracing_of(packages), "python", entry])
         (into / "Dockerfile").write_text(_DOCKERFILE.format(python=python, requirements=REQUIREMENTS, command=command))
     return into
+
+
+def _copy(files: Iterable[Path], folder: Path, into: Path) -> None:
+    for path in files:
+        place = into / path.relative_to(folder)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, place)
 
 
 _START = """# Starts the agent: runs its module as `python -m` does.
@@ -271,11 +274,8 @@ def make_archive(folder: Path, *, target: str, python: str, into: Path) -> Path:
         [str(write_wheel(into / "wheels")), *requirements_of(folder)]
     )  # may have options and paths
     run_tool(command, within_s=RESOLVE_S, failure=failure, input=requirements, cwd=folder)
-    for path in files_of(folder):
-        if path.suffix != ".whl" and path.name not in NAMES_PACKAGES:  # those are in the archive already
-            place = stage / path.relative_to(folder)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(path, place)
+    own = [path for path in files_of(folder) if path.suffix != ".whl" and path.name not in NAMES_PACKAGES]
+    _copy(own, folder, stage)
     for path in filter(Path.is_file, stage.rglob("*")):
         # AgentCore reads the archive as another user: readable for all. Source: its guide on direct code deployment.
         path.chmod(0o755 if path.stat().st_mode & 0o100 else 0o644)
