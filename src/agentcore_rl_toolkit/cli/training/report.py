@@ -104,15 +104,11 @@ class Report:
 
     def findings(self) -> list[Finding]:
         """Return why the run does not learn. Raises: ConfigError when its rollouts cannot be read."""
-        if not (self.run_dir / ROLLOUTS).exists():
-            return []
         with RunReader(self.run_dir) as run:
             return diagnose(run)
 
     def failures(self) -> str | None:
         """Return the most frequent error of agent or infrastructure, with its line; None if there was none."""
-        if not (self.run_dir / ROLLOUTS).exists():
-            return None
         with RunReader(self.run_dir) as run:
             total = run.count()
             rows = [row for cause in BLAMED for row in run.rollouts(Query(outcome=f"cause:{cause}"), limit=total)]
