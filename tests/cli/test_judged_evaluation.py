@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ from typing import Any
 from agentcore_rl_toolkit.cli.eval import most_frequent
 from agentcore_rl_toolkit.cli.training.kept_evaluation import finish, judge_items, row_of
 from agentcore_rl_toolkit.client import BatchItem
-from agentcore_rl_toolkit.client.evaluation import as_facts, reward_of, summarize, write_results
+from agentcore_rl_toolkit.client.evaluation import reward_of, summarize, write_results
 from agentcore_rl_toolkit.contract import Cause, Outcome
 from agentcore_rl_toolkit.runs import RunReader, RunWriter
 
@@ -40,7 +41,7 @@ def judged(folder: Path, settings: Any, fetch: Any = None) -> tuple[list[BatchIt
         found, cost = judge_items(run, finished, PAYLOADS, settings)
     summary = summarize(found, 1.0, cost)
     write_results(folder, found, summary)
-    return found, as_facts(summary)
+    return found, dataclasses.asdict(summary)
 
 
 def test_an_evaluation_has_the_judges_rewards_in_its_results_and_its_run(tmp_path: Path, judge: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 import json
@@ -324,7 +325,7 @@ def _goes_on(exp_id: str, *, out_given: bool) -> str:
 
 def _evaluate(rows: list[EvalRow], exp_id: str, out: Path, options: dict[str, Any]) -> int:
     from ..client import BatchProgress
-    from ..client.evaluation import as_facts, score_of, summarize, write_results
+    from ..client.evaluation import score_of, summarize, write_results
     from .training.kept_evaluation import as_before, finish, finished_before, judge_items, row_of
 
     names = ("base_url", "model_id", "api_key", "sampling_params")
@@ -396,13 +397,13 @@ def _evaluate(rows: list[EvalRow], exp_id: str, out: Path, options: dict[str, An
         finally:  # also after Ctrl-C: finished rollouts are kept, and --resume runs the rest
             summary = summarize(items, time.monotonic() - began_s, cost)
             write_results(out, items, summary)
-            opened.kept.event("evaluated", as_facts(summary))
+            opened.kept.event("evaluated", dataclasses.asdict(summary))
     advice = advise_on_calls(item.result for item in items)
     if advice:
         click.echo(visible(f"error: {advice}"), err=True)
     elif summary.failures:
         click.echo(visible(f"error: {most_frequent(items)}"), err=True)
-    click.echo(json.dumps(as_facts(summary), indent=2) if options["as_json"] else visible(summary))
+    click.echo(json.dumps(dataclasses.asdict(summary), indent=2) if options["as_json"] else visible(summary))
     # Errors come first: the policy's failures are results.
     for item in sorted((i for i in items if not i.success or i.cause), key=lambda i: i.cause == Cause.POLICY)[:5]:
         click.echo(visible(f"  failed: {item.input_id} ({item.outcome}): {(item.error or '')[:200]}"), err=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 import statistics
@@ -18,7 +19,7 @@ from ..backends.gepa.reflection import Reflection
 from ..backends.gepa.settings import SearchSettings
 from ..backends.llm_judge import JudgeSettings, cut, dialogue_of, transcript
 from ..client import BatchItem
-from ..client.evaluation import EvalRow, as_facts, read_rows, score_of, summarize
+from ..client.evaluation import EvalRow, read_rows, score_of, summarize
 from ..contract import INFO_FIELD, TEXTS_FIELD, redact
 from ..errors import ConfigError, RolloutError
 from ..runs import locked, read_config, write_config
@@ -174,7 +175,7 @@ class _Optimisation:
         results = self._evaluate(rows, texts, phase)
         summary = summarize([r.item for r in results], time.monotonic() - began_s)
         click.echo(visible(f"{phase}: {summary}"), err=True)
-        facts = {"texts": texts, "scores": [r.score for r in results], "summary": as_facts(summary)}
+        facts = {"texts": texts, "scores": [r.score for r in results], "summary": dataclasses.asdict(summary)}
         self._opened.kept.event(phase, facts)
         return facts
 

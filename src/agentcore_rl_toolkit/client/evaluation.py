@@ -38,6 +38,7 @@ class EvalSummary:
         mean_ok: over the ``rewarded`` rollouts, which ended `ok` with a reward.
         low, high, low_ok, high_ok: 95 % confidence intervals over inputs (`interval`). Means are over inputs, too.
         causes, policy_failures: failures by cause, and the policy's by their kind.
+        failures: rollouts that failed, without failures of the policy. Any of these shows that something is broken.
         solved_once: share of inputs with a reward of 1 or more among their scored rollouts.
         pass_at, pass_all: `pass_rates`.
         metrics: means of the numbers that agents returned with the reward.
@@ -53,6 +54,7 @@ class EvalSummary:
     scored: int
     rewarded: int
     without_reward: int
+    failures: int
     mean: float | None
     low: float | None
     high: float | None
@@ -66,11 +68,6 @@ class EvalSummary:
     metrics: Mapping[str, float] = field(default_factory=dict)
     errors: Mapping[str, int] = field(default_factory=dict)
     judge: Mapping[str, float] = field(default_factory=dict)
-
-    @property
-    def failures(self) -> int:
-        """Count the rollouts that failed, without failures of the policy. Any of these shows that something is broken."""
-        return self.rollouts - self.rewarded - self.causes.get(Cause.POLICY, 0)
 
     def __str__(self) -> str:
         lines = ["no rollout has a reward"]
@@ -178,15 +175,18 @@ def summarize(
     mean, low, high = _with_interval(scores)
     mean_ok, low_ok, high_ok = _with_interval(rewards)
     pass_at, pass_all = pass_rates(scores.values())
+    causes = Counter(str(item.cause) for item in items if item.cause is not None)
+    rewarded = sum(len(values) for values in rewards.values())
     return EvalSummary(
         rollouts=len(items),
         inputs=len({item.input_id for item in items}),
         outcomes=dict(Counter(str(item.outcome) for item in items)),
-        causes=dict(Counter(str(item.cause) for item in items if item.cause is not None)),
+        causes=dict(causes),
         policy_failures=dict(Counter(item.failure for item in items if item.failure is not None)),
         scored=sum(len(values) for values in scores.values()),
-        rewarded=sum(len(values) for values in rewards.values()),
+        rewarded=rewarded,
         without_reward=sum(item.success and reward_of(item) is None for item in items),
+        failures=len(items) - rewarded - causes[Cause.POLICY],
         mean=mean,
         low=low,
         high=high,
@@ -233,7 +233,7 @@ def write_results(folder: Path, items: Iterable[BatchItem], summary: EvalSummary
             more = {"metrics": metrics, "traceback": item.traceback, "record": item.result}
             lines.write(json.dumps({**entry, **more}) + "\n")
             writer.writerow({**entry, **{f"metrics.{name}": value for name, value in metrics.items()}})
-    (folder / "summary.json").write_text(json.dumps(as_facts(summary), indent=2) + "\n")
+    (folder / "summary.json").write_text(json.dumps(asdict(summary), indent=2) + "\n")
 
 
 def _entry(item: BatchItem) -> dict[str, Any]:
@@ -251,8 +251,3 @@ def _entry(item: BatchItem) -> dict[str, Any]:
         "error_type": error_type_of(item),
         "error": item.error,
     }
-
-
-def as_facts(summary: EvalSummary) -> dict[str, Any]:
-    """Return a summary as it is written."""
-    return {**asdict(summary), "failures": summary.failures}

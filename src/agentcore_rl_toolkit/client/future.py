@@ -46,9 +46,10 @@ class RolloutFuture:
     timeout_s: float | None = None
     sent_s: float = 0.0  # time of the last invoke
 
-    def __init__(self, portal: Portal, *, raise_failures: bool) -> None:
+    raise_failures: bool = False
+
+    def __init__(self, portal: Portal) -> None:
         self._portal = portal
-        self._raise_failures = raise_failures
         self._created_s = self._entered_s = time.monotonic()
         self._spent_s: dict[Stage, float] = {}
         self._ended_s: float | None = None
@@ -273,7 +274,7 @@ class RolloutFuture:
         )
 
     def _open(self, verdict: Verdict) -> dict[str, Any]:
-        if verdict.error is not None and (verdict.record is None or self._raise_failures):
+        if verdict.error is not None and (verdict.record is None or self.raise_failures):
             raise verdict.error
         return verdict.record or {}
 

@@ -115,7 +115,7 @@ class Rollout(RolloutFuture):
     stop: asyncio.Task[bool] | None = None
 
     def __post_init__(self) -> None:
-        super().__init__(self.shared.portal, raise_failures=self.raise_failures)
+        super().__init__(self.shared.portal)
 
     # ---- the whole rollout
 

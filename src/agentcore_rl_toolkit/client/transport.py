@@ -140,11 +140,9 @@ class Transport:
 
         Raises: ConfigError when boto3 cannot make it (no region, half of a key); CallError when there are no credentials now.
         """
-        client = self._client
-        if client is None:
-            with self._lock:
-                client = self._client = self._client or self._make()
-        return client
+        with self._lock:
+            self._client = self._client or self._make()
+            return self._client
 
     def _make(self) -> Any:
         from botocore.config import Config
