@@ -101,31 +101,28 @@ class Jobs:
 
         Raises: TrainingServiceError when a job fails.
         """
-        with locked(self._config.output_dir):
-            return await self._run()
-
-    async def _run(self) -> str:
         config = self._config
-        self._recording = open_recording(config.output_dir, config.shown())
-        try:
-            before = await self._evaluate("before", config.start_from)
-            groups = {
-                "OutputModelPackageGroupArn": config.model_package_group_arn,
-                "IntermediateCheckpointModelPackageGroupArn": config.checkpoint_group_arn,
-            }
-            if config.start_from is not None:
-                groups["InputModelPackageArn"] = config.start_from
-            parts: dict[str, Any] = {"ModelPackageConfig": groups}
-            parts["StoppingCondition"] = {"MaxRuntimeInSeconds": config.max_runtime_s}
-            made = await self._job("AgentRFT", config.job_name, config.data_path, config.hyperparameters, parts)
-            package = str(made["OutputModelPackageArn"])
-            after = await self._evaluate("after", package)
-        finally:
-            self._recording.run.close()
-            self._control.close()
-        report = {"job": config.job_name, "model_package": package, "before": before, "after": after, **made}
-        (config.output_dir / "job.json").write_text(json.dumps(report, indent=2), encoding="utf-8")
-        return package
+        with locked(config.output_dir):
+            self._recording = open_recording(config.output_dir, config.shown())
+            try:
+                before = await self._evaluate("before", config.start_from)
+                groups = {
+                    "OutputModelPackageGroupArn": config.model_package_group_arn,
+                    "IntermediateCheckpointModelPackageGroupArn": config.checkpoint_group_arn,
+                }
+                if config.start_from is not None:
+                    groups["InputModelPackageArn"] = config.start_from
+                parts: dict[str, Any] = {"ModelPackageConfig": groups}
+                parts["StoppingCondition"] = {"MaxRuntimeInSeconds": config.max_runtime_s}
+                made = await self._job("AgentRFT", config.job_name, config.data_path, config.hyperparameters, parts)
+                package = str(made["OutputModelPackageArn"])
+                after = await self._evaluate("after", package)
+            finally:
+                self._recording.run.close()
+                self._control.close()
+            report = {"job": config.job_name, "model_package": package, "before": before, "after": after, **made}
+            (config.output_dir / "job.json").write_text(json.dumps(report, indent=2), encoding="utf-8")
+            return package
 
     async def _evaluate(self, when: str, package: str | None) -> Any:
         config = self._config

@@ -40,46 +40,38 @@ async def run_async(
     Raises: ConfigError, also when another process trains in this folder; GatewayError when the gateway does not start; the
     errors of the service.
     """
-    with locked(config.data.output_dir):
-        return await _run(config, connect, observe)
-
-
-async def _run(
-    config: ServiceTrainingConfig,
-    connect: Callable[[str | None], Awaitable[ServiceClient]],
-    observe: Observer | None,
-) -> int:
     data, folder = config.data, config.data.output_dir
-    rows = read_rows(data.data_path)
-    held_out = read_rows(data.eval_data_path) if data.eval_data_path is not None else []
-    resumed = State.read(folder)
-    if resumed is not None:
-        log.info("continuing after step %s from %s", resumed.steps, resumed.state)
-    training = await connect(resumed.state if resumed else None)
-    rollouts: RolloutService | None = None
-    recording: Recording | None = None
-    ended = "errored"
-    try:
-        rollouts = await asyncio.to_thread(
-            RolloutService.open, config.services(), lambda: [training.upstream], training.engine
-        )
-        recording = open_recording(folder, config.shown(), tokenizer=config.data.model_dir)
-        services = Services(client=rollouts.client, gateway=rollouts.gateway, run_dir=folder, recording=recording)
-        observer = _written(recording, observe)
-        version = await train(services, training, config, rows, held_out, observer, resumed=resumed)
-        ended = "success"
-        return version
-    except asyncio.CancelledError:  # Ctrl-C
-        ended = "interrupted"
-        raise
-    finally:
+    with locked(folder):
+        rows = read_rows(data.data_path)
+        held_out = read_rows(data.eval_data_path) if data.eval_data_path is not None else []
+        resumed = State.read(folder)
+        if resumed is not None:
+            log.info("continuing after step %s from %s", resumed.steps, resumed.state)
+        training = await connect(resumed.state if resumed else None)
+        rollouts: RolloutService | None = None
+        recording: Recording | None = None
+        ended = "errored"
         try:
-            await training.close(ended)  # first: a session may cost money until it is stopped
+            rollouts = await asyncio.to_thread(
+                RolloutService.open, config.services(), lambda: [training.upstream], training.engine
+            )
+            recording = open_recording(folder, config.shown(), tokenizer=config.data.model_dir)
+            services = Services(client=rollouts.client, gateway=rollouts.gateway, run_dir=folder, recording=recording)
+            observer = _written(recording, observe)
+            version = await train(services, training, config, rows, held_out, observer, resumed=resumed)
+            ended = "success"
+            return version
+        except asyncio.CancelledError:  # Ctrl-C
+            ended = "interrupted"
+            raise
         finally:
-            if recording is not None:
-                await asyncio.to_thread(recording.run.close)
-            if rollouts is not None:
-                await asyncio.to_thread(rollouts.close)
+            try:
+                await training.close(ended)  # first: a session may cost money until it is stopped
+            finally:
+                if recording is not None:
+                    await asyncio.to_thread(recording.run.close)
+                if rollouts is not None:
+                    await asyncio.to_thread(rollouts.close)
 
 
 def _written(recording: Recording, observe: Observer | None) -> Observer:

@@ -57,8 +57,6 @@ def _output(rollout: CollectedRollout, sample: Sample, expert_shape: tuple[int, 
             "max_global_steps": versions[1] if versions else None,
             "agentcore_session": rollout.session_id,
             "agentcore_branch": sample.sequence_index,
-            "agentcore_branches": sample.sequences,
-            "agentcore_truncated": sample.truncated,
         },
     }
     if experts is not None:
