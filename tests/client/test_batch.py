@@ -317,7 +317,15 @@ def test_a_refusal_after_a_success_is_one_items_failure(client: RolloutClient, r
 def test_a_refusal_while_others_run_ends_none_of_them(client: RolloutClient, runtime: ScriptedRuntime) -> None:
     """No rollout has ended yet, but the runtime has accepted some: the settings are right."""
     runtime.faults.extend([None, None, "403"])
-    items = client.map(rows(5, run_s=1.0), 3)
+    prepared = itertools.count()
+
+    async def prepare(session_id: str, attempt: int) -> dict[str, Any]:
+        if next(prepared) == 2:
+            while [flight["stage"] for flight in client.flights()].count("run") < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        return {}
+
+    items = client.map(rows(5, run_s=1.0), 3, prepare=prepare)
     assert sorted(item.success for item in items) == [False, True, True, True, True]
 
 
