@@ -21,7 +21,7 @@ from ..store.local import SessionFolder
 from . import roots
 from .agents.agent import Agent, runtime_arn
 from .config import INHERITED, RuntimeConfig
-from .containers.node import ContainerNode
+from .containers.node import ContainerImage, ContainerNode
 from .launcher.handle import TemplateProcess
 from .launcher.place import Place, SessionProcess
 from .launcher.session_log import read_log
@@ -46,9 +46,9 @@ class LocalNode:
         for folder in (state_dir / "sessions", state_dir / "logs", root / "s"):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         config.isolation.hidden.add(state_dir)
-        self._templates: dict[tuple[str, int], TemplateProcess] = {}
+        self._agents: dict[tuple[str, int], TemplateProcess | ContainerImage] = {}
         self._locks: dict[tuple[str, int], asyncio.Lock] = {}
-        self._containers = ContainerNode(config.isolation, root=root, environment=self.environment)
+        self._containers = ContainerNode(config.isolation, root=root)
         # Removing a session's files can take minutes, and must not delay other work.
         self._clean_up = ThreadPoolExecutor(CLEAN_UP_THREADS, thread_name_prefix="clean-up")
 
@@ -65,38 +65,24 @@ class LocalNode:
 
     # -- agents
     async def prepare(self, agent: Agent) -> None:
-        if self._in_container(agent):
-            await self._containers.prepare(agent)
-        else:
-            await self._template(agent)
+        await self._loaded(agent)
 
     def describe(self) -> list[dict[str, Any]]:
         """Describe the loaded agents: how they start their sessions, and why not by fork."""
-        templates = [
-            {
-                "runtime_id": runtime_id,
-                "version": version,
-                "start": t.mode,
-                "reason": t.reason,
-                "pid": t.pid,
-                "no_view": t.no_view,
-                "sessions": sum("/" not in name for name in t.forks),  # without their commands
-            }
-            for (runtime_id, version), t in self._templates.items()
+        return [
+            {"runtime_id": runtime_id, "version": version, **loaded.describe()}
+            for (runtime_id, version), loaded in self._agents.items()
         ]
-        return [*self._containers.describe(), *templates]
 
     async def forget(self, agent: Agent) -> None:
         """End an agent version's template, or its containers, and with it its sessions. A later session loads it again."""
-        if self._in_container(agent):
-            await self._containers.forget(agent)
-        async with self._lock(agent):  # wait for a template that is being loaded
-            template = self._templates.pop(agent.key, None)
-            if template is not None:
-                await template.close()
+        async with self._lock(agent):  # wait for an agent that is being loaded
+            loaded = self._agents.pop(agent.key, None)
+            if loaded is not None:
+                await loaded.close()
 
     async def close(self) -> None:
-        await asyncio.gather(*(t.close() for t in self._templates.values()))
+        await asyncio.gather(*(loaded.close() for loaded in self._agents.values()))
         await self._containers.close()
 
     # -- sessions
@@ -110,9 +96,7 @@ class LocalNode:
     async def spawn(self, agent: Agent, place: Place) -> SessionProcess:
         for path in (place.log_path, place.directory, Path(place.socket_path)):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if self._in_container(agent):
-            return await self._containers.spawn(agent, place)
-        return await (await self._template(agent)).spawn(place)
+        return await (await self._loaded(agent)).spawn(place)
 
     async def discard(self, place: Place) -> None:
         """Remove the session's folder and socket, and its log when it is empty."""
@@ -132,22 +116,23 @@ class LocalNode:
     async def read_log(self, session: Mapping[str, Any], offset: int, size: int) -> bytes:
         return read_log(session["log"], offset, size)
 
-    def _in_container(self, agent: Agent) -> bool:
-        return agent.image is not None or self.tier == "container"
-
     def _lock(self, agent: Agent) -> asyncio.Lock:
         return self._locks.setdefault(agent.key, asyncio.Lock())
 
-    async def _template(self, agent: Agent) -> TemplateProcess:
+    async def _loaded(self, agent: Agent) -> TemplateProcess | ContainerImage:
         async with self._lock(agent):
-            template = self._templates.get(agent.key)
-            if template is None or not template.alive:
-                if template is not None:
-                    await template.close()
-                template = self._templates[agent.key] = await self._load(agent)
-        return template
+            loaded = self._agents.get(agent.key)
+            if loaded is None or not loaded.alive:
+                if loaded is not None:
+                    await loaded.close()
+                if agent.image is not None or self.tier == "container":
+                    loaded = await self._containers.load(agent, self.environment(agent))
+                else:
+                    loaded = await self._load_template(agent)
+                self._agents[agent.key] = loaded
+        return loaded
 
-    async def _load(self, agent: Agent) -> TemplateProcess:
+    async def _load_template(self, agent: Agent) -> TemplateProcess:
         isolation = self._config.isolation
         home = self._root / "home" / agent.name
         logs = self._state_dir / "logs"

@@ -14,7 +14,7 @@ import os
 import platform
 import resource
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,18 +35,12 @@ DOCKER_HOST_NAME = "host.docker.internal"  # this machine, as seen from a contai
 
 
 class ContainerNode:
-    """Starts container sessions on this machine. The engine is looked for when the first agent needs it.
+    """The container engine of this machine. It is looked for when the first agent needs it."""
 
-    ``environment`` gives an agent's variables.
-    """
-
-    def __init__(self, config: IsolationConfig, *, root: Path, environment: Callable[[Agent], dict[str, str]]) -> None:
-        self._config, self._root, self._environment = config, root, environment
+    def __init__(self, config: IsolationConfig, *, root: Path) -> None:
+        self._config, self._root = config, root
         self._engine: ContainerEngine | None = None
         self._opening = asyncio.Lock()
-        self._images: dict[tuple[str, int], str] = {}
-        self._covers: dict[tuple[str, int], Cover] = {}
-        self._running: dict[ContainerProcess, tuple[str, int]] = {}
 
     async def open(self) -> ContainerEngine:
         """Find the engine, and remove containers of this user's ended runtimes. Raises: ConfigError, EngineError."""
@@ -77,65 +71,65 @@ class ContainerNode:
                     async with engine.asked():
                         await found.delete(force=True, v=True)
 
-    async def prepare(self, agent: Agent) -> None:
-        """Prepare the agent's image. Raises: AgentLoadError with the reason."""
+    async def load(self, agent: Agent, env: Mapping[str, str]) -> ContainerImage:
+        """Prepare an agent's image. ``env`` has its variables. Raises: AgentLoadError with the reason."""
         try:
             engine = await self.open()
-            found = await (host_files.prepare(engine) if agent.image is None else engine.fetch(agent.image))
+            image = await (host_files.prepare(engine) if agent.image is None else engine.fetch(agent.image))
         except (ConfigError, LocalRuntimeError, MissingExtraError) as e:
             raise AgentLoadError(f"agent {agent.name}: {e}") from e
-        self._images[agent.key] = found
-
-    async def spawn(self, agent: Agent, place: Place) -> ContainerProcess:
-        """Start a container. Raises: AgentLoadError, EngineError."""
-        engine = await self.open()
-        if agent.key not in self._images:
-            await self.prepare(agent)
-        settings = await asyncio.to_thread(self._settings, engine, agent, place)
-        name = f"agentcore-rl-{self._root.name}-{agent.folder}-{place.name}"
-        process = ContainerProcess(engine, settings, name, place.log_path)
-        self._running[process] = agent.key
-        process.ended.add_done_callback(lambda _: self._running.pop(process, None))
-        await process.start()
-        return process
-
-    def describe(self) -> list[dict[str, Any]]:
-        """Describe the agents whose images are here, in the form of templates."""
-        keys = list(self._running.values())
-        return [
-            {
-                "runtime_id": key[0],
-                "version": key[1],
-                "start": "container",
-                "reason": f"{self._engine}, image {image}",
-                "pid": None,
-                "sessions": keys.count(key),
-            }
-            for key, image in self._images.items()
-        ]
-
-    async def forget(self, agent: Agent) -> None:
-        """End its sessions."""
-        self._images.pop(agent.key, None)
-        await self._end(process for process, key in self._running.items() if key == agent.key)
+        return ContainerImage(engine, image, agent, env, self._config, self._root)
 
     async def close(self) -> None:
-        """End every session."""
-        await self._end(self._running)
         if self._engine is not None:
             await self._engine.close()
 
-    async def _end(self, chosen: Iterable[ContainerProcess]) -> None:
-        processes = list(chosen)
+
+class ContainerImage:
+    """An agent version whose sessions are containers of an image."""
+
+    alive = True
+
+    def __init__(
+        self,
+        engine: ContainerEngine,
+        image: str,
+        agent: Agent,
+        env: Mapping[str, str],
+        config: IsolationConfig,
+        root: Path,
+    ) -> None:
+        self._engine, self._image, self._agent, self._env = engine, image, agent, env
+        self._config, self._root = config, root
+        self._cover: Cover | None = None
+        self._running: set[ContainerProcess] = set()
+
+    async def spawn(self, place: Place) -> ContainerProcess:
+        """Start a container. Raises: LocalRuntimeError."""
+        settings = await asyncio.to_thread(self._settings, place)
+        name = f"agentcore-rl-{self._root.name}-{self._agent.folder}-{place.name}"
+        process = ContainerProcess(self._engine, settings, name, place.log_path)
+        self._running.add(process)
+        process.ended.add_done_callback(lambda _: self._running.discard(process))
+        await process.start()
+        return process
+
+    def describe(self) -> dict[str, Any]:
+        reason = f"{self._engine}, image {self._image}"
+        return {"start": "container", "reason": reason, "pid": None, "sessions": len(self._running)}
+
+    async def close(self) -> None:
+        """End every session."""
+        processes = list(self._running)
         for process in processes:
             process.stop(0.0)
         await asyncio.gather(*(p.ended for p in processes))
 
-    def _settings(self, engine: ContainerEngine, agent: Agent, place: Place) -> dict[str, Any]:
+    def _settings(self, place: Place) -> dict[str, Any]:
         """Return the configuration of a session's container, and create the session's folder. Blocks."""
-        c = self._config
+        c, agent, podman = self._config, self._agent, self._engine.name == "podman"
         place.directory.mkdir(mode=0o700, parents=True)
-        env = {**self._environment(agent), "DOCKER_CONTAINER": "1"}  # the SDK then listens on all addresses
+        env = {**self._env, "DOCKER_CONTAINER": "1"}  # the SDK then listens on all addresses
         env[hints.VARIABLE] = hints.describe(["/"], c.writable_folders, store=c.store)
         shown = filter(Path.exists, dict.fromkeys((*c.readable, *c.writable_folders)))
         sources: dict[Path, str] = {}
@@ -153,24 +147,23 @@ class ContainerNode:
         }
         if c.memory_bytes is not None:
             host |= {"Memory": c.memory_bytes, "MemorySwap": c.memory_bytes}
-        if engine.name == "docker":  # Podman names this machine host.containers.internal itself
+        if not podman:  # Podman names this machine host.containers.internal itself
             host["ExtraHosts"] = [f"{DOCKER_HOST_NAME}:host-gateway"]
-        if engine.name == "podman" and sys.platform == "linux":
+        if podman and sys.platform == "linux":
             host["Ulimits"] = _own_limits()
         if c.container_runtime is not None:
             host["Runtime"] = c.container_runtime
         settings: dict[str, Any] = {
-            "Image": self._images[agent.key],
+            "Image": self._image,
             "ExposedPorts": {f"{AGENT_PORT}/tcp": {}},
             "Labels": {RUNTIME_LABEL: str(self._root), MACHINE_LABEL: _machine()},
             "HostConfig": host,
         }
         if agent.image is None:
-            if agent.key not in self._covers:
+            if self._cover is None:
                 readable = [*host_files.shown(agent), *c.readable]
-                cover = Cover(agent.script, readable, c.writable_folders, c.hidden, root=self._root)
-                self._covers[agent.key] = cover
-            host_files.add(agent, place.directory, settings, env, self._covers[agent.key], c.copied)
+                self._cover = Cover(agent.script, readable, c.writable_folders, c.hidden, root=self._root)
+            host_files.add(agent, place.directory, settings, env, self._cover, c.copied)
         else:
             env = {k: v for k, v in env.items() if k not in INHERITED or k in agent.env}
         settings["Env"] = [f"{k}={v}" for k, v in env.items()]

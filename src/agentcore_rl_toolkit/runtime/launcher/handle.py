@@ -125,6 +125,10 @@ class TemplateProcess:
     def alive(self) -> bool:
         return self._writer is not None and not self.closed
 
+    def describe(self) -> dict[str, Any]:
+        facts = {"start": self.mode, "reason": self.reason, "pid": self.pid, "no_view": self.no_view}
+        return {**facts, "sessions": sum("/" not in name for name in self.forks)}  # without their commands
+
     async def start(self) -> None:
         """Run the agent's script up to its server. Raises: AgentLoadError with the traceback, or on the deadline."""
         try:
