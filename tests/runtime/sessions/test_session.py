@@ -80,7 +80,7 @@ class Bench:
 
     def use(self, **options: Any) -> Any:
         agent = Agent(runtime_id="a-0123456789", version=1, name="a", script=Path("a.py"), **options)
-        return self.table.in_use(agent, (agent.runtime_id, "DEFAULT", ID))
+        return self.table.open(agent, (agent.runtime_id, "DEFAULT", ID)).in_use()
 
     async def ending(self) -> dict[str, Any]:
         async with asyncio.timeout(20):
@@ -306,7 +306,7 @@ async def test_only_so_many_start_at_once_and_their_time_counts_from_then(
 
     bench.spawn = spawn  # type: ignore[method-assign]
     agent = Agent(runtime_id="a-0123456789", version=1, name="a", script=Path("a.py"))
-    calls = [bench.table.in_use(agent, (agent.runtime_id, "DEFAULT", new_session_id())) for _ in range(3)]
+    calls = [bench.table.open(agent, (agent.runtime_id, "DEFAULT", new_session_id())).in_use() for _ in range(3)]
     waiting = [asyncio.create_task(call.__aenter__()) for call in calls]
     await asyncio.sleep(0.1)
     assert [s["state"] for s in bench.table.describe()] == ["starting"] * 3

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from ..api import faults
 from ..config import TimeLimits
-from ..launcher.connection import UpstreamLostError, header
+from ..launcher.connection import UpstreamLostError, header, open_request
 from ..runtime import Runtime
 from ..sessions.session import Session
 from ..wire import (
@@ -71,7 +71,7 @@ class SessionOperation:
                 return
             command = parse_command(request) if operation == COMMAND else None
             delay_s = sum(fault.delay_s for fault in drawn if fault.kind == "slow_start")
-            async with runtime.table.in_use(agent, key, start_delay_s=delay_s) as session:
+            async with runtime.table.open(agent, key, start_delay_s=delay_s).in_use() as session:
                 assert session.process is not None
                 for fault in drawn:
                     if fault.kind == "kill":
@@ -91,11 +91,14 @@ async def relay(session: Session, scope: Scope, send: Send, *, times: TimeLimits
     """
     sent = forwarded_headers(scope["headers"], session.agent.header_allowlist)
     sent += [(SESSION_HEADER, session.id.encode("latin-1")), (REQUEST_ID_HEADER, scope["runtime.request_id"])]
+    assert session.process is not None
     log = str(session.place.log_path)
     started = False
     try:
         async with contextlib.AsyncExitStack() as exits, asyncio.timeout(times.invoke_timeout_s) as limit:
-            opened = session.request(b"POST", session.agent.invocation_path, sent, scope["runtime.body"])
+            opened = open_request(
+                session.process.dial, b"POST", session.agent.invocation_path, sent, scope["runtime.body"]
+            )
             reply = await exits.enter_async_context(opened)
             if reply.status >= 400:
                 raise WireError(

@@ -18,7 +18,7 @@ class UpstreamLostError(Exception):
 
 
 @contextlib.asynccontextmanager
-async def request(
+async def open_request(
     dial: Callable[[], Awaitable[Stream]], method: bytes, path: bytes, headers: Headers, body: bytes = b""
 ) -> AsyncIterator[httpcore.Response]:
     """Connect, send a request, and wait for the head of the reply. The block reads the rest. Raises: UpstreamLostError."""

@@ -52,11 +52,13 @@ class ForkedProcess(SessionProcess):
         command = self._template.fork(name, path, op="command", session=self._name, command=text, socket=path)
         try:
             async with asyncio.TaskGroup() as copies:
-                with contextlib.suppress(LocalRuntimeError, httpcore.NetworkError):  # it has already ended
-                    await command.started
-                    for stream in ("stdout", "stderr"):
-                        copies.create_task(copy_output(stream, await command.dial(), write, command.ended))
-                await asyncio.wait([command.ended], timeout=timeout_s)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(timeout_s):
+                        with contextlib.suppress(LocalRuntimeError, httpcore.NetworkError):  # it has already ended
+                            await command.started
+                            for stream in ("stdout", "stderr"):
+                                copies.create_task(copy_output(stream, await command.dial(), write, command.ended))
+                        await asyncio.wait([command.ended])
                 timed_out = not command.ended.done()
                 if timed_out:
                     command.stop(0.0)

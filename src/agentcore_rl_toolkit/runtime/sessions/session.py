@@ -21,16 +21,14 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-import httpcore
-
 from ..._parsing import parse_json
 from ...errors import LocalRuntimeError
 from ..agents.agent import Agent
 from ..config import TimeLimits
-from ..launcher.connection import UpstreamLostError, request
+from ..launcher.connection import UpstreamLostError, open_request
 from ..launcher.place import Place, SessionProcess
 from ..launcher.session_log import log_tail
-from ..wire import Headers, WireError
+from ..wire import WireError
 
 log = logging.getLogger(__name__)
 
@@ -84,13 +82,6 @@ class Session:
             self.inflight -= 1
             self._last_active_s, self._pinged = time.monotonic(), False
             self._changed.set()
-
-    def request(
-        self, method: bytes, path: bytes, headers: Headers, body: bytes = b""
-    ) -> contextlib.AbstractAsyncContextManager[httpcore.Response]:
-        """Send a request to the session's server on a new connection. The block reads the reply. Raises: UpstreamLostError."""
-        assert self.process is not None
-        return request(self.process.dial, method, path, headers, body)
 
     async def death(self) -> str | None:
         """Return why its process ended, after a connection to it broke, or None if it is not known to have ended."""
@@ -209,8 +200,9 @@ class Session:
 
     async def ask(self) -> tuple[int, bytes]:
         """Ping the session. Return status and body of the response."""
+        assert self.process is not None
         body = b""
-        async with self.request(b"GET", b"/ping", []) as reply:
+        async with open_request(self.process.dial, b"GET", b"/ping", []) as reply:
             async for data in reply.aiter_stream():
                 body += data
                 if len(body) > PING_BYTES:

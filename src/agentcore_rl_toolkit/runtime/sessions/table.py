@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from ..._servers.tasks import Tasks
@@ -77,26 +76,20 @@ class SessionTable:
         self._tasks = Tasks()
         self._starting = asyncio.Semaphore(config.parallel_starts)
 
-    @contextlib.asynccontextmanager
-    async def in_use(self, agent: Agent, key: Key, *, start_delay_s: float = 0.0) -> AsyncIterator[Session]:
-        """Yield the session of this id. It is started if there is none, ``start_delay_s`` late, and is active during the block.
+    def open(self, agent: Agent, key: Key, *, start_delay_s: float = 0.0) -> Session:
+        """Return the session of this id. It is started if there is none, ``start_delay_s`` late.
 
-        Raises: WireError 402/429 from admission, 424 when it did not start.
+        Raises: WireError 402/429 from admission.
         """
         session = self.sessions.get(key)
         if session is None:
             self._admit(agent, key[1], len(self.sessions))
-            session = self._begin(key, agent, start_delay_s)
-        async with session.in_use():
-            yield session
-
-    def _begin(self, key: Key, agent: Agent, start_delay_s: float) -> Session:
-        place = self._launcher.place(agent, str(next(self._numbers)), log_name(key[2], endpoint=key[1]))
-        session = self.sessions[key] = Session(key, agent, place, times=self._config.times, on_end=self._ended)
-        session.ready.add_done_callback(lambda _: self._metrics.add_start(session.start_s))
-        self._all.add(session)
-        self.started_total += 1
-        self._tasks.start(self._run(session, start_delay_s))
+            place = self._launcher.place(agent, str(next(self._numbers)), log_name(key[2], endpoint=key[1]))
+            session = self.sessions[key] = Session(key, agent, place, times=self._config.times, on_end=self._ended)
+            session.ready.add_done_callback(lambda _: self._metrics.add_start(session.start_s))
+            self._all.add(session)
+            self.started_total += 1
+            self._tasks.start(self._run(session, start_delay_s))
         return session
 
     async def _run(self, session: Session, start_delay_s: float) -> None:
