@@ -14,7 +14,7 @@ import textwrap
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 import pytest
@@ -376,7 +376,7 @@ def texts_with_defaults() -> dict[str, tuple[str, ...]]:
     from agentcore_rl_toolkit.client.settings import Deadlines, WatchSettings
     from agentcore_rl_toolkit.contract import DEFAULT_TRAIN
     from agentcore_rl_toolkit.gateway import Limits
-    from agentcore_rl_toolkit.isolation.sandbox import TIERS
+    from agentcore_rl_toolkit.isolation.sandbox import TierName
     from agentcore_rl_toolkit.runtime.config import TimeLimits
 
     def of(settings: Any, name: str) -> Any:
@@ -403,7 +403,7 @@ def texts_with_defaults() -> dict[str, tuple[str, ...]]:
             f"{of(LocalRun, 'groups')} inputs, each of them {of(LocalRun, 'rollouts')} times",
         ),
         "docs/runtime.md": (
-            *(f"`{tier}` (default" for tier in TIERS[:2]),
+            *(f"`{tier}` (default" for tier in get_args(TierName)[:2]),
             f"{runtime.idle_timeout_s:g} s without work",
             f"{runtime.max_lifetime_s:,.0f} s in all",
         ),
@@ -423,7 +423,7 @@ def texts_with_defaults() -> dict[str, tuple[str, ...]]:
             f"after {3 * WatchSettings().heartbeat_s + 5:g} s by default;",
         ),
         "docs/backends/trl.md": (f"The default here is `{trl[1]}`",),
-        "docs/security.md": (f"With `--isolation {TIERS[0]}` (the default on Linux",),
+        "docs/security.md": (f"With `--isolation {get_args(TierName)[0]}` (the default on Linux",),
         "docs/scale.md": (f"by default on port {of(slime, 'gateway_port')}.",),
     }
 

@@ -9,14 +9,14 @@ listens on, ``localhost``, and those that the user allowed. An address needs no 
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import ipaddress
 import json
 import platform
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 OPTION = "--allowed-host"
 # This machine, as containers see it. A network's own name server could answer for these names as well, so no page may use them.
@@ -25,8 +25,7 @@ _AUTHORITY = re.compile(r"(?P<host>\[[0-9a-f:.%]+\]|[^\s:/@\[\]]+)(?::(?P<port>[
 _PORTS = {"http": "80", "https": "443"}
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(NamedTuple):
     """Status and message of the response to a request that is not answered."""
 
     status: int
@@ -69,7 +68,7 @@ class HostCheck:
         return self.refusal(host, origin)
 
     def _is_ours(self, name: str) -> bool:
-        return name in self._names or name in CONTAINER_NAMES or _is_address(name) or self._allows(name)
+        return name in self._names or name in CONTAINER_NAMES or _address(name) is not None or self._allows(name)
 
     def _allows(self, *names: str) -> bool:
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in self._allowed for name in names)
@@ -113,17 +112,16 @@ def _plain(host: str) -> str:
     return host.strip().lower().removeprefix("[").removesuffix("]").removesuffix(".")
 
 
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
+def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(name)
+    return None
 
 
 def is_loopback(name: str) -> bool:
     """Return True if a name or address to listen on is reachable from this machine only."""
-    return name == "localhost" or (_is_address(name) and ipaddress.ip_address(name).is_loopback)
+    address = _address(name)
+    return name == "localhost" or (address is not None and address.is_loopback)
 
 
 def _shown(value: bytes | None) -> str:

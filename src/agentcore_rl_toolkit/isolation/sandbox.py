@@ -31,7 +31,6 @@ from . import user_namespace
 from .project import Project
 
 TierName = Literal["process", "none", "container"]
-TIERS: tuple[TierName, ...] = ("process", "none", "container")
 INSTALL = "on Debian and Ubuntu: apt-get install bubblewrap"
 BWRAP_S = 30.0
 TMP_BYTES = 2**30  # size of /tmp, which all sessions of a version share. A session's TMPDIR is on disk.
@@ -42,21 +41,17 @@ NOTHING: Mapping[str, str] = MappingProxyType({})
 _ASK = "import json, sys; print(json.dumps([sys.prefix, sys.base_prefix, sys.exec_prefix, *sys.path]))"
 
 
-def choose_tier(wanted: str = "auto") -> tuple[TierName, str | None]:
+def choose_tier(wanted: TierName | Literal["auto"] = "auto") -> tuple[TierName, str | None]:
     """Choose the tier. Return why it is weaker than the default, if so. ``auto``: process, or none without Bubblewrap. Blocks.
 
-    Raises: ConfigError on an unknown tier, and on a named tier that is not available.
+    Raises: ConfigError on a named tier that is not available.
     """
+    why = no_sandbox() if wanted in ("auto", "process") else None
+    if why is None:
+        return ("process" if wanted == "auto" else wanted), None
     if wanted == "auto":
-        why = no_sandbox()
-        return ("process", None) if why is None else ("none", why)
-    name = next((tier for tier in TIERS if tier == wanted), None)
-    if name is None:
-        raise ConfigError(f"isolation must be {', '.join(TIERS)} or auto, got {wanted!r}")
-    why = no_sandbox() if name == "process" else None
-    if why is not None:
-        raise ConfigError(f"isolation {name!r} is not available here: {why}")
-    return name, None
+        return "none", why
+    raise ConfigError(f"isolation {wanted!r} is not available here: {why}")
 
 
 @functools.cache

@@ -28,7 +28,7 @@ class IsolationConfig:
     ``container_runtime``: Docker's runtime for containers, such as runsc. None: its default.
     """
 
-    tier: str = "auto"
+    tier: Literal["auto", "process", "none", "container"] = "auto"
     readable: tuple[Path, ...] = ()
     writable: tuple[Path, ...] = ()
     copied: tuple[Path, ...] = ()

@@ -163,7 +163,6 @@ class Cluster:
             await asyncio.sleep(POLL_S)
 
     async def _run(self, node: Node) -> None:
-        """Run from the start of the node's actor to its end."""
         try:
             async with asyncio.timeout(JOIN_TIMEOUT_S):
                 await self._join(node)
@@ -180,7 +179,6 @@ class Cluster:
                 await self._ray.remove(node.actor, CLOSE_S)
 
     async def _join(self, node: Node) -> None:
-        """Start the actor and its launcher, and load the agents."""
         node.actor = await self._ray.place(node.machine)
         await self._probe_store(node.actor)
         config = replace(self._config, credentials={})

@@ -116,7 +116,6 @@ class ContainerEngine:
 
 
 def _usual_places() -> list[str]:
-    """Return addresses to try."""
     named = [os.environ.get(name, "") for name in ("DOCKER_HOST", "CONTAINER_HOST")]
     user = os.environ.get("XDG_RUNTIME_DIR", f"/run/user/{os.getuid()}")
     sockets = ["/var/run/docker.sock", f"{user}/docker.sock", f"{Path.home()}/.docker/run/docker.sock"]

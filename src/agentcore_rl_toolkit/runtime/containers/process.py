@@ -148,7 +148,6 @@ class ContainerProcess(SessionProcess):
 
     @contextlib.asynccontextmanager
     async def _asked(self, timeout_s: float | None = CALL_TIMEOUT_S) -> AsyncIterator[DockerContainer]:
-        """Yield the container, for requests to the engine. Raises: EngineError."""
         async with self._engine.asked(timeout_s) as docker:
             yield docker.containers.container(self._name)
 

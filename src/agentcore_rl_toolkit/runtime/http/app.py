@@ -81,7 +81,6 @@ class RuntimeApp:
         raise not_found(f"Operation {scope['method']} {scope['path']}")
 
     def _check_signature(self, scope: Scope) -> None:
-        """Raise WireError 403 if the request is not signed."""
         credentials = self.runtime.config.credentials
         if credentials and not sigv4.has_password(credentials, header(scope["headers"], b"authorization")):
             refusal = sigv4.refusal(credentials, scope, scope["runtime.body"])

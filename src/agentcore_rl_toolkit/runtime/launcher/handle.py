@@ -144,10 +144,10 @@ class TemplateProcess:
         project = None if self.project is None else str(self.project)
         options = {"script": str(self.script), "project": project, "memory_bytes": self.memory_bytes, "mode": self.mode}
         ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        words = [*self.sandbox, str(self.python), BOOT, "runtime.template.process", str(theirs.fileno())]
-        try:
-            with self.log_path.open("ab") as log:  # a local file, opened once per template
+        with theirs, self.log_path.open("ab") as log:  # a local file, opened once per template
+            reader, self._writer = await asyncio.open_connection(sock=ours, limit=2**22)
+            words = [*self.sandbox, str(self.python), BOOT, "runtime.template.process", str(theirs.fileno())]
+            try:
                 self._process = await asyncio.create_subprocess_exec(
                     *words,
                     json.dumps(options),
@@ -159,14 +159,8 @@ class TemplateProcess:
                     cwd=self._shown[0],
                     start_new_session=True,
                 )
-        except BaseException as e:  # cancelled, for instance
-            ours.close()
-            if isinstance(e, OSError):
+            except OSError as e:
                 raise AgentLoadError(f"cannot run {self.python}: {e}") from e
-            raise
-        finally:
-            theirs.close()
-        reader, self._writer = await asyncio.open_connection(sock=ours, limit=2**22)  # closes it where it is cancelled
         try:
             line = await asyncio.wait_for(reader.readline(), self.load_timeout_s)
         except TimeoutError:
@@ -236,7 +230,6 @@ class TemplateProcess:
         self.forks.clear()
 
     def _kill(self) -> None:
-        """Kill the template and all below it."""
         if self._process is not None and self._process.returncode is None:
             linux.kill_below(self._process.pid)
             with contextlib.suppress(ProcessLookupError):

@@ -108,7 +108,6 @@ class Keeper:
                 self._fork(command, lambda: self._become_command(command, listener))
 
     def _fork(self, child: Child, work: Callable[[], None]) -> None:
-        """Start a child that does the work and never returns."""
         child.pid = os.fork()
         if child.pid:
             self._children[child.pid] = self._ordered[child.order["id"]] = child
@@ -207,7 +206,6 @@ class Keeper:
         return [pid for pid in linux.children() if pid not in self._children and pid not in self._helpers]
 
     def _end_everything(self) -> None:
-        """Kill all and end this process."""
         deadline = time.monotonic() + END_TIMEOUT_S
         for pid in self._children:
             _kill(pid)
