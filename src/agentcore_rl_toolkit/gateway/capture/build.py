@@ -1,8 +1,8 @@
 """Turn a finished call into its record, which has only what is new since the calls before it.
 
 A session's prompts, message lists and other fields grow or repeat from call to call. The last texts of each kind are known by
-their length and checksums. A text that begins with a known one is stored as a reference to that call, and the rest. Its
-beginning is read once more, to find the known one, and only the rest is searched and decoded.
+their length and hash. A text that begins with a known one is stored as a reference to that call, and the rest. Its
+beginning is hashed once more, to find the known one, and only the rest is searched and decoded.
 
 If the engine names no weight version there are only bounds: the versions that were published when the call was sent and when its
 reply was complete. Every token then counts as sampled by the older one, so that its age is never understated.
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import re
 import time
-import zlib
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -23,8 +22,7 @@ from ...messages.errors import NOT_JSON
 from .record import CONSTRAINED, IMAGES, INVALID, NO_BASE, OK, PARTIAL, TURNS, Base, CallRecord, Captured, pack_ids
 
 _KEPT = 8  # branches of a session that are known at the same time; calls of older ones are stored whole
-_TAIL = 24  # bytes that are compared before a long text is read
-_EMPTY = (0, 1)  # the checksums of an empty text
+_TAIL = 24  # bytes that are compared before a long text is hashed
 _Pairs = tuple[tuple[int, int], ...]
 # A content part that is no text. In a string of JSON its quotes would be escaped.
 _MEDIA = re.compile(rb'"(?:image_url|input_image|image_embeds|video_url|audio_url|input_audio)"')
@@ -41,7 +39,7 @@ class Known(NamedTuple):
     call_id: str
     size: int
     tail: bytes
-    checksums: tuple[int, int]
+    digest: int
     units: int
     choices: _Pairs
     media: bool
@@ -51,7 +49,7 @@ class Known(NamedTuple):
         size = self.size
         if text[size - len(self.tail) : size] != self.tail or bytes(text[size : size + 1]) not in (b"", b","):
             return False
-        return _checksums(text[:size]) == self.checksums
+        return hash(bytes(text[:size])) == self.digest
 
 
 class Texts:
@@ -108,10 +106,10 @@ def complete(
 
 
 def pack_long_prompt(texts: Texts, captured: Captured) -> None:
-    """Pack the ids of a prompt that continues no earlier call, for `build`. For threads: 600,000 ids take 80 ms."""
+    """Pack the ids of a prompt that continues no earlier call, for `complete`. For threads: 600,000 ids take 80 ms."""
     text = memoryview(captured.prompt or b"")[:-1]
     if _beginning(texts.prompts, text) is None:
-        with suppress(CaptureError):  # `build` raises it again
+        with suppress(CaptureError):  # `complete` raises it again
             captured.prompt_ids = _packed_ids(captured.prompt or b"")
 
 
@@ -140,20 +138,13 @@ def _beginning(texts: list[Known], text: memoryview) -> Known | None:
     return found
 
 
-def _checksums(text: memoryview, before: tuple[int, int] = _EMPTY) -> tuple[int, int]:
-    """Return two checksums of a text, whose beginning has the checksums ``before``: 64 bits together."""
-    return zlib.crc32(text, before[0]), zlib.adler32(text, before[1])
-
-
 def _keep(
     texts: list[Known], after: Known | None, call_id: str, text: memoryview, units: int, choices: _Pairs, media: bool
 ) -> None:
-    """Keep a text, in place of the one ``after`` which it begins if there are many. Only its new part is read."""
-    start, before = (0, _EMPTY) if after is None else (after.size, after.checksums)
-    checksums = _checksums(text[start:], before)
+    """Keep a text, in place of the one ``after`` which it begins if there are many."""
     if len(texts) >= _KEPT:
         texts.remove(texts[0] if after is None else after)
-    texts.append(Known(call_id, len(text), bytes(text[-_TAIL:]), checksums, units, choices, media))
+    texts.append(Known(call_id, len(text), bytes(text[-_TAIL:]), hash(bytes(text)), units, choices, media))
 
 
 def _prompt(texts: list[Known], captured: Captured, call_id: str) -> tuple[Base, bytes]:
