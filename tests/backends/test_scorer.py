@@ -117,6 +117,50 @@ async def test_a_scorer_that_hangs_ends_at_its_deadline(caplog: pytest.LogCaptur
     assert "never retrieved" not in caplog.text
 
 
+async def test_an_async_scorer_that_blocks_its_loop_fails_alone() -> None:
+    ended = threading.Event()
+
+    async def block(*given: Any) -> Any:
+        ended.wait(60)
+
+    async def fast(*given: Any) -> Any:
+        return 1.0
+
+    blocked = asyncio.create_task(scorer(block, timeout_s=0.2).score(ROW, RECORD, []))
+    await asyncio.sleep(0)
+    others = [asyncio.create_task(scorer(fast, timeout_s=0.2).score(ROW, RECORD, [])) for _ in range(3)]
+    with pytest.raises(ScorerError, match=r"took longer than 0.2 s"):
+        await blocked
+    assert await asyncio.gather(*others) == [{"reward": 1.0}] * 3
+    ended.set()
+
+
+async def test_a_scorer_that_is_cancelled_before_its_loop_begins_with_it_leaves_nothing(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    ended = threading.Event()
+
+    async def block(*given: Any) -> Any:
+        ended.wait(60)
+
+    async def never_begun(*given: Any) -> Any:
+        return 1.0
+
+    blocked = asyncio.create_task(scorer(block).score(ROW, RECORD, []))
+    await asyncio.sleep(0.1)
+    cancelled = asyncio.create_task(scorer(never_begun).score(ROW, RECORD, []))
+    await asyncio.sleep(0.1)
+    cancelled.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled
+    ended.set()
+    with pytest.raises(ScorerError, match="returned None"):
+        await blocked
+    assert await scorer(never_begun).score(ROW, RECORD, []) == {"reward": 1.0}  # the loop is behind the cancelled one
+    gc.collect()
+    assert [str(w.message) for w in recwarn.list] == []
+
+
 async def test_a_scorer_that_changes_what_it_gets_changes_no_other_rollout() -> None:
     row = {"items": [{"n": 1}], "_reference": {"gold": "secret"}}
     record, messages = {"_answer": {"steps": [1]}}, [{"role": "user", "content": "x"}]

@@ -23,18 +23,17 @@ from ..contract import ANSWER_FIELD, REFERENCE_FIELD, is_finite, short
 from ..errors import ConfigError, ScorerError, text_of
 
 SCORE_TIMEOUT_S = 120.0
-_portal = Portal("scorer")  # async scorers share a loop, and so may share clients
+BLOCKED_S = 1.0  # if nothing begins on a loop for this time, a scorer blocks it, and a new loop is used
+_portals = [Portal("scorer")]  # the last loop is used
 # Fields of a record that are not the agent's answer.
-_NO_ANSWER = (
-    """rewards reward turn_rewards metrics status_code stop_reason outcome payload input_id s3_bucket result_key"""
-)
+_OTHERS = "rewards reward turn_rewards metrics status_code stop_reason outcome payload input_id s3_bucket result_key"
 
 
 def answer_of(record: Mapping[str, Any]) -> Any:
     """Return the agent's result. An agent with a rollout function returns rewards and metrics too; they are left out."""
     if ANSWER_FIELD in record:
         return record[ANSWER_FIELD]
-    return {name: v for name, v in record.items() if name not in _NO_ANSWER.split() and not name.startswith("_")}
+    return {name: v for name, v in record.items() if name not in _OTHERS.split() and not name.startswith("_")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +41,7 @@ class Scorer:
     """A function ``score(payload, answer, reference, trajectory)``, sync or async.
 
     It gets the row without ``_reference``, the agent's answer, the row's ``_reference``, and the messages of the model calls as
-    the gateway recorded them. It returns a number, or a dict with `reward` and metrics. Its deadline is ``timeout_s``. Async
-    functions share a loop, which none may block.
+    the gateway recorded them. It returns a number, or a dict with `reward` and metrics. Its deadline is ``timeout_s``.
     ``file`` is the source of its module.
     """
 
@@ -71,21 +69,41 @@ class Scorer:
             threading.Thread(target=work, name="scorer", daemon=True).start()  # a thread cannot be ended
             async with asyncio.timeout(self.timeout_s):
                 found = await asyncio.wrap_future(future)
-                if inspect.isawaitable(found):
-                    found = await asyncio.wrap_future(_portal.submit(self._awaited(found)))
+            if inspect.isawaitable(found):
+                found = await self._on_loop(found)
         except TimeoutError:
             raise ScorerError(f"the scorer {self.name} took longer than {self.timeout_s:g} s") from None
         except RuntimeError as e:  # the process can start no thread
             raise ScorerError(f"the scorer {self.name} cannot be started: {e}") from e
         return self._checked(found)
 
-    async def _awaited(self, awaitable: Awaitable[Any]) -> Any:
-        try:
-            return await awaitable
-        except BaseException as e:
-            if isinstance(e, asyncio.CancelledError) and (task := asyncio.current_task()) and task.cancelling():
-                raise  # its deadline has passed
-            raise self._failure(e) from e
+    async def _on_loop(self, awaitable: Awaitable[Any]) -> Any:
+        """Await on the loop that all scorers share. The deadline counts from the moment that the loop begins with it."""
+        while True:
+            portal = _portals[-1]
+            begun: concurrent.futures.Future[None] = concurrent.futures.Future()
+            work = portal.submit(self._await(awaitable, begun))
+            try:
+                await asyncio.wait([asyncio.wrap_future(begun)], timeout=BLOCKED_S)
+            except BaseException:
+                work.cancel()
+                raise
+            if not begun.cancel():
+                break
+            if portal is _portals[-1]:
+                _portals[:] = [Portal("scorer")]
+        async with asyncio.timeout(self.timeout_s):
+            return await asyncio.wrap_future(work)
+
+    async def _await(self, awaitable: Awaitable[Any], begun: concurrent.futures.Future[None]) -> Any:
+        if begun.set_running_or_notify_cancel():  # otherwise another loop has the awaitable
+            begun.set_result(None)
+            try:
+                return await awaitable
+            except BaseException as e:
+                if isinstance(e, asyncio.CancelledError) and (task := asyncio.current_task()) and task.cancelling():
+                    raise  # its deadline has passed
+                raise self._failure(e) from e
 
     def _failure(self, error: BaseException) -> ScorerError:
         """Return the error for an exception of any kind: SystemExit would end a loop, and futures cannot hold StopIteration."""
@@ -152,11 +170,8 @@ def scorer_at(spec: str, timeout_s: float = SCORE_TIMEOUT_S) -> Scorer:
         raise ConfigError(f"--score {spec}: {place} has no function {name}")
     try:
         inspect.signature(function).bind(*range(4))
-    except TypeError as e:
-        wrong = f"must take (payload, answer, reference, trajectory), it takes {inspect.signature(function)}"
-        raise ConfigError(f"--score {spec}: {name} {wrong}") from e
-    except ValueError:  # a function without a signature
-        pass
+    except (TypeError, ValueError) as e:
+        raise ConfigError(f"--score {spec}: {name} must take (payload, answer, reference, trajectory): {e}") from e
     file = getattr(module, "__file__", None)
     return Scorer(function=function, name=f"{Path(place).name}:{name}", timeout_s=timeout_s, file=file and Path(file))
 

@@ -21,7 +21,7 @@ from types import SimpleNamespace, TracebackType
 from typing import Any
 
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
@@ -144,10 +144,7 @@ class DeployedApp:
             await self._app(scope, receive, send)
 
     async def _invoke(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            body = await Request(scope, receive).body()
-        except ClientDisconnect:
-            return
+        body = await Request(scope, receive).body()
         payload = _decoded(body)  # as the agent reads it: keys may have escapes, and the body another encoding
         rollout = isinstance(payload, Mapping) and (payload.get(ROLLOUT_FIELD) is not None or PROBE_FIELD in payload)
         if self._calls if rollout else self._accepting or self._engine.busy:
