@@ -77,9 +77,8 @@ class Program(Starlette):
                         return
             await asyncio.sleep(0.05)
         how = f"ended with {process.returncode}" if process.returncode is not None else "did not answer /ping"
-        raise ConfigError(
-            f"{' '.join(self._command)} {how} within {START_S:g} s; it must listen on the port in {self._port_variable}"
-        )
+        where = f"it must listen on the port in {self._port_variable}"
+        raise ConfigError(f"{' '.join(self._command)} {how} within {START_S:g} s; {where}")
 
     async def _forward(self, request: Request) -> Response:
         path = request.scope.get("raw_path", request.url.path.encode()).decode("latin-1")

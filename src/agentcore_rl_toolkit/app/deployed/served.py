@@ -169,10 +169,9 @@ class DeployedApp:
         session_id = dict(scope["headers"]).get(SESSION_HEADER, b"").decode("latin-1") or None
         context = SimpleNamespace(session_id=session_id, scope=scope, replied=threading.Event())
         accepted = self._engine.accept(self._function, payload, context)
-        loop = self._engine.runner.loop()
         self._accepting += 1
         try:
-            reply = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(accepted, loop))
+            reply = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(accepted, self._engine.runner.loop()))
             await JSONResponse(reply)(scope, receive, send)
         except Exception as e:
             await JSONResponse({"error": text_of(e), "error_type": type(e).__name__}, 500)(scope, receive, send)
