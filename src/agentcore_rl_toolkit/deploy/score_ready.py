@@ -54,15 +54,8 @@ def start_command(words: Sequence[str]) -> list[str]:
             own = [part for option in options if option[0] != "-m" for part in option if part]
             return [*found[: place + 1], *own, "-m", STARTER, *module, *started]
         if _SERVER.fullmatch(word):
-            return [
-                *found[:place],
-                str(Path(word).with_name("python")),
-                "-m",
-                STARTER,
-                "-m",
-                Path(word).name,
-                *found[place + 1 :],
-            ]
+            python = str(Path(word).with_name("python"))
+            return [*found[:place], python, "-m", STARTER, "-m", Path(word).name, *found[place + 1 :]]
     raise ConfigError(
         f"the image starts {shlex.join(words) or 'nothing'}; a version for rollouts needs a command with python or uvicorn, as a "
         "list of words, with a file or a module, and not as a line of a shell or of `python -c`"
