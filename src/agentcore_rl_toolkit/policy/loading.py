@@ -98,8 +98,12 @@ class Sizes:
         return (dtype.itemsize + arriving) * self.parameters
 
     def training(self, lora: bool) -> int:
-        """Return the bytes of trainer and engine without activations. AdamW keeps weights, gradients and two moments."""
-        return self.engine + (2 if lora else 4) * _FLOAT * self.parameters
+        """Return the bytes of trainer and engine without activations. AdamW keeps weights, gradients and two moments.
+
+        With LoRA, the trainer publishes a merged copy of the weights, which is in the CPU's memory.
+        """
+        on_cpu = placement(self.parameters)[0] == "cpu"
+        return self.engine + ((1 + on_cpu) if lora else 4) * _FLOAT * self.parameters
 
 
 def sizes_of(folder: Path) -> Sizes:
