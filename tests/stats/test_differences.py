@@ -41,6 +41,18 @@ def test_other_rewards_are_rounded() -> None:
     assert sign_flip_p(changes) == sign_flip_p(changes)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        [200.1, 201.3, 199.7, 198.37, 200.9, -3.123],
+        [1500.123, 20.17, 18.31, 25.77, 30.91, 22.43],
+        [0.0003 * (1 + i / 50) for i in range(12)],
+    ],
+)
+def test_rewards_of_any_size_are_tested(changes: list[float]) -> None:
+    assert sign_flip_p(changes) == pytest.approx(enumerated(changes), abs=0.005)
+
+
 @pytest.mark.parametrize("rollouts", [1, 8, 1000])
 def test_large_evaluations_are_tested_in_about_a_second(rollouts: int) -> None:
     r = random.Random(1)

@@ -76,7 +76,10 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
 
 _FILE, _FOLDER = click.Path(path_type=Path, exists=True, dir_okay=False), click.Path(path_type=Path, file_okay=False)
 _OUT = "Folder of the run. The keys of its records begin with its name. [default: runs/COMMAND-DATA, then COMMAND-DATA-2, ...]"
-_MODEL = f"The model of an agent on this machine: {WORDS}; none: the agent calls its own model. [default: the built-in policy]"
+_MODEL = (
+    f"The model of an agent on this machine: {WORDS}; none: the agent calls its own model. [default: that of `up`, otherwise the "
+    "built-in policy]"
+)
 _COUNT = click.IntRange(min=1)
 _PLACES = (
     click.option("--resume", is_flag=True, help="Continue the last run of this data, or the run in --out."),

@@ -16,7 +16,7 @@ import click
 from ..backends.scorer import scorer_files
 from ..contract import ANSWER_FIELD, REFERENCE_FIELD, Cause
 from ..errors import AgentCoreRLError
-from .models import model_option
+from .models import WORDS, model_option
 from .options import (
     AGENT,
     AGENT_HELP,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("payload", metavar="PAYLOAD")
 @click.option("--agent", metavar=AGENT, help=f"{AGENT_HELP}.{UP_AGENT}")
-@model_option()
+@model_option(help=f"The model: {WORDS} [default: that of `agentcore-rl up`, otherwise the built-in policy].")
 @with_agent_as_is
 @with_sessions
 @click.option("--timeout", default=120.0, show_default=True, help="Seconds for the rollout.")

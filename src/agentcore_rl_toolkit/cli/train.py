@@ -266,8 +266,9 @@ def train_here(
     as_json: bool,
     distilled: bool = False,
     title: str = "",
+    alone: bool = False,
 ) -> None:
-    """Train an agent's file on this machine. ``words`` are the settings of --set."""
+    """Train an agent's file on this machine. ``words`` are the settings of --set. ``alone``: not on the services of `up`."""
     from rich.console import Console
     from rich.markup import escape
 
@@ -278,7 +279,7 @@ def train_here(
     from .training.stack import Stack, find_agent
 
     flags = {**flags, **from_words(words, LocalRun)}
-    running = Stack.running()
+    running = None if alone else Stack.running()
     if running is not None and flags.get("score") is None and flags.get("agent") is not None:
         same = str(find_agent(str(flags["agent"]))) == running.agent
         flags["score"] = running.score if same else None
@@ -300,7 +301,7 @@ def train_here(
     variables = f" --env-file {nearby(env_file)}" if env_file is not None else ""
     variables += "".join(f" --session-env {name}" for name in variable_names(settings.session_env[len(stored) :]))
     go_on = f"{program()} train --resume --out {nearby(run_dir)}{variables}"
-    carry_out(settings, run_dir, console, go_on=go_on, as_json=as_json)
+    carry_out(settings, run_dir, console, go_on=go_on, as_json=as_json, alone=alone)
 
 
 def _train_at_service(backend: str, config: Any, *, rehearse: bool, agent: Path | None) -> None:

@@ -74,18 +74,19 @@ def difference_interval(changes: Sequence[float]) -> tuple[float | None, float |
 def sign_flip_p(changes: Sequence[float]) -> float:
     """Return the two-sided p value of a mean difference, if each difference could as well have the other sign.
 
-    For rewards of 0 and 1 this is the exact test of McNemar. Means of up to 64 rollouts are tested exactly, too. Other rewards
-    are rounded to thousandths. Where the exact test takes more than about a second, the sum of the differences is tested as
-    normal.
+    For rewards of 0 and 1 this is the exact test of McNemar. Means of up to 64 rollouts are tested exactly, too. Others are
+    rounded to thousandths of the largest difference. Where the exact test takes more than about a second, the sum of the
+    differences is tested as normal.
     """
     moved = [abs(change) for change in changes if change]
     if not moved:
         return 1.0
     fractions = [Fraction(size).limit_denominator(_LARGEST_DENOMINATOR) for size in moved]
-    if any(abs(float(fraction) - size) > 1e-9 for fraction, size in zip(fractions, moved, strict=True)):
-        fractions = [Fraction(round(1000 * size), 1000) for size in moved]
     unit = math.lcm(*(fraction.denominator for fraction in fractions))
     sizes = [int(fraction * unit) for fraction in fractions]
+    equal = all(abs(float(fraction) - size) < 1e-9 for fraction, size in zip(fractions, moved, strict=True))
+    if not equal or sum(sizes) * len(sizes) > _STEPS:
+        sizes = [round(1000 * size / max(moved)) for size in moved]
     total = sum(sizes)
     if total * len(sizes) > _STEPS:
         return math.erfc(abs(math.fsum(changes)) / math.sqrt(2 * math.fsum(size**2 for size in moved)))

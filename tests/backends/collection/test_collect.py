@@ -352,6 +352,46 @@ async def test_sessions_are_asked_for_again_when_the_answer_was_lost() -> None:
     assert not replay.open_sessions
 
 
+class OneError(ReplayGateway):
+    """Opens sessions, but answers one request with an error."""
+
+    def __init__(self, replay: Replay, request: int, status: int) -> None:
+        super().__init__(replay)
+        self.request, self.status, self.asked = request, status, 0
+
+    async def create_sessions_async(self, session_ids: Sequence[str], **options: Any) -> list[ReplayAddress]:
+        self.asked += 1
+        if self.asked == self.request:
+            raise GatewayError("no session", status=self.status)
+        return await super().create_sessions_async(session_ids, **options)
+
+
+async def test_a_session_that_cannot_be_opened_costs_its_rollout_only() -> None:
+    replay = Replay([good() for _ in range(4)])
+    (group,) = await collect_async(
+        [GroupRequest(input_id="a", payload={}, n=4)],
+        client=replay.client,
+        gateway=OneError(replay, 2, 400),
+        config=CollectConfig(max_concurrent=1),
+    )
+    assert sorted(r.outcome for r in group.rollouts) == [Outcome.LOST, Outcome.OK, Outcome.OK, Outcome.OK]
+    assert not replay.open_sessions
+
+
+@pytest.mark.parametrize(("request_number", "status"), [(1, 400), (2, 401)])
+async def test_a_gateway_that_opens_no_session_or_refuses_its_key_ends_the_batch(
+    request_number: int, status: int
+) -> None:
+    replay = Replay([good() for _ in range(4)])
+    with pytest.raises(GatewayError, match="no session"):
+        await collect_async(
+            [GroupRequest(input_id="a", payload={}, n=4)],
+            client=replay.client,
+            gateway=OneError(replay, request_number, status),
+            config=CollectConfig(max_concurrent=1),
+        )
+
+
 async def test_rollouts_without_rewards_are_usable_but_no_samples() -> None:
     replay = Replay([Episode(input_id="a", turns=[turn()], record={"status_code": 200, "metrics": {"m": 2}})] * 3)
     groups = await collect_async(

@@ -191,6 +191,14 @@ def test_an_answer_that_never_left_the_reasoning_is_the_policys_failure() -> Non
     assert group.rollouts[0].mask_reason == "outcome"  # there was an answer: it is the agent's own failure
 
 
+def test_a_blank_answer_is_counted_also_if_a_later_call_met_a_limit() -> None:
+    errors = [{"type": "turn_limit", "started_s": 10.0}]
+    capture = SimpleNamespace(turns=[replace(TASK, started_s=5.0, answered=False)], errors=errors, train=None)
+    end = end_of_record({"rewards": 0.5}, session_id="s", input_id="a", index=0)
+    found = judge(end, captured=True, capture=capture, fetch_error=None, config=CollectConfig())
+    assert (found.outcome, found.failure, found.reward) == (Outcome.OK, "answer", 0.5)
+
+
 def test_a_session_of_many_calls_is_logged(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentcore_rl_toolkit.backends.collection.judge.WARN_TURNS", 1)
     replay = Replay([Episode(input_id="a", turns=(TASK, replace(HELPER, index=2)), record={"rewards": 1.0})])

@@ -26,6 +26,7 @@ from ...contract import TRAIN_FIELD, Outcome, Stage, new_session_id
 from ...errors import (
     AgentCoreRLError,
     ConfigError,
+    GatewayError,
     RolloutCancelledError,
     RolloutError,
     RolloutLostError,
@@ -97,7 +98,7 @@ async def collect_async(
     `on_rollout`, and `on_queued` with the number of rollouts that have not started, are called on the event loop. Cancelling
     this coroutine stops the rollouts that are running and deletes the batch's sessions.
 
-    Raises: ConfigError on bad arguments; GatewayError when sessions cannot be made.
+    Raises: ConfigError on bad arguments; GatewayError when the gateway opens none of the sessions, or refuses its key.
     """
     config = config or CollectConfig()
     doubled = sorted(i for i, n in Counter(r.input_id for r in requests).items() if n > 1)
@@ -134,6 +135,7 @@ class _Collection:
     recording: Recording | None
     session_ids: list[str] = field(default_factory=list)
     queued: int = 0
+    opened: bool = False  # the gateway has opened a session
 
     async def run(self, requests: Sequence[GroupRequest]) -> list[Group]:
         extra = self.config.extra_rollouts
@@ -265,13 +267,19 @@ class _Collection:
             await _cancelled([running])
 
     async def _run_agent(self, rollout: _Rollout) -> CollectedRollout:
-        """Run the agent in a slot. Raises: GatewayError if there is no session for it."""
+        """Run the agent in a slot. Raises: GatewayError if the gateway has opened no session yet, or refuses its key."""
         request, limits = (
             rollout.request,
             {"start_s": self.config.submit_timeout_s, "run_s": self.config.rollout_timeout_s},
         )
         async with self.places:
-            overrides = self._overrides(request) | await self._opened(rollout)
+            try:
+                overrides = self._overrides(request) | await self._opened(rollout)
+            except GatewayError as e:
+                if not self.opened or e.status in (401, 403):  # none will be opened
+                    raise
+                return _failed(rollout, RolloutLostError(f"the gateway opened no session: {e}"))
+            self.opened = True
             rollout.started_s = time.monotonic()
             self._leaves_queue()
             try:

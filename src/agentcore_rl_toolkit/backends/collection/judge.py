@@ -125,8 +125,8 @@ def _judged(
             calls,
             config.max_turns,
         )
-    if outcome is Outcome.OK and failed == "answer":
-        failure = failed
+    if outcome is Outcome.OK and calls and not capture.turns[-1].answered:
+        failure = "answer"
     elif outcome is Outcome.AGENT_ERROR and cause is Cause.AGENT and record is not None and failed is not None:
         # Frameworks raise anything if the policy failed in the last model call.
         cause, failure = Cause.POLICY, failed

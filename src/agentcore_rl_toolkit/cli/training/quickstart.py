@@ -48,7 +48,7 @@ def command(out: Path | None, resume: bool, words: tuple[str, ...], as_json: boo
     if not resume:
         out = new_folder(out, "quickstart")
         given = _preset(out, given)
-    train_here(given, None, (), out=out, resume=resume, as_json=as_json, title="AgentCore RL quickstart")
+    train_here(given, None, (), out=out, resume=resume, as_json=as_json, title="AgentCore RL quickstart", alone=True)
 
 
 def _preset(run_dir: Path, given: dict[str, Any]) -> dict[str, Any]:

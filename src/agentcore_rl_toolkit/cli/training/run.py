@@ -35,8 +35,10 @@ WHEN = ("before", "after")
 STOP_S = 4.0
 
 
-def carry_out(settings: LocalRun, run_dir: Path, console: Console, *, go_on: str, as_json: bool = False) -> None:
-    """Train to the end and print the result. ``go_on`` is the command that resumes the run.
+def carry_out(
+    settings: LocalRun, run_dir: Path, console: Console, *, go_on: str, as_json: bool = False, alone: bool = False
+) -> None:
+    """Train to the end and print the result. ``go_on`` is the command that resumes the run. ``alone``: as `train`.
 
     Exit codes: 0, 1 when the run ended early, 130 after Ctrl-C.
     """
@@ -45,7 +47,7 @@ def carry_out(settings: LocalRun, run_dir: Path, console: Console, *, go_on: str
     quiet_libraries()
     try:
         with stdout_for_json(as_json):
-            summary = train(settings, run_dir, console)
+            summary = train(settings, run_dir, console, alone=alone)
     except KeyboardInterrupt:
         console.print("\n[yellow]Stopped.[/]", end=" ")
         left = f"Everything up to now is in {nearby(run_dir)}. Continue with:\n    {go_on}"
@@ -63,8 +65,10 @@ def carry_out(settings: LocalRun, run_dir: Path, console: Console, *, go_on: str
         click.echo((run_dir / "summary.json").read_text(), nl=False)
 
 
-def train(settings: LocalRun, run_dir: Path, console: Console) -> dict[str, Any]:
+def train(settings: LocalRun, run_dir: Path, console: Console, *, alone: bool = False) -> dict[str, Any]:
     """Train on the stack of `agentcore-rl up`, or on a new stack that ends afterwards. Returns the summary.
+
+    ``alone``: always on a new stack.
 
     Call it on the main thread. Raises: AgentCoreRLError; KeyboardInterrupt on Ctrl-C and SIGTERM.
     """
@@ -91,6 +95,7 @@ def train(settings: LocalRun, run_dir: Path, console: Console) -> dict[str, Any]
                 folder=run_dir,
                 sessions=dict(settings.sessions),
                 hidden=hidden,
+                alone=alone,
                 model=settings.learner.model,
                 engine=settings.engine,
                 dtype=settings.learner.dtype,

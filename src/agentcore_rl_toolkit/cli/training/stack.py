@@ -331,14 +331,21 @@ def own(agent: Path, *, folder: Path, **wanted: Any) -> Iterator[Stack]:
 
 @contextlib.contextmanager
 def running_or_own(
-    agent: Path | None, *, folder: Path, sessions: Mapping[str, Any], hidden: Sequence[Path | str | None], **wanted: Any
+    agent: Path | None,
+    *,
+    folder: Path,
+    sessions: Mapping[str, Any],
+    hidden: Sequence[Path | str | None],
+    alone: bool = False,
+    **wanted: Any,
 ) -> Iterator[Stack]:
     """Yield the stack of `agentcore-rl up` in this folder if it has this agent (None: any) and the wanted model, or run one.
 
-    ``sessions`` are the options of sessions: with one of them, it is always a new stack. Sessions cannot read ``hidden``.
+    ``sessions`` are the options of sessions: with one of them, or ``alone``, it is always a new stack. Sessions cannot read
+    ``hidden``.
     ``wanted`` are further arguments of `start`, and ``folder`` is its folder. Raises: as `own`.
     """
-    running = Stack.running()
+    running = None if alone else Stack.running()
     if running is not None and not any(sessions.values()) and running.has(agent, wanted):
         from ...runtime.remote import RuntimeView
 
