@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import errno
 import os
 import signal
 import threading
@@ -44,6 +45,20 @@ def test_a_portal_that_got_no_thread_tries_again(monkeypatch: pytest.MonkeyPatch
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", full)
         with pytest.raises(RuntimeError, match="new thread"):
+            portal.call(fine())
+        assert not portal.started
+    assert portal.call(fine()) == 7
+    portal.close()
+
+
+def test_a_portal_that_got_no_loop_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full() -> asyncio.AbstractEventLoop:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    portal = Portal("test-portal")
+    with monkeypatch.context() as patch:
+        patch.setattr(asyncio.events, "new_event_loop", full)
+        with pytest.raises(OSError, match="too many open files"):
             portal.call(fine())
         assert not portal.started
     assert portal.call(fine()) == 7

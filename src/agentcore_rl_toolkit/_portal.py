@@ -179,9 +179,14 @@ class Portal:
 
     def _run(self, started: concurrent.futures.Future[asyncio.AbstractEventLoop]) -> None:
         asyncio._set_running_loop(None)  # instrumentation may give a thread that of its starter
-        with asyncio.Runner() as runner:  # it cancels what is left, and closes the loop
+        runner = asyncio.Runner()
+        try:
             loop = runner.get_loop()
-            started.set_result(loop)
+        except BaseException as e:  # such as too many open files
+            started.set_exception(e)
+            return
+        started.set_result(loop)
+        with runner:  # it cancels what is left, and closes the loop
             while not self._closed:  # user code may stop the loop, and so does a task that raises SystemExit
                 with contextlib.suppress(BaseException):
                     loop.run_forever()

@@ -34,6 +34,13 @@ async def test_an_engines_error_reaches_the_agent_and_is_no_turn(
     assert [(e["status"], e["http_status"]) for e in capture.errors] == [("error", status)]
 
 
+async def test_a_request_without_fields_gets_the_engines_error(engine: ScriptedEngine, session: SessionHandle) -> None:
+    engine.faults.append(Fault(status=400))
+    async with gpt(session) as llm:
+        with pytest.raises(openai.BadRequestError):
+            await llm.post("/chat/completions", cast_to=object, body={})
+
+
 @pytest.mark.parametrize("status", [204, 301, 307, 401, 403])
 async def test_an_engine_that_sends_the_agent_away_is_a_502(
     engine: ScriptedEngine, session: SessionHandle, status: int

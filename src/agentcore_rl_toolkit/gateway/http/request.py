@@ -74,7 +74,7 @@ class CallRequest:
 
     def asks_for(self, names: Collection[str]) -> bool:
         """Return True if the agent asks for one of these numbers."""
-        given = self.fields or self.asked.sampling.other
+        given = self.fields or (self.asked.sampling.other if hasattr(self, "asked") else {})
         return any(given[name] not in (None, False) for name in given.keys() & names)
 
     @property
