@@ -49,12 +49,23 @@ def test_an_image_has_another_name_when_a_file_became_executable(folder: Path) -
 def test_requirements_stay_as_they_are_without_the_toolkit(folder: Path) -> None:
     lines = [
         "kit @ git+https://example.com/kit.git#subdirectory=python  # why",
-        "-r more.txt",
+        "-r https://example.com/more.txt",
         "agentcore-rl-toolkit-extra",
     ]
     ours = ["agentcore-rl-toolkit[client]==0.2", "./wheels/agentcore_rl_toolkit-0.2.0-py3-none-any.whl"]
     (folder / "requirements.txt").write_text("\n".join([*ours, *lines]))
     assert requirements_of(folder) == lines
+
+
+def test_requirements_include_those_of_other_files(folder: Path) -> None:
+    (folder / "more").mkdir()
+    (folder / "requirements.txt").write_text("-r more/tools.txt  # why\nhttpx\n")
+    (folder / "more" / "tools.txt").write_text("--requirement=own.txt\nagentcore-rl-toolkit==0.2.0\n")
+    (folder / "more" / "own.txt").write_text("aws-opentelemetry-distro\n")
+    assert requirements_of(folder) == ["aws-opentelemetry-distro", "httpx"]
+    (folder / "requirements.txt").write_text("-r none.txt\n")
+    with pytest.raises(ConfigError, match=r"none\.txt"):
+        requirements_of(folder)
 
 
 @pytest.mark.parametrize("first", ["exec sleep 600", "exit 1"])

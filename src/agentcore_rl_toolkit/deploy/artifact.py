@@ -10,7 +10,7 @@ import platform
 import re
 import shutil
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -236,7 +236,7 @@ def requirements_of(folder: Path) -> list[str]:
     """Return the packages in `requirements.txt` or `pyproject.toml`, without the toolkit, whose wheel is added."""
     named, project = folder / "requirements.txt", folder / "pyproject.toml"
     if named.is_file():
-        lines = named.read_text().splitlines()
+        lines = list(_lines_of(named))
     elif project.is_file():
         table = tomllib.loads(project.read_text()).get("project")
         if table is None or "dependencies" in table.get("dynamic", []):
@@ -249,6 +249,19 @@ def requirements_of(folder: Path) -> list[str]:
             f"{folder} has neither requirements.txt nor pyproject.toml: add one with the agent's packages"
         )
     return [line for line in lines if not _OURS.match(line)]
+
+
+def _lines_of(requirements: Path) -> Iterator[str]:
+    """Yield the lines of a requirements file, and of the files that it includes with `-r`. Raises: ConfigError."""
+    try:
+        lines = requirements.read_text().splitlines()
+    except OSError as e:
+        raise ConfigError(f"the agent's requirements cannot be read: {e}") from e
+    for line in lines:
+        if (other := re.match(r"\s*(?:-r|--requirement)[\s=]*(?!\S*://)(\S+)", line)) is not None:
+            yield from _lines_of(requirements.parent / other[1])
+        else:
+            yield line
 
 
 def tracing_of(packages: Iterable[str]) -> list[str]:
@@ -306,8 +319,16 @@ def vendor(folder: Path) -> list[str]:
                 "`agentcore configure` needs a pyproject.toml: its image gets requirements.txt without the wheel"
             )
     if project.is_file():
-        for package in (path, f"{TOOLKIT}=={wheel.name.split('-')[1]}"):  # another version would contradict the wheel
-            command = [find_uv(), "add", "-q", "--frozen", package]
+        dependencies = tomllib.loads(project.read_text()).get("project", {}).get("dependencies", [])
+        ours = [line for line in dependencies if _OURS.match(line)]
+        extras = next((found[0] for line in ours if (found := re.search(r"\[.*?\]", line))), "")
+        # Another version would contradict the wheel. uv would keep a line with a marker next to the new one.
+        pinned = f"{TOOLKIT}{extras}=={wheel.name.split('-')[1]}"
+        changes = [["add", path], ["add", pinned]]
+        if any(";" in line for line in ours):
+            changes.insert(0, ["remove", TOOLKIT])
+        for change in changes:
+            command = [find_uv(), *change, "-q", "--frozen"]
             run_tool(command, within_s=RESOLVE_S, failure=f"{project} cannot name the wheel", cwd=folder)
         done.append("pyproject.toml: depends on the wheel, for uv; run `uv lock` if there is a uv.lock")
     return done
