@@ -193,7 +193,7 @@ class LoopbackAWS:
 
     def _ListEndpointConfigs(self, body: Body) -> Body:
         found = self._listed("EndpointConfig", "endpoint-config", self.configs, body["NameContains"])
-        return {"EndpointConfigs": found}
+        return {"EndpointConfigs": found[::-1] if body.get("SortOrder") == "Descending" else found}
 
     def _CreateEndpoint(self, body: Body) -> Body:
         if body["EndpointName"] in self.endpoints:

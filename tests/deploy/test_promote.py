@@ -185,13 +185,62 @@ def test_a_model_is_put_on_an_endpoint_updated_and_removed(
     assert "Uploads" not in boto3.client("s3").list_multipart_uploads(Bucket=BUCKET)
 
 
-def test_logprobs_of_other_weights_stop_the_promotion(run: Path, aws_of_models: LoopbackAWS, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("host", "price", "region"),
+    [
+        ("https://runtime.sagemaker.eu-west-1.amazonaws.com", 1.26, "eu-west-1"),
+        ("https://runtime-fips.sagemaker.us-east-1.amazonaws.com", 1.26, "us-east-1"),
+        ("http://127.0.0.1:9", 1.26, None),
+        ("http://127.0.0.1:8000", None, None),
+        ("https://gpu.example.com", None, None),
+        ("https://runtime.sagemaker.us-east-1.example.com", None, None),
+    ],
+)
+def test_only_an_endpoint_of_sagemaker_has_a_price(
+    host: str, price: float | None, region: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    regions: list[str | None] = []
+
+    def described(service: str, operation: str, **parameters: Any) -> Any:
+        return {"EndpointConfigName": "c", "ProductionVariants": [{"InstanceType": "ml.g6.xlarge"}]}
+
+    def calls(**options: Any) -> Any:
+        regions.append(options["region"])
+        described.region = options["region"]  # type: ignore[attr-defined]
+        described.price_list = lambda: None  # type: ignore[attr-defined]
+        return described
+
+    monkeypatch.setattr(sagemaker, "Calls", calls)
+    monkeypatch.setattr(sagemaker.cost, "dollars_per_hour", lambda *_: 1.26)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME", "http://127.0.0.1:9/")
+    assert sagemaker.dollars_per_hour_at(f"{host}/endpoints/refund/openai/v1") == price
+    assert regions == ([] if price is None else [region])
+
+
+def test_names_in_another_case_are_one_model(run: Path, aws_of_models: LoopbackAWS) -> None:
+    words = (str(run), "--bucket", BUCKET)
+    for name in ("refund", "Refund"):
+        assert promote(*words, "--name", name).exit_code == 0
+    assert list(aws_of_models.endpoints) == ["agentcore-rl-refund"]
+    assert promote(*words, "--name", "REFUND", "--remove").exit_code == 0
+    assert nothing_is_left(aws_of_models)
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_logprobs_of_other_weights_stop_the_promotion(
+    run: Path, aws_of_models: LoopbackAWS, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupted: bool
+) -> None:
     (earlier,) = aws_of_models.configs if promote(str(run), "--bucket", BUCKET).exit_code == 0 else ()
     other = tmp_path / "refund"
     save_policy(load_policy()[0], other / "policy")
     write_config(other, {"kind": "train"})
     record(other, [None] + [-9.0] * (len(IDS) - 1))
-    done = promote(str(other), "--bucket", BUCKET, "--name", "refund", "--instance", "ml.g6e.2xlarge")
+    words = (str(other), "--bucket", BUCKET, "--name", "refund", "--instance", "ml.g6e.2xlarge")
+    if interrupted:
+        with monkeypatch.context() as patched:
+            patched.setattr("agentcore_rl_toolkit.deploy.calls.Calls", Mortal)
+            assert killed(4, *words) == "UpdateEndpoint"
+    done = promote(*words)
     assert "does not serve the weights of the run" in str(done.exception)
     assert aws_of_models.endpoints["agentcore-rl-refund"]["EndpointConfigName"] == earlier
     assert len(aws_of_models.configs) == 2

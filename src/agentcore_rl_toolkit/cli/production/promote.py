@@ -189,7 +189,8 @@ def _name(model: Path, name: str | None) -> str:
     """Return the model's name in production. Raises: ConfigError."""
     run = model.parent.name if model.name == "policy" else model.name
     name = name or re.sub(r"[^A-Za-z0-9]+", "-", run).strip("-")[:36].rstrip("-")
-    if not re.fullmatch(r"(?=.{1,36}$)[A-Za-z0-9]+(-[A-Za-z0-9]+)*", name):
+    name = name.lower()  # SageMaker may not distinguish case
+    if not re.fullmatch(r"(?=.{1,36}$)[a-z0-9]+(-[a-z0-9]+)*", name):
         raise ConfigError(
             f"{name!r} cannot be the name of a model in production: give a --name of at most 36 letters, digits and hyphens"
         )

@@ -18,7 +18,7 @@ class Host:
     """A model in production. The names of its resources begin with ``agentcore-rl-NAME``.
 
     Args:
-        name: name of the model: letters, digits and single hyphens, at most 36.
+        name: name of the model: lower-case letters, digits and single hyphens, at most 36.
         bucket: where the weights go, below `agentcore-rl-models/`.
         role: ARN of an existing role that reads them. None creates a role.
 

@@ -33,7 +33,9 @@ _CHANGING = ("Creating", "Updating", "SystemUpdating", "RollingBack", "Deleting"
 
 def dollars_per_hour_at(url: str) -> float | None:
     """Return the price of the endpoint with this address. None for another address, and if AWS does not tell this user."""
-    found = re.match(r"https?://(?:runtime\.sagemaker\.([a-z0-9-]+)\.)?[^/]*/endpoints/([^/]+)/openai/v1", url)
+    own = re.escape((os.environ.get(RUNTIME_URL) or "-").rstrip("/"))
+    aws = r"https://runtime(?:-fips)?\.sagemaker\.([a-z0-9-]+)\.(?:amazonaws\.com(?:\.cn)?|amazonaws\.eu|api\.aws)"
+    found = re.match(rf"(?:{own}|{aws})/endpoints/([^/]+)/openai/v1", url)
     if found is None:
         return None
     try:
@@ -70,7 +72,7 @@ class SageMakerEndpoint(Host):
         self._instance, self._image = instance, image or f"{IMAGES}.dkr.ecr.{calls.region}.amazonaws.com/{IMAGE}"
         base = os.environ.get(RUNTIME_URL) or f"https://runtime.sagemaker.{calls.region}.amazonaws.com"
         self.address = {"base_url": f"{base.rstrip('/')}/endpoints/{self.name}/openai/v1"}
-        self.rights = iam.endpoint_user(f"arn:{self._where}:endpoint/{self.name.lower()}")
+        self.rights = iam.endpoint_user(f"arn:{self._where}:endpoint/{self.name}")
         self._replaced: str | None = None
 
     def addresses(self) -> list[str]:
@@ -131,6 +133,8 @@ class SageMakerEndpoint(Host):
             self._api("UpdateEndpoint", **which)
         else:
             self._call.say(f"endpoint {self.name}: is up to date")
+            # An interrupted run may have replaced the newest of the others.
+            self._replaced = next((name for name in self._configs() if name != config), None)
         if self._call.rehearse:
             return
         now = self._settled()
@@ -148,6 +152,12 @@ class SageMakerEndpoint(Host):
         else:
             self._call.say("the new model is not proven: the endpoint gets its earlier one")
             self._serve(self._replaced)
+
+    def _configs(self) -> list[str]:
+        """Return the endpoint configurations of this model, the newest first."""
+        newest = {"NameContains": self.name, "SortBy": "CreationTime", "SortOrder": "Descending"}
+        listed = self._call.every("sagemaker", "ListEndpointConfigs", "EndpointConfigs", **newest)
+        return [name for each in listed if self._is_ours(name := each["EndpointConfigName"])]
 
     def _settled(self) -> Mapping[str, Any] | None:
         """Wait while the endpoint changes. Returns its description. Raises: ConfigError when that does not end in time."""
