@@ -176,7 +176,7 @@ SERVERS = {
 }
 # A block with one of these needs an account, a server of the reader's, or the package index that this machine has already.
 NOT_HERE = re.compile(
-    r"\b(?:ARN|BUCKET|HOST|ID|my-records|my-models|eval-old|eval-hosted|Qwen3-4B|vllm)\b|--aws|PIP_EXTRA_INDEX_URL|--judge"
+    r"\b(?:ARN|BUCKET|HOST|ID|MODEL|my-records|my-models|eval-old|eval-hosted|Qwen3-4B|vllm)\b|--aws|PIP_EXTRA_INDEX_URL|--judge"
 )
 
 
