@@ -73,6 +73,15 @@ def test_a_list_of_payloads_is_checked_before_anything_starts(client: RolloutCli
     assert runtime.requests["invoke"] <= 1
 
 
+def test_an_id_that_is_too_long_for_a_file_is_refused_before_the_invoke(
+    client: RolloutClient, runtime: ScriptedRuntime
+) -> None:
+    (item,) = client.run_batch([{"script": {}}], input_ids=["x" * 256])
+    assert isinstance(item.exception, ConfigError)
+    assert "at most 255 bytes; shorten its id" in str(item.exception)
+    assert runtime.requests["invoke"] == 0
+
+
 WITHOUT = """
 import json, sys
 from agentcore_rl_toolkit.client import RolloutClient

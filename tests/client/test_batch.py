@@ -21,6 +21,7 @@ from agentcore_rl_toolkit.client import BatchProgress, Deadlines, WatchSettings
 from agentcore_rl_toolkit.client.batch import error_line
 from agentcore_rl_toolkit.contract import Outcome
 from agentcore_rl_toolkit.errors import (
+    AgentCoreRLError,
     AgentError,
     ConfigError,
     RolloutLostError,
@@ -219,6 +220,7 @@ def test_a_batch_takes_inputs_when_there_is_room_and_holds_twice_its_limit(
         (KeyError("row 1"), KeyError),
         (SystemExit("row 1"), SystemExit),
         (concurrent.futures.CancelledError("row 1"), concurrent.futures.CancelledError),
+        (asyncio.CancelledError("row 1"), AgentCoreRLError),
     ],
     ids=repr,
 )
@@ -279,6 +281,16 @@ def test_sys_exit_in_a_progress_hook_ends_its_batch_alone(client: RolloutClient,
     assert client.submit(rows(1)[0]).result(60)
     client.flush()
     assert runtime.live == []
+
+
+def test_a_progress_hook_that_raises_anything_else_is_logged(
+    client: RolloutClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    def hook(progress: BatchProgress) -> None:
+        raise GeneratorExit("not the batch's")
+
+    assert [item.success for item in client.run_batch(rows(2), progress=hook)] == [True, True]
+    assert caplog.text.count("the progress hook of a batch raised") == 2
 
 
 @pytest.mark.parametrize("fault", ["403", "404", "refused store"])

@@ -270,7 +270,11 @@ class Run:
         except BaseException as e:  # also what the caller's iterable raises, such as SystemExit
             if is_own_cancellation(e):
                 raise
-            self._finished.put_nowait(e)
+            error = e
+            if isinstance(e, asyncio.CancelledError):  # raised as it is, it would cancel the caller's task
+                error = AgentCoreRLError(f"the payloads of the batch raised {error_line(e)}")
+                error.__cause__ = e
+            self._finished.put_nowait(error)
         finally:
             self.cancel()
 
@@ -336,7 +340,9 @@ class Run:
         try:
             if self.hook is not None:
                 self.hook(progress)
-        except Exception:
+        except (SystemExit, KeyboardInterrupt):  # ends the batch
+            raise
+        except BaseException:
             logger.exception("the progress hook of a batch raised")
 
 

@@ -45,6 +45,7 @@ from ..contract import (
     IdValue,
     Outcome,
     Stage,
+    alive_key,
     check_session_id,
     new_session_id,
     result_key,
@@ -216,7 +217,7 @@ class Rollout(RolloutFuture):
             body = json.dumps({**row, ROLLOUT_FIELD: config}).encode()
             self.result_key = result_key(config["exp_id"], config["input_id"], self.session_id)
             self.s3_bucket = str(config["s3_bucket"])
-            self.shared.store(self.s3_bucket)
+            self.shared.store(self.s3_bucket).check_writable(alive_key(self.result_key))
         except (TypeError, ValueError, RecursionError) as e:
             raise ConfigError(f"the payload cannot be sent: {e}") from e
         return body

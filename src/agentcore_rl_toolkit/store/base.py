@@ -93,6 +93,10 @@ class ObjectStore(ABC):
         """Return the store that implements these in this process."""
         return self
 
+    def check_writable(self, key: str) -> None:
+        """Check that an object can have this key. Raises: ConfigError."""
+        check_key(key)
+
     # -- the public methods
 
     async def put_async(

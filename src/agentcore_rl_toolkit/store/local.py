@@ -39,6 +39,8 @@ _TRANSIENT = {
 }
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+_NAME_BYTES = 255  # limit on Linux and macOS
+_LONG_NAME = f"a file name has at most {_NAME_BYTES} bytes; shorten its id"
 _TEMP = re.compile(r"\.tmp-[0-9a-f]{16}")
 _SESSION = ".session-"  # begins the names of sessions' folders
 
@@ -49,6 +51,12 @@ class LocalStore(ObjectStore):
     def __init__(self, url: str, root: str) -> None:
         super().__init__(url)
         self._root = root.rstrip("/")
+
+    def check_writable(self, key: str) -> None:
+        """Check a key, and the length of its parts. Raises: ConfigError."""
+        check_key(key)
+        if max(len(part.encode()) for part in key.split("/")) > _NAME_BYTES:
+            raise ConfigError(f"{key[:80]!r}... in {self.url}: {_LONG_NAME}")
 
     async def _put(self, key: str, body: bytes, create_only: bool, durable: bool) -> None:
         def write() -> None:
@@ -124,7 +132,7 @@ class LocalStore(ObjectStore):
         if isinstance(e, (NotADirectoryError, IsADirectoryError)):
             text = f"it is a folder and an object at once: {e}"
         elif e.errno == errno.ENAMETOOLONG:
-            text = "a file name has at most 255 bytes; shorten its id"
+            text = _LONG_NAME
         return StoreError(f"{where}: {text}", permanent=True, key=key)
 
 
