@@ -239,7 +239,7 @@ def test_logprobs_of_other_weights_stop_the_promotion(
     if interrupted:
         with monkeypatch.context() as patched:
             patched.setattr("agentcore_rl_toolkit.deploy.calls.Calls", Mortal)
-            assert killed(4, *words) == "UpdateEndpoint"
+            assert killed(3, *words) == "UpdateEndpoint"
     done = promote(*words)
     assert "does not serve the weights of the run" in str(done.exception)
     assert aws_of_models.endpoints["agentcore-rl-refund"]["EndpointConfigName"] == earlier
