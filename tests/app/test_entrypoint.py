@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import inspect
 import json
+import signal
 import threading
 import uuid
 from types import SimpleNamespace
@@ -158,8 +159,10 @@ async def test_an_app_can_be_started_again_after_its_shutdown() -> None:
         block = {"exp_id": "e", "input_id": input_id, "s3_bucket": url}
         return await handler({"s": s, "_rollout": block}, SimpleNamespace(session_id=None))
 
+    handler_before = signal.getsignal(signal.SIGTERM)
     async with app.router.lifespan_context(app):
         interrupted = await begin("1", 600)
+    assert signal.getsignal(signal.SIGTERM) is handler_before
     assert (await record_of(interrupted))["error_type"] == "Interrupted"
     with pytest.raises(AgentCoreRLError, match="no new rollout: the server shut down"):
         await begin("2", 0)

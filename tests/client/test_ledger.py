@@ -28,7 +28,7 @@ def test_lines_come_back_in_a_later_process(tmp_path: Path) -> None:
     ledger = FileLedger(path)
     assert ledger.open() == []
     ledger.append(INTENT)
-    ledger.append({"event": "accepted", "session_id": "s1", "t": 2.0})
+    ledger.append({"event": "accepted", "session_id": "s1", "t": 2.0, "of_a_later_version": 1})
     ledger.append({"event": "done", "session_id": "s1", "outcome": "ok"})
     ledger.close()
     again = FileLedger(path)

@@ -256,7 +256,7 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
         @contextlib.asynccontextmanager
         async def with_shutdown(app: Any) -> AsyncIterator[Any]:
             self._engine.open()
-            self._engine.interrupt_on_sigterm()
+            restore = self._engine.interrupt_on_sigterm()
             try:
                 if lifespan is None:
                     yield
@@ -265,6 +265,7 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
                         yield state
             finally:
                 await self._engine.close("the server shut down before the agent had finished")
+                restore()
 
         return with_shutdown
 

@@ -154,6 +154,8 @@ class Engine:
                 rollout.interrupt("its record cannot be stored")
                 if rollout.agent is not None:
                     self.runner.cancel(rollout.agent)
+                # Its interrupted record may have been stored, but the next delivery runs it again: access may be granted then.
+                rollout.done.add_done_callback(lambda _: self._accepted.pop(identity, None))
                 return _refusal(config, key, refusal)
         return reply
 
@@ -202,13 +204,13 @@ class Engine:
         for rollout in list(self._live):
             rollout.interrupt(reason)
 
-    def interrupt_on_sigterm(self) -> None:
+    def interrupt_on_sigterm(self) -> Callable[[], None]:
         """Write `interrupted` records as soon as SIGTERM arrives, not only when the server has closed its connections.
 
-        The server's handler is called, too. The server restores the one before its own.
+        The handler before this one is called, too. Returns a function that restores it.
         """
         if threading.current_thread() is not threading.main_thread():
-            return
+            return lambda: None
         before = signal.getsignal(signal.SIGTERM)
 
         def handle(number: int, frame: Any) -> None:
@@ -217,6 +219,12 @@ class Engine:
                 before(number, frame)
 
         signal.signal(signal.SIGTERM, handle)
+
+        def restore() -> None:
+            if signal.getsignal(signal.SIGTERM) is handle:
+                signal.signal(signal.SIGTERM, before)
+
+        return restore
 
     async def close(self, reason: str) -> None:
         """Interrupt what runs and wait for its records, for at most ``grace_s``."""

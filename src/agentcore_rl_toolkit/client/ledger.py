@@ -15,7 +15,7 @@ import logging
 import os
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -164,4 +164,8 @@ def attempts_of(lines: Iterable[Mapping[str, Any]]) -> dict[str, Attempt]:
         if session_id in attempts:
             now = {"accepted": {"accepted_s": at_s}, "stopped": {"stopped": True}}.get(event, {})
             attempts[session_id] |= {**facts, **now}
-    return {name: Attempt(**facts) for name, facts in attempts.items()}
+    known = {field.name for field in fields(Attempt)}
+    return {
+        session_id: Attempt(**{name: value for name, value in facts.items() if name in known})
+        for session_id, facts in attempts.items()
+    }

@@ -84,6 +84,16 @@ def test_an_agent_runs_in_this_environment_if_that_has_its_packages(
     assert environments.fits_here(tmp_path / "agent.py") is fits
 
 
+def test_a_check_that_takes_too_long_counts_as_no(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    uv = tmp_path / "uv"
+    uv.write_text("#!/bin/sh\nexec sleep 30\n")
+    uv.chmod(0o755)
+    (tmp_path / "requirements.txt").write_text("click\n")
+    monkeypatch.setattr(environments, "find_uv", lambda: str(uv))
+    monkeypatch.setattr(environments, "CHECK_TIMEOUT_S", 0.2)
+    assert not environments.fits_here(tmp_path / "agent.py")
+
+
 def test_serve_builds_the_environment_that_an_agents_files_ask_for(tmp_path: Path) -> None:
     (tmp_path / "requirements.txt").write_text("./not-there-0.1-py3-none-any.whl\n")
     agent = shutil.copy(Path(__file__).parents[1] / "deployable/bare.py", tmp_path / "agent.py")

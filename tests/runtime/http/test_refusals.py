@@ -74,6 +74,7 @@ def test_options_that_cannot_work_are_refused() -> None:
         (["--set", "max_sessions=inf"], "`max_sessions` "),
         (["--set", "invoke_timeout=0"], "`invoke_timeout` must be greater than 0"),
         (["--set", "idle_timeout=inf"], "`idle_timeout` "),
+        (["--set", "stop_grace=inf"], "`stop_grace` must be a finite number"),
         (["--set", "stop_grace=-1"], "`stop_grace` must be greater than or equal to 0"),
         (["--agent", f"a={PROBE}", "--agent", f"a={PROBE}"], "given more than once"),
     ):

@@ -336,10 +336,10 @@ async def test_a_shutdown_shortens_the_grace_of_a_stopped_session(bench: Bench) 
     assert bench.process is not None
     bench.process.end = lambda status: None  # type: ignore[method-assign]  # it ignores SIGTERM
     [key] = bench.table.sessions
-    bench.table.stop(key, grace_s=60.0)
+    bench.table.stop(key)
     closing = asyncio.create_task(bench.table.close())
     await asyncio.sleep(0.05)
-    assert bench.process.stops == [60.0, 2.0]
+    assert bench.process.stops == [3.0, 2.0]
     bench.process.ended.set_result(-9)
     await closing
     assert bench.table.ended[0]["state"] == "stopped"

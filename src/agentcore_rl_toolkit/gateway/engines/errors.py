@@ -33,13 +33,15 @@ def upstream_error(status: int, body: bytes) -> RequestError:
     except NOT_JSON:
         reply = {"message": body[:500].decode("utf-8", "replace")}
     found = reply if isinstance(reply, dict) else {}
+    outer = found.get("detail")
     if isinstance(found.get("error"), dict):
         found = found["error"]
     texts = [found.get(name) for name in ("message", "error", "param", "code")]
     message, error, param, code = (text if isinstance(text, str) else None for text in texts)
     message = error or message
-    if message is None and (detail := found.get("detail")) is not None:
-        message = msgspec.json.encode(detail).decode()
+    if message is None:
+        detail = found.get("detail", outer)
+        message = body[:500].decode("utf-8", "replace") if detail is None else msgspec.json.encode(detail).decode()
     if status == 400 and any(words in body for words in _OVERFLOW):
         return RequestError(message or "the prompt is too long", kind="context_overflow", param=param or "messages")
     kind = _KIND_OF.get(status, "invalid_request" if 400 <= status < 500 else "internal")

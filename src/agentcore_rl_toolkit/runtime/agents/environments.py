@@ -30,6 +30,7 @@ from ...errors import LocalRuntimeError
 from ...isolation.project import Project
 
 BUILD_TIMEOUT_S = 900
+CHECK_TIMEOUT_S = 60
 # Lines that refer to files of this machine, or to other lists: then an environment belongs to one folder.
 _LOCAL = re.compile(rb"^\s*-|\.\.?/|file:|\b(?:path|directory|editable|virtual)\s*=", re.MULTILINE)
 # This toolkit as a requirement. The group is its version or source.
@@ -100,7 +101,12 @@ def fits_here(agent: Path) -> bool:
         return True
     options = ("--dry-run", "--offline", "--no-build", "--python", sys.executable, "-r", file.name)
     words = [find_uv(), "pip", "install", *options]
-    done = subprocess.run(words, cwd=file.parent, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(
+            words, cwd=file.parent, capture_output=True, text=True, timeout=CHECK_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return False
     return "Would make no changes" in done.stderr
 
 

@@ -106,11 +106,11 @@ class SessionTable:
         self.ended_total[session.state] += 1
         self.ended.append(session.ending)
 
-    def stop(self, key: Key, *, grace_s: float | None = None) -> Session | None:
+    def stop(self, key: Key) -> Session | None:
         """Take the id out of the table and end its environment in the background. None when there is no such session."""
         session = self.sessions.get(key)
         if session is not None:
-            session.end("stopped", self._config.times.stop_grace_s if grace_s is None else grace_s)
+            session.end("stopped", self._config.times.stop_grace_s)
         return session
 
     def sessions_of(self, agent: Agent) -> list[Session]:
