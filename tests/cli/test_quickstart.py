@@ -203,7 +203,7 @@ def assert_all_is_there(run_dir: Path, steps: int = STEPS) -> None:
     assert summary["lost_rollouts"] == 0
     assert set(summary["causes"]) <= {"policy"}  # a policy that has learned next to nothing rambles now and then
     assert summary["outcomes"]["ok"] + summary["causes"].get("policy", 0) == summary["rollouts"]
-    assert summary["causes"] == summary["policy_failures"] == {}
+    assert sum(summary["causes"].values()) == sum(summary["policy_failures"].values())
     assert (summary["held_out_scored_after"], summary["held_out_ok_after"]) == (HELD_OUT, HELD_OUT)
     assert summary["held_out_reward_after"] == summary["held_out_reward_ok_after"]
     assert summary["usable_tokens"] == summary["sampled_tokens"]

@@ -31,7 +31,7 @@ _SECRET = re.compile(
     r"|\bgh[pousr]_[A-Za-z0-9]{30,}|\bgithub_pat_\w{20,}|\bglpat-[\w-]{16,}|\bhf_[A-Za-z0-9]{20,}"
     r"|\bxox[abprs]-[A-Za-z0-9-]{10,}"
     r"|\beyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]*"  # a JSON Web Token
-    r"|-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----(?:[^-]|-(?!----))*+-----END [A-Z ]{0,30}PRIVATE KEY-----"
+    r"|-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----(?>(?:[^-]|-(?!----))*)-----END [A-Z ]{0,30}PRIVATE KEY-----"
     r"|(?<=://)[^\s/:@]{0,100}:[^\s/@]{1,200}(?=@)"  # user and password of an address
     r"|(?i:\bbasic )(?=[A-Za-z+/]{0,200}[0-9=])[A-Za-z0-9+/]{8,}={0,2}"
     # name=value: a long value, or one with a digit

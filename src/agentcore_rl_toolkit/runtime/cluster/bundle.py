@@ -53,4 +53,5 @@ def pack(folder: Path, hidden: Collection[Path] = ()) -> bytes:
 def unpack(data: bytes, folder: Path) -> None:
     """Unpack an archive into this folder. Blocks."""
     with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as archive:
-        archive.extractall(folder, filter="data")
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # Python before 3.11.4 has none
+        archive.extractall(folder)

@@ -17,14 +17,15 @@ from .families import dumps
 _NAME = re.compile(r"\s*([A-Za-z_][\w.\-]*)\s*\(\s*")
 _KEY = re.compile(r"([A-Za-z_]\w*)\s*=\s*")
 _ENDS = r"\s*(?:[,)\]}:]|\Z)"  # what follows a string
-_STRING = {q: re.compile(rf"{q}((?:[^\\{q}]++|\\.|{q}(?!{_ENDS}))*+){q}", re.DOTALL) for q in "'\""}
+# Atomic groups: possessive quantifiers of groups are wrong in Python before 3.11.5.
+_STRING = {q: re.compile(rf"{q}((?>(?:[^\\{q}]+|\\.|{q}(?!{_ENDS}))*)){q}", re.DOTALL) for q in "'\""}
 _NUMBER = re.compile(r"[+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?(?![\w.])")
 _WORD = re.compile(r"\w+")
 _WORDS = {"True": True, "true": True, "False": False, "false": False, "None": None, "null": None}
 _GAP = re.compile(r"\s*")
 _ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[0-7]{1,3}|.)", re.DOTALL)
 _ESCAPED = {**dict(zip("abfnrtv", "\a\b\f\n\r\t\v", strict=True)), "\\": "\\", "'": "'", '"': '"', "\n": ""}
-_CLOSED = re.compile("|".join(["(?:[^'\"]++", *(each.pattern for each in _STRING.values())]) + ")*+", re.DOTALL)
+_CLOSED = re.compile("|".join(["(?>(?:[^'\"]+", *(each.pattern for each in _STRING.values())]) + ")*)", re.DOTALL)
 _TWO_BLOCKS = re.compile(r"<\|tool_call_end\|>.*<\|tool_call_start\|>", re.DOTALL)
 _PAIRS = {"[": "]", "(": ")", "{": "}"}
 
