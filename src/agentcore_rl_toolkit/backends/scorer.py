@@ -26,14 +26,14 @@ SCORE_TIMEOUT_S = 120.0
 BLOCKED_S = 1.0  # if nothing begins on a loop for this time, a scorer blocks it, and a new loop is used
 _portals = [Portal("scorer")]  # the last loop is used
 # Fields of a record that are not the agent's answer.
-_OTHERS = "rewards reward turn_rewards metrics status_code stop_reason outcome payload input_id s3_bucket result_key"
+_NO_ANSWER = "rewards reward turn_rewards metrics status_code stop_reason outcome payload input_id s3_bucket result_key"
 
 
 def answer_of(record: Mapping[str, Any]) -> Any:
     """Return the agent's result. An agent with a rollout function returns rewards and metrics too; they are left out."""
     if ANSWER_FIELD in record:
         return record[ANSWER_FIELD]
-    return {name: v for name, v in record.items() if name not in _OTHERS.split() and not name.startswith("_")}
+    return {name: v for name, v in record.items() if name not in _NO_ANSWER.split() and not name.startswith("_")}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -175,6 +175,9 @@ def test_calls_beyond_the_limit_of_places_are_counted() -> None:
         assert found.redirect("POST", f"https://llm{n}.example/v1/chat/completions", {}, lambda: b"{}") is None
     assert (sum(found.elsewhere.values()), len(found.elsewhere)) == (30, 21)
     assert found.elsewhere["other addresses"] == 10
+    known = next(iter(found.elsewhere))
+    found.redirect("POST", f"https://{known.split(' (')[0]}", {}, dict)
+    assert (found.elsewhere[known], found.elsewhere["other addresses"]) == (2, 10)
 
 
 def test_only_calls_that_ask_the_model_are_counted_at_its_own_address() -> None:

@@ -91,7 +91,8 @@ class Route:
                 reason = f"model {model}"
         if found is None or reason is not None:
             place = f"{host}{parts.path} ({reason})"
-            self.elsewhere[place if len(self.elsewhere) < MOST_PLACES else "other addresses"] += 1
+            known_place = place in self.elsewhere or len(self.elsewhere) < MOST_PLACES
+            self.elsewhere[place if known_place else "other addresses"] += 1
             return None
         self._taken[0] += 1
         path = f"bedrock/{found['path']}" if found["aws"] else found["path"]

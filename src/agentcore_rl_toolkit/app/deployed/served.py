@@ -21,7 +21,7 @@ from types import SimpleNamespace, TracebackType
 from typing import Any
 
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
@@ -144,7 +144,10 @@ class DeployedApp:
             await self._app(scope, receive, send)
 
     async def _invoke(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await Request(scope, receive).body()
+        try:
+            body = await Request(scope, receive).body()
+        except ClientDisconnect:
+            return
         payload = _decoded(body)  # as the agent reads it: keys may have escapes, and the body another encoding
         rollout = isinstance(payload, Mapping) and (payload.get(ROLLOUT_FIELD) is not None or PROBE_FIELD in payload)
         if self._calls if rollout else self._accepting or self._engine.busy:
@@ -246,7 +249,9 @@ async def _request(app: Any, scope: Mapping[str, Any], body: bytes) -> tuple[int
     finally:
         loop.set_task_factory(before)
     content_type = next((value for name, value in started["headers"] if name.lower() == b"content-type"), b"").lower()
-    charset = re.search(rb'charset="?(utf-?16|iso-8859-15?|latin-?1|windows-125[0-8]|shift_jis|gbk|big5)', content_type)
+    charset = re.search(
+        rb'charset="?(utf-?(?:16|32)|iso-8859-15?|latin-?1|windows-125[0-8]|shift_jis|gbk|big5)', content_type
+    )
     text = b"".join(parts).decode(charset[1].decode() if charset else "utf-8", "replace")
     return started["status"], content_type.decode("latin-1"), text, seen
 

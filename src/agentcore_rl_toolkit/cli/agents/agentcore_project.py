@@ -73,9 +73,11 @@ def _project_of(folder: Path) -> Path | None:
 
 def _read(root: Path, file: Path) -> Mapping[str, Any]:
     try:
-        found: Mapping[str, Any] = json.loads((root / file).read_text(encoding="utf-8"))
+        found = json.loads((root / file).read_text(encoding="utf-8"))
     except (OSError, ValueError) as e:
         raise ConfigError(f"{root / file} cannot be read: {e}") from e
+    if not isinstance(found, Mapping):
+        raise ConfigError(f"{root / file} must be a JSON object")
     return found
 
 

@@ -13,7 +13,9 @@ from ...errors import ConfigError
 from ...isolation.project import Project
 
 # Packages, most telling first. OpenAI's Agents SDK is `agents`.
-_KNOWN = "strands langgraph agents google.adk pydantic_ai autogen_agentchat crewai langchain anthropic openai boto3"
+_FRAMEWORKS = (
+    "strands langgraph agents google.adk pydantic_ai autogen_agentchat crewai langchain anthropic openai boto3"
+)
 _IMPORT = r"^\s*(?:import (?:.*, )?|from )%s\b"
 # Calls of classes that are a model or its client, but not pydantic's own, and of boto3's client.
 _MODEL = re.compile(
@@ -57,7 +59,7 @@ def inspect_agent(file: Path) -> dict[str, list[str]]:
     text = "\n".join(sources)
     functions = (f for f in ast.walk(tree) if isinstance(f, (ast.FunctionDef, ast.AsyncFunctionDef)))
     entry = next((f for f in functions if any(_ENTRYPOINT.match(ast.unparse(d)) for d in f.decorator_list)), None)
-    imports = {name: _IMPORT % name.replace(".", r"(?:\.| import )") for name in _KNOWN.split()}
+    imports = {name: _IMPORT % name.replace(".", r"(?:\.| import )") for name in _FRAMEWORKS.split()}
     frameworks = [name for name, pattern in imports.items() if re.search(pattern, text, re.M)]
     models = [name or f"client of {service}" for name, service in _MODEL.findall(text)]
     payload = entry.args.args[0].arg if entry is not None and entry.args.args else "payload"
