@@ -63,8 +63,15 @@ CASES = {
     "langgraph-bedrock": ("langchain_langgraph", BEDROCK),
     "openai-agents": ("openaiagents", OPENAI),
     "google-adk": ("googleadk", {**OPENAI, "modelProvider": "Gemini"}),
-    # AutoGen's template does not load: its packages no longer fit the newest `mcp`, which it does not bound.
+    "autogen": ("autogen", OPENAI),
 }
+# Dependencies that a user has to bound today: AutoGen's packages no longer fit the newest `mcp`, and the registry has
+# no version of `bedrock-agentcore` in the range of the TypeScript template with Strands.
+BOUNDS = {
+    "python/http/autogen": [("pyproject.toml", '"tiktoken",', '"tiktoken", "mcp<2",')],
+    "typescript/http/strands": [("package.json", '"bedrock-agentcore": "^0.3.0"', '"bedrock-agentcore": "^0.4.0"')],
+}
+TYPESCRIPT = ("vercelai", "strands")
 
 
 @pytest.fixture(scope="module")
@@ -97,10 +104,7 @@ def mcp_server(tmp_path_factory: pytest.TempPathFactory, make_environment: MakeE
 def test_a_generated_agent_is_evaluated_and_trained(case: str, package: Path, mcp_server: str, tmp_path: Path) -> None:
     framework, context = CASES[case]
     agent = tmp_path / "app" / "Generated"
-    render(package, f"python/http/{framework}", context, agent)
-    client = agent / "mcp_client" / "client.py"
-    assert PUBLIC_SERVER in client.read_text()
-    client.write_text(client.read_text().replace(PUBLIC_SERVER, mcp_server))
+    generate(package, f"python/http/{framework}", context, agent, mcp_server)
     runtime = {"name": "Generated", "entrypoint": "main.py", "codeLocation": "app/Generated/"}
     config = {"runtimes": [runtime], "credentials": [{"name": "key"}]}
     (tmp_path / "agentcore").mkdir()
@@ -108,18 +112,36 @@ def test_a_generated_agent_is_evaluated_and_trained(case: str, package: Path, mc
     train(tmp_path, "Generated")
 
 
-def test_a_generated_agent_in_typescript_is_a_program(package: Path, tmp_path: Path) -> None:
-    # The template with Strands asks for a range of `bedrock-agentcore` that the registry has no version of.
-    render(package, "typescript/http/vercelai", OPENAI, tmp_path)
-    words = ["npm", "install", "--no-audit", "--no-fund", "--silent"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=600)
-    if done.returncode:
-        pytest.skip(f"npm cannot install its packages: {done.stderr[-300:]}")
+@pytest.mark.parametrize("framework", TYPESCRIPT)
+def test_a_generated_agent_in_typescript_is_a_program(
+    framework: str, package: Path, mcp_server: str, tmp_path: Path
+) -> None:
+    generate(package, f"typescript/http/{framework}", OPENAI, tmp_path, mcp_server)
+    install(tmp_path)
     program = "from agentcore_rl_toolkit.app.deployed import Program\n\n"
     (tmp_path / "program.py").write_text(program + 'app = Program("node", "--import", "tsx", "main.ts")\n')
     train(
         tmp_path, "program.py", "--session-env", "LOCAL_DEV=1", "--session-env", "AGENTCORE_CREDENTIAL_KEY=placeholder"
     )
+
+
+def generate(package: Path, template: str, context: dict[str, Any], into: Path, mcp_server: str) -> None:
+    """Render a template, and replace the address of its MCP server and the dependencies that cannot be installed."""
+    render(package, template, context, into)
+    for client in into.glob("mcp_client/client.*"):
+        assert PUBLIC_SERVER in client.read_text()
+        client.write_text(client.read_text().replace(PUBLIC_SERVER, mcp_server))
+    for name, wanted, bounded in BOUNDS.get(template, ()):
+        assert wanted in (into / name).read_text()
+        (into / name).write_text((into / name).read_text().replace(wanted, bounded))
+
+
+def install(folder: Path) -> None:
+    """Install the packages of a TypeScript agent."""
+    words = ["npm", "install", "--no-audit", "--no-fund", "--silent"]
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=600)
+    if done.returncode:
+        pytest.skip(f"npm cannot install its packages: {done.stderr[-300:]}")
 
 
 def render(package: Path, template: str, context: dict[str, Any], into: Path) -> None:

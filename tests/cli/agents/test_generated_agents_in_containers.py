@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 import shutil
-import subprocess
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from serving import serving
 
 from ...conftest import MakeEnvironment
 from ...runtime.container_images import engine_storage
-from .test_generated_agents import CASES, MCP, OPENAI, PUBLIC_SERVER, package, render
+from .test_generated_agents import CASES, MCP, OPENAI, TYPESCRIPT, generate, install, package
 from .test_module_level_clients import AGENTS, CALCULATOR
 
 __all__ = ["engine_storage", "package"]  # fixtures
@@ -112,9 +111,7 @@ def test_a_generated_agent_is_evaluated_and_trained_in_containers(
     case: str, package: Path, place: Place, tmp_path: Path
 ) -> None:
     framework, context = CASES[case]
-    render(package, f"python/http/{framework}", context, tmp_path)
-    client = tmp_path / "mcp_client" / "client.py"
-    client.write_text(client.read_text().replace(PUBLIC_SERVER, place.mcp))
+    generate(package, f"python/http/{framework}", context, tmp_path, place.mcp)
     evaluate_and_train(place, tmp_path / "main.py", case)
 
 
@@ -128,20 +125,18 @@ def test_an_agent_with_a_client_at_module_level_is_evaluated_and_trained_in_cont
     evaluate_and_train(place, tmp_path / "app.py", name)
 
 
+@pytest.mark.parametrize("framework", TYPESCRIPT)
 def test_a_generated_agent_in_typescript_is_evaluated_and_trained_in_containers(
-    package: Path, place: Place, tmp_path: Path
+    framework: str, package: Path, place: Place, tmp_path: Path
 ) -> None:
     if not Path(shutil.which("node") or "/").resolve().is_relative_to("/usr"):
         pytest.skip("containers have the programs of /usr, and node is elsewhere")
-    render(package, "typescript/http/vercelai", OPENAI, tmp_path)
-    words = ["npm", "install", "--no-audit", "--no-fund", "--silent"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=600)
-    if done.returncode:
-        pytest.skip(f"npm cannot install its packages: {done.stderr[-300:]}")
+    generate(package, f"typescript/http/{framework}", OPENAI, tmp_path, place.mcp)
+    install(tmp_path)
     words = [f'"{tmp_path}/node_modules/.bin/tsx"', f'"{tmp_path}/main.ts"']
     program = f"from agentcore_rl_toolkit.app.deployed import Program\n\napp = Program({', '.join(words)})\n"
     (tmp_path / "program.py").write_text(f"import uvicorn\n{program}uvicorn.run(app, host='0.0.0.0', port=8080)\n")
-    evaluate_and_train(place, tmp_path / "program.py", "vercelai")
+    evaluate_and_train(place, tmp_path / "program.py", framework)
 
 
 def evaluate_and_train(place: Place, agent: Path, name: str) -> None:
