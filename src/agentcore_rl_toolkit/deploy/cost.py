@@ -14,7 +14,7 @@ from ..errors import ConfigError
 PRICES_OF = "November 2026"
 VCPU_HOUR, GB_HOUR = 0.0895, 0.00945
 S3_WRITE, S3_READ = 0.005 / 1000, 0.0004 / 1000  # PUT and LIST, GET
-HEARTBEAT_S, LISTING_S = 30.0, 1.0
+HEARTBEAT_S, LISTING_S = 10.0, 0.5  # the defaults of the client
 # A usual rollout: seconds of CPU (an agent that waits for its model uses 0.5 s per turn), memory, and rollouts at the same time.
 CPU_S, MEMORY_GB, CONCURRENT = 12.0, 0.5, 128
 
