@@ -306,7 +306,7 @@ class Admin:
 
     async def _add_worker(self, request: Request) -> dict[str, Any]:
         asked, router = decode_body(request.body, AddWorker), self._context.router
-        kind, known = self._context.engine, router.at(asked.url)
+        kind = self._context.engine
         if kind in SAMPLING_SERVICES:
             raise RequestError(f"engine {kind} has one service, which is set when the gateway starts", param="engine")
         if asked.engine not in (None, kind):
@@ -314,7 +314,7 @@ class Admin:
         upstream = UpstreamConfig(
             url=asked.url,
             engine=kind,
-            api_key=asked.api_key or (None if known is None else known.config.api_key),
+            api_key=asked.api_key,
             api_path=asked.api_path,
             model_name=asked.model_name,
         )

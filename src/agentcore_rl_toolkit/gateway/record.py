@@ -76,10 +76,10 @@ class Recorder:
         self._complete(captured)
         if captured.untrainable == kinds.IMAGES:
             _images.warning(_IMAGES, session.id)
-        number, error = None, None
-        if session.closed_s is None:
-            number = session.append(record)
-            error = await session.store.kept()
+        if session.closed_s is not None:
+            return
+        number = session.append(record)
+        error = await session.store.kept()
         if error is None and record.status in TURNS:
             session.turns += 1
             context.sessions.turns += 1
@@ -122,9 +122,9 @@ class Recorder:
 
     def _store_error(self, error: RequestError, kind: str, message: str) -> None:
         session, record = self._session, self.record
-        session.errors += 1
         if session.closed:
             return
+        session.errors += 1
         self._complete(Captured(choices=[]))
         record.http_status, record.error_type, record.error = error.status or 500, kind, message[:4000]
         session.append(record)

@@ -19,8 +19,9 @@ import time
 from collections import deque
 from typing import Any
 
-from ..errors import CaptureError, GatewayError
-from .capture.record import TURNS, CallRecord, decode
+from ..errors import CaptureError, GatewayError, UpstreamError
+from .capture.record import TURNS, decode
+from .context import Engine
 from .http.request import CallRequest
 from .sessions import REMEMBERED, RecordedReply, Session
 
@@ -37,41 +38,44 @@ def running_call(session: Session, request: CallRequest) -> Any:
     return None
 
 
-def recorded_reply(session: Session, request: CallRequest) -> tuple[RecordedReply, CallRecord] | None:
-    """Return the recorded reply that a request gets, and its record. A damaged record counts as none."""
-    if session.recent is None:
-        _recall(session)
-    calls = [call for call in session.recent or () if call.digest == request.digest]
+def recorded_reply(session: Session, request: CallRequest, engine: Engine) -> tuple[RecordedReply, bytes] | None:
+    """Return the recorded reply that a request gets, and its bytes. A record that cannot be read or written counts as none."""
+    recent = session.recent
+    if recent is None:
+        recent = session.recent = _recalled(session)
+    calls = [call for call in recent if call.digest == request.digest]
     stored = [call for call in calls if call.position is not None]
     failed = next((call for call in calls if call.position is None), None)
     lost = next((call for call in stored if not (call.received or call.connections)), None)
     if lost is None and not request.keyed:
         if not request.again:
             return None
-        if failed is not None and session.recent is not None:
-            session.recent.remove(failed)
+        if failed is not None:
+            recent.remove(failed)
             return None
     reply = lost or (stored[-1] if stored else None)
     if reply is None or reply.position is None or request.asks_for(("return_token_ids",)):
         return None
     try:
         record = decode(session.store.reader.call(reply.position))
-    except (GatewayError, CaptureError) as e:
-        log.error("session %s: the call that a request repeats cannot be read: %s", session.id, e)
+        if lost is None and not request.keyed and time.time() - record.finished_s > MEMORY_S:
+            return None
+        return reply, engine.replayed(record)
+    except (GatewayError, CaptureError, UpstreamError) as e:
+        log.error("session %s: the call that a request repeats is sampled again: %s", session.id, e)
+        recent.remove(reply)
         return None
-    if lost is None and not request.keyed and time.time() - record.finished_s > MEMORY_S:
-        return None
-    return reply, record
 
 
-def _recall(session: Session) -> None:
+def _recalled(session: Session) -> deque[RecordedReply]:
     """Read the last calls of the session that an earlier process answered."""
-    store, session.recent = session.store, deque(maxlen=REMEMBERED)
+    store, found = session.store, deque[RecordedReply](maxlen=REMEMBERED)
     try:
         last = store.reader.last_calls(session.number, REMEMBERED)
     except GatewayError as e:
         log.error("session %s: calls that requests may repeat cannot be read: %s", session.id, e)
-        return
+        return found
     for position, digest, status, delivered in reversed(last):
         if position < store.first_call and status in TURNS:
-            session.recent.append(RecordedReply(session, digest, position, received=delivered, delivered=delivered))
+            found.append(RecordedReply(session, digest, position, received=delivered, delivered=delivered))
+    return found

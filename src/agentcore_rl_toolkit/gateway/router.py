@@ -13,6 +13,7 @@ The turns of such a server are not trained until weights are published again.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import errno
 import functools
 import io
@@ -41,6 +42,7 @@ FIRST_REST_S = 0.25
 MAX_REST_S = 10.0
 FAILURES_IN_A_ROW = 3
 IDLE_S = 4.0  # uvicorn closes idle connections after 5 s; a call at that moment would have to be repeated
+STALE_S = 1.0  # a connection that ends later after a request was not stale: the server may have begun the call
 PROBE_EVERY_S = 1.0
 PROBE_S = 5.0
 _WEIGHTS = {"vllm": b"/weight_info", "sglang": b"/model_info", "sglang-experts": b"/model_info"}
@@ -114,7 +116,8 @@ class Worker:
         """Send a model call. Returns the reply, of which only the head was read; `release` it before its end to end the call.
 
         SGLang's router keeps calls of one routing key on one server, where the session's prefix is in the cache. A server may
-        close an idle connection before it reads the request, which is then sent again. Raises: aiohttp.ClientError.
+        close an idle connection before it reads the request, which is then sent again. Such an error comes at once. Raises:
+        aiohttp.ClientError.
         """
         router, headers = self._router, self._headers
         timeout = router.stream_timeout if stream else router.timeout
@@ -123,13 +126,14 @@ class Worker:
         opened: list[bool] = []
         _opened.set(opened)
         while True:
-            data = body if len(body) < _LARGE else io.BytesIO(body)
+            data, sent_s = body if len(body) < _LARGE else io.BytesIO(body), time.monotonic()
             try:
                 return await router.http.post(
                     self._url(path), data=data, headers=headers, timeout=timeout, ssl=self._tls, allow_redirects=False
                 )
             except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as e:
-                if opened or self.draining or isinstance(e, aiohttp.ClientConnectorError):
+                stale = not opened and time.monotonic() - sent_s < STALE_S
+                if not stale or self.draining or isinstance(e, aiohttp.ClientConnectorError):
                     raise
 
     async def ask(self, path: bytes, body: bytes | None = None, *, timeout_s: float) -> tuple[int, bytes]:
@@ -250,10 +254,10 @@ class Router:
         await self.http.close()
 
     def add(self, upstream: UpstreamConfig, worker_id: str | None = None) -> Worker:
-        """Add a server. A known server with this URL gets these settings and takes calls again."""
+        """Add a server. A known server with this URL gets these settings and takes calls again. It keeps its key."""
         known = self.at(upstream.url)
         if known is not None:
-            known.use(upstream)
+            known.use(dataclasses.replace(upstream, api_key=upstream.api_key or known.config.api_key))
             return known
         if worker_id is None:
             while f"w{self._count}" in self.workers:  # a server was added under this name

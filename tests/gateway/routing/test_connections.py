@@ -93,6 +93,34 @@ async def test_a_server_that_closed_its_idle_connections_gets_the_call_on_a_new_
         assert gateway.counters["retries"] == 0
 
 
+async def test_a_call_that_the_server_began_is_not_repeated_on_every_open_connection(
+    start_gateway: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A proxy that ends long calls closes the connection. The call is sampled once more, as after each lost reply."""
+    monkeypatch.setattr("agentcore_rl_toolkit.gateway.router.STALE_S", 0.1)
+    scripted, long_calls = Server(), 0
+    scripted.size = 10
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal long_calls
+        while True:
+            _, body = await asked_by(reader)
+            if b"long call" in body:
+                long_calls += 1
+                await asyncio.sleep(0.2)
+                return
+            await scripted.answer(writer)
+
+    async with talking(talk) as url:
+        gateway = await start_gateway(url)
+        session = await opened(gateway)
+        assert {status for status, _ in await asyncio.gather(*(ask(session, str(n)) for n in range(8)))} == {200}
+        status, reply = await ask(session, "long call")
+        assert (status, "before its reply was whole" in reply["error"]["message"]) == (502, True)
+        assert long_calls == 2
+        assert gateway.counters["retries"] == 1
+
+
 async def test_a_slow_agent_holds_up_its_own_connection_only(start_gateway: Start) -> None:
     """The engine's reply is read to its end. The agent gets all of it when it reads again, and so does one that comes later."""
     choice: dict[str, Any] = {"index": 0, "token_ids": [1], "logprobs": {"content": [{"token": "x", "logprob": -0.5}]}}

@@ -281,8 +281,9 @@ async def test_a_server_that_is_added_again_goes_on_with_what_is_given_and_keeps
     await until(lambda: engines[0].active)
     await remove_server(gateway, "w0")  # it stays until its call is done
     assert "are of engine vllm" in await add_server(gateway, url + "/", engine="openai")
-    await add_server(gateway, url + "/")
-    assert (await bearer(engines[0], session))[0] == "Bearer KEY-C"
+    for same in ("/", "/v1", "/v1/"):
+        assert await add_server(gateway, url + same) == "w0"
+        assert (await bearer(engines[0], session))[0] == "Bearer KEY-C"
     [reply] = (await client.stats_async())["workers"]
     assert (reply["engine"], reply["draining"]) == ("vllm", False)
     running.cancel()

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agentcore_rl_toolkit.contract import new_session_id
-from agentcore_rl_toolkit.gateway import GatewayClient
-from scripted_engine import ScriptedEngine
+from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle, record
+from agentcore_rl_toolkit.gateway.capture.build import Texts
+from agentcore_rl_toolkit.gateway.capture.record import Captured
+from scripted_engine import Fault, ScriptedEngine
 
-from ..asking import Start
+from ..asking import Start, captured, status_of
 from ..stores import locked
 
 
@@ -33,3 +36,25 @@ async def test_nobody_is_told_that_a_session_is_closed_before_that_is_stored(
         done, _ = await asyncio.wait({reply}, timeout=0.5)
         assert not done
     await reply
+
+
+async def test_a_call_that_ends_after_its_session_was_closed_is_no_turn(
+    engine: ScriptedEngine, gateway: Gateway, session: SessionHandle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread packs its long prompt while the session is closed. The agent gets the reply, and nothing counts a turn."""
+    packing, closed = threading.Event(), threading.Event()
+
+    def pack(texts: Texts, captured: Captured) -> None:
+        packing.set()
+        assert closed.wait(30)
+
+    monkeypatch.setattr(record, "pack_long_prompt", pack)
+    engine.faults.append(Fault(edit=lambda reply: reply | {"prompt_token_ids": [1] * 600_000}))
+    call = asyncio.create_task(status_of(session, "hello"))
+    assert await asyncio.to_thread(packing.wait, 30)
+    held = gateway.sessions.by_id[session.session_id.encode()]
+    gateway.sessions.close(held)
+    closed.set()
+    assert await call == 200
+    capture = await captured(gateway, session)
+    assert (held.turns, gateway.sessions.turns, len(capture.turns)) == (0, 0, 0)

@@ -7,6 +7,7 @@ import json
 import shutil
 import threading
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -126,6 +127,27 @@ async def test_a_rendering_that_is_cancelled_twice_keeps_its_history_to_itself(
     mode.histories.unpin(history)
     assert not history.order.locked()
     assert [await status_of(session, *texts) for texts in (("hi",), ("hi", "a", "b"))] == [200, 200]
+
+
+async def test_a_short_request_that_refers_to_a_long_reply_is_rendered_in_a_thread(
+    engine: ScriptedEngine, start_gateway: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise all other calls wait: the items that it refers to may be a long conversation."""
+    gateway, threads = await start_gateway(engine, model_dir=str(MODEL)), list[bool]()
+    assert gateway.token_mode is not None
+    render = gateway.token_mode.renderer.render
+
+    def watched(*args: Any) -> Any:
+        threads.append(threading.current_thread() is not threading.main_thread())
+        return render(*args)
+
+    monkeypatch.setattr(gateway.token_mode.renderer, "render", watched)
+    engine.replies.append({"token_ids": [301] * SHORT_BYTES, "finish_reason": "length"})
+    async with gpt(await opened(gateway)) as llm:
+        first = await llm.responses.create(model="m", input="hello")
+        item: Any = {"type": "item_reference", "id": first.output[0].id}
+        await llm.responses.create(model="m", input=[{"role": "user", "content": "bye"}, item])
+    assert threads == [False, True]
 
 
 async def test_a_call_that_failed_leaves_its_history_whatever_comes_meanwhile(

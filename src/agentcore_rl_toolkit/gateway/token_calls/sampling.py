@@ -78,7 +78,7 @@ class TokenSampling(Engine):
         async with history.order:
             conversation = history.conversation or await mode.histories.open(history)
             try:
-                if len(self._request.body) <= SHORT_BYTES:
+                if max(len(self._request.body), len(self._request.fields["messages"])) <= SHORT_BYTES:
                     self._render(conversation)
                 else:
                     loop = asyncio.get_running_loop()
