@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from tokenizers import Tokenizer
 
-from agentcore_rl_toolkit.policy.batch import Batch, Generation
+from agentcore_rl_toolkit.policy.batch import Batch, Generation, PrefixCache
 from agentcore_rl_toolkit.policy.decoder import Decoder
+from agentcore_rl_toolkit.policy.loading import load_decoder
 from agentcore_rl_toolkit.policy.model import WEIGHTS_DIR
 from agentcore_rl_toolkit.policy.sampling import SamplingParams
 
@@ -182,3 +184,91 @@ def test_cancelled_sequences_leave_and_the_others_are_untouched(prompts: list[li
     for k in (1, 3, 4):
         assert many[k].token_ids == alone[k].token_ids
         assert close(many[k].logprobs, alone[k].logprobs)
+
+
+def ended(batch: Batch, ids: list[int], **how: Any) -> Generation:
+    """Complete one prompt in a batch where nothing else runs."""
+    generation = Generation(prompt_ids=ids, params=SamplingParams(ignore_eos=True, **how))
+    finish(batch, [generation], together=1)
+    return generation
+
+
+def test_the_cache_holds_what_runs_and_not_the_most_rows_times_the_longest(
+    prompts: list[list[int]], decoder: Decoder
+) -> None:
+    decoder.cache_tokens = 16 * 128
+    batch, params = Batch(decoder, seed=0), SamplingParams(max_tokens=20, ignore_eos=True)
+    short = [ids[:80] for ids in prompts[:16]]
+    long = (prompts[0] * 40)[:900]
+    alone = ended(Batch(load_decoder(rows=1)), long, max_tokens=3, temperature=0.0)
+    for _ in range(2):  # many short, one long, many short again
+        finish(batch, [Generation(prompt_ids=ids, params=params) for ids in short], together=16)
+        assert decoder.keys[0].shape[0] * decoder.keys[0].shape[2] <= decoder.cache_tokens
+        one = ended(batch, long, max_tokens=3, temperature=0.0)
+        assert decoder.keys[0].shape[0] * decoder.keys[0].shape[2] <= 8 * 1024  # rows are eight at a time
+        assert one.token_ids == alone.token_ids
+        assert close(one.logprobs, alone.logprobs)
+
+
+def test_a_cache_that_shrinks_keeps_the_rows_that_run(prompts: list[list[int]], decoder: Decoder) -> None:
+    decoder.cache_tokens = 1600
+    batch, how = Batch(decoder, seed=0), {"temperature": 0.0, "ignore_eos": True}
+    long = Generation(prompt_ids=(prompts[0] * 40)[:600], params=SamplingParams(max_tokens=4, **how))  # type: ignore[arg-type]
+    short = [Generation(prompt_ids=prompts[1], params=SamplingParams(max_tokens=60, **how))]  # type: ignore[arg-type]
+    short += [Generation(prompt_ids=ids, params=SamplingParams(max_tokens=30, **how)) for ids in prompts[2:12]]  # type: ignore[arg-type]
+    batch.add(long)
+    batch.add(short[0])  # runs on while the long one ends and the cache gets more and shorter rows
+    while long in batch.running:
+        batch.step()
+    finish(batch, short[1:], together=12)
+    assert decoder.keys[0].shape[0] * decoder.keys[0].shape[2] <= 16 * 256
+    for generation in (long, *short):
+        one = ended(
+            Batch(load_decoder(rows=1)), generation.prompt_ids, max_tokens=generation.params.max_tokens, temperature=0.0
+        )
+        assert generation.token_ids == one.token_ids
+        assert close(generation.logprobs, one.logprobs)
+
+
+def test_weights_under_the_same_version_leave_no_prefix_of_the_old_ones(
+    prompts: list[list[int]], decoder: Decoder, hf: tuple[Any, Any]
+) -> None:
+    old = {name: tensor.clone() for name, tensor in hf[0].state_dict().items()}
+    new = {name: tensor * 1.02 for name, tensor in old.items()}
+    batch = Batch(decoder, seed=0)
+    batch.load(old, 3)
+    batch.add(Generation(prompt_ids=prompts[0], params=SamplingParams(max_tokens=20, ignore_eos=True)))
+    for _ in range(3):
+        batch.step()
+    batch.load(new, 3)  # another run's version 3
+    while batch.running:
+        batch.step()
+    fresh = Batch(load_decoder(rows=1))
+    fresh.load(new, 3)
+    again, first = (ended(b, prompts[0], max_tokens=4, temperature=0.0) for b in (batch, fresh))
+    assert close(again.logprobs, first.logprobs)
+
+
+def test_the_keys_of_a_prompt_take_time_of_its_length() -> None:
+    """Each block knows the one before it. Keys of whole prefixes took seconds for a prompt of 32,000 tokens."""
+    sizes = {}
+    for tokens in (1_600, 16_000):
+        decoder = load_decoder(rows=1)
+        decoder.shape = replace(decoder.shape, context=tokens)
+        decoder.reserve(1, tokens)
+        cache, ids = PrefixCache(decoder), list(range(tokens))
+        cache.keep(ids, 0)
+        assert cache.fill([*ids, 1], 0) == tokens
+        sizes[tokens] = sum(len(ids) for _, ids in cache._blocks)
+    assert sizes[16_000] == 10 * sizes[1_600]
+
+
+def test_blocks_of_the_end_of_a_prompt_leave_the_cache_before_those_of_its_beginning() -> None:
+    decoder = load_decoder(rows=1)
+    decoder.reserve(1, 128)
+    cache = PrefixCache(decoder, capacity=6)
+    one, other = list(range(64)), list(range(100, 164))
+    cache.keep(one, 0)
+    cache.keep(other, 0)
+    assert cache.fill([*other, 1], 0) == 64
+    assert cache.fill([*one, 1], 0) == 32

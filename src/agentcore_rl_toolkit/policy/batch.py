@@ -9,6 +9,7 @@ and SGLang, and reports the weight versions of its first and last token.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -31,6 +32,7 @@ BLOCK = 16  # tokens
 class PrefixCache:
     """Keys and values of prompts, in blocks of tokens. The least recently used blocks are dropped first.
 
+    A block is found by the number of the block before it (0 for none) and by its tokens.
     Not thread-safe. It belongs to the thread that computes. Units: ``capacity`` in blocks. A block of the shipped policy takes
     32 KiB.
     """
@@ -38,13 +40,28 @@ class PrefixCache:
     def __init__(self, decoder: Decoder | TransformersDecoder, *, capacity: int = 2048) -> None:
         self._decoder = decoder
         self._capacity = capacity if decoder.keys else 0  # transformers' caches are not cut into blocks
-        # The key of a block is all tokens up to its end. Shapes: (layers, 2, heads, BLOCK, size).
-        self._blocks: OrderedDict[tuple[int, ...], torch.Tensor] = OrderedDict()
+        # Shapes: (layers, 2, heads, BLOCK, size).
+        self._blocks: OrderedDict[tuple[int, tuple[int, ...]], tuple[int, torch.Tensor]] = OrderedDict()
+        self._numbers = itertools.count(1)
         self.hit_tokens = 0
 
     def clear(self) -> None:
         """Delete everything. Called when the weights change."""
         self._blocks.clear()
+
+    def _known(self, ids: Sequence[int]) -> list[tuple[int, torch.Tensor]]:
+        """Return the known blocks of the longest prefix, with their numbers, and mark them as used."""
+        found: list[tuple[int, torch.Tensor]] = []
+        keys = []
+        for end in range(BLOCK, len(ids) + 1, BLOCK):
+            key = (found[-1][0] if found else 0, tuple(ids[end - BLOCK : end]))
+            if key not in self._blocks:
+                break
+            keys.append(key)
+            found.append(self._blocks[key])
+        for key in reversed(keys):  # the ends are dropped first: without its beginning, a prefix is of no use
+            self._blocks.move_to_end(key)
+        return found
 
     @torch.inference_mode()
     def fill(self, ids: Sequence[int], row: int) -> int:
@@ -52,18 +69,11 @@ class PrefixCache:
 
         At least one token is left to compute, since its logits are needed.
         """
-        found = []
-        for end in range(BLOCK, len(ids), BLOCK):
-            key = tuple(ids[:end])
-            if key not in self._blocks:
-                break
-            self._blocks.move_to_end(key)
-            found.append(self._blocks[key])
+        found = [block for _, block in self._known(ids[:-1])]
         if not found:
             return 0
         tokens = len(found) * BLOCK
         self.hit_tokens += tokens
-        self._decoder.reserve(row + 1, tokens)
         merged = torch.cat(found, dim=-2)
         for layer, (keys, values) in enumerate(zip(self._decoder.keys, self._decoder.values, strict=True)):
             keys[row, :, :tokens], values[row, :, :tokens] = merged[layer]
@@ -72,16 +82,16 @@ class PrefixCache:
     @torch.inference_mode()
     def keep(self, ids: Sequence[int], row: int) -> None:
         """Keep the full blocks of a row whose first ``len(ids)`` tokens have been computed."""
-        keys = [tuple(ids[:end]) for end in range(BLOCK, min(len(ids), self._capacity * BLOCK) + 1, BLOCK)]
-        new = [key for key in keys if key not in self._blocks]
-        if new:
-            part = slice(len(new[0]) - BLOCK, len(new[-1]))
+        ids = ids[: self._capacity * BLOCK]
+        known = self._known(ids)
+        number, start, end = known[-1][0] if known else 0, len(known) * BLOCK, len(ids) // BLOCK * BLOCK
+        if start < end:
             caches = zip(self._decoder.keys, self._decoder.values, strict=True)
-            computed = torch.stack([torch.stack((k[row, :, part], v[row, :, part])) for k, v in caches])
-            blocks = torch.split(computed, BLOCK, dim=-2)
-            self._blocks |= {key: blocks[(len(key) - len(new[0])) // BLOCK].clone() for key in new}
-        for key in keys:
-            self._blocks.move_to_end(key)
+            computed = torch.stack([torch.stack((k[row, :, start:end], v[row, :, start:end])) for k, v in caches])
+            for at, block in zip(range(start, end, BLOCK), torch.split(computed, BLOCK, dim=-2), strict=True):
+                key, number = (number, tuple(ids[at : at + BLOCK])), next(self._numbers)
+                self._blocks[key] = number, block.clone()
+            self._known(ids)
         while len(self._blocks) > self._capacity:
             self._blocks.popitem(last=False)
 
@@ -109,6 +119,11 @@ class Generation:
     cancelled: bool = False
     error: str | None = None
     generator: torch.Generator | None = None
+    old_cache: bool = False  # a part of its keys and values is of earlier weights
+
+    @property
+    def length(self) -> int:
+        return len(self.prompt_ids) + len(self.token_ids)
 
 
 class Batch:
@@ -151,9 +166,9 @@ class Batch:
 
     def add(self, generation: Generation) -> None:
         """Take a sequence in; there must be room for it."""
-        row = len(self.running)
+        row, longest = len(self.running), max(g.length for g in (*self.running, generation))
         generation.generator = seeded_generator(generation.params.seed)
-        self.decoder.reserve(row + 1, min(len(generation.prompt_ids) + 64, self.decoder.shape.context))
+        self.decoder.reserve(row + 1, min(longest + 64, self.decoder.shape.context))
         generation.cached_tokens = self.prefixes.fill(generation.prompt_ids, row)
         self.running.append(generation)
         self._new += 1
@@ -164,9 +179,13 @@ class Batch:
         self.decoder.load(state)
         self.version = version
         self.prefixes.clear()
-        if self._new:  # filled from the cache of the old weights, not yet read: read them whole with the new ones
-            for generation in self.running[-self._new :]:
-                generation.cached_tokens = 0
+        read = len(self.running) - self._new
+        for generation in self.running[:read]:
+            generation.old_cache = True
+        for generation in self.running[
+            read:
+        ]:  # filled from the cache of the old weights: read them whole with the new ones
+            generation.cached_tokens = 0
 
     @torch.inference_mode()
     def step(self) -> list[Generation]:
@@ -229,6 +248,7 @@ class Batch:
     def _logprobs(self, ids: Sequence[int], row: int) -> list[float]:
         """Return the logprobs of all tokens but the first. Shapes: (T,) -> (T - 1,)."""
         found: list[float] = []
+        self.decoder.reserve(len(self.running), len(ids))  # `forward` reserves for this row
         part = _LOGITS_AT_ONCE if self.decoder.keys else len(ids)
         for at in range(0, len(ids) - 1, part):
             ids_1Q = self._numbers([ids[at : min(at + part, len(ids) - 1)]])
@@ -269,7 +289,7 @@ class Batch:
                 g.stop_reason, g.finish_reason = token, "stop"
             elif g.params.stop and (stop := self._stop_in(g)) is not None:
                 g.stop_reason, g.finish_reason = stop, "stop"
-            elif len(g.token_ids) >= g.params.max_tokens or len(g.prompt_ids) + len(g.token_ids) >= shape.context:
+            elif len(g.token_ids) >= g.params.max_tokens or g.length >= shape.context:
                 g.finish_reason = "length"
 
     def _stop_in(self, generation: Generation) -> str | None:
@@ -288,12 +308,11 @@ class Batch:
         gone = [self.running[row] for row in ended]
         for row in reversed(ended):
             g, last = self.running[row], len(self.running) - 1
-            if g.weight_version_first == self.version and g.finish_reason in ("stop", "length"):
+            if not g.old_cache and g.finish_reason in ("stop", "length"):
                 self.prefixes.keep([*g.prompt_ids, *g.token_ids[:-1]], row)
             if row != last:
                 moved = self.running[row] = self.running[last]
-                tokens = min(len(moved.prompt_ids) + len(moved.token_ids), self.decoder.shape.context)
-                self.decoder.move_row(last, row, tokens)
+                self.decoder.move_row(last, row, min(moved.length, self.decoder.shape.context))
                 self._lengths_N[row], self._next_N[row] = self._lengths_N[last], self._next_N[last]
             self._lengths_N, self._next_N = self._lengths_N[:last], self._next_N[:last]
             self.running.pop()

@@ -265,20 +265,25 @@ class Decoder:
 
     @torch.inference_mode()
     def reserve(self, rows: int, width: int) -> None:
-        """Make room for ``width`` tokens in each of the first ``rows`` rows (it also grows by itself)."""
+        """Make room for ``width`` tokens in each of the first ``rows`` rows, which are all that are in use.
+
+        The cache does not shrink unless it would hold more than ``cache_tokens``.
+        """
         shape, (held_rows, held) = self.shape, self._held
         if rows <= held_rows and width <= held:
             return
-        grown = max(held, min(shape.context, -(-width // _CACHE_STEP) * _CACHE_STEP))
-        new_rows = max(held_rows, min(self.rows, -(-rows // 8) * 8))
+        rows, width = min(self.rows, -(-rows // 8) * 8), min(shape.context, -(-width // _CACHE_STEP) * _CACHE_STEP)
+        new_rows, grown = max(held_rows, rows), max(held, width)
+        if self.cache_tokens is not None and new_rows * grown > self.cache_tokens:
+            new_rows, grown = rows, width
+        kept = (slice(min(held_rows, new_rows)), slice(None), slice(min(held, grown)))
         for caches in (self.keys, self.values):
             for k, old in enumerate(caches):
-                new = old.new_zeros(new_rows, shape.kv_heads, grown, shape.head_size)
-                if held_rows:
-                    new[:held_rows, :, :held] = old
-                caches[k] = new
+                caches[k] = old.new_zeros(new_rows, shape.kv_heads, grown, shape.head_size)
+                if held:
+                    caches[k][kept] = old[kept]
         self._held = (new_rows, grown)
-        if grown > held:
+        if grown > len(self._cos):
             # The rotation of [x1, x2] is [x1, x2] * cos + [-x2, x1] * sin; a roll swaps the halves, the sign sits in the table.
             angles = torch.arange(grown).float()[:, None] * torch.tensor(shape.frequencies)
             cos, sin = angles.cos() * shape.rope_scale, angles.sin() * shape.rope_scale

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import socket
@@ -16,6 +17,9 @@ import torch
 from safetensors.torch import save_file
 
 from agentcore_rl_toolkit.policy import admin_key
+from agentcore_rl_toolkit.policy.batch import Generation
+from agentcore_rl_toolkit.policy.sampling import SamplingParams
+from agentcore_rl_toolkit.policy.server.app import _Sampling
 from serving import OURS, START_S, wait_for
 
 
@@ -55,6 +59,24 @@ def test_a_stream_holds_the_same_as_the_whole_reply(server: Any, prompts: list[l
         assert logprobs == pytest.approx(whole["logprobs"]["token_logprobs"], abs=1e-5)
         assert [p["finish_reason"] for p in parts if p["finish_reason"]] == [whole["finish_reason"]]
         assert parts[-1]["weight_version_first"] == parts[-1]["weight_version_last"] == whole["weight_version_last"]
+
+
+def test_a_stream_loses_no_token_that_comes_while_a_chunk_is_made() -> None:
+    """The thread of the engine adds tokens at any moment: here, each time that the server reads how many there are."""
+
+    class Growing(list[float]):
+        def __len__(self) -> int:
+            length = super().__len__()
+            generation.token_ids.append(length)
+            self.append(-1.0)
+            return length
+
+    generation = Generation(prompt_ids=[1], params=SamplingParams())
+    generation.logprobs = Growing()
+    reply = _Sampling(None, [generation], asyncio.Event(), stream=True)  # type: ignore[arg-type]
+    sent = [i for _ in range(5) for chunk in reply._chunks() for i in chunk["choices"][0]["token_ids"]]
+    assert sent == list(range(len(sent)))
+    assert sent
 
 
 def test_stop_strings_end_a_completion_and_penalties_have_no_effect(server: Any, hf: tuple[Any, Any]) -> None:

@@ -211,11 +211,13 @@ class _Sampling(Response):
                 chunks.append(_error(g))
             elif ended or len(g.logprobs) > self._sent[k]:
                 chunks.append({"choices": [self._choice(k, g, ended=ended)]})
-            self._sent[k] = -1 if ended else len(g.logprobs)
+            if ended:
+                self._sent[k] = -1
         return chunks
 
     def _choice(self, k: int, g: Generation, *, ended: bool) -> dict[str, Any]:
-        first, last = self._sent[k], len(g.logprobs)
+        first, last = self._sent[k], len(g.logprobs)  # read once: the engine's thread adds tokens meanwhile
+        self._sent[k] = last
         choice: dict[str, Any] = {
             "index": k,
             "token_ids": g.token_ids[first:last],
