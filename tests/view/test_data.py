@@ -160,3 +160,24 @@ def test_a_file_holds_every_step_but_of_a_very_long_run(tmp_path: Path, steps: i
     with RunReader(write(tmp_path / "run", *rollouts)) as run:
         ids, text = sample(run, 8)
         assert (len(ids), len({row["step"] for row in run.rows(ids)})) == (held, steps_held), text
+
+
+def test_the_run_before_is_the_last_that_was_written_earlier_whatever_the_order_of_the_arguments(
+    tmp_path: Path,
+) -> None:
+    folders = [write(tmp_path / name, rollout(n)) for n, name in enumerate(("first", "second", "third"))]
+    for n, folder in enumerate(folders):
+        for file in folder.iterdir():
+            os.utime(file, (n, n + 1000))
+    for given in (folders, folders[::-1]):
+        runs = data.Runs(given, None)
+        before = [runs.overview(folder.name)["before"] for folder in folders]
+        assert [None if found is None else found["name"] for found in before] == [None, "first", "second"]
+
+
+def test_a_run_is_in_the_list_as_soon_as_its_database_is_there(tmp_path: Path) -> None:
+    runs = data.Runs([], tmp_path)
+    (tmp_path / "new").mkdir()
+    assert runs.heads() == []
+    write(tmp_path / "new", rollout(0))
+    assert [head["name"] for head in runs.heads()] == ["new"]

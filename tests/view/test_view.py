@@ -164,8 +164,34 @@ def test_a_run_that_began_a_moment_ago_is_found(served: tuple[str, Path]) -> Non
     urllib.request.urlopen(f"{url}/api/runs?{key}", timeout=30).close()  # the server has read the folders of runs
     with RunWriter(folder) as run:
         run.rollout(rollout(0))
+    with urllib.request.urlopen(f"{url}/api/runs?{key}", timeout=30) as answer:
+        assert folder.name in [run["name"] for run in json.load(answer)]
+    with RunWriter(folder := Path(tempfile.mkdtemp(prefix="new-", dir=served[1] / "runs"))) as run:
+        run.rollout(rollout(0))
     with urllib.request.urlopen(f"{url}/api/runs/{folder.name}?{key}", timeout=30) as answer:
         assert json.load(answer)["name"] == folder.name
+
+
+@pytest.mark.parametrize("address", ["#/", "#/run/{run}"])
+def test_a_change_while_the_page_is_made_appears_in_it(shown: Shown, address: str) -> None:
+    """The page asks what is new since its data, not since its first question."""
+    write(folder := shown.new("grows"), "eval")
+    changed: list[Path] = []
+
+    def change(route: Any) -> None:
+        if not changed:
+            changed.append(shown.new("late"))
+            for where in (changed[0], folder):
+                with RunWriter(where) as run:
+                    run.rollout(rollout(99, phase="eval", step=None))
+            shown.page.wait_for_timeout(1100)  # the server reads its folders once a second
+        route.continue_()
+
+    shown.page.route("**/api/version?*", change)
+    page = shown.at(address.format(run=folder.name))
+    what = f"a:text-is('{changed[0].name}')" if address == "#/" else ".fact:has-text('rollouts'):has-text('9')"
+    page.wait_for_selector(f"#page {what}")
+    page.unroute("**/api/version?*")
 
 
 def test_content_of_the_address_before_is_marked_and_takes_no_keys(shown: Shown) -> None:

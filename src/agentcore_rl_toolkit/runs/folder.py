@@ -78,7 +78,7 @@ def status(folder: Path) -> str:
     if last.get("event") == FAILED:
         return f"failed: {last['reason']}"
     if not (folder / SUMMARY).exists():
-        return "running" if not lock.exists() and time.time() - _written_s(folder) < RECENT_S else "stopped"
+        return "running" if not lock.exists() and time.time() - written_s(folder) < RECENT_S else "stopped"
     done, planned = (read_object(folder / name).get("steps") for name in (SUMMARY, CONFIG))
     early = isinstance(done, int) and isinstance(planned, int) and done < planned
     return f"stopped at {done} of {planned}" if early else "finished"
@@ -120,7 +120,7 @@ def find_runs(root: Path) -> list[Path]:
         return [root]
     places = [root, root / "runs"]
     found = {path for place in places if place.is_dir() for path in place.iterdir() if path.is_dir() and is_run(path)}
-    return sorted(found, key=_written_s, reverse=True)
+    return sorted(found, key=written_s, reverse=True)
 
 
 def find_run(name: str | Path | None) -> Path:
@@ -136,7 +136,7 @@ def find_run(name: str | Path | None) -> Path:
     raise ConfigError(f"{name} is not a run: there is no such folder with {ROLLOUTS} or {METRICS}, here or under runs/")
 
 
-def _written_s(folder: Path) -> float:
+def written_s(folder: Path) -> float:
     """Return the time at which the run was last written."""
     names = (ROLLOUTS, f"{ROLLOUTS}-wal", METRICS)
     return max((found.st_mtime for _, found in _stats(folder, names)), default=0.0)

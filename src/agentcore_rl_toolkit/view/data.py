@@ -16,7 +16,7 @@ import msgspec
 
 from ..errors import ConfigError
 from ..runs import Query, RunReader, TokenSequence, diagnose, find_runs, read_config
-from ..runs.folder import SUMMARY, read_object, stamp, status
+from ..runs.folder import SUMMARY, read_object, stamp, status, written_s
 from ..runs.in_flight import IN_FLIGHT, read_in_flight
 from ..runs.spans import spans_of
 from ..stats.differences import change_of
@@ -68,15 +68,17 @@ class Runs:
 
     def heads(self) -> list[dict[str, Any]]:
         """Return the runs as a list shows them. A run that cannot be read has the reason."""
-        return [{**self.kept("head", path, head), "name": name} for name, path in self.folders().items()]
+        return [{**self.kept("head", path, head), "name": name} for name, path in self.folders(fresh=True).items()]
 
     def overview(self, name: str) -> dict[str, Any]:
         """Return the facts of a run, with the settings of the run before it."""
-        path, names = self.folder(name), list(self.folders())
+        path = self.folder(name)
         found = {**self.kept("overview", path, overview), "name": name}
         if found["status"] == "running":  # a process that was killed leaves its file
             found["in_flight"] = read_in_flight(path)
-        for before in names[names.index(name) + 1 :][:1]:
+        earlier = {at: other for other, folder in self.folders().items() if (at := written_s(folder)) < written_s(path)}
+        if earlier:
+            before = earlier[max(earlier)]
             found["before"] = {"name": before, "config": read_config(self.folder(before))}
         return found
 

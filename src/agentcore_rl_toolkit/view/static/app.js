@@ -1,6 +1,6 @@
 // @ts-check
 import { el, link, notice, tip, to } from "./dom.js";
-import { exported, leftOut, listen, runList } from "./source.js";
+import { exported, leftOut, listen, runList, versionOf } from "./source.js";
 import { mount, unmount } from "./charts.js";
 import { runsPage } from "./runs.js";
 import { inputsPage, runPage } from "./run.js";
@@ -55,8 +55,8 @@ async function pageOf(at) {
 async function draw(keep = false) {
   const mine = ++drawn, at = read();
   if (page.dataset.shown !== at.address) { page.setAttribute("aria-busy", "true"); current = null; }
-  let made;
-  try { made = await pageOf(at); } catch (error) { made = [el("h1", {}, "This cannot be shown"), notice(error.message)]; }
+  let made, known; // the version is read before the data: a change meanwhile is not missed
+  try { [known, made] = [await versionOf(at.run ?? ""), await pageOf(at)]; } catch (error) { made = [el("h1", {}, "This cannot be shown"), notice(error.message)]; }
   if (mine !== drawn) return; // another address was asked for meanwhile
   tip(null);
   const active = /** @type {any} */ (document.activeElement), focused = keep ? active?.name : null, scrolled = keep ? scrollY : 0;
@@ -80,7 +80,7 @@ async function draw(keep = false) {
     if (caret && again?.type === "search") again.setSelectionRange(caret, caret);
   }
   page.removeAttribute("aria-busy");
-  watch(at);
+  watch(at, known);
 }
 
 addEventListener("hashchange", () => draw());
@@ -97,13 +97,13 @@ addEventListener("keydown", (event) => {
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => draw(true)); // canvases keep their colours
 
 // Follow what the page shows: its run, or the list of runs. A rollout, a group and a comparison stay as they are.
-function watch(at) {
+function watch(at, known) {
   const run = at.kind === "run" ? at.run : at.kind === "" ? "" : null;
   if (run === watched) return;
   stop();
   watched = run;
   if (run === null) { live.textContent = ""; return; }
   const say = (text, title = "", ended = false) => { [live.textContent, live.title] = [text, title]; live.classList.toggle("ended", ended); };
-  stop = listen(run, () => (["rollout", "group"].includes(read().name) ? null : current?.changed ? current.changed() : draw(true)), say);
+  stop = listen(run, known, () => (["rollout", "group"].includes(read().name) ? null : current?.changed ? current.changed() : draw(true)), say);
 }
 draw();

@@ -91,18 +91,18 @@ export async function groupOf(run, id) {
   return { members: row.group.map((r) => file.rollouts[r.id]), history: file.histories[row.input_key] };
 }
 
-// Call `changed` when the run (without a name: any run) is written, and `say` with its status. Return what ends it.
+export const versionOf = async (run) => (file ? null : get("version", { run }));
+// Call `changed` when the version is no longer that of `known`, and `say` with the status. Return what ends it.
 // Each look is a short request: a browser has six connections to a host, for all of its tabs.
-export function listen(run, changed, say) {
+export function listen(run, known, changed, say) {
   if (file) { say("from a file", file.left_out); return () => {}; }
-  let known = null, ended = false;
+  let ended = false;
   const look = async () => {
     try {
-      const { status, version } = await get("version", { run }), live = ["running", ""].includes(status);
+      const { status, version } = await versionOf(run), live = ["running", ""].includes(status);
       if (ended) return;
       say(...(live ? ["live", "New rollouts appear here without a reload."] : [status.split(":")[0], status, true]));
-      if (known !== null && known !== version && !document.hidden) await changed();
-      if (known === null || !document.hidden) known = version;
+      if (known.version !== version && !document.hidden) { await changed(); known = { version }; }
     } catch (error) { if (!ended) say("no connection", error.message); }
     if (!ended) setTimeout(look, run ? 1000 : 5000); // many runs are looked at less often
   };
