@@ -277,6 +277,19 @@ async def test_over_sampling_cancels_stragglers_once_enough_usable_rollouts_are_
     assert len(replay.stopped) == 1
 
 
+async def test_an_evaluation_runs_each_input_as_often_as_it_was_asked_to() -> None:
+    """Further rollouts would end slow ones, so that fast ones and failures would weigh more in the mean."""
+    replay = Replay([good(), good()])
+    (group,) = await collect_async(
+        [GroupRequest(input_id="a", payload={})],
+        client=replay.client,
+        gateway=replay.gateway,
+        config=CollectConfig(extra_rollouts=1).replace(evaluation=True),
+    )
+    assert [r.outcome for r in group.rollouts] == [Outcome.OK]
+    assert len(replay.invoked) == 1
+
+
 async def test_cancelling_the_collection_stops_rollouts_and_deletes_sessions() -> None:
     replay = Replay([good(delay_s=math.inf) for _ in range(4)])
     task = asyncio.create_task(

@@ -153,7 +153,7 @@ def evaluate_and_train(place: Place, agent: Path, name: str) -> None:
         [rollout] = group.rollouts
         # ADK raises for a tool that does not exist, and the built-in policy may call one.
         # The OpenAI Agents SDK raises if the policy calls tools without end, which is the policy's failure.
-        if "the agent failed: Tool " in str(rollout.reason) or rollout.cause == Cause.POLICY:
+        if "ValueError: Tool " in str(rollout.reason) or rollout.cause == Cause.POLICY:
             continue
         assert rollout.reward_detail is not None, (rollout.outcome, rollout.reason, rollout.traceback)
         assert rollout.reward_detail.metrics["users"] == 1  # no history of another rollout

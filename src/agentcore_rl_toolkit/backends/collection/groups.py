@@ -132,7 +132,8 @@ class CollectConfig(Credit):
     at their temperature, with no cuts (top_p, top_k, min_p) and no penalties. Calls at another temperature or with penalties are
     not trained; tokens of a cut distribution are. Both are counted, and with `refuse_other_sampling` their rollout is masked.
     `max_turns` ends a session after so many model calls, which is the policy's failure.
-    With `evaluation` nothing is trained: the agent samples as it is deployed, but for `sampling_params`. `judged_by` is a judge
+    With `evaluation` nothing is trained: the agent samples as it is deployed, but for `sampling_params`, and no group has
+    `extra_rollouts`. `judged_by` is a judge
     whose scores become rewards; with all of the weight on it, agents do not have to return one. ``score`` is FILE:FUNCTION or
     MODULE:FUNCTION of a function whose scores are the rewards (`backends.scorer`); the agent's own become metrics.
     Of `Credit` a collection needs to
@@ -163,6 +164,7 @@ class CollectConfig(Credit):
         if self.evaluation:
             object.__setattr__(self, "credit", "episode")
             object.__setattr__(self, "teacher_url", None)
+            object.__setattr__(self, "extra_rollouts", 0)
         if self.score is not None and self.credit == "turn":
             raise ConfigError("a scorer gives one reward per rollout: it cannot be used with credit `turn`")
         self.check_temperature((self.sampling_params or {}).get("temperature", 1), "sampling_params.temperature")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...backends.collection.groups import CollectedRollout, Group, GroupRequest, read_reward, summarize
-from ...backends.collection.judge import DECIDED_BY_THE_GATEWAY, end_of_calls
+from ...backends.collection.judge import DECIDED_BY_THE_GATEWAY, end_of_calls, end_of_record
 from ...backends.collection.recording import as_row
 from ...backends.collection.scored import scored
 from ...backends.llm_judge import JudgeSettings
@@ -47,10 +47,12 @@ def finished_before(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def as_before(item: BatchItem, row: Mapping[str, Any]) -> BatchItem:
-    """Return an item of a resumed run with its first durations and its scored record."""
-    detail = row["detail"] or {}
-    facts = {"elapsed": row["elapsed_s"], "stages": detail.get("stages") or {}}
-    return dataclasses.replace(item, **facts, result=detail.get("record") or item.result)
+    """Return an item of a resumed run as it was after `finish`."""
+    detail, outcome = row["detail"] or {}, Outcome(row["outcome"])
+    facts: dict[str, Any] = {"success": outcome is Outcome.OK, "outcome": outcome, "elapsed": row["elapsed_s"]}
+    facts |= {"cause": row["cause"] and Cause(row["cause"]), "failure": row["failure"], "error": row["error"]}
+    facts |= {"stages": detail.get("stages") or {}, "result": detail.get("record") or item.result}
+    return dataclasses.replace(item, **facts)
 
 
 def judge_items(
@@ -100,6 +102,11 @@ def finish(item: BatchItem, payload: Mapping[str, Any], fetch: Fetch | None, sco
     """
     capture: Any = None
     record = {k: v for k, v in (item.result or {}).items() if k not in ("rewards", "reward", "turn_rewards")}
+    if item.result is not None and not item.success:  # with the same reason as in a training
+        ids = {"session_id": str(item.session_id), "input_id": str(item.input_id)}
+        error = end_of_record(item.result, **ids, index=item.index or 0).error
+        if error is not None and getattr(error, "outcome", None) == item.outcome:
+            item = dataclasses.replace(item, exception=error, error=error_line(error))
     try:
         if fetch is not None and item.session_id is not None:
             capture = fetch(item.session_id)
