@@ -101,7 +101,7 @@ def test_what_backends_share_reaches_the_rollouts_whole(make: Any, service: Any,
     (tmp_path / "rubric.md").write_text("good")
     judge = {"judge": str(tmp_path / "rubric.md"), "judge_url": "http://h/v1", "judge_model": "m", "judge_weight": 0.5}
     judge |= {"judge_timeout_s": 5.0, "judge_price": (1.0, 2.0)}
-    credit = {"credit": "episode", "discount": 0.5, "normalize": "turn", "reward_weight": 0.5}
+    credit = {"teacher_url": "http://t", "reward_weight": 0.5}
     numbers = {"gateway_port": 4711, "gateways": 2, "max_turns": 3, "policy_failures": "mask"}
     texts = [
         *AgentSettings.model_fields,

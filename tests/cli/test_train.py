@@ -373,6 +373,17 @@ def test_settings_follow_from_the_size_of_the_model(
         read(words, None)
 
 
+def test_a_loss_without_a_clip_has_none_by_default_also_in_a_resumed_run(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text("")
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1"}\n')
+    words = {"agent": str(tmp_path / "agent.py"), "data": str(tmp_path / "rows.jsonl")}
+    settings = read({**words, "loss": "importance_sampling"}, None)
+    assert settings.update.token_loss.options == {}
+    assert LocalRun(**json.loads(json.dumps(settings.kept(), default=str))).kept() == settings.kept()
+    clip = read(words, None).update.token_loss.options
+    assert clip == {"clip_low_threshold": 0.8, "clip_high_threshold": 1.28}
+
+
 def test_a_tracker_that_is_not_installed_names_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None)
     with pytest.raises(MissingExtraError, match=r"pip install .*\[mlflow\]"):
@@ -401,6 +412,18 @@ def test_a_tracker_that_is_not_installed_names_the_command(tmp_path: Path, monke
         (["--agent", "agent.py", "--data", "rows.jsonl", "--method", "distill"], "distillation needs --teacher-url"),
         (["--agent", "agent.py", "--data", "rows.jsonl", "--teacher-url", "http://t"], "is for `agentcore-rl distill`"),
         (["--agent", "agent.py", "--data", "rows.jsonl", "--set", "discount=0"], "discount"),
+        (["--agent", "agent.py", "--data", "rows.jsonl", "--set", "lora_alpha=8"], "lora_alpha needs lora_rank"),
+        (
+            ["--agent", "agent.py", "--data", "rows.jsonl", "--set", 'loss_options={"clip_hi": 2}'],
+            "'clip_hi' is unknown",
+        ),
+        (
+            [
+                *("--agent", "agent.py", "--data", "rows.jsonl"),
+                *("--set", "loss=importance_sampling", "--set", "clip_low=0.1"),
+            ],
+            "the loss importance_sampling has no clip_low",
+        ),
         (["--backend", "verl", "--credit", "turn"], "all settings from --config"),
         (["--backend", "slime"], "all settings from --config"),
         (["--resume", "--out", "nothing"], "no run to continue"),

@@ -34,19 +34,24 @@ def bounds_of(options: Mapping[str, Any]) -> tuple[float, float]:
     return float(options.get("clip_low_threshold", low)), float(options.get("clip_high_threshold", high))
 
 
+def check_options(name: str, options: Mapping[str, Any]) -> None:
+    """Raise ConfigError if there is no loss or option of this name."""
+    if name not in LOSSES:
+        raise ConfigError(f"loss {name!r} is unknown; available: {', '.join(LOSSES)}")
+    if unknown := [option for option in options if option not in OPTIONS]:
+        raise ConfigError(f"loss option {unknown[0]!r} is unknown; available: {', '.join(OPTIONS)}")
+
+
 def token_losses(
     name: str, logprobs: torch.Tensor, sampled: torch.Tensor, advantages: torch.Tensor, options: Mapping[str, Any]
 ) -> torch.Tensor:
     """Return the loss of each token. It is 0 for a token with advantage 0, whatever its logprobs are.
 
-    Shapes: all equal. Raises: ConfigError if there is no loss or option of this name.
+    Shapes: all equal. Raises: as `check_options`.
     """
     import torch  # here: metrics need the bounds only
 
-    if name not in LOSSES:
-        raise ConfigError(f"loss {name!r} is unknown; available: {', '.join(LOSSES)}")
-    if unknown := [option for option in options if option not in OPTIONS]:
-        raise ConfigError(f"loss option {unknown[0]!r} is unknown; available: {', '.join(OPTIONS)}")
+    check_options(name, options)
     if name == "cross_entropy":
         return -logprobs
     # The recorded logprob of a context token means nothing, and the exponential of the difference could overflow.

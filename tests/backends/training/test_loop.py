@@ -415,6 +415,13 @@ def test_every_place_has_its_row_and_each_epoch_another_order() -> None:
         {"beta2": 1.0},
         {"dual_clip": 0.5},
         {"dual_clip": 3.0, "loss": "cispo"},
+        {"dual_clip": 3.0},  # of a service the loss is importance_sampling
+        {"clip_low": 0.1},
+        {"clip_high": 0.1, "loss": "importance_sampling"},
+        {"discount": 0.9},
+        {"normalize": "group"},
+        {"reward_weight": 0.5},
+        {"judge_weight": 0.5},
         {"loss": "cross_entropy"},
     ],
     ids=str,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from ...errors import ConfigError
+from ...policy.losses import OPTIONS
 from ..collection.advantages import Estimator
 from ..collection.recording import Recording
 from ..rollout_settings import RolloutSettings
@@ -103,8 +104,9 @@ class UpdateSettings(SettingsGroup):
     max_tokens: Count | None = None
 
     def model_post_init(self, _: Any) -> None:
-        if self.dual_clip is not None and self.loss != "ppo":
-            raise ConfigError(f"dual_clip is for the loss ppo, not for {self.loss}")
+        unused = {"ppo": (), "cispo": ("dual_clip",)}.get(self.loss, OPTIONS)
+        if ignored := [name for name in unused if name in self.token_loss.options]:
+            raise ConfigError(f"the loss {self.loss} has no {ignored[0].removesuffix('_threshold')}")
 
     @property
     def token_loss(self) -> Loss:
@@ -136,6 +138,10 @@ class LearnerSettings(SettingsGroup):
     dtype: Literal["float32", "bfloat16"] = "float32"
     weight_decay: NotNegative = 0.0
     kl_penalty: NotNegative = 0.0
+
+    def model_post_init(self, _: Any) -> None:
+        if self.lora_alpha is not None and not self.lora_rank:
+            raise ConfigError("lora_alpha needs lora_rank")
 
     @property
     def alpha(self) -> int:

@@ -21,6 +21,7 @@ from ...backends.training.settings import LearnerSettings, LoopSettings
 from ...client.data import read_rows
 from ...errors import ConfigError
 from ...gateway.config import ForcedTools, History
+from ...policy.losses import check_options
 from ...runs import locked, read_config, write_config
 from ...runs.folder import make_folder
 from ..models import model_folder
@@ -108,7 +109,8 @@ class LocalRun(LoopSettings):
 
     @classmethod
     def complete(cls, given: dict[str, Any]) -> dict[str, Any]:
-        return fitted(given)
+        clip = dict.fromkeys(("clip_low", "clip_high")) if given.get("loss") == "importance_sampling" else {}
+        return clip | fitted(given)
 
     def model_post_init(self, context: Any) -> None:
         super().model_post_init(context)
@@ -122,6 +124,7 @@ class LocalRun(LoopSettings):
         self.signals.check_temperature(
             trained_temperature(self.selection.sampling_params), "sampling_params.temperature"
         )
+        check_options(self.update.loss, self.update.loss_options)
         check_installed(self.tracker)
         if self.learner.lora_rank and importlib.util.find_spec("peft") is None:
             raise missing_extra(
