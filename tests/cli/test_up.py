@@ -25,6 +25,7 @@ from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.gateway import GatewayClient
 from agentcore_rl_toolkit.runs import RunReader
 from agentcore_rl_toolkit.runtime.agents.environments import fits_here
+from serving import wait_for
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(800)]
 DEADLINE_S = 200.0
@@ -166,6 +167,38 @@ def test_a_second_one_in_the_folder_is_refused(folder: Path, up: tuple[object, S
     assert done.returncode == 2
     assert "another `agentcore-rl up` runs in this folder" in done.stderr
     assert Stack.running(folder) == up[1]
+
+
+def test_a_second_training_on_it_is_refused_while_the_first_one_runs(folder: Path, up: tuple[object, Stack]) -> None:
+    """Both would put their weights into one engine, and each would train on the tokens of the other's policy."""
+    words = ["train", "--agent", "shop/agent.py", "--data", "shop/train.jsonl", "--groups", "1", "--rollouts", "2"]
+    with (folder / "first.log").open("w") as log:
+        first = subprocess.Popen(
+            command(*words, "--steps", "500", "--out", "first"), stdout=log, stderr=log, cwd=folder
+        )
+    try:
+        wait_for(
+            lambda: "step 1 " in (folder / "first.log").read_text() or first.poll() is not None, within_s=DEADLINE_S
+        )
+        assert first.poll() is None, (folder / "first.log").read_text()
+        second = run(folder, *words, "--steps", "1", "--out", "second")
+        assert second.returncode == 1, second.stdout + second.stderr
+        assert "error: another training puts its weights into the engine of `agentcore-rl up`" in second.stderr
+        assert "train --resume --out second" in second.stderr
+    finally:
+        first.send_signal(signal.SIGINT)
+        assert first.wait(DEADLINE_S) == 130
+    again = run(folder, "train", "--resume", "--out", "second", "--json")
+    assert again.returncode == 0, again.stderr
+
+
+def test_a_training_in_another_type_of_numbers_than_the_engines_is_refused(
+    folder: Path, up: tuple[object, Stack]
+) -> None:
+    words = ("train", "--agent", "shop/agent.py", "--data", "shop/train.jsonl", "--steps", "1", "--groups", "1")
+    done = run(folder, *words, "--set", "dtype=bfloat16", "--out", "other")
+    assert done.returncode == 1
+    assert "error: the engine of `agentcore-rl up` computes in float32, not in bfloat16" in done.stderr
 
 
 def test_ctrl_c_ends_all_of_it_and_leaves_nothing(folder: Path, up: tuple[subprocess.Popen[str], Stack]) -> None:

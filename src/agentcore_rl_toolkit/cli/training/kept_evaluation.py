@@ -102,7 +102,7 @@ def finish(item: BatchItem, payload: Mapping[str, Any], fetch: Fetch | None, sco
     """
     capture: Any = None
     record = {k: v for k, v in (item.result or {}).items() if k not in ("rewards", "reward", "turn_rewards")}
-    if item.result is not None and not item.success:  # with the same reason as in a training
+    if item.result is not None and not item.success:  # the reason is that of a training
         ids = {"session_id": str(item.session_id), "input_id": str(item.input_id)}
         error = end_of_record(item.result, **ids, index=item.index or 0).error
         if error is not None and getattr(error, "outcome", None) == item.outcome:

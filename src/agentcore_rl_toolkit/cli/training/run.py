@@ -16,7 +16,7 @@ import click
 
 from ...backends.scorer import scorer_files
 from ...contract import Cause
-from ...errors import AgentCoreRLError
+from ...errors import AgentCoreRLError, ConfigError
 from ..output.commands import nearby, program
 from ..output.failures import Failure
 from ..output.terminal import dialogue_lines, stdout_for_json, visible
@@ -107,6 +107,7 @@ def train(settings: LocalRun, run_dir: Path, console: Console, *, alone: bool = 
             console.print(
                 f"on the services of `agentcore-rl up` ({stack.runtime_url})", highlight=False, soft_wrap=True
             )
+        exits.enter_context(stack.trained())
         started = time.monotonic()
         view = RuntimeView(stack.runtime_url)
         recording = exits.enter_context(
@@ -201,11 +202,15 @@ async def _train(
     learner, teacher_url = settings.learner, settings.signals.teacher_url
     if teacher_url is not None:
         await asyncio.to_thread(teacher_at(teacher_url).check, learner.model or WEIGHTS_DIR)
-    cores = os.cpu_count() or 2
+    cores, dtype = os.cpu_count() or 2, await asyncio.to_thread(engine.connect().dtype) or learner.dtype
+    if engine.engine == "policy" and dtype != learner.dtype:
+        raise ConfigError(
+            f"the engine of `agentcore-rl up` computes in {dtype}, not in {learner.dtype}: leave dtype out"
+        )
     how = {
         "seed": settings.step.seed,
         "temperature": trained_temperature(settings.selection.sampling_params),
-        "dtype": await asyncio.to_thread(engine.connect().dtype) or learner.dtype,
+        "dtype": dtype,
         # With staleness, rollouts run meanwhile.
         "threads": cores if settings.step.max_staleness == 0 else max(1, cores // 2),
     }

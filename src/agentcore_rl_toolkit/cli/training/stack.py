@@ -125,6 +125,16 @@ class Stack:
         write_private(Path.cwd() / FOLDER / "up.json", now.as_json())
         return now
 
+    def trained(self) -> contextlib.AbstractContextManager[None]:
+        """Let one process put weights into the engine until the block ends. Raises: ConfigError if another one does."""
+        if self.pid == os.getpid():
+            return contextlib.nullcontext()
+        return _lock(
+            Path.cwd() / FOLDER / "up.env",
+            "another training puts its weights into the engine of `agentcore-rl up` in this folder: wait until it ends, or train "
+            "in another folder",
+        )
+
     @property
     def tokenizer(self) -> Path:
         """The folder with the tokenizer of its model."""
@@ -138,7 +148,7 @@ class Stack:
         """Let other commands find this stack until the block ends. Yield a file to `source` in a shell."""
         place = folder / FOLDER
         place.mkdir(mode=0o700, exist_ok=True)
-        with _lock(place):
+        with _lock(place / "up.lock", "another `agentcore-rl up` runs in this folder: stop it, or use another folder"):
             shell = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in self.environment().items())
             files = {"up.json": self.as_json(), "up.env": shell}
             for name, text in files.items():
@@ -151,14 +161,14 @@ class Stack:
 
 
 @contextlib.contextmanager
-def _lock(place: Path) -> Iterator[None]:
-    """Lock the folder. Raises: ConfigError when another stack runs in it."""
-    lock = os.open(place / "up.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+def _lock(file: Path, refusal: str) -> Iterator[None]:
+    """Lock a file until the block ends. Raises: ConfigError with ``refusal`` when another process has it."""
+    lock = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ConfigError("another `agentcore-rl up` runs in this folder: stop it, or use another folder") from None
+            raise ConfigError(refusal) from None
         yield
     finally:
         os.close(lock)
