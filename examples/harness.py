@@ -64,7 +64,7 @@ COLUMNS = (
     "seconds",
     "note",
 )
-END_TRAINING_S = 30.0  # after SIGTERM: the services of a training stop in order
+END_TRAINING_S = 30.0  # the time in which the services of a training stop in order after SIGTERM
 LOG_TAIL = 2000  # characters of a session's log that are kept of a rollout that failed
 
 
@@ -189,7 +189,7 @@ class Proof:
     def run(
         self, payloads: Sequence[Mapping[str, Any]], decide: Decide, *, rollout_timeout_s: float | None = None
     ) -> list[Result]:
-        """One rollout of each payload with this solver, in the order of the payloads.
+        """Run one rollout of each payload with this solver. Return the results in the order of the payloads.
 
         A rollout that fails is a result with its outcome and error. Raises: the first exception of ``decide``; ServiceError
         when a part of the stack died.
@@ -275,7 +275,7 @@ class Proof:
             note=note,
         )
         lost, share = summary["lost_rollouts"], summary["usable_tokens"] / max(1, summary["sampled_tokens"])
-        self.check("training: no rollout is lost", value=lost, target=0, ok=lost == 0)
+        self.check("training: lost rollouts", value=lost, target=0, ok=lost == 0)
         self.check("training: every sampled token can be trained on", value=share, target=1.0, ok=share == 1.0)
         if must_gain:
             gain = None if before is None or after is None else after - before
@@ -441,7 +441,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def checks_text(checks: Sequence[Mapping[str, Any]]) -> str:
-    """One line per check."""
+    """Return one line per check."""
     return "\n".join(
         f"{'ok    ' if c['ok'] else 'FAILED'}  {c['name']}: {_cell(c['value'])} (target: {_cell(c['target'])})"
         for c in checks

@@ -111,9 +111,7 @@ def train(
         for group in optimizer.param_groups:
             group["lr"] = rate
         batch = next(stream)
-        logits_BTV = model(input_ids=batch.ids_BT).logits[
-            :, :-1
-        ]  # right padding and causal attention: no mask is needed
+        logits_BTV = model(input_ids=batch.ids_BT).logits[:, :-1]  # right padding and causal attention need no mask
         nats_N = F.cross_entropy(logits_BTV.flatten(0, 1), batch.ids_BT[:, 1:].flatten(), reduction="none")
         weights_N = batch.weights_BT[:, 1:].flatten()
         loss = (nats_N * weights_N).sum() / weights_N.sum()

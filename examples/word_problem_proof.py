@@ -114,7 +114,7 @@ def prove(
         _same(proof, "a wrong number solves none", mean(wrong), 0.0)
         _same(proof, "the calculator is called once per calculation", tool_calls(solved), planned)
         _same(proof, "every model call is recorded", sum(r.turns for r in solved), planned + len(solved))
-        # The policy's failures teach it something: they score 0 and stay among what is trained on.
+        # The policy's failures teach it something, so they score 0 and are trained.
         _same(proof, "running out of tokens scores 0", sum(r.reward == 0.0 for r in cut), len(cut))
         _same(proof, "running out of turns scores 0", sum(r.reward == 0.0 for r in endless), len(endless))
         _same(proof, "and ends after so many model calls", endless[0].turns, MAX_TURNS)

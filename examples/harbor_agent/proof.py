@@ -1,4 +1,4 @@
-"""Prove the Harbor agent: check its tasks, and run an oracle, one that does nothing, one that does half, and one that only talks.
+"""Prove the Harbor agent: check its tasks, and run four solvers: an oracle, and others that do nothing, half, or only talk.
 
     python examples/harbor_agent/proof.py [--quick] [--json FILE] [--here]
 

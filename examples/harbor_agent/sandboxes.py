@@ -376,7 +376,7 @@ class SessionSandbox(_Served):
                     raise PermissionError(13, "not writable", folder)
                 if os.listdir(folder):
                     raise SandboxError(
-                        f"{folder} is not empty: a session that has no sandbox runs one task, on a machine of its own"
+                        f"{folder} is not empty: a session without a sandbox runs one task, on its own machine"
                     )
         except OSError as e:
             raise SandboxError(

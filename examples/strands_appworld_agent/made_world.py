@@ -1,7 +1,7 @@
 """Make one AppWorld task, for machines without the published data; run with AppWorld's own Python: made_world.py ROOT
 
-A person of our own in AppWorld's own tables, an instruction, an evaluation by AppWorld's own test tracker. What the server does
-with it (initialize, execute, evaluate, close) is what it does with the published tasks. It is no part of the benchmark.
+It has a new person in AppWorld's tables, an instruction, and an evaluation by AppWorld's test tracker. The server handles it
+(initialize, execute, evaluate, close) like the published tasks. It is not part of the benchmark.
 """
 
 import json

@@ -1,7 +1,7 @@
 """A scripted model works in a real AppWorld server, one for each rollout, on a task made here: the published data is a download.
 
-AppWorld is taken from `.appworld-env` beside the agent, which is made if it is not there: a session sees the agent's own folder,
-and no other place of this machine.
+AppWorld is in `.appworld-env` next to the agent, because a session sees only the agent's own folder. The script creates this
+environment if it is missing.
 """
 
 import subprocess
@@ -21,7 +21,7 @@ WANTED = ("appworld==0.1.3.post1", "uvicorn")
 
 
 def appworld_python() -> str:
-    """The Python of an environment with AppWorld, which is made if there is none.
+    """Return the Python of an environment with AppWorld. Create the environment if it is missing.
 
     Raises: OSError, subprocess.SubprocessError if that is not possible.
     """

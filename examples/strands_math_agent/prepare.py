@@ -3,8 +3,8 @@
     python prepare.py train.jsonl gsm8k/train.jsonl [--limit N] [--seed S]
     python prepare.py train.jsonl rllm:train      # into rLLM's registry, as gsm8k_agentcore
 
-GSM8K (MIT) is at https://github.com/openai/grade-school-math. Every row is checked: its payload is one that the agent takes, and
-its published solution gets the whole reward. With ``--limit``, the seed chooses the rows at random.
+GSM8K (MIT) is at https://github.com/openai/grade-school-math. The script checks that the agent accepts
+each payload, and that each published solution gets the full reward. With ``--limit``, the seed chooses the rows at random.
 """
 
 from __future__ import annotations

@@ -253,7 +253,7 @@ class _Reader:
                     yield from self._type(member, inherited, owner)
                 elif "=" not in bare and "(" in bare and _method_name(bare):
                     yield self._method(bare, (*inherited, *own), owner, extends, abstract)
-                else:  # an initialiser, or a field whose value has braces
+                else:  # an initializer, or a field whose value has braces
                     self._skip()
                     if "=" in bare:
                         continue

@@ -127,7 +127,7 @@ def verify(tree: Path, scratch: Path, *, limit_s: float) -> Finished:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One test as Surefire reports it."""
+    """A test as Surefire reports it."""
 
     owner: str
     name: str

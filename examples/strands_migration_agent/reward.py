@@ -152,7 +152,7 @@ def _configuration(poms: Mapping[str, bytes]) -> Iterator[str]:
             if _LEAVES_OUT.fullmatch(trail[-1]) and plain and _is_setting(trail):
                 yield f"{path}: {'/'.join(trail[1:])} = {value}"
             if trail[-2:] == ["plugin", "artifactId"] and value in _RUNS_CODE:
-                yield f"{path}: {value} adds sources or runs code of its own"
+                yield f"{path}: {value} adds sources or runs its own code"
 
 
 def _is_setting(trail: list[str]) -> bool:
@@ -210,7 +210,7 @@ def build_findings(project: JavaProject, tree: Path, finished: maven.Finished) -
 
 
 def _tests(expected: Counter[tuple[str, str]], tree: Path) -> tuple[int, list[tuple[str, str]]]:
-    """How many of the expected tests passed, and those that did not. A test of an abstract class runs under other classes."""
+    """Count the expected tests that passed, and list those that did not. A test of an abstract class runs under other classes."""
     cases = list(maven.reports(tree))
     bad = {(case.owner, case.name) for case in cases if not case.passed}
     good = {(case.owner, case.name) for case in cases} - bad

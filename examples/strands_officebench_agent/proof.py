@@ -27,7 +27,7 @@ def tasks() -> Path | None:
 
 
 def _staged(scratch: Path, folder: Path, ids: list[str]) -> Path:
-    """A copy of the example with its tasks beside it: a session sees the agent's own folder, and no other place here."""
+    """Copy the example together with its tasks, because a session sees only the agent's own folder."""
     place = scratch / HERE.name
     shutil.copytree(HERE, place, ignore=shutil.ignore_patterns("tasks", "__pycache__", "solver.py", "proof.py"))
     for name in {task_id.partition("/")[0] for task_id in ids}:

@@ -11,7 +11,7 @@ ENDS = (
     "###STOP###",
     "###TRANSFER###",
     "###OUT-OF-SCOPE###",
-)  # with one of these the benchmark's user ends a conversation
+)  # the benchmark's user ends a conversation with one of these
 GREETING = "Hi! How can I help you today?"
 
 
@@ -53,7 +53,10 @@ class ModelUser:
 
     @classmethod
     def from_env(cls, scenario: str) -> ModelUser:
-        """By ``USER_BASE_URL``, ``USER_MODEL_ID`` and ``USER_API_KEY``. Raises: ValueError when there is no such model."""
+        """Create the user from ``USER_BASE_URL``, ``USER_MODEL_ID`` and ``USER_API_KEY``.
+
+        Raises: ValueError if the model is not set.
+        """
         missing = [name for name in ("USER_BASE_URL", "USER_MODEL_ID") if not os.environ.get(name)]
         if missing:
             raise ValueError(
@@ -70,7 +73,7 @@ class ModelUser:
         return await self.reply(GREETING) or ""
 
     async def reply(self, text: str) -> str | None:
-        self._messages.append({"role": "user", "content": text})  # to this model, the agent is the user
+        self._messages.append({"role": "user", "content": text})  # for this model, the agent is the user
         answer = await self._client.chat.completions.create(model=self._model_id, messages=self._messages)
         said = answer.choices[0].message.content or ""
         self._messages.append({"role": "assistant", "content": said})

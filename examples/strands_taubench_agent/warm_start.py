@@ -94,7 +94,7 @@ def build_tokenizer(texts: Sequence[str], *, vocabulary: int) -> Any:
 
 
 def texts_of(conversations: Sequence[Conversation], tools: Sequence[dict[str, Any]]) -> list[str]:
-    """Each conversation as the template writes it, without the marks that are tokens of their own."""
+    """Return each conversation as the template writes it, without the marks that are separate tokens."""
     bare = Tokenizer(models.BPE())
     bare.add_special_tokens([END_OF_TEXT, START, END])
     renderer = chat_tokenizer(bare, chat_template())

@@ -20,7 +20,7 @@ import agentcore_rl_toolkit.policy
 from agentcore_rl_toolkit.cli.models import model_folder
 from agentcore_rl_toolkit.messages.render import Renderer
 
-HERMES = Path(agentcore_rl_toolkit.policy.__file__).parent / "weights" / "chat_template.jinja"  # of the built-in policy
+HERMES = Path(agentcore_rl_toolkit.policy.__file__).parent / "weights" / "chat_template.jinja"
 
 
 def with_tools(model: Path, folder: Path) -> Path:

@@ -1,4 +1,4 @@
-"""One world of AppWorld's environment server (0.1.3): initialize, execute code, evaluate, close."""
+"""A world of AppWorld's environment server (0.1.3): initialize, execute code, evaluate, close."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Comparator:
     Understood: comparisons, `in`, `and`/`or`/`not`, numbers, text, lists, + - * / % of numbers, `int float str len abs`, and the
     string methods that test or trim. Calling it gives a bool; a value that the expression cannot take (`int('abc')`) gives False.
 
-    Raises: TaskError for anything else, when it is made: the expression is the task's, never the policy's.
+    Raises: TaskError for anything else. The expression belongs to the task, never to the policy.
     """
 
     def __init__(self, source: str) -> None:

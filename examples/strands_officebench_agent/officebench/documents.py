@@ -158,7 +158,7 @@ def read_calendar_text(path: Path) -> str:
 
 @dataclass(frozen=True)
 class Event:
-    """One event of a calendar, in UTC; times without a zone count as UTC, days without a time begin at midnight."""
+    """An event of a calendar, in UTC. Times without a zone count as UTC. Days without a time begin at midnight."""
 
     summary: str
     start: datetime
@@ -209,7 +209,7 @@ def _moment(value: date | datetime) -> datetime:
 
 @dataclass(frozen=True)
 class Email:
-    """One email of an account."""
+    """An email of an account."""
 
     name: str
     sender: str
@@ -251,7 +251,7 @@ def read_email(path: Path) -> Email:
 
 
 def email_account(workspace: Workspace, username: str) -> Path | None:
-    """The folder of a user's emails: of this name, else of this name in other letters or as a part; None if there is none."""
+    """Return the folder of a user's emails: with this name, in any case, or with it as a part. None if none fits."""
     home = workspace.path("emails")
     accounts = (
         sorted(path for path in home.iterdir() if path.is_dir() and not path.is_symlink()) if home.is_dir() else []

@@ -6,7 +6,7 @@ rules, which are used for training, correct the errors of this code:
 - *not contain* means none of the keywords, in a file that is there; published: not all of them, or no file.
 - The text of a sheet is its cells; published: with coordinates, so that the keyword "2" is found in every second row.
 - A number is not found at the beginning of a longer one ("1" in a cell that says 100).
-- A file is read as what its name says, a check's missing `file` is looked for beside `args`, PDFs are compared by their text,
+- A file is read as what its name says, a check's missing `file` is searched next to `args`, PDFs are compared by their text,
   folded calendar lines are unfolded; published: such checks always fail.
 - A folder is not a file.
 
@@ -53,7 +53,7 @@ class Case:
 def judge(task: Task, workspace: Workspace, *, published: bool = False) -> Verdict:
     """Apply all checks of a task to a workspace.
 
-    Raises: TaskError if the task's files are incomplete: then no score is right.
+    Raises: TaskError if the task's files are incomplete.
     """
     case = Case(task, workspace, published)
     reasons = []
@@ -87,7 +87,7 @@ def contain(case: Case, args: Any) -> str | None:
 
 
 def not_contain(case: Case, args: Any) -> str | None:
-    """No keyword is in the text of a file, or in the emails of a user (who need not have any)."""
+    """Check that the text of a file, or the emails of a user (who may have none), contain none of the keywords."""
     try:
         text = _text(case, args)
     except UnreadableFileError:
@@ -157,7 +157,7 @@ def exact_match(case: Case, args: Any) -> str | None:
     else:
         texts = (_file_text(path, args["doc_type"], case.published) for path in (expected, result))
         same = next(texts).strip() == next(texts).strip()
-    return None if same else f"{args['result_file']} is not what was asked for"
+    return None if same else f"{args['result_file']} differs from the request"
 
 
 def calendar_no_overlap(case: Case, args: Any) -> str | None:
@@ -223,7 +223,7 @@ def _found(keyword: str, text: str) -> bool:
 
 
 def _begins(cell: str | None, value: str) -> bool:
-    """Whether a cell begins with a value; a number equal to this number: "5" fits "5 %" and "5.0", not "50" or "5.5"."""
+    """Return whether a cell begins with a value. Numbers must be equal: "5" fits "5 %" and "5.0", not "50" or "5.5"."""
     if cell is None or not cell.startswith(value):
         return False
     rest = cell[len(value) :]

@@ -21,7 +21,7 @@ BESIDE = Path(__file__).parents[1] / "tasks"
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One call of an evaluation function."""
+    """A call of an evaluation function."""
 
     function: str
     args: Mapping[str, Any]
@@ -30,7 +30,7 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """One task: the request, its user and date, and the checks."""
+    """A task: the request, its user and date, and the checks."""
 
     task_id: str  # "2-15/0": the second of three levels, its 15th folder, subtask 0
     text: str
@@ -83,7 +83,7 @@ def tasks_folder(given: Path | str | None = None) -> Path:
 
 
 def load_task(task_id: str, folder: Path | str | None = None) -> Task:
-    """One task. Raises: TaskError if there is none of this id or it is not complete."""
+    """Read a task. Raises: TaskError if no task has this id, or if it is incomplete."""
     root = tasks_folder(folder)
     number, _, subtask = task_id.partition("/")
     path = root / number / "subtasks" / f"{subtask}.json"

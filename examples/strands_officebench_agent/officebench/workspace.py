@@ -124,7 +124,7 @@ class Workspace:
         return path.relative_to(self.root).as_posix()
 
     def _similar(self, path: Path) -> str:
-        """The names beside a missing file, for the model that mistyped."""
+        """Return the names next to a missing file, for a model that mistyped."""
         if path.parent.is_dir() and (names := sorted(other.name for other in path.parent.iterdir())):
             return f"; {self.name(path.parent)} holds: {', '.join(names[:20])}"
         return ""

@@ -1,4 +1,4 @@
-"""Office files to PDF: by LibreOffice where it is installed, else as plain pages of their text."""
+"""Convert office files to PDF with LibreOffice. Without LibreOffice, write plain pages of their text."""
 
 from __future__ import annotations
 

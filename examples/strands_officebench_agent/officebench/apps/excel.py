@@ -53,7 +53,7 @@ class ExcelApp:
         return self.write_rows(file_path, row, [[value]], column)
 
     def write_rows(self, file_path: str, start_row: int, rows: list[list[Value]], start_column: int = 1) -> str:
-        """Write several rows of cells over what is there; the file is made if it is not there.
+        """Write several rows of cells over the present ones. Create the file if it does not exist.
 
         Args:
             file_path: The file

@@ -41,4 +41,4 @@ class OcrApp:
             raise OfficeError(f"reading {file_path} took longer than {TESSERACT_S:.0f} s") from None
         if done.returncode:
             raise OfficeError(f"{file_path} could not be read: {done.stderr.decode(errors='replace')[-200:]}")
-        return done.stdout.decode(errors="replace").strip()[:MAX_SHOWN] or "No text was found."
+        return done.stdout.decode(errors="replace").strip()[:MAX_SHOWN] or "The image has no text."

@@ -1,4 +1,4 @@
-"""A shell of fourteen commands over the workspace. They are Python: no program is started, and no path leads out."""
+"""A shell of fourteen commands over the workspace. They are written in Python. They start no program, and no path leads out."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ class ShellApp:
         return ""
 
     def _pairs(self, words: list[str]) -> list[tuple[Path, str]]:
-        """What `cp` and `mv` act on: each source with the name that it gets."""
+        """Return each source of `cp` or `mv` with its new name."""
         if len(words) < 2:
             raise OfficeError("write SOURCE TARGET")
         *sources, target = words

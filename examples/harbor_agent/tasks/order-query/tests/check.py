@@ -1,4 +1,4 @@
-"""Runs the query on two databases that are made here; writes a reward.json with the parts."""
+"""Run the query on two databases that this file creates. Write a reward.json with the parts."""
 
 import json
 import pathlib
