@@ -52,6 +52,7 @@ ALIVE_SUFFIX = ".alive"
 # InvokeAgentRuntime takes 33 to 256 characters. The id travels in a header, which carries no others and no blank at its ends.
 SESSION_ID_PATTERN = re.compile(r"[!-~][ -~]{31,254}[!-~]")
 MAX_KEY_BYTES = 1024  # S3's own limit on a key
+MAX_DEPTH = 200  # levels of a record
 
 IdValue = str | int | float  # an experiment or input id as a caller writes it. In a key it stands as `str` writes it
 
@@ -269,17 +270,17 @@ _CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {
 _KNOWN = tuple(field.name for field in fields(RolloutConfig) if field.name != "extra")
 
 
-def redact(value: Any) -> Any:
-    """Copy JSON-like data and replace the values of secret-looking keys. Raises: ContractError if it is too deep."""
+def redact(value: Any, levels: float = math.inf) -> Any:
+    """Copy JSON-like data and replace the values of secret-looking keys. Raises: ContractError if it has more levels."""
     try:
-        return _redact(value)
+        return _redact(value, levels)
     except RecursionError:
         raise ContractError("the payload is nested too deeply to be stored") from None
 
 
 def redact_payload(payload: Any) -> Any:
     """Copy a payload as it may be stored: redacted, and without capabilities in its `_rollout` block. Raises: ContractError."""
-    clean = redact(payload)
+    clean = redact(payload, MAX_DEPTH - 1)
     block = clean.get(ROLLOUT_FIELD) if isinstance(clean, dict) else None
     if isinstance(block, dict):
         if isinstance(block.get("base_url"), str):
@@ -293,16 +294,18 @@ def redact_urls(text: str) -> str:
     return _IN_URL.sub(REDACTED, text)
 
 
-def _redact(value: Any) -> Any:
+def _redact(value: Any, levels: float) -> Any:
     if type(value) in _LEAVES:  # most of a payload. The checks below cost more than they look
         return value
+    if levels <= 0:
+        raise RecursionError
     if isinstance(value, Mapping):
         return {
-            k: REDACTED if isinstance(k, str) and k.lower() in SECRET_KEYS and v is not None else _redact(v)
+            k: REDACTED if isinstance(k, str) and k.lower() in SECRET_KEYS and v is not None else _redact(v, levels - 1)
             for k, v in value.items()
         }
     if isinstance(value, (list, tuple)):
-        return [_redact(v) for v in value]
+        return [_redact(v, levels - 1) for v in value]
     return value
 
 

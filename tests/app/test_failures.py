@@ -6,7 +6,9 @@ import json
 import os
 import re
 import signal
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -331,6 +333,17 @@ def test_a_store_that_refuses_for_good_is_answered_at_once_and_frees_the_session
     faulty_s3.fault = lambda _method, _key: None
     agent.rollout(s3_bucket="the-bucket", session="f" * 40)  # the same delivery again, after access was granted
     assert until(faulty_s3.records)[f"exp/input/{'f' * 40}.json"]["rewards"] == 1.0
+
+
+def test_a_delivery_that_comes_while_an_earlier_one_is_refused_is_refused_too(s3_agent: Any, faulty_s3: Any) -> None:
+    refuse = threading.Event()
+    faulty_s3.fault = lambda _method, _key: 403 if refuse.wait(60) else 500
+    with ThreadPoolExecutor() as pool:
+        replies = [pool.submit(s3_agent.invoke, {"s": 600, "_rollout": BUCKET}, "e" * 40) for _ in range(2)]
+        until(lambda: f"delivered again: exp/input/{'e' * 40}.json" in s3_agent.log)
+        refuse.set()
+        assert [reply.result()[1]["status"] for reply in replies] == ["refused", "refused"]
+    until(lambda: s3_agent.ping() == "Healthy")
 
 
 @pytest.mark.system

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.contract import Outcome, record_outcome
+from agentcore_rl_toolkit.contract import MAX_DEPTH, Outcome, record_outcome
 from serving import wait_for
 
 AGENT = """
@@ -253,6 +253,16 @@ def test_a_result_that_cannot_be_stored_is_a_clear_error_record(
     assert record["error_type"] == error_type
     assert record["stop_reason"].startswith(reason)
     assert record_outcome(record) is outcome
+
+
+def test_a_payload_as_deep_as_a_record_is_stored_and_a_deeper_one_is_refused(agent: Any) -> None:
+    deep: Any = 1
+    for _ in range(MAX_DEPTH - 2):
+        deep = [deep]
+    assert agent.run({"x": deep})["payload"]["x"] == deep
+    block = {"exp_id": "exp", "input_id": "input", "s3_bucket": agent.store_url}
+    status, reply = agent.invoke({"x": [deep], "_rollout": block}, "9" * 40)
+    assert (status, reply["error"]) == (500, "the payload is nested too deeply to be stored")
 
 
 def test_the_agents_own_status_and_stop_reason_win(agent: Any) -> None:

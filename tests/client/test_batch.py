@@ -249,6 +249,35 @@ def test_an_iterable_that_raises_ends_its_batch_and_no_other_rollout(
         client.run_batch(broken())
 
 
+def test_a_row_that_its_owner_changes_afterwards_is_sent_as_it_was(
+    client: RolloutClient, runtime: ScriptedRuntime
+) -> None:
+    row: dict[str, Any] = {"script": {}}
+
+    def one_row_again_and_again() -> Iterator[dict[str, Any]]:
+        for row["n"] in range(100):
+            yield row
+
+    client.map(one_row_again_and_again(), 10)
+    futures = []
+    for row["n"] in range(100, 200):
+        futures.append(client.submit(row))
+    concurrent.futures.wait([future._done for future in futures], 60)
+    assert sorted(session.payload["n"] for session in runtime.sessions.values()) == [*range(200)]
+
+
+def test_an_exception_with_fields_like_those_of_our_errors_is_one_items_failure(client: RolloutClient) -> None:
+    class OwnError(Exception):
+        outcome, failure, cause = "solved", 3, "mine"
+
+    def prepare(session_id: str, attempt: int) -> dict[str, Any]:
+        raise OwnError("no address")
+
+    (item,) = client.map(rows(1), prepare=prepare)
+    assert (item.outcome, item.cause, item.failure) == (Outcome.LOST, "infrastructure", None)
+    assert item.error == "OwnError: no address"
+
+
 def test_wrong_settings_end_a_batch_that_has_started_all_its_rollouts(
     client: RolloutClient, runtime: ScriptedRuntime
 ) -> None:
@@ -401,6 +430,25 @@ def test_resume_keeps_failures_unless_told_to_try_them_again(
     assert [item.success for item in retried] == [True, True, True]
     assert retried[0].attempt == 2
     assert runtime.runs == 3
+
+
+def test_a_crash_between_two_attempts_costs_no_attempt(
+    make_client: MakeClient, runtime: ScriptedRuntime, tmp_path: Path
+) -> None:
+    ledger, batch = tmp_path / "l.jsonl", rows(1)
+    runtime.faults.append("424")
+    first = make_client()
+    copies: list[bytes] = []
+
+    def prepare(session_id: str, attempt: int) -> dict[str, Any]:
+        copies.append(ledger.read_bytes())  # the ledger as a crash at this moment leaves it
+        return {}
+
+    assert first.map(batch, ledger=ledger, retries=1, prepare=prepare)[0].success
+    first.close()
+    ledger.write_bytes(copies[1])
+    (item,) = make_client().map(batch, ledger=ledger, resume=True)
+    assert (item.success, item.attempt) == (True, 2)
 
 
 def raising(cause: str, **more: Any) -> dict[str, Any]:

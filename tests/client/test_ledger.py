@@ -139,6 +139,13 @@ def test_ledger_that_cannot_be_written_harms_no_rollout(client: RolloutClient, t
     assert client.stats["stopped"] == 3
 
 
+def test_a_row_with_names_of_several_types_has_a_fingerprint(client: RolloutClient, tmp_path: Path) -> None:
+    row = {"script": {}, "scores": {1: 0.5, "two": 1.0}}
+    assert client.map([row], ledger=tmp_path / "l.jsonl")[0].success
+    assert client.map([row], ledger=tmp_path / "l.jsonl", resume=True)[0].success
+    assert fingerprint({"b": [1], "a": "x"}) == fingerprint({"a": "x", "b": (1,)}) == "a001bb92e0c3bd72"
+
+
 def test_sessions_of_a_ledger_that_no_row_waits_for_are_stopped(
     client: RolloutClient, store_url: str, tmp_path: Path
 ) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 
 import pytest
 
-from agentcore_rl_toolkit.client.transport import MAX_REPLY_BYTES, CallError, Transport, parse_reply
+from agentcore_rl_toolkit.client.transport import MAX_REPLY_BYTES, CallError, Transport, in_thread, parse_reply
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import AgentError, InvalidResultError, RolloutError
 from scripted_runtime import ARN, ScriptedRuntime
@@ -51,6 +52,20 @@ def test_an_agent_that_streams_is_no_rollout_and_is_not_read_to_its_end() -> Non
         with pytest.raises(InvalidResultError, match="with a stream, which is not the reply of a rollout"):
             transport(url, read_timeout_s=60).invoke(new_session_id(), b"{}")
         assert time.monotonic() - began_s < 30
+
+
+async def test_a_call_waits_for_a_thread_and_blocks_no_other_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, refused = threading.Thread.start, [0]
+
+    def start_if_allowed(thread: threading.Thread) -> None:
+        if refused[0] < 3:
+            refused[0] += 1
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_if_allowed)
+    assert await in_thread(threading.get_ident) != threading.get_ident()
+    assert refused == [3]
 
 
 @pytest.mark.parametrize(

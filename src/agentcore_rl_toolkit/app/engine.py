@@ -129,24 +129,26 @@ class Engine:
         if config.proof_key is not None:
             reply[REPLY_FIELD] = SCHEME  # a promise, too: a record without a proof is not ours
         identity = (bucket, key, config.attempt)
+        rollout: Rollout | None
         if identity in self._accepted:
             logger.info("delivered again: %s", key)
-            return reply
-        url = parse_url(bucket)
-        if url.scheme == "file" and is_private(url.prefix):
-            return _refusal(config, key, StorePermissionError("the sandbox of the session has a private folder there"))
-        info = RolloutInfo(
-            config=config,
-            session_id=session_id,
-            result_key=key,
-            payload=redact_payload(payload),
-            train=config.extra.get(TRAIN_FIELD) or function.train,
-        )
-        rollout = Rollout(
-            function=function, args=args, settings=settings, info=info, store=store, heartbeat_s=heartbeat_s
-        )
-        self._begin_once(identity, rollout)
-        if heartbeat_s is not None and settings.store_check_s > 0:
+            rollout = next((r for r in self._live if r.info.result_key == key), None)  # None if it has ended
+        else:
+            url = parse_url(bucket)
+            if url.scheme == "file" and is_private(url.prefix):
+                error = StorePermissionError("the sandbox of the session has a private folder there")
+                return _refusal(config, key, error)
+            info = RolloutInfo(
+                config=config,
+                session_id=session_id,
+                result_key=key,
+                payload=redact_payload(payload),
+                train=config.extra.get(TRAIN_FIELD) or function.train,
+            )
+            about: dict[str, Any] = {"function": function, "args": args, "settings": settings, "info": info}
+            rollout = Rollout(**about, store=store, heartbeat_s=heartbeat_s)
+            self._begin_once(identity, rollout)
+        if rollout is not None and heartbeat_s is not None and settings.store_check_s > 0:
             # The first heartbeat shows if the store accepts objects. Faults that may pass are tried again for longer than this.
             await asyncio.wait({rollout.first_beat}, timeout=settings.store_check_s)
             refusal = rollout.first_beat.result() if rollout.first_beat.done() else None

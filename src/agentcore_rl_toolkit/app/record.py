@@ -22,6 +22,7 @@ from pydantic_core import to_jsonable_python
 from ..contract import (
     CAPABILITY_KEYS,
     INFO_FIELD,
+    MAX_DEPTH,
     POLICY_REWARD_FIELD,
     REDACTED,
     ROLLOUT_FIELD,
@@ -44,7 +45,6 @@ PolicyReward = float | Mapping[str, Any] | None
 RESERVED = ("input_id", "s3_bucket", "result_key", "payload", INFO_FIELD, PROOF_FIELD)
 MAX_TRACEBACK_CHARS = 100_000
 _MIN_SECRET_CHARS = 8  # shorter ones ("EMPTY") are placeholders, and replacing them everywhere would mangle text
-MAX_DEPTH = 200
 MAX_CONVERSIONS = 50
 
 

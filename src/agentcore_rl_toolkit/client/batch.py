@@ -390,7 +390,7 @@ def continue_from(known: Attempt, rollout: Rollout, resume: Resume, *, fixed_inp
     rollout.config = {**rollout.config, "input_id": known.input_id}
     # A failure of the policy is a result, and a retry would be a second draw. An interrupted batch cancels its rollouts.
     failed = known.outcome not in (None, Outcome.OK) and known.cause != Cause.POLICY
-    if known.outcome == Outcome.CANCELLED or (resume == "retry_failed" and failed):
+    if known.outcome == Outcome.CANCELLED or known.retried or (resume == "retry_failed" and failed):
         rollout.attempt = known.attempt + 1
         return
     rollout.known, rollout.session_id, rollout.attempt = known, known.session_id, known.attempt

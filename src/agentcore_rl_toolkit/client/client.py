@@ -460,7 +460,7 @@ class RolloutClient:
         config |= {"model_id": self.model_id} if self.model_id else {}
         return Rollout(
             shared=self._dispatcher,
-            payload=payload,
+            payload=dict(payload),  # the caller may change its own meanwhile
             input_id=input_id,
             session_id=session_id or new_session_id(),
             config={**config, **overrides},

@@ -28,7 +28,8 @@ logger = logging.getLogger(__name__)
 
 def fingerprint(payload: Mapping[str, Any]) -> str:
     """Return a short digest of a payload, the same in every process."""
-    return hashlib.sha256(json.dumps(payload, sort_keys=True, default=repr).encode()).hexdigest()[:16]
+    sent = json.loads(json.dumps(payload, default=repr))  # names of one type, which can be sorted
+    return hashlib.sha256(json.dumps(sent, sort_keys=True).encode()).hexdigest()[:16]
 
 
 @dataclass(kw_only=True)
@@ -39,6 +40,7 @@ class Attempt:
         outcome, cause: as `contract.Outcome` and `contract.Cause` write them.
         proof_key: id of the key from which the session's secret is derived.
         promised: the agent promised to prove its record.
+        retried: another attempt was to follow.
     """
 
     index: int | None
@@ -56,6 +58,7 @@ class Attempt:
     stopped: bool = False
     proof_key: str | None = None
     promised: bool = False
+    retried: bool = False
 
 
 class FileLedger:

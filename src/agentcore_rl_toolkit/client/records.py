@@ -26,6 +26,7 @@ from ..errors import (
     InvalidResultError,
     ObjectNotFoundError,
     ObjectTooLargeError,
+    RolloutError,
     RolloutLostError,
     RolloutTimeoutError,
     StoreError,
@@ -53,8 +54,10 @@ class Verdict:
         """The outcome. Settings, credentials and the store make it `invalid`, the gateway and the caller's own code `lost`."""
         if self.error is None:
             return Outcome.OK
+        if isinstance(self.error, RolloutError):
+            return Outcome(self.error.outcome)
         lasting = isinstance(self.error, AgentCoreRLError) and not isinstance(self.error, GatewayError)
-        return Outcome(getattr(self.error, "outcome", Outcome.INVALID if lasting else Outcome.LOST))
+        return Outcome.INVALID if lasting else Outcome.LOST
 
     @property
     def cause(self) -> Cause | None:
@@ -64,7 +67,7 @@ class Verdict:
     @property
     def failure(self) -> str | None:
         """The policy's failure, if the policy is the cause: a key of `errors.POLICY_FAILURES`."""
-        return getattr(self.error, "failure", None)
+        return self.error.failure if isinstance(self.error, AgentError) else None
 
 
 def judge(

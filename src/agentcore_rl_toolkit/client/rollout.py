@@ -650,7 +650,8 @@ class Dispatcher:
             self.counts[proof.value] += 1
         if proof is Proof.FORGED:
             logger.critical("security: %s", error, extra=self._ids(rollout))
-        known = {} if cause is None else {"cause": cause.value}
+        known: dict[str, Any] = {} if cause is None else {"cause": cause.value}
+        known |= {"retried": True} if event == "retried" else {}
         rollout.ledger.note(rollout.session_id, event="done", outcome=outcome.value, error=error, **known)
         if event == "finished":
             self.counts[outcome.value] += 1

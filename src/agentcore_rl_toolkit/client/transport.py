@@ -39,6 +39,7 @@ HOW_TO_HAVE_THEM = (
 NO_ROLLOUT = (
     "which is not the reply of a rollout: the agent needs a function with @app.rollout_entrypoint on an AgentCoreRLApp"
 )
+NO_THREAD_S = 0.1  # between two tries to start a thread
 MAX_REPLY_BYTES = 2**20  # a reply has ids, a key and a status. The rest of a longer one is not read
 STORE_REFUSED = "StoreRefused"  # code of the error when the agent cannot store its record
 
@@ -81,10 +82,15 @@ async def in_thread(function: Callable[..., Any], *args: Any) -> Any:
         except BaseException as e:
             done.set_result((None, e))
 
-    try:
-        threading.Thread(target=work, name="agentcore-rl-call", daemon=True).start()
-    except RuntimeError:  # no new threads while the interpreter shuts down
-        work()
+    while True:
+        try:
+            threading.Thread(target=work, name="agentcore-rl-call", daemon=True).start()
+            break
+        except RuntimeError:
+            if not threading.main_thread().is_alive():  # no new threads while the interpreter shuts down
+                work()
+                break
+        await asyncio.sleep(NO_THREAD_S)  # the process has as many as it may
     result, error = await asyncio.wrap_future(done)
     if error is not None:
         raise error

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import httpcore
 
+from ...contract import AS_IS
 from .. import roots
 from ..agents import environments
 from ..agents.agent import Agent
@@ -53,7 +54,8 @@ class NodeActor:
         """Unpack an agent's project, build its environment, and load it. Returns the agent as it is here."""
         folder = self._root.path / "agents" / agent.folder
         await asyncio.to_thread(unpack, bundle, folder)
-        python = await asyncio.to_thread(environments.build, environments.Dependencies.beside(folder / path))
+        needs = environments.Dependencies.beside(folder / path, toolkit=AS_IS in self._node.environment(agent))
+        python = await asyncio.to_thread(environments.build, needs)
         here = dataclasses.replace(agent, script=folder / path, python=python)
         await self._node.prepare(here)
         return here
