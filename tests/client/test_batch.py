@@ -283,7 +283,7 @@ def test_wrong_settings_end_a_batch_that_has_started_all_its_rollouts(
 ) -> None:
     runtime.faults.append("404")
     with pytest.raises(ConfigError, match="every rollout would fail like its first ones"):
-        list(client.run_batch([{"script": {"hang": True}}] * 3))
+        list(client.run_batch([{"script": {"cold_start_s": 3.0, "hang": True}}] * 3))
     client.flush()
     assert runtime.live == []
 

@@ -39,7 +39,7 @@ HOW_TO_HAVE_THEM = (
 NO_ROLLOUT = (
     "which is not the reply of a rollout: the agent needs a function with @app.rollout_entrypoint on an AgentCoreRLApp"
 )
-NO_THREAD_S = 0.1  # between two tries to start a thread
+NO_THREAD_S = 0.1  # pause before a thread is asked for again
 MAX_REPLY_BYTES = 2**20  # a reply has ids, a key and a status. The rest of a longer one is not read
 STORE_REFUSED = "StoreRefused"  # code of the error when the agent cannot store its record
 
