@@ -3,8 +3,8 @@
     python scripts/trace_call.py [--relay] [--stream]
 
 The gateway renders the prompt itself (token mode), or passes the chat on (`--relay`). A scripted server answers. The connections
-are open already. A return is a call into a file that the request has passed before, from another file. Comprehensions are no
-calls.
+are open already, and the request continues a conversation. A return is a call into a file that the request has passed before,
+from another file. Comprehensions are no calls, and neither is the continuation of a coroutine.
 """
 
 from __future__ import annotations
@@ -42,11 +42,15 @@ class Trace:
         self.returns = 0
         self.on = False
         self._last = ""
+        self._begun: set[FrameType] = set()
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
         path = frame.f_code.co_filename
         if not self.on or event != "call" or not path.startswith(str(PACKAGE)) or frame.f_code.co_name in _PARTS:
             return
+        if frame in self._begun:
+            return
+        self._begun.add(frame)
         name = str(Path(path).relative_to(PACKAGE))
         if name != self._last:
             self.returns += name in self.calls
@@ -54,11 +58,11 @@ class Trace:
         self.calls[name] += 1
 
 
-def ask(connection: http.client.HTTPConnection, path: str, key: str, stream: bool) -> None:
-    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 8, "stream": stream}
+def ask(connection: http.client.HTTPConnection, path: str, key: str, messages: list[Any], stream: bool) -> bytes:
+    body = {"model": "m", "messages": messages, "max_tokens": 8, "stream": stream}
     headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
     connection.request("POST", path, json.dumps(body), headers)
-    connection.getresponse().read()
+    return connection.getresponse().read()
 
 
 async def traced(engine_url: str, *, relay: bool, stream: bool, trace: Trace) -> None:
@@ -69,9 +73,11 @@ async def traced(engine_url: str, *, relay: bool, stream: bool, trace: Trace) ->
     path = f"/sessions/{session.id}/v1/chat/completions"
     connection = http.client.HTTPConnection(gateway.url.removeprefix("http://"), timeout=30)
     try:
-        for attempt in range(2):  # the first one makes what later ones reuse
-            trace.on = attempt == 1
-            await asyncio.to_thread(ask, connection, path, session.key.decode(), stream)
+        messages: list[Any] = [{"role": "user", "content": "hi"}]
+        reply = await asyncio.to_thread(ask, connection, path, session.key.decode(), messages, False)
+        messages += [json.loads(reply)["choices"][0]["message"], {"role": "user", "content": "bye"}]
+        trace.on = True
+        await asyncio.to_thread(ask, connection, path, session.key.decode(), messages, stream)
         trace.on = False
         connection.close()
     finally:

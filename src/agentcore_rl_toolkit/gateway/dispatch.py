@@ -135,14 +135,14 @@ class Dispatch:
             if request.stream and http.version < HttpVersion11:
                 raise RequestError("a streamed reply needs HTTP/1.1", param="stream")
             # A repetition uses no turn, so it comes before the session's limits.
-            engine = context.new_engine(session, request)
             if (running := running_call(session, request)) is not None:
                 context.counters["turns_joined"] += 1
                 writing = answer(running, http)
-            elif (found := recorded_reply(session, request, engine)) is not None:
+            elif (found := recorded_reply(context, session, request)) is not None:
                 context.counters["turns_joined"] += 1
                 writing = answer_again(*found, headers_of(request, {}), http)
             else:
+                engine = context.new_engine(session, request)
                 engine.compose()
                 writing = answer(Call(context, session, request, engine), http)
         except RequestError as e:

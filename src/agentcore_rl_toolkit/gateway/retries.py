@@ -21,7 +21,7 @@ from typing import Any
 
 from ..errors import CaptureError, GatewayError, UpstreamError
 from .capture.record import TURNS, decode
-from .context import Engine
+from .context import Context
 from .http.request import CallRequest
 from .sessions import REMEMBERED, RecordedReply, Session
 
@@ -38,7 +38,7 @@ def running_call(session: Session, request: CallRequest) -> Any:
     return None
 
 
-def recorded_reply(session: Session, request: CallRequest, engine: Engine) -> tuple[RecordedReply, bytes] | None:
+def recorded_reply(context: Context, session: Session, request: CallRequest) -> tuple[RecordedReply, bytes] | None:
     """Return the recorded reply that a request gets, and its bytes. A record that cannot be read or written counts as none."""
     recent = session.recent
     if recent is None:
@@ -60,7 +60,7 @@ def recorded_reply(session: Session, request: CallRequest, engine: Engine) -> tu
         record = decode(session.store.reader.call(reply.position))
         if lost is None and not request.keyed and time.time() - record.finished_s > MEMORY_S:
             return None
-        return reply, engine.replayed(record)
+        return reply, context.new_engine(session, request).replayed(record)
     except (GatewayError, CaptureError, UpstreamError) as e:
         log.error("session %s: the call that a request repeats is sampled again: %s", session.id, e)
         recent.remove(reply)
