@@ -75,6 +75,22 @@ async def test_a_stream_the_engine_does_not_finish_is_no_finished_answer(
     assert [e["status"] for e in capture.errors] == ["partial"] * 3
 
 
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [(without_an_end, "ended its reply too early"), (lambda reply: {**reply, "choices": []}, "200 without a reply")],
+)
+async def test_a_whole_reply_that_the_engine_did_not_finish_is_an_error(
+    engine: ScriptedEngine,
+    session: SessionHandle,
+    edit: Callable[[dict[str, Any]], dict[str, Any]],
+    words: str,
+) -> None:
+    engine.faults.append(Fault(edit=edit))
+    async with claude(session) as llm:
+        with pytest.raises(anthropic.APIStatusError, match=words):
+            await llm.messages.create(model="m", max_tokens=50, messages=[{"role": "user", "content": "hello"}])
+
+
 async def test_tokens_are_counted_by_the_engine_and_nothing_is_recorded(
     engine: ScriptedEngine, client: GatewayClient, session: SessionHandle
 ) -> None:

@@ -104,6 +104,18 @@ def test_a_prompt_that_is_no_list_of_token_ids_makes_the_turn_invalid(text: byte
     assert (record.status, record.prompt_ids) == (INVALID, b"")
 
 
+def test_a_prompt_that_a_thread_packed_is_used_unless_it_continues_a_call_that_ended_meanwhile() -> None:
+    texts, records = Texts(), [new_record(OK, "a"), new_record(OK, "b", 1)]
+    packed = [Captured([], prompt=text, has_tokens=True) for text in (b"[1,2]", b"[1,2,3]")]
+    for captured in packed:
+        pack_long_prompt(texts, captured)
+    packed[0].prompt_ids = pack_ids([8, 9])  # not packed a second time
+    for record, captured in zip(records, packed, strict=True):
+        complete(record, captured, b"", texts, published=(None, None), stream=False)
+    assert [unpack_ids(record.prompt_ids) for record in records] == [[8, 9], [3]]
+    assert (records[1].prompt_base.call_id, records[1].prompt_base.length) == ("a", 2)
+
+
 @pytest.mark.parametrize(("status", "ids"), [(OK, [1, 2]), (PARTIAL, [1, 2]), (INVALID, [1, 2]), (ERROR, [])])
 def test_a_prompt_is_stored_with_a_reply_and_not_with_a_failure(status: str, ids: list[int]) -> None:
     record = new_record(status)

@@ -117,3 +117,13 @@ def test_versions_of_a_choice_whose_weights_changed_are_read_span_by_span() -> N
     pieces = [p for e in events for p in read(json.dumps(e).encode())]
     assert [p.ids for p in pieces] == [[0, 1], [2, 3, 4]]
     assert [versions(p) for p in pieces] == [("3", "3", None), ("3", "4", [(0, 3), (2, 4)])]
+
+
+@pytest.mark.parametrize(("tokens", "read"), [(200, 20), (4000, 3)])
+def test_each_short_event_is_read_and_of_long_ones_that_repeat_tokens_some(tokens: int, read: int) -> None:
+    """A long answer would cost the square of its length. The last event has all that was left out."""
+    reader = TOKEN_ENGINES["sglang"].reader()
+    events = [answer(("3", 0, n), upto=n, finish=None) for n in range(tokens, tokens + 20)]
+    events[-1]["meta_info"]["finish_reason"] = {"type": "stop"}
+    found = [len(reader(json.dumps(event).encode())) for event in events]
+    assert (sum(found), found[0], found[-1]) == (read, 1, 1)
