@@ -22,7 +22,6 @@ from aiohttp import web
 from ..errors import CaptureError, UpstreamError
 from ..messages.errors import RequestError
 from ..messages.wire import DIALECTS, Delta, StreamEncoder
-from .capture.record import CallRecord, Captured
 from .context import Attempt, Context, Engine
 from .engines.errors import upstream_error
 from .http.request import CallRequest
@@ -57,6 +56,7 @@ class Call:
         self.ended = False
         self.error: RequestError | None = None
         self.cut = False
+        self.record = self._recorder.record
         self._reply = self._recorder.reply
         self._changed = asyncio.Event()  # set when connections can write more
         self._orphan_timer: asyncio.TimerHandle | None = None
@@ -77,10 +77,7 @@ class Call:
             try:
                 reply = await self._sampled()
                 begun = bool(self.buffer)
-                try:
-                    captured = reply.captured()
-                except CaptureError as e:
-                    captured = Captured(choices=[], problem=str(e))
+                captured = reply.captured()
                 await self._recorder.store_reply(captured, begun=begun)
                 if (broken := engine.broken(captured, begun=begun)) is not None:
                     self._end_with(broken)
@@ -236,10 +233,6 @@ class Call:
         """Return the number of connections that the reply is written on."""
         return self._reply.connections
 
-    @property
-    def record(self) -> CallRecord:
-        return self._recorder.record
-
     def enter(self, stage: str, limit_s: float | None) -> None:
         """Begin a stage of the call, which has its own deadline."""
         self.state = stage
@@ -339,19 +332,16 @@ async def answer(call: Call, http: web.BaseRequest) -> web.StreamResponse:
     stream, whole, end = call.request.stream, False, b""
     call.connect()
     try:
-        while not (call.ended or (stream and call.buffer)):
-            if not await call.more():
-                break
+        while not (call.ended or (stream and call.buffer)) and await call.more():
+            pass
         if call.error is not None and not call.buffer:
             return error_response(call.request.dialect, call.error, call.headers)
-        if not stream:
-            response: web.StreamResponse = web.Response(
-                body=bytes(call.buffer), headers=headers_of(call.request, call.headers or {})
-            )
-            await response.prepare(http)
-        else:
-            response = web.StreamResponse(headers=headers_of(call.request, call.headers or {}))
-            await response.prepare(http)
+        headers = headers_of(call.request, call.headers or {})
+        response = (
+            web.StreamResponse(headers=headers) if stream else web.Response(body=bytes(call.buffer), headers=headers)
+        )
+        await response.prepare(http)
+        if stream:
             end = await _write_stream(call, response)
         if call.cut and http.transport is not None:
             await response.write(end)

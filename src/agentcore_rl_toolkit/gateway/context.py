@@ -33,7 +33,7 @@ class Attempt(Protocol):
         """Read a piece of a stream. Raises: CaptureError, UpstreamError."""
 
     def captured(self) -> Captured:
-        """Return the content of the complete reply. Raises: CaptureError."""
+        """Return the content of the complete reply."""
 
 
 class Engine:
@@ -43,10 +43,14 @@ class Engine:
     weight versions of the first and the last token if the engine knows them without its reply.
     """
 
-    _request: CallRequest
     passes = False
     pings = False
     versions: tuple[int | None, int | None] | None = None
+
+    def __init__(self, context: Context, session: Session, request: CallRequest) -> None:
+        self._context = context
+        self._session = session
+        self._request = request
 
     def compose(self) -> None:
         """Put the session's settings into the request, and check it. Raises: RequestError."""

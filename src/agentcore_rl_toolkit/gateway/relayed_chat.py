@@ -25,9 +25,7 @@ class RelayedChat(Engine):
     """
 
     def __init__(self, context: Context, session: Session, request: CallRequest) -> None:
-        self._context = context
-        self._session = session
-        self._request = request
+        super().__init__(context, session, request)
         self.passes = request.dialect == "chat"
         self._numbers = context.engine != "openai"  # a plain OpenAI endpoint has no token ids
         self._sent = b""

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentcore_rl_toolkit.errors import CaptureError
 from agentcore_rl_toolkit.gateway.capture.record import Captured, unpack_ids, unpack_logprobs
 
 from .reading import read_reply, read_stream
@@ -90,13 +89,11 @@ def test_a_stream_that_breaks_off_is_never_complete(cut: int) -> None:
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{", b'{"choices": 3}', b"<html>"])
 def test_what_is_no_reply_is_an_error(body: bytes) -> None:
-    with pytest.raises(CaptureError):
-        read_reply(body)
+    assert read_reply(body).problem
 
 
 @pytest.mark.parametrize("read", [read_reply, lambda body: read_stream([b"data: " + body + b"\n\n"])])
 def test_a_reply_that_is_not_utf8_is_refused_like_any_other_that_cannot_be_read(
-    read: Callable[[bytes], object],
+    read: Callable[[bytes], Captured],
 ) -> None:
-    with pytest.raises(CaptureError, match="cannot be read"):
-        read(b'{"id":"\xff","choices":[]}')
+    assert "cannot be read" in (read(b'{"id":"\xff","choices":[]}').problem or "")

@@ -76,8 +76,7 @@ def test_an_end_is_seen_in_an_event_that_cannot_be_read() -> None:
     choice = {"index": 0, "delta": {"content": parts}, "finish_reason": "stop"}
     [passed] = reader.feed(chunk(choices=[choice]))
     assert passed.final
-    with pytest.raises(CaptureError, match="cannot be read"):
-        reader.captured()
+    assert "cannot be read" in (reader.captured().problem or "")
 
 
 def test_a_usage_chunk_alone_is_no_answer() -> None:

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from ...errors import CaptureError, UpstreamError
+from ...errors import UpstreamError
 from ...messages.errors import NOT_JSON
 from ...messages.render import HINTS
 from ...messages.wire import Delta
@@ -232,12 +232,12 @@ class ReplyReader:
             yield Delta(usage=usage_of(_encode(event.usage)))
 
     def captured(self) -> Captured:
-        """Return the content of the reply so far. Raises: CaptureError when some event could not be read."""
+        """Return the content of the reply, or only its problem if some event could not be read."""
         captured = self._captured
+        if not (self._begun or self._unread) and (sent := self.rest.strip()).startswith((b"{", b"[", b"<")):
+            self._unread = f"the gateway asked the engine for a stream and got something else: {sent[:100]!r}"
         if self._unread is not None:
-            raise CaptureError(self._unread)
-        if not self._begun and (sent := self.rest.strip()).startswith((b"{", b"[", b"<")):
-            raise CaptureError(f"the gateway asked the engine for a stream and got something else: {sent[:100]!r}")
+            return Captured(choices=[], problem=self._unread)
         captured.choices = [each.record(captured, index) for index, each in sorted(self._choices.items())]
         captured.untrainable, captured.reply_id = self.untrainable, self.reply_id or captured.reply_id
         _check(captured)

@@ -39,9 +39,7 @@ class TokenSampling(Engine):
     """Asks a server for token ids."""
 
     def __init__(self, context: Context, session: Session, request: CallRequest, mode: TokenMode) -> None:
-        self._context = context
-        self._session = session
-        self._request = request
+        super().__init__(context, session, request)
         self._mode = mode
         self._call_id = ""
         self._prompt: RenderedPrompt | None = None
