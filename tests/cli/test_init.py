@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -40,6 +41,18 @@ def test_a_new_agent_has_everything(tmp_path: Path, framework: str, monkeypatch:
     assert "agentcore-rl-toolkit" not in (folder / "requirements.txt").read_text()
     for said in [line.strip() for line in done.stdout.splitlines() if line.startswith("    ")]:
         assert "/python -m pytest shop" in f"/{said}" or "/agentcore-rl train --agent shop/agent.py" in f"/{said}"
+
+
+def test_a_new_agent_starts_with_awss_tracing_if_its_packages_have_it(tmp_path: Path) -> None:
+    folder = write(tmp_path / "shop", "plain")
+    (words,) = re.findall(r"^CMD (.*)$", (folder / "Dockerfile").read_text(), re.MULTILINE)
+    (tmp_path / "python").write_text("#!/bin/sh\necho started $*\n")
+    (tmp_path / "opentelemetry-instrument").write_text('#!/bin/sh\necho traced $*; exec "$@"\n')
+    (tmp_path / "python").chmod(0o755)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    for mode, said in ((0o644, "started agent.py\n"), (0o755, "traced python agent.py\nstarted agent.py\n")):
+        (tmp_path / "opentelemetry-instrument").chmod(mode)
+        assert subprocess.run(json.loads(words), env=env, check=True, capture_output=True, text=True).stdout == said
 
 
 def test_a_new_agent_passes_its_own_test_inside_a_project_with_settings_of_its_own(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from .conftest import AGENT, deployment
 ROOT = Path(__file__).parents[2]
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 BUCKET = "records-of-the-shop"
+ROLE = "arn:aws:iam::123456789012:role/mine"
 
 
 @pytest.fixture(scope="module")
@@ -313,6 +314,40 @@ def test_a_role_that_another_made_is_not_changed(account: dict[str, str]) -> Non
     with pytest.raises(ConfigError, match=r"role agentcore-rl-taken .*--role arn:.*--name"):
         deployment(what).up()
     assert iam.list_role_policies(RoleName="agentcore-rl-taken")["PolicyNames"] == []
+
+
+def test_a_deployment_in_another_region_leaves_the_role_of_the_first(account: dict[str, str]) -> None:
+    """Roles belong to no region: sessions of the first one would lose their rights."""
+    iam = boto3.client("iam")
+    what = Settings(name="everywhere", image=f"local://{account['agent']}", platform=this_platform())
+    first, second = (
+        deployment(what, calls=Calls(region=region, rehearse=False, say=lambda _: None))
+        for region in ("us-west-2", "eu-west-1")
+    )
+    first.up()
+    trust = iam.get_role(RoleName="agentcore-rl-everywhere")["Role"]["AssumeRolePolicyDocument"]
+    with pytest.raises(ConfigError, match=r"agentcore-rl-deployment=everywhere-eu-west-1.*--role arn:.*--name"):
+        second.up()
+    assert second._resources.remove_role("agentcore-rl-everywhere") is False
+    assert iam.get_role(RoleName="agentcore-rl-everywhere")["Role"]["AssumeRolePolicyDocument"] == trust
+    assert first.remove()
+    assert "agentcore-rl-everywhere" not in [role["RoleName"] for role in iam.list_roles()["Roles"]]
+
+
+def test_an_agent_that_another_tool_made_is_not_changed(account: dict[str, str]) -> None:
+    control = boto3.client("bedrock-agentcore-control")
+    what = Settings(name="other", image=f"local://{account['agent']}", platform=this_platform(), role=ROLE)
+    with pytest.raises(ConfigError, match=r"the agent other was not made by .*nothing is changed.*--name"):
+        deployment(what).up()
+    (agent,) = [a for a in control.list_agent_runtimes()["agentRuntimes"] if a["agentRuntimeName"] == "other"]
+    assert agent["agentRuntimeVersion"] == "1"
+
+
+def test_two_folders_with_long_names_are_no_common_agent(tmp_path: Path) -> None:
+    folder = tmp_path / "an-agent-whose-folder-has-a-name-of-more-than-48-letters"
+    folder.mkdir()
+    done = CliRunner().invoke(command, ["--agent", str(folder), "--smoke", "none", "--dry-run"])
+    assert "at most 48" in str(done.exception)
 
 
 @pytest.mark.parametrize(

@@ -169,12 +169,13 @@ def test_a_dockerfile_of_the_project_is_kept(project: Path, tmp_path: Path) -> N
     assert not any("agentcore_rl_requirements" in path.name for path in files_of(staged))
 
 
+@pytest.mark.parametrize("package", ["aws-opentelemetry-distro>=0.10", "AWS_OpenTelemetry.Distro"])
 @pytest.mark.parametrize("score_ready", [False, True])
 def test_an_agent_with_awss_tracing_starts_with_it(
-    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, score_ready: bool
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, score_ready: bool, package: str
 ) -> None:
     text = (project / "pyproject.toml").read_text()
-    (project / "pyproject.toml").write_text(text.replace('["httpx"]', '["aws-opentelemetry-distro>=0.10"]'))
+    (project / "pyproject.toml").write_text(text.replace('["httpx"]', f'["{package}"]'))
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(project / "none"))

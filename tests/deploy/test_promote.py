@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import functools
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +17,10 @@ from urllib.parse import unquote
 import boto3
 import pytest
 from click.testing import CliRunner, Result
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from agentcore_rl_toolkit.cli.main import cli
 from agentcore_rl_toolkit.cli.production import compare
@@ -32,7 +38,9 @@ from agentcore_rl_toolkit.weights.engines import EngineAddress
 from serving import hosted, serving
 
 from .loopback_aws import LoopbackAWS
+from .test_iam import ASKS_FOR_NONE, RIGHTS
 
+ROOT = Path(__file__).parents[2]
 BUCKET = "models-of-a-test"
 IDS = list(range(20, 60))
 ARN = "arn:aws:bedrock-agentcore:us-west-2:123456789012:runtime/shop-5RAgoLKvAy"
@@ -63,6 +71,18 @@ def record(folder: Path, logprobs: list[float | None]) -> None:
         )
 
 
+def rights_of_the_page() -> set[str]:
+    """The actions that the page lists for the user of the command."""
+    text = (ROOT / "docs" / "production.md").read_text().partition("The user of `promote` needs these rights:")[2]
+    lists = re.findall(r"^([a-z0-9-]+): ([^:]+)$", text.split("```")[1], re.MULTILINE)
+    return {f"{service}:{name}" for service, names in lists for name in names.split() if name[0].isupper()}
+
+
+def right_of(service: str, operation: str) -> str:
+    action = f"{service.removesuffix('-control').removesuffix('-runtime')}:{operation}"
+    return RIGHTS.get(action, action)
+
+
 @pytest.fixture
 def aws_of_models(account: dict[str, str], engine: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackAWS]:
     for module, pause_s in (
@@ -82,6 +102,13 @@ def aws_of_models(account: dict[str, str], engine: str, monkeypatch: pytest.Monk
             clients[which] = make(calls, service)
         return clients[which]
 
+    rights, call = rights_of_the_page(), Calls.__call__
+
+    def with_these_rights(calls: Calls, service: str, operation: str, **parameters: Any) -> Any:
+        assert right_of(service, operation) in {*rights, ASKS_FOR_NONE}
+        return call(calls, service, operation, **parameters)
+
+    monkeypatch.setattr(Calls, "__call__", with_these_rights)
     monkeypatch.setattr(Calls, "_client", client)
     monkeypatch.setattr(resources, "ROLE_PAUSE_S", 0.01)
     with ScriptedModel(lambda messages, _: "It is 7.") as answering:
@@ -169,6 +196,11 @@ def test_a_model_is_put_on_an_endpoint_updated_and_removed(
     assert prices[0]["agent_dollars"] is not None
     assert prices[1] == {"agent_dollars": None, "model_dollars": None}
 
+    (config,) = aws_of_models.configs.values()
+    config["ProductionVariants"][0]["InitialInstanceCount"] = 3
+    url = f"{os.environ['AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME']}/endpoints/agentcore-rl-refund/openai/v1"
+    assert sagemaker.dollars_per_hour_at(url) == pytest.approx(3 * 1.1267)
+
     larger = promote(*words, "--instance", "ml.g6e.2xlarge")
     assert "endpoint agentcore-rl-refund: is updated" in larger.output
     assert "price per hour unknown" in larger.output
@@ -202,7 +234,8 @@ def test_only_an_endpoint_of_sagemaker_has_a_price(
     regions: list[str | None] = []
 
     def described(service: str, operation: str, **parameters: Any) -> Any:
-        return {"EndpointConfigName": "c", "ProductionVariants": [{"InstanceType": "ml.g6.xlarge"}]}
+        variant = {"VariantName": "v", "InstanceType": "ml.g6.xlarge", "CurrentInstanceCount": 1}
+        return {"EndpointConfigName": "c", "ProductionVariants": [variant]}
 
     def calls(**options: Any) -> Any:
         regions.append(options["region"])
@@ -215,6 +248,12 @@ def test_only_an_endpoint_of_sagemaker_has_a_price(
     monkeypatch.setenv("AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME", "http://127.0.0.1:9/")
     assert sagemaker.dollars_per_hour_at(f"{host}/endpoints/refund/openai/v1") == price
     assert regions == ([] if price is None else [region])
+
+
+def test_two_long_names_are_no_common_model(tmp_path: Path) -> None:
+    folder = tmp_path / "a-run-whose-name-has-more-than-36-letters"
+    shutil.copytree(WEIGHTS_DIR, folder)
+    assert "give a --name of at most 36" in str(promote(str(folder), "--bucket", BUCKET, "--dry-run").exception)
 
 
 def test_names_in_another_case_are_one_model(run: Path, aws_of_models: LoopbackAWS) -> None:
@@ -239,7 +278,7 @@ def test_logprobs_of_other_weights_stop_the_promotion(
     if interrupted:
         with monkeypatch.context() as patched:
             patched.setattr("agentcore_rl_toolkit.deploy.calls.Calls", Mortal)
-            assert killed(3, *words) == "UpdateEndpoint"
+            assert killed(4, *words) == "UpdateEndpoint"
     done = promote(*words)
     assert "does not serve the weights of the run" in str(done.exception)
     assert aws_of_models.endpoints["agentcore-rl-refund"]["EndpointConfigName"] == earlier
@@ -248,6 +287,38 @@ def test_logprobs_of_other_weights_stop_the_promotion(
     unknown = promote(str(other / "policy"), "--bucket", BUCKET, "--name", "refund")
     assert (unknown.exit_code, "logprobs: the model returned none" in unknown.output) == (0, True), unknown.output
     assert promote(str(run), "--bucket", BUCKET, "--remove").exit_code == 0
+
+
+def test_a_rejected_model_never_serves_again(
+    run: Path, aws_of_models: LoopbackAWS, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = (str(run), "--bucket", BUCKET)
+    (earlier,) = aws_of_models.configs if promote(*words).exit_code == 0 else ()
+    other = tmp_path / "refund"
+    save_policy(load_policy()[0], other / "policy")
+    write_config(other, {"kind": "train"})
+    record(other, [None] + [-1.0] * (len(IDS) - 1))
+
+    async def overflowing(request: Request) -> Response:
+        each = ", ".join(f'{{"{token}": {{"logprob": NaN}}}}' for token in IDS[1:])
+        return Response(f'{{"choices": [{{"prompt_logprobs": [null, {each}]}}]}}', media_type="application/json")
+
+    with (
+        hosted(Starlette(routes=[Route("/v1/completions", overflowing, methods=["POST"])])) as url,
+        monkeypatch.context() as patched,
+    ):
+        patched.setattr(aws_of_models, "engine_url", url)
+        rejected = promote(str(other), "--bucket", BUCKET, "--name", "refund", "--instance", "ml.g6e.2xlarge")
+    assert "does not serve the weights of the run" in str(rejected.exception)
+    assert aws_of_models.endpoints["agentcore-rl-refund"]["EndpointConfigName"] == earlier
+    assert len(aws_of_models.configs) == 2
+    chat, aws_of_models.chat_url = aws_of_models.chat_url, "http://127.0.0.1:1"
+    failed = promote(*words)
+    assert failed.exit_code != 0
+    assert "its endpoint stays" in failed.output
+    assert aws_of_models.endpoints["agentcore-rl-refund"]["EndpointConfigName"] == earlier
+    aws_of_models.chat_url = chat
+    assert promote(*words, "--remove").exit_code == 0
 
 
 class KilledError(BaseException):
@@ -577,6 +648,77 @@ def test_an_endpoint_gets_the_model_and_keeps_its_code(
     deploy()
 
 
+def test_a_repeated_promotion_leads_back_to_the_same_code(
+    run: Path, aws_of_models: LoopbackAWS, account: dict[str, str]
+) -> None:
+    """The version before the promoted one may be code that this endpoint never had, and have another role."""
+    arn, runtime, role = agent_of(account)
+    control, iam = boto3.client("bedrock-agentcore-control"), boto3.client("iam")
+    now = control.get_agent_runtime(agentRuntimeId=runtime)
+    fields = {name: now[name] for name in ("agentRuntimeArtifact", "networkConfiguration")}
+    update = functools.partial(control.update_agent_runtime, agentRuntimeId=runtime, **fields)
+    released = update(roleArn=now["roleArn"], environmentVariables={"CODE": "released"})["agentRuntimeVersion"]
+    control.create_agent_runtime_endpoint(agentRuntimeId=runtime, name="prod")
+    iam.create_role(RoleName="of-the-next", AssumeRolePolicyDocument="{}")
+    update(roleArn=f"{now['roleArn'].rpartition('/')[0]}/of-the-next", environmentVariables={"CODE": "unreleased"})
+
+    words = (str(run), "--bucket", BUCKET, "--agent", arn, "--endpoint", "prod")
+    for _ in range(2):
+        done = promote(*words, "--json")
+        assert (done.exit_code, json.loads(done.stdout)["version_before"]) == (0, released), done.output
+    assert iam.list_role_policies(RoleName=role)["PolicyNames"] == ["agentcore-rl-model-refund"]
+    assert iam.list_role_policies(RoleName="of-the-next")["PolicyNames"] == []
+    assert promote(*words, "--remove").exit_code == 0
+    assert iam.list_role_policies(RoleName=role)["PolicyNames"] == []
+    assert nothing_is_left(aws_of_models)
+    control.delete_agent_runtime_endpoint(agentRuntimeId=runtime, endpointName="prod")
+    update(roleArn=now["roleArn"], environmentVariables={})
+
+
+@pytest.mark.parametrize("to", ["sagemaker", "bedrock"])
+def test_an_agent_gets_a_model_back_that_was_hosted_without_this_command(
+    run: Path, aws_of_models: LoopbackAWS, account: dict[str, str], to: str
+) -> None:
+    arn, runtime, _ = agent_of(account)
+    control = boto3.client("bedrock-agentcore-control")
+    now = control.get_agent_runtime(agentRuntimeId=runtime)
+    fields = {name: now[name] for name in ("agentRuntimeArtifact", "roleArn", "networkConfiguration")}
+    theirs = {"modelArn": bedrock_arn(7), "modelName": "theirs", "creationTime": 0}
+    aws_of_models.imported[theirs["modelArn"]] = theirs
+    own = {
+        "sagemaker": {"AGENTCORE_RL_MODEL_URL": "https://runtime.example/endpoints/theirs/openai/v1"},
+        "bedrock": {"AGENTCORE_RL_MODEL_ID": theirs["modelArn"]},
+    }[to]
+    control.update_agent_runtime(agentRuntimeId=runtime, environmentVariables=own, **fields)
+    words = (str(run), "--to", to, "--bucket", BUCKET, "--agent", arn, "--tool-parser", "none")
+    assert promote(*words).exit_code == 0
+    removed = promote(*words, "--remove")
+    assert removed.exit_code == 0, (removed.output, removed.exception)
+    assert control.get_agent_runtime(agentRuntimeId=runtime)["environmentVariables"] == own
+    control.update_agent_runtime(agentRuntimeId=runtime, environmentVariables={}, **fields)
+
+
+def test_a_slow_agent_runs_each_row_once(
+    run: Path, aws_of_models: LoopbackAWS, account: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[bytes] = []
+
+    async def slow(request: Request) -> Response:
+        sent.append(await request.body())
+        await asyncio.sleep(1.5)
+        return Response("{}", media_type="application/json")
+
+    monkeypatch.setattr("agentcore_rl_toolkit.deploy.calls.DEADLINE_S", 0.5)
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "hello"}\n')
+    words = (str(run), "--bucket", BUCKET, "--agent", agent_of(account)[0])
+    with hosted(Starlette(routes=[Route("/{path:path}", slow, methods=["POST"])])) as url:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_BEDROCK_AGENTCORE", url)
+        done = promote(*words, "--rows", str(rows))
+    assert (done.exit_code, sent) == (0, [b'{"prompt": "hello"}']), done.output
+    assert promote(*words, "--remove").exit_code == 0
+
+
 def test_the_next_import_leaves_the_right_to_call_the_one_in_use(
     run: Path, aws_of_models: LoopbackAWS, account: dict[str, str]
 ) -> None:
@@ -661,7 +803,11 @@ def test_a_bundle_gets_a_version_with_the_models_address(
         (("--roll-back", "1"), "need --agent"),
         (("--roll-back", "1", "--agent", ARN, "--bundle", "x"), "neither --bundle"),
         (("--roll-back", "1", "--agent", ARN, "--remove"), "nor --remove"),
-        (("--out", "folder"), "--out is for --to folder only"),
+        (("--out", "folder"), "--to sagemaker takes no --out"),
+        (("--to", "bedrock", "--instance", "ml.g6.xlarge"), "--to bedrock takes no --instance"),
+        (("--to", "folder", "--remove"), "--to folder takes no --remove"),
+        (("--to", "folder", "--agent", ARN), "--to folder takes no --agent"),
+        (("--endpoint", "prod"), "need --agent"),
         (("--agent", "arn:aws:bedrock-agentcore:us-west-2:1:runtime/a/runtime-endpoint/b"), "not the ARN of an agent"),
         (("--agent", "arn:aws:bedrock-agentcore:us-east-1:1:runtime/a"), "the agent is in the region us-east-1"),
     ],

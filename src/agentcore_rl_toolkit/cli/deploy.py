@@ -185,7 +185,7 @@ def _name(name: str | None, folder: Path | None, end: str = "") -> str:
     if name is None:
         if folder is None:
             raise ConfigError("--image needs --name, the agent's name on AWS")
-        name = re.sub(r"[^A-Za-z0-9]+", "_", folder.resolve().name).strip("_")[: 48 - len(end)] + end
+        name = re.sub(r"[^A-Za-z0-9]+", "_", folder.resolve().name).strip("_") + end
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{0,47}", name):
         raise ConfigError(
             f"{name!r} cannot be a name: letters, digits and underscores, at most 48, a letter first. Give one with --name"

@@ -53,12 +53,14 @@ class Agent:
             raise ConfigError(f"agent {self.id}: {found['status']}: {found.get('failureReason', 'no reason given')}")
         return now
 
+    def settings(self, version: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields of a version that an update takes. An update replaces every field, so each one is sent as it is."""
+        takes = self._call.parameters_of(CONTROL, "UpdateAgentRuntime") - {"agentRuntimeId"}
+        return {name: value for name, value in version.items() if name in takes and value}
+
     def update(self, now: Mapping[str, Any], **changes: Any) -> str | None:
         """Make a version like ``now`` with these changes. Returns its number, or None in a rehearsal."""
-        # An update replaces every field, so each one is sent as it is.
-        takes = self._call.parameters_of(CONTROL, "UpdateAgentRuntime") - {"agentRuntimeId"}
-        fields = {name: value for name, value in now.items() if name in takes and value}
-        made = self._control("UpdateAgentRuntime", **{**fields, **changes})
+        made = self._control("UpdateAgentRuntime", **{**self.settings(now), **changes})
         return None if made is None else str(made["agentRuntimeVersion"])
 
     def endpoints(self) -> list[Mapping[str, Any]]:
@@ -136,8 +138,7 @@ class AgentRuntime:
             new = {"agentRuntimeName": s.name, "tags": s.tags, **wanted}
             made = self._until_role_is_known(lambda: self._control("CreateAgentRuntime", **new)) or {}
             return Deployed(arn=made.get("agentRuntimeArn"), version=made.get("agentRuntimeVersion"), changed=True)
-        if s.score_ready:
-            self._must_be_ours(arn, "nothing is changed. Deploy the version for rollouts under another --name")
+        self._must_be_ours(arn, "nothing is changed. Choose another --name")
         if (model := model_variables(now)) and s.environment.keys().isdisjoint(VARIABLES.values()):
             self._call.say(f"agent {s.name}: keeps its model ({', '.join(model)}); `--env` with one of them changes it")
             wanted["environmentVariables"].update(model)

@@ -23,9 +23,9 @@ AGENTCORE_PLATFORM = "linux/arm64"
 UV_PLATFORMS = {"linux/arm64": "aarch64-manylinux_2_28", "linux/amd64": "x86_64-manylinux_2_28"}
 BUILD_S, PUSH_S, RESOLVE_S, ANSWER_S = 3600.0, 3600.0, 900.0, 30.0
 # Patterns of names of files and folders, in lower case. `deploy` writes .env itself, and rows may contain the answers.
-_SECRETS = """.aws .azure .docker .env* .git-credentials .gnupg .kube .netrc .npmrc .pgpass .pypirc .ssh .*credentials* *.env
-    *.jks *.kdbx *.key *.keystore *.p12 *.pem *.pfx *.ppk client_secret*.json credentials*.json id_ecdsa* id_ed25519* id_rsa*
-    secrets.json secrets.toml secrets.y*ml service[-_]account*.json"""
+_SECRETS = """.aws .azure .docker .env* .git-credentials .gnupg .kube .netrc .npmrc .pgpass .pypirc .ssh .vault-token
+    .*credentials* *.env *.jks *.kdbx *.key *.keystore *.p12 *.p8 *.pem *.pfx *.ppk client_secret*.json
+    credentials*.json gha-creds-*.json id_dsa* id_ecdsa* id_ed25519* id_rsa* kubeconfig secrets.json secrets.toml secrets.y*ml service[-_]account*.json"""
 _STATE = """.agentcore-rl .git .ipynb_checkpoints .mypy_cache .pytest_cache .ruff_cache .terraform .venv .venvs *.ipynb
     *.tfstate* *.tfvars __pycache__ node_modules"""
 _ROWS = "eval.jsonl rows.jsonl train.jsonl"
@@ -34,6 +34,7 @@ START_FILE, REQUIREMENTS = "agentcore_rl_start.py", "agentcore_rl_requirements.t
 NAMES_PACKAGES = {"requirements.txt", "pyproject.toml", "uv.lock"}
 # A requirement that is the toolkit, by its name or the path of its wheel.
 _OURS = re.compile(rf"\s*(?:\./)?(?:wheels/)?{TOOLKIT.replace('-', '[-_]')}(?![-_]?[a-z])", re.IGNORECASE)
+_TRACING = re.compile(r"\s*aws[-_.]opentelemetry[-_.]distro(?![\w-])", re.IGNORECASE)
 
 
 def this_platform() -> str:
@@ -266,7 +267,7 @@ def _lines_of(requirements: Path) -> Iterator[str]:
 
 def tracing_of(packages: Iterable[str]) -> list[str]:
     """Return the word before the command that traces the agent, if AWS's distribution of OpenTelemetry is a package of it."""
-    return ["opentelemetry-instrument"] if any(line.startswith("aws-opentelemetry-distro") for line in packages) else []
+    return ["opentelemetry-instrument"] if any(map(_TRACING.match, packages)) else []
 
 
 def make_archive(folder: Path, *, target: str, python: str, into: Path) -> Path:

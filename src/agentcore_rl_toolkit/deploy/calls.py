@@ -15,6 +15,7 @@ from ..store.remote import find_region, find_session
 T = TypeVar("T")
 Find = Callable[[], Mapping[str, Any] | None]
 DEADLINE_S = 60.0
+AGENT_S = 900.0  # AgentCore ends a request without streaming then
 # Calls that change nothing: a rehearsal sends them, so that it shows what would happen to what is there.
 HARMLESS = ("Get", "List", "Describe", "Head")
 # A rehearsal without credentials shows what would happen in an account that has nothing yet.
@@ -177,8 +178,9 @@ class Calls:
         from botocore.config import Config
 
         if service not in self._clients:
-            retries: Any = {"total_max_attempts": 5, "mode": "standard"}
-            config = Config(connect_timeout=10, read_timeout=DEADLINE_S, retries=retries)
+            once = service == "bedrock-agentcore"  # a slow agent would run again
+            retries: Any = {"total_max_attempts": 1 if once else 5, "mode": "standard"}
+            config = Config(connect_timeout=10, read_timeout=AGENT_S if once else DEADLINE_S, retries=retries)
             self._clients[service] = self._session.client(service, region_name=self.region, config=config)
         return self._clients[service]
 

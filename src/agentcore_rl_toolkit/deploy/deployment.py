@@ -45,7 +45,7 @@ class Deployment:
     def __init__(self, settings: Settings, calls: Calls) -> None:
         self.settings, self._call, self._say = settings, calls, calls.say
         self._agent = AgentRuntime(settings, calls)
-        self._resources = Resources(settings.name, calls)
+        self._resources = Resources(f"{settings.name}-{calls.region}", calls)  # a role belongs to no region
         self._s3, self._ecr = partial(calls, "s3"), partial(calls, "ecr")
 
     # -- up
@@ -222,7 +222,7 @@ class Deployment:
         left: list[str] = []
         self._agent.remove()
         if not self._resources.remove_role(s.role_name):
-            left.append(f"the role {s.role_name}, which this command did not make")
+            left.append(f"the role {s.role_name}, which this command did not make in {self._call.region}")
         self._remove_repository(left)
         if s.bucket is not None:
             self._resources.remove_objects(s.bucket, f"{iam.ARCHIVES}/{s.name}/")

@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 
 FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 FOLDER = click.Path(path_type=Path, file_okay=False)
+NOT_TAKEN = {
+    "sagemaker": "out",
+    "bedrock": "out instance image",
+    "folder": "name instance role image agent bundle rows roll_back remove",
+}
 # vLLM's name of each of our parsers.
 VLLM_PARSERS = {
     "deepseek": "deepseek_v3",
@@ -105,6 +110,8 @@ def command(model: Path, to: str, **options: Any) -> None:
         if not options["as_json"]:
             click.echo(visible(line))
 
+    if wrong := [name for name in NOT_TAKEN[to].split() if options[name]]:
+        raise ConfigError(f"--to {to} takes no --{wrong[0].replace('_', '-')}")
     if to == "folder":
         folder = _folder(model, options)
         facts = _read(folder, options["tool_parser"])
@@ -112,8 +119,6 @@ def command(model: Path, to: str, **options: Any) -> None:
         result = {"folder": str(folder), "command": f"vllm serve {shlex.quote(str(folder))}{flags}"}
         say(f"{nearby(folder)}: {facts.size}")
         say(f"Serve it with:  {result['command']}")
-    elif options["out"] is not None:
-        raise ConfigError("--out is for --to folder only")
     else:
         result = _promote(model, to, options, Calls(region=options["region"], rehearse=options["dry_run"], say=say))
     if options["as_json"]:
@@ -126,8 +131,8 @@ def _promote(model: Path, to: str, options: Mapping[str, Any], calls: Calls) -> 
     from . import proof
 
     arn, back, say = options["agent"], options["roll_back"], calls.say
-    if arn is None and (options["bundle"] or options["rows"] or back):
-        raise ConfigError("--bundle, --rows and --roll-back need --agent ARN")
+    if arn is None and (options["bundle"] or options["rows"] or back or options["endpoint"] != "DEFAULT"):
+        raise ConfigError("--bundle, --rows, --endpoint and --roll-back need --agent ARN")
     agent = None if arn is None else AgentSwitch(arn, options["endpoint"], calls)
     if agent is not None and back is not None:
         if options["bundle"] or options["remove"]:
@@ -188,8 +193,7 @@ def _promote(model: Path, to: str, options: Mapping[str, Any], calls: Calls) -> 
 def _name(model: Path, name: str | None) -> str:
     """Return the model's name in production. Raises: ConfigError."""
     run = model.parent.name if model.name == "policy" else model.name
-    name = name or re.sub(r"[^A-Za-z0-9]+", "-", run).strip("-")[:36].rstrip("-")
-    name = name.lower()  # SageMaker may not distinguish case
+    name = (name or re.sub(r"[^A-Za-z0-9]+", "-", run).strip("-")).lower()  # SageMaker may not distinguish case
     if not re.fullmatch(r"(?=.{1,36}$)[a-z0-9]+(-[a-z0-9]+)*", name):
         raise ConfigError(
             f"{name!r} cannot be the name of a model in production: give a --name of at most 36 letters, digits and hyphens"

@@ -29,10 +29,12 @@ def of_model(host: SageMakerEndpoint | ImportedModel, model: Path, calls: Calls)
         return {}
     try:
         _check_answer(_post(host.address["base_url"], str(calls.region)), calls)
-        return _compare_logprobs(host, model, calls)
+        found = _compare_logprobs(host, model, calls)
     except ConfigError:
         host.reject()
         raise
+    host.accept()
+    return found
 
 
 def _check_answer(reply: Any, calls: Calls) -> None:
@@ -79,7 +81,7 @@ def _compare_logprobs(host: SageMakerEndpoint, model: Path, calls: Calls) -> dic
     calls.say(
         f"logprobs of {len(gaps)} tokens in {len(recorded)} sequences differ by {mean:.2g} on average from the run's"
     )
-    if mean > MAX_MEAN_GAP:
+    if not mean <= MAX_MEAN_GAP:  # also NaN, of a model that overflows
         raise ConfigError(
             f"the endpoint does not serve the weights of the run: the logprobs differ by {mean:.2g} on average, and rounding "
             f"explains at most {MAX_MEAN_GAP:g}"

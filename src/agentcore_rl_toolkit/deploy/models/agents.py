@@ -15,7 +15,6 @@ from ..resources import NO_ENTITY, Resources
 
 POLICY = "agentcore-rl-model-"
 _ARN = re.compile(r"arn:[^:]+:bedrock-agentcore:([^:]+):\d+:runtime/([^/]+)")
-_PROMOTED = re.compile(r"/endpoints/[^/]+/openai/v1$|:imported-model/")  # an address that `promote` gave to an agent
 
 
 class AgentSwitch:
@@ -35,16 +34,15 @@ class AgentSwitch:
 
     def allow(self, name: str, rights: iam.Policy) -> None:
         """Give the agent's role these rights, under this name: each model and bundle has its own, so roll-backs keep theirs."""
-        role = self._role_of(self._agent.ready())
+        role = self._role_of(self._current())
         if Resources("", self._call).put_role_policy(role, POLICY + name, rights):
             self._call.step(f"role {role}", f"given the rights {POLICY}{name}")
 
     def forbid(self, name: str) -> None:
         """Take the rights of this name from the agent's role."""
-        now = self._agent.version()
-        if now is None:
+        if self._agent.version() is None:
             return
-        which: dict[str, Any] = {"RoleName": self._role_of(now), "PolicyName": POLICY + name}
+        which: dict[str, Any] = {"RoleName": self._role_of(self._current()), "PolicyName": POLICY + name}
         if self._iam("GetRolePolicy", **which, absent=NO_ENTITY) is not None:
             self._call.step(f"the rights {POLICY}{name} of the role {which['RoleName']}", "removed")
             self._iam("DeleteRolePolicy", **which)
@@ -52,11 +50,12 @@ class AgentSwitch:
     def use(self, address: Mapping[str, str]) -> tuple[str | None, str]:
         """Let the agent call the model at this address.
 
-        Returns the version before, which calls another model (None: there is none), and the new one.
+        Returns the version before, which is the same but for its model (None: there is none), and the new one.
         """
         variables = {VARIABLES[name]: value for name, value in address.items()}
         now = self._current()
-        earlier = self._last(now, lambda each: each != variables)
+        same = self._without_model(now)
+        earlier = self._last(now, lambda each: model_variables(each) != variables and self._without_model(each) == same)
         return None if earlier is None else str(earlier["agentRuntimeVersion"]), self._change(now, variables)
 
     def leave(self, addresses: Collection[str]) -> None:
@@ -69,7 +68,7 @@ class AgentSwitch:
             return
         now, changed = self._current(), {self._endpoint}
         if _uses(now, addresses):
-            before = self._last(now, lambda each: not any(map(_PROMOTED.search, each.values())))
+            before = self._last(now, lambda each: not any(map(self._is_promoted, model_variables(each).values())))
             self._change(now, {} if before is None else model_variables(before))
             changed.add("DEFAULT")  # has the newest version
         for endpoint in (each for each in self._agent.endpoints() if each["name"] not in changed):
@@ -103,10 +102,24 @@ class AgentSwitch:
             raise ConfigError(f"agent {self._agent.id} has no endpoint {self._endpoint}")
         return self._agent.version(version) or newest
 
-    def _last(self, now: Mapping[str, Any], fits: Callable[[Mapping[str, str]], bool]) -> Mapping[str, Any] | None:
-        """Return the last version, up to ``now``, whose model's variables fit."""
+    def _last(self, now: Mapping[str, Any], fits: Callable[[Mapping[str, Any]], bool]) -> Mapping[str, Any] | None:
+        """Return the last version, up to ``now``, that fits."""
         versions = (self._agent.version(str(number)) for number in range(int(now["agentRuntimeVersion"]), 0, -1))
-        return next((each for each in versions if each is not None and fits(model_variables(each))), None)
+        return next((each for each in versions if each is not None and fits(each)), None)
+
+    def _is_promoted(self, address: str) -> bool:
+        """Return True for an address that this command gave to an agent, also of a model that is removed."""
+        if ":imported-model/" not in address:
+            return "/endpoints/agentcore-rl-" in address
+        absent = ("ResourceNotFoundException",)
+        found = self._call("bedrock", "GetImportedModel", modelIdentifier=address, absent=absent)
+        return found is None or found["modelName"].startswith("agentcore-rl-")
+
+    def _without_model(self, version: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings of a version but for its model."""
+        settings = self._agent.settings(version)
+        variables = settings.pop("environmentVariables", {})
+        return {**settings, **{k: v for k, v in variables.items() if k not in VARIABLES.values()}}
 
     def _change(self, now: Mapping[str, Any], variables: Mapping[str, str]) -> str:
         """Bring the endpoint to a version with these variables of a model. Returns its number."""

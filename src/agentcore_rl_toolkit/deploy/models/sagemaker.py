@@ -28,6 +28,7 @@ READY_S = 3600.0  # a large model is downloaded, loaded and compiled first
 PAUSE_S = 5.0
 RUNTIME_URL = "AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME"
 ABSENT = ("ValidationException", "ResourceNotFound")  # SageMaker's Describe calls say so of what is not there
+EARLIER = "agentcore-rl-earlier"  # tag of an endpoint with an unproven model: its configuration before
 _CHANGING = ("Creating", "Updating", "SystemUpdating", "RollingBack", "Deleting")
 
 
@@ -42,10 +43,12 @@ def dollars_per_hour_at(url: str) -> float | None:
         calls = Calls(region=found[1], rehearse=False, say=lambda line: None)
         endpoint = calls("sagemaker", "DescribeEndpoint", EndpointName=found[2])
         config = calls("sagemaker", "DescribeEndpointConfig", EndpointConfigName=endpoint["EndpointConfigName"])
-        instance = config["ProductionVariants"][0]["InstanceType"]
+        counts = {each["VariantName"]: each["CurrentInstanceCount"] for each in endpoint["ProductionVariants"]}
+        instances = [(each["InstanceType"], counts[each["VariantName"]]) for each in config["ProductionVariants"]]
     except (ConfigError, LookupError):
         return None
-    return cost.dollars_per_hour(instance, str(calls.region), calls.price_list())
+    prices = [(cost.dollars_per_hour(name, str(calls.region), calls.price_list()), count) for name, count in instances]
+    return None if any(price is None for price, _ in prices) else sum((price or 0) * count for price, count in prices)
 
 
 class SageMakerEndpoint(Host):
@@ -73,7 +76,6 @@ class SageMakerEndpoint(Host):
         base = os.environ.get(RUNTIME_URL) or f"https://runtime.sagemaker.{calls.region}.amazonaws.com"
         self.address = {"base_url": f"{base.rstrip('/')}/endpoints/{self.name}/openai/v1"}
         self.rights = iam.endpoint_user(f"arn:{self._where}:endpoint/{self.name}")
-        self._replaced: str | None = None
 
     def addresses(self) -> list[str]:
         """Return all addresses that agents may have of the model."""
@@ -114,11 +116,6 @@ class SageMakerEndpoint(Host):
                 "InferenceAmiVersion": AMI,
             }
             self._api("CreateEndpointConfig", EndpointConfigName=name, ProductionVariants=[variant])
-        self._serve(name)
-
-    def _serve(self, config: str) -> None:
-        """Create the endpoint with a configuration, or update it, and wait until it serves."""
-        which: dict[str, Any] = {"EndpointName": self.name, "EndpointConfigName": config}
         found = self._settled()
         if found is not None and found["EndpointStatus"] == "Failed":
             self._call.step(f"the failed endpoint {self.name}", "removed")
@@ -126,15 +123,22 @@ class SageMakerEndpoint(Host):
             found = None
         if found is None:
             self._call.step(f"endpoint {self.name}", "created")
-            self._api("CreateEndpoint", **which)
-        elif found["EndpointConfigName"] != config:
-            self._replaced = found["EndpointConfigName"]
-            self._call.step(f"endpoint {self.name}", f"updated from {self._replaced} to {config}")
-            self._api("UpdateEndpoint", **which)
-        else:
+            self._api("CreateEndpoint", EndpointName=self.name, EndpointConfigName=name)
+            self._must_serve(name)
+        elif (earlier := found["EndpointConfigName"]) == name:
             self._call.say(f"endpoint {self.name}: is up to date")
-            # An interrupted run may have replaced the newest of the others.
-            self._replaced = next((name for name in self._configs() if name != config), None)
+        else:
+            if self._earlier(found) is None:
+                self._api("AddTags", ResourceArn=found["EndpointArn"], Tags=[{"Key": EARLIER, "Value": earlier}])
+            self._update(earlier, name)
+
+    def _update(self, earlier: str, config: str) -> None:
+        """Let the endpoint use another configuration, and wait until it serves."""
+        self._call.step(f"endpoint {self.name}", f"updated from {earlier} to {config}")
+        self._api("UpdateEndpoint", EndpointName=self.name, EndpointConfigName=config)
+        self._must_serve(config)
+
+    def _must_serve(self, config: str) -> None:
         if self._call.rehearse:
             return
         now = self._settled()
@@ -142,22 +146,28 @@ class SageMakerEndpoint(Host):
             reason = "it was deleted" if now is None else now.get("FailureReason") or f"status {now['EndpointStatus']}"
             raise ConfigError(f"endpoint {self.name} does not serve the model: {reason}")
 
+    def accept(self) -> None:
+        """Keep the model: it passed its check."""
+        if (found := self._settled()) is not None and self._earlier(found) is not None:
+            self._api("DeleteTags", ResourceArn=found["EndpointArn"], TagKeys=[EARLIER])
+
     def reject(self) -> None:
-        """Let the endpoint serve the model again that `up` replaced, if it replaced one: the new model failed its check."""
-        if self._replaced is None:
+        """Let the endpoint serve its last proven model again, if it had one: the new one failed its check."""
+        found = self._settled()
+        if found is None or (earlier := self._earlier(found)) in (None, found["EndpointConfigName"]):
             self._call.say(
                 "the new model is not proven: its endpoint stays, and is billed until `promote --remove`. To have an "
                 "earlier model there, promote that one again"
             )
         else:
             self._call.say("the new model is not proven: the endpoint gets its earlier one")
-            self._serve(self._replaced)
+            self._update(found["EndpointConfigName"], earlier)
+            self.accept()
 
-    def _configs(self) -> list[str]:
-        """Return the endpoint configurations of this model, the newest first."""
-        newest = {"NameContains": self.name, "SortBy": "CreationTime", "SortOrder": "Descending"}
-        listed = self._call.every("sagemaker", "ListEndpointConfigs", "EndpointConfigs", **newest)
-        return [name for each in listed if self._is_ours(name := each["EndpointConfigName"])]
+    def _earlier(self, found: Mapping[str, Any]) -> str | None:
+        """Return the last proven configuration of an endpoint with an unproven one. None: it is proven, or its first."""
+        listed = self._api("ListTags", ResourceArn=found["EndpointArn"])["Tags"]
+        return next((tag["Value"] for tag in listed if tag["Key"] == EARLIER), None)
 
     def _settled(self) -> Mapping[str, Any] | None:
         """Wait while the endpoint changes. Returns its description. Raises: ConfigError when that does not end in time."""
