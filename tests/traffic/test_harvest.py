@@ -206,8 +206,8 @@ def logs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
             client.delete_log_group(logGroupName=group)
 
 
-def put(client: Any, group: str, records: list[dict[str, Any]]) -> None:
-    now = int(time.time() * 1000) - 60_000
+def put(client: Any, group: str, records: list[dict[str, Any]], age_s: int = 60) -> None:
+    now = int(time.time() * 1000) - 1000 * age_s
     stream = "spans" if group == GROUP else "default"
     events = [{"timestamp": now + n, "message": json.dumps(record)} for n, record in enumerate(records)]
     client.put_log_events(logGroupName=group, logStreamName=stream, logEvents=events)
@@ -238,6 +238,29 @@ def test_an_agents_log_group_becomes_rows(tmp_path: Path, exporter: InMemorySpan
     done = run(ARN, "--out", str(tmp_path / "rows.jsonl"))
     assert done.exit_code == 0, (done.output, done.exception)
     assert rows(tmp_path / "rows.jsonl") == [{"prompt": "What is 3 + 4?"}]
+
+
+def test_an_agents_log_group_is_in_the_agents_region(
+    tmp_path: Path, exporter: InMemorySpanExporter, logs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(logs, GROUP, [*map(as_cloudwatch, conversations(exporter, ("s1", "ann", "What is 3 + 4?")))])
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-1")
+    done = run(ARN, "--out", str(tmp_path / "rows.jsonl"))
+    assert (done.exit_code, done.output.count("rows.jsonl: 1 rows")) == (0, 1), (done.output, done.exception)
+
+
+def test_a_session_that_began_earlier_has_no_first_message(
+    tmp_path: Path, exporter: InMemorySpanExporter, logs: Any
+) -> None:
+    for prompt, age_s in (("Hello", 7200), ("And then?", 60)):
+        spans = map(as_cloudwatch, conversations(exporter, ("s1", "ann", prompt)))
+        put(logs, GROUP, [{**s, "startTimeUnixNano": int((time.time() - age_s) * 10**9)} for s in spans], age_s)
+    put(logs, GROUP, [*map(as_cloudwatch, conversations(exporter, ("s2", "eve", "What is 3 + 4?")))])
+    done = run(ARN, "--since", "1h", "--out", str(tmp_path / "rows.jsonl"))
+    assert rows(tmp_path / "rows.jsonl") == [{"prompt": "What is 3 + 4?"}]
+    assert "1 sessions were left out: they began before --since" in done.output
+    assert run(ARN, "--since", "3h", "--out", str(tmp_path / "all.jsonl")).exit_code == 0
+    assert rows(tmp_path / "all.jsonl") == [{"prompt": "Hello"}, {"prompt": "What is 3 + 4?"}]
 
 
 def test_an_agent_without_traces_is_told_what_it_needs(tmp_path: Path, logs: Any) -> None:

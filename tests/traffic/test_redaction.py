@@ -45,6 +45,18 @@ from agentcore_rl_toolkit.traffic.redaction import Redaction
         ("at 10.0.0.1.", "at <IP_1>."),
         ("from ::ffff:192.168.1.5", "from <IP_1>"),
         ("-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----", "<SECRET_1>"),
+        ("-----BEGIN RSA PRIVATE KEY-----\nMIIE and the rest was cut of", "<SECRET_1>"),
+        ("-----BEGIN PGP PRIVATE KEY BLOCK-----\nlQ\n-----END PGP PRIVATE KEY BLOCK-----.", "<SECRET_1>."),
+        ('"secretAccessKey":"wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY",', '"<SECRET_1>",'),
+        (
+            "SessionToken: IQoJb3JpZ2luX2VjEJ1; clientSecret=abcd1234; secretKey=efgh5678",
+            "<SECRET_1>; <SECRET_2>; <SECRET_3>",
+        ),
+        ("card 4111\u00a01111\u00a01111\u00a01111", "card <CARD_1>"),
+        ("+49\u00a0170\u20111234567, 555\u2011123\u20114567", "<PHONE_1>, <PHONE_2>"),
+        ("DE89\u202f3704\u202f0044\u202f0532\u202f0130\u202f00 from", "<IBAN_1> from"),
+        ("(030) 1234 5678 is 030 12345678", "<PHONE_1> is <PHONE_1>"),
+        ("12 34 56 78, 1111 2222 3333 444", "<PHONE_1>, <PHONE_2>"),
     ],
 )
 def test_personal_data_and_secrets_are_replaced(text: str, redacted: str) -> None:
@@ -58,6 +70,9 @@ def test_personal_data_and_secrets_are_replaced(text: str, redacted: str) -> Non
         "on 2026-11-29 at 12:30:45, for 19.99",
         "order 4111111111111112 has version 1.2.3 and 10.5.3",  # no check digit, and no address
         "GB00WEST12345698765432",
+        "GB12\u017f\u017f\u017f\u017f1234567KK",  # the long s, which is an S without regard to case
+        "12 34 567, 1111 2222 3333 4445",  # too few and too many digits of a phone
+        "the secretary: 12345678, broken=abcdefghijklmnopqrstuvwxyz",
         "the token budget is 4096 tokens",
         "ratio 16:9, ids 1234567",
         "from 2026-11-29 12:30 to 01.12.2026 08:15, for 0.4111111111111111",
@@ -100,6 +115,9 @@ def test_other_texts_stay(text: str) -> None:
             "my_",
             "a-",
             "a_token",
+            "aToken",
+            "secret",
+            "aB-",
             "basic ",
             "Basic a",
             "://",
@@ -137,6 +155,10 @@ def test_the_same_value_gets_the_same_placeholder_in_every_field() -> None:
     }
     assert redaction.value("4111-1111-1111-1111") == "<CARD_1>"
     assert redaction.counts == {"EMAIL": 3, "CARD": 2, "OTHER": 1}
+
+
+def test_a_pattern_that_fits_no_letter_replaces_nothing() -> None:
+    assert Redaction(["x*"]).text("axa") == "a<OTHER_1>a"
 
 
 def test_a_pattern_must_be_a_regular_expression() -> None:

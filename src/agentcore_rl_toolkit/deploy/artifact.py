@@ -24,8 +24,9 @@ UV_PLATFORMS = {"linux/arm64": "aarch64-manylinux_2_28", "linux/amd64": "x86_64-
 BUILD_S, PUSH_S, RESOLVE_S, ANSWER_S = 3600.0, 3600.0, 900.0, 30.0
 # Patterns of names of files and folders, in lower case. `deploy` writes .env itself, and rows may contain the answers.
 _SECRETS = """.aws .azure .docker .env* .git-credentials .gnupg .kube .netrc .npmrc .pgpass .pypirc .ssh .vault-token
-    .*credentials* *.env *.jks *.kdbx *.key *.keystore *.p12 *.p8 *.pem *.pfx *.ppk client_secret*.json
-    credentials*.json gha-creds-*.json id_dsa* id_ecdsa* id_ed25519* id_rsa* kubeconfig secrets.json secrets.toml secrets.y*ml service[-_]account*.json"""
+    .*credentials* *.env *.jks *.kdbx *.key *.keystore *.p12 *.p8 *.pem *.pfx *.ppk client_secret*.json credentials*.json
+    gha-creds-*.json id_dsa* id_ecdsa* id_ed25519* id_rsa* kubeconfig secrets.json secrets.toml secrets.y*ml
+    service[-_]account*.json"""
 _STATE = """.agentcore-rl .git .ipynb_checkpoints .mypy_cache .pytest_cache .ruff_cache .terraform .venv .venvs *.ipynb
     *.tfstate* *.tfvars __pycache__ node_modules"""
 _ROWS = "eval.jsonl rows.jsonl train.jsonl"

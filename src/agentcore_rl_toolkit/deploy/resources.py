@@ -82,8 +82,8 @@ class Resources:
             self._iam("CreateRole", **role, **document, **about, absent=("EntityAlreadyExists",))
         elif self.tag not in found["Role"].get("Tags", []):
             raise ConfigError(
-                f"the role {name} exists and was not made by this command (it lacks the tag {TAG}={self.tag['Value']}): use it as it is with "
-                f"--role {arn}, or choose another --name"
+                f"the role {name} exists and was not made by this command, because it lacks the tag {TAG}={self.tag['Value']}: "
+                f"use it as it is with --role {arn}, or choose another --name"
             )
         elif found["Role"]["AssumeRolePolicyDocument"] != trust:
             self._iam("UpdateAssumeRolePolicy", **role, PolicyDocument=iam.text(trust))

@@ -11,12 +11,20 @@ from typing import Any
 from ..errors import ConfigError
 
 # All repetitions are bounded, or begin where a run of their characters begins: the time is linear in the length of a text.
+
+
+def _number(pattern: str) -> re.Pattern[str]:
+    """Compile the pattern of a number. A blank or a hyphen in it stands for all kinds of them, as web pages have them."""
+    blanks = pattern.replace("[ ", "[ \u00a0\u2007\u2009\u202f")
+    return re.compile(blanks.replace("-]", "\u2010\u2011\u2013-]"))
+
+
 _EMAIL = re.compile(r"(?<![\w.+-])[\w.+-]+(?:@|%40)[\w-]+(?:\.[\w-]+)+")
-_IBAN = re.compile(r"(?i)\b[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,4})?\b")
+_IBAN = _number(r"(?ai)\b[A-Z]{2}\d{2}(?:[ ]?[A-Z0-9]{4}){2,7}(?:[ ]?[A-Z0-9]{1,4})?\b")
 # A first digit as cards have it: no year before a card is a part of it.
-_CARD_GROUPS = re.compile(r"(?<!\d)(?<!\d[.,])(?:[3-6]\d{3}|2[2-7]\d\d)([ .-])\d{4}\1\d{4}\1\d{4}(?!\d)")
-_CARD = re.compile(r"(?<!\d)(?<!\d[.,])\d(?:[ -]?\d){12,18}(?!\d)")
-_PHONE = re.compile(
+_CARD_GROUPS = _number(r"(?<!\d)(?<!\d[.,])(?:[3-6]\d{3}|2[2-7]\d\d)([ .-])\d{4}\1\d{4}\1\d{4}(?!\d)")
+_CARD = _number(r"(?<!\d)(?<!\d[.,])\d(?:[ -]?\d){12,18}(?!\d)")
+_PHONE = _number(
     r"(?<![\w.])(?!\d{4}[.-]\d\d[.-]\d\d\b|\d\d[.-]\d\d[.-]\d{4}\b)"  # no date
     r"(?:\(\d{1,4}\)[ .-]?\d{2,4}(?:[ .-]\d{2,4})+|\d{2,4}(?:[ .-]\d{2,4}){2,4})(?![\w.])"
     r"|(?<!\w)\+\d(?:[ .-]?\(?\d\)?){7,14}"  # any country
@@ -31,11 +39,13 @@ _SECRET = re.compile(
     r"|\bgh[pousr]_[A-Za-z0-9]{30,}|\bgithub_pat_\w{20,}|\bglpat-[\w-]{16,}|\bhf_[A-Za-z0-9]{20,}"
     r"|\bxox[abprs]-[A-Za-z0-9-]{10,}"
     r"|\beyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]*"  # a JSON Web Token
-    r"|-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----(?>(?:[^-]|-(?!----))*)-----END [A-Z ]{0,30}PRIVATE KEY-----"
+    # also one whose end was cut off
+    r"|-----BEGIN [A-Z ]{0,30}PRIVATE KEY(?: BLOCK)?-----(?>(?:[^-]|-(?!----))*)"
+    r"(?:-----END [A-Z ]{0,30}PRIVATE KEY(?: BLOCK)?-----|\Z)"
     r"|(?<=://)[^\s/:@]{0,100}:[^\s/@]{1,200}(?=@)"  # user and password of an address
     r"|(?i:\bbasic )(?=[A-Za-z+/]{0,200}[0-9=])[A-Za-z0-9+/]{8,}={0,2}"
     # name=value: a long value, or one with a digit
-    r"|(?i:\b(?:[a-z0-9]{1,20}[_-]){0,4}(?:password|passwd|secret|api[_-]?key|access[_-]?key|token|signature)(?:[_-][a-z0-9]{1,20}){0,3}"
+    r"|(?i:(?<![\w-])[\w-]{0,60}?(?:password|passwd|secret|api[_-]?key|access[_-]?key|token|signature)(?:key)?(?:[_-][a-z0-9]{1,20}){0,3}"
     r"[\"']?\s{0,3}[:=]\s{0,3}[\"']?)(?:(?=[^\s\"',;&]{0,200}?\d)[^\s\"',;&]{8,}|[^\s\"',;&]{16,})"
     r"|(?i:\b(?:password|passwd|secret|api[_-]?key|token|bearer)\b[\"']?\s{0,3}[:=]?\s{0,3}[\"']?)(?=[^\s\"',;&]{0,200}?\d)[^\s\"',;&]{8,}"
 )
@@ -97,11 +107,12 @@ class Redaction:
     def _replaced(self, kind: str, found: str) -> str:
         value = found
         while not _is_one(kind, value):  # the next word or number may be no part of a card or an IBAN
-            if kind not in ("CARD", "IBAN") or " " not in value:
+            shorter = re.sub(r"\s\S*\Z", "", value)
+            if kind not in ("CARD", "IBAN") or shorter == value:
                 return found
-            value = value.rpartition(" ")[0]
+            value = shorter
         self.counts[kind] = self.counts.get(kind, 0) + 1
-        same = re.sub(r"[\s.-]", "", value).lower() if kind in ("CARD", "IBAN", "PHONE") else value
+        same = re.sub(r"\W", "", value).lower() if kind in ("CARD", "IBAN", "PHONE") else value
         if (kind, same) not in self._placeholders:
             self._values[kind] += 1
             self._placeholders[kind, same] = f"<{kind}_{self._values[kind]}>"
@@ -115,7 +126,7 @@ def _is_one(kind: str, found: str) -> bool:
         doubled = [d if place % 2 == 0 else sum(divmod(2 * d, 10)) for place, d in enumerate(reversed(digits))]
         return len(digits) >= 13 and sum(doubled) % 10 == 0
     if kind == "IBAN":
-        compact = found.replace(" ", "")
+        compact = re.sub(r"\s", "", found)
         return len(compact) >= 15 and int("".join(str(int(c, 36)) for c in compact[4:] + compact[:4])) % 97 == 1
     if kind == "IP":
         try:
@@ -125,4 +136,4 @@ def _is_one(kind: str, found: str) -> bool:
         return found != "::" and (found.count(":") != 2 or "::" in found)  # 12:30:45 is a time, and :: code
     if kind == "PHONE":
         return 8 <= sum(c.isdigit() for c in found) <= 15
-    return True
+    return bool(found)

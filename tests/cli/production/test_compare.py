@@ -65,6 +65,14 @@ def test_two_evaluations_are_compared_by_input(tmp_path: Path) -> None:
     assert facts["sides"][0]["reward"] == pytest.approx(0.4)
 
 
+def test_equal_means_of_other_rollouts_are_equal(tmp_path: Path) -> None:
+    a = evaluation(tmp_path / "a", {f"i{n}": [0.3, 0.3] for n in range(4)})
+    b = evaluation(tmp_path / "b", {f"i{n}": [0.2, 0.4] for n in range(4)})  # their sum is not 0.6 in binary numbers
+    done = run(a, b)
+    assert "B is better on 0 inputs, worse on 0, and equal on 4." in done.stdout
+    assert "Better" not in done.stdout
+
+
 @pytest.mark.parametrize(("least", "code"), [("-0.4", 0), ("0.1", 1)])
 def test_a_difference_that_is_not_shown_is_an_exit_code(tmp_path: Path, least: str, code: int) -> None:
     a = evaluation(tmp_path / "a", {f"i{n}": [float(n % 2)] for n in range(40)})

@@ -220,7 +220,8 @@ def read_results(folder: Path, inputs: Collection[str] | None = None) -> Results
     for row in rows:
         if row["score"] is not None:
             scores.setdefault(row["grp"], []).append(row["score"])
-    return Results(rollouts=rows, scores={name: statistics.fmean(each) for name, each in scores.items()})
+    means = {name: round(statistics.fmean(each), 12) for name, each in scores.items()}  # equal means are equal numbers
+    return Results(rollouts=rows, scores=means)
 
 
 def _facts(side: Side, results: Results, shared: Collection[str]) -> dict[str, Any]:

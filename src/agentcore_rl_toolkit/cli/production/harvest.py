@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ...traffic.rows import Invocation
 
 FILE = click.Path(path_type=Path, dir_okay=False)
+SESSION_S = 8 * 3600  # the longest life of a session on AgentCore
 _UNITS = {"m": 60, "h": 3600, "d": 86400}
 
 
@@ -132,6 +133,7 @@ def _read(source: str, options: Mapping[str, Any]) -> tuple[list[Invocation], Co
     from ...traffic.spans import SESSION, read_spans
 
     records: Iterable[Mapping[str, Any]]
+    begin_s = 0
     if Path(source).is_dir():
         if options["user_attribute"] != SESSION:
             raise ConfigError("a gateway's store has no attributes of users: leave out --user-attribute")
@@ -151,12 +153,17 @@ def _read(source: str, options: Mapping[str, Any]) -> tuple[list[Invocation], Co
     else:
         from ...deploy.calls import Calls
 
-        calls, end_s = Calls(region=options["region"], rehearse=False, say=click.echo), int(time.time())
+        region = options["region"] or (source.split(":")[3] if source.startswith("arn:") else None)
+        calls, end_s = Calls(region=region, rehearse=False, say=click.echo), int(time.time())
         begin_s = end_s - _seconds(options["since"])
-        records = read_cloudwatch(partial(calls, "logs"), source, begin_s=begin_s, end_s=end_s)
+        records = read_cloudwatch(partial(calls, "logs"), source, begin_s=begin_s - SESSION_S, end_s=end_s)
     spans, unreadable = read_spans(records)
     found, missing = invocations(spans, options["user_attribute"])
-    return found, +Counter({_NO_TEXT: missing, "records were left out: they are no spans": unreadable})
+    before = {each.session for each in found if 0 < each.start_ns < begin_s * 10**9}
+    within = {each.session for each in found if not 0 < each.start_ns < begin_s * 10**9}
+    lost = Counter({_NO_TEXT: missing, "records were left out: they are no spans": unreadable})
+    lost["sessions were left out: they began before --since"] = len(before & within)
+    return [each for each in found if each.session not in before], +lost
 
 
 def _from_gateway(folder: Path, *, exact: bool) -> tuple[list[Invocation], Counter[str]]:
