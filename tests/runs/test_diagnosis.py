@@ -209,3 +209,38 @@ def test_an_error_of_two_outcomes_leads_to_the_rollouts_that_its_sentence_counts
         [finding] = [finding for finding in diagnose(reader) if finding.name == "one_error"]
         assert ", 12 of them with 'TimeoutError: 30 s'." in finding.text
         assert reader.count(Query(**finding.query)) == 12
+
+
+@pytest.mark.parametrize(
+    ("numbers", "name"),
+    [
+        ({"staleness_mean": [3.0] * 8}, None),
+        ({"staleness_mean": [3.1] * 8}, "stale"),
+        ({"staleness_mean": [3.5] * 4 + [3.0] * 8}, None),  # repaired
+        ({"logprob_gap": [0.01, 0.01, 0.5, 0.5, 0.01, 0.5]}, "gap"),
+        ({"logprob_gap": [0.01, 0.01, 0.5, 0.5, 0.5, 0.01]}, None),
+        ({"logprob_gap": [0.001] * 5 + [0.05]}, None),
+        ({"logprob_gap": [0.001] * 5 + [0.051]}, "gap"),
+        ({"logprob_gap": [0.1] * 5 + [1.0]}, None),
+        ({"kl_sampler": [0.1] * 8}, None),
+        ({"clip_fraction": [0.3] * 8}, None),
+        ({"clip_fraction": [0.31] * 8}, "updates"),
+        ({"ratio_max": [10.0] * 8}, None),
+        ({"entropy": [1.2] * 3 + [0.29] * 3}, "entropy"),
+        ({"entropy": [1.2] * 3 + [0.3] * 3}, None),
+        ({"entropy": [0.4] * 3 + [0.11] * 3}, None),  # a quarter is left
+        ({"entropy": [1.2] * 2 + [0.1] * 3}, None),  # too few steps
+        ({"rollout_s": [80.0] * 4, "train_s": [20.0] * 4}, None),
+        ({"rollout_s": [81.0] * 4, "train_s": [19.0] * 4}, "waiting"),
+        ({"rollout_s": [10.0] * 4, "train_s": [1.0] * 4}, None),
+    ],
+    ids=str,
+)
+def test_the_numbers_of_updates_are_causes_beyond_their_limits(
+    tmp_path: Path, numbers: dict[str, list[float]], name: str | None
+) -> None:
+    with RunWriter(groups_of(tmp_path, (0, 1))) as run:
+        for step, values in enumerate(zip(*numbers.values(), strict=True)):
+            run.event("step", {"step": step, **dict(zip(numbers, values, strict=True))})
+    with RunReader(tmp_path) as reader:
+        assert [finding.name for finding in diagnose(reader)] == ([] if name is None else [name])

@@ -1,10 +1,19 @@
-"""What a recording keeps of a trainer's log."""
+"""What a recording keeps of a trainer's log, and of a run that is resumed."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-from agentcore_rl_toolkit.backends.collection.recording import step_numbers
+import pytest
+
+from agentcore_rl_toolkit.backends.collection.groups import CollectedRollout, trained_temperature
+from agentcore_rl_toolkit.backends.collection.recording import open_recording, step_numbers
+from agentcore_rl_toolkit.contract import Outcome
+from agentcore_rl_toolkit.errors import AgentError, ConfigError
+from agentcore_rl_toolkit.runs import Rollout, RunReader
 
 
 def test_a_loss_that_is_no_number_is_kept_under_the_name_of_all_trainers() -> None:
@@ -13,3 +22,33 @@ def test_a_loss_that_is_no_number_is_kept_under_the_name_of_all_trainers() -> No
     assert found["grad_norm"] == math.inf
     assert found["lr"] == 1e-6
     assert "words" not in found
+
+
+@pytest.mark.parametrize(("done", "left"), [(0, []), (2, ["eval 2", "train 0", "train 1"])])
+def test_a_resumed_run_forgets_what_it_repeats_and_keeps_the_evaluation_of_its_checkpoint(
+    tmp_path: Path, done: int, left: list[str]
+) -> None:
+    with open_recording(tmp_path, {}) as recording:
+        for n, (phase, step) in enumerate(
+            [("train", 0), ("train", 1), ("eval", 2), ("train", 2), ("eval", 3), ("after", 3)]
+        ):
+            recording.run.rollout(Rollout(session_id=str(n), phase=phase, step=step, group="g", outcome="ok"))
+        recording.resumed(done)
+    with RunReader(tmp_path) as run:
+        assert sorted(f"{row['phase']} {row['step']}" for row in run.rollouts()) == left
+
+
+def test_the_traceback_in_a_record_is_nearer_to_the_agent_than_that_of_the_error() -> None:
+    ended = CollectedRollout(session_id="s", input_id="i", index=0, outcome=Outcome.AGENT_ERROR)
+    error = AgentError("boom", agent_traceback="of the error")
+    assert replace(ended, record={"traceback": "of the record"}, error=error).traceback == "of the record"
+    assert replace(ended, record={}, error=error).traceback == "of the error"
+    assert ended.traceback is None
+
+
+@pytest.mark.parametrize("temperature", [0, -1.0, math.inf, math.nan, "hot", None])
+def test_a_temperature_at_which_nothing_can_be_trained_is_refused(temperature: Any) -> None:
+    with pytest.raises(ConfigError, match="cannot train at temperature"):
+        trained_temperature({"temperature": temperature})
+    assert trained_temperature({"temperature": 0.5}) == 0.5
+    assert trained_temperature(None) == trained_temperature({}) == 1.0

@@ -131,8 +131,9 @@ def service(tmp_path: Path) -> Iterator[Service]:
         yield made
 
 
-def test_a_job_trains_and_leaves_a_model_package(service: Service) -> None:
-    arn = service.create()
+@pytest.mark.parametrize("loss", ["ppo", "importance_sampling"])
+def test_a_job_trains_and_leaves_a_model_package(service: Service, loss: str) -> None:
+    arn = service.create(loss_fn=loss)
     found, output = service.ended()
     assert (found["JobStatus"], found["SecondaryStatus"]) == ("Completed", "Completed"), found
     assert found["JobArn"] == arn == "arn:aws:sagemaker:us-west-2:123456789012:job/AgentRFT/sums"

@@ -245,6 +245,26 @@ async def test_rollouts_above_the_limit_are_left_out_and_counted(tmp_path: Path)
         assert facts["gradient_tokens"] == 0 < all_of_them["gradient_tokens"]
 
 
+async def test_a_run_is_not_continued_to_fewer_steps_than_it_has_done(tmp_path: Path) -> None:
+    """Its weights would be evaluated, and returned, under the version of the earlier step."""
+    client = ScriptedClient()
+    done = State(steps=3, state="state/3", stream={})
+    with pytest.raises(ConfigError, match="has done 3 steps, which is more than `steps` 2"):
+        await run(trained_as(recorded_episodes()), settings(steps=2), tmp_path, resumed=done, client=client)
+    assert client.calls == []
+
+
+async def test_a_rollout_of_exactly_the_limit_is_trained(tmp_path: Path) -> None:
+    client, _, _ = await run(trained_as(recorded_episodes()), settings(steps=1), tmp_path)
+    [(data, *_)] = client.of("forward_backward")
+    longest = max(len(datum.tokens) + 1 for datum in data)
+    client, events, _ = await run(trained_as(recorded_episodes()), settings(steps=1, max_tokens=longest), tmp_path)
+    assert of(events, "step")[0]["too_long"] == 0
+    assert max(len(datum.tokens) + 1 for [data, *_] in client.of("forward_backward") for datum in data) == longest
+    _, events, _ = await run(trained_as(recorded_episodes()), settings(steps=1, max_tokens=longest - 1), tmp_path)
+    assert of(events, "step")[0]["too_long"] > 0
+
+
 async def test_groups_without_spread_are_replaced_by_further_places_of_the_data(tmp_path: Path) -> None:
     single = next(e for e in recorded_episodes() if e.kind == "single")
     rewards = [1.0, 1.0, 1.0, 0.0, 0.0, 1.0]  # of the places 0, 1 and 2

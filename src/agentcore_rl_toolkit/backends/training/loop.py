@@ -22,9 +22,9 @@ import functools
 import json
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..._servers.process import write_private
 from ...errors import CaptureError, ConfigError
@@ -39,10 +39,7 @@ from ..collection.stream import GroupStream
 from .batch import Datum, to_data
 from .client import TrainingClient
 from .metrics import Sums, ages_of, group_metrics, staleness
-from .settings import STATE_FILE, LoopSettings, Observer, Row, Services, State, StepSettings
-
-if TYPE_CHECKING:
-    pass
+from .settings import STATE_FILE, LoopSettings, Observer, Row, Services, State
 
 
 async def train(
@@ -65,13 +62,13 @@ async def train(
     """
     if not rows:
         raise ConfigError("there are no rows to train on")
-    done, plan = resumed.steps if resumed else 0, settings.step
-    recording = services.recording
-    places = Places(settings.limits.max_concurrent)  # evaluations and training share them
+    done, plan, recording = resumed.steps if resumed else 0, settings.step, services.recording
+    if done > plan.steps:
+        raise ConfigError(f"the run has done {done} steps, which is more than `steps` {plan.steps}")
+    per_step, places = plan.groups * plan.rollouts, Places(settings.limits.max_concurrent)  # shared with evaluations
     evaluate = functools.partial(_evaluate, services, settings, held_out, observe, places)
     if recording is not None:
         recording.resumed(done)
-    per_step = plan.groups * plan.rollouts
     observe("begins", {"steps_done": done, "rollouts_done": done and len(held_out) + done * per_step})
     if plan.hold_calls:
         await services.gateway.resume_async()  # the gateway keeps a pause, also if the run was interrupted in it
@@ -79,8 +76,29 @@ async def train(
     if done == 0 and held_out:
         await evaluate(0)
 
+    def request(place: int) -> GroupRequest | None:
+        if place >= plan.steps * plan.groups + stream.replaced:
+            return None
+        # A row of the data is the payload, as in every backend.
+        return GroupRequest(input_id=f"train/{place:05d}", payload=row_at(place, rows, plan.seed), n=plan.rollouts)
+
+    stream = GroupStream(
+        request,
+        client=services.client,
+        gateway=services.gateway,
+        batch_groups=plan.groups,
+        max_staleness=plan.max_staleness,
+        replace_up_to=plan.replace_up_to,
+        config=settings.collect_config(),
+        places=places,
+        weight_version=done,
+        state=resumed.stream if resumed else None,
+        on_rollout=lambda rollout: observe("rollout", {"phase": "training", "rollout": rollout}),
+        recording=recording and recording.at("train"),
+    )
     usable = UsableSteps(limit=plan.max_empty_steps, begun=done > 0)
-    async with _stream(services, settings, rows, observe, places, done, resumed.stream if resumed else None) as stream:
+    observe("rollouts_started", {"phase": "training", "total": (plan.steps - done) * per_step})
+    async with stream:
         replaced, ended = stream.replaced, time.monotonic()
         for step in range(done, plan.steps):
             sampling_since, started = ended, time.monotonic()
@@ -101,21 +119,20 @@ async def train(
             if held_out and plan.eval_every and (step + 1) % plan.eval_every == 0 and step + 1 < plan.steps:
                 # Before the step is saved: both are kept, or none. Without staleness, the next rollouts start afterwards.
                 await evaluate(step + 1)
-                _training_begins(plan, observe, step + 1)
+                observe("rollouts_started", {"phase": "training", "total": (plan.steps - step - 1) * per_step})
             stream.published(step + 1)
             position = stream.state()  # before anything else ends: a resumed run repeats all that is not trained
-            seconds = {"rollout_s": taken - started, "train_s": ended - taken}
             # With staleness, rollouts also run during training, evaluations and checkpoints.
             sampling_s = taken - started if plan.max_staleness == 0 else ended - sampling_since
             facts["groups_replaced"], replaced = stream.replaced - replaced, stream.replaced
-            rates = {
-                "waiting": seconds["rollout_s"] / (ended - started),
-                "sampled_tokens_per_s": facts["sampled_tokens"] / sampling_s,
-                "computed_tokens_per_s": facts["computed_tokens"] / seconds["train_s"],
+            facts |= {
+                "rollout_s": taken - started,
+                "train_s": ended - taken,
+                "waiting": (taken - started) / (ended - started),
             }
-            observe(
-                "step", {"step": step, **group_metrics(groups), **facts, **staleness(groups, step), **seconds, **rates}
-            )
+            facts["sampled_tokens_per_s"] = facts["sampled_tokens"] / sampling_s
+            facts["computed_tokens_per_s"] = facts["computed_tokens"] / facts["train_s"]
+            observe("step", {"step": step, **group_metrics(groups), **facts, **staleness(groups, step)})
             # The last: a step that a checkpoint contains is not repeated, so its numbers must be written.
             if plan.checkpoint_every and (step + 1) % plan.checkpoint_every == 0:
                 state = State(steps=step + 1, state=await training.save(step + 1), stream=position)
@@ -139,7 +156,7 @@ async def update(
     samples = to_samples(groups, estimator=plan.estimator, credit=settings.signals, report=report)
     too_long = {s.session_id for s in samples if plan.max_tokens is not None and len(s.token_ids) > plan.max_tokens}
     fitting = [s for s in samples if s.session_id not in too_long]
-    tokens = stats.trained_tokens - sum(s.trained_tokens for s in samples) + sum(s.trained_tokens for s in fitting)
+    tokens = stats.trained_tokens - sum(s.trained_tokens for s in samples if s.session_id in too_long)
     pairs = to_data(fitting, groups, version=step, equal=training.penalizes)
     if recording is not None:
         recording.advantages(samples, trained=[sample for _, sample in pairs])
@@ -173,9 +190,7 @@ async def update(
         "learning_rate": adam.learning_rate,
         "sequences": len(samples),
         "too_long": len(samples) - len(fitting),
-        "sampled_tokens": sum(
-            r.trajectory.report.sampled_tokens for g in groups for r in g.rollouts if r.trajectory is not None
-        ),
+        "sampled_tokens": sum(r.trajectory.report.sampled_tokens for g in groups for r in g.rollouts if r.trajectory),
         "usable_tokens": stats.trained_tokens,
         "groups_that_differ": len({sample.group_index for _, sample in pairs if any(sample.advantages)}),
         "gradient_tokens": sum(A != 0 for _, sample in pairs for A in sample.advantages),
@@ -206,7 +221,6 @@ async def _evaluate(
     """Run each held-out input once, with this version of the weights and the agent's own sampling."""
     when = {0: "before", settings.step.steps: "after"}.get(version, f"step-{version}")
     observe("rollouts_started", {"phase": when, "total": len(held_out)})
-    recording = services.recording
     groups = await collect_async(
         [GroupRequest(input_id=f"{when}/{i:04d}", payload=row) for i, row in enumerate(held_out)],
         client=services.client,
@@ -215,53 +229,13 @@ async def _evaluate(
         places=places,
         weight_version=version,
         on_rollout=lambda rollout: observe("rollout", {"phase": when, "rollout": rollout}),
-        recording=recording and recording.at(when if when in ("before", "after") else "eval", version),
+        recording=services.recording
+        and services.recording.at(when if when in ("before", "after") else "eval", version),
     )
     scores = [rollout.score for group in groups for rollout in group.rollouts if rollout.score is not None]
     observe(
         "evaluated", {"when": when, "version": version, **group_metrics(groups), "reward_interval": interval(scores)}
     )
-
-
-def _training_begins(plan: StepSettings, observe: Observer, done: int) -> None:
-    total = (plan.steps - done) * plan.groups * plan.rollouts
-    observe("rollouts_started", {"phase": "training", "total": total})
-
-
-def _stream(
-    services: Services,
-    settings: LoopSettings,
-    rows: Sequence[Row],
-    observe: Observer,
-    places: Places,
-    done: int,
-    state: Mapping[str, Any] | None,
-) -> GroupStream:
-    """Return the groups of rollouts from step ``done`` on. A row of the data is the payload, as in every backend."""
-    plan = settings.step
-
-    def request(place: int) -> GroupRequest | None:
-        if place >= plan.steps * plan.groups + stream.replaced:
-            return None
-        row = row_at(place, rows, plan.seed)
-        return GroupRequest(input_id=f"train/{place:05d}", payload=row, n=plan.rollouts)
-
-    _training_begins(plan, observe, done)
-    stream = GroupStream(
-        request,
-        client=services.client,
-        gateway=services.gateway,
-        batch_groups=plan.groups,
-        max_staleness=plan.max_staleness,
-        replace_up_to=plan.replace_up_to,
-        config=settings.collect_config(),
-        places=places,
-        weight_version=done,
-        state=state,
-        on_rollout=lambda rollout: observe("rollout", {"phase": "training", "rollout": rollout}),
-        recording=services.recording and services.recording.at("train"),
-    )
-    return stream
 
 
 def row_at(place: int, rows: Sequence[Row], seed: int) -> Row:

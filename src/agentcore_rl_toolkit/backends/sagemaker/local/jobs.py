@@ -406,6 +406,7 @@ class Job:
         await training.do(model.create, run, temperature=params.temperature)
         if start is not None:
             await training.do(model.load, run, start, optimizer=False)
+        clip = {"clip_low_threshold": params.clip_low, "clip_high_threshold": params.clip_high}
         settings = LoopSettings(
             **self._rollouts_settings(),
             steps=min(params.max_steps, params.max_epochs * (len(prompts) // size)),
@@ -415,7 +416,7 @@ class Job:
             max_grad_norm=params.grad_clip,
             estimator="rloo" if params.advantage_method == "rloo" else "grpo",
             loss=params.loss_fn,
-            loss_options={"clip_low_threshold": params.clip_low, "clip_high_threshold": params.clip_high},
+            loss_options={} if params.loss_fn == "importance_sampling" else clip,
             max_empty_steps=1,
         )
         info = self._output["RolloutInfo"] = {"Completed": 0, "Total": settings.steps * size * params.group_size}
