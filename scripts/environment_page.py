@@ -39,9 +39,9 @@ AGENT = {
     "sagemaker_background": "Answer the job at once; for rollouts above 15 minutes",
 }
 PROGRAMS = {
-    "AGENTCORE_AGENT_ARN": "Agent of trainers, `eval`, and `doctor`, if no option or file names one",
+    "AGENTCORE_AGENT_ARN": "Agent of trainers and `doctor`, if no option or file names one",
     "AGENTCORE_S3_BUCKET": "Bucket or store URL of the records, in the same places",
-    "AGENTCORE_RL_ALLOWED_HOSTS": "More names of a server, with commas between, as `--allowed-host`",
+    "AGENTCORE_RL_ALLOWED_HOSTS": "More names of a server, with spaces between, as `--allowed-host`",
     "AGENTCORE_RL_CACHE": "Folder of the environments that are built for agents",
     "AGENTCORE_RL_CREDENTIALS": "Keys that may call `runtime serve`: `KEY:SECRET`, several with spaces between",
     "AGENTCORE_RL_ENGINE_PYTHON": "Python of the environment with vLLM, for `--engine vllm`",

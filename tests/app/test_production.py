@@ -270,6 +270,7 @@ def adapted(**options: Any) -> AgentCoreRLApp:
         (lambda: adapted(settings=AgentSettings.from_env({"AGENTCORE_RL_ROLLOUTS": "off"})), 403),
         (lambda: adapted(settings=AgentSettings.from_env({"AGENTCORE_RL_ROLLOUTS": " "})), 403),
         (lambda: adapted(rollouts=False, settings=AgentSettings(rollouts=True)), 403),
+        (lambda: adapted(rollouts=True, settings=AgentSettings(rollouts=False)), 403),
     ],
 )
 async def test_rollouts_are_on_where_the_author_or_the_version_says_so(app: Any, status: int) -> None:

@@ -35,8 +35,8 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
     snapshotted or forked afterwards. Settings come from the environment at the first rollout, or from `settings`.
 
     Args:
-        rollouts: True or False turn rollouts on or off. None: the setting ``AGENTCORE_RL_ROLLOUTS``. Without it they are off in
-            an app that has an `entrypoint` or a `websocket`, and on in an app that has neither.
+        rollouts: True or False turn rollouts on or off, as the setting ``AGENTCORE_RL_ROLLOUTS`` does. If one of them turns them
+            off, they are off. Without both, they are off in an app that has an `entrypoint` or a `websocket`, and on in others.
         foreground: without an `entrypoint`, answer a payload that is no rollout with what the rollout function returns. False:
             answer it at once and run the function in the background, as the published package does.
 
@@ -166,8 +166,10 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
         return rollout if self._production is not None else super().entrypoint(rollout)
 
     def _takes_rollouts(self) -> bool:
-        on = self._engine.settings.rollouts if self._rollouts is None else self._rollouts
-        return self._production is None and self._websocket_handler is None if on is None else on
+        stated = {self._rollouts, self._engine.settings.rollouts} - {None}
+        if stated:
+            return False not in stated
+        return self._production is None and self._websocket_handler is None
 
     def _build_request_context(self, request: Any) -> Any:
         """Begin a call, of the websocket too. A rollout's function gets another one."""

@@ -139,7 +139,7 @@ class Recording:
 
 
 def open_recording(
-    folder: Path,
+    folder: Path | str,
     config: Mapping[str, Any],
     *,
     tokenizer: Path | str | None = None,
@@ -151,8 +151,8 @@ def open_recording(
     tokens. If the environment names an OpenTelemetry collector, each rollout is sent to it as spans.
     """
     texts = TokenTexts(tokenizer) if tokenizer is not None else None
-    run = RunWriter(folder, texts=texts, spans=SpanSender.from_env())
-    write_config(folder, config)
+    run = RunWriter(Path(folder), texts=texts, spans=SpanSender.from_env())
+    write_config(Path(folder), config)
     return Recording(run=run, session_log=session_log)
 
 
