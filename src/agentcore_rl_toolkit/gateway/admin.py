@@ -12,10 +12,11 @@ import struct
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from datetime import UTC, datetime
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from aiohttp import web
+from msgspec import Meta
 
 from ..errors import GatewayError
 from ..messages.errors import NOT_JSON, RequestError
@@ -92,7 +93,7 @@ class Names(msgspec.Struct, forbid_unknown_fields=True):
 class WeightVersion(msgspec.Struct):
     """A request to set the weight version."""
 
-    weight_version: int
+    weight_version: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]  # a record has 64 bits
     sampler: str | None = None
 
 

@@ -33,6 +33,7 @@ from yarl import URL
 from .._servers.tasks import Tasks
 from ..errors import ConfigError, GatewayError
 from ..messages.errors import NOT_JSON, RequestError
+from .capture.choice import version_of
 from .config import Limits, UpstreamConfig
 from .http.server import keep_alive
 
@@ -163,7 +164,7 @@ class Worker:
 
     def report_weights(self, version: str | int | None) -> None:
         """Handle the weight version that the engine reports."""
-        if version is not None and str(version).isdigit():
+        if version_of(version) is not None:
             self._named, self.forgot = True, False
         elif self._named and not self.forgot and version == _FIRST_WEIGHTS:
             self.forgot = True

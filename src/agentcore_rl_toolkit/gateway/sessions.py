@@ -165,9 +165,10 @@ class Session:
 
     def append(self, record: CallRecord) -> int:
         """Store the record of a call. Returns its number."""
+        number = self.store.append(self, record)
         self.records += 1
         self.last_call_s = record.finished_s
-        return self.store.append(self, record)
+        return number
 
     def keep(self, reply: RecordedReply) -> None:
         """Keep a reply, for requests that repeat its call."""

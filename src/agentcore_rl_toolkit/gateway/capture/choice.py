@@ -104,7 +104,7 @@ def read_experts(value: Any) -> bytes:
 
 
 def version_of(value: int | str | None) -> int | None:
-    """Return a weight version that is a number. Engines also have the word "default" for one."""
+    """Return a weight version that is a number of 64 bits. Engines also have the word "default" for one."""
     if isinstance(value, str):
-        return int(value) if value.isdigit() else None
-    return value
+        value = int(value) if value.isdecimal() and len(value) < 20 else None
+    return value if value is not None and -(2**63) <= value < 2**63 else None

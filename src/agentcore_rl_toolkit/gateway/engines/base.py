@@ -54,11 +54,13 @@ class WeightSpan(msgspec.Struct, gc=False):
 
 
 def changes(reported: list[WeightSpan]) -> list[tuple[int, int]] | None:
-    """Return (first token, version) where weights changed within a choice; None where they did not, or one has no number."""
-    if len(reported) < 2:
-        return None
-    found = [(span.start, version_of(span.version)) for span in reported]
-    return None if any(v is None for _, v in found) else found  # type: ignore[return-value]
+    """Return (first token, version) where weights changed within a choice.
+
+    None: they did not, or a token or a version is no number of 32 bits, as the record has them.
+    """
+    found = [(span.start, version) for span in reported if (version := version_of(span.version)) is not None]
+    fits = all(-(2**31) <= number < 2**31 for span in found for number in span)
+    return found if 1 < len(found) == len(reported) and fits else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
