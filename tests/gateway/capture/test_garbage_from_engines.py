@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -13,13 +12,12 @@ import httpx
 import openai
 import pytest
 
-import agentcore_rl_toolkit
 from agentcore_rl_toolkit.contract import new_session_id
-from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
+from agentcore_rl_toolkit.gateway import GatewayClient, SessionHandle
+from agentcore_rl_toolkit.trajectory import build_trajectory
 from scripted_engine import Fault, ScriptedEngine
 
-MODEL = Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights"
-Start = Callable[..., Awaitable[Gateway]]
+from ..asking import MODEL, Start, captured, opened, status_of
 
 DIALECTS = ("chat", "responses", "anthropic")
 HEAD = {"id": "x", "object": "chat.completion", "created": 1, "model": "m"}
@@ -174,3 +172,28 @@ async def test_what_is_no_whole_stream_is_an_error(
     mode: str, dialect: str, engine: ScriptedEngine, start_gateway: Start
 ) -> None:
     assert await mistaken(NO_STREAM, dialect, True, mode, engine, start_gateway) == {}
+
+
+@pytest.mark.parametrize("number", [-1, 2**32, 10**30])
+@pytest.mark.parametrize("mode", ["vllm", "tokens-vllm", "tokens-sglang"])
+async def test_a_token_id_that_is_none_does_not_hide_the_other_turns_of_its_session(
+    engine: ScriptedEngine, start_gateway: Start, mode: str, number: int
+) -> None:
+    """Engines fill up lists of tokens with -1. The call is no turn, and in token mode it is an error of the engine."""
+    engine.first_id, engine.last_id = 300, 500
+    more = {"model_dir": str(MODEL)} if mode.startswith("tokens-") else {}
+    gateway = await start_gateway(engine, engine=mode.removeprefix("tokens-"), **more)
+    session = await opened(gateway)
+
+    def edit(reply: dict[str, Any]) -> None:
+        if "output_ids" in reply:
+            reply["output_ids"][1] = reply["meta_info"]["output_token_logprobs"][1][1] = number
+        else:
+            reply["choices"][0]["token_ids"][1] = number
+
+    engine.faults.append(Fault(edit=edit))
+    assert await status_of(session) == (502 if more else 200)
+    assert await status_of(session) == 200
+    capture = await captured(gateway, session)
+    assert len(capture.errors) == 1
+    assert build_trajectory(session.session_id, capture.turns).report.turns == 1

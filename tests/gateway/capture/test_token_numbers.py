@@ -19,7 +19,7 @@ NUMBERS = ("prompt_token_ids", "token_ids", "logprobs")
 TEXTS = st.text(max_size=8) | st.sampled_from(
     ['"token_ids":[1]', "see [11]", '\\"logprobs":null', "\u2028", "data: x\n\n"]
 )
-IDS = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=5)
+IDS = st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=5)
 
 
 @st.composite
@@ -54,7 +54,7 @@ def test_all_else_of_a_reply_stays_as_it_is(
     assert json.loads(without_numbers(written(reply))) == without(reply)
     [record] = captured.choices
     values = [entry["logprob"] for entry in choice["logprobs"]["content"]]
-    assert record.ids == struct.pack(f"<{len(values)}i", *choice["token_ids"])
+    assert record.ids == struct.pack(f"<{len(values)}I", *choice["token_ids"])
     assert record.logprobs == struct.pack(f"<{len(values)}f", *values)
 
     events = [{"id": "r", "prompt_token_ids": prompt, "choices": [data.draw(choices("delta"))]} for _ in range(3)]
@@ -76,7 +76,8 @@ def test_logprobs_are_rounded_as_floats_are() -> None:
 @pytest.mark.parametrize(
     ("ids", "logprobs", "problem"),
     [
-        ([2**31], [-1.0], "32-bit"),
+        ([2**32], [-1.0], "32-bit"),
+        ([-1], [-1.0], "32-bit"),
         ([1.0], [-1.0], "ids or logprobs cannot be read"),
         ([1], [None], "ids or logprobs cannot be read"),
         ([1], [-1e39], "not a float32"),

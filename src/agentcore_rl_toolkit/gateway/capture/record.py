@@ -1,6 +1,6 @@
 """The record of a model call, and its binary form.
 
-Token ids are little-endian int32, logprobs little-endian float32 (as engines compute them), so a token costs 8 bytes where
+Token ids are little-endian uint32, logprobs little-endian float32 (as engines compute them), so a token costs 8 bytes where
 JSON takes 60 to 500. A prompt that starts with an earlier call's tokens stores only what comes after them
 (`Base`), and so do the messages: a session of T tokens costs O(T) on disk and not O(T * turns). `capture.turns` makes
 `trajectory.Turn`s of records.
@@ -13,7 +13,7 @@ from __future__ import annotations
 import array
 import struct
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -36,6 +36,9 @@ IMAGES = "images"  # the engine saw pixels that a trainer would not have
 # Members that the gateway adds to a recorded request; no engine gets them.
 TAG = "agentcore_rl_tag"  # the header or path segment
 LEFT_OUT = "agentcore_rl_left_out"  # the parts of the history that the model did not get as sent, counted by kind
+
+
+Uint32 = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]  # token ids, and indexes of choices
 
 
 class Captured(msgspec.Struct):
@@ -94,7 +97,7 @@ class ChoiceRecord(msgspec.Struct, array_like=True):
     weight_version_first: int | None = None  # as the engine named it; None: it did not
     weight_version_last: int | None = None
     untrainable: str | None = None  # why it must not be trained on, though its tokens are whole
-    weight_spans: bytes | None = None  # pairs of first token and version as int32, where weights changed on the way
+    weight_spans: bytes | None = None  # pairs of first token and version as uint32, where weights changed on the way
     free_tokens: int | None = None  # tokens before the part that a grammar held to a form; None: all
 
 
@@ -171,15 +174,15 @@ def decode_small(payload: bytes) -> CallRecord:
 
 
 def pack_ids(ids: Sequence[int]) -> bytes:
-    """Return token ids as int32. Raises: CaptureError on a value that is not a token id."""
+    """Return token ids as uint32. Raises: CaptureError on a value that is not a token id."""
     try:
-        return struct.pack(f"<{len(ids)}i", *ids)  # twice as fast as filling an array
+        return struct.pack(f"<{len(ids)}I", *ids)  # twice as fast as filling an array
     except struct.error as e:
         raise CaptureError(f"token ids must be 32-bit integers: {e}") from e
 
 
 def unpack_ids(data: bytes) -> list[int]:
-    return array.array("i", data).tolist()
+    return ids_array(data).tolist()
 
 
 def ids_array(data: bytes) -> array.array[int]:
