@@ -60,6 +60,7 @@ def test_result_is_the_stored_record_and_the_session_is_stopped(
     assert 0 < sum(future.stages.values()) <= future.elapsed() + 0.01
     client.flush()
     assert runtime.live == []
+    assert client.stats["store_requests"] >= 2  # a listing, and the record
 
 
 def test_payload_and_rollout_block_arrive_as_the_published_client_sends_them(

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import functools
 import logging
 import math
 import time
@@ -117,8 +118,7 @@ class Watcher:
         self._store, self._root = store, root
         self._cost = cost or (LOCAL_COST if store.url.startswith(("file:", "memory:")) else REMOTE_COST)
         self._interval_s = self._cost.interval_s if interval_s is None else interval_s
-        self._endings, self._ask_at_s = endings, 0.0
-        self._asking: asyncio.Task[None] | None = None  # the runtime may reply late or never, which delays no round
+        self._endings = endings
         self._waiters: dict[str, Waiter] = {}
         self._lines = 0  # length of the last listing of the experiment
         self._pages = self._heads = 0  # requests since the last pause
@@ -158,13 +158,19 @@ class Watcher:
 
     def close(self) -> None:
         """Stop watching."""
-        for task in (self._task, self._asking):
-            if task is not None:
-                task.cancel()
+        if self._task is not None:
+            self._task.cancel()
 
     # ---- rounds
 
     async def _run(self) -> None:
+        asking = asyncio.create_task(self._ask_runtime())  # the runtime may reply late or never, which delays no round
+        try:
+            await self._run_rounds()
+        finally:
+            asking.cancel()
+
+    async def _run_rounds(self) -> None:
         round_s, check_s, late_s = 0.0, 0.0, math.inf
         while self._waiters:
             began_s = time.monotonic()
@@ -175,13 +181,6 @@ class Watcher:
             if began_s >= check_s and not self._unseen:
                 await self._check_silence(began_s)
                 check_s = began_s + CHECK_S
-            if (
-                self._endings is not None
-                and began_s >= self._ask_at_s
-                and (self._asking is None or self._asking.done())
-            ):
-                self._ask_at_s = began_s + ENDINGS_S
-                self._asking = asyncio.create_task(self._ask_runtime(self._endings))
             now_s = time.monotonic()
             pause_s = min(max(0.0, round_s - now_s), max(CHECK_S, self._interval_s))
             late_s = now_s + pause_s + LATE_S
@@ -316,29 +315,31 @@ class Watcher:
         for waiter, error in failed.items():
             logger.debug("the last request for %s failed: %s", waiter.key, error)
 
-    async def _ask_runtime(self, endings: Endings) -> None:
-        """Ask a local runtime which of the sessions are over, and look for their records."""
-        waiting = {waiter.session_id: waiter for waiter in self._waiters.values()}
-        try:
-            found = await in_thread(endings, list(waiting)[:MOST_ASKED])
-        except Exception as e:  # it is asked again
-            self._ask_at_s = time.monotonic() + 10 * ENDINGS_S
-            logger.debug("the runtime did not report how sessions ended: %s", e)
-            return
-        if found is None:
-            self._endings = None
-            return
+    async def _ask_runtime(self) -> None:
+        """Ask a local runtime again and again which of the sessions are over, and look for their records."""
+        pause_s = ENDINGS_S
+        while self._endings is not None:
+            await asyncio.sleep(pause_s)
+            waiting = {waiter.session_id: waiter for waiter in self._waiters.values()}
+            try:
+                found = await in_thread(self._endings, list(waiting)[:MOST_ASKED])
+            except Exception as e:
+                pause_s = 10 * ENDINGS_S
+                logger.debug("the runtime did not report how sessions ended: %s", e)
+                continue
+            if found is None:
+                self._endings = None
+                return
+            pause_s, gone = ENDINGS_S, {waiting[name]: cause for name, cause in found.items() if name in waiting}
+            await self._each(functools.partial(self._died, gone), gone)
 
-        async def died(waiter: Waiter) -> None:
-            # It stores nothing more: without a record at the second look, it is lost.
-            if await self._head(waiter.key) is not None:
-                self._settle(waiter)
-            elif waiter.ended:
-                self._settle(waiter, RolloutLostError(f"{gone[waiter]}, and left no record", key=waiter.key))
-            waiter.ended = True
-
-        gone = {waiting[name]: cause for name, cause in found.items() if name in waiting}
-        await self._each(died, gone)
+    async def _died(self, gone: Mapping[Waiter, str], waiter: Waiter) -> None:
+        # A session that has ended stores nothing more: without a record at the second look, it is lost.
+        if await self._head(waiter.key) is not None:
+            self._settle(waiter)
+        elif waiter.ended:
+            self._settle(waiter, RolloutLostError(f"{gone[waiter]}, and left no record", key=waiter.key))
+        waiter.ended = True
 
 
 def _silent(waiter: Waiter, silent_s: float) -> RolloutLostError:

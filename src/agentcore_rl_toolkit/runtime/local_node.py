@@ -60,6 +60,8 @@ class LocalNode:
         for folder in self._config.isolation.writable_folders:
             if not folder.exists():
                 folder.mkdir(parents=True)
+        if self._config.isolation.store is not None:
+            (self._root / roots.STORE).symlink_to(self._config.isolation.store)
         if self.tier == "container":
             await self._containers.open()
 

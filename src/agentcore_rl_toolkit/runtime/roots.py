@@ -1,7 +1,7 @@
 """Folders of runtimes. Each runtime has a root below the system's temporary folder, with a path short enough for unix sockets.
 
 A runtime holds a lock in its root and in its state folder. A free lock means that the runtime was killed. The next runtime that
-starts removes its files.
+starts moves the objects of its sessions into its store, and removes its files.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from typing import IO, Any
 
 from .._servers.process import private_folder
 from ..errors import ConfigError
+from ..store.local import SessionFolder
 
+STORE = "store"  # a link in a root: the folder of the runtime's store, where its sessions have folders
 _LONGEST_BASE = 60  # a socket's path may have 103 bytes on macOS
 _UNLOCKED_S = 60.0  # a root without a lock that is older than this has no owner
 
@@ -77,6 +79,7 @@ def new_root() -> Locked:
         with contextlib.suppress(OSError):  # no lock yet, or gone meanwhile
             gone = lock(root, create=time.time() - root.stat().st_mtime > _UNLOCKED_S)
             if gone is not None:
+                SessionFolder.merge_all(root / STORE, root.name)
                 gone.discard()
     while True:
         root = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=base))

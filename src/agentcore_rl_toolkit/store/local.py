@@ -166,6 +166,12 @@ class SessionFolder:
         if not _walk(str(self.path), "", strict=False):
             shutil.rmtree(self.path, ignore_errors=True)
 
+    @classmethod
+    def merge_all(cls, root: Path, begin: str) -> None:
+        """Merge the folders whose names begin like this, those of a runtime that was killed. Blocks."""
+        for path in root.glob(f"{_SESSION}{begin}-*"):
+            cls(root, path.name.removeprefix(_SESSION)).merge()
+
 
 def _session_folders(root: str) -> list[str]:
     try:

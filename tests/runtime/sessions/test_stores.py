@@ -13,7 +13,7 @@ from agentcore_rl_toolkit.errors import RolloutLostError
 from agentcore_rl_toolkit.isolation.sandbox import no_sandbox
 from agentcore_rl_toolkit.store import open_store
 
-from ..conftest import Server
+from ..conftest import Server, wait_for
 
 pytestmark = pytest.mark.skipif(no_sandbox() is not None, reason=f"no sandbox here: {no_sandbox()}")
 AGENT = """
@@ -69,6 +69,23 @@ def test_sessions_read_and_write_what_is_named_and_their_records_are_in_the_stor
     store = open_store(f"file://{folder}/store")  # which reads the folders of sessions that have not quite ended
     [record] = store.list("exp/")
     assert json.loads(store.get(record.key))["status_code"] == 200
+
+
+def test_the_records_of_a_killed_runtimes_sessions_are_moved_into_the_store_by_the_next_one(
+    start_server: Callable[..., Server], folder: Path, session_id: str
+) -> None:
+    place = folder / "left"
+    options = ["--store", f"file://{place}"]
+    server = start_server(*options, agent=folder / "project" / "agent.py")
+    server.invoke({"_rollout": {"exp_id": "e", "input_id": "i", "s3_bucket": f"file://{place}"}}, session_id)
+    store = open_store(f"file://{place}")
+    wait_for(lambda: [info.key for info in store.list("e/")] == [f"e/i/{session_id}.json"])
+    assert not (place / "e").exists()
+    server.process.kill()
+    server.process.wait()
+    start_server(agent=folder / "project" / "agent.py")
+    assert json.loads((place / f"e/i/{session_id}.json").read_text())["status_code"] == 200
+    assert not list(place.glob(".session-*"))
 
 
 @pytest.mark.parametrize(
