@@ -8,6 +8,7 @@ import contextlib
 import itertools
 import json
 import logging
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -379,6 +380,23 @@ def test_throttling_bursts_lose_nothing_and_run_nothing_twice(make_client: MakeC
         assert client.stats["refused"] > 0
         client.flush()
         assert strict.live == []
+
+
+FEW_FILES = """
+import resource, sys
+from agentcore_rl_toolkit import RolloutClient
+url, arn, store = sys.argv[1:]
+resource.setrlimit(resource.RLIMIT_NOFILE, (128, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+row = {"script": {"cold_start_s": 1.0, "run_s": 1.0}}
+with RolloutClient(arn, store, "exp", endpoint_url=url, tps_limit=2000) as client:
+    print(sum(item.success for item in client.map([row] * 150, timeout=60)))
+"""
+
+
+def test_a_client_leaves_descriptors_for_its_store(runtime: ScriptedRuntime, store_url: str) -> None:
+    words = [sys.executable, "-c", FEW_FILES, runtime.url, runtime.arn, store_url]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "150\n", done.stderr
 
 
 # ---- ledger and resume

@@ -8,6 +8,7 @@ import contextlib
 import difflib
 import inspect
 import os
+import resource
 import uuid
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence, Sized
@@ -53,7 +54,8 @@ class RolloutClient:
         max_retry_attempts: how often an invoke is sent before the runtime was first reached (the published name). Later outages
             are waited out for `deadlines.start_s`, and refusals (429, 402) for `throttle_s`.
         tps_limit: requests per second (invokes, and as many stops).
-        max_pool_connections: connections and threads for invokes. Left at 10, it follows `tps_limit`.
+        max_pool_connections: connections and threads for invokes. Left at 10, it follows `tps_limit` and the limit
+            of open files.
         base_url: address of the model, passed to the agent.
         model_id: name of the model, passed to the agent.
         rollout_config: more entries of the `_rollout` block, which the agent gets.
@@ -123,7 +125,9 @@ class RolloutClient:
 
         pool = max_pool_connections
         if pool == PUBLISHED_POOL_CONNECTIONS:
-            pool = int(min(POOL_LIMIT, max(64, tps_limit * COLD_START_S)))
+            files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]  # idle connections must leave some for the store
+            most = POOL_LIMIT if files == resource.RLIM_INFINITY else min(POOL_LIMIT, max(1, files // 2))
+            pool = int(min(most, max(64, tps_limit * COLD_START_S)))
         self._ledgers: dict[str, FileLedger] = {}
         self._closing: asyncio.Future[list[str]] | None = None
         self._dispatcher = Dispatcher(
