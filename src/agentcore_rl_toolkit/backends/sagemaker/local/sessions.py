@@ -40,10 +40,8 @@ class Session:
         self.arn = wire.arn(f"training-session/{self.name}")
         self._request, self._model, self._trainer, self._samplers = request, model, trainer, samplers
         self._run = f"{self.name}:{secrets.token_hex(4)}"
-        self._training: list[
-            tuple[str, str | None, Future[Any]]
-        ] = []  # kind, client token and result of each operation
-        self._sampling: list[tuple[str, None, Future[Any]]] = []
+        self._operations: dict[str, tuple[str, str | None, Future[Any]]] = {}  # kind, client token and result, by id
+        self._number = 0  # of the last training operation
         self._latest: str | None = None  # the newest model package
         self._created_s, self._ended_s = time.time(), 0.0
         self._error = ""
@@ -55,7 +53,7 @@ class Session:
     @property
     def status(self) -> str:
         if self._ended_s:
-            return "Stopping" if any(result.running() for *_, result in self._training) else "Stopped"
+            return "Stopping" if any(result.running() for *_, result in self._operations.values()) else "Stopped"
         return "Failed" if self._error else "Running" if self._created.done() else "Created"
 
     def described(self) -> dict[str, Any]:
@@ -68,7 +66,7 @@ class Session:
             "TrainingSessionStatus": self.status,
             "CreationTime": self._created_s,
             "LastModifiedTime": self._ended_s or self._created_s,
-            "LastReceivedSequenceNumber": len(self._training),
+            "LastReceivedSequenceNumber": self._number,
             "BillableTokenUsage": counts,
             **{name: value for name, value in ended.items() if value},
         }
@@ -85,31 +83,30 @@ class Session:
         """Start a training operation, and return its id. The same client token and number are the same operation."""
         [(kind, config)] = request["operationConfig"].items()
         number, token = request["sequenceNumber"], request.get("clientToken")
-        if number <= len(self._training):
-            if token is None or self._training[number - 1][1] != token:
+        if known := self._operations.get(operation_id := f"train-{number}"):
+            if token is None or known[1] != token:
                 raise RefusedError(f"sequence number {number} was used by another operation")
-            return f"train-{number}"
+            return operation_id
         self._check_open()
-        if number != len(self._training) + 1:
-            raise RefusedError(f"sequence number {number} comes after {len(self._training)}")
-        self._training.append((kind, token, self._trainer.submit(self._in_turn, kind, config)))
-        return f"train-{number}"
+        if number != self._number + 1:
+            raise RefusedError(f"sequence number {number} comes after {self._number}")
+        self._number = number
+        self._operations[operation_id] = kind, token, self._trainer.submit(self._in_turn, kind, config)
+        return operation_id
 
     def sample(self, request: Mapping[str, Any]) -> str:
         """Start a sampling operation. Returns its id."""
         [(kind, config)] = request["operationConfig"].items()
         self._check_open()
-        config = {"modelPackageArn": self._latest, **config}
-        self._sampling.append((kind, None, self._samplers.submit(self._do_sampling, kind, config)))
-        return f"sample-{len(self._sampling)}"
+        result = self._samplers.submit(self._do_sampling, kind, {"modelPackageArn": self._latest, **config})
+        self._operations[operation_id := f"sample-{len(self._operations)}"] = kind, None, result
+        return operation_id
 
     def result(self, operation_id: str) -> dict[str, Any]:
         """Return status and result of an operation. Raises: RefusedError."""
-        name, _, number = operation_id.partition("-")
-        known = dict(enumerate(self._training if name == "train" else self._sampling, 1))
-        if int(number) not in known:
+        if operation_id not in self._operations:
             raise RefusedError(f"Operation {operation_id} does not exist.", code="ResourceNotFoundException")
-        kind, _, result = known[int(number)]
+        kind, _, result = self._operations[operation_id]
         if not result.done():
             waiting = "Skipped" if self._ended_s or self._error else "Pending"
             return {"status": "InProgress" if result.running() else waiting}
