@@ -193,13 +193,13 @@ def _check_rewards(rows: list[EvalRow], options: dict[str, Any]) -> None:
     from .doctor.rewards import check_rewards
     from .training.stack import agent_file, scratch_folder
 
-    given = [name for name in ("model", "base_url", "judge", "out", "resume", "bucket") if options[name]]
+    apart = "model base_url model_id sampling_params for_training judge out resume bucket".split()
+    given = [name for name in apart if options[name]] + (["repeat"] if options["repeat"] > 1 else [])
     if not options["checks"]:
         raise ConfigError("--answer FIELD needs --check")
     if given or options["agent"] is None or _deployed(options["agent"]):
-        raise ConfigError(
-            "--check needs --agent FILE, and does not go with --model, --base-url, --judge, --out, --resume or --bucket"
-        )
+        others = "".join(f", and does not go with --{name.replace('_', '-')}" for name in given[:1])
+        raise ConfigError(f"--check needs --agent FILE{others}")
     agent = agent_file(options["agent"])
     scorer = None if options["score"] is None else scorer_at(options["score"])
     hidden = [options["data"], *scorer_files(options["score"])]

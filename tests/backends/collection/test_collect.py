@@ -328,6 +328,27 @@ class DeafGateway(ReplayGateway):
         raise GatewayError("refused")
 
 
+class BrokenSession(ReplayGateway):
+    """Cannot read one of its sessions, the first that was opened, and so no reply that has it."""
+
+    broken: str | None = None
+
+    async def fetch_async(self, session_ids: Sequence[str], *, close: bool = True) -> dict[str, ReplayCapture]:
+        self.broken = self.broken or session_ids[0]
+        if self.broken in session_ids:
+            raise GatewayError("a damaged record", status=500)
+        return await super().fetch_async(session_ids, close=close)
+
+
+async def test_a_session_that_cannot_be_read_costs_its_own_rollout_only() -> None:
+    replay = Replay([good() for _ in range(8)])
+    (group,) = await collect_async(
+        [GroupRequest(input_id="a", payload={}, n=8)], client=replay.client, gateway=BrokenSession(replay)
+    )
+    assert [r.mask_reason for r in group.rollouts].count("no_tokens") == 1
+    assert len(group.usable) == 7
+
+
 @pytest.mark.parametrize("hang", [False, True])
 async def test_a_gateway_that_gives_no_trajectories_invalidates_rollouts_but_not_the_run(hang: bool) -> None:
     replay = Replay([good()])

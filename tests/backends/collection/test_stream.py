@@ -95,6 +95,7 @@ class World:
         staleness: int = 1,
         places: int = 64,
         credit: Any = "episode",
+        extra: int = 0,
         **more: Any,
     ) -> GroupStream:
         return GroupStream(
@@ -103,7 +104,7 @@ class World:
             gateway=self.gateway,
             batch_groups=batch,
             max_staleness=staleness,
-            config=CollectConfig(max_concurrent=places, credit=credit),
+            config=CollectConfig(max_concurrent=places, credit=credit, extra_rollouts=extra),
             **more,
         )
 
@@ -115,6 +116,17 @@ class World:
 
 def positions(groups: list[Group]) -> list[int]:
     return [int(group.input_id[1:]) for group in groups]
+
+
+async def test_no_group_starts_before_the_rollouts_of_the_earlier_ones_have_places() -> None:
+    """Those on top of a group wait for a place, too."""
+    world = World(length_s=lambda position: 0.05)
+    stream = world.stream(batch=4, staleness=0, places=1, extra=2)
+    async with stream:
+        taking = asyncio.ensure_future(stream.take_async())
+        await asyncio.sleep(0)
+        assert stream.state() == {"next": 1, "in_flight": [0], "replaced": 0}
+        assert [group.request.payload["position"] for group in await taking] == [0, 1, 2, 3]
 
 
 async def test_without_staleness_every_batch_is_the_next_part_of_the_data_and_nothing_runs_beside_training() -> None:

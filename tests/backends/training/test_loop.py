@@ -245,6 +245,18 @@ async def test_rollouts_above_the_limit_are_left_out_and_counted(tmp_path: Path)
         assert facts["gradient_tokens"] == 0 < all_of_them["gradient_tokens"]
 
 
+@pytest.mark.parametrize(
+    ("every", "done", "rollouts"), [(0, 0, 0), (0, 2, 2 + 64), (1, 1, 4 + 32), (1, 2, 6 + 64), (2, 3, 4 + 96)]
+)
+async def test_a_resumed_run_counts_the_rollouts_of_its_steps_and_evaluations(
+    tmp_path: Path, every: int, done: int, rollouts: int
+) -> None:
+    resumed = State(steps=done, state="s", stream={"next": 4 * done}) if done else None
+    how = settings(steps=4, eval_every=every)
+    _, events, _ = await run(trained_as(recorded_episodes()), how, tmp_path, held_out=[{}, {}], resumed=resumed)
+    assert of(events, "begins") == [{"steps_done": done, "rollouts_done": rollouts}]
+
+
 async def test_a_run_is_not_continued_to_fewer_steps_than_it_has_done(tmp_path: Path) -> None:
     """Its weights would be evaluated, and returned, under the version of the earlier step."""
     client = ScriptedClient()

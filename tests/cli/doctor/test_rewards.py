@@ -92,11 +92,21 @@ def test_an_agent_with_a_model_host_of_its_own_is_checked(
 def test_what_does_not_go_with_a_check_is_refused(tmp_path: Path, command_line: Any) -> None:
     (tmp_path / "rows.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
     words = ("eval", "--agent", "agent.py", "--data", str(tmp_path / "rows.jsonl"))
-    together = "--check needs --agent FILE, and does not go with --model"
+    together = "--check needs --agent FILE, and does not go with "
     for more, error in (
         (("--answer", "expected"), "--answer FIELD needs --check"),
-        (("--check", "--model", "none"), together),
-        (("--check", "--resume"), together),
+        (("--check",), "there is no agent file"),
+        *(
+            (("--check", *words), f"{together}{words[0]}")
+            for words in (
+                ("--model", "none"),
+                ("--resume",),
+                ("--repeat", "4"),
+                ("--sampling-params", '{"temperature": 0}'),
+                ("--for-training",),
+                ("--model-id", "x"),
+            )
+        ),
     ):
         done = command_line(*words, *more)
         assert done.returncode == 2

@@ -69,7 +69,8 @@ async def train(
     evaluate = functools.partial(_evaluate, services, settings, held_out, observe, places)
     if recording is not None:
         recording.resumed(done)
-    observe("begins", {"steps_done": done, "rollouts_done": done and len(held_out) + done * per_step})
+    evaluations = 1 + (done // plan.eval_every if plan.eval_every else 0)
+    observe("begins", {"steps_done": done, "rollouts_done": done and evaluations * len(held_out) + done * per_step})
     if plan.hold_calls:
         await services.gateway.resume_async()  # the gateway keeps a pause, also if the run was interrupted in it
     await training.publish(done, services.gateway, None)
