@@ -193,7 +193,7 @@ def _check_rewards(rows: list[EvalRow], options: dict[str, Any]) -> None:
     from .doctor.rewards import check_rewards
     from .training.stack import agent_file, scratch_folder
 
-    apart = "model base_url model_id sampling_params for_training judge out resume bucket".split()
+    apart = ["model", "base_url", "model_id", "sampling_params", "for_training", "judge", "out", "resume", "bucket"]
     given = [name for name in apart if options[name]] + (["repeat"] if options["repeat"] > 1 else [])
     if not options["checks"]:
         raise ConfigError("--answer FIELD needs --check")
