@@ -266,6 +266,22 @@ async def test_a_run_is_not_continued_to_fewer_steps_than_it_has_done(tmp_path: 
     assert client.calls == []
 
 
+async def test_a_rollout_above_the_limit_does_not_count_in_its_group(tmp_path: Path) -> None:
+    """The others are compared with each other, as in TRL, verl and slime."""
+    episodes = [e for e in recorded_episodes() if e.kind == "single"][:2]
+    turns = [replace(episodes[0].turns[0], prompt_ids=list(range(500)))]
+    rewards = [1.0, 0.0, 0.5]
+    group = [replace(episodes[0], input_id="train/00000", record={"rewards": r, "status_code": 200}) for r in rewards]
+    group.append(replace(group[0], turns=turns, record={"rewards": 9.0, "status_code": 200}))
+    how = settings(steps=1, groups=1, rollouts=4, estimator="dr_grpo", max_tokens=400)
+    client, events, _ = await run(group, how, tmp_path)
+    [(data, _, tokens)] = client.of("forward_backward")
+    assert sorted({A for datum in data for A, m in zip(datum.advantages, datum.mask, strict=True) if m}) == [-0.5, 0.5]
+    [facts] = of(events, "step")
+    assert (facts["too_long"], facts["sequences"], facts["usable"]) == (1, 4, 4)
+    assert tokens == facts["usable_tokens"] * 3 / 4
+
+
 async def test_a_rollout_of_exactly_the_limit_is_trained(tmp_path: Path) -> None:
     client, _, _ = await run(trained_as(recorded_episodes()), settings(steps=1), tmp_path)
     [(data, *_)] = client.of("forward_backward")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...client.batch import error_line
@@ -39,6 +39,7 @@ MaskReason = Literal[
     "judge",
     "scorer",
     "no_spread",
+    "too_long",
 ]
 PolicyFailures = Literal["score", "mask"]
 
@@ -249,6 +250,16 @@ class Group:
     def chosen(self, n: int) -> list[CollectedRollout]:
         """Return at most n rollouts in submission order. Masked ones are left out before usable ones."""
         return sorted(sorted(self.rollouts, key=lambda r: not r.usable)[:n], key=lambda r: r.index)
+
+    def within(self, max_tokens: int | None) -> Group:
+        """Return the group with the rollouts masked that have a longer training sequence."""
+
+        def fits(rollout: CollectedRollout) -> bool:
+            trained = [s for s in rollout.trajectory.sequences if s.trained_tokens] if rollout.trajectory else []
+            return max_tokens is None or all(len(sequence.token_ids) <= max_tokens for sequence in trained)
+
+        masked = [r if fits(r) else replace(r, mask_reason=r.mask_reason or "too_long") for r in self.rollouts]
+        return replace(self, rollouts=masked)
 
     @property
     def rewards(self) -> list[float | None]:

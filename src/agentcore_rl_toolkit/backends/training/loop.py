@@ -152,13 +152,11 @@ async def update(
     recording: Recording | None = None,
 ) -> dict[str, Any]:
     """Train on the groups of a step. Returns its metrics; without usable rollouts that differ, nothing is trained."""
-    report, stats = CreditReport(), summarize(groups)
-    plan, loss = settings.update, settings.update.token_loss
-    samples = to_samples(groups, estimator=plan.estimator, credit=settings.signals, report=report)
-    too_long = {s.session_id for s in samples if plan.max_tokens is not None and len(s.token_ids) > plan.max_tokens}
-    fitting = [s for s in samples if s.session_id not in too_long]
-    tokens = stats.trained_tokens - sum(s.trained_tokens for s in samples if s.session_id in too_long)
-    pairs = to_data(fitting, groups, version=step, equal=training.penalizes)
+    report, plan, loss = CreditReport(), settings.update, settings.update.token_loss
+    fitting = [group.within(plan.max_tokens) for group in groups]
+    stats, trained = summarize(groups), summarize(fitting)
+    samples = to_samples(fitting, estimator=plan.estimator, credit=settings.signals, report=report)
+    pairs = to_data(samples, groups, version=step, equal=training.penalizes)
     if recording is not None:
         recording.advantages(samples, trained=[sample for _, sample in pairs])
     random.Random(settings.step.seed * 1_000_003 + step).shuffle(pairs)
@@ -169,7 +167,7 @@ async def update(
             continue
         data = [datum for datum, _ in part]
         # Every token of the step weighs the same, whichever minibatch it is in. Both requests are sent before either is awaited.
-        forward = training.forward_backward(data, loss, tokens / plan.minibatches)
+        forward = training.forward_backward(data, loss, trained.trained_tokens / plan.minibatches)
         passed, stepped = await asyncio.gather(forward, training.step(adam))
         # Only in the first minibatch do trainer and sampler have the same weights.
         gap = await asyncio.to_thread(sums.add, data, passed, stepped, plan.minibatches, check_gap=minibatch == 0)
@@ -189,8 +187,8 @@ async def update(
                 )
     return {
         "learning_rate": adam.learning_rate,
-        "sequences": len(samples),
-        "too_long": len(samples) - len(fitting),
+        "sequences": stats.sequences,
+        "too_long": stats.sequences - trained.sequences,
         "sampled_tokens": sum(r.trajectory.report.sampled_tokens for g in groups for r in g.rollouts if r.trajectory),
         "usable_tokens": stats.trained_tokens,
         "groups_that_differ": len({sample.group_index for _, sample in pairs if any(sample.advantages)}),
