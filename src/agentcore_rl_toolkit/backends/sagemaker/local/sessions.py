@@ -41,7 +41,7 @@ class Session:
         self._request, self._model, self._trainer, self._samplers = request, model, trainer, samplers
         self._run = f"{self.name}:{secrets.token_hex(4)}"
         self._operations: dict[str, tuple[str, str | None, Future[Any]]] = {}  # kind, client token and result, by id
-        self._number = 0  # of the last training operation
+        self._number = 0  # the last training operation
         self._latest: str | None = None  # the newest model package
         self._created_s, self._ended_s = time.time(), 0.0
         self._error = ""
