@@ -321,7 +321,7 @@ class Call:
     def disconnect(self, *, whole: bool) -> None:
         """Remove a connection. ``whole``: the complete reply was written on it."""
         self._reply.sent(whole=whole)
-        if not self.connections and not self.ended:
+        if not (self._reply.connections or self.ended):
             why = "the agent closed the connection before the reply was whole"
             gone, loop = RequestError(why, status=499, code=AGENT_GONE), asyncio.get_running_loop()
             self._orphan_timer = loop.call_later(self._context.limits.orphan_s, self.abort, gone)

@@ -24,7 +24,6 @@ from agentcore_rl_toolkit.messages.wire import (
 )
 from agentcore_rl_toolkit.messages.wire.anthropic import usage_dict as anthropic_usage
 from agentcore_rl_toolkit.messages.wire.chat import overlay, parse_parameters
-from agentcore_rl_toolkit.messages.wire.chat import usage_dict as chat_usage
 from agentcore_rl_toolkit.messages.wire.responses import usage_dict as responses_usage
 
 FUNCTION = {"name": "look_up", "description": "d", "parameters": {"type": "object", "properties": {}}}
@@ -509,7 +508,7 @@ def test_reasoning_effort_reaches_the_template() -> None:
 def test_no_usage_is_negative() -> None:
     usage = Usage(prompt_tokens=10, completion_tokens=1, cached_tokens=16)
     assert anthropic_usage(usage)["input_tokens"] == 0
-    for shown in (chat_usage(usage)["prompt_tokens_details"], responses_usage(usage)["input_tokens_details"]):
+    for shown in (usage.to_dict()["prompt_tokens_details"], responses_usage(usage)["input_tokens_details"]):
         assert shown["cached_tokens"] == 10
 
 

@@ -17,7 +17,6 @@ from ...messages.errors import NOT_JSON
 from ...messages.render import AnswerForm, RenderedPrompt, Renderer, ReplyStream
 from ...messages.wire import ModelRequest
 from ...messages.wire.canonical import STOP, Choice, Delta, Usage
-from ...messages.wire.chat import usage_dict
 from ..capture.choice import ChoiceTokens
 from ..capture.events import EventReader
 from ..capture.record import CONSTRAINED, Captured
@@ -139,7 +138,7 @@ class TokenReply:
             has_tokens=True,
             reply_id=self.reply_id,
             model=self.asked.model,
-            usage=_to_json(usage_dict(self._usage())),
+            usage=_to_json(self._usage().to_dict()),
             complete=self.finished,
             error=None if self._error is None else _to_json(self._error),
             untrainable=self.untrainable,

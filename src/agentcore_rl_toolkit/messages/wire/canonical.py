@@ -190,6 +190,17 @@ class Usage(msgspec.Struct, kw_only=True):
         """The cached tokens of the prompt, never more than it has: some engines count whole blocks."""
         return max(min(self.cached_tokens or 0, self.prompt_tokens or 0), 0)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the counts as chat completions have them."""
+        prompt, completion = self.prompt_tokens or 0, self.completion_tokens or 0
+        counts: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": completion}
+        counts["total_tokens"] = prompt + completion
+        if self.cached_tokens is not None:
+            counts["prompt_tokens_details"] = {"cached_tokens": self.cached}
+        if self.reasoning_tokens is not None:
+            counts["completion_tokens_details"] = {"reasoning_tokens": self.reasoning_tokens}
+        return counts
+
 
 class Choice(msgspec.Struct, kw_only=True):
     """An answer of a reply. ``logprob_entries`` are the engine's own ``logprobs.content`` objects, for agents that asked."""

@@ -221,21 +221,6 @@ def overlay(asked: ModelRequest, fields: Mapping[str, Any]) -> None:
 # -- replies
 
 
-def usage_dict(usage: Usage | None) -> dict[str, Any]:
-    usage = usage or Usage()
-    prompt, completion = usage.prompt_tokens or 0, usage.completion_tokens or 0
-    result: dict[str, Any] = {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-    }
-    if usage.cached_tokens is not None:
-        result["prompt_tokens_details"] = {"cached_tokens": usage.cached}
-    if usage.reasoning_tokens is not None:
-        result["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning_tokens}
-    return result
-
-
 def _head(kind: str, request: ModelRequest, reply_id: str, model: str, created: int) -> dict[str, Any]:
     return {"id": reply_id, "object": kind, "created": created or int(time.time()), "model": model or request.model}
 
@@ -245,7 +230,7 @@ def whole_reply(reply: Reply, request: ModelRequest) -> dict[str, Any]:
     return {
         **_head("chat.completion", request, reply.id, reply.model, reply.created),
         "choices": [_choice(choice, request) for choice in reply.choices],
-        "usage": usage_dict(reply.usage),
+        "usage": (reply.usage or Usage()).to_dict(),
     }
 
 
@@ -269,7 +254,7 @@ class Encoder:
     def __init__(self, request: ModelRequest, *, reply_id: str, model: str = "", created: int = 0) -> None:
         self._request = request
         self._head = _head("chat.completion.chunk", request, reply_id, model, created)
-        self._usage: Usage | None = None
+        self._usage = Usage()
 
     def start(self) -> bytes:
         """Encode the first chunk of each choice, which names the role."""
@@ -302,7 +287,7 @@ class Encoder:
         return usage + b"data: [DONE]\n\n"
 
     def usage_chunk(self) -> bytes:
-        return self._chunk([], usage=usage_dict(self._usage))
+        return self._chunk([], usage=self._usage.to_dict())
 
     def error(self, error: RequestError) -> bytes:
         """Encode an error after the stream began. Clients raise on an event with an ``error`` member."""
