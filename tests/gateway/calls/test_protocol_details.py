@@ -13,7 +13,8 @@ from strands.models.anthropic import AnthropicModel
 from strands.models.openai import OpenAIModel
 from strands.types.exceptions import ContextWindowOverflowException
 
-from agentcore_rl_toolkit.gateway import SessionHandle
+from agentcore_rl_toolkit.gateway import Gateway, SessionHandle
+from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.testing.engine import error_body
 from agentcore_rl_toolkit.messages.render import Renderer
 from scripted_engine import Fault, ScriptedEngine
@@ -164,3 +165,13 @@ async def test_a_tools_schema_may_have_numbers_of_more_than_64_bits(
     tools = [{"type": "function", "function": {**FUNCTION, "parameters": schema}}]
     assert await status_of(session, tools=tools, metadata={"a": 10**30}) == 200
     assert (await captured(gateway, session)).turns[0].tools == ("calculator",)
+
+
+@pytest.mark.parametrize("dialect", ["chat/completions", "messages", "responses"])
+async def test_a_stream_without_silence_has_events_only(gateway: Gateway, session: SessionHandle, dialect: str) -> None:
+    fields = {"input": USER} if dialect == "responses" else {"messages": USER, "max_tokens": 8}
+    body = {"model": "m", "stream": True, **fields}
+    url = f"{session.base_url}/{dialect}"
+    status, reply = await request("POST", url, body=body, key=session.api_key, timeout_s=60)
+    assert status == 200
+    assert all(line.startswith((b"data: ", b"event: ")) for line in reply.splitlines() if line)

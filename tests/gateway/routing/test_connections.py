@@ -69,6 +69,7 @@ async def test_a_long_reply_that_breaks_off_is_no_reply(server: tuple[Server, Ga
     assert "before its reply was whole" in reply["error"]["message"]
     assert "127.0.0.1" not in reply["error"]["message"]
     assert scripted.answers == 2  # there is no other server, so this one was asked once more
+    assert [worker.total_failures for worker in gateway.router.workers.values()] == [2]
     capture = await captured(gateway, session)
     assert capture.turns == []
 

@@ -287,3 +287,13 @@ async def test_a_server_that_is_added_again_goes_on_with_what_is_given_and_keeps
     [reply] = (await client.stats_async())["workers"]
     assert (reply["engine"], reply["draining"]) == ("vllm", False)
     running.cancel()
+
+
+async def test_an_engine_rests_after_three_errors_in_a_row(engines: list[ScriptedEngine], start_gateway: Start) -> None:
+    gateway = await start_gateway(engines[0])
+    _, [session] = await opened(gateway, 1)
+    [worker] = gateway.router.workers.values()
+    for statuses, rests in (([500, 500, 200], False), ([500, 500], False), ([500], True)):
+        engines[0].faults += [Fault(status=status) for status in statuses]
+        assert [await ask(session) for _ in statuses] == statuses
+        assert (worker.resting_until > 0) is rests

@@ -213,6 +213,16 @@ async def test_many_small_sessions_are_removed_together(monkeypatch: pytest.Monk
     await store.stop()
 
 
+async def test_the_size_of_a_store_is_at_least_that_of_its_files(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.start(asyncio.get_running_loop())
+    store.append(put(store, "s"), record("a", tokens=20_000))
+    assert await store.kept() is None
+    files = sum(map(os.path.getsize, (f"{store.path}", f"{store.path}-wal")))
+    assert store.total_bytes >= files > 160_000
+    await store.stop()
+
+
 WRITES = """
 import asyncio, sys
 from pathlib import Path
