@@ -64,7 +64,7 @@ async def test_sessions_deleted_during_a_bulk_fetch_leave_the_others_whole(
         [session] = await client.create_sessions_async([name], metadata={"task": "x" * 500_000})
         assert await status_of(session) == 200
     body = {"session_ids": names, "close": False}
-    reader = read_captures(stream("POST", f"{gateway.url}/admin/fetch", body=body))
+    reader = read_captures(stream("POST", f"{gateway.url}/admin/fetch", body=body), len(names))
     found = {(await anext(reader)).session_id}
     kept = [*names[:5], names[-1]]
     await client.delete_async(name for name in names if name not in kept)
@@ -73,6 +73,33 @@ async def test_sessions_deleted_during_a_bulk_fetch_leave_the_others_whole(
         assert len(capture.turns) == 1
         found.add(capture.session_id)
     assert found >= set(kept)
+
+
+@pytest.mark.parametrize("frames", [0, 1, 2, 3])
+async def test_a_bulk_fetch_that_a_proxy_ends_early_is_an_error(
+    client: GatewayClient, session: SessionHandle, frames: int
+) -> None:
+    """Also between two records or two sessions: a session that is missing would count as never opened."""
+    assert await status_of(session) == 200
+    names = [session.session_id, "unknown"]
+    body = {"session_ids": names, "close": False}
+    data = b"".join([piece async for piece in stream("POST", f"{client.url}/admin/fetch", body=body)])
+    ends = [0]
+    while ends[-1] < len(data):
+        ends.append(ends[-1] + 4 + int.from_bytes(data[ends[-1] : ends[-1] + 4], "little"))
+    assert len(ends) == 4
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asked_by(reader)
+        writer.write(b"HTTP/1.0 200 OK\r\n\r\n" + data[: ends[frames]])
+
+    async with talking(talk) as url:
+        fetched = GatewayClient(url).fetch_async(names, close=False)
+        if frames == 3:
+            assert len((await fetched)[session.session_id].turns) == 1
+        else:
+            with pytest.raises(GatewayError, match="ended early"):
+                await fetched
 
 
 async def test_sessions_are_listed_with_their_running_calls(client: GatewayClient, engine: ScriptedEngine) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -54,6 +56,27 @@ async def test_a_session_that_is_still_to_be_deleted_is_not_deleted_once_it_is_o
     only.undeleted, only.has = {"a", "b"}, {"a", "b"}
     await client_of(only).create_sessions_async(["a"])
     assert (only.has, only.undeleted, only.away_since_s) == ({"a"}, set(), None)
+
+
+async def test_a_session_that_is_deleted_while_its_gateway_catches_up_does_not_stay_open() -> None:
+    first, second = Scripted("http://one"), Scripted("http://two")
+    these = client_of(first, second)
+    first.has, first.undeleted, first.away_since_s = {"a", "b"}, {"a"}, time.monotonic()
+    deleting, may_end = asyncio.Event(), asyncio.Event()
+    delete = first.delete
+
+    async def slow(session_ids: Sequence[str]) -> int:
+        deleting.set()
+        await may_end.wait()
+        return await delete(session_ids)
+
+    first.delete = slow  # type: ignore[method-assign]
+    catching_up = asyncio.create_task(these.away_async())
+    await deleting.wait()
+    await these.delete_async(["b"])
+    may_end.set()
+    await catching_up
+    assert (first.has, first.undeleted) == (set(), set())
 
 
 def test_urls_come_as_a_list_or_with_commas_and_each_once() -> None:

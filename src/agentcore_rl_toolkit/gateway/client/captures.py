@@ -37,11 +37,11 @@ class SessionCapture:
 _head = msgspec.msgpack.Decoder(FetchedHead)
 
 
-async def read_captures(chunks: AsyncIterator[bytes]) -> AsyncIterator[SessionCapture]:
-    """Yield the sessions that the gateway knows. Raises: GatewayError if the response breaks off."""
+async def read_captures(chunks: AsyncIterator[bytes], count: int) -> AsyncIterator[SessionCapture]:
+    """Yield the sessions that the gateway knows, of ``count`` sessions. Raises: GatewayError if the response breaks off."""
     frames = _frames(chunks)
-    async for data in frames:
-        head = _head.decode(data)
+    for _ in range(count):
+        head = _head.decode(await anext(frames))
         records = [await anext(frames) for _ in range(head.records)]
         if not head.known or b"" in records:  # unknown, or deleted while it was read
             continue
@@ -60,7 +60,7 @@ async def read_captures(chunks: AsyncIterator[bytes]) -> AsyncIterator[SessionCa
 
 
 async def _frames(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Yield the length-prefixed frames of a byte stream. Raises: GatewayError if it ends inside a frame."""
+    """Yield the length-prefixed frames of a byte stream. Raises: GatewayError when it has ended."""
     buffer = bytearray()
     async for chunk in chunks:
         buffer += chunk
@@ -72,5 +72,4 @@ async def _frames(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
             yield bytes(buffer[start + 4 : start + 4 + size])
             start += 4 + size
         del buffer[:start]
-    if buffer:
-        raise GatewayError("the gateway's answer ended early")
+    raise GatewayError("the gateway's answer ended early")

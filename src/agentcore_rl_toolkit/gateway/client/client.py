@@ -12,6 +12,7 @@ import logging
 import time
 import zlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -131,10 +132,12 @@ class OneGateway:
         """Return the captures of sessions, fetched in parts."""
         found: dict[str, SessionCapture] = {}
         for at in range(0, len(session_ids), FETCH_AT_ONCE):
-            body = {"session_ids": list(session_ids[at : at + FETCH_AT_ONCE]), "close": close}
+            names = list(session_ids[at : at + FETCH_AT_ONCE])
+            body = {"session_ids": names, "close": close}
             answer = stream("POST", self.url + "/admin/fetch", body=body, key=self.key, timeout_s=self.timeout_s)
-            async for capture in read_captures(answer):
-                found[capture.session_id] = capture
+            async with aclosing(answer):
+                async for capture in read_captures(answer, len(names)):
+                    found[capture.session_id] = capture
         return found
 
     async def delete(self, session_ids: Sequence[str]) -> int:
@@ -446,9 +449,9 @@ class GatewayClient:
             await gateway.pause("continue" if self._paused == "finish" else self._paused, 0.0)
         elif self._paused is not None:
             await gateway.resume()
-        if gateway.undeleted:
-            await gateway.delete(list(gateway.undeleted))
-            gateway.undeleted.clear()
+        while left := list(gateway.undeleted):  # more may come meanwhile
+            await gateway.delete(left)
+            gateway.undeleted.difference_update(left)
 
     async def _look(self, gateway: OneGateway) -> None:
         """Check if a gateway answers."""

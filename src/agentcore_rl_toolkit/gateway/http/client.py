@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -26,7 +26,7 @@ async def request(
 
 async def stream(
     method: str, url: str, *, body: Any = None, key: str | None = None, timeout_s: float = 30.0
-) -> AsyncIterator[bytes]:
+) -> AsyncGenerator[bytes, None]:
     """Yield the body piece by piece. Raises: GatewayError, also on a status of 400 and above."""
     async with _exchange(method, url, body, key, timeout_s) as answer:
         if answer.status_code >= 400:
