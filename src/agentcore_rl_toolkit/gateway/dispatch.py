@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hmac
 import logging
-from collections.abc import Mapping
-from functools import lru_cache
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
 from urllib.parse import unquote, unquote_to_bytes
 
 from aiohttp import HttpVersion11, web
@@ -14,7 +14,7 @@ from .._servers.host_check import HostCheck, is_loopback
 from ..contract import check_tag
 from ..errors import ConfigError, ContractError
 from ..messages.errors import RequestError
-from ..messages.wire import DIALECTS, anthropic, bedrock, gemini
+from ..messages.wire import DIALECTS, ModelRequest, anthropic, bedrock, gemini
 from .admin import Admin, Request
 from .call import Call, answer, answer_again, headers_of
 from .context import Context
@@ -28,7 +28,12 @@ from .sessions import Session, SessionSettings
 log = logging.getLogger(__name__)
 
 _CALLS = {dialect.path.encode(): name for name, dialect in DIALECTS.items()}
-_COUNTS = {b"messages/count_tokens": "anthropic", gemini.COUNT: "gemini", bedrock.COUNT: "bedrock"}
+# The routes that count tokens: their dialect, the reader of their requests, and the member with the number.
+_COUNTS: dict[bytes, tuple[str, Callable[[bytes], ModelRequest], str]] = {
+    b"messages/count_tokens": ("anthropic", partial(anthropic.parse_request, counting=True), "input_tokens"),
+    gemini.COUNT: ("gemini", partial(gemini.parse_request, counting=True), "totalTokens"),
+    bedrock.COUNT: ("bedrock", bedrock.parse_count, "inputTokens"),
+}
 _HEALTH = (b"/healthz", b"/health")
 _SIGNED = "AWS4-HMAC-SHA256 Credential="
 
@@ -183,7 +188,7 @@ class Dispatch:
             body = await read_body(http, self._context.limits)
             if rest == b"embeddings":
                 return await respond(self._admin.embeddings(body, session), http)
-            return await respond(self._count(body, session, rest), http, dialect=_COUNTS[rest])
+            return await respond(self._count(body, session, rest), http, dialect=_COUNTS[rest][0])
         shown = rest.decode("utf-8", "replace")[:80]
         hint = " (Anthropic's clients need the base URL without its /v1)" if rest.startswith(b"v1/") else ""
         raise RequestError(
@@ -193,12 +198,8 @@ class Dispatch:
         )
 
     async def _count(self, body: bytes, session: Session, route: bytes) -> dict[str, int]:
-        if route == gemini.COUNT:
-            return {"totalTokens": await self._admin.count_tokens(gemini.parse_request(body, counting=True), session)}
-        if route == bedrock.COUNT:
-            return {"inputTokens": await self._admin.count_tokens(bedrock.parse_count(body), session)}
-        asked = anthropic.parse_request(body, counting=True)
-        return {"input_tokens": await self._admin.count_tokens(asked, session)}
+        _, parse, member = _COUNTS[route]
+        return {member: await self._admin.count_tokens(parse(body), session)}
 
 
 def shows_key(headers: Mapping[str, str], key: bytes, path_key: str = "") -> bool:

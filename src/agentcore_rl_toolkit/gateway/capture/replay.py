@@ -41,7 +41,9 @@ class Message(msgspec.Struct, gc=False):
     tool_calls: list[ToolPiece] | None = None
 
 
-class _Logprobs(msgspec.Struct):
+class OwnLogprobs(msgspec.Struct, gc=False):
+    """Logprobs in the engine's words, for an agent that asked for them."""
+
     content: list[dict[str, Any]] | None = None
 
 
@@ -61,7 +63,7 @@ class _Usage(msgspec.Struct):
 
 
 _message = msgspec.json.Decoder(Message)
-_logprobs = msgspec.json.Decoder(_Logprobs)
+_logprobs = msgspec.json.Decoder(OwnLogprobs)
 _usage = msgspec.json.Decoder(_Usage)
 
 

@@ -26,7 +26,7 @@ from ...messages.wire.stream import CollectedCalls
 from .choice import ChoiceTokens
 from .events import DONE, EventReader
 from .record import Captured, ChoiceRecord
-from .replay import Message, usage_of
+from .replay import Message, OwnLogprobs, usage_of
 
 ABSENT = msgspec.Raw(b"null")
 _TOGETHER = 64  # pieces of a stream whose numbers are decoded together
@@ -63,12 +63,6 @@ class _Logprobs(msgspec.Struct, gc=False):
     content: list[_Entry] | None = None
 
 
-class _OwnLogprobs(msgspec.Struct, gc=False):
-    """Logprobs in the engine's words, for an agent that asked for them."""
-
-    content: list[dict[str, Any]] | None = None
-
-
 class _Ends(msgspec.Struct, gc=False):
     choices: list[_End] = []
     error: Any = None
@@ -88,7 +82,7 @@ _event = msgspec.json.Decoder(_Event)
 _ends = msgspec.json.Decoder(_Ends)
 _ids = msgspec.json.Decoder(list[list[int] | None]).decode
 _logprobs = msgspec.json.Decoder(list[_Logprobs | None]).decode
-_own_logprobs = msgspec.json.Decoder(list[_OwnLogprobs | None]).decode
+_own_logprobs = msgspec.json.Decoder(list[OwnLogprobs | None]).decode
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _member_lists = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
 _encode = msgspec.json.Encoder().encode
