@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from ...weights.arrival import MAX_MEAN_GAP
+from ..collection.teacher import KEY_ENV as TEACHER_KEY
 from ..llm_judge import KEY as JUDGE_KEY
 from ..service import ServiceSettings
 from ..settings import Count, Least0, Positive, SettingsGroup, with_environment
@@ -16,7 +17,7 @@ from ..settings import Count, Least0, Positive, SettingsGroup, with_environment
 ADMIN_KEY = "AGENTCORE_RL_GATEWAY_ADMIN_KEY"
 # Variables that the job gets from this process, because a running cluster has its own environment.
 JOB_ENV = (
-    *("WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_ENTITY", "HF_TOKEN", "HF_ENDPOINT", ADMIN_KEY, JUDGE_KEY),
+    *("WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_ENTITY", "HF_TOKEN", "HF_ENDPOINT", ADMIN_KEY, JUDGE_KEY, TEACHER_KEY),
     *("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL_BEDROCK_AGENTCORE", "AWS_ENDPOINT_URL_S3"),
 )
 
