@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -41,6 +42,31 @@ async def test_a_durable_put_syncs_the_file_and_each_new_folder(
     if durable:
         assert synced[0].startswith(f"{tmp_path}/e/i/.tmp-")
         assert synced[1:] == [f"{tmp_path}/e/i", f"{tmp_path}/e", f"{tmp_path}"]
+
+
+def test_a_store_that_may_not_be_read_is_an_error_and_a_sessions_folder_that_may_not_is_left_out() -> None:
+    code = """
+import os, sys
+from pathlib import Path
+from agentcore_rl_toolkit.errors import StorePermissionError
+from agentcore_rl_toolkit.store import open_store
+folder = Path(sys.argv[1])
+store, closed = open_store(f"file://{folder}/store"), open_store(f"file://{folder}/closed")
+store.put("e/i/s.json", b"{}")
+(folder / "store" / ".session-of-another").mkdir(mode=0)
+(folder / "closed").mkdir(mode=0)
+if os.getuid() == 0:  # root may read everything
+    os.setgid(65534)
+    os.setuid(65534)
+print(*(info.key for info in store.list()))
+try:
+    closed.list()
+except StorePermissionError:
+    print("no access")
+"""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        assert run(code, folder).stdout == "e/i/s.json\nno access\n"
 
 
 def test_a_killed_writer_leaves_no_object_and_no_visible_trace(tmp_path: Path) -> None:

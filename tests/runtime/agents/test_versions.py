@@ -12,7 +12,7 @@ from botocore.exceptions import ClientError
 
 from agentcore_rl_toolkit.contract import new_session_id
 
-from ..conftest import Server, agent_fields
+from ..conftest import Server, agent_fields, wait_for
 
 AGENT = """
 import os, time
@@ -115,3 +115,21 @@ def test_an_endpoint_is_aimed_at_a_version_that_is_loaded(server: Server, made: 
     status(server, made, slow)
     control.update_agent_runtime_endpoint(agentRuntimeId=identity, endpointName="prod", agentRuntimeVersion=slow)
     assert endpoint(server, made, "prod") == (slow, "READY")
+
+
+def test_a_version_that_its_last_endpoint_leaves_has_no_process(
+    server: Server, made: dict[str, Any], tmp_path: Path
+) -> None:
+    def versions() -> set[int]:
+        templates = server.view.get("/_local/status")["templates"]
+        return {each["version"] for each in templates if each["runtime_id"] == made["agentRuntimeId"]}
+
+    control, agent = server.control, {"agentRuntimeId": made["agentRuntimeId"]}
+    assert status(server, made, "1") == "READY"
+    for name in ("moved", "deleted"):
+        control.create_agent_runtime_endpoint(**agent, name=name, agentRuntimeVersion="1")
+    assert status(server, made, update(server, made, script(tmp_path, "two"))) == "READY"
+    control.update_agent_runtime_endpoint(**agent, endpointName="moved", agentRuntimeVersion="2")
+    assert versions() == {1, 2}
+    control.delete_agent_runtime_endpoint(**agent, endpointName="deleted")
+    wait_for(lambda: versions() == {2}, within_s=30)
