@@ -107,3 +107,12 @@ def test_an_event_of_several_lines_or_another_kind_stays_as_it_is() -> None:
     named = b'event: x\ndata: {"choices":[{"token_ids":[1,2]}]}'
     [passed] = ReplyReader(relayed=True, plain=True).feed(named + b"\n\n")
     assert passed.event == b'event: x\ndata: {"choices":[{}]}\n\n'
+
+
+def test_the_same_name_in_another_object_is_not_cut() -> None:
+    numbers = {"token_ids": [5], "logprobs": {"content": [{"logprob": -0.5}]}}
+    other = {"x": 1, "logprobs": [7], "token_ids": 8}
+    event = {"id": "r", "choices": [{"index": 0, "other": other, "delta": {"content": "a"}, **numbers}]}
+    data = json.dumps(event, separators=(",", ":")).encode()
+    [delta] = ReplyReader(relayed=True, plain=True).feed(b"data: " + data + b"\n\n")
+    assert json.loads(delta.event.removeprefix(b"data: ")) == without(event)
