@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, NamedTuple
+from urllib.parse import unquote
 
 import msgspec
 from aiohttp import web
@@ -323,7 +324,7 @@ class Admin:
         return {"worker_id": worker.id, "url": worker.config.url, "api_path": worker.config.api_path}
 
     async def _remove_worker(self, request: Request) -> dict[str, Any]:
-        worker_id = request.path.rpartition(b"/")[2].decode("utf-8", "replace")
+        worker_id = unquote(request.path.removeprefix(b"/admin/workers/").decode("utf-8", "replace"))
         worker = self._context.router.drain(worker_id)
         if worker is None:
             raise RequestError(f"there is no upstream {worker_id!r}", kind="not_found")

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any
+from urllib.parse import quote
 
 import openai
 import pytest
@@ -297,3 +298,12 @@ async def test_an_engine_rests_after_three_errors_in_a_row(engines: list[Scripte
         engines[0].faults += [Fault(status=status) for status in statuses]
         assert [await ask(session) for _ in statuses] == statuses
         assert (worker.resting_until > 0) is rests
+
+
+async def test_a_server_is_removed_by_any_name_that_it_was_given(
+    engines: list[ScriptedEngine], start_gateway: Start
+) -> None:
+    gateway, name = await start_gateway(engines[0]), "node 1/gpu 2%"
+    assert await add_server(gateway, engines[1].url, worker_id=name) == name
+    await remove_server(gateway, quote(name, safe=""))
+    assert list(gateway.router.workers) == ["w0"]
