@@ -168,7 +168,7 @@ class Dispatch:
     def _opened(self, name: bytes) -> Session:
         """Open a session for agents without keys. Raises: RequestError."""
         plain, sessions = unquote_to_bytes(name), self._context.sessions
-        if self._session_keys or sessions.deleted_before(plain):
+        if self._session_keys or plain in sessions.deleted:
             shown = name.decode("utf-8", "replace")[:120]
             raise RequestError(
                 f"there is no session {shown!r} here: it was never opened, or was deleted", kind="not_found"

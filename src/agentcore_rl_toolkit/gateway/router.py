@@ -117,8 +117,7 @@ class Worker:
         """Send a model call. Returns the reply, of which only the head was read; `release` it before its end to end the call.
 
         SGLang's router keeps calls of one routing key on one server, where the session's prefix is in the cache. A server may
-        close an idle connection before it reads the request, which is then sent again. Such an error comes at once. Raises:
-        aiohttp.ClientError.
+        close an idle connection before it reads the request, which is then sent again. Raises: aiohttp.ClientError.
         """
         router, headers = self._router, self._headers
         timeout = router.stream_timeout if stream else router.timeout

@@ -136,10 +136,6 @@ class Session:
     def closed(self) -> bool:
         return self.closed_s is not None
 
-    @property
-    def id_bytes(self) -> bytes:
-        return self.id.encode()
-
     def save(self) -> None:
         """Store the session as it is now."""
         settings = _to_json(self.settings).decode()
@@ -218,7 +214,7 @@ class Sessions:
         self.turns = 0
         self.closing: Callable[[Session], None] | None = None
         self._secret = secret
-        self._tombstones: OrderedDict[bytes, None] = OrderedDict()
+        self.deleted: OrderedDict[bytes, None] = OrderedDict()  # the last ones
         self._opening = asyncio.Lock()
         store.on_refused = self._refused
 
@@ -239,7 +235,7 @@ class Sessions:
             key = self._key_of(session_id)
             session = self.by_id[name] = Session(store, store.next_session, session_id, key, settings, time.time())
             store.next_session += 1
-            self._tombstones.pop(name, None)
+            self.deleted.pop(name, None)
         else:
             session.settings = settings
         session.save()
@@ -276,13 +272,10 @@ class Sessions:
             sessions = {name: self.create(name, settings) for name in dict.fromkeys(names)}
             error = await self.store.kept()
             if error is not None:
-                made = [s for s in map(sessions.__getitem__, new) if self.by_id.get(s.id_bytes) is s]
-                self.delete([s.id_bytes for s in made if not (s.records or s.inflight or s.closed)])
+                made = [s for s in map(sessions.__getitem__, new) if self.by_id.get(s.id.encode()) is s]
+                self.delete([s.id.encode() for s in made if not (s.records or s.inflight or s.closed)])
                 raise error
             return [sessions[name] for name in names]
-
-    def deleted_before(self, name: bytes) -> bool:
-        return name in self._tombstones
 
     def close(self, session: Session) -> None:
         """Refuse further calls, and end the running ones."""
@@ -307,9 +300,9 @@ class Sessions:
             self.close(session)
             del self.by_id[name]
             self.store.delete_session(session.number)
-            self._tombstones[name] = None
-            if len(self._tombstones) > _TOMBSTONES:
-                self._tombstones.popitem(last=False)
+            self.deleted[name] = None
+            if len(self.deleted) > _TOMBSTONES:
+                self.deleted.popitem(last=False)
             count += 1
         return count
 
@@ -327,7 +320,7 @@ class Sessions:
                 session.started_turns = found.turns - found.undelivered
                 session.next_index = found.last_index + 1
                 self.turns += found.turns
-            self.by_id[session.id_bytes] = session
+            self.by_id[session.id.encode()] = session
         return sum(found.calls for found in counts.values())
 
 
