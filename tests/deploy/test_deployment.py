@@ -30,7 +30,6 @@ from .conftest import AGENT, deployment
 ROOT = Path(__file__).parents[2]
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 BUCKET = "records-of-the-shop"
-ROLE = "arn:aws:iam::123456789012:role/mine"
 
 
 @pytest.fixture(scope="module")
@@ -336,11 +335,13 @@ def test_a_deployment_in_another_region_leaves_the_role_of_the_first(account: di
 
 def test_an_agent_that_another_tool_made_is_not_changed(account: dict[str, str]) -> None:
     control = boto3.client("bedrock-agentcore-control")
-    what = Settings(name="other", image=f"local://{account['agent']}", platform=this_platform(), role=ROLE)
+    what = Settings(name="other", image=f"local://{account['agent']}", platform=this_platform(), bucket="of-the-other")
     with pytest.raises(ConfigError, match=r"the agent other was not made by .*nothing is changed.*--name"):
         deployment(what).up()
     (agent,) = [a for a in control.list_agent_runtimes()["agentRuntimes"] if a["agentRuntimeName"] == "other"]
     assert agent["agentRuntimeVersion"] == "1"
+    assert "agentcore-rl-other" not in [role["RoleName"] for role in boto3.client("iam").list_roles()["Roles"]]
+    assert "of-the-other" not in [bucket["Name"] for bucket in boto3.client("s3").list_buckets()["Buckets"]]
 
 
 def test_two_folders_with_long_names_are_no_common_agent(tmp_path: Path) -> None:

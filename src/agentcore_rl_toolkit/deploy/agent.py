@@ -1,18 +1,14 @@
-"""The agent runtime and its endpoints at the control plane: makes, updates and removes them, each step from the present state."""
+"""An agent runtime and its endpoints at the control plane: reads, updates and removes them."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ..contract import AS_IS
 from ..errors import ConfigError
 from .calls import Calls, wait_for
-from .resources import Resources
-from .settings import TAG, Settings
 
 CONTROL = "bedrock-agentcore-control"
 READY_S, GONE_S = 900.0, 600.0
@@ -28,11 +24,11 @@ def model_variables(version: Mapping[str, Any]) -> dict[str, str]:
 
 
 class Agent:
-    """An agent runtime, by its id. Raises (all its methods): ConfigError, RefusedError."""
+    """An agent runtime, by its id or ARN. Raises (all its methods): ConfigError, RefusedError."""
 
-    def __init__(self, runtime_id: str, calls: Calls) -> None:
-        self.id, self._call = runtime_id, calls
-        self._control = partial(calls, CONTROL, agentRuntimeId=runtime_id)
+    def __init__(self, runtime: str, calls: Calls) -> None:
+        self.id, self._call = runtime.rsplit("/", 1)[-1], calls
+        self._control = partial(calls, CONTROL, agentRuntimeId=self.id)
         self._settled = partial(calls.settled, changing=("CREATING", "UPDATING"), times_s=(READY_S, PAUSE_S))
 
     def version(self, number: str | None = None) -> Mapping[str, Any] | None:
@@ -107,113 +103,3 @@ class Deployed:
     version: str | None
     changed: bool
     smoke: str | None = None
-
-
-class AgentRuntime:
-    """The agent of ``settings``. Raises (all its methods): ConfigError, RefusedError."""
-
-    def __init__(self, settings: Settings, calls: Calls) -> None:
-        self.settings, self._call = settings, calls
-        self._control = partial(calls, CONTROL)
-        self._until_role_is_known = partial(
-            Resources(settings.name, calls).until_role_is_known, own_role=settings.role is None
-        )
-
-    # -- up
-
-    def bring(self, artifact: Mapping[str, Any], role: str) -> Deployed:
-        """Make it, or give it a new version where anything differs. It may not be ready yet."""
-        s = self.settings
-        wanted = self._wanted(artifact, role)
-        arn = self._find()
-        now = None if arn is None else self._agent(arn).settled()
-        if arn is not None and (now is None or now["status"] in ("CREATE_FAILED", "DELETING")):
-            self._call.step(f"the rest of agent {s.name}", "removed")
-            if now is not None and now["status"] == "CREATE_FAILED":
-                self._must_be_ours(arn)
-            self._agent(arn).remove()
-            arn = None
-        if arn is None or now is None:
-            self._call.step(f"agent {s.name}", "created")
-            new = {"agentRuntimeName": s.name, "tags": s.tags, **wanted}
-            made = self._until_role_is_known(lambda: self._control("CreateAgentRuntime", **new)) or {}
-            return Deployed(arn=made.get("agentRuntimeArn"), version=made.get("agentRuntimeVersion"), changed=True)
-        self._must_be_ours(arn, "nothing is changed. Choose another --name")
-        if (model := model_variables(now)) and s.environment.keys().isdisjoint(VARIABLES.values()):
-            self._call.say(f"agent {s.name}: keeps its model ({', '.join(model)}); `--env` with one of them changes it")
-            wanted["environmentVariables"].update(model)
-        same = all(_same(now.get(name), value) for name, value in wanted.items())
-        if same and now.get("environmentVariables", {}) == wanted["environmentVariables"] and now["status"] == "READY":
-            self._call.say(f"agent {s.name}: version {now['agentRuntimeVersion']} is up to date")
-            return Deployed(arn=arn, version=str(now["agentRuntimeVersion"]), changed=False)
-        self._call.step(f"agent {s.name}", "updated")
-        version = self._until_role_is_known(lambda: self._agent(arn).update(now, **wanted))
-        return Deployed(arn=arn, version=version, changed=True)
-
-    def _wanted(self, artifact: Mapping[str, Any], role: str) -> dict[str, Any]:
-        s = self.settings
-        network: dict[str, Any] = {"networkMode": "PUBLIC"}
-        if s.subnets:
-            config = {"subnets": list(s.subnets), "securityGroups": list(s.security_groups)}
-            network = {"networkMode": "VPC", "networkModeConfig": config}
-        return {
-            "agentRuntimeArtifact": artifact,
-            "roleArn": role,
-            "networkConfiguration": network,
-            "environmentVariables": {
-                "AGENTCORE_RL_ROLLOUTS": "on",
-                **({AS_IS: "1"} if s.score_ready else {}),
-                **s.environment,
-            },
-        }
-
-    def serve(self, arn: str, version: str) -> None:
-        """Wait until it is ready, and let the endpoint of the settings, if there is one, lead to this version."""
-        agent, name = self._agent(arn), self.settings.endpoint
-        agent.ready()
-        if name is None:
-            return
-        before = agent.version_at(name)
-        if before is None:
-            self._call.step(f"endpoint {name}", f"created for version {version}")
-            new: dict[str, Any] = {"name": name, "agentRuntimeVersion": version, "tags": self.settings.tags}
-            self._control("CreateAgentRuntimeEndpoint", agentRuntimeId=agent.id, **new)
-        elif before != version:
-            agent.point(name, version)
-
-    # -- down
-
-    def remove(self) -> None:
-        """Remove it with its endpoints, and wait for the end. Raises: ConfigError if deployments did not create it."""
-        arn = self._find()
-        if arn is not None:
-            self._must_be_ours(arn)
-            self._call.step(f"agent {self.settings.name}", "removed")
-            self._agent(arn).remove()
-
-    def _must_be_ours(self, arn: str, then: str = "nothing is removed") -> None:
-        name = self.settings.name
-        listed = self._control("ListTagsForResource", resourceArn=arn, absent=GONE)
-        if listed is not None and listed.get("tags", {}).get(TAG) != name:
-            raise ConfigError(
-                f"the agent {name} was not made by `agentcore-rl deploy` (it lacks the tag {TAG}); {then}"
-            )
-
-    # -- what is there
-
-    def _find(self) -> str | None:
-        """Return the ARN of the agent with the name of the settings."""
-        listed = self._call.every(CONTROL, "ListAgentRuntimes", "agentRuntimes", maxResults=100)
-        return next((a["agentRuntimeArn"] for a in listed if a["agentRuntimeName"] == self.settings.name), None)
-
-    def _agent(self, arn: str) -> Agent:
-        return Agent(arn.rsplit("/", 1)[1], self._call)
-
-
-def _same(now: Any, wanted: Any) -> bool:
-    """Return True if the present state has everything that is wanted; additions of the service do not count."""
-    if isinstance(wanted, dict):
-        return all(_same((now or {}).get(name), value) for name, value in wanted.items())
-    if isinstance(wanted, list):
-        return sorted(map(json.dumps, now or [])) == sorted(map(json.dumps, wanted))
-    return bool(now == wanted)

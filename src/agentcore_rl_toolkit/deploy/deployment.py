@@ -9,17 +9,17 @@ import base64
 import contextlib
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from .._installation import wheel_digest
-from ..contract import Outcome
+from ..contract import AS_IS, Outcome
 from ..errors import AgentCoreRLError, ConfigError
 from . import iam
-from .agent import AgentRuntime, Deployed
+from .agent import CONTROL, GONE, VARIABLES, Agent, Deployed, model_variables
 from .artifact import (
     ImageBuilder,
     digest_of,
@@ -34,7 +34,7 @@ from .artifact import (
 from .calls import Calls
 from .resources import Resources
 from .score_ready import READY_FILE, derive, derived_tag, start_file
-from .settings import Settings
+from .settings import TAG, Settings
 
 NO_REPOSITORY = ("RepositoryNotFoundException",)
 
@@ -44,9 +44,8 @@ class Deployment:
 
     def __init__(self, settings: Settings, calls: Calls) -> None:
         self.settings, self._call, self._say = settings, calls, calls.say
-        self._agent = AgentRuntime(settings, calls)
         self._resources = Resources(f"{settings.name}-{calls.region}", calls)  # a role belongs to no region
-        self._s3, self._ecr = partial(calls, "s3"), partial(calls, "ecr")
+        self._s3, self._ecr, self._control = partial(calls, "s3"), partial(calls, "ecr"), partial(calls, CONTROL)
 
     # -- up
 
@@ -54,18 +53,21 @@ class Deployment:
         """Make, or bring up to date, everything the settings name."""
         s = self.settings
         s.check()
+        if (arn := self._find()) is not None:
+            self._must_be_ours(arn, "nothing is changed. Choose another --name")
         if s.bucket is not None:
             self._resources.bucket(s.bucket)
-        artifact = self._artifact()
-        role = self._role()
-        agent = self._agent.bring(artifact, role)
-        if agent.arn is None or agent.version is None:
-            which = "version 1" if agent.arn is None else "the new version"  # a rehearsal
+        done = self._bring(arn, self._wanted(self._artifact(), self._role()))
+        if done.arn is None or done.version is None:
+            which = "version 1" if done.arn is None else "the new version"  # a rehearsal
             then = f", and point endpoint {s.endpoint} at it" if s.endpoint else ""
             self._say(f"would wait until {which} is ready{then}")
         else:
-            self._agent.serve(agent.arn, agent.version)
-        return replace(agent, smoke=self._smoke(agent.arn))
+            agent = Agent(done.arn, self._call)
+            agent.ready()
+            if s.endpoint is not None:
+                self._point(agent, s.endpoint, done.version)
+        return replace(done, smoke=self._smoke(done.arn))
 
     def place(self) -> iam.Place:
         """Return the names of this deployment in its policies."""
@@ -190,6 +192,69 @@ class Deployment:
         trust, rights = iam.execution_trust(place), iam.execution(place)
         return self._resources.role(s.role_name, f"Sessions of the agent {s.name}", trust, rights)
 
+    def _wanted(self, artifact: Mapping[str, Any], role: str) -> dict[str, Any]:
+        """Return the settings of the agent's version."""
+        s = self.settings
+        network: dict[str, Any] = {"networkMode": "PUBLIC"}
+        if s.subnets:
+            config = {"subnets": list(s.subnets), "securityGroups": list(s.security_groups)}
+            network = {"networkMode": "VPC", "networkModeConfig": config}
+        as_is = {AS_IS: "1"} if s.score_ready else {}
+        return {
+            "agentRuntimeArtifact": artifact,
+            "roleArn": role,
+            "networkConfiguration": network,
+            "environmentVariables": {"AGENTCORE_RL_ROLLOUTS": "on", **as_is, **s.environment},
+        }
+
+    def _bring(self, arn: str | None, wanted: dict[str, Any]) -> Deployed:
+        """Make the agent, or give it a new version where anything differs. It may not be ready yet."""
+        s = self.settings
+        until_role_is_known = partial(self._resources.until_role_is_known, own_role=s.role is None)
+        now = None if arn is None else Agent(arn, self._call).settled()
+        if arn is not None and (now is None or now["status"] in ("CREATE_FAILED", "DELETING")):
+            self._call.step(f"the rest of agent {s.name}", "removed")
+            Agent(arn, self._call).remove()
+            arn = None
+        if arn is None or now is None:
+            self._call.step(f"agent {s.name}", "created")
+            new = {"agentRuntimeName": s.name, "tags": s.tags, **wanted}
+            made = until_role_is_known(lambda: self._control("CreateAgentRuntime", **new)) or {}
+            return Deployed(arn=made.get("agentRuntimeArn"), version=made.get("agentRuntimeVersion"), changed=True)
+        if (model := model_variables(now)) and s.environment.keys().isdisjoint(VARIABLES.values()):
+            self._say(f"agent {s.name}: keeps its model ({', '.join(model)}); `--env` with one of them changes it")
+            wanted["environmentVariables"].update(model)
+        same = all(_same(now.get(name), value) for name, value in wanted.items())
+        if same and now.get("environmentVariables", {}) == wanted["environmentVariables"] and now["status"] == "READY":
+            self._say(f"agent {s.name}: version {now['agentRuntimeVersion']} is up to date")
+            return Deployed(arn=arn, version=str(now["agentRuntimeVersion"]), changed=False)
+        self._call.step(f"agent {s.name}", "updated")
+        version = until_role_is_known(lambda: Agent(arn, self._call).update(now, **wanted))
+        return Deployed(arn=arn, version=version, changed=True)
+
+    def _point(self, agent: Agent, endpoint: str, version: str) -> None:
+        """Let the endpoint lead to a version. Create it if it is absent."""
+        before = agent.version_at(endpoint)
+        if before is None:
+            self._call.step(f"endpoint {endpoint}", f"created for version {version}")
+            new: dict[str, Any] = {"name": endpoint, "agentRuntimeVersion": version, "tags": self.settings.tags}
+            self._control("CreateAgentRuntimeEndpoint", agentRuntimeId=agent.id, **new)
+        elif before != version:
+            agent.point(endpoint, version)
+
+    def _find(self) -> str | None:
+        """Return the ARN of the agent with the name of the settings."""
+        listed = self._call.every(CONTROL, "ListAgentRuntimes", "agentRuntimes", maxResults=100)
+        return next((a["agentRuntimeArn"] for a in listed if a["agentRuntimeName"] == self.settings.name), None)
+
+    def _must_be_ours(self, arn: str, then: str) -> None:
+        name = self.settings.name
+        listed = self._control("ListTagsForResource", resourceArn=arn, absent=GONE)
+        if listed is not None and listed.get("tags", {}).get(TAG) != name:
+            raise ConfigError(
+                f"the agent {name} was not made by `agentcore-rl deploy` (it lacks the tag {TAG}); {then}"
+            )
+
     def _smoke(self, arn: str | None) -> str | None:
         """Run one rollout. Gives its outcome. Raises: ConfigError when its session left no record."""
         s = self.settings
@@ -220,7 +285,10 @@ class Deployment:
         """Take away what deployments of this name made. Gives what is left on purpose, one line each."""
         s = self.settings
         left: list[str] = []
-        self._agent.remove()
+        if (arn := self._find()) is not None:
+            self._must_be_ours(arn, "nothing is removed")
+            self._call.step(f"agent {s.name}", "removed")
+            Agent(arn, self._call).remove()
         if not self._resources.remove_role(s.role_name):
             left.append(f"the role {s.role_name}, which this command did not make in {self._call.region}")
         self._remove_repository(left)
@@ -244,3 +312,12 @@ class Deployment:
             return
         self._call.step(f"repository {name}", "removed with its images")
         self._ecr("DeleteRepository", repositoryName=name, force=True, absent=NO_REPOSITORY)
+
+
+def _same(now: Any, wanted: Any) -> bool:
+    """Return True if the present state has everything that is wanted; additions of the service do not count."""
+    if isinstance(wanted, dict):
+        return all(_same((now or {}).get(name), value) for name, value in wanted.items())
+    if isinstance(wanted, list):
+        return sorted(map(json.dumps, now or [])) == sorted(map(json.dumps, wanted))
+    return bool(now == wanted)
