@@ -19,14 +19,13 @@ from click.testing import CliRunner
 from agentcore_rl_toolkit.cli.agents.existing import write_scorer
 from agentcore_rl_toolkit.cli.deploy import command
 from agentcore_rl_toolkit.deploy import iam
-from agentcore_rl_toolkit.deploy.artifact import this_platform
+from agentcore_rl_toolkit.deploy.artifact import start_file, this_platform
 from agentcore_rl_toolkit.deploy.score_ready import (
     READY_FILE,
     STARTER,
     derived_tag,
     dockerfile,
     start_command,
-    start_file,
 )
 from agentcore_rl_toolkit.deploy.settings import Settings
 from agentcore_rl_toolkit.errors import ConfigError
@@ -173,7 +172,7 @@ def test_the_files_of_a_scaffold_are_not_packed(account: dict[str, str], tmp_pat
 
 def test_the_start_file_of_an_archive_runs_the_agents_own_file(tmp_path: Path) -> None:
     (tmp_path / "main.py").write_text(AGENT)
-    (tmp_path / READY_FILE).write_text(start_file("main.py"))
+    (tmp_path / READY_FILE).write_text(start_file(STARTER, arguments=["main.py"]))
     with reserved_port() as port:
         process = subprocess.Popen([sys.executable, str(tmp_path / READY_FILE), str(port)], cwd="/")
         try:
@@ -221,7 +220,7 @@ def test_a_version_for_rollouts_is_deployed_beside_the_one_for_production(
     place = artifact["codeConfiguration"]["code"]["s3"]
     body = boto3.client("s3").get_object(Bucket="ready", Key=place["prefix"])["Body"].read()
     with zipfile.ZipFile(io.BytesIO(body)) as archive:
-        assert archive.read(READY_FILE).decode() == start_file("main.py")
+        assert archive.read(READY_FILE).decode() == start_file(STARTER, arguments=["main.py"])
         assert "agentcore_rl_toolkit/app/deployed/start.py" in archive.namelist()
     wanted = ready._wanted(artifact, "role")["environmentVariables"]
     assert wanted == {"AGENTCORE_RL_ROLLOUTS": "on", "AGENTCORE_RL_AS_IS": "1"}

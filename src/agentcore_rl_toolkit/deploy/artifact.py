@@ -112,8 +112,7 @@ def stage(
     """
     _copy(files_of(folder, excluded), folder, into)
     if module is not None:
-        paths = ", ".join(f"os.path.join(HERE, {path!r})" for path in import_paths)
-        (into / entry).write_text(_START.format(module=module, paths=paths))
+        (into / entry).write_text(start_file(module, paths=import_paths))
     if python is not None and not (into / "Dockerfile").is_file():
         packages = requirements_of(folder)
         (into / REQUIREMENTS).write_text("\n".join(packages) + "\n")
@@ -129,13 +128,20 @@ def _copy(files: Iterable[Path], folder: Path, into: Path) -> None:
         shutil.copy(path, place)
 
 
-_START = """# Starts the agent: runs its module as `python -m` does.
+def start_file(module: str, *, paths: Iterable[str] = (), arguments: Iterable[str] = ()) -> str:
+    """Return a file that runs a module as `python -m` does. Import paths and arguments are relative to its folder."""
+    here = [", ".join(f"os.path.join(HERE, {path!r})" for path in each) for each in (paths, arguments)]
+    return _START.format(module=module, paths=here[0], arguments=here[1])
+
+
+_START = """# Starts the agent: runs a module as `python -m` does.
 import os
 import runpy
 import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [{paths}]
+sys.argv[1:1] = [{arguments}]
 runpy.run_module({module!r}, run_name="__main__", alter_sys=True)
 """
 _DOCKERFILE = """FROM python:{python}-slim

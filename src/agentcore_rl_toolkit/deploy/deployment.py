@@ -29,11 +29,12 @@ from .artifact import (
     put_wheel_beside,
     requirements_of,
     stage,
+    start_file,
     tracing_of,
 )
 from .calls import Calls
 from .resources import Resources
-from .score_ready import READY_FILE, derive, derived_tag, start_file
+from .score_ready import READY_FILE, STARTER, derive, derived_tag
 from .settings import TAG, Settings
 
 NO_REPOSITORY = ("RepositoryNotFoundException",)
@@ -164,7 +165,7 @@ class Deployment:
         assert s.bucket is not None
         with self._staged(python=None) as staged:
             if s.score_ready:
-                (staged / READY_FILE).write_text(start_file(s.entry))
+                (staged / READY_FILE).write_text(start_file(STARTER, arguments=[s.entry]))
             tracing = tracing_of(requirements_of(staged))  # without packages the real run would end here
             key = f"{iam.ARCHIVES}/{s.name}/{digest_of(staged, s.platform, s.python, wheel_digest())}.zip"
             if self._resources.has_object(s.bucket, key):

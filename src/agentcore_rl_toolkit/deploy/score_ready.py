@@ -26,15 +26,6 @@ _PYTHON = re.compile(r"(?:.*/)?python3?(?:\.\d+)?")
 _SERVER = re.compile(r"(?:.*/)?(?:uvicorn|fastapi)")
 
 
-def start_file(entry: str) -> str:
-    """Return the start file of an archive, which runs the agent's own one."""
-    return (
-        "import os\nimport runpy\nimport sys\n\n"
-        f"sys.argv.insert(1, os.path.join(os.path.dirname(os.path.abspath(__file__)), {entry!r}))\n"
-        f"runpy.run_module({STARTER!r}, run_name='__main__', alter_sys=True)\n"
-    )
-
-
 def start_command(words: Sequence[str]) -> list[str]:
     """Insert our starter into an image's command, after its Python and Python's options.
 
