@@ -83,6 +83,14 @@ def test_an_engine_that_does_not_answer_is_passed_over(
         ImageBuilder.find()
 
 
+@pytest.mark.parametrize(
+    ("machine", "name"), [("aarch64", "linux/arm64"), ("arm64", "linux/arm64"), ("AMD64", "linux/amd64")]
+)
+def test_a_machine_has_the_platform_of_its_images(monkeypatch: pytest.MonkeyPatch, machine: str, name: str) -> None:
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    assert this_platform() == name
+
+
 def test_a_killed_writer_of_a_wheel_leaves_nothing_in_the_image(folder: Path) -> None:
     put_wheel_beside(folder)
     [wheel] = (folder / "wheels").iterdir()

@@ -344,6 +344,13 @@ def test_an_agent_that_another_tool_made_is_not_changed(account: dict[str, str])
     assert "of-the-other" not in [bucket["Name"] for bucket in boto3.client("s3").list_buckets()["Buckets"]]
 
 
+@pytest.mark.parametrize(
+    ("bucket", "prefix", "store"), [("b", "p/", "s3://b/p/"), ("b", "", "b"), (None, "p/", None), (None, "", None)]
+)
+def test_the_store_of_the_records_has_their_prefix(bucket: str | None, prefix: str, store: str | None) -> None:
+    assert Settings(name="shop", platform=this_platform(), bucket=bucket, prefix=prefix).store == store
+
+
 def test_two_folders_with_long_names_are_no_common_agent(tmp_path: Path) -> None:
     folder = tmp_path / "an-agent-whose-folder-has-a-name-of-more-than-48-letters"
     folder.mkdir()

@@ -73,6 +73,11 @@ def test_what_is_not_listed_or_not_readable_is_awss_default_and_said_so(service:
     assert "AccessDeniedException; servicequotas:ListServiceQuotas" in found.why
 
 
+def test_a_local_runtime_has_no_quotas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_ENDPOINT_URL_SERVICE_QUOTAS", raising=False)
+    assert quotas.before_a_run(ARN, endpoint_url="http://127.0.0.1:1", rollouts=1) is None
+
+
 def test_eval_and_train_refuse_before_anything_starts(
     service: Service, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, command_line: CommandLine
 ) -> None:

@@ -63,6 +63,8 @@ def test_two_evaluations_are_compared_by_input(tmp_path: Path) -> None:
     facts = json.loads(run(a, b, "--json").stdout)
     assert (facts["difference"]["inputs"], facts["unpaired"]) == (20, 1)
     assert facts["sides"][0]["reward"] == pytest.approx(0.4)
+    assert (facts["sides"][0]["seconds_median"], facts["sides"][0]["seconds_p90"]) == (2.0, 2.0)
+    assert [each["input"] for each in facts["changed"]] == [f"i{n:02}" for n in range(20)]  # the largest changes first
 
 
 def test_equal_means_of_other_rollouts_are_equal(tmp_path: Path) -> None:
@@ -163,6 +165,24 @@ def test_eval_gets_the_options_as_they_are(tmp_path: Path, monkeypatch: pytest.M
     assert wanted.items() <= given.items()
     assert given["out"] == tmp_path / "out" / "a"
     assert os.environ["AWS_ACCESS_KEY_ID"] == "of this shell"
+
+
+@pytest.mark.parametrize(("ends", "code"), [(True, 0), (False, 1)])
+def test_failed_rollouts_are_a_result_and_a_broken_evaluation_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: bool, code: int
+) -> None:
+    def evaluated(**options: Any) -> None:
+        if ends:
+            evaluation(options["out"], {"line-000001": [0.0]})
+            (options["out"] / "summary.json").write_text('{"rollouts": 1, "inputs": 1}')
+            raise SystemExit(1)
+
+    monkeypatch.setattr(evaluate, "callback", evaluated)
+    data = tmp_path / "rows.jsonl"
+    data.write_text('{"prompt": "x"}\n')
+    words = ["--agent", "agent.py", "--data", str(data), "--out", str(tmp_path / "out")]
+    done = CliRunner().invoke(command, ["http://127.0.0.1:1/v1#a", "http://127.0.0.1:1/v1#b", *words])
+    assert (done.exit_code, "B - A: +0.000 over 1 input" in done.output) == (code, ends), (done.output, done.exception)
 
 
 def test_two_evaluations_take_no_options_of_rollouts(tmp_path: Path) -> None:
