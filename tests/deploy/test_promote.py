@@ -477,7 +477,7 @@ def test_a_removal_of_what_is_not_there_changes_nothing(
     why = "the agent is in the region" if other[0] == "--region" else "promote has put no model agentcore-rl-refund"
     assert why in str(wrong.exception)
     assert (keys(), aws_of_models.changes) == (weights, changes)
-    assert boto3.client("iam").list_role_policies(RoleName=role)["PolicyNames"] == ["agentcore-rl-model-refund"]
+    assert boto3.client("iam").list_role_policies(RoleName=role)["PolicyNames"] == [f"agentcore-rl-model-{to}-refund"]
     for command in undo.values():
         rehearsed = promote(*command, "--dry-run")
         assert (rehearsed.exit_code, ": is " in rehearsed.output) == (0, False), (rehearsed.output, rehearsed.exception)
@@ -588,7 +588,7 @@ def test_a_deployed_agent_is_led_to_the_model_and_back(
     done = promote(*words, "--json")
     assert done.exit_code == 0, done.output
     facts = json.loads(done.stdout)
-    policy = iam.get_role_policy(RoleName=role, PolicyName="agentcore-rl-model-refund")["PolicyDocument"]
+    policy = iam.get_role_policy(RoleName=role, PolicyName=f"agentcore-rl-model-{to}-refund")["PolicyDocument"]
     resource = policy["Statement"][0]["Resource"]
     if to == "sagemaker":
         assert variables() == {"AGENTCORE_RL_MODEL_URL": facts["base_url"]}
@@ -666,13 +666,48 @@ def test_a_repeated_promotion_leads_back_to_the_same_code(
     for _ in range(2):
         done = promote(*words, "--json")
         assert (done.exit_code, json.loads(done.stdout)["version_before"]) == (0, released), done.output
-    assert iam.list_role_policies(RoleName=role)["PolicyNames"] == ["agentcore-rl-model-refund"]
+    assert iam.list_role_policies(RoleName=role)["PolicyNames"] == ["agentcore-rl-model-sagemaker-refund"]
     assert iam.list_role_policies(RoleName="of-the-next")["PolicyNames"] == []
     assert promote(*words, "--remove").exit_code == 0
     assert iam.list_role_policies(RoleName=role)["PolicyNames"] == []
     assert nothing_is_left(aws_of_models)
     control.delete_agent_runtime_endpoint(agentRuntimeId=runtime, endpointName="prod")
     update(roleArn=now["roleArn"], environmentVariables={})
+
+
+@pytest.mark.parametrize("to", ["sagemaker", "bedrock"])
+def test_no_roll_back_leads_to_a_removed_model(
+    run: Path, aws_of_models: LoopbackAWS, account: dict[str, str], to: str
+) -> None:
+    arn, runtime, _ = agent_of(account)
+    control = boto3.client("bedrock-agentcore-control")
+    words = (str(run), "--to", to, "--bucket", BUCKET, "--agent", arn, "--tool-parser", "none")
+    first, second = (json.loads(promote(*words, "--name", name, "--json").stdout) for name in ("refund", "second"))
+    assert second["version_before"] == first["version"]
+    assert promote(*words, "--remove").exit_code == 0
+    now = control.get_agent_runtime(agentRuntimeId=runtime)
+    refused = promote(str(run), "--agent", arn, "--roll-back", first["version"])
+    assert f"version {first['version']} calls a model that is removed" in str(refused.exception)
+    assert control.get_agent_runtime(agentRuntimeId=runtime)["agentRuntimeVersion"] == now["agentRuntimeVersion"]
+    assert json.loads(promote(*words, "--name", "second", "--json").stdout)["version_before"] != first["version"]
+    assert promote(*words, "--name", "second", "--remove").exit_code == 0
+    assert nothing_is_left(aws_of_models)
+
+
+def test_a_model_is_removed_after_its_run(
+    run: Path, aws_of_models: LoopbackAWS, account: dict[str, str], tmp_path: Path
+) -> None:
+    """The endpoint is billed, also if the run is gone from this machine."""
+    moved = shutil.copytree(run, tmp_path / "refund")
+    arn, _, _ = agent_of(account)
+    done = promote(str(moved), "--bucket", BUCKET, "--agent", arn, "--json")
+    undo = dict(line.split(" with:  ") for line in json.loads(done.stdout)["steps"] if " with:" in line)
+    shutil.rmtree(moved)
+    for name in ("Roll back", "Remove it"):
+        ended = promote(*undo[name].partition(" promote ")[2].split())
+        assert ended.exit_code == 0, (ended.output, ended.exception)
+    assert nothing_is_left(aws_of_models)
+    assert "there is no model folder" in str(promote(str(moved), "--bucket", BUCKET).exception)
 
 
 @pytest.mark.parametrize("to", ["sagemaker", "bedrock"])
@@ -726,11 +761,22 @@ def test_the_next_import_leaves_the_right_to_call_the_one_in_use(
     words = (str(run), "--to", "bedrock", "--bucket", BUCKET, "--agent", arn, "--tool-parser", "none")
     for dtype in ("bfloat16", "float16"):
         assert promote(*words, "--dtype", dtype).exit_code == 0
-    name = {"RoleName": role, "PolicyName": "agentcore-rl-model-refund"}
+    name = {"RoleName": role, "PolicyName": "agentcore-rl-model-bedrock-refund"}
     (statement,) = boto3.client("iam").get_role_policy(**name)["PolicyDocument"]["Statement"]
     assert statement["Resource"] == sorted(aws_of_models.imported)
     assert len(statement["Resource"]) == 2
     assert promote(*words, "--remove").exit_code == 0
+
+
+def test_rights_of_a_model_and_a_bundle_have_two_names(
+    run: Path, aws_of_models: LoopbackAWS, account: dict[str, str]
+) -> None:
+    arn, _, role = agent_of(account)
+    words = (str(run), "--bucket", BUCKET, "--agent", arn, "--name", "bundle-ours", "--bundle", "ours")
+    assert promote(*words).exit_code == 0
+    assert len(boto3.client("iam").list_role_policies(RoleName=role)["PolicyNames"]) == 2
+    assert promote(*words, "--remove").exit_code == 0
+    assert boto3.client("iam").list_role_policies(RoleName=role)["PolicyNames"] == []
 
 
 def test_a_removed_model_leaves_the_other_models_of_its_bundle(
@@ -751,7 +797,7 @@ def test_a_removed_model_leaves_the_other_models_of_its_bundle(
     assert promote(*words, "--remove").exit_code == 0
     kept = control.get_configuration_bundle(bundleId=bundle["bundleId"])["components"]
     assert kept[arn]["configuration"]["base_url"].endswith("/endpoints/agentcore-rl-another/openai/v1")
-    policies = {"agentcore-rl-model-another", "agentcore-rl-model-bundle-ours"}
+    policies = {"agentcore-rl-model-sagemaker-another", "agentcore-rl-model-bundle-ours"}
     assert set(boto3.client("iam").list_role_policies(RoleName=role)["PolicyNames"]) == policies
     assert promote(*words, "--name", "another", "--remove").exit_code == 0
     kept = control.get_configuration_bundle(bundleId=bundle["bundleId"])["components"]
@@ -782,7 +828,7 @@ def test_a_bundle_gets_a_version_with_the_models_address(
     wanted = {"system_prompt": "Be kind.", "base_url": facts["base_url"]}
     assert found["components"][arn]["configuration"] == wanted
     assert control.get_agent_runtime(agentRuntimeId=runtime)["agentRuntimeVersion"] == before
-    names = {"agentcore-rl-model-refund", "agentcore-rl-model-bundle-ours"}
+    names = {"agentcore-rl-model-sagemaker-refund", "agentcore-rl-model-bundle-ours"}
     assert set(boto3.client("iam").list_role_policies(RoleName=role)["PolicyNames"]) == names
     assert json.loads(promote(*words, "--json").stdout)["version"] == facts["version"]
 

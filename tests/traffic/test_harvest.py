@@ -343,6 +343,22 @@ def test_records_of_another_form_are_counted(tmp_path: Path, broken: dict[str, A
     assert "1 records were left out: they are no spans" in done.output
 
 
+def test_no_question_is_trained_on_and_held_out(tmp_path: Path) -> None:
+    """Scenarios with one question and several references would be in both files."""
+    file = tmp_path / "data.jsonl"
+    scenarios = [
+        {"scenario_id": f"{n}", "turns": [{"input": f"q{n % 20}", "expected_response": f"{n}"}]} for n in range(60)
+    ]
+    file.write_text("".join(json.dumps(each) + "\n" for each in scenarios))
+    out, held_out = tmp_path / "rows.jsonl", tmp_path / "eval.jsonl"
+    done = run(str(file), "--out", str(out), "--eval-out", str(held_out), "--eval-share", "0.5")
+    assert done.exit_code == 0, (done.output, done.exception)
+    trained, kept = ([row["prompt"] for row in rows(path)] for path in (out, held_out))
+    assert not {*trained} & {*kept}
+    assert sorted(trained + kept) == sorted(f"q{n}" for n in range(20))
+    assert "40 sessions had the same first message as another one" in done.output
+
+
 def test_a_data_set_of_agentcore_has_references(tmp_path: Path) -> None:
     file = tmp_path / "dataset.jsonl"
     scenario = {

@@ -114,7 +114,7 @@ def harvest(
             continue
         row = _payload(each.prompt, prompt_field) | ({} if each.reference is None else {"_reference": each.reference})
         row = row if redaction is None else redaction.value(row)
-        key = json.dumps(row, sort_keys=True)
+        key = json.dumps({name: value for name, value in row.items() if name != "_reference"}, sort_keys=True)
         if key in seen:
             left_out["sessions had the same first message as another one"] += 1
             continue

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...errors import ConfigError
-from ..models import Model
+from ..models import model_folder
 from ..options import as_json
 from ..output.commands import nearby, program
 from ..output.terminal import visible
@@ -41,7 +41,7 @@ VLLM_PARSERS = {
 
 
 @click.command()
-@click.argument("model", type=Model(), metavar="RUN|MODEL")
+@click.argument("model", metavar="RUN|MODEL")
 @click.option(
     "--to",
     type=click.Choice(["sagemaker", "bedrock", "folder"]),
@@ -84,7 +84,7 @@ VLLM_PARSERS = {
 @click.option("--dry-run", is_flag=True, help="Write the folder, print every call, and change nothing on AWS.")
 @click.option("--remove", is_flag=True, help="Remove the model and everything that this command created for it.")
 @as_json
-def command(model: Path, to: str, **options: Any) -> None:
+def command(model: str, to: str, **options: Any) -> None:
     """Put a trained model into production, on a SageMaker endpoint with vLLM or as an import into Bedrock.
 
     The command checks the model before anything costs money. It uploads the weights, creates or updates the endpoint, sends it a
@@ -113,7 +113,7 @@ def command(model: Path, to: str, **options: Any) -> None:
     if wrong := [name for name in NOT_TAKEN[to].split() if options[name]]:
         raise ConfigError(f"--to {to} takes no --{wrong[0].replace('_', '-')}")
     if to == "folder":
-        folder = _folder(model, options)
+        folder = _folder(model_folder(model), options)
         facts = _read(folder, options["tool_parser"])
         flags = f" --enable-auto-tool-choice --tool-call-parser {facts.tool_parser}" if facts.tool_parser else ""
         result = {"folder": str(folder), "command": f"vllm serve {shlex.quote(str(folder))}{flags}"}
@@ -125,7 +125,7 @@ def command(model: Path, to: str, **options: Any) -> None:
         click.echo(json.dumps({**result, "steps": lines}, indent=2))
 
 
-def _promote(model: Path, to: str, options: Mapping[str, Any], calls: Calls) -> dict[str, Any]:
+def _promote(given: str, to: str, options: Mapping[str, Any], calls: Calls) -> dict[str, Any]:
     from ...deploy import iam
     from ...deploy.models import AgentSwitch, ConfigurationBundle, ImportedModel, SageMakerEndpoint
     from . import proof
@@ -142,7 +142,8 @@ def _promote(model: Path, to: str, options: Mapping[str, Any], calls: Calls) -> 
         return {"agent": arn, "version": version}
     if options["bucket"] is None:
         raise ConfigError("--bucket NAME is missing: the weights are uploaded there")
-    name = _name(model, options["name"])
+    name = _name(Path(given).resolve(), options["name"])
+    rights = f"{to}-{name}"  # no other model or bundle has this name
     host: SageMakerEndpoint | ImportedModel
     if to == "sagemaker":
         container = {each: options[each] for each in ("instance", "image")}
@@ -154,12 +155,13 @@ def _promote(model: Path, to: str, options: Mapping[str, Any], calls: Calls) -> 
         host.find()
         if agent is not None:
             agent.leave(host.addresses())
-            agent.forbid(name)
+            agent.forbid(rights)
             if bundle is not None and bundle.remove(arn, host.addresses()):
                 agent.forbid(bundle.policy)
         host.remove()
         return {"removed": name}
 
+    model = model_folder(given)
     folder = _folder(model, options)
     facts = _read(folder, options["tool_parser"], parsed=to == "sagemaker")
     say(f"{facts.size}, {host.check(facts)}")
@@ -170,7 +172,7 @@ def _promote(model: Path, to: str, options: Mapping[str, Any], calls: Calls) -> 
     words = f"{program()} promote {shlex.quote(str(model))} --to {to} --name {name} --region {calls.region}"
     if agent is not None:
         words += f" --agent {arn} --endpoint {options['endpoint']}"
-        agent.allow(name, host.rights)
+        agent.allow(rights, host.rights)
         baggage = None
         if bundle is not None:
             words += f" --bundle {bundle.name}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -12,8 +12,11 @@ from .. import iam
 from ..agent import CONTROL, GONE, VARIABLES, Agent, model_variables
 from ..calls import Calls
 from ..resources import NO_ENTITY, Resources
+from .sagemaker import ABSENT
 
 POLICY = "agentcore-rl-model-"
+OURS = "agentcore-rl-"  # names of models of this command begin with it
+_ENDPOINT = re.compile(rf"/endpoints/({OURS}[^/]+)/openai/v1")
 _ARN = re.compile(r"arn:[^:]+:bedrock-agentcore:([^:]+):\d+:runtime/([^/]+)")
 
 
@@ -55,7 +58,12 @@ class AgentSwitch:
         variables = {VARIABLES[name]: value for name, value in address.items()}
         now = self._current()
         same = self._without_model(now)
-        earlier = self._last(now, lambda each: model_variables(each) != variables and self._without_model(each) == same)
+
+        def fits(each: Mapping[str, Any]) -> bool:
+            other = model_variables(each) != variables and self._without_model(each) == same
+            return other and None not in self._models_of(each)
+
+        earlier = self._last(now, fits)
         return None if earlier is None else str(earlier["agentRuntimeVersion"]), self._change(now, variables)
 
     def leave(self, addresses: Collection[str]) -> None:
@@ -68,7 +76,11 @@ class AgentSwitch:
             return
         now, changed = self._current(), {self._endpoint}
         if _uses(now, addresses):
-            before = self._last(now, lambda each: not any(map(self._is_promoted, model_variables(each).values())))
+
+            def is_other(name: str | None) -> bool:
+                return name is not None and not name.startswith(OURS)
+
+            before = self._last(now, lambda each: all(map(is_other, self._models_of(each))))
             self._change(now, {} if before is None else model_variables(before))
             changed.add("DEFAULT")  # has the newest version
         for endpoint in (each for each in self._agent.endpoints() if each["name"] not in changed):
@@ -88,6 +100,8 @@ class AgentSwitch:
         earlier = self._agent.version(version)
         if earlier is None:
             raise ConfigError(f"agent {self._agent.id} has no version {version}")
+        if None in self._models_of(earlier):
+            raise ConfigError(f"version {version} calls a model that is removed")
         if self._endpoint == "DEFAULT":
             return self._update(earlier, model_variables(earlier))
         self._agent.point(self._endpoint, version)
@@ -107,13 +121,17 @@ class AgentSwitch:
         versions = (self._agent.version(str(number)) for number in range(int(now["agentRuntimeVersion"]), 0, -1))
         return next((each for each in versions if each is not None and fits(each)), None)
 
-    def _is_promoted(self, address: str) -> bool:
-        """Return True for an address that this command gave to an agent, also of a model that is removed."""
-        if ":imported-model/" not in address:
-            return "/endpoints/agentcore-rl-" in address
-        absent = ("ResourceNotFoundException",)
-        found = self._call("bedrock", "GetImportedModel", modelIdentifier=address, absent=absent)
-        return found is None or found["modelName"].startswith("agentcore-rl-")
+    def _models_of(self, version: Mapping[str, Any]) -> Iterator[str | None]:
+        """Yield the name or the address of each model that a version calls. None: the model is removed."""
+        for address in model_variables(version).values():
+            if ":imported-model/" in address:
+                which: dict[str, Any] = {"modelIdentifier": address, "absent": ("ResourceNotFoundException",)}
+                yield (self._call("bedrock", "GetImportedModel", **which) or {}).get("modelName")
+            elif (endpoint := _ENDPOINT.search(address)) is not None:
+                found = self._call("sagemaker", "DescribeEndpoint", EndpointName=endpoint[1], absent=ABSENT)
+                yield None if found is None else endpoint[1]
+            else:
+                yield address
 
     def _without_model(self, version: Mapping[str, Any]) -> dict[str, Any]:
         """Return the settings of a version but for its model."""
