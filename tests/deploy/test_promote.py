@@ -157,7 +157,7 @@ def read_prices(folder: Path, config: dict[str, Any]) -> dict[str, float | None]
             rollout = Rollout(session_id=f"s{n}", phase="eval", group=f"g{n}", outcome="ok", **times)
             writer.rollout(lambda rollout=rollout: rollout)
     side = compare.Side(name="", folder=folder, options={})
-    found = compare._facts(side, compare.read_results(folder), [])
+    found = compare._facts(side, *compare.read_results(folder), [])
     return {name: found[name] and round(found[name], 2) for name in ("agent_dollars", "model_dollars")}
 
 

@@ -16,9 +16,7 @@ from .options import as_is_variables, as_json, json_object, read_dotenv, with_mo
 from .output.terminal import visible
 
 if TYPE_CHECKING:
-    from ..deploy.agent import Deployed
     from ..deploy.deployment import Deployment
-    from ..deploy.settings import Settings
 
 THERE, FOLDER = click.Path(exists=True, path_type=Path), click.Path(exists=True, file_okay=False, path_type=Path)
 ARN = "AGENTCORE_AGENT_ARN"
@@ -101,6 +99,9 @@ def command(
     Example:
         agentcore-rl deploy --agent shop --bucket my-records --dry-run
     """
+    from dotenv import set_key
+
+    from ..deploy import cost
     from ..deploy.calls import Calls
     from ..deploy.deployment import Deployment
     from ..deploy.settings import Settings
@@ -145,7 +146,20 @@ def command(
         click.echo(json.dumps({"left": left}) if as_json else "left: " + "\nleft: ".join(left))
         return
     done = deployment.up()
-    _report(done, settings, calls.region, dry_run, as_json, lines)
+    if not dry_run and done.arn is not None:
+        for variable, value in ((ARN, done.arn), ("AGENTCORE_S3_BUCKET", settings.store), ("AWS_REGION", calls.region)):
+            if value is not None:
+                set_key(".env", variable, value, quote_mode="never")
+    if as_json:
+        facts = {each: getattr(done, each) for each in ("arn", "version", "changed", "smoke")}
+        click.echo(json.dumps({**facts, "steps": lines}, indent=2))
+        return
+    if done.smoke is not None:
+        click.echo(visible(f"one rollout: {done.smoke}"))
+    if dry_run:
+        click.echo("would write .env: AGENTCORE_AGENT_ARN, AGENTCORE_S3_BUCKET and AWS_REGION. Nothing was changed")
+    elif done.arn is not None:
+        click.echo(f"{done.arn} (version {done.version}), written to .env\n{cost.line(1000)}")
 
 
 def _started(agent: str | None) -> tuple[Path | None, dict[str, Any]]:
@@ -241,29 +255,6 @@ def _print_policies(deployment: Deployment, as_json: bool) -> None:
         return
     for name, (holder, policy) in policies.items():
         click.echo(f"# {name}: {holder}\n{iam.text(policy)}\n")
-
-
-def _report(
-    done: Deployed, settings: Settings, region: str | None, dry_run: bool, as_json: bool, lines: Sequence[str]
-) -> None:
-    from dotenv import set_key
-
-    from ..deploy import cost
-
-    if not dry_run and done.arn is not None:
-        for name, value in ((ARN, done.arn), ("AGENTCORE_S3_BUCKET", settings.store), ("AWS_REGION", region)):
-            if value is not None:
-                set_key(".env", name, value, quote_mode="never")
-    if as_json:
-        facts = {name: getattr(done, name) for name in ("arn", "version", "changed", "smoke")}
-        click.echo(json.dumps({**facts, "steps": list(lines)}, indent=2))
-        return
-    if done.smoke is not None:
-        click.echo(visible(f"one rollout: {done.smoke}"))
-    if dry_run:
-        click.echo("would write .env: AGENTCORE_AGENT_ARN, AGENTCORE_S3_BUCKET and AWS_REGION. Nothing was changed")
-    elif done.arn is not None:
-        click.echo(f"{done.arn} (version {done.version}), written to .env\n{cost.line(1000)}")
 
 
 def forget_agent(path: Path, name: str) -> bool:

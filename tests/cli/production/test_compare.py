@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from agentcore_rl_toolkit.cli.eval import command as evaluate
-from agentcore_rl_toolkit.cli.production.compare import command, read_results
+from agentcore_rl_toolkit.cli.production.compare import command, read_results, wall_s
 from agentcore_rl_toolkit.deploy.models import read_model
 from agentcore_rl_toolkit.gateway.testing import ScriptedModel
 from agentcore_rl_toolkit.policy import WEIGHTS_DIR
@@ -201,7 +201,7 @@ def test_the_time_between_two_parts_of_an_evaluation_does_not_count(tmp_path: Pa
             times: dict[str, Any] = {"elapsed_s": 10.0, "ended_s": end_s}
             rollout = Rollout(session_id=f"s{n}", phase="eval", group=f"g{n}", outcome="ok", **times)
             writer.rollout(lambda rollout=rollout: rollout)
-    assert read_results(tmp_path / "a").wall_s == 25.0
+    assert wall_s(read_results(tmp_path / "a")[0]) == 25.0
 
 
 def test_a_model_is_known_by_its_content(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ MEANS = {
     "agent, $ for 1,000": "agent_dollars",
     "model, $ for 1,000": "model_dollars",
 }
+Rollout = dict[str, Any]
 SHOWN = 5  # inputs that got better, and worse, on the screen; all are in compare.json
 
 
@@ -45,34 +46,6 @@ class Side:
     name: str
     folder: Path
     options: Mapping[str, Any]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Results:
-    """The rollouts of an evaluation, and the mean reward of each input. Failures of the agent and the policy are 0."""
-
-    rollouts: Sequence[Mapping[str, Any]]
-    scores: Mapping[str, float]
-
-    @property
-    def keys(self) -> dict[str, str | None]:
-        """The digest of each input's payload, None if it was not kept. It has the inputs without a reward, too."""
-        return {rollout["grp"]: rollout["input_key"] for rollout in self.rollouts}
-
-    @property
-    def seconds(self) -> list[float]:
-        """The durations of the rollouts, the shortest first."""
-        return sorted(rollout["elapsed_s"] for rollout in self.rollouts if rollout["elapsed_s"] is not None)
-
-    @property
-    def wall_s(self) -> float:
-        """The time during which at least one rollout ran. An interrupted evaluation may have continued a day later."""
-        ended = [rollout for rollout in self.rollouts if rollout["ended_s"] is not None]
-        total_s, until_s = 0.0, 0.0
-        for start_s, end_s in sorted((each["ended_s"] - (each["elapsed_s"] or 0.0), each["ended_s"]) for each in ended):
-            total_s += max(0.0, end_s - max(start_s, until_s))
-            until_s = max(until_s, end_s)
-        return total_s
 
 
 @click.command()
@@ -124,20 +97,21 @@ def command(a: str, b: str, **options: Any) -> None:
             names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
             raise ConfigError(f"A and B are earlier evaluations, so nothing is run: leave out {names}")
     results = [read_results(side.folder, inputs) for side in sides]
-    ours, theirs = (result.keys for result in results)
+    (_, before), (_, after) = results
+    ours, theirs = ({each["grp"]: each["input_key"] for each in rollouts} for rollouts, _ in results)
     if other := [name for name, key in ours.items() if None not in (key, theirs.get(name)) and key != theirs[name]]:
         raise ConfigError(
             f"the input {other[0]} has another payload in B than in A: compare evaluations of the same data"
         )
-    change = difference(results[0].scores, results[1].scores)
+    change = difference(before, after)
     if not change.inputs:
         raise ConfigError("A and B have no common input that has a reward in both: nothing can be compared")
-    shared = [name for name in results[0].scores if name in results[1].scores]
+    shared = [name for name in before if name in after]
     facts = {
-        "sides": [_facts(side, result, shared) for side, result in zip(sides, results, strict=True)],
+        "sides": [_facts(side, *result, shared) for side, result in zip(sides, results, strict=True)],
         "difference": dataclasses.asdict(change),
         "unpaired": len({*(inputs or ()), *ours, *theirs}) - len(shared),
-        "changed": _changed(results[0].scores, results[1].scores),
+        "changed": _changed(before, after),
     }
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
@@ -209,8 +183,11 @@ def _evaluate(side: Side, options: Mapping[str, Any], inputs: int) -> None:
         sys.exit(code or 1)
 
 
-def read_results(folder: Path, inputs: Collection[str] | None = None) -> Results:
-    """Read the rollouts of an evaluation, of these inputs only if some are given. Raises: ConfigError."""
+def read_results(folder: Path, inputs: Collection[str] | None = None) -> tuple[list[Rollout], dict[str, float]]:
+    """Read an evaluation, with these inputs only if some are given. Raises: ConfigError.
+
+    Returns its rollouts, and the mean reward of each input. Failures of the agent and the policy are 0.
+    """
     from ...runs import Query, RunReader
 
     with RunReader(folder) as reader:
@@ -220,11 +197,23 @@ def read_results(folder: Path, inputs: Collection[str] | None = None) -> Results
     for row in rows:
         if row["score"] is not None:
             scores.setdefault(row["grp"], []).append(row["score"])
-    means = {name: round(statistics.fmean(each), 12) for name, each in scores.items()}  # equal means are equal numbers
-    return Results(rollouts=rows, scores=means)
+    # Equal means are equal numbers.
+    return rows, {name: round(statistics.fmean(each), 12) for name, each in scores.items()}
 
 
-def _facts(side: Side, results: Results, shared: Collection[str]) -> dict[str, Any]:
+def wall_s(rollouts: Sequence[Rollout]) -> float:
+    """Return the time during which at least one rollout ran. An interrupted evaluation may have continued a day later."""
+    ended = [rollout for rollout in rollouts if rollout["ended_s"] is not None]
+    total_s, until_s = 0.0, 0.0
+    for start_s, end_s in sorted((each["ended_s"] - (each["elapsed_s"] or 0.0), each["ended_s"]) for each in ended):
+        total_s += max(0.0, end_s - max(start_s, until_s))
+        until_s = max(until_s, end_s)
+    return total_s
+
+
+def _facts(
+    side: Side, rollouts: Sequence[Rollout], rewards: Mapping[str, float], shared: Collection[str]
+) -> dict[str, Any]:
     """Return the numbers of a side as they are written to compare.json.
 
     The reward is that of the inputs that both sides share. The dollars are the price of 1,000 rollouts: of an agent's sessions on
@@ -236,8 +225,8 @@ def _facts(side: Side, results: Results, shared: Collection[str]) -> dict[str, A
     from ...runs import read_config
     from ...stats.intervals import interval
 
-    config, seconds, rollouts = read_config(side.folder), results.seconds, results.rollouts
-    scores = [results.scores[name] for name in shared]
+    config, scores = read_config(side.folder), [rewards[name] for name in shared]
+    seconds = sorted(rollout["elapsed_s"] for rollout in rollouts if rollout["elapsed_s"] is not None)
     tokens = [rollout["sampled_tokens"] for rollout in rollouts if rollout["sampled_tokens"]]
     low, high = interval(scores)
     deployed = str(config.get("agent")).startswith("arn:") and seconds
@@ -254,7 +243,7 @@ def _facts(side: Side, results: Results, shared: Collection[str]) -> dict[str, A
         "seconds_p90": seconds[int(0.9 * len(seconds))] if seconds else None,
         "sampled_tokens_mean": statistics.fmean(tokens) if tokens else None,
         "agent_dollars": cost.dollars(1000, statistics.fmean(seconds) / 60) if deployed else None,
-        "model_dollars": None if per_hour is None else per_hour * results.wall_s / 3600 / len(rollouts) * 1000,
+        "model_dollars": None if per_hour is None else per_hour * wall_s(rollouts) / 3600 / len(rollouts) * 1000,
     }
 
 
