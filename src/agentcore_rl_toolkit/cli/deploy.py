@@ -18,7 +18,7 @@ from .output.terminal import visible
 if TYPE_CHECKING:
     from ..deploy.deployment import Deployment
 
-THERE, FOLDER = click.Path(exists=True, path_type=Path), click.Path(exists=True, file_okay=False, path_type=Path)
+FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 ARN = "AGENTCORE_AGENT_ARN"
 CONTROL_URL = "AWS_ENDPOINT_URL_BEDROCK_AGENTCORE_CONTROL"
 

@@ -291,9 +291,8 @@ def make_archive(folder: Path, *, target: str, python: str, into: Path) -> Path:
     command = [find_uv(), "pip", "install", "-q", "--target", str(stage), "--python-platform", UV_PLATFORMS[target]]
     command += ["--python-version", python, "--only-binary", ":all:", "--link-mode", "copy", "-r", "-"]
     failure = f"the agent's packages are not available for {target}, Python {python}"
-    requirements = "\n".join(
-        [str(write_wheel(into / "wheels")), *requirements_of(folder)]
-    )  # may have options and paths
+    wheel = str(write_wheel(into / "wheels"))
+    requirements = "\n".join([wheel, *requirements_of(folder)])  # may have options and paths
     run_tool(command, within_s=RESOLVE_S, failure=failure, input=requirements, cwd=folder)
     own = [path for path in files_of(folder) if path.suffix != ".whl" and path.name not in NAMES_PACKAGES]
     _copy(own, folder, stage)

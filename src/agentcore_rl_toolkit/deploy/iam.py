@@ -15,9 +15,8 @@ Policy = dict[str, Any]
 LOGS = "log-group:/aws/bedrock-agentcore/runtimes/*"
 # What the service itself holds a session to, and CloudWatch's namespace of its metrics.
 SERVICE, NAMESPACE = "bedrock-agentcore.amazonaws.com", "bedrock-agentcore"
-ARCHIVES = (
-    "agentcore-rl-deployments"  # keys of the archives that `--code` uploads begin with it, whatever the records' prefix
-)
+# Keys of the archives that `--code` uploads begin with it, whatever the records' prefix.
+ARCHIVES = "agentcore-rl-deployments"
 # AgentCore makes these itself with the rights of who makes the first agent in an account: identities of its agents, and network
 # interfaces of agents in a VPC.
 LINKED_ROLES = {

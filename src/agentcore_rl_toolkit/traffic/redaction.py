@@ -15,8 +15,7 @@ from ..errors import ConfigError
 
 def _number(pattern: str) -> re.Pattern[str]:
     """Compile the pattern of a number. A blank or a hyphen in it stands for all kinds of them, as web pages have them."""
-    blanks = pattern.replace("[ ", "[ \u00a0\u2007\u2009\u202f")
-    return re.compile(blanks.replace("-]", "\u2010\u2011\u2013-]"))
+    return re.compile(pattern.replace("[ ", "[ \u00a0\u2007\u2009\u202f").replace("-]", "\u2010\u2011\u2013-]"))
 
 
 _EMAIL = re.compile(r"(?<![\w.+-])[\w.+-]+(?:@|%40)[\w-]+(?:\.[\w-]+)+")

@@ -211,9 +211,7 @@ def wall_s(rollouts: Sequence[Rollout]) -> float:
     return total_s
 
 
-def _facts(
-    side: Side, rollouts: Sequence[Rollout], rewards: Mapping[str, float], shared: Collection[str]
-) -> dict[str, Any]:
+def _facts(side: Side, rollouts: list[Rollout], means: Mapping[str, float], shared: list[str]) -> dict[str, Any]:
     """Return the numbers of a side as they are written to compare.json.
 
     The reward is that of the inputs that both sides share. The dollars are the price of 1,000 rollouts: of an agent's sessions on
@@ -225,7 +223,7 @@ def _facts(
     from ...runs import read_config
     from ...stats.intervals import interval
 
-    config, scores = read_config(side.folder), [rewards[name] for name in shared]
+    config, scores = read_config(side.folder), [means[name] for name in shared]
     seconds = sorted(rollout["elapsed_s"] for rollout in rollouts if rollout["elapsed_s"] is not None)
     tokens = [rollout["sampled_tokens"] for rollout in rollouts if rollout["sampled_tokens"]]
     low, high = interval(scores)

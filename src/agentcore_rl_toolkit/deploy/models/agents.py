@@ -76,11 +76,7 @@ class AgentSwitch:
             return
         now, changed = self._current(), {self._endpoint}
         if _uses(now, addresses):
-
-            def is_other(name: str | None) -> bool:
-                return name is not None and not name.startswith(OURS)
-
-            before = self._last(now, lambda each: all(map(is_other, self._models_of(each))))
+            before = self._last(now, lambda each: all(n and not n.startswith(OURS) for n in self._models_of(each)))
             self._change(now, {} if before is None else model_variables(before))
             changed.add("DEFAULT")  # has the newest version
         for endpoint in (each for each in self._agent.endpoints() if each["name"] not in changed):
@@ -135,9 +131,8 @@ class AgentSwitch:
 
     def _without_model(self, version: Mapping[str, Any]) -> dict[str, Any]:
         """Return the settings of a version but for its model."""
-        settings = self._agent.settings(version)
-        variables = settings.pop("environmentVariables", {})
-        return {**settings, **{k: v for k, v in variables.items() if k not in VARIABLES.values()}}
+        others = {k: v for k, v in version.get("environmentVariables", {}).items() if k not in VARIABLES.values()}
+        return {**self._agent.settings(version), "environmentVariables": others}
 
     def _change(self, now: Mapping[str, Any], variables: Mapping[str, str]) -> str:
         """Bring the endpoint to a version with these variables of a model. Returns its number."""
@@ -154,7 +149,7 @@ class AgentSwitch:
         """Make a version like ``source`` with these variables of a model, and wait until it is ready."""
         of = ", ".join(variables.values()) or "the model in its code"
         self._call.step(f"agent {self._agent.id}", f"updated from version {source['agentRuntimeVersion']} to call {of}")
-        others = {k: v for k, v in source.get("environmentVariables", {}).items() if k not in VARIABLES.values()}
+        others = self._without_model(source)["environmentVariables"]
         version = self._agent.update(source, environmentVariables={**others, **variables})
         self._agent.ready()
         return version or "the new version"
