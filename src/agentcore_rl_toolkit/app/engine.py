@@ -128,16 +128,14 @@ class Engine:
             reply["heartbeat_s"] = heartbeat_s  # a promise
         if config.proof_key is not None:
             reply[REPLY_FIELD] = SCHEME  # a promise, too: a record without a proof is not ours
-        identity = (bucket, key, config.attempt)
-        rollout: Rollout | None
+        url = parse_url(bucket)
+        if url.scheme == "file" and is_private(url.prefix):
+            return _refusal(config, key, StorePermissionError("the sandbox of the session has a private folder there"))
+        identity, rollout = (bucket, key, config.attempt), None
         if identity in self._accepted:
             logger.info("delivered again: %s", key)
             rollout = next((r for r in self._live if r.info.result_key == key), None)  # None if it has ended
         else:
-            url = parse_url(bucket)
-            if url.scheme == "file" and is_private(url.prefix):
-                error = StorePermissionError("the sandbox of the session has a private folder there")
-                return _refusal(config, key, error)
             info = RolloutInfo(
                 config=config,
                 session_id=session_id,

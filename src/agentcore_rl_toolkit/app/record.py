@@ -15,6 +15,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from pydantic_core import to_jsonable_python
@@ -185,11 +186,6 @@ class RolloutInfo:
     train: str | None = None
     texts: dict[str, str] = field(default_factory=dict)
 
-    @property
-    def secrets(self) -> tuple[str, ...]:
-        """The values that are blanked in the agent's output."""
-        return find_secrets(self.config, self.result_key, self.session_id)
-
 
 def check_policy_reward(value: PolicyReward) -> PolicyReward:
     """Check the reward that an agent declares for failures of the policy, and return it. Raises: ConfigError."""
@@ -231,22 +227,16 @@ def success_body(info: RolloutInfo, result: Any, *, max_bytes: int) -> tuple[byt
     if members is None:
         example = f': return {{"rewards": {result!r}}}' if isinstance(result, (int, float)) else ""
         raise InvalidResultError(f"Return value must be a dict, got {type(result).__name__}{example}")
-    fields = {name: value for name, value in members.items() if name not in RESERVED}
-    fields.setdefault("status_code", 200)
-    fields.setdefault("stop_reason", "end_turn")
-    if fields.get(ROLLOUT_FIELD) is not None:
-        fields |= redact_payload({ROLLOUT_FIELD: fields[ROLLOUT_FIELD]})
-    status = fields["status_code"]
+    given = {name: value for name, value in members.items() if name not in RESERVED}
+    given.setdefault("status_code", 200)
+    given.setdefault("stop_reason", "end_turn")
+    if given.get(ROLLOUT_FIELD) is not None:
+        given |= redact_payload({ROLLOUT_FIELD: given[ROLLOUT_FIELD]})
+    status = given["status_code"]
     ok = isinstance(status, int) and not isinstance(status, bool) and 200 <= status < 300
     outcome = Outcome.OK if ok else Outcome.AGENT_ERROR
-    encoder = Encoder(info.secrets)
-    head = _joined(encoder, fields, max_bytes)
-    tail = _reserved(info) | _info(info, outcome, None if ok else Blame(cause=Cause.AGENT))
-    if encoder.conversions:
-        tail[INFO_FIELD]["conversions"] = encoder.conversions
-    if "outcome" not in fields:  # an agent may use that key
-        tail["outcome"] = str(outcome)
-    return b"{" + head + b", " + _joined(Encoder(), tail, max_bytes) + b"}", outcome
+    own = {} if "outcome" in given else {"outcome": str(outcome)}  # an agent may use that key
+    return _body(info, given, own, outcome, None if ok else Blame(cause=Cause.AGENT), max_bytes=max_bytes), outcome
 
 
 def error_body(
@@ -260,47 +250,52 @@ def error_body(
     policy_reward: PolicyReward = None,
 ) -> bytes:
     """Return the record of a rollout that failed. Deployed clients find the error in the fields they know."""
-    head: dict[str, Any] = {
+    given: dict[str, Any] = {
         "status_code": 500,
         "stop_reason": stop_reason or error_type,
         "traceback": _shortened(traceback),
     }
-    tail = _reserved(info) | {"outcome": str(outcome), "error_type": error_type} | _info(info, outcome, blame)
     if blame.cause is Cause.POLICY and policy_reward is not None:
-        head["rewards"] = policy_reward
-    if blame.cause is Cause.AGENT and policy_reward is not None:
-        tail[INFO_FIELD][POLICY_REWARD_FIELD] = policy_reward  # the gateway may know that the policy failed
-    return b"{" + _joined(Encoder(info.secrets), head) + b", " + _joined(Encoder(), tail) + b"}"
+        given["rewards"] = policy_reward
+    # Of an agent's failure, the gateway may know that the policy failed.
+    kept = {POLICY_REWARD_FIELD: policy_reward if blame.cause is Cause.AGENT else None}
+    return _body(info, given, {"outcome": str(outcome), "error_type": error_type}, outcome, blame, kept)
 
 
-def _reserved(info: RolloutInfo) -> dict[str, Any]:
-    config = info.config
-    fields = {"input_id": config.input_id, "s3_bucket": config.s3_bucket, "result_key": info.result_key}
-    return fields if info.payload is None else {**fields, "payload": info.payload}
-
-
-def _info(info: RolloutInfo, outcome: Outcome, blame: Blame | None) -> dict[str, Any]:
+def _body(
+    info: RolloutInfo,
+    given: Mapping[str, Any],
+    own: Mapping[str, Any],
+    outcome: Outcome,
+    blame: Blame | None,
+    kept: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    max_bytes: float = math.inf,
+) -> bytes:
+    """Return a record: the ``given`` fields of the agent without secrets, our ``own``, and a block with those ``kept``."""
+    config, encoder = info.config, Encoder(find_secrets(info.config, info.result_key, info.session_id))
+    first = encoder.members(given)
     block = {
         "outcome": str(outcome),
         "cause": None if blame is None else str(blame.cause),
         "failure": None if blame is None else blame.failure,
         "session_id": info.session_id,
-        "attempt": info.config.attempt,
+        "attempt": config.attempt,
         "started_s": round(info.started_s, 3),
         "finished_s": round(time.time(), 3),
         TRAIN_FIELD: info.train,
         TEXTS_FIELD: dict(info.texts) or None,
+        "conversions": encoder.conversions or None,
+        **kept,
     }
-    return {INFO_FIELD: {name: value for name, value in block.items() if value is not None}}
-
-
-def _joined(encoder: Encoder, fields: Mapping[str, Any], max_bytes: float = math.inf) -> bytes:
-    members = encoder.members(fields).encode("ascii")
-    if len(members) > max_bytes:
-        raise InvalidResultError(
-            f"the result is larger than {max_bytes} bytes; store large data elsewhere and return its key"
-        )
-    return members
+    fields = {"input_id": config.input_id, "s3_bucket": config.s3_bucket, "result_key": info.result_key, **own}
+    fields |= {} if info.payload is None else {"payload": info.payload}
+    fields[INFO_FIELD] = {name: value for name, value in block.items() if value is not None}
+    last = Encoder().members(fields)
+    if max(len(first), len(last)) > max_bytes:
+        what = f"the result is larger than {max_bytes} bytes"
+        raise InvalidResultError(f"{what}; store large data elsewhere and return its key")
+    return f"{{{first}, {last}}}".encode("ascii")
 
 
 def _shortened(text: str) -> str:
