@@ -24,6 +24,7 @@ from agentcore_rl_toolkit.cli.init import write
 from agentcore_rl_toolkit.cli.options import from_words, settings_of
 from agentcore_rl_toolkit.cli.training.report import Report
 from agentcore_rl_toolkit.cli.training.settings import LocalRun, new_run, old_run, read
+from agentcore_rl_toolkit.cli.training.stack import Stack
 from agentcore_rl_toolkit.cli.training.trackers import check_installed
 from agentcore_rl_toolkit.errors import CaptureError, ConfigError, MissingExtraError
 from agentcore_rl_toolkit.policy import WEIGHTS_DIR, loading
@@ -371,6 +372,30 @@ def test_settings_follow_from_the_size_of_the_model(
     monkeypatch.setattr(loading, "free_memory", lambda: 4 * parameters)
     with pytest.raises(ConfigError, match=r"training .* million parameters .* needs .* has .* [GM]B free"):
         read(words, None)
+
+
+def test_the_scorer_of_a_running_stack_is_the_default_for_its_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("agent", "other", "up", "mine"):
+        (tmp_path / f"{name}.py").write_text("def score(payload, answer, reference, trajectory): return 1.0\n")
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1"}\n')
+    names = ("agent_arn", "store", "runtime_url", "gateway_url", "gateway_admin_key", "policy_url")
+    up = Stack(
+        **dict.fromkeys(names, ""), pid=1, agent=f"{tmp_path}/agent.py", model=None, score=f"{tmp_path}/up.py:score"
+    )
+    for agent, score, scorer in (
+        ("agent.py", "", "up.py"),
+        ("agent.py", 'score = "mine.py:score"\n', "mine.py"),
+        ("other.py", "", None),
+    ):
+        (tmp_path / "run.toml").write_text(f'agent = "{agent}"\ndata = "rows.jsonl"\n{score}')
+        for flags in ({}, {"agent": agent}):
+            found = read(flags, tmp_path / "run.toml", up).scoring.score
+            assert found == (scorer and f"{tmp_path}/{scorer}:score")
+        given = read({"score": f"{tmp_path}/other.py:score"}, tmp_path / "run.toml", up).scoring.score
+        assert given == f"{tmp_path}/other.py:score"
 
 
 def test_a_loss_without_a_clip_has_none_by_default_also_in_a_resumed_run(tmp_path: Path) -> None:

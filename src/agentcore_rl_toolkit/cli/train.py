@@ -276,19 +276,15 @@ def train_here(
     from .output.commands import nearby, program
     from .training.run import carry_out
     from .training.settings import LocalRun, new_run, old_run, read, variable_names
-    from .training.stack import Stack, find_agent
+    from .training.stack import Stack
 
     flags = {**flags, **from_words(words, LocalRun)}
-    running = None if alone else Stack.running()
-    if running is not None and flags.get("score") is None and flags.get("agent") is not None:
-        same = str(find_agent(str(flags["agent"]))) == running.agent
-        flags["score"] = running.score if same else None
     _take_dotenv(file)
     console = Console(stderr=as_json)
     if resume:
         run_dir, settings = old_run(out, flags)
     else:
-        settings = read(flags, file)
+        settings = read(flags, file, None if alone else Stack.running())
         if distilled and settings.teacher_url is None:
             raise ConfigError(
                 "distillation needs --teacher-url URL: the address of vLLM, or of `policy serve`, with the teacher's model"

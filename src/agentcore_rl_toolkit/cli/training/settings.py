@@ -26,7 +26,7 @@ from ...runs import locked, read_config, write_config
 from ...runs.folder import make_folder
 from ..models import model_folder
 from ..servers.vllm import find_python
-from .stack import find_agent
+from .stack import Stack, find_agent
 from .trackers import check_installed
 
 _PATHS = ("agent", "data_path", "eval_data_path", "model", "judge")
@@ -185,8 +185,11 @@ def by_size(model: Path | None, lora_rank: int | None = None) -> dict[str, Any]:
     }
 
 
-def read(flags: Mapping[str, Any], file: Path | None) -> LocalRun:
-    """Read the settings. Flags win over the file, whose paths are relative to its folder. Raises: ConfigError."""
+def read(flags: Mapping[str, Any], file: Path | None, running: Stack | None = None) -> LocalRun:
+    """Read the settings. Flags win over the file, whose paths are relative to its folder. Raises: ConfigError.
+
+    Without a scorer of either, the agent of the ``running`` stack has the stack's.
+    """
     values: dict[str, Any] = {}
     if file is not None:
         values = LocalRun.plain(read_settings(file))
@@ -207,6 +210,8 @@ def read(flags: Mapping[str, Any], file: Path | None) -> LocalRun:
     for name, option in (("agent", "--agent FILE"), ("data_path", "--data ROWS.jsonl")):
         if not values.get(name):
             raise ConfigError(f"{option} is missing: `agentcore-rl init NAME` makes an agent with data to begin with")
+    if running is not None and values["agent"] == running.agent:
+        values.setdefault("score", running.score)
     return LocalRun.from_values(values, where=str(file or "options"))
 
 
