@@ -41,3 +41,11 @@ def test_pass_rates_count_solved_rollouts_of_an_input() -> None:
     assert every == pytest.approx({1: 0.5, 2: (1 / 6 + 0 + 1) / 3, 4: 0.0})
     assert pass_rates([[1.0], [0.0]]) == ({1: 0.5}, {1: 0.5})
     assert pass_rates([]) == ({}, {})
+
+
+def test_the_interval_of_rewards_from_minus_one_to_one_is_the_scaled_one_of_zero_to_one() -> None:
+    values = [0.0, 0.0, 0.25, 1.0]
+    low, high = interval(values)
+    assert low is not None
+    assert high is not None
+    assert interval([2 * value - 1 for value in values]) == (pytest.approx(2 * low - 1), pytest.approx(2 * high - 1))

@@ -343,6 +343,14 @@ def test_records_of_another_form_are_counted(tmp_path: Path, broken: dict[str, A
     assert "1 records were left out: they are no spans" in done.output
 
 
+def test_the_prompt_of_a_trace_is_the_agents_and_not_that_of_a_model_call(tmp_path: Path) -> None:
+    agent, call = span("s", "the user's words", user=None), span("s", "a prompt that the agent wrote", user=None)
+    call = {**call, "spanId": "a model call", "attributes": {**call["attributes"], "gen_ai.operation.name": "chat"}}
+    file = write_spans(tmp_path / "traces.jsonl", [call, agent])  # they started at the same time
+    assert run(str(file), "--out", str(tmp_path / "rows.jsonl")).exit_code == 0
+    assert rows(tmp_path / "rows.jsonl") == [{"prompt": "the user's words"}]
+
+
 def test_no_question_is_trained_on_and_held_out(tmp_path: Path) -> None:
     """Scenarios with one question and several references would be in both files."""
     file = tmp_path / "data.jsonl"
