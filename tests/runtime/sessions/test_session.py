@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import time
 from collections.abc import Callable
@@ -56,6 +57,7 @@ class Bench:
         self.process: Process | None = None
         self.spawned: asyncio.Event | None = None  # spawns wait for it
         self.discarded: list[Place] = []
+        self.trouble: OSError | None = None  # discards raise it
         monkeypatch.setattr(Session, "ask", self.ask)
         monkeypatch.setattr(module, "PING_MIN_S", 0.1)
         limits = TimeLimits(**{"stop_grace_s": 3.0, "shutdown_grace_s": 2.0, "init_timeout_s": 5.0, **times})
@@ -77,6 +79,8 @@ class Bench:
 
     async def discard(self, place: Place) -> None:
         self.discarded.append(place)
+        if self.trouble is not None:
+            raise self.trouble
 
     def use(self, **options: Any) -> Any:
         agent = Agent(runtime_id="a-0123456789", version=1, name="a", script=Path("a.py"), **options)
@@ -106,6 +110,16 @@ async def test_a_session_is_busy_from_its_first_ping_on(bench: Bench) -> None:
         assert session.busy
     await asyncio.sleep(0)
     assert bench.table.describe()[0]["state"] == "active"
+
+
+async def test_a_session_whose_files_cannot_be_removed_leaves_the_table(bench: Bench) -> None:
+    bench.trouble = OSError(errno.EMFILE, "Too many open files")
+    async with bench.use() as session:
+        session.end("stopped", 1.0)
+    await bench.ending()
+    async with asyncio.timeout(20):
+        while bench.table.sessions_of(session.agent):  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
 
 
 async def test_an_agent_without_a_ping_is_ready_and_not_busy_whatever_it_answers(bench: Bench) -> None:

@@ -24,6 +24,7 @@ from ...contract import (
 )
 from ...errors import (
     AgentCoreRLError,
+    AgentError,
     ContractError,
     GatewayError,
     GatewayLostError,
@@ -115,7 +116,7 @@ def _judged(
         broken.__cause__ = fetch_error or end.error
         end = replace(end, outcome=Outcome.LOST, error=broken)
     outcome, error, record = end.outcome, end.error, end.record
-    cause, failure = cause_of(error), getattr(error, "failure", None)
+    cause, failure = cause_of(error), error.failure if isinstance(error, AgentError) else None
     reason: MaskReason | None = None if outcome is Outcome.OK else "outcome"
     calls = 0 if capture is None else len(capture.turns)
     if calls > WARN_TURNS:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
@@ -16,6 +17,7 @@ from ..launcher.place import Place, SessionProcess
 from ..metrics import Metrics
 from .session import Key, Session, log_name
 
+log = logging.getLogger(__name__)
 REMEMBERED_ENDINGS = 4_000
 LATE_S = 5.0  # limit from the kill of a session to the removal of its files
 
@@ -94,7 +96,10 @@ class SessionTable:
 
     async def _run(self, session: Session, start_delay_s: float) -> None:
         await session.run(self._launcher.spawn, self._starting, start_delay_s)
-        await self._launcher.discard(session.place)
+        try:
+            await self._launcher.discard(session.place)
+        except OSError as e:  # such as too many open files: the next start of a runtime removes the folder
+            log.warning("the files of session %s were not removed: %s", session.id, e)
         if session.process is not None:
             self._metrics.session_cpu_s += session.process.cpu_s or 0.0
         self._all.discard(session)
