@@ -11,6 +11,7 @@ import shutil
 import sys
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -331,6 +332,20 @@ def test_a_deployment_in_another_region_leaves_the_role_of_the_first(account: di
     assert iam.get_role(RoleName="agentcore-rl-everywhere")["Role"]["AssumeRolePolicyDocument"] == trust
     assert first.remove()
     assert "agentcore-rl-everywhere" not in [role["RoleName"] for role in iam.list_roles()["Roles"]]
+
+
+def test_an_agent_for_production_is_not_turned_into_one_for_rollouts(account: dict[str, str]) -> None:
+    control = boto3.client("bedrock-agentcore-control")
+    what = Settings(name="sells", image=f"local://{account['agent']}", platform=this_platform())
+    production = deployment(what).up()
+    with pytest.raises(
+        ConfigError, match=r"the agent sells serves production calls; --score-ready needs another --name"
+    ):
+        deployment(replace(what, score_ready=True)).up()
+    assert production.arn is not None
+    now = control.get_agent_runtime(agentRuntimeId=production.arn.rpartition("/")[2])
+    assert (now["agentRuntimeVersion"], now["environmentVariables"]) == ("1", {"AGENTCORE_RL_ROLLOUTS": "on"})
+    assert deployment(what).remove()
 
 
 def test_an_agent_that_another_tool_made_is_not_changed(account: dict[str, str]) -> None:

@@ -56,6 +56,9 @@ class Deployment:
         s.check()
         if (arn := self._find()) is not None:
             self._must_be_ours(arn, "nothing is changed. Choose another --name")
+            now = Agent(arn, self._call).version() or {}
+            if s.score_ready and AS_IS not in now.get("environmentVariables", {}):
+                raise ConfigError(f"the agent {s.name} serves production calls; --score-ready needs another --name")
         if s.bucket is not None:
             self._resources.bucket(s.bucket)
         done = self._bring(arn, self._wanted(self._artifact(), self._role()))

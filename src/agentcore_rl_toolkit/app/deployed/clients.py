@@ -16,6 +16,8 @@ from typing import Any
 
 from .routes import Body, current_route
 
+trust = functools.cache(ssl.create_default_context)  # to read the certificates takes some milliseconds
+
 
 @functools.cache
 def install() -> None:
@@ -24,12 +26,6 @@ def install() -> None:
     for name, patch in {**patches, "botocore.httpsession": _patch_botocore}.items():
         with contextlib.suppress(ImportError):
             patch(importlib.import_module(name))
-
-
-@functools.cache
-def trust() -> ssl.SSLContext:
-    """Return the certificates that are trusted. To read them takes some milliseconds."""
-    return ssl.create_default_context()
 
 
 def _gateway(request: Any, body: Body) -> str | None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import SimpleNamespace, TracebackType
 from typing import Any
 
+import httpx
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
@@ -248,12 +249,9 @@ async def _request(app: Any, scope: Mapping[str, Any], body: bytes) -> tuple[int
             seen["error"] = e
     finally:
         loop.set_task_factory(before)
-    content_type = next((value for name, value in started["headers"] if name.lower() == b"content-type"), b"").lower()
-    charset = re.search(
-        rb'charset="?(utf-?(?:16|32)|iso-8859-15?|latin-?1|windows-125[0-8]|shift_jis|gbk|big5)', content_type
-    )
-    text = b"".join(parts).decode(charset[1].decode() if charset else "utf-8", "replace")
-    return started["status"], content_type.decode("latin-1"), text, seen
+    kind = next((value for name, value in started["headers"] if name.lower() == b"content-type"), b"").lower()
+    text = httpx.Response(200, headers={b"content-type": kind}, content=b"".join(parts)).text
+    return started["status"], kind.decode("latin-1"), text, seen
 
 
 def _is_after_answer(error: Exception, complete: bool) -> bool:
@@ -278,11 +276,8 @@ def _replayed(body: bytes, then: Callable[[], Awaitable[Any]]) -> Receive:
 
 def _from_agent(trace: TracebackType | None) -> TracebackType | None:
     """Return the part of a traceback that begins in the agent's code, or all of it if no such part exists."""
-    ours = str(Path(__file__).resolve().parents[2])
+    others = re.compile(rf"{re.escape(str(Path(__file__).resolve().parents[2]))}|<|.*(?:site-packages|/lib/python)")
     first = trace
-    while first is not None:
-        file = first.tb_frame.f_code.co_filename
-        if not file.startswith((ours, "<")) and "site-packages" not in file and "/lib/python" not in file:
-            return first
+    while first is not None and others.match(first.tb_frame.f_code.co_filename):
         first = first.tb_next
-    return trace
+    return first or trace
