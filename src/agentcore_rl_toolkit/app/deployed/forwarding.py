@@ -32,7 +32,7 @@ async def forward(request: Request, url: str, headers: Sequence[tuple[bytes, byt
     try:
         sent = httpx.Request(request.method, url, headers=kept, content=content, extensions=_TIMEOUTS)
         reply = await transport.handle_async_request(sent)
-    except (httpx.HTTPError, httpx.InvalidURL) as e:
+    except Exception as e:  # a port above 65,535 is an ExceptionGroup on asyncio's own loop
         return refusal(502, f"{failure}: {text_of(e) or type(e).__name__}")
     response = StreamingResponse(reply.aiter_raw(), reply.status_code)
     given = [(k.lower(), v) for k, v in reply.headers.raw]

@@ -59,8 +59,7 @@ def inspect_agent(file: Path) -> dict[str, list[str]]:
     text = "\n".join(sources)
     functions = (f for f in ast.walk(tree) if isinstance(f, (ast.FunctionDef, ast.AsyncFunctionDef)))
     entry = next((f for f in functions if any(_ENTRYPOINT.match(ast.unparse(d)) for d in f.decorator_list)), None)
-    imports = {name: _IMPORT % name.replace(".", r"(?:\.| import )") for name in _FRAMEWORKS.split()}
-    frameworks = [name for name, pattern in imports.items() if re.search(pattern, text, re.M)]
+    frameworks = [n for n in _FRAMEWORKS.split() if re.search(_IMPORT % n.replace(".", r"(?:\.| import )"), text, re.M)]
     models = [name or f"client of {service}" for name, service in _MODEL.findall(text)]
     payload = entry.args.args[0].arg if entry is not None and entry.args.args else "payload"
     keys = re.findall(rf"(?<![\w.]){payload}(?:\.get\(|\[)'([^']+)'", sources[0])
