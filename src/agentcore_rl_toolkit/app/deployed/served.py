@@ -20,7 +20,6 @@ from pathlib import Path
 from types import SimpleNamespace, TracebackType
 from typing import Any
 
-import httpx
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
@@ -249,6 +248,8 @@ async def _request(app: Any, scope: Mapping[str, Any], body: bytes) -> tuple[int
             seen["error"] = e
     finally:
         loop.set_task_factory(before)
+    import httpx
+
     kind = next((value for name, value in started["headers"] if name.lower() == b"content-type"), b"").lower()
     text = httpx.Response(200, headers={b"content-type": kind}, content=b"".join(parts)).text
     return started["status"], kind.decode("latin-1"), text, seen
