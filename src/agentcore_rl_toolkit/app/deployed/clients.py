@@ -16,7 +16,7 @@ from typing import Any
 
 from .routes import Body, current_route
 
-trust = functools.cache(ssl.create_default_context)  # to read the certificates takes some milliseconds
+trust = functools.cache(ssl.create_default_context)  # reading the certificates takes some milliseconds
 
 
 @functools.cache
