@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from agentcore_rl_toolkit.cli.init import FRAMEWORKS, command, write
+from agentcore_rl_toolkit.deploy.score_ready import STARTER, start_command
 from agentcore_rl_toolkit.errors import ConfigError
 
 
@@ -53,6 +54,8 @@ def test_a_new_agent_starts_with_awss_tracing_if_its_packages_have_it(tmp_path: 
     for mode, said in ((0o644, "started agent.py\n"), (0o755, "traced python agent.py\nstarted agent.py\n")):
         (tmp_path / "opentelemetry-instrument").chmod(mode)
         assert subprocess.run(json.loads(words), env=env, check=True, capture_output=True, text=True).stdout == said
+    ready = subprocess.run(start_command(json.loads(words)), env=env, check=True, capture_output=True, text=True)
+    assert ready.stdout.endswith(f"started -m {STARTER} agent.py\n")
 
 
 def test_a_new_agent_passes_its_own_test_inside_a_project_with_settings_of_its_own(tmp_path: Path) -> None:
