@@ -253,8 +253,13 @@ def test_a_session_that_began_earlier_has_no_first_message(
     tmp_path: Path, exporter: InMemorySpanExporter, logs: Any
 ) -> None:
     for prompt, age_s in (("Hello", 7200), ("And then?", 60)):
-        spans = map(as_cloudwatch, conversations(exporter, ("s1", "ann", prompt)))
-        put(logs, GROUP, [{**s, "startTimeUnixNano": int((time.time() - age_s) * 10**9)} for s in spans], age_s)
+        start = {"startTimeUnixNano": int((time.time() - age_s) * 10**9)}
+        spans = [{**as_cloudwatch(span), **start} for span in conversations(exporter, ("s1", "ann", prompt))]
+        lost = [{**span, "events": [], "traceId": f"lost-{age_s}"} for span in spans]
+        put(logs, GROUP, spans + lost, age_s)
+    none = run(ARN, "--since", "1h", "--out", str(tmp_path / "rows.jsonl"))
+    assert "1 sessions were left out: they began before --since" in str(none.exception)
+    assert "1 traces were left out: their text is missing" in str(none.exception)
     put(logs, GROUP, [*map(as_cloudwatch, conversations(exporter, ("s2", "eve", "What is 3 + 4?")))])
     done = run(ARN, "--since", "1h", "--out", str(tmp_path / "rows.jsonl"))
     assert rows(tmp_path / "rows.jsonl") == [{"prompt": "What is 3 + 4?"}]
@@ -308,7 +313,9 @@ def test_traces_without_texts_are_counted(tmp_path: Path, exporter: InMemorySpan
     done = run(str(file), "--out", str(tmp_path / "rows.jsonl"))
     assert "1 traces were left out: their text is missing or was cut off" in done.output
     file.write_text("".join(json.dumps(span) + "\n" for span in spans if span["traceId"] in lost))
-    assert "1 traces have no text" in str(run(str(file), "--out", str(tmp_path / "none.jsonl")).exception)
+    assert "1 traces were left out: their text is missing" in str(
+        run(str(file), "--out", str(tmp_path / "none.jsonl")).exception
+    )
 
 
 def test_a_payload_of_json_stays_whole(tmp_path: Path) -> None:

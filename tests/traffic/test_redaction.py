@@ -57,6 +57,9 @@ from agentcore_rl_toolkit.traffic.redaction import Redaction
         ("DE89\u202f3704\u202f0044\u202f0532\u202f0130\u202f00 from", "<IBAN_1> from"),
         ("(030) 1234 5678 is 030 12345678", "<PHONE_1> is <PHONE_1>"),
         ("12 34 56 78, 1111 2222 3333 444", "<PHONE_1>, <PHONE_2>"),
+        ("4111\u20131111\u20131111\u20131111", "<CARD_1>"),
+        ("-" * 70 + "password: correcthorsebatterystaple", "-" * 70 + "<SECRET_1>"),
+        ("A_" * 35 + "API_KEY=correcthorsebatterystaple", "A_" * 35 + "<SECRET_1>"),
     ],
 )
 def test_personal_data_and_secrets_are_replaced(text: str, redacted: str) -> None:
@@ -73,6 +76,7 @@ def test_personal_data_and_secrets_are_replaced(text: str, redacted: str) -> Non
         "GB12\u017f\u017f\u017f\u017f1234567KK",  # the long s, which is an S without regard to case
         "12 34 567, 1111 2222 3333 4445",  # too few and too many digits of a phone
         "the secretary: 12345678, broken=abcdefghijklmnopqrstuvwxyz",
+        "in 2019\u20132020\u20132021 on pages 130\u2013140 200",
         "the token budget is 4096 tokens",
         "ratio 16:9, ids 1234567",
         "from 2026-11-29 12:30 to 01.12.2026 08:15, for 0.4111111111111111",

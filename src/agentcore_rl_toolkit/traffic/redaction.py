@@ -15,14 +15,14 @@ from ..errors import ConfigError
 
 def _number(pattern: str) -> re.Pattern[str]:
     """Compile the pattern of a number. A blank or a hyphen in it stands for all kinds of them, as web pages have them."""
-    return re.compile(pattern.replace("[ ", "[ \u00a0\u2007\u2009\u202f").replace("-]", "\u2010\u2011\u2013-]"))
+    return re.compile(pattern.replace("[ ", "[ \u00a0\u2007\u2009\u202f").replace("-]", "\u2010\u2011-]"))
 
 
 _EMAIL = re.compile(r"(?<![\w.+-])[\w.+-]+(?:@|%40)[\w-]+(?:\.[\w-]+)+")
 _IBAN = _number(r"(?ai)\b[A-Z]{2}\d{2}(?:[ ]?[A-Z0-9]{4}){2,7}(?:[ ]?[A-Z0-9]{1,4})?\b")
 # A first digit as cards have it: no year before a card is a part of it.
-_CARD_GROUPS = _number(r"(?<!\d)(?<!\d[.,])(?:[3-6]\d{3}|2[2-7]\d\d)([ .-])\d{4}\1\d{4}\1\d{4}(?!\d)")
-_CARD = _number(r"(?<!\d)(?<!\d[.,])\d(?:[ -]?\d){12,18}(?!\d)")
+_CARD_GROUPS = _number(r"(?<!\d)(?<!\d[.,])(?:[3-6]\d{3}|2[2-7]\d\d)([ .\u2013-])\d{4}\1\d{4}\1\d{4}(?!\d)")
+_CARD = _number(r"(?<!\d)(?<!\d[.,])\d(?:[ \u2013-]?\d){12,18}(?!\d)")
 _PHONE = _number(
     r"(?<![\w.])(?!\d{4}[.-]\d\d[.-]\d\d\b|\d\d[.-]\d\d[.-]\d{4}\b)"  # no date
     r"(?:\(\d{1,4}\)[ .-]?\d{2,4}(?:[ .-]\d{2,4})+|\d{2,4}(?:[ .-]\d{2,4}){2,4})(?![\w.])"
@@ -44,7 +44,7 @@ _SECRET = re.compile(
     r"|(?<=://)[^\s/:@]{0,100}:[^\s/@]{1,200}(?=@)"  # user and password of an address
     r"|(?i:\bbasic )(?=[A-Za-z+/]{0,200}[0-9=])[A-Za-z0-9+/]{8,}={0,2}"
     # name=value: a long value, or one with a digit
-    r"|(?i:(?<![\w-])[\w-]{0,60}?(?:password|passwd|secret|api[_-]?key|access[_-]?key|token|signature)(?:key)?(?:[_-][a-z0-9]{1,20}){0,3}"
+    r"|(?i:(?:(?<![^\W_])|(?<![\w-])[\w-]{0,60}?)(?:password|passwd|secret|api[_-]?key|access[_-]?key|token|signature)(?:key)?(?:[_-][a-z0-9]{1,20}){0,3}"
     r"[\"']?\s{0,3}[:=]\s{0,3}[\"']?)(?:(?=[^\s\"',;&]{0,200}?\d)[^\s\"',;&]{8,}|[^\s\"',;&]{16,})"
     r"|(?i:\b(?:password|passwd|secret|api[_-]?key|token|bearer)\b[\"']?\s{0,3}[:=]?\s{0,3}[\"']?)(?=[^\s\"',;&]{0,200}?\d)[^\s\"',;&]{8,}"
 )

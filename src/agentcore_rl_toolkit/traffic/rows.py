@@ -32,8 +32,8 @@ class Invocation:
     sequences: Sequence[Row] = ()
 
 
-def invocations(spans: Iterable[Span], user_key: str = SESSION) -> tuple[list[Invocation], int]:
-    """Return the invocations in the spans, in the order of time, and the number of traces whose text is missing.
+def invocations(spans: Iterable[Span], user_key: str = SESSION, begin_ns: int = 0) -> tuple[list[Invocation], int]:
+    """Return the invocations in the spans, in the order of time, and the number of traces since then whose text is missing.
 
     A trace is one invocation. Its prompt is the last text of the user in the first span that has texts: the agent's own span, or
     its first model call. Its answer is the last text of the agent.
@@ -50,7 +50,8 @@ def invocations(spans: Iterable[Span], user_key: str = SESSION) -> tuple[list[In
         agents = [span for span in members if span.operation == "invoke_agent"]
         said = (text for span in [*agents, *reversed(members)] for text in _last(span.outputs, "assistant"))
         if not prompt:
-            missing += any(span.operation in ("invoke_agent", "chat") for span in members)
+            known = any(span.operation in ("invoke_agent", "chat") for span in members)
+            missing += known and not 0 < members[0].start_ns < begin_ns
             continue
         session = str(facts.get(SESSION) or trace_id)
         user = session if user_key == SESSION else str(facts.get(user_key) or "") or None

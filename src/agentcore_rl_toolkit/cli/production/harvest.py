@@ -98,7 +98,7 @@ def command(source: str, out: Path, **options: Any) -> None:
     redaction = None if options["no_redact"] else Redaction(options["patterns"])
     found, lost = _read(source, options)
     if not found:
-        missing = f" {lost[_NO_TEXT]} traces have no text." if lost[_NO_TEXT] else ""
+        missing = "".join(f" {count} {reason}." for reason, count in lost.items())
         needs = "need Transaction Search, and an agent that runs with AWS's OpenTelemetry distribution"
         raise ConfigError(f"there is no invocation of an agent in {source}.{missing} Traces in CloudWatch {needs}")
     if all(each.user is None for each in found):
@@ -121,9 +121,6 @@ def command(source: str, out: Path, **options: Any) -> None:
     counts = sorted(redaction.counts.items()) if redaction is not None else []
     kinds = ", ".join(f"{count} {kind.lower()}" for kind, count in counts) or "nothing"
     click.echo(f"redacted: {kinds}" if redaction is not None else "nothing was redacted (--no-redact)")
-
-
-_NO_TEXT = "traces were left out: their text is missing or was cut off"
 
 
 def _read(source: str, options: Mapping[str, Any]) -> tuple[list[Invocation], Counter[str]]:
@@ -158,10 +155,12 @@ def _read(source: str, options: Mapping[str, Any]) -> tuple[list[Invocation], Co
         begin_s = end_s - _seconds(options["since"])
         records = read_cloudwatch(partial(calls, "logs"), source, begin_s=begin_s - SESSION_S, end_s=end_s)
     spans, unreadable = read_spans(records)
-    found, missing = invocations(spans, options["user_attribute"])
-    before = {each.session for each in found if 0 < each.start_ns < begin_s * 10**9}
-    within = {each.session for each in found if not 0 < each.start_ns < begin_s * 10**9}
-    lost = Counter({_NO_TEXT: missing, "records were left out: they are no spans": unreadable})
+    begin_ns = begin_s * 10**9
+    found, missing = invocations(spans, options["user_attribute"], begin_ns)
+    before = {each.session for each in found if 0 < each.start_ns < begin_ns}
+    within = {each.session for each in found if not 0 < each.start_ns < begin_ns}
+    lost = Counter({"traces were left out: their text is missing or was cut off": missing})
+    lost["records were left out: they are no spans"] = unreadable
     lost["sessions were left out: they began before --since"] = len(before & within)
     return [each for each in found if each.session not in before], +lost
 
