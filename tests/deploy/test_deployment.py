@@ -20,7 +20,7 @@ import pytest
 from click.testing import CliRunner
 from moto.bedrockagentcorecontrol.models import AgentRuntime
 
-from agentcore_rl_toolkit.cli.deploy import command
+from agentcore_rl_toolkit.cli.deploy import _name, command
 from agentcore_rl_toolkit.deploy.artifact import this_platform
 from agentcore_rl_toolkit.deploy.calls import Calls
 from agentcore_rl_toolkit.deploy.settings import TAG, Settings
@@ -311,7 +311,7 @@ def test_a_role_that_another_made_is_not_changed(account: dict[str, str]) -> Non
     iam = boto3.client("iam")
     iam.create_role(RoleName="agentcore-rl-taken", AssumeRolePolicyDocument="{}")
     what = Settings(name="taken", image=f"local://{account['agent']}", platform=this_platform())
-    with pytest.raises(ConfigError, match=r"role agentcore-rl-taken .*--role arn:.*--name"):
+    with pytest.raises(ConfigError, match=r"role agentcore-rl-taken .*--name.*--role ARN"):
         deployment(what).up()
     assert iam.list_role_policies(RoleName="agentcore-rl-taken")["PolicyNames"] == []
 
@@ -325,8 +325,10 @@ def test_a_deployment_in_another_region_leaves_the_role_of_the_first(account: di
         for region in ("us-west-2", "eu-west-1")
     )
     first.up()
+    assert iam.get_role(RoleName="agentcore-rl-everywhere")["Role"]["Tags"] == [{"Key": TAG, "Value": "everywhere"}]
     trust = iam.get_role(RoleName="agentcore-rl-everywhere")["Role"]["AssumeRolePolicyDocument"]
-    with pytest.raises(ConfigError, match=r"agentcore-rl-deployment=everywhere-eu-west-1.*--role arn:.*--name"):
+    second._artifact = lambda: pytest.fail("an image is built")  # type: ignore[method-assign]
+    with pytest.raises(ConfigError, match=r"not made by this command in eu-west-1: choose another --name"):
         second.up()
     assert second._resources.remove_role("agentcore-rl-everywhere") is False
     assert iam.get_role(RoleName="agentcore-rl-everywhere")["Role"]["AssumeRolePolicyDocument"] == trust
@@ -367,10 +369,11 @@ def test_the_store_of_the_records_has_their_prefix(bucket: str | None, prefix: s
 
 
 def test_two_folders_with_long_names_are_no_common_agent(tmp_path: Path) -> None:
-    folder = tmp_path / "an-agent-whose-folder-has-a-name-of-more-than-48-letters"
-    folder.mkdir()
-    done = CliRunner().invoke(command, ["--agent", str(folder), "--smoke", "none", "--dry-run"])
-    assert "at most 48" in str(done.exception)
+    folders = [tmp_path / f"an-agent-whose-folder-has-a-name-of-more-than-48-letters-{n}" for n in range(2)]
+    names = {_name(None, folder, end) for folder in folders for end in ("", "_training")}
+    assert (len(names), {*map(len, names)}) == (4, {48})
+    with pytest.raises(ConfigError, match="at most 48"):
+        _name("a" * 49, None)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import ConfigError
-from .options import as_is_variables, as_json, json_object, read_dotenv, with_model_calls
+from .options import as_is_variables, as_json, json_object, read_dotenv, shortened, with_model_calls
 from .output.terminal import visible
 
 if TYPE_CHECKING:
@@ -199,7 +199,8 @@ def _name(name: str | None, folder: Path | None, end: str = "") -> str:
     if name is None:
         if folder is None:
             raise ConfigError("--image needs --name, the agent's name on AWS")
-        name = re.sub(r"[^A-Za-z0-9]+", "_", folder.resolve().name).strip("_") + end
+        whole = re.sub(r"[^A-Za-z0-9]+", "_", folder.resolve().name).strip("_")
+        name = shortened(whole, 48 - len(end), "_") + end
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{0,47}", name):
         raise ConfigError(
             f"{name!r} cannot be a name: letters, digits and underscores, at most 48, a letter first. Give one with --name"

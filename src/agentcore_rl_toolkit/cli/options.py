@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import io
 import json
 import re
@@ -218,6 +219,12 @@ engine_option = click.option(
 settings_option = click.option(
     "--set", "words", multiple=True, metavar="NAME=VALUE", help="Change a setting; repeatable."
 )
+
+
+def shortened(name: str, most: int, joint: str) -> str:
+    """Cut a name that is too long, and end it with a digest, so that two long names differ."""
+    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+    return name if len(name) <= most else f"{name[: most - 9].rstrip(joint)}{joint}{digest}"
 
 
 def json_object(text: str, what: str) -> dict[str, Any]:

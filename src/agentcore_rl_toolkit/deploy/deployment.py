@@ -45,7 +45,7 @@ class Deployment:
 
     def __init__(self, settings: Settings, calls: Calls) -> None:
         self.settings, self._call, self._say = settings, calls, calls.say
-        self._resources = Resources(f"{settings.name}-{calls.region}", calls)  # a role belongs to no region
+        self._resources = Resources(settings.name, calls)
         self._s3, self._ecr, self._control = partial(calls, "s3"), partial(calls, "ecr"), partial(calls, CONTROL)
 
     # -- up
@@ -61,7 +61,8 @@ class Deployment:
                 raise ConfigError(f"the agent {s.name} serves production calls; --score-ready needs another --name")
         if s.bucket is not None:
             self._resources.bucket(s.bucket)
-        done = self._bring(arn, self._wanted(self._artifact(), self._role()))
+        role = self._role()  # may be refused, so the image comes after it
+        done = self._bring(arn, self._wanted(self._artifact(), role))
         if done.arn is None or done.version is None:
             which = "version 1" if done.arn is None else "the new version"  # a rehearsal
             then = f", and point endpoint {s.endpoint} at it" if s.endpoint else ""

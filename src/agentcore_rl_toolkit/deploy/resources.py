@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -80,10 +82,10 @@ class Resources:
             about = {"Description": description, "Tags": [self.tag]}
             document = {"AssumeRolePolicyDocument": iam.text(trust)}
             self._iam("CreateRole", **role, **document, **about, absent=("EntityAlreadyExists",))
-        elif self.tag not in found["Role"].get("Tags", []):
+        elif not self._is_ours(found["Role"]):
             raise ConfigError(
-                f"the role {name} exists and was not made by this command, because it lacks the tag {TAG}={self.tag['Value']}: "
-                f"use it as it is with --role {arn}, or choose another --name"
+                f"the role {name} exists and was not made by this command in {self._call.region}: choose another --name, or give "
+                "another role with --role ARN"
             )
         elif found["Role"]["AssumeRolePolicyDocument"] != trust:
             self._iam("UpdateAssumeRolePolicy", **role, PolicyDocument=iam.text(trust))
@@ -114,14 +116,14 @@ class Resources:
     def has_any(self, role: str, bucket: str, prefix: str) -> bool:
         """Return True if there is the tagged role, an object below the prefix, or a part of an interrupted upload."""
         found = self._iam("GetRole", RoleName=role, absent=NO_ENTITY)
-        return (found is not None and self.tag in found["Role"].get("Tags", [])) or any(self.objects(bucket, prefix))
+        return (found is not None and self._is_ours(found["Role"])) or any(self.objects(bucket, prefix))
 
     def remove_role(self, name: str) -> bool:
-        """Remove a role with the policies of this package's commands. Returns False for one without the tag, which stays."""
+        """Remove a role with the policies of this package's commands. Returns False for another one, which stays."""
         found = self._iam("GetRole", RoleName=name, absent=NO_ENTITY)
         if found is None:
             return True
-        if self.tag not in found["Role"].get("Tags", []):
+        if not self._is_ours(found["Role"]):
             return False
         self._call.step(f"role {name}", "removed")
         for policy in (self._iam("ListRolePolicies", RoleName=name, absent=NO_ENTITY) or {}).get("PolicyNames", []):
@@ -129,3 +131,8 @@ class Resources:
                 self._iam("DeleteRolePolicy", RoleName=name, PolicyName=policy, absent=NO_ENTITY)
         self._iam("DeleteRole", RoleName=name, absent=NO_ENTITY)
         return True
+
+    def _is_ours(self, role: Mapping[str, Any]) -> bool:
+        """Return True for a role with the tag whose trust names no other region: roles belong to no region."""
+        regions = re.findall(r'"arn:[^:"]+:[^:"]+:([^:"]+):', json.dumps(role["AssumeRolePolicyDocument"]))
+        return self.tag in role.get("Tags", []) and {*regions} <= {self._call.region}
