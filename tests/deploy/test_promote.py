@@ -24,6 +24,7 @@ from starlette.routing import Route
 
 from agentcore_rl_toolkit.cli.main import cli
 from agentcore_rl_toolkit.cli.production import compare
+from agentcore_rl_toolkit.cli.production import promote as promoting
 from agentcore_rl_toolkit.deploy import agent as deployed_agent
 from agentcore_rl_toolkit.deploy import resources
 from agentcore_rl_toolkit.deploy.calls import Calls
@@ -250,10 +251,13 @@ def test_only_an_endpoint_of_sagemaker_has_a_price(
     assert regions == ([] if price is None else [region])
 
 
-def test_two_long_names_are_no_common_model(tmp_path: Path) -> None:
-    folder = tmp_path / "a-run-whose-name-has-more-than-36-letters"
-    shutil.copytree(WEIGHTS_DIR, folder)
-    assert "give a --name of at most 36" in str(promote(str(folder), "--bucket", BUCKET, "--dry-run").exception)
+def test_two_long_names_are_no_common_model() -> None:
+    runs = [Path(f"support-agent-with-tools-20261130-10450{n}") for n in range(2)]
+    names = {promoting._name(model, None) for run in runs for model in (run, run / "policy")}
+    assert {name[:-8] for name in names} == {"support-agent-with-tools-20-"}
+    assert [len(name) for name in names] == [36, 36]
+    with pytest.raises(ConfigError, match="give a --name of at most 36"):
+        promoting._name(runs[0], "a" * 37)
 
 
 def test_names_in_another_case_are_one_model(run: Path, aws_of_models: LoopbackAWS) -> None:
@@ -318,6 +322,27 @@ def test_a_rejected_model_never_serves_again(
     assert "its endpoint stays" in failed.output
     assert aws_of_models.endpoints["agentcore-rl-refund"]["EndpointConfigName"] == earlier
     aws_of_models.chat_url = chat
+    assert promote(*words, "--remove").exit_code == 0
+
+
+def test_a_model_that_did_not_start_leaves_no_earlier_one(
+    run: Path, aws_of_models: LoopbackAWS, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = (str(run), "--bucket", BUCKET)
+    assert promote(*words).exit_code == 0
+    endpoint = aws_of_models.endpoints["agentcore-rl-refund"]
+    stays = {"EndpointArn": "arn:aws:sagemaker:us-west-2:123456789012:endpoint/agentcore-rl-refund"}
+    with monkeypatch.context() as patched:
+        patched.setattr(aws_of_models, "_UpdateEndpoint", lambda body: stays)
+        assert "does not serve the model" in str(promote(*words, "--instance", "ml.g6e.2xlarge").exception)
+    endpoint["EndpointConfigName"] = "of-another-tool"
+    with monkeypatch.context() as patched:
+        patched.setattr(aws_of_models, "chat_url", "http://127.0.0.1:1")
+        assert promote(*words).exit_code != 0
+    assert endpoint["EndpointConfigName"] == "of-another-tool"
+    assert promote(*words).exit_code == 0
+    endpoint |= {"EndpointStatus": "OutOfService", "FailureReason": "CapacityError"}
+    assert "does not serve the model: CapacityError" in str(promote(*words).exception)
     assert promote(*words, "--remove").exit_code == 0
 
 
@@ -512,8 +537,9 @@ def test_without_an_account_a_dry_run_shows_what_would_be_done_in_a_new_one(
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nowhere")
     monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
-    for to in ("sagemaker", "bedrock"):
-        done = promote(str(run), "--bucket", BUCKET, "--dry-run", "--to", to, "--tool-parser", "none", "--agent", ARN)
+    words = (str(run), "--bucket", BUCKET, "--dry-run", "--tool-parser", "none", "--agent", ARN)
+    for to, endpoint in (("sagemaker", "DEFAULT"), ("bedrock", "prod")):
+        done = promote(*words, "--to", to, "--endpoint", endpoint)
         assert done.exit_code == 0, (done.output, done.exception)
         assert "UpdateAgentRuntime" in done.output
 
@@ -710,9 +736,22 @@ def test_a_model_is_removed_after_its_run(
     assert "there is no model folder" in str(promote(str(moved), "--bucket", BUCKET).exception)
 
 
-@pytest.mark.parametrize("to", ["sagemaker", "bedrock"])
+@pytest.mark.parametrize(
+    ("to", "own"),
+    [
+        ("sagemaker", {"AGENTCORE_RL_MODEL_URL": "https://runtime.example/endpoints/theirs/openai/v1"}),
+        (
+            "sagemaker",
+            {
+                "AGENTCORE_RL_MODEL_URL": "https://runtime.sagemaker.eu-west-1.api.aws/endpoints/agentcore-rl-a/openai/v1"
+            },
+        ),
+        ("bedrock", {"AGENTCORE_RL_MODEL_ID": bedrock_arn(7)}),
+        ("bedrock", {"AGENTCORE_RL_MODEL_ID": bedrock_arn(7).replace("us-west-2", "eu-west-1")}),
+    ],
+)
 def test_an_agent_gets_a_model_back_that_was_hosted_without_this_command(
-    run: Path, aws_of_models: LoopbackAWS, account: dict[str, str], to: str
+    run: Path, aws_of_models: LoopbackAWS, account: dict[str, str], to: str, own: dict[str, str]
 ) -> None:
     arn, runtime, _ = agent_of(account)
     control = boto3.client("bedrock-agentcore-control")
@@ -720,10 +759,6 @@ def test_an_agent_gets_a_model_back_that_was_hosted_without_this_command(
     fields = {name: now[name] for name in ("agentRuntimeArtifact", "roleArn", "networkConfiguration")}
     theirs = {"modelArn": bedrock_arn(7), "modelName": "theirs", "creationTime": 0}
     aws_of_models.imported[theirs["modelArn"]] = theirs
-    own = {
-        "sagemaker": {"AGENTCORE_RL_MODEL_URL": "https://runtime.example/endpoints/theirs/openai/v1"},
-        "bedrock": {"AGENTCORE_RL_MODEL_ID": theirs["modelArn"]},
-    }[to]
     control.update_agent_runtime(agentRuntimeId=runtime, environmentVariables=own, **fields)
     words = (str(run), "--to", to, "--bucket", BUCKET, "--agent", arn, "--tool-parser", "none")
     assert promote(*words).exit_code == 0
@@ -733,24 +768,27 @@ def test_an_agent_gets_a_model_back_that_was_hosted_without_this_command(
     control.update_agent_runtime(agentRuntimeId=runtime, environmentVariables={}, **fields)
 
 
-def test_a_slow_agent_runs_each_row_once(
+def test_a_slow_agent_runs_each_row_once_and_a_busy_one_is_called_again(
     run: Path, aws_of_models: LoopbackAWS, account: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[bytes] = []
 
     async def slow(request: Request) -> Response:
         sent.append(await request.body())
+        if len(sent) == 1:
+            return Response("{}", 429, headers={"x-amzn-errortype": "ThrottlingException"})
         await asyncio.sleep(1.5)
         return Response("{}", media_type="application/json")
 
     monkeypatch.setattr("agentcore_rl_toolkit.deploy.calls.DEADLINE_S", 0.5)
+    monkeypatch.setattr("agentcore_rl_toolkit.cli.production.proof.PAUSE_S", 0.01)
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "hello"}\n')
     words = (str(run), "--bucket", BUCKET, "--agent", agent_of(account)[0])
     with hosted(Starlette(routes=[Route("/{path:path}", slow, methods=["POST"])])) as url:
         monkeypatch.setenv("AWS_ENDPOINT_URL_BEDROCK_AGENTCORE", url)
         done = promote(*words, "--rows", str(rows))
-    assert (done.exit_code, sent) == (0, [b'{"prompt": "hello"}']), done.output
+    assert (done.exit_code, sent) == (0, [b'{"prompt": "hello"}'] * 2), done.output
     assert promote(*words, "--remove").exit_code == 0
 
 
@@ -765,7 +803,10 @@ def test_the_next_import_leaves_the_right_to_call_the_one_in_use(
     (statement,) = boto3.client("iam").get_role_policy(**name)["PolicyDocument"]["Statement"]
     assert statement["Resource"] == sorted(aws_of_models.imported)
     assert len(statement["Resource"]) == 2
+    old = {"RoleName": role, "PolicyName": "agentcore-rl-model-refund"}  # of an earlier version of the command
+    boto3.client("iam").put_role_policy(**old, PolicyDocument=json.dumps({"Statement": [statement]}))
     assert promote(*words, "--remove").exit_code == 0
+    assert boto3.client("iam").list_role_policies(RoleName=role)["PolicyNames"] == []
 
 
 def test_rights_of_a_model_and_a_bundle_have_two_names(

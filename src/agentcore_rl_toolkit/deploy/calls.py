@@ -30,7 +30,7 @@ _NOTHING_THERE: dict[str, Any] = {
         "agentRuntimeArtifact": {"containerConfiguration": {"containerUri": "the-image"}},
         "networkConfiguration": {"networkMode": "PUBLIC"},
     },
-    "GetAgentRuntimeEndpoint": {"liveVersion": "1"},
+    "GetAgentRuntimeEndpoint": {"status": "READY", "liveVersion": "1"},
 }
 
 
@@ -112,8 +112,8 @@ class Calls:
     def __call__(self, service: str, operation: str, *, absent: tuple[str, ...] = (), **parameters: Any) -> Any:
         """Call ``operation`` (`CreateRole`) of ``service`` (`iam`). Gives the reply.
 
-        With ``absent``, error codes that mean "there is none": None in their place. In a rehearsal a call that
-        would change something is printed, and gives None.
+        With ``absent``, error codes, or names of botocore's errors, that mean "there is none": None in their place. In a
+        rehearsal a call that would change something is printed, and gives None.
 
         Raises: RefusedError, with AWS's code and message; ConfigError for parameters that the service's model does not allow.
         """
@@ -141,6 +141,8 @@ class Calls:
                 return None
             raise RefusedError(f"{service}:{operation}: {code}: {error.get('Message', '')}", code=code) from e
         except BotoCoreError as e:
+            if type(e).__name__ in absent:
+                return None
             raise RefusedError(f"{service}:{operation}: {e}") from e
 
     def every(self, service: str, operation: str, entries: str, **parameters: Any) -> Iterator[Any]:

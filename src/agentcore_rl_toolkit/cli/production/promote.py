@@ -14,7 +14,7 @@ import click
 
 from ...errors import ConfigError
 from ..models import model_folder
-from ..options import as_json
+from ..options import as_json, shortened
 from ..output.commands import nearby, program
 from ..output.terminal import visible
 
@@ -156,6 +156,8 @@ def _promote(given: str, to: str, options: Mapping[str, Any], calls: Calls) -> d
         if agent is not None:
             agent.leave(host.addresses())
             agent.forbid(rights)
+            if not name.startswith(("sagemaker-", "bedrock-", "bundle-")):
+                agent.forbid(name)  # the name that earlier versions of this command gave them
             if bundle is not None and bundle.remove(arn, host.addresses()):
                 agent.forbid(bundle.policy)
         host.remove()
@@ -170,10 +172,10 @@ def _promote(given: str, to: str, options: Mapping[str, Any], calls: Calls) -> d
     if not calls.rehearse:
         result |= proof.of_model(host, model, calls)
     words = f"{program()} promote {shlex.quote(str(model))} --to {to} --name {name} --region {calls.region}"
+    baggage = None
     if agent is not None:
         words += f" --agent {arn} --endpoint {options['endpoint']}"
         agent.allow(rights, host.rights)
-        baggage = None
         if bundle is not None:
             words += f" --bundle {bundle.name}"
             result |= bundle.put(arn, host.address)
@@ -186,16 +188,17 @@ def _promote(given: str, to: str, options: Mapping[str, Any], calls: Calls) -> d
             result |= {"agent": arn, "version": version, "version_before": before}
             if before is not None:
                 say(f"Roll back with:  {words} --roll-back {before}")
-        if options["rows"] is not None and not calls.rehearse:
-            proof.of_agent(options["rows"], arn, options["endpoint"], baggage, calls)
     say(f"Remove it with:  {words} --bucket {options['bucket']} --remove")
+    if options["rows"] is not None and not calls.rehearse:
+        proof.of_agent(options["rows"], arn, options["endpoint"], baggage, calls)
     return result
 
 
 def _name(model: Path, name: str | None) -> str:
     """Return the model's name in production. Raises: ConfigError."""
     run = model.parent.name if model.name == "policy" else model.name
-    name = (name or re.sub(r"[^A-Za-z0-9]+", "-", run).strip("-")).lower()  # SageMaker may not distinguish case
+    name = name or shortened(re.sub(r"[^A-Za-z0-9]+", "-", run).strip("-"), 36, "-")
+    name = name.lower()  # SageMaker may not distinguish case
     if not re.fullmatch(r"(?=.{1,36}$)[a-z0-9]+(-[a-z0-9]+)*", name):
         raise ConfigError(
             f"{name!r} cannot be the name of a model in production: give a --name of at most 36 letters, digits and hyphens"

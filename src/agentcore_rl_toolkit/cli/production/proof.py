@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ...contract import REFERENCE_FIELD
-from ...deploy.calls import Calls
+from ...deploy.calls import Calls, wait_for
 from ...deploy.models import ImportedModel, SageMakerEndpoint
 from ...errors import AgentCoreRLError, ConfigError
 
 QUESTION = {"messages": [{"role": "user", "content": "What is 3 + 4?"}], "max_tokens": 32}
 ANSWER_S = 300.0
 ROWS = 3  # that are sent through the agent
+BUSY = ("ThrottlingException", "EndpointConnectionError", "ConnectTimeoutError")  # no agent ran
+BUSY_S, PAUSE_S = 60.0, 2.0
 SEQUENCES = 8  # rollouts whose logprobs are compared
 
 
@@ -121,7 +124,8 @@ def of_agent(rows: Path, agent: str, endpoint: str, baggage: str | None, calls: 
         payload = {name: value for name, value in row.payload.items() if name != REFERENCE_FIELD}
         which: dict[str, Any] = {"agentRuntimeArn": agent, "qualifier": endpoint, "baggage": baggage}
         which |= {"runtimeSessionId": new_session_id(), "payload": json.dumps(payload).encode()}
-        reply = calls("bedrock-agentcore", "InvokeAgentRuntime", **which)
+        call = partial(calls, "bedrock-agentcore", "InvokeAgentRuntime", absent=BUSY, **which)
+        reply = wait_for(call, BUSY_S, PAUSE_S, "AgentCore takes no call of the agent")
         text = reply["response"].read().decode("utf-8", "replace")
         calls.say(f"{row.input_id}: {reply.get('statusCode', 200)} {text[:200]}")
         if reply.get("statusCode", 200) >= 400:

@@ -17,6 +17,7 @@ from .sagemaker import ABSENT
 POLICY = "agentcore-rl-model-"
 OURS = "agentcore-rl-"  # names of models of this command begin with it
 _ENDPOINT = re.compile(rf"/endpoints/({OURS}[^/]+)/openai/v1")
+_REGION = re.compile(r"(?:\.sagemaker\.|^arn:[^:]+:bedrock:)([a-z0-9-]+)[.:]")
 _ARN = re.compile(r"arn:[^:]+:bedrock-agentcore:([^:]+):\d+:runtime/([^/]+)")
 
 
@@ -120,7 +121,10 @@ class AgentSwitch:
     def _models_of(self, version: Mapping[str, Any]) -> Iterator[str | None]:
         """Yield the name or the address of each model that a version calls. None: the model is removed."""
         for address in model_variables(version).values():
-            if ":imported-model/" in address:
+            region = _REGION.search(address)
+            if region is not None and region[1] != self._call.region:
+                yield address  # not of this command, which puts models into the agent's region
+            elif ":imported-model/" in address:
                 which: dict[str, Any] = {"modelIdentifier": address, "absent": ("ResourceNotFoundException",)}
                 yield (self._call("bedrock", "GetImportedModel", **which) or {}).get("modelName")
             elif (endpoint := _ENDPOINT.search(address)) is not None:

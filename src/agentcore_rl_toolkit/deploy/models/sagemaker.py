@@ -28,7 +28,7 @@ READY_S = 3600.0  # a large model is downloaded, loaded and compiled first
 PAUSE_S = 5.0
 RUNTIME_URL = "AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME"
 ABSENT = ("ValidationException", "ResourceNotFound")  # SageMaker's Describe calls say so of what is not there
-EARLIER = "agentcore-rl-earlier"  # tag of an endpoint with an unproven model: its configuration before
+EARLIER = "agentcore-rl-earlier"  # tag of an endpoint: its last proven configuration, and an unproven one
 _CHANGING = ("Creating", "Updating", "SystemUpdating", "RollingBack", "Deleting")
 
 
@@ -126,10 +126,11 @@ class SageMakerEndpoint(Host):
             self._api("CreateEndpoint", EndpointName=self.name, EndpointConfigName=name)
             self._must_serve(name)
         elif (earlier := found["EndpointConfigName"]) == name:
+            self._must_serve(name)
             self._call.say(f"endpoint {self.name}: is up to date")
         else:
-            if self._earlier(found) is None:
-                self._api("AddTags", ResourceArn=found["EndpointArn"], Tags=[{"Key": EARLIER, "Value": earlier}])
+            value = f"{self._earlier(found) or earlier} {name}"
+            self._api("AddTags", ResourceArn=found["EndpointArn"], Tags=[{"Key": EARLIER, "Value": value}])
             self._update(earlier, name)
 
     def _update(self, earlier: str, config: str) -> None:
@@ -162,12 +163,12 @@ class SageMakerEndpoint(Host):
         else:
             self._call.say("the new model is not proven: the endpoint gets its earlier one")
             self._update(found["EndpointConfigName"], earlier)
-            self.accept()
 
     def _earlier(self, found: Mapping[str, Any]) -> str | None:
         """Return the last proven configuration of an endpoint with an unproven one. None: it is proven, or its first."""
         listed = self._api("ListTags", ResourceArn=found["EndpointArn"])["Tags"]
-        return next((tag["Value"] for tag in listed if tag["Key"] == EARLIER), None)
+        pair: list[str] = next((tag["Value"].split() for tag in listed if tag["Key"] == EARLIER), [])
+        return pair[0] if pair[1:] == [found["EndpointConfigName"]] else None
 
     def _settled(self) -> Mapping[str, Any] | None:
         """Wait while the endpoint changes. Returns its description. Raises: ConfigError when that does not end in time."""
