@@ -296,7 +296,8 @@ def train_here(
     env_file, stored = click.get_current_context().meta.get(ENV_FILE, (None, ()))
     variables = f" --env-file {nearby(env_file)}" if env_file is not None else ""
     variables += "".join(f" --session-env {name}" for name in variable_names(settings.session_env[len(stored) :]))
-    go_on = f"{program()} train --resume --out {nearby(run_dir)}{variables}"
+    command = "quickstart" if alone else "train"
+    go_on = f"{program()} {command} --resume --out {nearby(run_dir)}{variables}"
     carry_out(settings, run_dir, console, go_on=go_on, as_json=as_json, alone=alone)
 
 
