@@ -10,6 +10,7 @@ import concurrent.futures
 import contextlib
 import http.client
 import json
+import logging
 import threading
 import urllib.error
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -22,6 +23,7 @@ from .._servers.keys import credential_of_runtime, is_here
 from ..aws_errors import Fate, Fault, look_up
 from ..contract import REFUSED, ROLLOUTS_OFF
 from ..errors import AgentCoreRLError, AgentError, ConfigError, InvalidResultError, RolloutLostError
+from ..logs import WarnsOnceAMinute
 from ..store.remote import find_session
 
 T = TypeVar("T")
@@ -39,9 +41,9 @@ HOW_TO_HAVE_THEM = (
 NO_ROLLOUT = (
     "which is not the reply of a rollout: the agent needs a function with @app.rollout_entrypoint on an AgentCoreRLApp"
 )
-NO_THREAD_S = 0.1  # pause before a thread is asked for again
 MAX_REPLY_BYTES = 2**20  # a reply has ids, a key and a status. The rest of a longer one is not read
 STORE_REFUSED = "StoreRefused"  # code of the error when the agent cannot store its record
+_warnings = WarnsOnceAMinute(logging.getLogger(__name__))
 
 
 class CallError(AgentCoreRLError):
@@ -67,11 +69,17 @@ class CallError(AgentCoreRLError):
         return self.fate is Fate.UNCERTAIN and (self.status or 0) >= 500
 
 
+class NoThreadError(CallError):
+    """The process cannot start a thread now, so the function was not called."""
+
+    fate = Fate.TRANSIENT
+
+
 async def in_thread(function: Callable[..., Any], *args: Any) -> Any:
     """Run a blocking function on a daemon thread and await its result. Cancelling the wait does not stop the function.
 
     `asyncio.to_thread` accepts no work once the process ends, which would lose the last stop requests. An asyncio future cannot
-    hold every exception, so errors come as values.
+    hold every exception, so errors come as values. Raises: NoThreadError.
     """
     done: concurrent.futures.Future[tuple[Any, BaseException | None]] = concurrent.futures.Future()
     done.set_running_or_notify_cancel()
@@ -82,15 +90,13 @@ async def in_thread(function: Callable[..., Any], *args: Any) -> Any:
         except BaseException as e:
             done.set_result((None, e))
 
-    while True:
-        try:
-            threading.Thread(target=work, name="agentcore-rl-call", daemon=True).start()
-            break
-        except RuntimeError:
-            if not threading.main_thread().is_alive():  # no new threads while the interpreter shuts down
-                work()
-                break
-        await asyncio.sleep(NO_THREAD_S)  # the process has as many as it may
+    try:
+        threading.Thread(target=work, name="agentcore-rl-call", daemon=True).start()
+    except RuntimeError as e:
+        if threading.main_thread().is_alive():  # the process has as many as it may
+            _warnings.warning("%s; see `ulimit -u` and the container's limit of processes", e)
+            raise NoThreadError(str(e)) from e
+        work()  # no new threads while the interpreter shuts down
     result, error = await asyncio.wrap_future(done)
     if error is not None:
         raise error
