@@ -278,9 +278,9 @@ def redact(value: Any, levels: float = math.inf) -> Any:
         raise ContractError("the payload is nested too deeply to be stored") from None
 
 
-def redact_payload(payload: Any) -> Any:
+def redact_payload(payload: Any, levels: float = MAX_DEPTH - 1) -> Any:
     """Copy a payload as it may be stored: redacted, and without capabilities in its `_rollout` block. Raises: ContractError."""
-    clean = redact(payload, MAX_DEPTH - 1)
+    clean = redact(payload, levels)
     block = clean.get(ROLLOUT_FIELD) if isinstance(clean, dict) else None
     if isinstance(block, dict):
         if isinstance(block.get("base_url"), str):

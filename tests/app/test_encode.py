@@ -20,8 +20,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentcore_rl_toolkit.app.record import MAX_TRACEBACK_CHARS, Encoder, describe
-from agentcore_rl_toolkit.contract import REDACTED
+from agentcore_rl_toolkit.app.record import MAX_TRACEBACK_CHARS, Encoder, RolloutInfo, describe, success_body
+from agentcore_rl_toolkit.contract import REDACTED, RolloutConfig
 from agentcore_rl_toolkit.errors import InvalidResultError
 
 
@@ -163,6 +163,15 @@ for _ in range(5000):
 def test_what_has_no_json_form_is_refused_with_its_path(value: Any, message: str) -> None:
     with pytest.raises(InvalidResultError, match=message):
         encoded({"v": value})
+
+
+def test_a_rollout_block_that_is_nested_too_deeply_is_refused_with_its_path() -> None:
+    block: dict[str, Any] = {}
+    for _ in range(250):
+        block = {"a": block}
+    info = RolloutInfo(config=RolloutConfig(), session_id="s", result_key="k")
+    with pytest.raises(InvalidResultError, match=r"result\[_rollout\.a\..* is nested more than 200 levels deep"):
+        success_body(info, {"_rollout": block}, max_bytes=10**6)
 
 
 def test_secrets_are_blanked_in_texts_alone() -> None:

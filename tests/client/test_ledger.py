@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import resource
@@ -9,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -144,6 +146,14 @@ def test_a_row_with_names_of_several_types_has_a_fingerprint(client: RolloutClie
     assert client.map([row], ledger=tmp_path / "l.jsonl")[0].success
     assert client.map([row], ledger=tmp_path / "l.jsonl", resume=True)[0].success
     assert fingerprint({"b": [1], "a": "x"}) == fingerprint({"a": "x", "b": (1,)}) == "a001bb92e0c3bd72"
+    digest = hashlib.sha256(b'{"9": 1, "10": 2}').hexdigest()[:16]
+    assert fingerprint({10: 2, 9: 1}) == digest  # type: ignore[dict-item]  # the order of the numbers, as in earlier ledgers
+
+
+def test_a_row_that_is_a_mapping_but_no_dict_is_resumed(client: RolloutClient, tmp_path: Path) -> None:
+    row = MappingProxyType({"script": {}, "q": 1})
+    assert client.map([row], ledger=tmp_path / "l.jsonl")[0].success
+    assert client.map([row], ledger=tmp_path / "l.jsonl", resume=True)[0].success
 
 
 def test_sessions_of_a_ledger_that_no_row_waits_for_are_stopped(

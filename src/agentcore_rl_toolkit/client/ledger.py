@@ -28,8 +28,12 @@ logger = logging.getLogger(__name__)
 
 def fingerprint(payload: Mapping[str, Any]) -> str:
     """Return a short digest of a payload, the same in every process."""
-    sent = json.loads(json.dumps(payload, default=repr))  # names of one type, which can be sorted
-    return hashlib.sha256(json.dumps(sent, sort_keys=True).encode()).hexdigest()[:16]
+    row = dict(payload)
+    try:
+        text = json.dumps(row, sort_keys=True, default=repr)
+    except TypeError:  # names of several types, which cannot be sorted
+        text = json.dumps(json.loads(json.dumps(row, default=repr)), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @dataclass(kw_only=True)

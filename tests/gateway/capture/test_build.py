@@ -24,7 +24,7 @@ from agentcore_rl_toolkit.gateway.capture.record import (
 )
 from agentcore_rl_toolkit.gateway.capture.turns import expand, message_lists, places_of, whole_prompt
 
-IDS = st.lists(st.integers(0, 12) | st.integers(0, 2**32 - 1), max_size=4)
+IDS = st.lists(st.integers(0, 12) | st.integers(0, 2**31 - 1), max_size=4)
 MESSAGE = st.fixed_dictionaries(
     {"role": st.sampled_from(["user", "assistant"]), "content": st.text('a],[{\\"é', max_size=4)}
 )

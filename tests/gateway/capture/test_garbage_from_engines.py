@@ -174,7 +174,7 @@ async def test_what_is_no_whole_stream_is_an_error(
     assert await mistaken(NO_STREAM, dialect, True, mode, engine, start_gateway) == {}
 
 
-@pytest.mark.parametrize("number", [-1, 2**32, 10**30])
+@pytest.mark.parametrize("number", [-1, 2**31, 2**32 - 1, 10**30])
 @pytest.mark.parametrize("mode", ["vllm", "tokens-vllm", "tokens-sglang"])
 async def test_a_token_id_that_is_none_does_not_hide_the_other_turns_of_its_session(
     engine: ScriptedEngine, start_gateway: Start, mode: str, number: int

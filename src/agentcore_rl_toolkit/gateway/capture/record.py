@@ -38,7 +38,7 @@ TAG = "agentcore_rl_tag"  # the header or path segment
 LEFT_OUT = "agentcore_rl_left_out"  # the parts of the history that the model did not get as sent, counted by kind
 
 
-Uint32 = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]  # token ids, and indexes of choices
+Uint31 = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]  # token ids, and indexes of choices
 
 
 class Captured(msgspec.Struct):
@@ -176,9 +176,12 @@ def decode_small(payload: bytes) -> CallRecord:
 def pack_ids(ids: Sequence[int]) -> bytes:
     """Return token ids as uint32. Raises: CaptureError on a value that is not a token id."""
     try:
-        return struct.pack(f"<{len(ids)}I", *ids)  # twice as fast as filling an array
+        packed = struct.pack(f"<{len(ids)}i", *ids)  # twice as fast as filling an array
     except struct.error as e:
         raise CaptureError(f"token ids must be 32-bit integers: {e}") from e
+    if ids and min(ids) < 0:
+        raise CaptureError(f"token ids must not be negative: {min(ids)}")
+    return packed
 
 
 def unpack_ids(data: bytes) -> list[int]:

@@ -59,7 +59,7 @@ def changes(reported: list[WeightSpan]) -> list[tuple[int, int]] | None:
     None: they did not, or a token or a version is no number of 32 bits, as the record has them.
     """
     found = [(span.start, version) for span in reported if (version := version_of(span.version)) is not None]
-    fits = all(0 <= number < 2**32 for span in found for number in span)
+    fits = all(0 <= number < 2**31 for span in found for number in span)
     return found if 1 < len(found) == len(reported) and fits else None
 
 

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from ...errors import CaptureError
-from ..capture.record import Uint32
+from ..capture.record import Uint31
 from .base import COMMON, FORMS, SGLANG_FORMS, Piece, TokenEngine, TokenRequest, WeightSpan, changes, error_piece
 
 _LONG_BYTES = 16 * 2**10  # some 400 tokens
@@ -37,7 +37,7 @@ class _Finish(msgspec.Struct):
 
 class _Meta(msgspec.Struct):
     finish_reason: _Finish | None = None
-    output_token_logprobs: list[tuple[float | None, Uint32, Any]] | None = None
+    output_token_logprobs: list[tuple[float | None, Uint31, Any]] | None = None
     completion_tokens: int | None = None
     weight_version: int | str | None = None
     weight_versions: list[WeightSpan] | None = None  # each event of a stream has all spans of the choice
@@ -45,9 +45,9 @@ class _Meta(msgspec.Struct):
 
 
 class _Response(msgspec.Struct):
-    output_ids: list[Uint32] | None = None
+    output_ids: list[Uint31] | None = None
     meta_info: _Meta = msgspec.field(default_factory=_Meta)
-    index: Uint32 = 0
+    index: Uint31 = 0
     error: Any = None
 
 

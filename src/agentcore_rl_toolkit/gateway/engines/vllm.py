@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from ...errors import CaptureError
-from ..capture.record import Uint32
+from ..capture.record import Uint31
 from .base import COMMON, FORMS, GUIDED, VLLM_FORMS, Piece, TokenEngine, TokenRequest, WeightSpan, changes, error_piece
 
 _encode = msgspec.json.Encoder().encode
@@ -31,8 +31,8 @@ class _Logprobs(msgspec.Struct, gc=False):
 
 
 class _Choice(msgspec.Struct, gc=False):
-    index: Uint32 = 0
-    token_ids: list[Uint32] | None = None
+    index: Uint31 = 0
+    token_ids: list[Uint31] | None = None
     logprobs: _Logprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
