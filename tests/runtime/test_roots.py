@@ -6,6 +6,9 @@ import os
 from pathlib import Path
 
 from agentcore_rl_toolkit.runtime import roots
+from agentcore_rl_toolkit.runtime.config import IsolationConfig, RuntimeConfig
+from agentcore_rl_toolkit.runtime.runtime import Runtime
+from agentcore_rl_toolkit.store.local import SessionFolder
 
 DEPTH = 3_000  # beyond Python's recursion limit, and its path is longer than the kernel takes
 
@@ -23,3 +26,13 @@ def test_a_folder_of_any_depth_is_removed_also_by_the_next_runtime(tmp_path: Pat
     locked = roots.own_state(tmp_path / "state")
     assert not sessions.exists()
     locked.release()
+
+
+async def test_records_that_a_session_left_are_in_the_store_after_a_clean_end(tmp_path: Path) -> None:
+    runtime = Runtime(RuntimeConfig(isolation=IsolationConfig(tier="none", store=tmp_path)))
+    await runtime.start([])
+    left = SessionFolder(tmp_path, f"{runtime.root.name}-1")
+    left.make()
+    (left.path / "record.json").write_text("{}")
+    await runtime.close()
+    assert os.listdir(tmp_path) == ["record.json"]

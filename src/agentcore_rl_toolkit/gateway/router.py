@@ -132,7 +132,10 @@ class Worker:
                     self._url(path), data=data, headers=headers, timeout=timeout, ssl=self._tls, allow_redirects=False
                 )
             except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as e:
-                stale = not opened and time.monotonic() - sent_s < STALE_S
+                unsent = (
+                    isinstance(e, aiohttp.ClientOSError) and e.errno is None
+                )  # it ended before the request was written
+                stale = not opened and (unsent or time.monotonic() - sent_s < STALE_S)
                 if not stale or self.draining or isinstance(e, aiohttp.ClientConnectorError):
                     raise
 

@@ -79,14 +79,19 @@ def new_root() -> Locked:
         with contextlib.suppress(OSError):  # no lock yet, or gone meanwhile
             gone = lock(root, create=time.time() - root.stat().st_mtime > _UNLOCKED_S)
             if gone is not None:
-                SessionFolder.merge_all(root / STORE, root.name)
-                gone.discard()
+                discard_root(gone)
     while True:
         root = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=base))
         with contextlib.suppress(FileNotFoundError):  # another runtime took it for a leftover
             locked = lock(root)
             if locked is not None and root.exists():
                 return locked
+
+
+def discard_root(root: Locked) -> None:
+    """Remove a root. The records of sessions whose folders are left are moved into the store."""
+    SessionFolder.merge_all(root.path / STORE, root.path.name)
+    root.discard()
 
 
 def own_state(path: Path) -> Locked:

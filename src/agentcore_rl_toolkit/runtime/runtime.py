@@ -209,7 +209,7 @@ class Runtime:
         await self._background.cancel()
         await self.launcher.close()
         self._state_lock.release()
-        self._root_lock.discard()
+        roots.discard_root(self._root_lock)
 
     def _on_gone(self, session: Session) -> None:
         self._forget_if_unused(session.agent)

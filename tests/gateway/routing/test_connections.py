@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import sys
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from agentcore_rl_toolkit.gateway import Gateway, SessionHandle
+from agentcore_rl_toolkit.gateway.config import Limits, UpstreamConfig
+from agentcore_rl_toolkit.gateway.router import Router
 from scripted_engine import Fault, ScriptedEngine
 
 from ..asking import Start, asked, asked_by, captured, opened, status_of, talking, until
@@ -92,6 +96,34 @@ async def test_a_server_that_closed_its_idle_connections_gets_the_call_on_a_new_
         assert (await ask(session, "again"))[0] == 200
         assert [worker.total_failures for worker in gateway.router.workers.values()] == [0]
         assert gateway.counters["retries"] == 0
+
+
+async def test_a_busy_gateway_sends_a_call_again_whose_connection_ended_before_it_was_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("agentcore_rl_toolkit.gateway.router.STALE_S", 0.1)
+    scripted, writers = Server(), []
+    scripted.size = 10
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        await scripted.talk(reader, writer)
+
+    async def call() -> int:
+        reply = await worker.post(b"/v1/chat/completions", b"{}", session="s", stream=False)
+        await reply.read()
+        return reply.status
+
+    async with talking(talk) as url:
+        router = Router([UpstreamConfig(url=url, engine="vllm")], Limits())
+        router.start()
+        [worker] = router.workers.values()
+        assert await call() == 200
+        again = asyncio.create_task(call())
+        writers[0].get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+        asyncio.get_running_loop().call_soon(time.sleep, 0.3)  # other work
+        assert await again == 200
+        await router.close()
 
 
 async def test_a_call_that_the_server_began_is_not_repeated_on_every_open_connection(

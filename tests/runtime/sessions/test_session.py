@@ -57,7 +57,7 @@ class Bench:
         self.process: Process | None = None
         self.spawned: asyncio.Event | None = None  # spawns wait for it
         self.discarded: list[Place] = []
-        self.trouble: OSError | None = None  # discards raise it
+        self.trouble: Exception | None = None  # discards raise it
         monkeypatch.setattr(Session, "ask", self.ask)
         monkeypatch.setattr(module, "PING_MIN_S", 0.1)
         limits = TimeLimits(**{"stop_grace_s": 3.0, "shutdown_grace_s": 2.0, "init_timeout_s": 5.0, **times})
@@ -112,8 +112,11 @@ async def test_a_session_is_busy_from_its_first_ping_on(bench: Bench) -> None:
     assert bench.table.describe()[0]["state"] == "active"
 
 
-async def test_a_session_whose_files_cannot_be_removed_leaves_the_table(bench: Bench) -> None:
-    bench.trouble = OSError(errno.EMFILE, "Too many open files")
+@pytest.mark.parametrize(
+    "error", [OSError(errno.EMFILE, "Too many open files"), RuntimeError("can't start new thread")], ids=repr
+)
+async def test_a_session_whose_files_cannot_be_removed_leaves_the_table(bench: Bench, error: Exception) -> None:
+    bench.trouble = error
     async with bench.use() as session:
         session.end("stopped", 1.0)
     await bench.ending()

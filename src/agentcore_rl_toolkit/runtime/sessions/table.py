@@ -98,7 +98,7 @@ class SessionTable:
         await session.run(self._launcher.spawn, self._starting, start_delay_s)
         try:
             await self._launcher.discard(session.place)
-        except OSError as e:  # such as too many open files: the next start of a runtime removes the folder
+        except Exception as e:  # such as too many open files or threads: they are removed with the runtime's folder
             log.warning("the files of session %s were not removed: %s", session.id, e)
         if session.process is not None:
             self._metrics.session_cpu_s += session.process.cpu_s or 0.0
