@@ -66,8 +66,6 @@ class JudgeSettings(SettingsGroup):
         named = ("judge", "judge_url", "judge_model")  # the file with the rubric, an address, a model there
         missing = [name for name in named if not getattr(self, name)]
         if len(missing) == len(named):
-            if self.judge_weight != 1 or self.judge_price:
-                raise ConfigError("judge_weight and judge_price need a judge")
             return
         if missing:
             raise ConfigError(f"{', '.join(missing)} missing: a judge needs {', '.join(named)}")

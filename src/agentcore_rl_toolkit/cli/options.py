@@ -258,7 +258,7 @@ def settings_of(words: Sequence[str], cls: type[G]) -> G:
 
 
 def from_words(pairs: Sequence[str], cls: type[SettingsGroup]) -> dict[str, Any]:
-    """Return the values of NAME=VALUE words. Lists have commas between. Raises: ConfigError."""
+    """Return the values of NAME=VALUE words. Lists have commas between, and null is None. Raises: ConfigError."""
     from ..backends.settings import near
 
     kinds = cls.kinds()
@@ -272,7 +272,7 @@ def from_words(pairs: Sequence[str], cls: type[SettingsGroup]) -> dict[str, Any]
             raise ConfigError(f"--set {pair}: there is no such setting{near(name, sorted(kinds))}")
         kind = str(kinds[name])
         values[name] = text.split(",") if "tuple[" in kind else text
-        if "Mapping[" in kind or not re.search(r"tuple\[|str|Path", kind):
+        if text == "null" or "Mapping[" in kind or not re.search(r"tuple\[|str|Path", kind):
             with contextlib.suppress(ValueError):  # the check of all settings reports any other value
                 values[name] = json.loads(text)
     return values

@@ -278,7 +278,7 @@ def train_here(
     from .training.settings import LocalRun, new_run, old_run, read, variable_names
     from .training.stack import Stack
 
-    flags = {**flags, **from_words(words, LocalRun)}
+    flags = {name: value for name, value in flags.items() if value not in (None, ())} | from_words(words, LocalRun)
     _take_dotenv(file)
     console = Console(stderr=as_json)
     if resume:

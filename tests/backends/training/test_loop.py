@@ -466,10 +466,6 @@ def test_every_place_has_its_row_and_each_epoch_another_order() -> None:
         {"dual_clip": 3.0},  # of a service the loss is importance_sampling
         {"clip_low": 0.1},
         {"clip_high": 0.1, "loss": "importance_sampling"},
-        {"discount": 0.9},
-        {"normalize": "group"},
-        {"reward_weight": 0.5},
-        {"judge_weight": 0.5},
         {"loss": "cross_entropy"},
     ],
     ids=str,

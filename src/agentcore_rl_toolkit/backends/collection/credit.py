@@ -48,12 +48,6 @@ class Credit(SettingsGroup):
     teacher_url: str | None = None
     reward_weight: NotNegative = 0.0
 
-    def model_post_init(self, _: Any) -> None:
-        if self.credit != "turn" and (self.discount != 1.0 or self.normalize != "turn"):
-            raise ConfigError("discount and normalize are for credit `turn`")
-        if self.reward_weight and self.teacher_url is None:
-            raise ConfigError("reward_weight is the weight of rewards next to a teacher: it needs teacher_url")
-
     @property
     def per_token(self) -> bool:
         """Return True if the tokens of a rollout may have different advantages."""

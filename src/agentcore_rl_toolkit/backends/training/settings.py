@@ -139,10 +139,6 @@ class LearnerSettings(SettingsGroup):
     weight_decay: NotNegative = 0.0
     kl_penalty: NotNegative = 0.0
 
-    def model_post_init(self, _: Any) -> None:
-        if self.lora_alpha is not None and not self.lora_rank:
-            raise ConfigError("lora_alpha needs lora_rank")
-
     @property
     def alpha(self) -> int:
         """The scale of the adapters times their rank."""

@@ -109,8 +109,9 @@ class LocalRun(LoopSettings):
 
     @classmethod
     def complete(cls, given: dict[str, Any]) -> dict[str, Any]:
-        clip = dict.fromkeys(("clip_low", "clip_high")) if given.get("loss") == "importance_sampling" else {}
-        return clip | fitted(given)
+        if given.get("loss") == "importance_sampling":  # it has no options, which a file or an older run may have
+            given = {**given, "clip_low": None, "clip_high": None, "dual_clip": None, "loss_options": {}}
+        return fitted(given)
 
     def model_post_init(self, context: Any) -> None:
         super().model_post_init(context)
@@ -204,7 +205,7 @@ def read(flags: Mapping[str, Any], file: Path | None, running: Stack | None = No
             values[name] = [str((file.parent / path).resolve()) for path in values.get(name, ())]
     given = _given(flags)
     for one, other in (("eval_data_path", "held_out"), ("held_out", "eval_data_path")):
-        if one in given and other not in given:  # both set the same: the option wins
+        if given.get(one) is not None and other not in given:  # both set the same: the option wins
             values.pop(other, None)
     values |= given
     for name, option in (("agent", "--agent FILE"), ("data_path", "--data ROWS.jsonl")):
@@ -217,9 +218,10 @@ def read(flags: Mapping[str, Any], file: Path | None, running: Stack | None = No
 
 def _given(flags: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that were given, with paths as they are stored."""
-    given = LocalRun.plain({k: v for k, v in flags.items() if v not in (None, ())})
-    given |= {k: str(model_folder(v) if k == "model" else Path(v).resolve()) for k, v in given.items() if k in _PATHS}
-    return {**given, "agent": str(find_agent(str(flags["agent"])))} if "agent" in given else given
+    given = LocalRun.plain(flags)
+    paths = {k: v for k, v in given.items() if k in _PATHS and v is not None}
+    given |= {k: str(model_folder(v) if k == "model" else Path(v).resolve()) for k, v in paths.items()}
+    return {**given, "agent": str(find_agent(str(flags["agent"])))} if "agent" in paths else given
 
 
 def variable_names(session_env: Sequence[str]) -> list[str]:
