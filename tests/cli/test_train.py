@@ -396,6 +396,10 @@ def test_the_scorer_of_a_running_stack_is_the_default_for_its_agent(
             assert found == (scorer and f"{tmp_path}/{scorer}:score")
         given = read({"score": f"{tmp_path}/other.py:score"}, tmp_path / "run.toml", up).scoring.score
         assert given == f"{tmp_path}/other.py:score"
+    words = {"agent": "agent.py", "data": "rows.jsonl", "credit": "turn"}  # which no scorer can give
+    assert read(words, None, up).scoring.score is None
+    with pytest.raises(ConfigError, match="a scorer gives one reward per rollout"):
+        read({**words, "score": "mine.py:score"}, None)
 
 
 def test_a_loss_without_a_clip_has_none_by_default_also_in_a_resumed_run(tmp_path: Path) -> None:

@@ -55,6 +55,8 @@ class RolloutSettings(Settings):
     def model_post_init(self, _: Any) -> None:
         if self.judging.judge is not None and self.signals.credit == "turn":
             raise ConfigError("a judge gives one reward per rollout: it cannot be used with credit `turn`")
+        if self.scoring.score is not None and self.signals.credit == "turn":
+            raise ConfigError("a scorer gives one reward per rollout: it cannot be used with credit `turn`")
 
     def collect_config(self) -> CollectConfig:
         """Return the settings of collections."""

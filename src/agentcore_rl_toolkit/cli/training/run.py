@@ -16,7 +16,7 @@ import click
 
 from ...backends.scorer import scorer_files
 from ...contract import Cause
-from ...errors import AgentCoreRLError, ConfigError
+from ...errors import AgentCoreRLError
 from ..output.commands import nearby, program
 from ..output.failures import Failure
 from ..output.terminal import dialogue_lines, stdout_for_json, visible
@@ -204,9 +204,7 @@ async def _train(
         await asyncio.to_thread(teacher_at(teacher_url).check, learner.model or WEIGHTS_DIR)
     cores, dtype = os.cpu_count() or 2, await asyncio.to_thread(engine.connect().dtype) or learner.dtype
     if engine.engine == "policy" and dtype != learner.dtype:
-        raise ConfigError(
-            f"the engine of `agentcore-rl up` computes in {dtype}, not in {learner.dtype}: leave dtype out"
-        )
+        click.echo(f"note: training computes in {dtype}, as the engine of `agentcore-rl up` does", err=True)
     how = {
         "seed": settings.step.seed,
         "temperature": trained_temperature(settings.selection.sampling_params),

@@ -189,7 +189,7 @@ def by_size(model: Path | None, lora_rank: int | None = None) -> dict[str, Any]:
 def read(flags: Mapping[str, Any], file: Path | None, running: Stack | None = None) -> LocalRun:
     """Read the settings. Flags win over the file, whose paths are relative to its folder. Raises: ConfigError.
 
-    Without a scorer of either, the agent of the ``running`` stack has the stack's.
+    Without a scorer of either, the agent of the ``running`` stack has the stack's, unless credit is `turn`.
     """
     values: dict[str, Any] = {}
     if file is not None:
@@ -211,7 +211,7 @@ def read(flags: Mapping[str, Any], file: Path | None, running: Stack | None = No
     for name, option in (("agent", "--agent FILE"), ("data_path", "--data ROWS.jsonl")):
         if not values.get(name):
             raise ConfigError(f"{option} is missing: `agentcore-rl init NAME` makes an agent with data to begin with")
-    if running is not None and values["agent"] == running.agent:
+    if running is not None and values["agent"] == running.agent and values.get("credit") != "turn":
         values.setdefault("score", running.score)
     return LocalRun.from_values(values, where=str(file or "options"))
 

@@ -56,7 +56,7 @@ async function draw(keep = false) {
   const mine = ++drawn, at = read();
   if (page.dataset.shown !== at.address) { page.setAttribute("aria-busy", "true"); current = null; }
   let made, known; // the version is read before the data: a change meanwhile is not missed
-  try { [known, made] = [await versionOf(at.run ?? ""), await pageOf(at)]; } catch (error) { made = [el("h1", {}, "This cannot be shown"), notice(error.message)]; }
+  try { known = await versionOf(at.run ?? ""); made = await pageOf(at); } catch (error) { made = [el("h1", {}, "This cannot be shown"), notice(error.message)]; }
   if (mine !== drawn) return; // another address was asked for meanwhile
   tip(null);
   const active = /** @type {any} */ (document.activeElement), focused = keep ? active?.name : null, scrolled = keep ? scrollY : 0;

@@ -102,7 +102,7 @@ export function listen(run, known, changed, say) {
       const { status, version } = await versionOf(run), live = ["running", ""].includes(status);
       if (ended) return;
       say(...(live ? ["live", "New rollouts appear here without a reload."] : [status.split(":")[0], status, true]));
-      if (known.version !== version && !document.hidden) { await changed(); known = { version }; }
+      if (known?.version !== version && !document.hidden) { await changed(); known = { version }; }
     } catch (error) { if (!ended) say("no connection", error.message); }
     if (!ended) setTimeout(look, run ? 1000 : 5000); // many runs are looked at less often
   };

@@ -110,8 +110,7 @@ class SageMakerApp:
             code = "ValidationException" if samples else "ResourceNotFoundException"
             raise RefusedError(f"Trajectory not found: {rollout_id}", code=code)
         if samples:
-            kind = "text/event-stream" if path == STREAM else "application/json"
-            return await _reply(rollout.sample({**given, "stream": path == STREAM}), kind)
+            return await _reply(rollout.sample({**given, "stream": path == STREAM}), stream=path == STREAM)
         if path == "/complete-rollout":
             rollout.complete(given.get("Status", "ready"), given.get("ClientToken"))
         else:
@@ -160,15 +159,17 @@ class SageMakerApp:
         return self._jobs[key]
 
 
-async def _reply(pieces: AsyncIterator[bytes], media_type: str) -> Response:
+async def _reply(pieces: AsyncIterator[bytes], *, stream: bool) -> Response:
     first = await anext(pieces)  # an error comes first, with its own status
+    if not stream:  # complete before its status is sent: the gateway may end meanwhile
+        return Response(first + b"".join([piece async for piece in pieces]), media_type="application/json")
 
     async def whole() -> AsyncIterator[bytes]:
         yield first
         async for piece in pieces:
             yield piece
 
-    return StreamingResponse(whole(), media_type=media_type)
+    return StreamingResponse(whole(), media_type="text/event-stream")
 
 
 @dataclass(frozen=True, kw_only=True)
