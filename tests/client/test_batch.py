@@ -171,6 +171,8 @@ def test_a_batch_logs_its_progress_and_prints_it_on_request(
     progress = BatchProgress(total=None, done=4, ok=1, running=5, elapsed_s=6.7, outcomes=outcomes, **about)
     text = "4 done, 1 ok, 1 agent_error, 2 lost (1 the policy's), 1 unproven, 2 forged, 5 running, 7 s"
     assert str(progress) == text
+    progress = BatchProgress(total=1, done=0, ok=0, running=1, elapsed_s=0.0, outcomes={})
+    assert str(progress) == "0/1 done, 0 ok, 1 running, 0 s"
 
 
 def test_each_payload_may_have_its_own_entries_for_the_agent(client: RolloutClient, runtime: ScriptedRuntime) -> None:

@@ -87,9 +87,9 @@ class BatchProgress:
     running: int
     elapsed_s: float
     outcomes: Mapping[str, int]
-    unproven: int
-    forged: int
-    causes: Mapping[str, int]
+    unproven: int = 0
+    forged: int = 0
+    causes: Mapping[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
         failed = ", ".join(f"{n} {name}" for name, n in sorted(self.outcomes.items()) if name != "ok")

@@ -137,15 +137,12 @@ class Runtime:
             self._background.start(self.launcher.forget(agent))
             raise
         self.registry.set_loaded(agent, None)
-        self.forget_unused(self.registry.get(agent.runtime_id))
-
-    def forget_unused(self, record: Record) -> None:
-        """End the processes of versions that have no endpoint and no sessions."""
-        for agent in record.versions.values():
-            if agent.loaded:
-                self._forget_if_unused(agent)
+        for other in self.registry.get(agent.runtime_id).versions.values():
+            if other.loaded:
+                self._forget_if_unused(other)
 
     def _forget_if_unused(self, agent: Agent) -> None:
+        """End the processes of a version that has no endpoint and no sessions."""
         record = self.registry.records.get(agent.runtime_id)
         served = record is not None and any(e.version == agent.version for e in record.endpoints.values())
         if not served and not self.table.sessions_of(agent):

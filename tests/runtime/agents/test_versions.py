@@ -12,7 +12,7 @@ from botocore.exceptions import ClientError
 
 from agentcore_rl_toolkit.contract import new_session_id
 
-from ..conftest import Server, agent_fields, wait_for
+from ..conftest import Server, agent_fields
 
 AGENT = """
 import os, time
@@ -117,19 +117,17 @@ def test_an_endpoint_is_aimed_at_a_version_that_is_loaded(server: Server, made: 
     assert endpoint(server, made, "prod") == (slow, "READY")
 
 
-def test_a_version_that_its_last_endpoint_leaves_has_no_process(
+def test_an_endpoint_that_returns_to_a_version_serves_its_code_as_it_was_loaded(
     server: Server, made: dict[str, Any], tmp_path: Path
 ) -> None:
-    def versions() -> set[int]:
-        templates = server.view.get("/_local/status")["templates"]
-        return {each["version"] for each in templates if each["runtime_id"] == made["agentRuntimeId"]}
-
-    control, agent = server.control, {"agentRuntimeId": made["agentRuntimeId"]}
+    about = {"agentRuntimeId": made["agentRuntimeId"]}
     assert status(server, made, "1") == "READY"
-    for name in ("moved", "deleted"):
-        control.create_agent_runtime_endpoint(**agent, name=name, agentRuntimeVersion="1")
+    server.control.create_agent_runtime_endpoint(**about, name="prod", agentRuntimeVersion="1")
     assert status(server, made, update(server, made, script(tmp_path, "two"))) == "READY"
-    control.update_agent_runtime_endpoint(**agent, endpointName="moved", agentRuntimeVersion="2")
-    assert versions() == {1, 2}
-    control.delete_agent_runtime_endpoint(**agent, endpointName="deleted")
-    wait_for(lambda: versions() == {2}, within_s=30)
+    script(tmp_path, "new").rename(tmp_path / "one.py")
+    for version in ("2", "1"):
+        server.control.update_agent_runtime_endpoint(**about, endpointName="prod", agentRuntimeVersion=version)
+    reply = server.default_client.invoke_agent_runtime(
+        agentRuntimeArn=made["agentRuntimeArn"], qualifier="prod", runtimeSessionId=new_session_id(), payload=b"{}"
+    )
+    assert json.loads(reply["response"].read()) == {"version": "one"}

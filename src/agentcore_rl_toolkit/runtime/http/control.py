@@ -124,7 +124,6 @@ class ControlPlane:
                 why = version.failure or "it is being loaded"
                 raise WireError("ConflictException", f"Version {version.version} is not ready: {why}")
             endpoint.version = version.version
-            self.runtime.forget_unused(record)
         endpoint.updated_s = time.time()
         return JSONResponse({**self._describe_endpoint(record, endpoint), "status": "UPDATING"}, 202)
 
@@ -134,7 +133,6 @@ class ControlPlane:
         if endpoint.name == DEFAULT:
             raise WireError("ConflictException", "The DEFAULT endpoint cannot be deleted")
         del record.endpoints[endpoint.name]
-        self.runtime.forget_unused(record)
         return JSONResponse({"status": "DELETING", "agentRuntimeId": record.id, "endpointName": endpoint.name}, 202)
 
     async def list_endpoints(self, request: Request) -> Response:
