@@ -180,7 +180,7 @@ def pack_ids(ids: Sequence[int]) -> bytes:
     except struct.error as e:
         raise CaptureError(f"token ids must be 32-bit integers: {e}") from e
     if ids and min(ids) < 0:
-        raise CaptureError(f"token ids must not be negative: {min(ids)}")
+        raise CaptureError(f"token ids must be 32-bit integers of at least 0, not {min(ids)}")
     return packed
 
 
