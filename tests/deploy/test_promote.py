@@ -800,11 +800,12 @@ def test_the_next_import_leaves_the_right_to_call_the_one_in_use(
     for dtype in ("bfloat16", "float16"):
         assert promote(*words, "--dtype", dtype).exit_code == 0
     name = {"RoleName": role, "PolicyName": "agentcore-rl-model-bedrock-refund"}
-    (statement,) = boto3.client("iam").get_role_policy(**name)["PolicyDocument"]["Statement"]
+    document = boto3.client("iam").get_role_policy(**name)["PolicyDocument"]
+    (statement,) = document["Statement"]
     assert statement["Resource"] == sorted(aws_of_models.imported)
     assert len(statement["Resource"]) == 2
     old = {"RoleName": role, "PolicyName": "agentcore-rl-model-refund"}  # of an earlier version of the command
-    boto3.client("iam").put_role_policy(**old, PolicyDocument=json.dumps({"Statement": [statement]}))
+    boto3.client("iam").put_role_policy(**old, PolicyDocument=json.dumps(document))
     assert promote(*words, "--remove").exit_code == 0
     assert boto3.client("iam").list_role_policies(RoleName=role)["PolicyNames"] == []
 
