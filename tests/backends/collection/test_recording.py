@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.backends.collection.groups import CollectedRollout, trained_temperature
+from agentcore_rl_toolkit.backends.collection.groups import CollectedRollout, Group, GroupRequest, trained_temperature
 from agentcore_rl_toolkit.backends.collection.recording import open_recording, step_numbers
 from agentcore_rl_toolkit.contract import Outcome
 from agentcore_rl_toolkit.errors import AgentError, ConfigError
@@ -52,3 +52,17 @@ def test_a_temperature_at_which_nothing_can_be_trained_is_refused(temperature: A
         trained_temperature({"temperature": temperature})
     assert trained_temperature({"temperature": 0.5}) == 0.5
     assert trained_temperature(None) == trained_temperature({}) == 1.0
+
+
+def test_a_run_shows_which_rollouts_were_longer_than_the_trainers_limit(tmp_path: Path) -> None:
+    short = CollectedRollout(session_id="short", input_id="i", index=0, outcome=Outcome.OK)
+    rollouts = [short, replace(short, session_id="long", mask_reason="too_long")]
+    group = Group(input_id="i", rollouts=rollouts, request=GroupRequest(input_id="i", payload={}))
+    with open_recording(str(tmp_path), {}) as recording:
+        for rollout in group.rollouts:
+            name = rollout.session_id
+            recording.run.rollout(Rollout(session_id=name, phase="train", step=0, group="g", outcome="ok"))
+        recording.advantages([], groups=[group])
+    with RunReader(tmp_path) as run:
+        shown = {row["session_id"]: row["mask_reason"] for row in run.rollouts()}
+    assert shown == {"short": None, "long": "too_long"}

@@ -25,7 +25,7 @@ from ...runs.folder import FAILED, METRICS, SUMMARY, read_metrics
 from ...runs.in_flight import in_flight
 from ...runs.spans import SpanSender
 from ...trajectory import SIDE_CALLS
-from .groups import CollectedRollout, GroupRequest
+from .groups import CollectedRollout, Group, GroupRequest
 from .samples import Sample
 
 LOG_CHARACTERS = 20_000
@@ -97,11 +97,16 @@ class Recording:
         (folder / METRICS).write_text("".join(json.dumps(event) + "\n" for event in kept))
         (folder / SUMMARY).unlink(missing_ok=True)
 
-    def advantages(self, samples: Sequence[Sample], *, trained: Sequence[Sample] | None = None) -> None:
+    def advantages(
+        self, samples: Sequence[Sample], *, trained: Sequence[Sample] | None = None, groups: Sequence[Group] = ()
+    ) -> None:
         """Add the advantage of each rollout, the mean over its trained tokens, and that of each token if they differ.
 
-        ``trained`` are the samples whose tokens get a gradient, if the trainer leaves some out.
+        ``trained`` are the samples whose tokens get a gradient, if the trainer leaves some out. ``groups`` have the rollouts that
+        the trainer masked after they were recorded.
         """
+        for rollout in (r for group in groups for r in group.rollouts if r.mask_reason == "too_long"):
+            self.run.annotate(rollout.session_id, mask_reason=rollout.mask_reason)
         taken = {(sample.session_id, sample.sequence_index) for sample in (samples if trained is None else trained)}
         rollouts: dict[str, list[Sample]] = {}
         for sample in samples:
