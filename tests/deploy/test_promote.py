@@ -387,6 +387,7 @@ def killed(after: int, *words: str) -> str | None:
     return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("to", "changes"),
     [("sagemaker", ["CreateModel", "CreateEndpointConfig", "CreateEndpoint"]), ("bedrock", ["CreateModelImportJob"])],
@@ -701,7 +702,7 @@ def test_a_repeated_promotion_leads_back_to_the_same_code(
     update(roleArn=now["roleArn"], environmentVariables={})
 
 
-@pytest.mark.parametrize("to", ["sagemaker", "bedrock"])
+@pytest.mark.parametrize("to", ["sagemaker", pytest.param("bedrock", marks=pytest.mark.nightly)])
 def test_no_roll_back_leads_to_a_removed_model(
     run: Path, aws_of_models: LoopbackAWS, account: dict[str, str], to: str
 ) -> None:
@@ -740,14 +741,19 @@ def test_a_model_is_removed_after_its_run(
     ("to", "own"),
     [
         ("sagemaker", {"AGENTCORE_RL_MODEL_URL": "https://runtime.example/endpoints/theirs/openai/v1"}),
-        (
+        pytest.param(
             "sagemaker",
             {
                 "AGENTCORE_RL_MODEL_URL": "https://runtime.sagemaker.eu-west-1.api.aws/endpoints/agentcore-rl-a/openai/v1"
             },
+            marks=pytest.mark.nightly,
         ),
         ("bedrock", {"AGENTCORE_RL_MODEL_ID": bedrock_arn(7)}),
-        ("bedrock", {"AGENTCORE_RL_MODEL_ID": bedrock_arn(7).replace("us-west-2", "eu-west-1")}),
+        pytest.param(
+            "bedrock",
+            {"AGENTCORE_RL_MODEL_ID": bedrock_arn(7).replace("us-west-2", "eu-west-1")},
+            marks=pytest.mark.nightly,
+        ),
     ],
 )
 def test_an_agent_gets_a_model_back_that_was_hosted_without_this_command(
