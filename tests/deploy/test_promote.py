@@ -675,6 +675,7 @@ def test_an_endpoint_gets_the_model_and_keeps_its_code(
     deploy()
 
 
+@pytest.mark.nightly
 def test_a_repeated_promotion_leads_back_to_the_same_code(
     run: Path, aws_of_models: LoopbackAWS, account: dict[str, str]
 ) -> None:
@@ -721,6 +722,7 @@ def test_no_roll_back_leads_to_a_removed_model(
     assert nothing_is_left(aws_of_models)
 
 
+@pytest.mark.nightly
 def test_a_model_is_removed_after_its_run(
     run: Path, aws_of_models: LoopbackAWS, account: dict[str, str], tmp_path: Path
 ) -> None:
@@ -774,6 +776,7 @@ def test_an_agent_gets_a_model_back_that_was_hosted_without_this_command(
     control.update_agent_runtime(agentRuntimeId=runtime, environmentVariables={}, **fields)
 
 
+@pytest.mark.nightly
 def test_a_slow_agent_runs_each_row_once_and_a_busy_one_is_called_again(
     run: Path, aws_of_models: LoopbackAWS, account: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
