@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ._version import __version__ as __version__
     from .app import AgentCoreRLApp as AgentCoreRLApp
     from .app import rollout_text as rollout_text
+    from .app.deployed.program import Program as Program
     from .client import AsyncBatchResult as AsyncBatchResult
     from .client import BatchItem as BatchItem
     from .client import BatchResult as BatchResult

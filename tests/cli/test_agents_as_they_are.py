@@ -215,7 +215,7 @@ def test_an_agent_that_makes_its_bedrock_model_in_its_entrypoint_trains(agent: P
 def test_a_program_without_this_package_is_led_to_the_gateway_by_its_variables(agent: Path) -> None:
     words = f'{sys.executable!r}, "-m", "uvicorn", "app:app"'
     program = f'app = Program({words}, port_variable="UVICORN_PORT", wires=("bedrock",))\n'
-    (agent / "program.py").write_text(f"from agentcore_rl_toolkit.app.deployed import Program\n\n{program}")
+    (agent / "program.py").write_text(f"from agentcore_rl_toolkit import Program\n\n{program}")
     done = run(agent, "eval", "--agent", "program.py", "--score", "score.py", "--data", "eval.jsonl")
     assert done.returncode == 0, done.stderr
     assert re.search(r"mean of ok rollouts: model_calls [1-9]", done.stdout)

@@ -19,7 +19,8 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
-from agentcore_rl_toolkit.app.deployed import Program, program
+from agentcore_rl_toolkit import Program
+from agentcore_rl_toolkit.app.deployed import program
 from agentcore_rl_toolkit.app.deployed.model_calls import answer, variables
 from agentcore_rl_toolkit.app.deployed.routes import Route, routed, unroute
 from agentcore_rl_toolkit.app.deployed.start import PLACEHOLDER
@@ -52,7 +53,7 @@ http.createServer(async (request, response) => {
 AGENT = """
 import sys
 import uvicorn
-from agentcore_rl_toolkit.app.deployed import Program
+from agentcore_rl_toolkit import Program
 
 app = Program("node", {script!r})
 uvicorn.run(app, port=int(sys.argv[1]), log_level="warning")

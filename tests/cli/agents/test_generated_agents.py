@@ -118,7 +118,7 @@ def test_a_generated_agent_in_typescript_is_a_program(
 ) -> None:
     generate(package, f"typescript/http/{framework}", OPENAI, tmp_path, mcp_server)
     install(tmp_path)
-    program = "from agentcore_rl_toolkit.app.deployed import Program\n\n"
+    program = "from agentcore_rl_toolkit import Program\n\n"
     (tmp_path / "program.py").write_text(program + 'app = Program("node", "--import", "tsx", "main.ts")\n')
     train(
         tmp_path, "program.py", "--session-env", "LOCAL_DEV=1", "--session-env", "AGENTCORE_CREDENTIAL_KEY=placeholder"

@@ -134,7 +134,7 @@ def test_a_generated_agent_in_typescript_is_evaluated_and_trained_in_containers(
     generate(package, f"typescript/http/{framework}", OPENAI, tmp_path, place.mcp)
     install(tmp_path)
     words = [f'"{tmp_path}/node_modules/.bin/tsx"', f'"{tmp_path}/main.ts"']
-    program = f"from agentcore_rl_toolkit.app.deployed import Program\n\napp = Program({', '.join(words)})\n"
+    program = f"from agentcore_rl_toolkit import Program\n\napp = Program({', '.join(words)})\n"
     (tmp_path / "program.py").write_text(f"import uvicorn\n{program}uvicorn.run(app, host='0.0.0.0', port=8080)\n")
     evaluate_and_train(place, tmp_path / "program.py", framework)
 
