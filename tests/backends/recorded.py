@@ -269,6 +269,7 @@ class Replay:
         self.invoked: list[dict[str, Any]] = []
         self.stopped: list[str] = []
         self.open_sessions: dict[str, Mapping[str, Any]] = {}
+        self.models: dict[str, str | None] = {}  # of all sessions
         self.closed_sessions: set[str] = set()
         self.running = 0
         self.peak_running = 0
@@ -278,6 +279,8 @@ class Replay:
 
 class ReplayClient:
     """Answers like `RolloutClient`."""
+
+    model_id: str | None = None
 
     def __init__(self, replay: Replay) -> None:
         self.replay = replay
@@ -296,7 +299,8 @@ class ReplayClient:
         replay = self.replay
         episode = replay.waiting[input_id if replay.by_input else ""].popleft()
         replay.by_session[session_id] = episode
-        replay.invoked.append({**payload, "_rollout": {"input_id": input_id, **(rollout_config or {})}})
+        own = {} if self.model_id is None else {"model_id": self.model_id}
+        replay.invoked.append({**payload, "_rollout": {"input_id": input_id, **own, **(rollout_config or {})}})
         replay.running += 1
         replay.peak_running = max(replay.peak_running, replay.running)
         return ReplayFuture(replay, episode, session_id, None if deadlines is None else deadlines.run_s)
@@ -369,6 +373,7 @@ class ReplayGateway:
     ) -> list[ReplayAddress]:
         options = {"sampling_params": sampling_params, "model_id": model_id, "max_turns": max_turns}
         self.replay.open_sessions.update(dict.fromkeys(session_ids, options))
+        self.replay.models.update(dict.fromkeys(session_ids, model_id))
         return [
             ReplayAddress(session_id=s, base_url=f"http://replay/sessions/{s}/v1", api_key=f"key-{s}")
             for s in session_ids

@@ -92,7 +92,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 @pytest.fixture(scope="module")
 def group(place: Place) -> Group:
     request = GroupRequest(input_id="one", payload=place.payload("first"), n=ROLLOUTS)
-    config = CollectConfig(rollout_timeout_s=90, model_id="policy")
+    config = CollectConfig(rollout_timeout_s=90)
     (found,) = collect([request], client=place.client, gateway=place.gateway, config=config)
     return found
 
@@ -141,7 +141,7 @@ async def test_an_engine_that_stays_away_is_never_the_agents_failure(place: Plac
                 [GroupRequest(input_id="outage", payload=payload, n=2)],
                 client=place.client,
                 gateway=GatewayClient(gateway.url),
-                config=CollectConfig(rollout_timeout_s=90, model_id="policy"),
+                config=CollectConfig(rollout_timeout_s=90),
             )
         finally:
             await gateway.stop(grace_s=0.2)

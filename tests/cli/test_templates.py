@@ -83,7 +83,7 @@ def test_a_new_agent_of_each_framework_does_a_rollout_that_can_be_trained_on(
         RolloutClient(arn, store, "templates", endpoint_url=running.runtime_url, model_id=MODEL_ID) as client,
         GatewayClient(running.gateway_url, admin_key=running.admin_key) as gateway,
     ):
-        config = CollectConfig(rollout_timeout_s=120, model_id=MODEL_ID)
+        config = CollectConfig(rollout_timeout_s=120)
         [group] = asyncio.run(collect_async([request], client=client, gateway=gateway, config=config))
     [rollout] = group.rollouts
     assert rollout.usable, f"{rollout.outcome}: {rollout.error}\n{rollout.traceback}"

@@ -150,7 +150,7 @@ def reply(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str | 
 
 
 async def rollout(place: Place, arn: str, payload: Mapping[str, Any]) -> CollectedRollout:
-    config = CollectConfig(max_concurrent=1, rollout_timeout_s=600, submit_timeout_s=600, model_id=MODEL_ID)
+    config = CollectConfig(max_concurrent=1, rollout_timeout_s=600, submit_timeout_s=600)
     with (
         RolloutClient(arn, BUCKET, "image", model_id=MODEL_ID, endpoint_url=place.runtime) as client,
         GatewayClient(

@@ -151,7 +151,7 @@ class Script:
 
 
 async def rollout(runtime: LocalRuntime, store: str, gateway: Gateway, payload: dict[str, Any]) -> CollectedRollout:
-    config = CollectConfig(rollout_timeout_s=240.0, model_id="policy")
+    config = CollectConfig(rollout_timeout_s=240.0)
     with (
         pytest.MonkeyPatch.context() as environment,
         contextlib.ExitStack() as stack,

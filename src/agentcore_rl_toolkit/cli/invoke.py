@@ -96,7 +96,7 @@ async def _roll(stack: Stack, payload: dict[str, Any], timeout_s: float, score: 
     from ..gateway import GatewayClient
     from .servers.vllm import MODEL_ID
 
-    config = CollectConfig(rollout_timeout_s=timeout_s, model_id=MODEL_ID, evaluation=True, score=score)
+    config = CollectConfig(rollout_timeout_s=timeout_s, evaluation=True, score=score)
     with (
         RolloutClient(
             stack.agent_arn, stack.store, "invoke", model_id=MODEL_ID, endpoint_url=stack.runtime_url, tps_limit=100

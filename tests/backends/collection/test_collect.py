@@ -69,11 +69,12 @@ async def one(episode: Episode, *, config: CollectConfig | None = None) -> Colle
 
 async def test_the_agent_is_told_the_sessions_address_and_key() -> None:
     replay = Replay([good()])
+    replay.client.model_id = "m"
     await collect_async(
         [GroupRequest(input_id="a", payload={"prompt": "p"}, sampling_params={"temperature": 0.7}, overrides={"x": 1})],
         client=replay.client,
         gateway=replay.gateway,
-        config=CollectConfig(model_id="m", sampling_params={"max_tokens": 64, "temperature": 1.0}, max_turns=9),
+        config=CollectConfig(sampling_params={"max_tokens": 64, "temperature": 1.0}, max_turns=9),
     )
     (payload,) = replay.invoked
     session_id = next(iter(replay.by_session))
@@ -88,6 +89,7 @@ async def test_the_agent_is_told_the_sessions_address_and_key() -> None:
             "api_key": f"key-{session_id}",
         },
     }
+    assert replay.models == {session_id: "m"}, "an agent as it is names another model, which engines refuse"
 
 
 RECORD_ERROR = {"status_code": 500, "stop_reason": "boom", "traceback": "Traceback ... boom", "rewards": 1.0}

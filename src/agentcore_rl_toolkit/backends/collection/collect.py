@@ -112,7 +112,7 @@ async def collect_async(
         return []
     watched = recording.watched(client, gateway) if recording is not None else nullcontext()
     shared: AbstractAsyncContextManager[Sessions | None] = (
-        nullcontext() if gateway is None else Sessions.of(gateway, config)
+        nullcontext() if gateway is None else Sessions.of(gateway, config, client.model_id)
     )
     with watched:
         async with shared as sessions:
@@ -320,8 +320,6 @@ class _Collection:
             overrides.setdefault("sampling_params", for_agent)
         if self.config.train is not None:
             overrides[TRAIN_FIELD] = self.config.train
-        if self.config.model_id is not None:
-            overrides.setdefault("model_id", self.config.model_id)
         return overrides
 
     async def _stop(self, rollout: _Rollout) -> None:

@@ -147,7 +147,6 @@ class CollectConfig(Credit):
     rollout_timeout_s: Positive = 900.0
     gateway_timeout_s: Positive = 60.0
     gateway_patience_s: NotNegative = 120.0
-    model_id: str | None = None
     sampling_params: Mapping[str, Any] | None = None
     max_turns: Count | None = MAX_TURNS
     require_reward: bool = True
