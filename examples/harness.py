@@ -213,7 +213,6 @@ class Proof:
             rollout_timeout_s=timeout_s,
             submit_timeout_s=timeout_s,
             require_reward=False,
-            model_id=MODEL_ID,
         )
         with (
             RolloutClient(
