@@ -45,6 +45,9 @@ hypothesis.settings.load_profile("project")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Every core has a process of tests: threads of torch would only wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # Options of this run are no options of the runs of pytest that tests start.
 os.environ.pop("PYTEST_ADDOPTS", None)
 

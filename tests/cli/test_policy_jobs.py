@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +81,7 @@ async def by_our_client(model: LocalModel, agent: str, store: str) -> dict[str, 
     key, session_id = secrets.token_urlsafe(24), new_session_id()
     upstream = UpstreamConfig(url="http://in-process.invalid", engine="sagemaker")
     config = GatewayConfig(upstreams=(upstream,), model_dir=str(WEIGHTS_DIR), admin_key=key)
-    gateway = Gateway(config, connect=lambda: ModelSampler(model, ThreadPoolExecutor(4)))
+    gateway = Gateway(config, connect=lambda: ModelSampler(model))
     await gateway.start()
     async with GatewayClient(gateway.url, admin_key=key) as sessions, RolloutClient(agent, store, "client") as client:
         await sessions.set_weight_version_async(1, sampler="base")

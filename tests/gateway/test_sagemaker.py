@@ -13,7 +13,7 @@ from botocore.exceptions import ClientError
 
 pytest.importorskip("torch")
 
-from agentcore_rl_toolkit.backends.sagemaker.local.service import Running, running
+from agentcore_rl_toolkit.backends.sagemaker.local.service import SageMakerApp, running
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, UpstreamConfig
 from agentcore_rl_toolkit.gateway.sampling_services.sagemaker import RUNTIME, SESSIONS, Caller
 from agentcore_rl_toolkit.messages.render import Renderer
@@ -48,7 +48,7 @@ def model() -> Recorded:
 
 
 @pytest.fixture
-def service(model: Recorded, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
+def service(model: Recorded, monkeypatch: pytest.MonkeyPatch) -> Iterator[SageMakerApp]:
     with running(model, app=FaultyApp) as service:
         for name, value in service.environment.items():
             monkeypatch.setenv(name, value)
@@ -63,7 +63,7 @@ def service(model: Recorded, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runnin
 
 
 @pytest.fixture
-async def gateway(service: Running) -> AsyncIterator[Gateway]:
+async def gateway(service: SageMakerApp) -> AsyncIterator[Gateway]:
     upstream = UpstreamConfig(url=f"{service.url}{SESSIONS}run", engine="sagemaker")
     made = Gateway(GatewayConfig(upstreams=(upstream,), model_dir=str(MODEL), sampler=ARN.format(1)))
     await made.start()
@@ -115,7 +115,7 @@ async def test_new_weights_are_named_in_each_request(model: Recorded, gateway: G
 
 
 async def test_requests_are_sent_again_until_the_service_takes_them(
-    service: Running, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+    service: SageMakerApp, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         FaultyApp, "faults", {"throttle": 0.3, "error": 0.2}

@@ -7,15 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from agentcore_rl_toolkit.policy.decoder import Decoder
 from agentcore_rl_toolkit.policy.loading import load_decoder
 from agentcore_rl_toolkit.policy.model import load_policy
 from agentcore_rl_toolkit.policy.word_problems import problems
 from serving import serving
-
-torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

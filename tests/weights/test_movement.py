@@ -80,7 +80,7 @@ async def steps(engine: Engine, folder: Path, number: int) -> TorchClient:
             )
         )
     with hosted(create_app(engine)) as url:
-        settings = TorchSettings(dtype="bfloat16")
+        settings = TorchSettings(dtype="bfloat16", threads=1)
         client = TorchClient.open(settings, None, run_dir=folder, engine=EngineAddress(url=url))
         try:
             await client.publish(0, Announced(), None)

@@ -169,7 +169,7 @@ def test_the_loop_ends_when_one_tensor_did_not_arrive(
         GatewayClient("http://127.0.0.1:9") as gateway,
     ):
         services = Services(client=client, gateway=gateway, run_dir=tmp_path)
-        training = TorchClient.open(TorchSettings(), name, run_dir=tmp_path, engine=address)
+        training = TorchClient.open(TorchSettings(threads=1), name, run_dir=tmp_path, engine=address)
         resumed = State(steps=1, state=name, stream={})
         work = train(services, training, how(), [{}], [], lambda event, facts: None, resumed=resumed)
         with pytest.raises(WeightsError, match="the weights did not arrive: after version 1 was published"):
@@ -191,7 +191,7 @@ def test_a_run_that_ended_before_its_first_checkpoint_begins_again(address: Engi
         for phase in ("before", "train"):
             recording.run.rollout(Rollout(session_id=phase, phase=phase, step=0, group="g", outcome="ok"))
         services = Services(client=client, gateway=gateway, run_dir=tmp_path, recording=recording)
-        training = TorchClient.open(TorchSettings(), None, run_dir=tmp_path, engine=address)
+        training = TorchClient.open(TorchSettings(threads=1), None, run_dir=tmp_path, engine=address)
         with pytest.raises(GatewayError):  # there is none to announce the weights to
             asyncio.run(train(services, training, how(), [{}], [{}], lambda event, facts: begun.append(facts)))
     assert begun == [{"steps_done": 0, "rollouts_done": 0}]

@@ -8,10 +8,12 @@ Sources: vLLM 0.32, `entrypoints/rl/online/api_router.py`, `entrypoints/serve/de
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import functools
+import ssl
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from .._servers.keys import key_for
 from ..errors import ConfigError, WeightsError
@@ -19,6 +21,7 @@ from .checkpoint import WEIGHTS_FILE
 
 Kind = Literal["policy", "vllm", "sglang"]
 InFlight = Literal["wait", "keep", "abort"]
+T = TypeVar("T")
 LOAD_S = 600.0  # reading 60 GB from a network file system
 ASK_S = 300.0  # vLLM's first answer took 104 s on busy cores
 
@@ -46,6 +49,19 @@ class Sampled(NamedTuple):
     ids: list[int]
     logprobs: list[float]
 
+    @classmethod
+    def of(cls, ids: Any, logprobs: Any) -> Sampled:
+        """Read both from an engine's JSON."""
+        return cls([int(i) for i in ids], [float(v) for v in logprobs])
+
+
+@functools.cache
+def _trusted() -> ssl.SSLContext:
+    """Return the certificates that are trusted. Loading them takes 20 ms, and a proof has dozens of requests."""
+    import httpx
+
+    return httpx.create_ssl_context(trust_env=False)
+
 
 class Engine:
     """An engine. All methods raise WeightsError with the engine's message."""
@@ -69,6 +85,7 @@ class Engine:
                 headers=headers,
                 timeout=timeout_s,
                 trust_env=False,
+                verify=_trusted(),
                 **sent,
             )
         except httpx.HTTPError as e:
@@ -89,12 +106,13 @@ class Engine:
     def _hint(self, status: int) -> str:
         return ""
 
-    def _read(self, answer: Any, tokens_of: Callable[[Any], Iterable[tuple[Any, Any]]]) -> list[Sampled]:
-        """Return ids and logprobs of each answer."""
+    def _read(self, path: str, body: Any, what: str, read: Callable[[Any], T]) -> T:
+        """Return what is read from an answer."""
+        answer = self._ask(path, body)
         try:
-            return [Sampled([int(i) for i in ids], [float(v) for v in lps]) for ids, lps in tokens_of(answer)]
+            return read(answer)
         except (KeyError, TypeError, ValueError, IndexError) as e:
-            raise WeightsError(f"{self._at.engine} at {self._at.url} gave no token ids and logprobs: {answer}") from e
+            raise WeightsError(f"{self._at.engine} at {self._at.url} gave no {what}: {answer}") from e
 
     def pause(self, in_flight: InFlight) -> None:
         """Stop sampling. ``in_flight`` is what happens to running requests."""
@@ -140,8 +158,10 @@ class Engine:
             "skip_special_tokens": False,
         }
         return self._read(
-            self._ask("/v1/completions", body),
-            lambda answer: [(c["token_ids"], c["logprobs"]["token_logprobs"]) for c in answer["choices"]],
+            "/v1/completions",
+            body,
+            "token ids and logprobs",
+            lambda answer: [Sampled.of(c["token_ids"], c["logprobs"]["token_logprobs"]) for c in answer["choices"]],
         )
 
     def logprobs(self, ids: list[int]) -> list[float]:
@@ -153,12 +173,12 @@ class Engine:
             "temperature": 0.0,
             "prompt_logprobs": 0,
         }
-        answer = self._ask("/v1/completions", body)
-        try:
-            given = answer["choices"][0]["prompt_logprobs"]
-            return [float(e[str(token)]["logprob"]) for token, e in zip(ids[1:], given[1:], strict=True)]
-        except (KeyError, TypeError, ValueError, IndexError) as e:
-            raise WeightsError(f"{self._at.engine} at {self._at.url} gave no prompt_logprobs: {answer}") from e
+
+        def read(answer: Any) -> list[float]:
+            given = zip(ids[1:], answer["choices"][0]["prompt_logprobs"][1:], strict=True)
+            return [float(entry[str(token)]["logprob"]) for token, entry in given]
+
+        return self._read("/v1/completions", body, "prompt_logprobs", read)
 
 
 class PolicyServer(Engine):
@@ -241,17 +261,18 @@ class SGLangServer(Engine):
         sampling |= {"top_p": 1.0, "top_k": -1, "min_p": 0.0}
         body: dict[str, Any] = {"input_ids": prompt_ids, "sampling_params": sampling, "return_logprob": True}
 
-        def tokens_of(answer: Any) -> list[tuple[Any, Any]]:
+        def read(answer: Any) -> list[Sampled]:
             each = [a["meta_info"]["output_token_logprobs"] for a in (answer if isinstance(answer, list) else [answer])]
-            return [([e[1] for e in tokens], [e[0] for e in tokens]) for tokens in each]
+            return [Sampled.of([e[1] for e in tokens], [e[0] for e in tokens]) for tokens in each]
 
-        return self._read(self._ask("/generate", body), tokens_of)
+        return self._read("/generate", body, "token ids and logprobs", read)
 
     def logprobs(self, ids: list[int]) -> list[float]:
         sampling = {"max_new_tokens": 1, "temperature": 0.0}
         body = {"input_ids": ids, "sampling_params": sampling, "return_logprob": True, "logprob_start_len": 0}
-        answer = self._ask("/generate", body)
-        try:
-            return [float(entry[0]) for entry in answer["meta_info"]["input_token_logprobs"][1:]]
-        except (KeyError, TypeError, ValueError, IndexError) as e:
-            raise WeightsError(f"sglang at {self._at.url} gave no input_token_logprobs: {answer}") from e
+        return self._read(
+            "/generate",
+            body,
+            "input_token_logprobs",
+            lambda answer: [float(entry[0]) for entry in answer["meta_info"]["input_token_logprobs"][1:]],
+        )

@@ -221,6 +221,7 @@ async def test_every_started_group_is_trained_once_or_in_flight_at_the_checkpoin
 async def test_a_stream_that_is_closed_at_any_moment_leaves_no_session_and_no_unread_error() -> None:
     loop, unread = asyncio.get_running_loop(), list[Any]()
     loop.set_exception_handler(lambda loop, context: unread.append(context))
+    gc.freeze()  # the collections below look at the objects of this test only
     for moment in range(80):  # turns of the event loop
         world = World(fails=lambda position, k: position % 2 == 0)
         async with world.stream(batch=1, places=2) as stream:

@@ -17,7 +17,7 @@ from agentcore_rl_toolkit.backends.collection.collect import collect
 from agentcore_rl_toolkit.backends.collection.samples import to_samples
 from agentcore_rl_toolkit.backends.sagemaker import adapter, session
 from agentcore_rl_toolkit.backends.sagemaker.adapter import SageMakerTraining, chunks, combined
-from agentcore_rl_toolkit.backends.sagemaker.local.service import ACCESS_KEY, Running, running
+from agentcore_rl_toolkit.backends.sagemaker.local.service import ACCESS_KEY, SageMakerApp, running
 from agentcore_rl_toolkit.backends.sagemaker.settings import SageMakerConfig
 from agentcore_rl_toolkit.backends.training.batch import Datum, to_data
 from agentcore_rl_toolkit.backends.training.client import Adam, Loss, Passed
@@ -56,7 +56,7 @@ def model() -> Logged:
 
 
 @pytest.fixture
-def service(model: Logged, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
+def service(model: Logged, monkeypatch: pytest.MonkeyPatch) -> Iterator[SageMakerApp]:
     with running(model, app=FaultyApp) as service:
         for name, value in service.environment.items():
             monkeypatch.setenv(name, value)
@@ -103,7 +103,7 @@ def status(name: str) -> str:
 
 
 async def test_each_operation_is_done_once_and_in_order_whatever_is_refused_or_lost(
-    service: Running, model: Logged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    service: SageMakerApp, model: Logged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(adapter, "CHUNK_DATA", 2)
     training = await SageMakerTraining.open(config_in(tmp_path, poll_s=0.1), None)
@@ -120,7 +120,7 @@ async def test_each_operation_is_done_once_and_in_order_whatever_is_refused_or_l
 
 
 async def test_the_session_is_named_on_disk_until_it_is_stopped_and_one_that_was_left_is_stopped_first(
-    service: Running, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    service: SageMakerApp, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = config_in(tmp_path)
     await SageMakerTraining.open(config, None)  # and its process is killed
@@ -135,7 +135,7 @@ async def test_the_session_is_named_on_disk_until_it_is_stopped_and_one_that_was
     assert None not in sessions(tmp_path).values()
 
 
-async def test_the_tokens_billed_are_those_of_all_sessions_of_a_run(service: Running, tmp_path: Path) -> None:
+async def test_the_tokens_billed_are_those_of_all_sessions_of_a_run(service: SageMakerApp, tmp_path: Path) -> None:
     billed = []
     for _ in range(2):
         training = await SageMakerTraining.open(config_in(tmp_path), None)
@@ -146,9 +146,9 @@ async def test_the_tokens_billed_are_those_of_all_sessions_of_a_run(service: Run
 
 
 async def test_a_failed_operation_says_why_and_a_start_that_fails_leaves_no_session(
-    service: Running, tmp_path: Path
+    service: SageMakerApp, tmp_path: Path
 ) -> None:
-    with pytest.raises(TrainingServiceError, match="does not exist"):
+    with pytest.raises(TrainingServiceError, match="there are no weights"):
         await SageMakerTraining.open(
             config_in(tmp_path), "arn:aws:sagemaker:us-west-2:123456789012:model-package/none/1"
         )
@@ -158,7 +158,7 @@ async def test_a_failed_operation_says_why_and_a_start_that_fails_leaves_no_sess
 
 
 async def test_a_session_is_found_in_its_region_whatever_the_default_is(
-    service: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    service: SageMakerApp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-1")
     made = boto3.Session.client

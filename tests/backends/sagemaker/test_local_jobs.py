@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from agentcore_rl_toolkit.backends.sagemaker.job import JobConfig, Jobs
 from agentcore_rl_toolkit.backends.sagemaker.local import jobs as jobs_module
 from agentcore_rl_toolkit.backends.sagemaker.local import service as service_module
-from agentcore_rl_toolkit.backends.sagemaker.local.service import ACCESS_KEY, Running, running
+from agentcore_rl_toolkit.backends.sagemaker.local.service import ACCESS_KEY, SageMakerApp, running
 from agentcore_rl_toolkit.cli.runs import show
 from agentcore_rl_toolkit.cli.train import command as train_command
 from agentcore_rl_toolkit.errors import TrainingServiceError
@@ -34,25 +34,29 @@ ASK = {"messages": [{"role": "user", "content": "2+2"}]}
 
 
 class ScriptedAgents:
-    """The agents of a job: ``agent(payload)`` answers an invocation, in a thread."""
+    """The agents of a job, and the transport to them: ``agent(payload)`` answers an invocation, in a thread."""
 
     def __init__(self) -> None:
         self.agent: Callable[[dict[str, Any]], Any] = lambda payload: {}
         self.payloads: list[Mapping[str, Any]] = []
         self.sessions: set[str] = set()
 
-    async def invoke(self, arn: str, qualifier: str, rollout_id: str, payload: Mapping[str, Any]) -> Any:
-        assert (arn, qualifier) == (ARN, "DEFAULT")
-        self.sessions.add(rollout_id)
-        self.payloads.append(payload)
-        return await asyncio.to_thread(self.agent, dict(payload))
+    def at(self, arn: str, *, qualifier: str, region: str, **_: Any) -> ScriptedAgents:
+        assert (arn, qualifier, region) == (ARN, "DEFAULT", "us-west-2")
+        return self
 
-    async def stop(self, arn: str, qualifier: str, rollout_id: str) -> None:
-        self.sessions.remove(rollout_id)
+    def invoke(self, session_id: str, body: bytes) -> bytes:
+        self.sessions.add(session_id)
+        payload = json.loads(body)
+        self.payloads.append(payload)
+        return json.dumps(self.agent(payload)).encode()
+
+    def stop(self, session_id: str) -> None:
+        self.sessions.remove(session_id)
 
 
 class Service:
-    def __init__(self, here: Running, agents: ScriptedAgents, model: ScriptedModel, folder: Path) -> None:
+    def __init__(self, here: SageMakerApp, agents: ScriptedAgents, model: ScriptedModel, folder: Path) -> None:
         self.url, self.secret, self.agents, self.model, self.folder = here.url, here.secret, agents, model, folder
         self.control, self.runtime = self.client("sagemaker"), self.client("sagemakerjobruntime")
 
@@ -125,7 +129,7 @@ def service(tmp_path: Path) -> Iterator[Service]:
     agents, model = ScriptedAgents(), ScriptedModel()
     model.last_id = 500
     with running(model) as here:
-        here.app.agents = agents
+        here.agent_at = agents.at
         made = Service(here, agents, model, tmp_path)
         agents.agent = made.roll
         yield made

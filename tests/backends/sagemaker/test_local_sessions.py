@@ -17,7 +17,7 @@ from botocore.config import Config
 from botocore.exceptions import ClientError, HTTPClientError
 from botocore.validate import ParamValidator
 
-from agentcore_rl_toolkit.backends.sagemaker.local.service import ACCESS_KEY, Running, running
+from agentcore_rl_toolkit.backends.sagemaker.local.service import ACCESS_KEY, SageMakerApp, running
 from agentcore_rl_toolkit.backends.training.local import LocalModel
 from serving import wait_for
 
@@ -139,7 +139,7 @@ def serve() -> Iterator[Serve]:
     with contextlib.ExitStack() as stack:
 
         def start_service(model: Any = None, **options: Any) -> Clients:
-            service: Running = stack.enter_context(running(model or ScriptedModel(), **options))
+            service: SageMakerApp = stack.enter_context(running(model or ScriptedModel(), **options))
             clients = Clients(service.url, service.secret)
             clients.create()
             return clients
@@ -249,7 +249,7 @@ class _WaitingModel(ScriptedModel):
     [
         (backward(datum(advantages=tensor([1.0]))), "advantages must have a value for each of 3 tokens"),
         (backward({"modelInput": model_input(PROMPT)}), "target_tokens"),
-        ({"loadState": {"modelPackageArn": NOWHERE, "loadOptimizer": False}}, "does not exist"),
+        ({"loadState": {"modelPackageArn": NOWHERE, "loadOptimizer": False}}, "there are no weights"),
     ],
 )
 def test_after_a_failed_operation_the_others_are_skipped(serve: Serve, config: dict[str, Any], details: str) -> None:

@@ -47,7 +47,7 @@ async def trained(folder: Path, steps: range) -> dict[str, torch.Tensor]:
         seed=3,
     )
     resumed = State.read(folder)
-    client = Unpublished.open(TorchSettings(seed=3), resumed.state if resumed else None, run_dir=folder)
+    client = Unpublished.open(TorchSettings(seed=3, threads=1), resumed.state if resumed else None, run_dir=folder)
     client.max_logprob_gap = None
     rows: Sequence[dict[str, Any]] = [{"prompt": str(k)} for k in range(3)]
     assert await train(services, client, how, rows, [], lambda *_: None, resumed=resumed) == steps.stop

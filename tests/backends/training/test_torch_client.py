@@ -342,7 +342,7 @@ async def test_the_penalty_pulls_the_policy_back_to_the_model_at_the_start(tmp_p
     data, adam = [datum([20, 21], [30, 31, 32])], Adam(learning_rate=1e-4, beta1=0.0, beta2=0.9, grad_clip_norm=0.0)
     divergence = {}
     for penalty in (1e-9, 100.0):
-        client = TorchClient.open(TorchSettings(kl_penalty=penalty, dtype=dtype), None, run_dir=tmp_path)
+        client = TorchClient.open(TorchSettings(kl_penalty=penalty, dtype=dtype, threads=1), None, run_dir=tmp_path)
         for _ in range(8):
             passed = await client.forward_backward(data, Loss(name="importance_sampling"), 3.0)
             await client.step(adam)
@@ -350,7 +350,9 @@ async def test_the_penalty_pulls_the_policy_back_to_the_model_at_the_start(tmp_p
         await client.save(6)
         await client.close("success")
     assert 0 < divergence[100.0] < 0.5 * divergence[1e-9]
-    resumed = TorchClient.open(TorchSettings(kl_penalty=100.0, dtype=dtype), "checkpoint-000006.pt", run_dir=tmp_path)
+    resumed = TorchClient.open(
+        TorchSettings(kl_penalty=100.0, dtype=dtype, threads=1), "checkpoint-000006.pt", run_dir=tmp_path
+    )
     again = await resumed.forward_backward(data, Loss(name="importance_sampling"), 3.0)
     await resumed.close("success")
     assert again.metrics["kl_start"] > 0.5 * divergence[100.0], "the start is the model's, not the checkpoint's"
@@ -376,14 +378,14 @@ async def test_a_client_continues_from_its_checkpoint_and_keeps_the_one_before(t
         assert passed.logprobs is not None
         return list(passed.logprobs[0])
 
-    client = TorchClient.open(TorchSettings(), None, run_dir=tmp_path)
+    client = TorchClient.open(TorchSettings(threads=1), None, run_dir=tmp_path)
     for step in (1, 2, 3):
         await stepped(client)
         name = await client.save(step)
     assert sorted(name for name in os.listdir(tmp_path) if "checkpoint" in name) == ["checkpoint-000002.pt", name]
     expected = [await stepped(client) for _ in range(2)]
     await client.close("success")
-    resumed = TorchClient.open(TorchSettings(), name, run_dir=tmp_path)
+    resumed = TorchClient.open(TorchSettings(threads=1), name, run_dir=tmp_path)
     assert [await stepped(resumed) for _ in range(2)] == expected  # optimizer and weights, bit for bit
     await resumed.close("success")
 
@@ -406,7 +408,7 @@ def test_adapters_count_twice_their_rank_unless_it_is_set() -> None:
 
 async def test_a_step_that_is_repeated_keeps_the_checkpoint_before_it(tmp_path: Path) -> None:
     """The run's state names that checkpoint until the repeated step has been saved."""
-    client = TorchClient.open(TorchSettings(), None, run_dir=tmp_path)
+    client = TorchClient.open(TorchSettings(threads=1), None, run_dir=tmp_path)
     for step in (1, 2, 3, 3):  # killed after the third was saved, and resumed from the second
         await client.save(step)
     await client.close("success")
@@ -417,7 +419,7 @@ async def test_a_step_that_is_repeated_keeps_the_checkpoint_before_it(tmp_path: 
 
 
 async def test_the_penalty_holds_for_groups_with_equal_rewards(tmp_path: Path) -> None:
-    client = TorchClient.open(TorchSettings(kl_penalty=1.0), None, run_dir=tmp_path)
+    client = TorchClient.open(TorchSettings(kl_penalty=1.0, threads=1), None, run_dir=tmp_path)
     client.max_logprob_gap = None
     with torch.no_grad():
         moved = client.model.get_output_embeddings().weight

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import json
 import secrets
 import time
@@ -21,7 +20,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from ....client.settings import Deadlines
-from ....client.transport import Transport
+from ....client.transport import in_thread
 from ....contract import Stage
 from ....errors import AgentCoreRLError, GatewayError, RolloutLostError, RolloutTimeoutError
 from ....gateway import Gateway, GatewayClient, GatewayConfig, UpstreamConfig
@@ -89,17 +88,16 @@ class Training(Rollouts, kw_only=True, forbid_unknown_fields=True):
 class ModelSampler:
     """A gateway's `Sampler` and `SamplingService` over a model in this process."""
 
-    def __init__(self, model: LocalModel, threads: Executor, path: str = BASE) -> None:
-        self._model, self._threads, self._path = model, threads, None if path == BASE else path
+    def __init__(self, model: LocalModel, path: str = BASE) -> None:
+        self._model, self._path = model, None if path == BASE else path
 
     async def open(self, path: str) -> ModelSampler:
-        return ModelSampler(self._model, self._threads, path)
+        return ModelSampler(self._model, path)
 
     async def sample(self, asked: Asked) -> list[Piece]:
         params = {name: getattr(asked, name) for name in ("max_tokens", "temperature", "top_p", "top_k", "seed")}
         params["stop"] = asked.stop_token_ids or None
-        sample = functools.partial(self._model.sample, self._path, asked.prompt, asked.n, params)
-        generations = await asyncio.get_running_loop().run_in_executor(self._threads, sample)
+        generations = await in_thread(self._model.sample, self._path, asked.prompt, asked.n, params)
         return [
             Piece(choice=i, ids=g.token_ids, logprobs=list(g.logprobs), finish_reason=g.finish_reason)
             for i, g in enumerate(generations)
@@ -109,7 +107,7 @@ class ModelSampler:
         return upstream_error(400, str(error).encode())
 
     async def close(self) -> None:
-        """Leave the threads to the service."""
+        """Leave the model to the service."""
 
 
 class Rollout:
@@ -128,18 +126,18 @@ class Rollout:
         loop = asyncio.get_running_loop()
         self._status: asyncio.Future[str] = loop.create_future()
         self._reward: asyncio.Future[float] = loop.create_future()
-        self._tokens: dict[str, str | None] = {}  # the client tokens of the reports that were accepted
+        self.reports: set[tuple[str, str | None]] = set()  # path and client token of those that were accepted
 
     async def result_async(self) -> dict[str, Any]:
         """Run the agent. Returns the record of the rollout. Raises: RolloutLostError, RolloutTimeoutError."""
-        job, lost = self.job, functools.partial(RolloutLostError, session_id=self.id)
+        job = self.job
         try:
             async with asyncio.timeout(self._limit_s):
-                response = await job.agents.invoke(*job.agent, self.id, job.payload(self.id, self._prompt))
+                response = await self._invoke()
                 if isinstance(response, dict) and response.get("status") == "error":
                     raise job.fail("The agent signaled that the trajectory failed")
                 if await asyncio.shield(self._status) == "failed":
-                    raise lost("CompleteRollout said failed")
+                    raise RolloutLostError("CompleteRollout said failed", session_id=self.id)
                 if not self._samples:
                     raise job.fail("No sampling requests were received for this rollout")
                 await asyncio.wait([self._reward], timeout=REWARD_S)
@@ -147,13 +145,20 @@ class Rollout:
                     raise job.fail("The rollout completed but no reward was received in time")
         except TimeoutError as e:
             raise RolloutTimeoutError(f"no reward within {self._limit_s:g} s", stage=self.stage) from e
-        except OSError as e:
-            raise lost(f"the agent could not be invoked: {e}") from e
         finally:
             if not self._status.done():
                 self._status.set_result("timed out")
-            await job.agents.stop(*job.agent, self.id)
+            with contextlib.suppress(AgentCoreRLError):  # an idle session ends by itself
+                await in_thread(job.agent.stop, f"rollout-{self.id}")
         return {"status_code": 200, "rewards": self._reward.result()}
+
+    async def _invoke(self) -> Any:
+        """Return the agent's response. Raises: RolloutLostError."""
+        payload = json.dumps(self.job.payload(self.id, self._prompt)).encode()
+        try:
+            return json.loads(await in_thread(self.job.agent.invoke, f"rollout-{self.id}", payload))
+        except (AgentCoreRLError, ValueError) as e:
+            raise RolloutLostError(f"the agent could not be invoked: {e}", session_id=self.id) from e
 
     async def cancel_async(self) -> None:
         """Do nothing: `result_async` stops the session when it ends."""
@@ -170,57 +175,21 @@ class Rollout:
         except GatewayError as e:
             raise RefusedError(e.message, code=CODES.get(e.status or 0, "InternalServerException")) from e
 
-    def complete(self, status: str, token: str | None) -> None:
+    def complete(self, status: str) -> None:
         """Complete the rollout once. Raises: RefusedError if another request has completed it."""
-        if self._repeated("complete", token):
-            return
         if status not in ("ready", "failed"):
             raise RefusedError(f"Status is neither ready nor failed: {status}")
         if self._status.done():
             raise RefusedError(f"Cannot transition trajectory from {self._status.result()}", code="ConflictException")
         self._status.set_result(status)
-        self._tokens["complete"] = token
 
-    def update(self, rewards: list[float], token: str | None) -> None:
+    def update(self, rewards: list[float]) -> None:
         """Set the rewards. Raises: RefusedError without rewards, before the rollout is completed, or if it has rewards."""
-        if self._repeated("update", token):
-            return
         if not self._status.done() or self._reward.done():
             raise RefusedError("Trajectory is not in valid status for a reward", code="ConflictException")
         if not rewards:
             raise RefusedError("Rewards is empty")
         self._reward.set_result(rewards[-1])
-        self._tokens["update"] = token
-
-    def _repeated(self, report: str, token: str | None) -> bool:
-        return token is not None and self._tokens.get(report) == token
-
-
-class Agents:
-    """Invokes agents by boto3, whose AWS_ENDPOINT_URL_BEDROCK_AGENTCORE is the local runtime."""
-
-    def __init__(self, threads: Executor) -> None:
-        self._threads = threads
-        self._transport = functools.cache(_transport)
-
-    async def invoke(self, arn: str, qualifier: str, rollout_id: str, payload: Mapping[str, Any]) -> Any:
-        """Return the agent's response. Raises: OSError."""
-        call = functools.partial(self._transport(arn, qualifier).invoke, f"rollout-{rollout_id}")
-        try:
-            body = json.dumps(payload).encode()
-            return json.loads(await asyncio.get_running_loop().run_in_executor(self._threads, call, body))
-        except (AgentCoreRLError, ValueError) as e:
-            raise ConnectionError(str(e)) from e
-
-    async def stop(self, arn: str, qualifier: str, rollout_id: str) -> None:
-        with contextlib.suppress(AgentCoreRLError):  # an idle session ends by itself
-            stop = self._transport(arn, qualifier).stop
-            await asyncio.get_running_loop().run_in_executor(self._threads, stop, f"rollout-{rollout_id}")
-
-
-def _transport(arn: str, qualifier: str) -> Transport:
-    options: dict[str, Any] = {"pool_connections": MOST_ROLLOUTS, "read_timeout_s": 900.0}
-    return Transport(arn, region=arn.split(":")[3], endpoint_url=None, qualifier=qualifier, **options)
 
 
 class PackageTraining:
@@ -254,32 +223,41 @@ class PackageTraining:
 
 
 class Job:
-    """A job. It runs as a task from its CreateJob request on. Raises: RefusedError on a request that cannot be honored."""
+    """A job. It runs as a task from its CreateJob request on. Raises: RefusedError on a request that cannot be honored.
+
+    ``agent_at`` makes the `Transport` to the agent at an ARN.
+    """
 
     def __init__(
         self,
         request: Mapping[str, Any],
         model: LocalModel,
-        pools: tuple[Executor, Executor],
-        agents: Agents,
+        trainer: Executor,
+        agent_at: Callable[..., Any],
         rollouts: dict[str, Rollout],
         endpoint: str,
     ) -> None:
-        self._model, (self._trainer, self._samplers), self.agents = model, pools, agents
-        self._rollouts, self._endpoint = rollouts, endpoint
+        self._model, self._trainer, self._rollouts, self._endpoint = model, trainer, rollouts, endpoint
         self._request, self.category = request, request["JobCategory"]
         training = self.category == "AgentRFT"
         try:
-            self._document = wire.read(request["JobConfigDocument"].encode(), dict[str, Any])
+            self._document = wire.read(request["JobConfigDocument"].encode())
             agent = self._document["AgentConfig"]["BedrockAgentCoreConfig"]
-            self.agent: tuple[str, str] = agent["AgentRuntimeArn"], agent.get("Qualifier", "DEFAULT")
+            self.agent = agent_at(
+                agent["AgentRuntimeArn"],
+                qualifier=agent.get("Qualifier", "DEFAULT"),
+                region=agent["AgentRuntimeArn"].split(":")[3],
+                endpoint_url=None,  # boto3 finds the local runtime by AWS_ENDPOINT_URL_BEDROCK_AGENTCORE
+                pool_connections=MOST_ROLLOUTS,
+                read_timeout_s=900.0,
+            )
             sources = {c["ChannelName"]: c["DataSource"] for c in self._document["InputDataConfig"]}
             self._uri: str = sources["train" if training else "evaluation"]["S3DataSource"]["S3Uri"]
             config = self._document["TrainingConfig" if training else "EvaluationConfig"]
             self._packages: Mapping[str, str] = self._document.get("ModelPackageConfig", {})
             kind = Training if training else Rollouts
             self._params: Rollouts = msgspec.convert(config.get("HyperParameters", {}), kind, strict=False)
-        except (KeyError, TypeError, AttributeError) as e:
+        except (LookupError, TypeError, AttributeError) as e:
             raise RefusedError(f"the request lacks {e}, or it has another form") from e
         except msgspec.ValidationError as e:
             raise RefusedError(f"HyperParameters: {e}") from e
@@ -364,7 +342,7 @@ class Job:
         key = secrets.token_urlsafe(24)
         upstream = UpstreamConfig(url="http://in-process.invalid", engine="sagemaker")
         config = GatewayConfig(upstreams=(upstream,), model_dir=str(self._model.folder), admin_key=key)
-        gateway = Gateway(config, connect=lambda: ModelSampler(self._model, self._samplers))
+        gateway = Gateway(config, connect=lambda: ModelSampler(self._model))
         await gateway.start()
         try:
             async with GatewayClient(gateway.url, admin_key=key) as client:

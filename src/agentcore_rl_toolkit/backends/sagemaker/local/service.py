@@ -6,9 +6,8 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -17,16 +16,17 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from ...._servers import keys, sigv4
 from ...._servers.process import listen, url_of
+from ....client.transport import Transport
 from ....gateway.sampling_services.sagemaker import CONTROL, RUNTIME
 from ....policy.server.process import Server
 from ...training.local import LocalModel
 from . import wire
-from .jobs import MOST_ROLLOUTS, Agents, Job, Rollout
+from .jobs import MOST_ROLLOUTS, Job, Rollout
 from .sessions import Session
 from .wire import RefusedError
 
 log = logging.getLogger(__name__)
-ACCESS_KEY = "local"
+HOST, ACCESS_KEY = "127.0.0.1", "local"
 ENDPOINTS = ("SAGEMAKER", "SAGEMAKERTRAININGSESSIONRUNTIME", "SAGEMAKERJOBRUNTIME")  # suffixes of AWS_ENDPOINT_URL_
 STREAM = "/sample-with-response-stream"
 JOB_RUNTIME = ("/sample", STREAM, "/complete-rollout", "/update-reward")
@@ -35,23 +35,37 @@ JOB_RUNTIME = ("/sample", STREAM, "/complete-rollout", "/update-reward")
 class SageMakerApp:
     """ASGI application. ``secret`` is the secret of its clients' credential. ``url`` is its address, for the agents of jobs."""
 
-    def __init__(self, model: LocalModel, *, secret: str, url: str) -> None:
-        self._model, self._url = model, url
-        self._credential = {ACCESS_KEY: secret}
+    agent_at: Callable[..., Any] = Transport
+
+    def __init__(self, model: LocalModel, url: str) -> None:
+        self._model, self.url, self.secret = model, url, keys.make()
         self._sessions: dict[str, Session] = {}
         self._jobs: dict[tuple[str, str], Job] = {}
         self._rollouts: dict[str, Rollout] = {}
         self._trainer = ThreadPoolExecutor(1, "sagemaker-train")
         self._samplers = ThreadPoolExecutor(MOST_ROLLOUTS, "sagemaker-sample")
-        self._invocations = ThreadPoolExecutor(MOST_ROLLOUTS, "sagemaker-invoke")
-        self.agents = Agents(self._invocations)
+
+    @property
+    def endpoints(self) -> dict[str, str]:
+        """The variables by which unmodified clients find it."""
+        return {**{f"AWS_ENDPOINT_URL_{name}": self.url for name in ENDPOINTS}, "AWS_DEFAULT_REGION": wire.REGION}
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables of clients in other processes: `endpoints`, and the credential."""
+        return {**self.endpoints, "AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": self.secret}
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         request = Request(scope, receive)
         body, target = await request.body(), request.headers.get("x-amz-target", "").removeprefix("SageMaker.")
         try:
             self._check_signature(scope, request.headers.get("authorization", ""), body)
-            response = await self.respond(request, target, body)
+            if target:
+                response: Response = JSONResponse(self._control(target, body))
+            elif request.url.path in JOB_RUNTIME:
+                response = await self._job_runtime(request, wire.read(body))
+            else:
+                response = JSONResponse(self._session_runtime(request.method, request.url.path.split("/")[1:], body))
         except Exception as e:
             code = getattr(e, "code", "InternalServerException")
             if isinstance(e, (KeyError, msgspec.ValidationError)):
@@ -63,24 +77,16 @@ class SageMakerApp:
         await response(scope, receive, send)
 
     def close(self) -> None:
-        for pool in (self._trainer, self._samplers, self._invocations):
+        for pool in (self._trainer, self._samplers):
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _check_signature(self, scope: Any, authorization: str, body: bytes) -> None:
         """Raise RefusedError for a request that this service's credential did not sign."""
-        refusal = sigv4.refusal(self._credential, scope, body)
+        refusal = sigv4.refusal({ACCESS_KEY: self.secret}, scope, body)
         if refusal is None and "/sagemaker/aws4_request" not in authorization:
             refusal = "Credential should be scoped to correct service: 'sagemaker'."
         if refusal is not None:
             raise RefusedError(refusal, code="AccessDeniedException")
-
-    async def respond(self, request: Request, target: str, body: bytes) -> Response:
-        """Respond to a request. Raises: RefusedError, KeyError, msgspec.ValidationError."""
-        if target:
-            return JSONResponse(self._control(target, body))
-        if request.url.path in JOB_RUNTIME:
-            return await self._job_runtime(request, wire.read(body, dict[str, Any]))
-        return JSONResponse(self._session_runtime(request.method, request.url.path.split("/")[1:], body))
 
     def _session_runtime(self, method: str, path: list[str], body: bytes) -> dict[str, Any]:
         missing = "ResourceNotFoundException"
@@ -111,10 +117,13 @@ class SageMakerApp:
             raise RefusedError(f"Trajectory not found: {rollout_id}", code=code)
         if samples:
             return await _reply(rollout.sample({**given, "stream": path == STREAM}), stream=path == STREAM)
-        if path == "/complete-rollout":
-            rollout.complete(given.get("Status", "ready"), given.get("ClientToken"))
-        else:
-            rollout.update(msgspec.convert(given["Rewards"], list[float]), given.get("ClientToken"))
+        report = path, given.get("ClientToken")
+        if report[1] is None or report not in rollout.reports:  # otherwise it was sent again
+            if path == "/complete-rollout":
+                rollout.complete(given.get("Status", "ready"))
+            else:
+                rollout.update(msgspec.convert(given["Rewards"], list[float]))
+            rollout.reports.add(report)
         return JSONResponse({})
 
     def _control(self, operation: str, body: bytes) -> dict[str, Any]:
@@ -147,8 +156,7 @@ class SageMakerApp:
             raise RefusedError(f"Job {key[1]} already exists.", code="ResourceInUse")
         if any(other.active and other.category == key[0] for other in self._jobs.values()):
             raise RefusedError("The account-level limit is 1 job in progress.", code="ResourceLimitExceeded")
-        pools = (self._trainer, self._samplers)
-        job = Job(given, self._model, pools, self.agents, self._rollouts, self._url)
+        job = Job(given, self._model, self._trainer, self.agent_at, self._rollouts, self.url)
         self._jobs[key] = job
         return job
 
@@ -172,48 +180,22 @@ async def _reply(pieces: AsyncIterator[bytes], *, stream: bool) -> Response:
     return StreamingResponse(whole(), media_type="text/event-stream")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Running:
-    """A service that listens. ``environment`` are the variables by which unmodified clients find it."""
-
-    url: str
-    secret: str = field(repr=False)
-    app: SageMakerApp
-
-    @property
-    def endpoints(self) -> dict[str, str]:
-        return {**{f"AWS_ENDPOINT_URL_{name}": self.url for name in ENDPOINTS}, "AWS_DEFAULT_REGION": wire.REGION}
-
-    @property
-    def environment(self) -> dict[str, str]:
-        return {**self.endpoints, "AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": self.secret}
-
-
 @contextlib.contextmanager
-def running(
-    model: LocalModel,
-    *,
-    host: str = "127.0.0.1",
-    port: int = 0,
-    allowed_hosts: tuple[str, ...] = (),
-    app: type[SageMakerApp] = SageMakerApp,
-) -> Iterator[Running]:
-    """Serve a model on a thread of this process until the block ends. ``port`` 0 takes a free one.
+def running(model: LocalModel, *, app: type[SageMakerApp] = SageMakerApp) -> Iterator[SageMakerApp]:
+    """Serve a model on a thread of this process until the block ends.
 
-    Clients of this package that run as the same user find the service's key by its address. Raises: ConfigError (port in use).
+    Clients of this package that run as the same user find the service's key by its address.
     """
-    secret = keys.make()
-    with listen(host, port) as listener:
-        url = url_of(listener)
-        made = app(model, secret=secret, url=url)
-        server = Server(made, host, listener, allowed_hosts)
-        key_file = keys.leave(keys.RUNTIME, url, f"{ACCESS_KEY}:{secret}") if keys.is_here(host) else None
+    with listen(HOST, 0) as listener:
+        made = app(model, url_of(listener))
+        server = Server(made, HOST, listener, ())
+        key_file = keys.leave(keys.RUNTIME, made.url, f"{ACCESS_KEY}:{made.secret}")
         thread = threading.Thread(
             target=lambda: asyncio.run(server.serve(sockets=[listener])), name="sagemaker", daemon=True
         )
         thread.start()
         try:
-            yield Running(url=url, secret=secret, app=made)
+            yield made
         finally:
             server.should_exit = True
             thread.join()

@@ -152,7 +152,6 @@ class Session:
                 )
                 return {"metrics": {"actor/grad_norm": self._model.step(self._run, adam)["grad_norm"]}}
             case "loadState":
-                self._check_saved(config["modelPackageArn"])
                 self._model.load(self._run, config["modelPackageArn"], optimizer=config["loadOptimizer"])
                 return {}
         group = self._request.get("ModelPackageGroupArn", self.name)
@@ -161,7 +160,8 @@ class Session:
 
     def _do_sampling(self, kind: str, config: Any) -> dict[str, Any]:
         path = config["modelPackageArn"]
-        self._check_saved(path)
+        if path is not None and path not in self._model.paths:
+            raise ConfigError(f"model package {path} does not exist")
         if kind == "loadWeightsForSampling":
             return {}
         ids = _ids(config["prompt"])
@@ -180,10 +180,6 @@ class Session:
             for g in generations
         ]
         return {"sequences": sequences}
-
-    def _check_saved(self, path: str | None) -> None:
-        if path is not None and path not in self._model.paths:
-            raise ConfigError(f"model package {path} does not exist")
 
 
 def _ids(model_input: Mapping[str, Any]) -> list[int]:

@@ -6,7 +6,7 @@ Source: botocore's models `sagemaker` and `sagemakertrainingsessionruntime`.
 from __future__ import annotations
 
 import functools
-from typing import Any, TypeVar
+from typing import Any
 
 import botocore.session
 import msgspec
@@ -14,7 +14,6 @@ from botocore.validate import ParamValidator
 
 from ....errors import PolicyError
 
-T = TypeVar("T")
 REGION, ACCOUNT = "us-west-2", "123456789012"  # part of all names that the service gives
 STATUS = {
     "AccessDeniedException": 403,
@@ -38,17 +37,17 @@ def arn(resource: str) -> str:
     return f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:{resource}"
 
 
-def read(body: bytes, kind: type[T]) -> T:
-    """Decode a body. Raises: RefusedError that names the field."""
+def read(body: bytes) -> dict[str, Any]:
+    """Decode a body. Raises: RefusedError."""
     try:
-        return msgspec.json.decode(body, type=kind)
+        return msgspec.json.decode(body, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
         raise RefusedError(str(e)) from e
 
 
 def request(body: bytes, service: str, operation: str, **located: str) -> dict[str, Any]:
     """Read and check a request for this operation. ``located`` are the members in its path. Raises: RefusedError."""
-    found = {**read(body, dict[str, Any]), **located}
+    found = {**read(body), **located}
     problems = ParamValidator().validate(found, _model(service).operation_model(operation).input_shape)
     if problems.has_errors():
         raise RefusedError(problems.generate_report())
