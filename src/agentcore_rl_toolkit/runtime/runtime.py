@@ -202,7 +202,8 @@ class Runtime:
 
     async def close(self) -> None:
         """End every session and template, and remove what is not to be kept."""
-        await self.end_sessions()
+        if not self._closing:
+            await self.end_sessions()
         await self._background.cancel()
         await self.launcher.close()
         self._state_lock.release()

@@ -27,6 +27,7 @@ from .runtime import Runtime
 from .sessions.table import Launcher
 
 ACCESS_KEY = "local"  # the name of a key that the runtime makes itself
+TICK_S = 1.0
 AFTER_SESSIONS_S = 2  # time for the replies to calls of killed sessions
 
 
@@ -136,13 +137,20 @@ class _Server(uvicorn.Server):
         )
         super().__init__(config)
         self._runtime, self._stop, self._on_started = runtime, stop, on_started
+        self._loop = asyncio.get_running_loop()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._on_started()
 
-    async def on_tick(self, counter: int) -> bool:
-        return await super().on_tick(counter) or self._stop.is_set()
+    async def main_loop(self) -> None:
+        while not (await self.on_tick(0) or self._stop.is_set()):  # it renews the time in `Date`
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), TICK_S)
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        super().handle_exit(sig, frame)
+        self._loop.call_soon_threadsafe(self._stop.set)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         sessions = asyncio.create_task(self._runtime.end_sessions())

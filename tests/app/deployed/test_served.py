@@ -22,7 +22,6 @@ ECHO = """
 import os, sys, time
 import httpx
 from bedrock_agentcore import BedrockAgentCoreApp
-from strands.types.exceptions import MaxTokensReachedException
 
 CLIENT = httpx.Client()
 OPENAI = "https://api.openai.com/v1/chat/completions"
@@ -35,6 +34,8 @@ def ask(payload):
     if payload.get("fail") == "exit":
         sys.exit("a tool of the agent ended")
     if payload.get("fail") == "policy":
+        from strands.types.exceptions import MaxTokensReachedException
+
         raise MaxTokensReachedException("cut")
     while payload.get("wait") and not os.path.exists(payload["wait"]):
         time.sleep(0.02)

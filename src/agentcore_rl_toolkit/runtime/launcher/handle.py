@@ -26,7 +26,7 @@ from .session_log import log_tail
 
 BOOT = str(Path(__file__).resolve().parent / "boot.py")
 LOAD_TIMEOUT_S = 300.0
-END_S = 8.0
+END_S = 4.0  # time of a template to end its sessions itself
 _command_numbers = itertools.count(1)
 
 

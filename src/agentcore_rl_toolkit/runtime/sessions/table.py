@@ -124,11 +124,11 @@ class SessionTable:
 
     async def close(self) -> None:
         """End every session within the shutdown grace. The launcher ends the rest."""
-        times = self._config.times
+        grace_s = min(self._config.times.shutdown_grace_s, self._config.times.stop_grace_s)
         for session in list(self._all):
-            session.end("shutdown", min(times.shutdown_grace_s, times.stop_grace_s))
+            session.end("shutdown", grace_s)
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=times.shutdown_grace_s + LATE_S)
+            await asyncio.wait(self._tasks, timeout=grace_s + LATE_S)
 
     def describe(self) -> list[dict[str, Any]]:
         """Return the live sessions as `/_local/sessions` shows them."""
