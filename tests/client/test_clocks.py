@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from agentcore_rl_toolkit.client import Deadlines, WatchSettings
+from agentcore_rl_toolkit.client import Deadlines, WatchSettings, rollout
 from agentcore_rl_toolkit.contract import Outcome
 from agentcore_rl_toolkit.errors import RolloutThrottledError
 from agentcore_rl_toolkit.store import open_store
@@ -23,22 +23,23 @@ from .conftest import MakeClient, script
 def test_the_wait_for_a_connection_is_queue_time_and_not_start_time(
     make_client: MakeClient, runtime: ScriptedRuntime
 ) -> None:
-    client = make_client(max_pool_connections=2, deadlines=Deadlines(start_s=2.0, confirm_s=0.2))
-    items = client.map([script(cold_start_s=0.5)] * 12, timeout=2.0)
+    client = make_client(max_pool_connections=2, deadlines=Deadlines(start_s=1.2, confirm_s=0.2))
+    items = client.map([script(cold_start_s=0.3)] * 12, timeout=1.2)
     assert [item.outcome for item in items] == [Outcome.OK] * 12
     assert runtime.runs == 12
-    assert max(item.stages["start"] for item in items) < 2.0
-    assert max(item.stages["queue"] for item in items) > 2.0
+    assert max(item.stages["start"] for item in items) < 1.2
+    assert max(item.stages["queue"] for item in items) > 1.2
 
 
 def test_the_wait_for_the_pace_after_a_refusal_is_not_throttling(
     make_client: MakeClient, runtime: ScriptedRuntime
 ) -> None:
     runtime.faults.extend(["429"] * 6)
-    client = make_client(tps_limit=4, deadlines=Deadlines(throttle_s=1.0))
+    client = make_client(tps_limit=6, deadlines=Deadlines(throttle_s=1.0))
     futures = [client.submit(script()) for _ in range(3)]
     assert [future.exception(60) for future in futures] == [None] * 3
     assert runtime.requests["invoke"] == 9
+    assert max(future.stages["queue"] for future in futures) > 1.0
     for future in futures:  # the stages hold the waits of every delivery
         assert sum(future.stages.values()) == pytest.approx(future.elapsed(), rel=0.1)
 
@@ -72,18 +73,21 @@ def test_the_deadline_of_the_run_does_not_hold_that_of_the_result(make_client: M
     assert future.stages["run"] < 15
 
 
-def test_the_wait_for_a_reader_is_not_reading(make_client: MakeClient, store_url: str) -> None:
+def test_the_wait_for_a_reader_is_not_reading(
+    make_client: MakeClient, store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rollout, "READS_AT_ONCE", 1)
     store = open_store(store_url)
     read = store._get
 
     async def slowly(key: str, max_bytes: int | None) -> bytes:
-        await asyncio.sleep(2.5)
+        await asyncio.sleep(0.7)
         return await read(key, max_bytes)
 
     store._get = slowly  # type: ignore[method-assign]  # a real store, with the latency of a far one
-    client = make_client(watch=WatchSettings(store=store), deadlines=Deadlines(result_s=4.5))
-    items = client.map([script(result={"n": 1})] * 65)
-    assert [item.outcome for item in items] == [Outcome.OK] * 65
+    client = make_client(watch=WatchSettings(store=store), deadlines=Deadlines(result_s=1.5))
+    items = client.map([script(result={"n": 1})] * 3)
+    assert [item.outcome for item in items] == [Outcome.OK] * 3
 
 
 def test_a_paused_process_loses_no_time(runtime: ScriptedRuntime, store_url: str) -> None:
@@ -91,10 +95,10 @@ def test_a_paused_process_loses_no_time(runtime: ScriptedRuntime, store_url: str
     program = f"""
 from agentcore_rl_toolkit import RolloutClient
 from agentcore_rl_toolkit.client import Deadlines
-deadlines = Deadlines(start_s=3, confirm_s=0.1, run_s=3, result_s=1)
+deadlines = Deadlines(start_s=2, confirm_s=0.1, run_s=2, result_s=1)
 with RolloutClient({runtime.arn!r}, {store_url!r}, "e", endpoint_url={runtime.url!r}, deadlines=deadlines) as client:
-    running = client.invoke({{"script": {{"run_s": 1}}}})
-    starting = client.submit({{"script": {{"cold_start_s": 1, "run_s": 6, "heartbeat": False}}}})
+    running = client.invoke({{"script": {{"run_s": 0.5}}}})
+    starting = client.submit({{"script": {{"cold_start_s": 0.5, "run_s": 3.5, "heartbeat": False}}}})
     print(starting.exception(), running.exception())
 """
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
@@ -102,7 +106,7 @@ with RolloutClient({runtime.arn!r}, {store_url!r}, "e", endpoint_url={runtime.ur
             until(lambda: runtime.requests["invoke"] == 2, process=process)
             process.send_signal(signal.SIGSTOP)
             stopped_s = time.monotonic()
-            until(lambda: time.monotonic() > stopped_s + 5)
+            until(lambda: time.monotonic() > stopped_s + 3)
             process.send_signal(signal.SIGCONT)
             printed, _ = process.communicate(timeout=60)
         finally:

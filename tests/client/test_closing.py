@@ -33,18 +33,18 @@ def test_close_stops_all_sessions_although_the_pace_needs_longer_than_the_deadli
     make_client: MakeClient, runtime: ScriptedRuntime
 ) -> None:
     client = make_client(deadlines=Deadlines(stop_s=1.0))
-    for _ in range(60):
+    for _ in range(40):
         client.submit(HANG)
-    until(lambda: runtime.runs == 60)
+    until(lambda: runtime.runs == 40)
     make_client(tps_limit=20)  # the pace of an agent is that of its slowest client
     assert client.close() == []
     assert runtime.live == []
 
 
 def test_a_stop_that_waits_for_its_next_turn_is_not_late(make_client: MakeClient, runtime: ScriptedRuntime) -> None:
-    client = make_client(tps_limit=1, deadlines=Deadlines(stop_s=2.5))
+    client = make_client(tps_limit=2, deadlines=Deadlines(stop_s=1.3))
     client.invoke(HANG)
-    runtime.stop_faults.extend(["429"] * 3)  # the third turn comes after 3 s
+    runtime.stop_faults.extend(["429"] * 2)  # the third turn comes after 2 s, and the pauses take 0.75 s
     assert client.close() == []
     assert runtime.live == []
 

@@ -22,7 +22,7 @@ def published(**what: Any) -> dict[str, Any]:
     return script(heartbeat=False, runs_once=False, **what)
 
 
-@pytest.mark.parametrize("fault", ["500", "503", "500_after"])
+@pytest.mark.parametrize("fault", ["500", "500_after"])
 def test_an_agent_that_runs_once_is_asked_again_with_the_same_session(
     make_client: MakeClient, runtime: ScriptedRuntime, fault: str
 ) -> None:
@@ -66,7 +66,7 @@ def test_a_session_that_runs_although_every_answer_was_an_error_is_followed(
     client = make_client(max_retry_attempts=2)
     client.invoke(script()).result(60)
     runtime.faults.extend(["500_after"] * 100)
-    future = client.invoke(script(run_s=4.0, result={"n": 1}))  # returns when the session showed life
+    future = client.invoke(script(run_s=2.0, result={"n": 1}))  # returns when the session showed life
     assert not future.done()
     assert future.result(30)["n"] == 1
     assert runtime.sessions[future.session_id].runs == 1

@@ -358,7 +358,7 @@ def test_an_outage_of_a_runtime_that_was_reached_before_is_waited_out(
     make_client: MakeClient, runtime: ScriptedRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ten seconds without a network cost a batch of 300 a sixth of its rollouts."""
-    client, send, outage = make_client(max_retry_attempts=1, deadlines=Deadlines(start_s=5)), Transport.invoke, [3]
+    client, send, outage = make_client(max_retry_attempts=1, deadlines=Deadlines(start_s=3)), Transport.invoke, [3]
 
     def invoke(transport: Transport, session_id: str, payload: bytes) -> bytes:
         if outage[0] > 0:
@@ -374,7 +374,7 @@ def test_an_outage_of_a_runtime_that_was_reached_before_is_waited_out(
     outage[0] = 3
     assert client.submit(script(result={"n": 1})).result(60)["n"] == 1
     outage[0] = 10_000
-    with pytest.raises(RolloutLostError, match="could not be reached for 5 s: no route"):
+    with pytest.raises(RolloutLostError, match="could not be reached for 3 s: no route"):
         client.submit(script()).result(60)
     assert len(runtime.sessions) == 2
 
@@ -382,8 +382,8 @@ def test_an_outage_of_a_runtime_that_was_reached_before_is_waited_out(
 def test_credentials_that_expire_after_long_throttling_are_renewed(
     make_client: MakeClient, runtime: ScriptedRuntime
 ) -> None:
-    runtime.faults.extend(["429"] * 4 + ["expired"])
-    future = make_client(deadlines=Deadlines(start_s=1.0)).submit(script(result={"n": 1}))
+    runtime.faults.extend(["429"] * 3 + ["expired"])
+    future = make_client(deadlines=Deadlines(start_s=0.8)).submit(script(result={"n": 1}))
     assert future.result(60)["n"] == 1
 
 

@@ -74,7 +74,7 @@ def test_nothing_listening_is_an_error_that_names_the_address() -> None:
 
 def test_deploy_makes_versions_and_reports_what_fails(server: Server, tmp_path: Path) -> None:
     script = tmp_path / "agent.py"
-    script.write_text((AGENTS / "probe.py").read_text())
+    script.write_text((AGENTS / "bare.py").read_text())
     arn = run(server, "deploy", str(script), "--name", "deployed", "--env", "SIDE=left").stdout.strip()
     assert arn.startswith("arn:aws:bedrock-agentcore:us-west-2:123456789012:runtime/deployed-")
     assert run(server, "deploy", str(script), "--name", "deployed").stdout.strip() == arn

@@ -24,11 +24,11 @@ def test_state_files_are_this_users_alone(start_server: Callable[..., Server], t
     state = tmp_path / "state"
     old = os.umask(0)
     try:
-        server = start_server("--state-dir", str(state))
+        server = start_server("--state-dir", str(state), agent=BARE)
     finally:
         os.umask(old)
     view = server.view
-    arn = view.deploy(AGENTS / "probe.py", "other", {"SECRET": "s3cret"})
+    arn = view.deploy(BARE, "other", {"SECRET": "s3cret"})
     assert arn
     server.invoke({})
     root = Path(json.loads((state / "server.json").read_text())["root"])
@@ -41,7 +41,7 @@ def test_state_files_are_this_users_alone(start_server: Callable[..., Server], t
 def test_a_variable_may_be_named_without_its_value(start_server: Callable[..., Server], monkeypatch: Any) -> None:
     """So that the secret of a variable is on no command line."""
     monkeypatch.setenv("KEY_OF_THE_MODEL", "from here")
-    server = start_server("--session-env", "KEY_OF_THE_MODEL")
+    server = start_server("--session-env", "KEY_OF_THE_MODEL", agent=BARE)
     assert server.invoke({"do": "where"})["env"]["KEY_OF_THE_MODEL"] == "from here"
     done = subprocess.run(
         [sys.executable, "-m", "agentcore_rl_toolkit.cli", "runtime", "serve", "--session-env", "NO_SUCH_VARIABLE"],

@@ -17,7 +17,7 @@ from .conftest import AGENTS, Server, alive, wait_for
 
 
 def test_it_serves_within_its_block_and_is_gone_after_it() -> None:
-    with LocalRuntime({"probe": AGENTS / "probe.py"}, ["--quotas", "aws-2026"]) as runtime:
+    with LocalRuntime({"probe": AGENTS / "bare.py"}, ["--quotas", "aws-2026"]) as runtime:
         client = boto3.client(
             "bedrock-agentcore",
             endpoint_url=runtime.url,
@@ -40,7 +40,7 @@ def test_an_agent_that_does_not_load_is_an_error_with_its_traceback() -> None:
 
 def test_old_versions_do_not_keep_their_processes(server: Server) -> None:
     for _ in range(3):
-        server.view.deploy(AGENTS / "probe.py", "often", {})
+        server.view.deploy(AGENTS / "bare.py", "often", {})
 
     def versions() -> list[int]:
         templates = server.view.get("/_local/status")["templates"]

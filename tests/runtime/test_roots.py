@@ -10,7 +10,7 @@ from agentcore_rl_toolkit.runtime.config import IsolationConfig, RuntimeConfig
 from agentcore_rl_toolkit.runtime.runtime import Runtime
 from agentcore_rl_toolkit.store.local import SessionFolder
 
-DEPTH = 3_000  # beyond Python's recursion limit, and its path is longer than the kernel takes
+DEPTH = 1_100  # beyond Python's recursion limit, and its path is longer than the kernel takes
 
 
 def test_a_folder_of_any_depth_is_removed_also_by_the_next_runtime(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -58,14 +57,8 @@ def fill(store: ObjectStore, root: Path) -> Path:
 
 def test_nothing_in_a_directory_hides_the_records_beside_it(store: ObjectStore, tmp_path: Path) -> None:
     e = fill(store, tmp_path)
-    descend = os.open(e, os.O_RDONLY)
-    for _ in range(3000):
-        os.mkdir("d", dir_fd=descend)
-        deeper = os.open("d", os.O_RDONLY, dir_fd=descend)
-        os.close(descend)
-        descend = deeper
-    os.close(os.open("r.json", os.O_CREAT | os.O_WRONLY, dir_fd=descend))
-    os.close(descend)
+    descend(e, "d", 1100)  # more than Python's recursion limit
+    descend(e, "long" * 40, 30)  # its path is longer than the kernel takes
     (e / "round").symlink_to(e)
     (e / "i" / "up").symlink_to("..")
     (tmp_path / "secret").write_text("{}")
@@ -83,13 +76,19 @@ def test_nothing_in_a_directory_hides_the_records_beside_it(store: ObjectStore, 
         for read in (store.get, store.head):
             with pytest.raises((ObjectNotFoundError, StoreError)):
                 read(f"e/i/{name}.json", timeout_s=30)
-    remove_deep(e / "d")
+    subprocess.run(["rm", "-rf", str(e)], check=True, timeout=60)  # pytest's own removal is recursive
 
 
-def remove_deep(path: Path) -> None:
-    """pytest's own removal is recursive."""
-    subprocess.run(["rm", "-rf", str(path)], check=True, timeout=60)
-    shutil.rmtree(path, ignore_errors=True)
+def descend(folder: Path, name: str, depth: int) -> None:
+    """Make nested folders of this name, with an object in the last one."""
+    above = os.open(folder, os.O_RDONLY)
+    for _ in range(depth):
+        os.mkdir(name, dir_fd=above)
+        below = os.open(name, os.O_RDONLY, dir_fd=above)
+        os.close(above)
+        above = below
+    os.close(os.open("r.json", os.O_CREAT | os.O_WRONLY, dir_fd=above))
+    os.close(above)
 
 
 @pytest.mark.parametrize("prefix", ["../", "e/../../", "e//", "./"])

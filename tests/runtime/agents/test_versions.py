@@ -81,7 +81,7 @@ def test_an_update_that_does_not_load_leaves_the_agent_as_it_was(
 def test_calls_do_not_wait_for_an_update(server: Server, made: dict[str, Any], tmp_path: Path) -> None:
     session_id = new_session_id()
     assert ask(server, made, session_id) == "one"
-    update(server, made, script(tmp_path, "slow", delay_s=4.0))
+    update(server, made, script(tmp_path, "slow", delay_s=2.5))
     assert (ask(server, made, session_id), ask(server, made)) == ("one", "one")
     assert endpoint(server, made) == ("1", "READY")  # all that, before it was loaded
     assert status(server, made, "2") == "READY"
@@ -95,7 +95,7 @@ def test_an_agent_that_failed_serves_once_an_update_loads(server: Server, tmp_pa
         ask(server, made)
     assert error.value.response["Error"]["Code"] == "RuntimeClientError"
     assert "not today" in error.value.response["Error"]["Message"]
-    update(server, made, script(tmp_path, "good", delay_s=1.0))
+    update(server, made, script(tmp_path, "good", delay_s=0.5))
     assert ask(server, made) == "good"  # there is nothing else to serve: this call waits
     server.delete(made)
 
@@ -105,7 +105,7 @@ def test_an_endpoint_is_aimed_at_a_version_that_is_loaded(server: Server, made: 
     assert ask(server, made) == "one"
     control.create_agent_runtime_endpoint(agentRuntimeId=identity, name="prod", agentRuntimeVersion="1")
     status(server, made, update(server, made, script(tmp_path, "bad", trouble="raise RuntimeError('no')")))
-    slow = update(server, made, script(tmp_path, "slow", delay_s=2.0))
+    slow = update(server, made, script(tmp_path, "slow", delay_s=1.2))
     for version in ("2", slow):  # failed, and not yet loaded
         with pytest.raises(ClientError) as error:
             control.update_agent_runtime_endpoint(

@@ -115,7 +115,7 @@ def test_delete_stops_sessions_and_forgets(server: Server, session_id: str) -> N
 
 
 def test_what_a_lifecycle_leaves_open_is_the_runtimes_own(start_server: Callable[..., Server]) -> None:
-    server = start_server("--set", "idle_timeout=2", "--set", "max_lifetime=7199.5")
+    server = start_server("--set", "idle_timeout=2", "--set", "max_lifetime=7199.5", agent=AGENTS / "bare.py")
     made = server.create()
     identity, control = made["agentRuntimeId"], server.control
     assert server.settled(made)["lifecycleConfiguration"] == {"idleRuntimeSessionTimeout": 2, "maxLifetime": 7200}

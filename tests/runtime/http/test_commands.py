@@ -19,7 +19,7 @@ from botocore.exceptions import ClientError
 
 from agentcore_rl_toolkit.runtime.http.commands import run_command
 
-from ..conftest import Server
+from ..conftest import AGENTS, Server
 
 
 def events(server: Server, session_id: str, command: str, **body: Any) -> list[dict[str, Any]]:
@@ -88,7 +88,7 @@ def test_a_session_that_crashes_under_a_command_is_the_platforms_error(server: S
 def test_a_template_that_is_killed_under_a_command_is_the_platforms_error(
     start_server: Callable[..., Server], session_id: str
 ) -> None:
-    server = start_server()
+    server = start_server(agent=AGENTS / "bare.py")
     server.invoke({}, session_id)
     threading.Timer(0.7, os.kill, (server.template_pid(), signal.SIGKILL)).start()
     *rest, last = events(server, session_id, "sleep 60")
@@ -104,7 +104,7 @@ def test_a_command_that_kills_itself_says_so(server: Server, session_id: str) ->
 def test_a_command_that_cannot_be_started_says_so(
     start_server: Callable[..., Server], session_id: str, tmp_path: Path
 ) -> None:
-    server = start_server("--state-dir", str(tmp_path / "state"))
+    server = start_server("--state-dir", str(tmp_path / "state"), agent=AGENTS / "bare.py")
     server.invoke({}, session_id)
     root = Path(json.loads((tmp_path / "state" / "server.json").read_text())["root"])
     shutil.rmtree(root / "s")  # where commands and the runtime meet

@@ -5,6 +5,8 @@ from __future__ import annotations
 import http.client
 import itertools
 import json
+import os
+import signal
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -85,7 +87,7 @@ def test_options_that_cannot_work_are_refused() -> None:
 
 
 def test_region_and_account_are_those_of_the_arns(start_server: Callable[..., Server], session_id: str) -> None:
-    server = start_server("--set", "region=eu-central-1", "--set", "account_id=210987654321")
+    server = start_server("--set", "region=eu-central-1", "--set", "account_id=210987654321", agent=AGENTS / "bare.py")
     assert server.arn.startswith("arn:aws:bedrock-agentcore:eu-central-1:210987654321:runtime/probe-")
     assert server.invoke({"do": "where"}, session_id)["env"]["AWS_REGION"] == "eu-central-1"
     server.default_client.stop_runtime_session(agentRuntimeArn=server.arn, runtimeSessionId=session_id)
@@ -109,6 +111,9 @@ def test_a_reply_and_a_stream_have_limits_of_their_own(start_server: Callable[..
     assert stream(1.1).count(b"data:") == 10  # longer than a reply may take to begin
     with pytest.raises(Exception, match=r"(?i)(incomplete|connection broken|read)"):
         stream(6.0)
+    os.kill(
+        server.session(session_id)["pid"], signal.SIGKILL
+    )  # it still sleeps, which the end of the runtime would wait for
 
 
 UNFIT = {

@@ -115,7 +115,7 @@ def test_bad_values_of_local_requests_are_400(server: Server) -> None:
 
 
 def test_calls_under_way_at_a_shutdown_end_as_any_others(start_server: Callable[..., Server]) -> None:
-    server = start_server()
+    server = start_server("--set", "stop_grace=3")
     client = server.client(read_timeout=30, max_pool_connections=5)
     ids = {name: new_session_id() for name in ("quick", "endless")}
 
@@ -127,12 +127,12 @@ def test_calls_under_way_at_a_shutdown_end_as_any_others(start_server: Callable[
 
     with concurrent.futures.ThreadPoolExecutor(3) as pool:
         last = pool.submit(endless)
-        first = pool.submit(server.invoke, {"do": "sleep", "s": 2.0, "say": "begun"}, ids["quick"], client=client)
+        first = pool.submit(server.invoke, {"do": "sleep", "s": 1.0, "say": "begun"}, ids["quick"], client=client)
         wait_for(lambda: all(server.logged(ids[n], "begun") for n in ("quick", "endless")))
         began = time.monotonic()
         assert server.stop() == 0
         took_s = time.monotonic() - began
         assert first.result()["calls"] == 1  # sessions get their grace
         assert last.result() == (424, "RuntimeClientError")
-    assert took_s < 25.0  # the grace of 5 s, not the callers'
+    assert took_s < 25.0  # the grace of 3 s, not the callers'
     assert "Traceback" not in server.output.read_text()

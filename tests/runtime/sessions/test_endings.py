@@ -46,11 +46,11 @@ def test_graceful_stop_leaves_nothing_and_exits_0(start_server: Callable[..., Se
 
 
 def test_a_runtime_ends_although_a_session_has_stopped_its_template(start_server: Callable[..., Server]) -> None:
-    server = start_server("--set", "stop_grace=1", agent=BARE)
+    server = start_server("--set", "stop_grace=0.2", agent=BARE)
     pids = fill(server)
     os.kill(server.template_pid(), signal.SIGSTOP)
     server.process.terminate()
-    assert server.process.wait(60) == 0, server.output.read_text()
+    assert server.process.wait(25) == 0, server.output.read_text()
     wait_for(lambda: not any(alive(pid) for pid in pids))
     assert "Traceback" not in server.output.read_text()
 

@@ -80,7 +80,7 @@ def test_an_agent_deleted_while_it_loads_leaves_nothing_behind(
     agent.write_text(
         f"import os, time\nopen({str(tmp_path / 'began')!r}, 'w').write(str(os.getpid()))\ntime.sleep(100)\n"
     )
-    server = start_server("--writable", str(tmp_path))
+    server = start_server("--writable", str(tmp_path), agent=AGENTS / "bare.py")
     made = server.create(agent)
     wait_for((tmp_path / "began").exists)
     with ThreadPoolExecutor() as pool:

@@ -11,7 +11,7 @@ from botocore.exceptions import ReadTimeoutError
 
 from agentcore_rl_toolkit.contract import new_session_id
 
-from ..conftest import Server, alive, wait_for
+from ..conftest import AGENTS, Server, alive, wait_for
 
 AGENT_HEAD = """
 from bedrock_agentcore.runtime import BedrockAgentCoreApp
@@ -38,12 +38,12 @@ def agent_file(tmp_path: Path) -> Callable[[str], Path]:
 def test_idle_session_ends_and_its_folder_goes(
     start_server: Callable[..., Server], session_id: str, tmp_path: Path
 ) -> None:
-    server = start_server("--set", "idle_timeout=2", "--state-dir", str(tmp_path / "state"))
+    server = start_server("--set", "idle_timeout=1", "--state-dir", str(tmp_path / "state"), agent=AGENTS / "bare.py")
     server.invoke({}, session_id)
     pid = server.session(session_id)["pid"]
     ended = wait_for(lambda: server.ended(session_id))
     assert ended["state"] == "idle"
-    assert 1.9 < ended["idle_s"] < 30
+    assert 0.9 < ended["idle_s"] < 30
     assert not alive(pid)
     wait_for(lambda: not list((tmp_path / "state" / "sessions").glob("*/*")))
     assert server.invoke({}, session_id)["calls"] == 1
@@ -80,10 +80,10 @@ atexit.register(note, "exit function ran")
 def test_session_that_ignores_sigterm_is_killed_with_all_it_started(
     start_server: Callable[..., Server], session_id: str
 ) -> None:
-    server = start_server("--set", "stop_grace=1")
+    server = start_server("--set", "stop_grace=0.5")
     daemon = server.invoke({"do": "spawn"}, session_id)["child"]
     assert daemon in server.processes()
-    client = server.client(read_timeout=2)
+    client = server.client(read_timeout=1)
     with pytest.raises(ReadTimeoutError):
         server.invoke({"do": "spin", "s": 30}, session_id, client=client)  # its loop is blocked: SIGTERM has no effect
     server.default_client.stop_runtime_session(agentRuntimeArn=server.arn, runtimeSessionId=session_id)

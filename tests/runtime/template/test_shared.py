@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,19 +36,14 @@ def service() -> Iterator[str]:
         yield url
 
 
-def keeper(server: Server, service: str, kind: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """An agent that keeps this open, and how its template starts sessions."""
-    made = server.create(AGENTS / "keeps.py", environmentVariables={"KEEPS": kind, "URL": service})
+def test_sessions_of_an_agent_that_is_connected_get_their_own_answers(server: Server, service: str) -> None:
+    made = server.create(AGENTS / "keeps.py", environmentVariables={"KEEPS": "connection", "URL": service})
 
     def loaded() -> Any:
         templates = server.view.get("/_local/status")["templates"]
         return next((t for t in templates if t["runtime_id"] == made["agentRuntimeId"]), None)
 
-    return made, wait_for(loaded)
-
-
-def test_sessions_of_an_agent_that_is_connected_get_their_own_answers(server: Server, service: str) -> None:
-    made, template = keeper(server, service, "connection")
+    template = wait_for(loaded)
 
     def ask(number: int) -> Any:
         return server.invoke({"number": number}, new_session_id(), arn=made["agentRuntimeArn"])
@@ -57,32 +57,56 @@ def test_sessions_of_an_agent_that_is_connected_get_their_own_answers(server: Se
     server.delete(made)
 
 
-@pytest.mark.parametrize(
-    ("kind", "reason"),
-    [
-        ("connection of a thread", "a connection to 127.0.0.1:"),
-        ("unix", "a connection to @keeps-"),
-        ("udp", "a socket at 0.0.0.0:"),
-        ("listener", "a socket at 127.0.0.1:"),
-        ("input of a child", "a pipe"),
-        ("socket of a child", "a socket pair"),
-        ("terminal", "/dev/"),
-        ("pool", "threads"),
-        ("new database", "/agent.db.new"),
-        ("database to read", "/agent.db"),
-        ("rows", "/agent.db.rows"),
-        ("file to change", "/agent.db.state"),
-        ("loop", "an event loop"),
-        ("closed connection", None),
-        ("child", None),
-        ("database in memory", None),
-        ("log", None),
-        ("tracker", None),
-        ("used loop", None),
-    ],
-)
-def test_what_forks_would_share_is_found(server: Server, service: str, kind: str, reason: str | None) -> None:
-    made, template = keeper(server, service, kind)
-    assert template["start"] == ("fork" if reason is None else "libraries")
-    assert (reason or "") in (template["reason"] or "")
-    server.delete(made)
+REASONS = {
+    "connection of a thread": "a connection to 127.0.0.1:",
+    "unix": "a connection to @keeps-",
+    "udp": "a socket at 0.0.0.0:",
+    "listener": "a socket at 127.0.0.1:",
+    "input of a child": "a pipe",
+    "socket of a child": "a socket pair",
+    "terminal": "/dev/",
+    "pool": "threads",
+    "new database": "/agent.db.new",
+    "database to read": "/agent.db",
+    "rows": "/agent.db.rows",
+    "file to change": "/agent.db.state",
+    "loop": "an event loop",
+    "closed connection": "",
+    "child": "",
+    "database in memory": "",
+    "log": "",
+    "tracker": "",
+    "used loop": "",
+}
+# Each kind is kept open in a process of its own, as the template is when its agent is loaded.
+CHECK = f"""
+import json, os, runpy, signal, sys
+from agentcore_rl_toolkit.runtime.template.process import CannotForkError, check_forkable
+kinds = runpy.run_path({str(AGENTS / "keeps.py")!r})["KINDS"]
+for kind in sys.argv[1:]:
+    child = os.fork()
+    if child == 0:
+        os.setpgid(0, 0)
+        kept, reason = kinds[kind](), ""
+        try:
+            check_forkable(-1)
+        except CannotForkError as e:
+            reason = str(e)
+        print(json.dumps([kind, reason]), flush=True)
+        os.killpg(0, signal.SIGKILL)
+    os.waitpid(child, 0)
+"""
+
+
+def test_what_forks_would_share_is_found(service: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CHECK, *REASONS],
+        env={**os.environ, "URL": service, "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    found = dict(map(json.loads, done.stdout.splitlines()))
+    assert found.keys() == REASONS.keys(), done.stderr
+    for kind, reason in REASONS.items():
+        assert (reason in found[kind], bool(reason)) == (True, bool(found[kind])), (kind, found[kind])
