@@ -18,7 +18,7 @@ from agentcore_rl_toolkit.backends.collection.collect import collect_async
 from agentcore_rl_toolkit.backends.collection.groups import CollectConfig, Group, GroupRequest, UsableSteps, summarize
 from agentcore_rl_toolkit.backends.collection.recording import open_recording
 from agentcore_rl_toolkit.backends.collection.stream import GroupStream
-from agentcore_rl_toolkit.backends.llm_judge import JudgeSettings, judge_group
+from agentcore_rl_toolkit.backends.llm_judge import JudgeSettings, dialogue_of, judge_group
 from agentcore_rl_toolkit.backends.rllm.settings import RllmConfig
 from agentcore_rl_toolkit.backends.sagemaker.job import JobConfig
 from agentcore_rl_toolkit.backends.service import RolloutService, ServiceSettings
@@ -83,6 +83,18 @@ async def collected(episodes: Sequence[Episode], settings: JudgeSettings | None,
 def returned(text: str, **record: Any) -> Episode:
     """An agent that returns a text and maybe a reward; without a dialogue the judge reads what it returned."""
     return Episode(input_id="a", turns=[turn()], record={"answer": text, **record})
+
+
+def test_a_judge_reads_a_result_without_the_agents_own_scores() -> None:
+    scores = {
+        "rewards": 1.0,
+        "turn_rewards": {"call-1": 1.0},
+        "metrics": {"calls": 3},
+        "feedback": "good",
+        "_agent": {},
+    }
+    [message] = dialogue_of(None, {"answer": "4", "status_code": 200, **scores})
+    assert json.loads(message["content"]) == {"answer": "4"}
 
 
 async def test_a_judge_reads_the_group_in_two_orders_and_a_score_is_the_mean(judge: Any) -> None:

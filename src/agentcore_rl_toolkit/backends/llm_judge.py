@@ -22,17 +22,15 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..client.data import read_text
-from ..contract import ANSWER_FIELD, redact
+from ..contract import redact
 from ..errors import ConfigError, JudgeError, UpstreamError
 from ..runs.record import text_of
 from .chat import TOKENS, ask
+from .scorer import answer_of
 from .settings import NotNegative, Positive, SettingsGroup
 
 KEY = "AGENTCORE_RL_JUDGE_KEY"
 MOST_CHARACTERS = 200_000  # limit for a group in one call: about 50,000 tokens
-# Fields of a record with the agent's own scores.
-_OF_AGENT = (*("rewards", "reward", "metrics", "feedback"), *("status_code", "stop_reason", "outcome"))
-_KEYS = ("payload", "input_id", "s3_bucket", "result_key")  # keys that are not part of the result
 
 INSTRUCTIONS = """\
 You compare attempts of an AI agent at one task. Give each attempt a score from 0 to 1 by the rubric below.
@@ -119,8 +117,7 @@ def dialogue_of(
     """Return the text for a judge: the dialogue of a rollout, or the agent's result without its reward."""
     if dialogue:
         return list(dialogue)
-    shown = {k: v for k, v in (record or {}).items() if k not in _OF_AGENT + _KEYS and not k.startswith("_")}
-    shown = record[ANSWER_FIELD] if record and ANSWER_FIELD in record else shown
+    shown = answer_of({name: value for name, value in (record or {}).items() if name != "feedback"})
     return [{"role": "assistant", "content": json.dumps(redact(shown), ensure_ascii=False, default=str)}]
 
 

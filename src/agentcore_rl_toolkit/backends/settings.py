@@ -144,9 +144,12 @@ class SettingsGroup(BaseModel):
         return ConfigError(f"{shown} {why}, got {repr(problem['input'])[:80]}" if name else why)
 
     @classmethod
+    @functools.cache
     def known(cls) -> Mapping[str, tuple[str, FieldInfo]]:
         """Return each setting by name: its group, empty for one without a group, and its definition."""
-        return _known(cls)
+        groups = _groups(cls)
+        found = {name: ("", field) for name, field in cls.model_fields.items() if name not in groups}
+        return found | {name: (group, f) for group, part in groups.items() for name, f in part.model_fields.items()}
 
     @classmethod
     def kinds(cls) -> dict[str, Any]:
@@ -250,13 +253,6 @@ def near(name: str, known: Sequence[str]) -> str:
 def _groups(kind: type[SettingsGroup]) -> dict[str, type[SettingsGroup]]:
     kinds = {name: field.annotation for name, field in kind.model_fields.items()}
     return {name: part for name, part in kinds.items() if isinstance(part, type) and issubclass(part, SettingsGroup)}
-
-
-@functools.cache
-def _known(kind: type[SettingsGroup]) -> Mapping[str, tuple[str, FieldInfo]]:
-    groups = _groups(kind)
-    found = {name: ("", field) for name, field in kind.model_fields.items() if name not in groups}
-    return found | {name: (group, f) for group, part in groups.items() for name, f in part.model_fields.items()}
 
 
 def read_settings(path: str | Path) -> dict[str, Any]:

@@ -8,12 +8,13 @@ Sources: vLLM 0.32, `entrypoints/rl/online/api_router.py`, `entrypoints/serve/de
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 from .._servers.keys import key_for
 from ..errors import ConfigError, WeightsError
@@ -21,7 +22,6 @@ from .checkpoint import WEIGHTS_FILE
 
 Kind = Literal["policy", "vllm", "sglang"]
 InFlight = Literal["wait", "keep", "abort"]
-T = TypeVar("T")
 LOAD_S = 600.0  # reading 60 GB from a network file system
 ASK_S = 300.0  # vLLM's first answer took 104 s on busy cores
 
@@ -106,11 +106,11 @@ class Engine:
     def _hint(self, status: int) -> str:
         return ""
 
-    def _read(self, path: str, body: Any, what: str, read: Callable[[Any], T]) -> T:
-        """Return what is read from an answer."""
-        answer = self._ask(path, body)
+    @contextlib.contextmanager
+    def _reading(self, what: str, answer: Any) -> Iterator[None]:
+        """Raise WeightsError if the block does not find this in an answer."""
         try:
-            return read(answer)
+            yield
         except (KeyError, TypeError, ValueError, IndexError) as e:
             raise WeightsError(f"{self._at.engine} at {self._at.url} gave no {what}: {answer}") from e
 
@@ -157,12 +157,9 @@ class Engine:
             "return_token_ids": True,
             "skip_special_tokens": False,
         }
-        return self._read(
-            "/v1/completions",
-            body,
-            "token ids and logprobs",
-            lambda answer: [Sampled.of(c["token_ids"], c["logprobs"]["token_logprobs"]) for c in answer["choices"]],
-        )
+        answer = self._ask("/v1/completions", body)
+        with self._reading("token ids and logprobs", answer):
+            return [Sampled.of(c["token_ids"], c["logprobs"]["token_logprobs"]) for c in answer["choices"]]
 
     def logprobs(self, ids: list[int]) -> list[float]:
         """Return the logprob of each token but the first, at temperature 1. Shapes: (T,) -> (T - 1,)."""
@@ -173,12 +170,10 @@ class Engine:
             "temperature": 0.0,
             "prompt_logprobs": 0,
         }
-
-        def read(answer: Any) -> list[float]:
-            given = zip(ids[1:], answer["choices"][0]["prompt_logprobs"][1:], strict=True)
-            return [float(entry[str(token)]["logprob"]) for token, entry in given]
-
-        return self._read("/v1/completions", body, "prompt_logprobs", read)
+        answer = self._ask("/v1/completions", body)
+        with self._reading("prompt_logprobs", answer):
+            given = answer["choices"][0]["prompt_logprobs"]
+            return [float(e[str(token)]["logprob"]) for token, e in zip(ids[1:], given[1:], strict=True)]
 
 
 class PolicyServer(Engine):
@@ -260,19 +255,14 @@ class SGLangServer(Engine):
         sampling = {"max_new_tokens": max_tokens, "temperature": temperature, "n": n}
         sampling |= {"top_p": 1.0, "top_k": -1, "min_p": 0.0}
         body: dict[str, Any] = {"input_ids": prompt_ids, "sampling_params": sampling, "return_logprob": True}
-
-        def read(answer: Any) -> list[Sampled]:
+        answer = self._ask("/generate", body)
+        with self._reading("token ids and logprobs", answer):
             each = [a["meta_info"]["output_token_logprobs"] for a in (answer if isinstance(answer, list) else [answer])]
             return [Sampled.of([e[1] for e in tokens], [e[0] for e in tokens]) for tokens in each]
-
-        return self._read("/generate", body, "token ids and logprobs", read)
 
     def logprobs(self, ids: list[int]) -> list[float]:
         sampling = {"max_new_tokens": 1, "temperature": 0.0}
         body = {"input_ids": ids, "sampling_params": sampling, "return_logprob": True, "logprob_start_len": 0}
-        return self._read(
-            "/generate",
-            body,
-            "input_token_logprobs",
-            lambda answer: [float(entry[0]) for entry in answer["meta_info"]["input_token_logprobs"][1:]],
-        )
+        answer = self._ask("/generate", body)
+        with self._reading("input_token_logprobs", answer):
+            return [float(entry[0]) for entry in answer["meta_info"]["input_token_logprobs"][1:]]

@@ -322,7 +322,6 @@ class CollectStats:
     trained_tokens: int
     turns: int
     sequences: int
-    forked_rollouts: int
     metrics: Mapping[str, float] = field(default_factory=dict)
     causes: Mapping[str, int] = field(default_factory=dict)
     policy_failures: Mapping[str, int] = field(default_factory=dict)
@@ -375,7 +374,6 @@ def summarize(groups: Sequence[Group]) -> CollectStats:
         trained_tokens=sum(r.trained_tokens for r in reports),
         turns=sum(r.turns for r in reports),
         sequences=sum(r.sequences for r in reports),
-        forked_rollouts=sum(r.sequences > 1 for r in reports),
         metrics=mean_metrics(r.reward_detail.metrics for r in usable if r.reward_detail is not None),
         causes=dict(Counter(r.cause.value for r in rollouts if r.cause is not None)),
         policy_failures=dict(Counter(r.failure for r in rollouts if r.failure is not None)),

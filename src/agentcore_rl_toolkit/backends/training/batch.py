@@ -94,7 +94,7 @@ def to_data(
 
 
 def datum_of(tokens: list[int], inputs: Mapping[str, list[Any]]) -> Datum:
-    """Make the datum of a service's request. ``inputs`` have the names in its API, and one value per token."""
+    """Make a datum of inputs with the names in services' APIs, one value per token. No token counts as fresh."""
     zeros = [0.0] * len(tokens)
     return Datum(
         tokens=tokens,

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from .batch import Datum
+from .batch import Datum, datum_of
 from .client import Loss, TrainingClient
 from .settings import OptimizerSettings
 
@@ -50,23 +50,11 @@ def _steps(rows: Sequence[Row], epochs: int, batch_tokens: int, seed: int) -> li
         random.Random(f"{seed}/{epoch}").shuffle(order)
         held = batch_tokens  # an epoch begins with a new step
         for row in order:
-            length = len(row["input_ids"])
+            ids, length = list(row["input_ids"]), len(row["input_ids"])
             if held + length > batch_tokens:
                 steps.append([])
                 held = 0
-            steps[-1].append(_datum(row))
+            inputs = {"target_tokens": ids[1:], "weights": list(row["assistant_masks"])[1:]}
+            steps[-1].append(datum_of(ids[:-1], inputs))
             held += length
     return steps
-
-
-def _datum(row: Row) -> Datum:
-    ids, mask = list(row["input_ids"]), list(row["assistant_masks"])[1:]
-    nothing = [0.0] * len(mask)
-    return Datum(
-        tokens=ids[:-1],
-        target_tokens=ids[1:],
-        logprobs=nothing,
-        advantages=nothing,
-        mask=mask,
-        fresh=[False] * len(mask),
-    )

@@ -10,9 +10,6 @@ from ..service import RolloutService
 from .bridge import Bridge
 from .settings import AgentCoreConfig
 
-# verl's names of sampling parameters -> OpenAI's. OpenAI's clients do not have the others.
-_PARAMETERS = ("temperature", "top_p", "top_k", "repetition_penalty")
-
 
 def open_service(agentcore: AgentCoreConfig, config: Any, llm_client: Any) -> tuple[RolloutService, Bridge | None]:
     """Open clients and gateway over verl's engines, and the bridge if the gateway samples through `llm_client`."""
@@ -39,12 +36,6 @@ def tokenizer_folder(model_path: str) -> str:
     folder = tempfile.mkdtemp(prefix="agentcore-rl-tokenizer-")
     AutoTokenizer.from_pretrained(local).save_pretrained(folder)
     return folder
-
-
-def openai_params(sampling_params: dict[str, Any]) -> dict[str, Any]:
-    """Convert verl's sampling parameters to OpenAI's names. Leave out neutral values."""
-    found = {k: sampling_params[k] for k in _PARAMETERS if sampling_params.get(k) is not None}
-    return {k: v for k, v in found.items() if (k, v) not in (("top_k", -1), ("repetition_penalty", 1.0))}
 
 
 def with_steps(output: dict[str, Any], global_steps: Any) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from ..collection.groups import CollectedRollout, Group, GroupRequest, summarize
 from ..collection.recording import FILTERED
 from ..collection.samples import to_samples
 from ..service import RolloutService
-from .adapter import open_service, openai_params, with_steps
+from .adapter import open_service, with_steps
 from .bridge import Bridge
 from .convert import to_verl
 from .dataset import PAYLOAD_KEY
@@ -149,7 +149,8 @@ class AgentCoreManager:
             input_id=f"{payload_id(payload)}-{uid}",
             payload=dict(payload),
             n=int(row.pop("__rollout_n__", section.n)),
-            sampling_params=openai_params(params),
+            # Without absent and neutral values. OpenAI's clients do not have verl's other parameters.
+            sampling_params={k: v for k, v in params.items() if v is not None and (k, v) != ("top_k", -1)},
         )
 
     def _write(self, group: Group, row: Mapping[str, Any], uid: str, partition: str) -> int:
