@@ -58,6 +58,7 @@ def test_a_mistake_is_named(tmp_path: Path, change: dict[str, Any], match: str) 
 )
 def test_agents_are_held_to_what_trl_samples_with(tmp_path: Path, training: dict[str, Any]) -> None:
     config = TrlConfig.from_file(written(tmp_path, training=training, sampling_params={"max_tokens": 8}))
+    assert config.shown()["sampling_params"] == config.trained_sampling(), "a promotion reads the temperature there"
     assert config.collect_config().sampling_params == {"max_tokens": 8, **training}
 
 

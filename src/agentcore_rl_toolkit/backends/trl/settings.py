@@ -110,6 +110,10 @@ class TrlConfig(ServiceSettings):
     def collect_config(self) -> CollectConfig:
         return super().collect_config().replace(sampling_params=self.trained_sampling())
 
+    def shown(self) -> dict[str, Any]:
+        """Return the settings as a run's folder keeps them, with the sampling parameters of its rollouts."""
+        return {**super().shown(), "sampling_params": self.trained_sampling()}
+
     def trained_sampling(self) -> dict[str, Any]:
         """Return the agents' sampling parameters, with `training.temperature`, by which TRL divides its logits."""
         training = self.trl.training
