@@ -65,7 +65,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_local_agent_is_scored_and_a_run_that_goes_on_starts_nothing_again(folder: Path) -> None:
+def test_local_agent_is_scored_and_a_run_that_goes_on_starts_nothing_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, command_line: Any
+) -> None:
     with (folder / "data.jsonl").open("a") as rows:
         rows.write('\n{"id": "p8", "answer": null}\n{"id": "p9", "answer": 4}')
     options = ("--agent", "agent.py", *COLD, "--concurrency", "4", "--for-training", "--limit", "9")
@@ -88,7 +90,8 @@ def test_local_agent_is_scored_and_a_run_that_goes_on_starts_nothing_again(folde
         assert {step["phase"]: step["rollouts"] for step in kept.steps()} == {"train": 9}
         durations = {row["session_id"]: (row["elapsed_s"], row["ended_s"]) for row in kept.rollouts()}
         assert [row["error"].split(":")[0] for row in kept.rollouts(Query(outcome="agent_error"))] == ["KeyError"]
-    named = run(folder, *options, "--out", "runs/eval-data")
+    monkeypatch.chdir(folder)
+    named = command_line("eval", *words((*options, "--out", "runs/eval-data")))
     assert named.returncode == 2
     assert "--resume" in named.stderr
     sessions = {json.loads(line)["session_id"] for line in (out / "results.jsonl").read_text().splitlines()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import signal
 import urllib.error
@@ -194,15 +195,21 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
         yield start
 
 
-@pytest.fixture(scope="module", params=["sync", "asgi"])
-def agent(request: pytest.FixtureRequest, start: Start) -> Agent:
-    """Agents that answer with what they see."""
-    return start({"sync": SYNC, "asgi": ASGI}[request.param])
-
-
 @pytest.fixture(scope="module")
-def streaming(start: Start) -> Agent:
-    return start(ASYNC)
+def agents(start: Start) -> Callable[[str], Agent]:
+    """The agent of a source, which all tests share."""
+    return functools.cache(start)
+
+
+@pytest.fixture(params=["sync", "asgi"])
+def agent(request: pytest.FixtureRequest, agents: Callable[[str], Agent]) -> Agent:
+    """Agents that answer with what they see."""
+    return agents({"sync": SYNC, "asgi": ASGI}[request.param])
+
+
+@pytest.fixture
+def streaming(agents: Callable[[str], Agent]) -> Agent:
+    return agents(ASYNC)
 
 
 @pytest.fixture
@@ -275,8 +282,8 @@ def test_an_exception_after_the_first_part_of_a_stream_is_the_agents(streaming: 
     assert "_answer" not in failed
 
 
-def test_an_error_response_is_the_agents_failure_and_plain_text_an_answer(start: Start) -> None:
-    agent = start(ASGI)
+def test_an_error_response_is_the_agents_failure_and_plain_text_an_answer(agents: Callable[[str], Agent]) -> None:
+    agent = agents(ASGI)
     failed = agent.run({"fail": "refuse"})
     assert failed["outcome"] == "agent_error"
     assert failed["stop_reason"] == 'the agent answered with HTTP 404: {"detail":"no such order"}'
@@ -301,17 +308,21 @@ def test_an_error_response_is_the_agents_failure_and_plain_text_an_answer(start:
 
 
 @pytest.mark.parametrize("source", [SYNC, COROUTINE, ASYNC, ASGI])
-def test_an_agent_that_calls_exit_fails_its_rollout_and_the_next_one_runs(start: Start, source: str) -> None:
-    agent = start(source)
+def test_an_agent_that_calls_exit_fails_its_rollout_and_the_next_one_runs(
+    agents: Callable[[str], Agent], source: str
+) -> None:
+    agent = agents(source)
     failed = agent.run({"fail": "exit"})
     assert (failed["outcome"], failed["_agent"]["cause"]) == ("agent_error", "agent")
     assert "a tool of the agent ended" in failed["stop_reason"] + failed["traceback"]
     assert agent.run({})["outcome"] == "ok"
 
 
-def test_an_agent_that_calls_exit_below_a_middleware_or_in_a_stream_fails_its_rollout(start: Start) -> None:
+def test_an_agent_that_calls_exit_below_a_middleware_or_in_a_stream_fails_its_rollout(
+    agents: Callable[[str], Agent],
+) -> None:
     """Each runs the agent in a task, and asyncio ends the server's loop at a SystemExit of a task."""
-    agent = start(BELOW)
+    agent = agents(BELOW)
     for text in ("stream", "x"):
         failed = agent.run({"text": text})
         assert (failed["outcome"], failed["_agent"]["cause"]) == ("agent_error", "agent")
@@ -321,9 +332,9 @@ def test_an_agent_that_calls_exit_below_a_middleware_or_in_a_stream_fails_its_ro
 
 @pytest.mark.parametrize("env", [{}, {"PLAIN": "1"}], ids=["below-a-middleware", "plain"])
 def test_an_exception_after_a_complete_answer_leaves_the_answer_and_an_earlier_one_fails_the_rollout(
-    start: Start, env: dict[str, str]
+    start: Start, agents: Callable[[str], Agent], env: dict[str, str]
 ) -> None:
-    agent = start(BELOW, env=env)
+    agent = start(BELOW, env=env) if env else agents(BELOW)
     for text in ("json", "stream"):
         for later in ("code", "exit"):
             record = agent.run({"text": text, "later": later})
@@ -405,8 +416,10 @@ def test_a_rollout_keeps_the_session_busy_and_ends_with_a_record_at_sigterm(
     agent.process.wait(60)
 
 
-def test_an_agent_that_blocks_its_loop_delays_no_reply_to_its_rollout(start: Start, tmp_path: Path) -> None:
-    agent = start(ASGI)
+def test_an_agent_that_blocks_its_loop_delays_no_reply_to_its_rollout(
+    agents: Callable[[str], Agent], tmp_path: Path
+) -> None:
+    agent = agents(ASGI)
     path, reply = agent.rollout({"wait": str(tmp_path / "go")}, session=new_session())
     assert reply["status"] == "processing"
     assert not path.exists()
