@@ -51,7 +51,7 @@ ALIVE_SUFFIX = ".alive"
 
 # InvokeAgentRuntime takes 33 to 256 characters. The id travels in a header, which carries no others and no blank at its ends.
 SESSION_ID_PATTERN = re.compile(r"[!-~][ -~]{31,254}[!-~]")
-MAX_KEY_BYTES = 1024  # S3's own limit on a key
+MAX_KEY_BYTES = 1024  # S3's limit. The other stores have it too, so that a run can move between them
 MAX_DEPTH = 200  # levels of a record
 
 IdValue = str | int | float  # an experiment or input id as a caller writes it. In a key it stands as `str` writes it
@@ -62,7 +62,7 @@ TEXTS_FIELD = "texts"
 POLICY_REWARD_FIELD = "policy_reward"  # the agent's reward for failures of the policy, in a record's own block
 TRAIN_RULES = ("all", "task", "main")  # any other word is a tag; `trajectory.selection` defines each
 DEFAULT_TRAIN = "task"
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 _REGION = re.compile(r"[a-z0-9-]{1,40}")  # it becomes a part of the host that records go to
 _TAG = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -174,7 +174,7 @@ def _check_parts(text: str, name: str) -> str:
         trouble = "has a part '.' or '..', which leads out of its experiment: write the name without it"
     elif "" in parts:
         trouble = "begins or ends with '/' or has '//', which stores read as another name: remove the extra '/'"
-    elif _CONTROL.search(text):
+    elif CONTROL.search(text):
         trouble = "holds a control character, which not every store takes: remove it"
     elif _SURROGATE.search(text):
         trouble = "holds half a character (a lone surrogate): repair the text it comes from"

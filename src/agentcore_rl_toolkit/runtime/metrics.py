@@ -22,37 +22,29 @@ class Metrics:
             self.start_sum_s += seconds
             self.starts.update([*(f"{bound:g}" for bound in START_BOUNDS_S if seconds <= bound), "+Inf"])
 
-
-def render(
-    metrics: Metrics,
-    *,
-    states: Mapping[str, int],
-    started: int,
-    ended: Mapping[str, int],
-    refused: Mapping[str, int],
-    faults: Mapping[str, int],
-) -> bytes:
-    """Render all metrics as one text."""
-    requests = {f'{{operation="{o}",status="{status}"}}': n for (o, status), n in sorted(metrics.requests.items())}
-    bounds = (*(f"{bound:g}" for bound in START_BOUNDS_S), "+Inf")
-    starts: dict[str, float] = {f'_bucket{{le="{bound}"}}': metrics.starts[bound] for bound in bounds}
-    starts |= {"_sum": metrics.start_sum_s, "_count": metrics.starts["+Inf"]}
-    known_states = {state: states.get(state, 0) for state in ("starting", "active", "idle")}
-    families: tuple[tuple[str, str, Mapping[str, float]], ...] = (
-        ("sessions", "gauge", _labeled("state", known_states)),
-        ("sessions_started_total", "counter", {"": started}),
-        ("sessions_ended_total", "counter", _labeled("reason", ended)),
-        ("requests_total", "counter", requests),
-        ("refused_total", "counter", _labeled("error", refused)),
-        ("faults_injected_total", "counter", _labeled("kind", faults)),
-        ("session_start_seconds", "histogram", starts),
-        ("session_cpu_seconds_total", "counter", {"": metrics.session_cpu_s}),
-    )
-    lines = []
-    for name, kind, samples in families:
-        lines.append(f"# TYPE agentcore_runtime_{name} {kind}")
-        lines += [f"agentcore_runtime_{name}{suffix} {round(value, 6):.15g}" for suffix, value in samples.items()]
-    return ("\n".join(lines) + "\n").encode()
+    def render(
+        self, states: Counter[str], started: int, ended: Counter[str], refused: Counter[str], faults: Counter[str]
+    ) -> str:
+        """Render all metrics as one text, with the counts that the session table, the quotas, and the fault plan have."""
+        requests = {f'{{operation="{o}",status="{status}"}}': n for (o, status), n in sorted(self.requests.items())}
+        bounds = (*(f"{bound:g}" for bound in START_BOUNDS_S), "+Inf")
+        starts: dict[str, float] = {f'_bucket{{le="{bound}"}}': self.starts[bound] for bound in bounds}
+        starts |= {"_sum": self.start_sum_s, "_count": self.starts["+Inf"]}
+        families: tuple[tuple[str, str, Mapping[str, float]], ...] = (
+            ("sessions", "gauge", _labeled("state", {name: states[name] for name in ("starting", "active", "idle")})),
+            ("sessions_started_total", "counter", {"": started}),
+            ("sessions_ended_total", "counter", _labeled("reason", ended)),
+            ("requests_total", "counter", requests),
+            ("refused_total", "counter", _labeled("error", refused)),
+            ("faults_injected_total", "counter", _labeled("kind", faults)),
+            ("session_start_seconds", "histogram", starts),
+            ("session_cpu_seconds_total", "counter", {"": self.session_cpu_s}),
+        )
+        lines = []
+        for name, kind, samples in families:
+            lines.append(f"# TYPE agentcore_runtime_{name} {kind}")
+            lines += [f"agentcore_runtime_{name}{suffix} {round(value, 6):.15g}" for suffix, value in samples.items()]
+        return "\n".join(lines) + "\n"
 
 
 def _labeled(label: str, counts: Mapping[str, int]) -> dict[str, float]:

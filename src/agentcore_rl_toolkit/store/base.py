@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import math
 import os
-import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
@@ -15,13 +14,12 @@ from datetime import UTC, datetime
 from typing import TypeVar
 
 from .._portal import Portal
+from ..contract import CONTROL, MAX_KEY_BYTES
 from ..errors import AgentCoreRLError, ConfigError, ObjectExistsError, ObjectTooLargeError, StoreError
 
 T = TypeVar("T")
 
 DEFAULT_TIMEOUT_S = 60.0
-MAX_KEY_BYTES = 1024  # S3's limit. The other stores have it too, so that a run can move between them
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 _portal = Portal("agentcore-rl-store")  # one loop per process, under every store's sync methods
 
@@ -208,7 +206,7 @@ def check_key(key: str) -> str:
     """Return the key unchanged. Raises: ConfigError when it is empty, too long, not Unicode, or could leave its folder."""
     if not key or not isinstance(key, str):
         raise ConfigError(f"an object key must be a non-empty string, got {key!r}")
-    if _CONTROL.search(key) or any(part in ("", ".", "..") for part in key.split("/")):
+    if CONTROL.search(key) or any(part in ("", ".", "..") for part in key.split("/")):
         raise ConfigError(f"object key {key!r}: no empty part, '.', '..' or control character")
     try:
         size = len(key.encode())

@@ -9,7 +9,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from ...errors import ConfigError
-from .. import metrics
 from ..api.faults import FaultPlan
 from ..runtime import Runtime
 from ..wire import invalid, not_found, parse_target
@@ -52,14 +51,9 @@ class LocalApi:
         return JSONResponse(self.runtime.status())
 
     async def metrics(self, request: Request) -> Response:
-        text = metrics.render(
-            self.runtime.metrics,
-            states=Counter(session["state"] for session in self.table.describe()),
-            started=self.table.started_total,
-            ended=self.table.ended_total,
-            refused=self.runtime.quotas.refused,
-            faults=self.runtime.faults.injected,
-        )
+        table, refused, injected = self.table, self.runtime.quotas.refused, self.runtime.faults.injected
+        states = Counter(session["state"] for session in table.describe())
+        text = self.runtime.metrics.render(states, table.started_total, table.ended_total, refused, injected)
         return Response(text, media_type="text/plain; version=0.0.4")
 
     async def endings(self, request: Request) -> Response:

@@ -30,8 +30,8 @@ class Launcher(Protocol):
     async def start(self) -> None: ...
     async def close(self) -> None: ...
 
-    async def prepare(self, agent: Agent) -> None:
-        """Load an agent version. Raises: AgentLoadError."""
+    async def prepare(self, agent: Agent) -> object:
+        """Load an agent version unless it is loaded. Raises: AgentLoadError."""
 
     async def forget(self, agent: Agent) -> None:
         """End an agent version with its sessions."""
