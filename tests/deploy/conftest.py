@@ -35,28 +35,39 @@ app.run()
 
 
 @contextlib.contextmanager
-def an_aws(folder: Path) -> Iterator[dict[str, str]]:
-    """An AWS for tests, and the environment in which unmodified clients find it."""
+def empty_moto() -> Iterator[str]:
+    """Where an AWS of moto's is, whose services of deployments have nothing."""
     for service in ("iam", "ecr", "s3", "bedrock-agentcore-control"):
         for regions in get_backend(service).values():
             for backend in regions.values():
                 backend.reset()
+    with moto_server() as moto:
+        yield moto
+
+
+def environment(moto: str, runtime: str) -> dict[str, str]:
+    """The variables with which unmodified clients find both."""
+    return {
+        "AWS_ENDPOINT_URL": moto,
+        "AWS_ENDPOINT_URL_BEDROCK_AGENTCORE": runtime,
+        "AWS_ENDPOINT_URL_BEDROCK_AGENTCORE_CONTROL": runtime,
+        "AWS_ACCESS_KEY_ID": "AKLOCAL",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_REGION": "us-west-2",
+        "AWS_DEFAULT_REGION": "us-west-2",
+    }
+
+
+@contextlib.contextmanager
+def an_aws(folder: Path) -> Iterator[dict[str, str]]:
+    """An AWS for tests, and the environment in which unmodified clients find it."""
     agent = folder / "agent.py"
     agent.write_text(AGENT)
-    with moto_server() as moto:
+    with empty_moto() as moto:
         options = ["--callers", "any", "--agent", f"other={agent}"]
         options += ["--session-env", f"AWS_ENDPOINT_URL_S3={moto}", "--session-env", "AWS_ALLOW_HTTP=true"]
         with serving(folder, "runtime", "serve", *options, AGENTCORE_RL_CREDENTIALS="AKLOCAL:secret") as info:
-            yield {
-                "AWS_ENDPOINT_URL": moto,
-                "AWS_ENDPOINT_URL_BEDROCK_AGENTCORE": info["url"],
-                "AWS_ENDPOINT_URL_BEDROCK_AGENTCORE_CONTROL": info["url"],
-                "AWS_ACCESS_KEY_ID": "AKLOCAL",
-                "AWS_SECRET_ACCESS_KEY": "secret",
-                "AWS_REGION": "us-west-2",
-                "AWS_DEFAULT_REGION": "us-west-2",
-                "agent": str(agent),
-            }
+            yield {**environment(moto, info["url"]), "agent": str(agent)}
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,10 @@ price list. Other calls of AgentCore's control plane go on to the local runtime.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
+import ssl
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -29,8 +31,10 @@ CHANGES = ("Create", "Update", "Delete", "Add")
 JSON_SERVICES = {"SageMaker": "sagemaker", "AWSPriceListService": "pricing"}
 REST_SERVICES = ("bedrock", "bedrock-runtime", "sagemaker-runtime", "bedrock-agentcore-control")
 Body = dict[str, Any]
+_NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # to read the certificates for each call takes longer than the call
 
 
+@functools.cache
 def service_model(name: str) -> Any:
     return botocore.session.get_session().get_service_model(name)
 
@@ -137,7 +141,7 @@ class LoopbackAWS:
             if b'"prompt"' in content[:20]
             else f"{self.chat_url}/v1/chat/completions"
         )
-        async with httpx.AsyncClient() as client:
+        async with httpx.AsyncClient(verify=_NO_TLS) as client:
             reply = await client.post(url, content=content, timeout=60)
         if reply.status_code >= 400:
             raise Refused(reply.text, "ModelErrorException", 424)
@@ -149,7 +153,7 @@ class LoopbackAWS:
         sent = AWSRequest(request.method, f"{self.control_url}{path}", data=await request.body())
         sent.headers["content-type"] = request.headers.get("content-type", "application/json")
         SigV4Auth(Credentials("AKLOCAL", "secret"), "bedrock-agentcore", REGION).add_auth(sent)
-        async with httpx.AsyncClient() as client:
+        async with httpx.AsyncClient(verify=_NO_TLS) as client:
             reply = await client.request(
                 request.method, sent.url, content=sent.data, headers=dict(sent.headers), timeout=60
             )

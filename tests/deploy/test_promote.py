@@ -1,4 +1,7 @@
-"""`agentcore-rl promote`: S3 and IAM of moto, hosting, imports and bundles on loopback, and a real engine behind the endpoint."""
+"""`agentcore-rl promote`: S3 and IAM of moto, the local control plane, and hosting, imports and bundles on loopback.
+
+No agent and no engine runs: `test_production_guide.py` has them.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -33,43 +36,92 @@ from agentcore_rl_toolkit.deploy.models.facts import INSTANCES, instance_for, re
 from agentcore_rl_toolkit.errors import ConfigError
 from agentcore_rl_toolkit.gateway.testing import ScriptedModel
 from agentcore_rl_toolkit.messages.render import Renderer
-from agentcore_rl_toolkit.policy import WEIGHTS_DIR, load_policy, save_policy
+from agentcore_rl_toolkit.policy import WEIGHTS_DIR
 from agentcore_rl_toolkit.runs import Rollout, RunWriter, TokenSequence, write_config
-from agentcore_rl_toolkit.weights.engines import EngineAddress
-from serving import hosted, serving
+from agentcore_rl_toolkit.runtime.config import RuntimeConfig
+from agentcore_rl_toolkit.runtime.http.app import RuntimeApp
+from agentcore_rl_toolkit.runtime.runtime import Runtime
+from serving import hosted
 
+from .conftest import empty_moto, environment
 from .loopback_aws import LoopbackAWS
 from .test_iam import ASKS_FOR_NONE, RIGHTS
 
 ROOT = Path(__file__).parents[2]
 BUCKET = "models-of-a-test"
 IDS = list(range(20, 60))
+LOGPROB = -0.5
+CLIENTS: dict[tuple[str, str | None, str], Any] = {}
 ARN = "arn:aws:bedrock-agentcore:us-west-2:123456789012:runtime/shop-5RAgoLKvAy"
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with serving(tmp_path_factory.mktemp("engine"), "policy", "serve") as info:
-        yield info["url"]
+class NoProcesses:
+    """A launcher whose agents are ready at once. It starts no session."""
+
+    tier = "none"
+
+    async def start(self, agent: Any = None) -> None:
+        pass
+
+    close = prepare = forget = start
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory, engine: str) -> Path:
+def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    agent = tmp_path_factory.mktemp("aws") / "agent.py"
+    agent.touch()
+    launcher: Any = NoProcesses()
+    runtime = Runtime(RuntimeConfig(callers="any"), launcher=launcher)
+    asyncio.run(runtime.start([("other", agent)]))
+    with empty_moto() as moto, hosted(RuntimeApp(runtime)) as url:
+        yield environment(moto, url)
+    asyncio.run(runtime.close())
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[str]:
+    """A server that gives each token the same logprob."""
+    with hosted(completions(f"{LOGPROB}")) as url:
+        yield url
+
+
+def completions(logprob: str) -> Starlette:
+    async def complete(request: Request) -> Response:
+        each = ", ".join(f'{{"{token}": {{"logprob": {logprob}}}}}' for token in (await request.json())["prompt"][1:])
+        return Response(f'{{"choices": [{{"prompt_logprobs": [null, {each}]}}]}}', media_type="application/json")
+
+    return Starlette(routes=[Route("/v1/completions", complete, methods=["POST"])])
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with the built-in policy, and the logprobs of one rollout."""
-    folder = tmp_path_factory.mktemp("runs") / "refund"
-    folder.mkdir()
-    save_policy(load_policy()[0], folder / "policy")
+    return trained(tmp_path_factory.mktemp("runs") / "refund", LOGPROB)
+
+
+def trained(folder: Path, logprob: float) -> Path:
+    shutil.copytree(WEIGHTS_DIR, folder / "policy")
     write_config(folder, {"kind": "train"})
-    record(folder, [None, *EngineAddress(url=engine).connect().logprobs(IDS)])
+    logprobs = [None] + [logprob] * (len(IDS) - 1)
+    sequence = TokenSequence(ids=IDS, mask=[0] * 20 + [1] * 20, logprobs=logprobs, prompt_length=20)
+    with RunWriter(folder) as writer:
+        writer.rollout(
+            lambda: Rollout(session_id="s", phase="train", step=3, group="g", outcome="ok", sequences=[sequence])
+        )
     return folder
 
 
-def record(folder: Path, logprobs: list[float | None]) -> None:
-    trained = TokenSequence(ids=IDS, mask=[0] * 20 + [1] * 20, logprobs=logprobs, prompt_length=20)
-    with RunWriter(folder) as writer:
-        writer.rollout(
-            lambda: Rollout(session_id="s", phase="train", step=3, group="g", outcome="ok", sequences=[trained])
-        )
+def kept(service: str, region: str | None, make: Callable[[str], Any]) -> Any:
+    """A client, which is made once."""
+    endpoint = os.environ.get(f"AWS_ENDPOINT_URL_{service.upper().replace('-', '_')}")
+    which = (service, region, endpoint or os.environ["AWS_ENDPOINT_URL"])
+    if which not in CLIENTS:
+        CLIENTS[which] = make(service)
+    return CLIENTS[which]
+
+
+def client(service: str) -> Any:
+    return kept(service, None, boto3.client)
 
 
 def rights_of_the_page() -> set[str]:
@@ -84,24 +136,36 @@ def right_of(service: str, operation: str) -> str:
     return RIGHTS.get(action, action)
 
 
+@pytest.fixture(scope="module")
+def chat() -> Iterator[str]:
+    with ScriptedModel(lambda messages, _: "It is 7.") as answering:
+        yield answering.url
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[tuple[str, list[LoopbackAWS]]]:
+    """The address of the last account in the list."""
+    accounts: list[LoopbackAWS] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await accounts[-1].app(scope, receive, send)
+
+    with hosted(app) as url:
+        yield url, accounts
+
+
 @pytest.fixture
-def aws_of_models(account: dict[str, str], engine: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackAWS]:
-    for module, pause_s in (
-        (sagemaker, 0.01),
-        (bedrock, 0.01),
-        (deployed_agent, 0.3),
-    ):  # a version of an agent takes a second
-        monkeypatch.setattr(module, "PAUSE_S", pause_s)
+def aws_of_models(
+    account: dict[str, str], engine: str, chat: str, hosts: Any, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[LoopbackAWS]:
+    for module in (sagemaker, bedrock, deployed_agent):
+        monkeypatch.setattr(module, "PAUSE_S", 0.01)
     # A command makes each of its clients anew, and reads the same model again: a tenth of a second for each.
     monkeypatch.setattr(Renderer, "from_path", functools.cache(Renderer.from_path))
-    clients: dict[tuple[str, str | None], Any] = {}
     make = Calls._client
 
-    def client(calls: Calls, service: str) -> Any:
-        which = (service, calls.region)
-        if which not in clients:
-            clients[which] = make(calls, service)
-        return clients[which]
+    def client_of(calls: Calls, service: str) -> Any:
+        return kept(service, calls.region, functools.partial(make, calls))
 
     rights, call = rights_of_the_page(), Calls.__call__
 
@@ -110,23 +174,22 @@ def aws_of_models(account: dict[str, str], engine: str, monkeypatch: pytest.Monk
         return call(calls, service, operation, **parameters)
 
     monkeypatch.setattr(Calls, "__call__", with_these_rights)
-    monkeypatch.setattr(Calls, "_client", client)
+    monkeypatch.setattr(Calls, "_client", client_of)
     monkeypatch.setattr(resources, "ROLE_PAUSE_S", 0.01)
-    with ScriptedModel(lambda messages, _: "It is 7.") as answering:
-        service = LoopbackAWS(answering.url, engine, account["AWS_ENDPOINT_URL_BEDROCK_AGENTCORE_CONTROL"])
-        with hosted(service.app) as url:
-            services = (
-                "SAGEMAKER",
-                "SAGEMAKER_RUNTIME",
-                "PRICING",
-                "BEDROCK",
-                "BEDROCK_RUNTIME",
-                "BEDROCK_AGENTCORE_CONTROL",
-            )
-            for name in services:
-                monkeypatch.setenv(f"AWS_ENDPOINT_URL_{name}", url)
-            yield service
-        assert service.wrong == []
+    url, accounts = hosts
+    for name in [
+        "SAGEMAKER",
+        "SAGEMAKER_RUNTIME",
+        "PRICING",
+        "BEDROCK",
+        "BEDROCK_RUNTIME",
+        "BEDROCK_AGENTCORE_CONTROL",
+    ]:
+        monkeypatch.setenv(f"AWS_ENDPOINT_URL_{name}", url)
+    service = LoopbackAWS(chat, engine, account["AWS_ENDPOINT_URL_BEDROCK_AGENTCORE"])
+    accounts.append(service)
+    yield service
+    assert service.wrong == []
 
 
 def promote(*words: str) -> Result:
@@ -134,14 +197,14 @@ def promote(*words: str) -> Result:
 
 
 def keys() -> list[str]:
-    s3 = boto3.client("s3")
+    s3 = client("s3")
     if BUCKET not in [bucket["Name"] for bucket in s3.list_buckets()["Buckets"]]:
         return []
     return [item["Key"] for item in s3.list_objects_v2(Bucket=BUCKET).get("Contents", [])]
 
 
 def roles() -> list[str]:
-    return [role["RoleName"] for role in boto3.client("iam").list_roles()["Roles"]]
+    return [role["RoleName"] for role in client("iam").list_roles()["Roles"]]
 
 
 def nothing_is_left(service: LoopbackAWS) -> bool:
@@ -210,12 +273,12 @@ def test_a_model_is_put_on_an_endpoint_updated_and_removed(
     assert aws_of_models.endpoints["agentcore-rl-refund"]["EndpointConfigName"] == next(iter(aws_of_models.configs))
     assert len(aws_of_models.configs) == 2
 
-    part = boto3.client("s3").create_multipart_upload(Bucket=BUCKET, Key=f"{prefix}model.safetensors")
+    part = client("s3").create_multipart_upload(Bucket=BUCKET, Key=f"{prefix}model.safetensors")
     assert part["UploadId"]
     removed = promote(*words, "--remove")
     assert removed.exit_code == 0, removed.output
     assert nothing_is_left(aws_of_models)
-    assert "Uploads" not in boto3.client("s3").list_multipart_uploads(Bucket=BUCKET)
+    assert "Uploads" not in client("s3").list_multipart_uploads(Bucket=BUCKET)
 
 
 @pytest.mark.parametrize(
@@ -274,10 +337,7 @@ def test_logprobs_of_other_weights_stop_the_promotion(
     run: Path, aws_of_models: LoopbackAWS, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupted: bool
 ) -> None:
     (earlier,) = aws_of_models.configs if promote(str(run), "--bucket", BUCKET).exit_code == 0 else ()
-    other = tmp_path / "refund"
-    save_policy(load_policy()[0], other / "policy")
-    write_config(other, {"kind": "train"})
-    record(other, [None] + [-9.0] * (len(IDS) - 1))
+    other = trained(tmp_path / "refund", -9.0)
     words = (str(other), "--bucket", BUCKET, "--name", "refund", "--instance", "ml.g6e.2xlarge")
     if interrupted:
         with monkeypatch.context() as patched:
@@ -298,19 +358,8 @@ def test_a_rejected_model_never_serves_again(
 ) -> None:
     words = (str(run), "--bucket", BUCKET)
     (earlier,) = aws_of_models.configs if promote(*words).exit_code == 0 else ()
-    other = tmp_path / "refund"
-    save_policy(load_policy()[0], other / "policy")
-    write_config(other, {"kind": "train"})
-    record(other, [None] + [-1.0] * (len(IDS) - 1))
-
-    async def overflowing(request: Request) -> Response:
-        each = ", ".join(f'{{"{token}": {{"logprob": NaN}}}}' for token in IDS[1:])
-        return Response(f'{{"choices": [{{"prompt_logprobs": [null, {each}]}}]}}', media_type="application/json")
-
-    with (
-        hosted(Starlette(routes=[Route("/v1/completions", overflowing, methods=["POST"])])) as url,
-        monkeypatch.context() as patched,
-    ):
+    other = trained(tmp_path / "refund", LOGPROB)
+    with hosted(completions("NaN")) as url, monkeypatch.context() as patched:
         patched.setattr(aws_of_models, "engine_url", url)
         rejected = promote(str(other), "--bucket", BUCKET, "--name", "refund", "--instance", "ml.g6e.2xlarge")
     assert "does not serve the weights of the run" in str(rejected.exception)
@@ -412,7 +461,7 @@ def test_a_promotion_is_continued_and_removed_wherever_it_was_killed(
     while killed(1, *words, "--remove") is not None:
         pass
     assert nothing_is_left(aws_of_models)
-    assert boto3.client("iam").list_role_policies(RoleName=role)["PolicyNames"] == []
+    assert client("iam").list_role_policies(RoleName=role)["PolicyNames"] == []
     model_only = words[: words.index("--agent")]
     for after in range(1, 4 + len(changes)):  # then it is given up
         assert killed(after, *model_only) is not None
@@ -432,7 +481,7 @@ def test_a_model_is_imported_into_bedrock_warmed_up_and_removed(run: Path, aws_o
     assert 'the model answered: "It is 7."' in first.output
     assert "price per hour unknown" in first.output
     (job,) = aws_of_models.jobs.values()
-    trust = boto3.client("iam").get_role(RoleName="agentcore-rl-model-refund")["Role"]["AssumeRolePolicyDocument"]
+    trust = client("iam").get_role(RoleName="agentcore-rl-model-refund")["Role"]["AssumeRolePolicyDocument"]
     assert len(job["jobName"]) <= 63
     assert job["roleArn"].endswith(":role/agentcore-rl-model-refund")
     assert trust["Statement"][0]["Condition"]["ArnEquals"]["aws:SourceArn"].endswith(":123456789012:model-import-job/*")
@@ -477,17 +526,14 @@ def test_resources_of_others_are_left_alone(run: Path, aws_of_models: LoopbackAW
 
 
 @pytest.mark.parametrize(
-    ("to", "other"),
+    ("to", "others"),
     [
-        ("sagemaker", ("--region", "us-east-1")),
-        ("sagemaker", ("--to", "bedrock")),
-        ("sagemaker", ("--name", "refunds")),
-        ("bedrock", ("--region", "us-east-1")),
-        ("bedrock", ("--to", "sagemaker")),
+        ("sagemaker", (("--region", "us-east-1"), ("--to", "bedrock"), ("--name", "refunds"))),
+        ("bedrock", (("--region", "us-east-1"), ("--to", "sagemaker"))),
     ],
 )
 def test_a_removal_of_what_is_not_there_changes_nothing(
-    run: Path, aws_of_models: LoopbackAWS, account: dict[str, str], to: str, other: tuple[str, str]
+    run: Path, aws_of_models: LoopbackAWS, account: dict[str, str], to: str, others: tuple[tuple[str, str], ...]
 ) -> None:
     arn, _, role = agent_of(account)
     done = promote(str(run), "--bucket", BUCKET, "--to", to, "--tool-parser", "none", "--agent", arn, "--json")
@@ -498,12 +544,14 @@ def test_a_removal_of_what_is_not_there_changes_nothing(
         if " with:" in line
     }
     weights, changes = keys(), aws_of_models.changes
-    wrong = promote(*undo["Remove it"], *other)
-    assert wrong.exit_code != 0
-    why = "the agent is in the region" if other[0] == "--region" else "promote has put no model agentcore-rl-refund"
-    assert why in str(wrong.exception)
-    assert (keys(), aws_of_models.changes) == (weights, changes)
-    assert boto3.client("iam").list_role_policies(RoleName=role)["PolicyNames"] == [f"agentcore-rl-model-{to}-refund"]
+    policies = [f"agentcore-rl-model-{to}-refund"]
+    for other in others:
+        wrong = promote(*undo["Remove it"], *other)
+        assert wrong.exit_code != 0
+        why = "the agent is in the region" if other[0] == "--region" else "promote has put no model agentcore-rl-refund"
+        assert why in str(wrong.exception)
+        assert (keys(), aws_of_models.changes) == (weights, changes)
+        assert client("iam").list_role_policies(RoleName=role)["PolicyNames"] == policies
     for command in undo.values():
         rehearsed = promote(*command, "--dry-run")
         assert (rehearsed.exit_code, ": is " in rehearsed.output) == (0, False), (rehearsed.output, rehearsed.exception)
@@ -527,7 +575,7 @@ def test_a_dry_run_changes_nothing(run: Path, aws_of_models: LoopbackAWS, to: st
     assert ": is " not in done.output
     assert promote(str(run), *words, "--bundle", "ours").exit_code == 0
     assert (aws_of_models.changes, "agentcore-rl-model-dry" in roles()) == (0, False)
-    assert boto3.client("iam").list_role_policies(RoleName=role)["PolicyNames"] == []
+    assert client("iam").list_role_policies(RoleName=role)["PolicyNames"] == []
 
 
 def test_without_an_account_a_dry_run_shows_what_would_be_done_in_a_new_one(
@@ -547,12 +595,12 @@ def test_without_an_account_a_dry_run_shows_what_would_be_done_in_a_new_one(
 
 def agent_of(account: dict[str, str]) -> tuple[str, str, str]:
     """ARN, id and role of the deployed agent."""
-    control = boto3.client("bedrock-agentcore-control", endpoint_url=account["AWS_ENDPOINT_URL_BEDROCK_AGENTCORE"])
+    control = client("bedrock-agentcore-control")
     (agent,) = [a for a in control.list_agent_runtimes()["agentRuntimes"] if a["agentRuntimeName"] == "other"]
     arn, runtime = agent["agentRuntimeArn"], agent["agentRuntimeId"]
     role = control.get_agent_runtime(agentRuntimeId=runtime)["roleArn"].rsplit("/", 1)[1]
     if role not in roles():
-        boto3.client("iam").create_role(RoleName=role, AssumeRolePolicyDocument="{}")
+        client("iam").create_role(RoleName=role, AssumeRolePolicyDocument="{}")
     return arn, runtime, role
 
 
@@ -560,7 +608,7 @@ def test_an_agent_gets_the_model_of_its_deployment_back_and_may_be_gone(
     run: Path, aws_of_models: LoopbackAWS, account: dict[str, str], tmp_path: Path
 ) -> None:
     arn, runtime, _ = agent_of(account)
-    control = boto3.client("bedrock-agentcore-control")
+    control = client("bedrock-agentcore-control")
     now = control.get_agent_runtime(agentRuntimeId=runtime)
     fields = {name: now[name] for name in ("agentRuntimeArtifact", "roleArn", "networkConfiguration")}
     own = {"AGENTCORE_RL_MODEL_ID": "hosted"}
@@ -586,16 +634,15 @@ def test_agents_get_rows_without_the_reference(
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "hello", "_reference": "the answer"}\n')
     sent: list[Any] = []
-    call = Calls.__call__
 
-    def recorded(self: Calls, service: str, operation: str, **parameters: Any) -> Any:
-        if operation == "InvokeAgentRuntime":
-            sent.append(json.loads(parameters["payload"]))
-        return call(self, service, operation, **parameters)
+    async def answer(request: Request) -> Response:
+        sent.append(await request.json())
+        return Response("{}", media_type="application/json")
 
-    monkeypatch.setattr(Calls, "__call__", recorded)
     words = (str(run), "--bucket", BUCKET, "--agent", agent_of(account)[0])
-    assert promote(*words, "--rows", str(rows)).exit_code == 0
+    with hosted(Starlette(routes=[Route("/{path:path}", answer, methods=["POST"])])) as url:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_BEDROCK_AGENTCORE", url)
+        assert promote(*words, "--rows", str(rows)).exit_code == 0
     assert sent == [{"prompt": "hello"}]
     assert promote(*words, "--remove").exit_code == 0
 
@@ -605,7 +652,7 @@ def test_a_deployed_agent_is_led_to_the_model_and_back(
     run: Path, aws_of_models: LoopbackAWS, account: dict[str, str], to: str
 ) -> None:
     arn, runtime, role = agent_of(account)
-    iam, control = boto3.client("iam"), boto3.client("bedrock-agentcore-control")
+    iam, control = client("iam"), client("bedrock-agentcore-control")
 
     def variables() -> dict[str, str]:
         found = control.get_agent_runtime(agentRuntimeId=runtime).get("environmentVariables", {})
@@ -641,7 +688,7 @@ def test_an_endpoint_gets_the_model_and_keeps_its_code(
     run: Path, aws_of_models: LoopbackAWS, account: dict[str, str]
 ) -> None:
     arn, runtime, _ = agent_of(account)
-    control = boto3.client("bedrock-agentcore-control")
+    control = client("bedrock-agentcore-control")
 
     def deploy(**variables: str) -> None:
         now = control.get_agent_runtime(agentRuntimeId=runtime)
@@ -675,13 +722,12 @@ def test_an_endpoint_gets_the_model_and_keeps_its_code(
     deploy()
 
 
-@pytest.mark.nightly
 def test_a_repeated_promotion_leads_back_to_the_same_code(
     run: Path, aws_of_models: LoopbackAWS, account: dict[str, str]
 ) -> None:
     """The version before the promoted one may be code that this endpoint never had, and have another role."""
     arn, runtime, role = agent_of(account)
-    control, iam = boto3.client("bedrock-agentcore-control"), boto3.client("iam")
+    control, iam = client("bedrock-agentcore-control"), client("iam")
     now = control.get_agent_runtime(agentRuntimeId=runtime)
     fields = {name: now[name] for name in ("agentRuntimeArtifact", "networkConfiguration")}
     update = functools.partial(control.update_agent_runtime, agentRuntimeId=runtime, **fields)
@@ -703,12 +749,12 @@ def test_a_repeated_promotion_leads_back_to_the_same_code(
     update(roleArn=now["roleArn"], environmentVariables={})
 
 
-@pytest.mark.parametrize("to", ["sagemaker", pytest.param("bedrock", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("to", ["sagemaker", "bedrock"])
 def test_no_roll_back_leads_to_a_removed_model(
     run: Path, aws_of_models: LoopbackAWS, account: dict[str, str], to: str
 ) -> None:
     arn, runtime, _ = agent_of(account)
-    control = boto3.client("bedrock-agentcore-control")
+    control = client("bedrock-agentcore-control")
     words = (str(run), "--to", to, "--bucket", BUCKET, "--agent", arn, "--tool-parser", "none")
     first, second = (json.loads(promote(*words, "--name", name, "--json").stdout) for name in ("refund", "second"))
     assert second["version_before"] == first["version"]
@@ -722,7 +768,6 @@ def test_no_roll_back_leads_to_a_removed_model(
     assert nothing_is_left(aws_of_models)
 
 
-@pytest.mark.nightly
 def test_a_model_is_removed_after_its_run(
     run: Path, aws_of_models: LoopbackAWS, account: dict[str, str], tmp_path: Path
 ) -> None:
@@ -762,7 +807,7 @@ def test_an_agent_gets_a_model_back_that_was_hosted_without_this_command(
     run: Path, aws_of_models: LoopbackAWS, account: dict[str, str], to: str, own: dict[str, str]
 ) -> None:
     arn, runtime, _ = agent_of(account)
-    control = boto3.client("bedrock-agentcore-control")
+    control = client("bedrock-agentcore-control")
     now = control.get_agent_runtime(agentRuntimeId=runtime)
     fields = {name: now[name] for name in ("agentRuntimeArtifact", "roleArn", "networkConfiguration")}
     theirs = {"modelArn": bedrock_arn(7), "modelName": "theirs", "creationTime": 0}
@@ -809,14 +854,14 @@ def test_the_next_import_leaves_the_right_to_call_the_one_in_use(
     for dtype in ("bfloat16", "float16"):
         assert promote(*words, "--dtype", dtype).exit_code == 0
     name = {"RoleName": role, "PolicyName": "agentcore-rl-model-bedrock-refund"}
-    document = boto3.client("iam").get_role_policy(**name)["PolicyDocument"]
+    document = client("iam").get_role_policy(**name)["PolicyDocument"]
     (statement,) = document["Statement"]
     assert statement["Resource"] == sorted(aws_of_models.imported)
     assert len(statement["Resource"]) == 2
     old = {"RoleName": role, "PolicyName": "agentcore-rl-model-refund"}  # of an earlier version of the command
-    boto3.client("iam").put_role_policy(**old, PolicyDocument=json.dumps(document))
+    client("iam").put_role_policy(**old, PolicyDocument=json.dumps(document))
     assert promote(*words, "--remove").exit_code == 0
-    assert boto3.client("iam").list_role_policies(RoleName=role)["PolicyNames"] == []
+    assert client("iam").list_role_policies(RoleName=role)["PolicyNames"] == []
 
 
 def test_rights_of_a_model_and_a_bundle_have_two_names(
@@ -825,9 +870,9 @@ def test_rights_of_a_model_and_a_bundle_have_two_names(
     arn, _, role = agent_of(account)
     words = (str(run), "--bucket", BUCKET, "--agent", arn, "--name", "bundle-ours", "--bundle", "ours")
     assert promote(*words).exit_code == 0
-    assert len(boto3.client("iam").list_role_policies(RoleName=role)["PolicyNames"]) == 2
+    assert len(client("iam").list_role_policies(RoleName=role)["PolicyNames"]) == 2
     assert promote(*words, "--remove").exit_code == 0
-    assert boto3.client("iam").list_role_policies(RoleName=role)["PolicyNames"] == []
+    assert client("iam").list_role_policies(RoleName=role)["PolicyNames"] == []
 
 
 def test_a_removed_model_leaves_the_other_models_of_its_bundle(
@@ -836,7 +881,7 @@ def test_a_removed_model_leaves_the_other_models_of_its_bundle(
     arn, _, role = agent_of(account)
     words = (str(run), "--bucket", BUCKET, "--agent", arn, "--bundle", "ours")
     assert promote(*words).exit_code == 0
-    control = boto3.client("bedrock-agentcore-control")
+    control = client("bedrock-agentcore-control")
     (bundle,) = control.list_configuration_bundles()["bundles"]
     another = {f"{arn}2": {"configuration": {"base_url": "https://another"}}}
     now = control.get_configuration_bundle(bundleId=bundle["bundleId"])
@@ -849,11 +894,11 @@ def test_a_removed_model_leaves_the_other_models_of_its_bundle(
     kept = control.get_configuration_bundle(bundleId=bundle["bundleId"])["components"]
     assert kept[arn]["configuration"]["base_url"].endswith("/endpoints/agentcore-rl-another/openai/v1")
     policies = {"agentcore-rl-model-sagemaker-another", "agentcore-rl-model-bundle-ours"}
-    assert set(boto3.client("iam").list_role_policies(RoleName=role)["PolicyNames"]) == policies
+    assert set(client("iam").list_role_policies(RoleName=role)["PolicyNames"]) == policies
     assert promote(*words, "--name", "another", "--remove").exit_code == 0
     kept = control.get_configuration_bundle(bundleId=bundle["bundleId"])["components"]
     assert kept == {**another, arn: {"configuration": {}}}
-    assert boto3.client("iam").list_role_policies(RoleName=role)["PolicyNames"] == []
+    assert client("iam").list_role_policies(RoleName=role)["PolicyNames"] == []
     aws_of_models.bundles.clear()
 
 
@@ -861,7 +906,7 @@ def test_a_bundle_gets_a_version_with_the_models_address(
     run: Path, aws_of_models: LoopbackAWS, account: dict[str, str], tmp_path: Path
 ) -> None:
     arn, runtime, role = agent_of(account)
-    control = boto3.client("bedrock-agentcore-control")
+    control = client("bedrock-agentcore-control")
     theirs = {arn: {"configuration": {"system_prompt": "Be kind.", "model_id": "hosted"}}}
     made = control.create_configuration_bundle(bundleName="ours", components=theirs, tags={})
     rows = tmp_path / "rows.jsonl"
@@ -880,13 +925,13 @@ def test_a_bundle_gets_a_version_with_the_models_address(
     assert found["components"][arn]["configuration"] == wanted
     assert control.get_agent_runtime(agentRuntimeId=runtime)["agentRuntimeVersion"] == before
     names = {"agentcore-rl-model-sagemaker-refund", "agentcore-rl-model-bundle-ours"}
-    assert set(boto3.client("iam").list_role_policies(RoleName=role)["PolicyNames"]) == names
+    assert set(client("iam").list_role_policies(RoleName=role)["PolicyNames"]) == names
     assert json.loads(promote(*words, "--json").stdout)["version"] == facts["version"]
 
     assert promote(*words, "--remove").exit_code == 0
     left = control.get_configuration_bundle(bundleId=made["bundleId"])["components"]
     assert left == {arn: {"configuration": {"system_prompt": "Be kind."}}}
-    assert boto3.client("iam").list_role_policies(RoleName=role)["PolicyNames"] == []
+    assert client("iam").list_role_policies(RoleName=role)["PolicyNames"] == []
     aws_of_models.bundles.clear()
     assert promote(*words).exit_code == 0
     assert promote(*words, "--remove").exit_code == 0

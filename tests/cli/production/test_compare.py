@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,14 @@ from agentcore_rl_toolkit.deploy.models import read_model
 from agentcore_rl_toolkit.gateway.testing import ScriptedModel
 from agentcore_rl_toolkit.policy import WEIGHTS_DIR
 from agentcore_rl_toolkit.runs import Rollout, RunWriter, write_config
-from serving import OURS
+
+from ...conftest import CommandLine
 
 
-def run(*words: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "AGENTCORE_RL_MODEL_API_KEY": "k"}
-    return subprocess.run([*OURS, "compare", *words], capture_output=True, text=True, timeout=300, env=env)
+@pytest.fixture
+def run(command_line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
+    monkeypatch.setenv("AGENTCORE_RL_MODEL_API_KEY", "k")
+    return functools.partial(command_line, "compare")
 
 
 def evaluation(folder: Path, rewards: dict[str, list[float | None]], first: int = 0) -> str:
@@ -51,7 +53,7 @@ def evaluation(folder: Path, rewards: dict[str, list[float | None]], first: int 
     return str(folder)
 
 
-def test_two_evaluations_are_compared_by_input(tmp_path: Path) -> None:
+def test_two_evaluations_are_compared_by_input(run: CommandLine, tmp_path: Path) -> None:
     a = evaluation(tmp_path / "a", {f"i{n:02}": [0.0, 0.0] if n < 12 else [1.0, 1.0] for n in range(20)})
     b = evaluation(tmp_path / "b", {f"i{n:02}": [1.0, None] if n < 10 else [0.5, 0.5] for n in range(21)})
     done = run(a, b)
@@ -67,7 +69,7 @@ def test_two_evaluations_are_compared_by_input(tmp_path: Path) -> None:
     assert [each["input"] for each in facts["changed"]] == [f"i{n:02}" for n in range(20)]  # the largest changes first
 
 
-def test_equal_means_of_other_rollouts_are_equal(tmp_path: Path) -> None:
+def test_equal_means_of_other_rollouts_are_equal(run: CommandLine, tmp_path: Path) -> None:
     a = evaluation(tmp_path / "a", {f"i{n}": [0.3, 0.3] for n in range(4)})
     b = evaluation(tmp_path / "b", {f"i{n}": [0.2, 0.4] for n in range(4)})  # their sum is not 0.6 in binary numbers
     done = run(a, b)
@@ -76,14 +78,16 @@ def test_equal_means_of_other_rollouts_are_equal(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("least", "code"), [("-0.4", 0), ("0.1", 1)])
-def test_a_difference_that_is_not_shown_is_an_exit_code(tmp_path: Path, least: str, code: int) -> None:
+def test_a_difference_that_is_not_shown_is_an_exit_code(
+    run: CommandLine, tmp_path: Path, least: str, code: int
+) -> None:
     a = evaluation(tmp_path / "a", {f"i{n}": [float(n % 2)] for n in range(40)})
     done = run(a, a, "--at-least", least)
     assert done.returncode == code, done.stderr
     assert ("yes" if code == 0 else "not shown") in done.stderr
 
 
-def test_inputs_that_a_side_lost_do_not_count_and_fail_the_gate(tmp_path: Path) -> None:
+def test_inputs_that_a_side_lost_do_not_count_and_fail_the_gate(run: CommandLine, tmp_path: Path) -> None:
     a = evaluation(tmp_path / "a", {f"i{n}": [1.0 if n < 120 else 0.5] for n in range(240)})
     b = evaluation(tmp_path / "b", {f"i{n}": [1.0 if n < 120 else None] for n in range(240)})
     done = run(a, b, "--at-least", "-0.02")
@@ -93,7 +97,7 @@ def test_inputs_that_a_side_lost_do_not_count_and_fail_the_gate(tmp_path: Path) 
     assert (facts["unpaired"], [side["reward"] for side in facts["sides"]]) == (120, [1.0, 1.0])
 
 
-def test_one_id_of_different_inputs_is_refused(tmp_path: Path) -> None:
+def test_one_id_of_different_inputs_is_refused(run: CommandLine, tmp_path: Path) -> None:
     a = evaluation(tmp_path / "a", {f"line-{n}": [1.0] for n in range(9)})
     b = evaluation(tmp_path / "b", {f"line-{n}": [1.0] for n in range(8)}, first=1)
     done = run(a, b)
@@ -101,7 +105,7 @@ def test_one_id_of_different_inputs_is_refused(tmp_path: Path) -> None:
     assert "line-0 has another payload in B than in A" in done.stderr
 
 
-def test_models_are_evaluated_first(tmp_path: Path) -> None:
+def test_models_are_evaluated_first(run: CommandLine, tmp_path: Path) -> None:
     agent = Path(__file__).parents[1] / "one_agent.py"  # rewards a text of odd length
     data = tmp_path / "rows.jsonl"
     data.write_text("".join(json.dumps({"prompt": f"number {n}"}) + "\n" for n in range(8)))
@@ -185,7 +189,7 @@ def test_failed_rollouts_are_a_result_and_a_broken_evaluation_is_none(
     assert (done.exit_code, "B - A: +0.000 over 1 input" in done.output) == (code, ends), (done.output, done.exception)
 
 
-def test_two_evaluations_take_no_options_of_rollouts(tmp_path: Path) -> None:
+def test_two_evaluations_take_no_options_of_rollouts(run: CommandLine, tmp_path: Path) -> None:
     a = evaluation(tmp_path / "a", {"i": [1.0]})
     refused = run(a, a, "--limit", "5", "--out", str(tmp_path / "out"))
     assert (refused.returncode, "leave out --limit" in refused.stderr) == (2, True)
@@ -224,7 +228,7 @@ def test_a_model_is_known_by_its_content(tmp_path: Path) -> None:
         (("http://127.0.0.1:1/v1#m", "http://127.0.0.1:1/v1#n"), "--data is missing"),
     ],
 )
-def test_a_wrong_side_is_explained(words: tuple[str, ...], why: str) -> None:
+def test_a_wrong_side_is_explained(run: CommandLine, words: tuple[str, ...], why: str) -> None:
     done = run(*words)
     assert done.returncode == 2
     assert why in done.stderr
