@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import shutil
@@ -9,13 +10,17 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agentcore_rl_toolkit.cli.training import stack
 from agentcore_rl_toolkit.isolation.sandbox import choose_tier
-from serving import wait_for
+from serving import serving, wait_for
+
+from ..conftest import CommandLine
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "deployed_agent"
 COMMAND = [sys.executable, "-W", "ignore", "-m", "agentcore_rl_toolkit.cli"]
@@ -66,6 +71,24 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*COMMAND, *words], cwd=folder, capture_output=True, text=True, timeout=600)
 
 
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[stack.Upstream]:
+    with serving(tmp_path_factory.mktemp("engine"), "policy", "serve") as info:
+        yield stack.Upstream(url=info["url"], engine="policy")
+
+
+@pytest.fixture
+def run_here(engine: stack.Upstream, command_line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
+    """The same in this process, with an engine that several tests share."""
+    monkeypatch.setattr(stack, "start", functools.partial(stack.start, upstream=engine))
+
+    def run_here(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+        monkeypatch.chdir(folder)
+        return command_line(*words)
+
+    return run_here
+
+
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     folder = tmp_path / "project"
@@ -83,10 +106,10 @@ def project(tmp_path: Path) -> Path:
 
 
 @pytest.mark.skipif(choose_tier("auto")[0] != "process", reason="nothing is hidden without Bubblewrap")
-def test_an_agent_sees_neither_reference_nor_scorer_nor_key_nor_what_another_session_did(project: Path) -> None:
+def test_an_agent_sees_no_reference_scorer_key_or_file_of_another_session(project: Path, run_here: CommandLine) -> None:
     words = ("--agent", "app.py", "--data", "rows.jsonl", "--score", "score.py:score", "--model-host", "llm.invalid")
     # One at a time: the first session has ended when the second looks around.
-    done = run(project, "eval", *words, "--out", "out", "--concurrency", "1", "--json")
+    done = run_here(project, "eval", *words, "--out", "out", "--concurrency", "1", "--json")
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
     assert (summary["mean"], summary["metrics"]["calls"]) == (0.5, 1)
@@ -110,7 +133,7 @@ def test_an_agent_sees_neither_reference_nor_scorer_nor_key_nor_what_another_ses
     assert all(len(path.relative_to(project / "out" / "store").parts) == 3 for path in stored)
 
 
-def test_a_run_of_which_no_call_arrives_ends_with_the_argument_to_change(project: Path) -> None:
+def test_a_run_of_which_no_call_arrives_ends_with_the_argument_to_change(project: Path, run_here: CommandLine) -> None:
     source = SPY.replace("    reply.raise_for_status()\n", "").replace(
         "    reply = CLIENT", "    try:\n        reply = CLIENT"
     )
@@ -121,7 +144,7 @@ def test_a_run_of_which_no_call_arrives_ends_with_the_argument_to_change(project
         )
     )
     words = ("--agent", "app.py", "--data", "rows.jsonl", "--score", "score.py:score")
-    done = run(project, "eval", *words)
+    done = run_here(project, "eval", *words)
     assert done.returncode == 1
     first = done.stderr.partition("error: ")[2].splitlines()[0]
     assert first.startswith(
@@ -130,9 +153,9 @@ def test_a_run_of_which_no_call_arrives_ends_with_the_argument_to_change(project
     assert "--model-host llm.invalid sends these calls to the gateway" in first
 
 
-def test_invoke_shows_the_failure_of_an_agent_in_plain_text(project: Path) -> None:
+def test_invoke_shows_the_failure_of_an_agent_in_plain_text(project: Path, run_here: CommandLine) -> None:
     (project / "app.py").write_text(SPY.replace("    reply = CLIENT", '    lamp = payload["lamp"]\n    reply = CLIENT'))
-    done = run(project, "invoke", "--agent", "app.py", '{"prompt": "hi"}')
+    done = run_here(project, "invoke", "--agent", "app.py", '{"prompt": "hi"}')
     assert done.returncode == 1
     assert "error: agent_error: KeyError: 'lamp'" in done.stderr
     assert re.search(r'File ".*app.py", line \d+, in invoke\n +lamp = ', done.stdout)
@@ -174,11 +197,11 @@ def test_ctrl_c_does_not_wait_for_the_scores_that_have_not_begun(project: Path) 
         assert time.monotonic() - began_s < 30
 
 
-def test_invoke_runs_and_scores_one_row(tmp_path: Path) -> None:
+def test_invoke_runs_and_scores_one_row(tmp_path: Path, run_here: CommandLine) -> None:
     shutil.copytree(EXAMPLE, tmp_path / "agent")
     row: dict[str, Any] = json.loads((EXAMPLE / "eval.jsonl").read_text().splitlines()[0])
     payload = json.dumps(row)
-    done = run(tmp_path / "agent", "invoke", "--agent", "app:app", "--score", "score.py", payload)
+    done = run_here(tmp_path / "agent", "invoke", "--agent", "app:app", "--score", "score.py", payload)
     assert done.returncode == 0, done.stderr
     assert re.match(r"outcome ok   reward [01]", done.stdout)
     assert row["prompt"] in done.stdout
@@ -212,11 +235,13 @@ def test_an_agent_that_makes_its_bedrock_model_in_its_entrypoint_trains(agent: P
     assert min(summary[f"held_out_metrics_{when}"]["model_calls"] for when in ("before", "after")) >= 1
 
 
-def test_a_program_without_this_package_is_led_to_the_gateway_by_its_variables(agent: Path) -> None:
+def test_a_program_without_this_package_is_led_to_the_gateway_by_its_variables(
+    agent: Path, run_here: CommandLine
+) -> None:
     words = f'{sys.executable!r}, "-m", "uvicorn", "app:app"'
     program = f'app = Program({words}, port_variable="UVICORN_PORT", wires=("bedrock",))\n'
     (agent / "program.py").write_text(f"from agentcore_rl_toolkit import Program\n\n{program}")
-    done = run(agent, "eval", "--agent", "program.py", "--score", "score.py", "--data", "eval.jsonl")
+    done = run_here(agent, "eval", "--agent", "program.py", "--score", "score.py", "--data", "eval.jsonl")
     assert done.returncode == 0, done.stderr
     assert re.search(r"mean of ok rollouts: model_calls [1-9]", done.stdout)
 

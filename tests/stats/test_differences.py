@@ -72,32 +72,22 @@ def test_large_evaluations_are_tested_in_about_a_second(rollouts: int) -> None:
 
 def test_a_difference_is_over_the_inputs_of_both() -> None:
     change = difference({"a": 0.0, "b": 1.0, "c": 0.5, "x": 1.0}, {"a": 1.0, "b": 0.5, "c": 0.5, "y": 0.0})
-    assert (change.inputs, change.better, change.worse) == (3, 1, 1)
-    assert change.mean == pytest.approx(0.5 / 3)
-    assert change.p == pytest.approx(1.0)
-    assert change.low is not None
-    assert change.high is not None
-    assert -1 <= change.low < 0 < change.high <= 1
+    assert (change["inputs"], change["better"], change["worse"]) == (3, 1, 1)
+    assert change["mean"] == pytest.approx(0.5 / 3)
+    assert change["p"] == pytest.approx(1.0)
+    assert -1 <= change["low"] < 0 < change["high"] <= 1
 
 
 def test_nothing_in_common_has_no_numbers() -> None:
     change = difference({"a": 1.0}, {"b": 1.0})
-    assert (change.inputs, change.mean, change.low, change.high, change.p, change.needed) == (
-        0,
-        None,
-        None,
-        None,
-        None,
-        None,
-    )
+    assert change["inputs"] == 0
+    assert [change[name] for name in ("mean", "low", "high", "p", "needed")] == [None] * 5
 
 
 def test_equal_rewards_are_no_difference_with_an_interval() -> None:
     change = difference(dict.fromkeys("abcdef", 1.0), dict.fromkeys("abcdef", 1.0))
-    assert (change.mean, change.p, change.needed) == (0.0, 1.0, None)
-    assert change.low is not None
-    assert change.high is not None
-    assert change.low < 0 < change.high
+    assert (change["mean"], change["p"], change["needed"]) == (0.0, 1.0, None)
+    assert change["low"] < 0 < change["high"]
 
 
 def test_so_many_inputs_find_the_difference_with_a_power_of_80_percent() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
@@ -17,45 +16,6 @@ Z_80 = 0.841621  # normal quantile of a power of 80 %
 _WEIGHT = 0.5  # weight of the further difference at each end; `benchmarks/intervals.py` compares it with others
 _LARGEST_DENOMINATOR = 64  # rewards that are means of up to so many rollouts have exact p values
 _STEPS = 5_000_000  # about a second of work
-
-
-@dataclass(frozen=True, kw_only=True)
-class Difference:
-    """The rewards of B less those of A, over the inputs that both have.
-
-    Attributes:
-        inputs: number of inputs with rewards on both sides.
-        mean: mean over inputs of the difference. None without an input.
-        low, high: 95 % confidence interval of the mean (`difference_interval`).
-        p: two-sided p value of the sign-flip test (`sign_flip_p`).
-        better, worse: inputs whose reward is higher, or lower, on side B.
-        needed: inputs that a test at the 5 % level needs to find this difference with a power of 80 %. None for no difference.
-    """
-
-    inputs: int
-    mean: float | None
-    low: float | None
-    high: float | None
-    p: float | None
-    better: int
-    worse: int
-    needed: int | None
-
-
-def difference(a: Mapping[str, float], b: Mapping[str, float]) -> Difference:
-    """Compare the mean rewards of inputs, by the inputs' ids. Inputs that only one side has do not count."""
-    changes = [b[name] - a[name] for name in a if name in b]
-    low, high = difference_interval(changes)
-    return Difference(
-        inputs=len(changes),
-        mean=statistics.fmean(changes) if changes else None,
-        low=low,
-        high=high,
-        p=sign_flip_p(changes) if changes else None,
-        better=sum(change > 0 for change in changes),
-        worse=sum(change < 0 for change in changes),
-        needed=inputs_needed(changes),
-    )
 
 
 def difference_interval(changes: Sequence[float]) -> tuple[float | None, float | None]:
@@ -128,3 +88,13 @@ def change_of(pairs: Sequence[tuple[float, float]]) -> dict[str, Any]:
         f"{high:+.3f}); {better} got better, {worse} got worse"
     )
     return {**facts, "mean": mean, "low": low, "high": high, "text": text}
+
+
+def difference(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, Any]:
+    """Compare the mean rewards of the inputs that both sides have, by the inputs' ids.
+
+    Returns the facts of `change_of`, the ``p`` value of `sign_flip_p` (None without an input), and `inputs_needed`.
+    """
+    pairs = [(a[name], b[name]) for name in a if name in b]
+    changes = [after - before for before, after in pairs]
+    return {**change_of(pairs), "p": sign_flip_p(changes) if changes else None, "needed": inputs_needed(changes)}

@@ -104,12 +104,12 @@ def command(a: str, b: str, **options: Any) -> None:
             f"the input {other[0]} has another payload in B than in A: compare evaluations of the same data"
         )
     change = difference(before, after)
-    if not change.inputs:
+    if not change["inputs"]:
         raise ConfigError("A and B have no common input that has a reward in both: nothing can be compared")
     shared = [name for name in before if name in after]
     facts = {
         "sides": [_facts(side, *result, shared) for side, result in zip(sides, results, strict=True)],
-        "difference": dataclasses.asdict(change),
+        "difference": change,
         "unpaired": len({*(inputs or ()), *ours, *theirs}) - len(shared),
         "changed": _changed(before, after),
     }
@@ -119,8 +119,7 @@ def command(a: str, b: str, **options: Any) -> None:
     click.echo(json.dumps(facts, indent=2) if options["as_json"] else visible("\n".join(_lines(facts))))
     least = options["at_least"]
     if least is not None:
-        assert change.low is not None
-        holds = change.low >= least and not facts["unpaired"]
+        holds = change["low"] >= least and not facts["unpaired"]
         click.echo(f"B - A is at least {least:+g}: {'yes' if holds else 'not shown'}", err=True)
         if not holds:
             sys.exit(1)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import click
 
 from ...backends.settings import SettingsGroup
+from ...gateway.config import ForcedTools, History
 from ..models import Model
 from ..options import from_environment, settings_of, settings_option, with_server
 
@@ -24,11 +25,14 @@ class _Rare(SettingsGroup):
     default_max_tokens: int = 4096
 
     train_constrained: bool = False
-    forced_tools: Literal["wish", "constrain", "refuse"] = "constrain"
-    history: Literal["sampled", "template"] = "sampled"
+    forced_tools: ForcedTools = "constrain"
+    history: History = "sampled"
     context_tokens: int | None = None
     allow_fields: tuple[str, ...] = ()
     fsync: bool = False
+
+
+_CONFIG = ("train_constrained", "forced_tools", "history", "context_tokens", "allow_fields", "fsync")
 
 
 @click.group()
@@ -132,12 +136,7 @@ def serve(
         upstreams=tuple(UpstreamConfig(url=u, engine=engine, api_key=key) for u in upstreams),
         engine=engine,
         session_keys=not no_session_keys,
-        train_constrained=rare.train_constrained,
-        forced_tools=rare.forced_tools,
-        history=rare.history,
-        context_tokens=rare.context_tokens,
-        allow_fields=rare.allow_fields,
-        fsync=rare.fsync,
+        **{name: getattr(rare, name) for name in _CONFIG},
         limits=Limits(
             call_s=rare.call_timeout or None,
             outage_s=rare.outage_timeout,
