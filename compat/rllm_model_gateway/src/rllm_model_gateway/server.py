@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from aiohttp import web
 
 from agentcore_rl_toolkit._servers.host_check import HostCheck
 from agentcore_rl_toolkit.gateway import Gateway, UpstreamConfig
@@ -26,6 +27,7 @@ from .routes import add_routes
 
 log = logging.getLogger(__name__)
 
+MOST_BYTES = 2**26  # of a request to a sampler in this process
 LocalHandler = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 
 
@@ -92,56 +94,38 @@ class LocalServer:
         self._handler = handler
         self._engine = engine
         self._hosts = HostCheck()
-        self._server: asyncio.Server | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        app = web.Application(client_max_size=MOST_BYTES)
+        app.router.add_route("*", "/{path:.*}", self._answer)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
 
     async def start(self) -> UpstreamConfig:
         """Listen. Returns the server as the gateway is told of it."""
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=2**26)
-        url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
         return UpstreamConfig(url=url, engine=self._engine)  # type: ignore[arg-type]  # checked by the class
 
     async def stop(self) -> None:
-        if self._server is not None:
-            self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._runner.cleanup()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    async def _answer(self, request: web.Request) -> web.Response:
+        given = {name: request.headers.get(name) for name in ("host", "origin")}
+        host, origin = (None if value is None else value.encode("latin-1") for value in given.values())
+        if self._hosts.refusal(host, origin) is not None:
+            raise web.HTTPForbidden  # a web page
+        asked = json.loads(await request.read() or b"{}")
+        streamed = bool(asked.pop("stream", False))
+        asked.pop("stream_options", None)
         try:
-            while True:
-                head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
-                given = dict(line.partition(":")[::2] for line in head.split("\r\n")[1:])
-                host, origin = (given[n].strip().encode("latin-1") if n in given else None for n in ("host", "origin"))
-                if self._hosts.refusal(host, origin) is not None:
-                    return  # a web page
-                length = int(head.split("content-length:")[1].split("\r\n")[0]) if "content-length:" in head else 0
-                asked = json.loads(await reader.readexactly(length) or b"{}")
-                streamed = bool(asked.pop("stream", False))
-                asked.pop("stream_options", None)
-                try:
-                    status, told = 200, await self._handler(asked)
-                except Exception as e:
-                    status, told = 500, {"error": {"message": f"{type(e).__name__}: {e}", "type": "server_error"}}
-                kind, body = b"application/json", json.dumps(told).encode()
-                if streamed and status == 200:
-                    kind, body = b"text/event-stream", _as_stream(told)
-                head_out = b"HTTP/1.1 %d X\r\ncontent-type: %b\r\ncontent-length: %d\r\n\r\n" % (
-                    status,
-                    kind,
-                    len(body),
-                )
-                writer.write(head_out + body)
-                await writer.drain()
-        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass
-        finally:
-            writer.close()
+            told = await self._handler(asked)
+        except Exception as e:
+            error = {"message": f"{type(e).__name__}: {e}", "type": "server_error"}
+            return web.json_response({"error": error}, status=500)
+        return (
+            web.Response(body=_as_stream(told), content_type="text/event-stream")
+            if streamed
+            else web.json_response(told)
+        )
 
 
 _OWN = (b"host", b"origin", b"content-length", b"transfer-encoding")  # checked here, or of this connection
