@@ -40,8 +40,7 @@ class ScriptedModel:
 
     folder = WEIGHTS_DIR
 
-    def __init__(self, *, base_model: str = "scripted/model", tokens: int = 8, seed: int = 0) -> None:
-        self.base_model = base_model
+    def __init__(self, *, tokens: int = 8, seed: int = 0) -> None:
         self.tokens = tokens
         self.first_id, self.last_id = 10, 900
         self.replies: deque[dict[str, Any]] = deque()

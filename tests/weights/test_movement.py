@@ -19,7 +19,7 @@ from agentcore_rl_toolkit.policy import Engine, create_app, load_policy
 from agentcore_rl_toolkit.policy.sampling import SamplingParams
 from agentcore_rl_toolkit.weights import EngineAddress
 from agentcore_rl_toolkit.weights.engines import Sampled
-from agentcore_rl_toolkit.weights.movement import Movement, exact_logprobs
+from agentcore_rl_toolkit.weights.movement import Movement, logprobs_of
 from agentcore_rl_toolkit.weights.publishing import gap
 from serving import hosted
 
@@ -121,6 +121,6 @@ def test_a_proof_leaves_each_layer_in_its_mode() -> None:
     model, _ = load_model(TorchSettings(gradient_checkpointing=True))
     modes = [module.training for module in model.modules()]
     assert 0 < sum(modes) < len(modes)
-    exact_logprobs(model, [1, 2, 3])
+    logprobs_of(model, [1, 2, 3], exact=True)
     gap(model, [1, 2, 3], [Sampled([4, 5], [-1.0, -1.0])])
     assert [module.training for module in model.modules()] == modes

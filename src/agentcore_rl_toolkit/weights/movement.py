@@ -111,23 +111,23 @@ class UpdateProof:
         answers: list[float] = []
         for number, ids in enumerate(self._sequences):
             first = 0 if number == 0 else self._start - 1
-            trainer += exact_logprobs(model, ids)[first:]
+            trainer += logprobs_of(model, ids, exact=True)[first:]
             answers += engine.logprobs(ids)[first:]
         return trainer, answers
 
 
-def exact_logprobs(model: Any, ids: Sequence[int]) -> list[float]:
-    """Return the logprob of each token but the first, computed without autocast. Shapes: (T,) -> (T - 1,)."""
+def logprobs_of(model: Any, ids: Sequence[int], *, temperature: float = 1.0, exact: bool = False) -> list[float]:
+    """Return the logprob of each token but the first. With ``exact``, compute without autocast. Shapes: (T,) -> (T - 1,)."""
     import torch
 
     ids_1T = torch.tensor([list(ids)], device=next(model.parameters()).device)
-    with torch.inference_mode(), evaluating(model), _without_autocast(model):
-        logits_TV = model(input_ids=ids_1T, use_cache=False).logits[0, :-1].float()
+    with torch.inference_mode(), _evaluating(model), _without_autocast(model) if exact else contextlib.nullcontext():
+        logits_TV = model(input_ids=ids_1T, use_cache=False).logits[0, :-1].float() / temperature
         return list(torch.log_softmax(logits_TV, -1).gather(1, ids_1T[0, 1:, None])[:, 0].tolist())
 
 
 @contextlib.contextmanager
-def evaluating(model: Any) -> Iterator[None]:
+def _evaluating(model: Any) -> Iterator[None]:
     """Turn off dropout and the like while the block runs. Afterwards, each module is in its earlier mode."""
     modes = [(module, module.training) for module in model.modules()]  # only some layers may be in training mode
     model.eval()

@@ -7,18 +7,20 @@ tells that: engines answer 200 and keep the old weights. `weights.movement` prov
 
 from __future__ import annotations
 
+import math
 import random
 import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from ..errors import ConfigError, WeightsError
 from .checkpoint import write_checkpoint
 from .checksums import check_sums
 from .engines import Engine, EngineAddress, InFlight, Sampled
-from .movement import UpdateProof, evaluating
+from .movement import UpdateProof, logprobs_of
 from .sharded import is_sharded
 
 MAX_GAP = 1e-3  # float32 on both sides differs by 1e-5; weights of one optimizer step ago by 1e-2 and more
@@ -68,6 +70,23 @@ class Gap(NamedTuple):
     largest: float
     mean: float
 
+    @classmethod
+    def of(cls, answers: Sequence[Sampled], computed: Sequence[Sequence[float]], prompt_tokens: int) -> Gap:
+        """Compare answers with the trainer's logprobs of prompt and answer, of all tokens but the first.
+
+        Raises: WeightsError when there is nothing to compare.
+        """
+        if not any(answer.ids for answer in answers) or any(len(a.ids) != len(a.logprobs) for a in answers):
+            raise WeightsError(
+                "the engine sampled nothing, or did not return one logprob per token: nothing can be compared"
+            )
+        found = [
+            abs(recorded - own)
+            for answer, logprobs in zip(answers, computed, strict=True)
+            for recorded, own in zip(answer.logprobs, logprobs[prompt_tokens - 1 :], strict=True)
+        ]
+        return cls(max(found, key=lambda each: (math.isnan(each), each)), fmean(found))
+
 
 def prove(
     model: Any,
@@ -113,36 +132,9 @@ def check_gap(found: float, version: int, where: str, max_gap: float) -> None:
 
 
 def gap(model: Any, prompt: list[int], sampled: Sequence[Sampled], temperature: float = 1.0) -> Gap:
-    """Return the differences between an engine's logprobs and the model's at this temperature.
-
-    Raises: WeightsError when there is nothing to compare.
-    """
-    import torch
-
-    check_sampled(sampled)
-    compared = [answer for answer in sampled if answer.ids]
-    T = len(prompt) + max(len(answer.ids) for answer in compared)
-    device = next(model.parameters()).device
-    ids_BT = torch.zeros((len(compared), T), dtype=torch.long, device=device)
-    for b, answer in enumerate(compared):
-        row = [*prompt, *answer.ids]
-        ids_BT[b, : len(row)] = torch.tensor(row)
-    with torch.inference_mode(), evaluating(model):  # padding is right: it needs no mask
-        logits_BTV = model(input_ids=ids_BT).logits[:, len(prompt) - 1 : -1].float() / temperature
-        logprobs_BTV = torch.log_softmax(logits_BTV, -1)
-        logprobs_BT = logprobs_BTV.gather(2, ids_BT[:, len(prompt) :, None])[..., 0].cpu()
-    found_N = torch.cat(
-        [(logprobs_BT[b, : len(answer.ids)] - torch.tensor(answer.logprobs)).abs() for b, answer in enumerate(compared)]
-    )
-    return Gap(float(found_N.max()), float(found_N.mean()))
-
-
-def check_sampled(answers: Sequence[Sampled]) -> None:
-    """Raise WeightsError if there is no sampled token, or one without its logprob."""
-    if not any(answer.ids for answer in answers) or any(len(a.ids) != len(a.logprobs) for a in answers):
-        raise WeightsError(
-            "the engine sampled nothing, or did not return one logprob per token: nothing can be compared"
-        )
+    """Return the differences between an engine's logprobs and the model's at this temperature. Raises: WeightsError."""
+    own = [logprobs_of(model, [*prompt, *answer.ids], temperature=temperature) for answer in sampled]
+    return Gap.of(sampled, own, len(prompt))
 
 
 def probe_prompt(vocabulary: int) -> list[int]:

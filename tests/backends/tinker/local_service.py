@@ -26,6 +26,7 @@ from agentcore_rl_toolkit.backends.training.settings import Observer
 from agentcore_rl_toolkit.errors import ConfigError
 from agentcore_rl_toolkit.gateway import Gateway, GatewayConfig, UpstreamConfig
 
+BASE_MODEL = "builtin/policy"
 T = TypeVar("T")
 
 
@@ -54,8 +55,8 @@ class LocalService:
         self._numbers = itertools.count()
 
     def create_lora_training_client(self, base_model: str, rank: int = 32, seed: int | None = None) -> Result[Any]:
-        if base_model != self.model.base_model:
-            raise _refused(f"there is no base model {base_model!r}; there is {self.model.base_model!r}")
+        if base_model != BASE_MODEL:
+            raise _refused(f"there is no base model {base_model!r}; there is {BASE_MODEL!r}")
         return self._training_client(None)
 
     def create_training_client_from_state_with_optimizer(self, path: str) -> Result[Any]:
@@ -75,7 +76,7 @@ class LocalService:
     def create_sampling_client(self, model_path: str | None = None, base_model: str | None = None) -> Result[Any]:
         if model_path is not None and model_path not in self.model.paths:
             raise _refused(f"there are no weights {model_path!r}")
-        if model_path is None and base_model != self.model.base_model:
+        if model_path is None and base_model != BASE_MODEL:
             raise _refused(f"there is no base model {base_model!r}")
         return _done(LocalSamplingClient(self, model_path))
 

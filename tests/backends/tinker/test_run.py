@@ -31,7 +31,7 @@ from agentcore_rl_toolkit.runs import Query, RunReader, TokenSequence
 from agentcore_rl_toolkit.runs.folder import read_metrics
 
 from ..service_runs import RecordingModel, agents, check_tokens
-from .local_service import LocalService, run_over
+from .local_service import BASE_MODEL, LocalService, run_over
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "local")
     model = RecordingModel()
     with contextlib.closing(model), agents(tmp_path) as settings:
-        yield Place(model, LocalService(model), TinkerConfig(base_model=model.base_model, **settings))
+        yield Place(model, LocalService(model), TinkerConfig(base_model=BASE_MODEL, **settings))
 
 
 @pytest.mark.system
@@ -144,7 +144,7 @@ async def test_sampling_weights_of_another_step_or_with_any_one_old_tensor_are_n
         exp_id="e",
         agent_runtime_arn="a",
         s3_bucket="b",
-        base_model=model.base_model,
+        base_model=BASE_MODEL,
         model_dir=WEIGHTS_DIR,
         data_path=tmp_path,
     )

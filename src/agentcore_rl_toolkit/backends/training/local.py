@@ -20,7 +20,7 @@ from ...errors import ConfigError
 from ...policy.batch import Generation
 from ...policy.engine import Engine
 from ...policy.loading import load_decoder
-from ...policy.model import TOKENIZER_FILE, check_directory
+from ...policy.model import TOKENIZER_FILE, WEIGHTS_DIR
 from ...policy.sampling import SamplingParams
 from .batch import Datum
 from .client import Adam, Loss, Passed
@@ -37,12 +37,10 @@ class LocalModel:
     Raises: ConfigError on unknown paths or losses.
     """
 
-    base_model = "builtin/policy"
-
-    def __init__(self, *, weights: Path | None = None, checkpoint_dir: Path | None = None, seed: int = 0) -> None:
-        self.folder = check_directory(weights)
+    def __init__(self, *, checkpoint_dir: Path | None = None) -> None:
+        self.folder = WEIGHTS_DIR
         self._tokenizer = Tokenizer.from_file(str(self.folder / TOKENIZER_FILE))
-        self._directory, self._seed = checkpoint_dir, seed
+        self._directory = checkpoint_dir
         self._runs: dict[str, TorchClient] = {}
         self._saved: dict[str, dict[str, Any]] = {}
         self._engines: OrderedDict[str | None, Engine] = OrderedDict()
@@ -144,7 +142,7 @@ class LocalModel:
                 decoder = load_decoder(self.folder, dtype=torch.float32)
                 if path is not None:
                     decoder.load(self._saved_at(path)["weights"])
-                self._engines[path] = Engine(decoder, self._tokenizer, seed=self._seed).start()
+                self._engines[path] = Engine(decoder, self._tokenizer, seed=0).start()
             self._engines.move_to_end(path)
             idle = [name for name, engine in self._engines.items() if engine.idle and name != path]
             for name in idle[: max(0, len(self._engines) - SAMPLERS)]:

@@ -5,12 +5,11 @@ Each service has a path for weights: Tinker's ``tinker://`` path, or the ARN of 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 from ...weights.engines import Sampled
-from ...weights.publishing import PROBE_ANSWER_TOKENS, PROBE_ANSWERS, PROBE_PROMPT_TOKENS, check_gap, check_sampled
+from ...weights.publishing import PROBE_ANSWER_TOKENS, PROBE_ANSWERS, PROBE_PROMPT_TOKENS, Gap, check_gap
 
 MAX_GAP = 0.05  # services compute in bfloat16; the last step's weights differ by more on trained tokens
 
@@ -49,11 +48,5 @@ async def gap(training: Sampler, path: str) -> float:
     """
     prompt = list(range(1, PROBE_PROMPT_TOKENS + 1))  # ids that exist in every vocabulary
     answers = await training.sample(path, prompt, n=PROBE_ANSWERS, max_tokens=PROBE_ANSWER_TOKENS)
-    check_sampled(answers)
     computed = await training.compute_logprobs([[*prompt, *answer.ids] for answer in answers])
-    gaps = [
-        abs(recorded - own)
-        for answer, logprobs in zip(answers, computed, strict=True)
-        for recorded, own in zip(answer.logprobs, logprobs[len(prompt) - 1 :], strict=True)
-    ]
-    return max(gaps, key=lambda found: (math.isnan(found), found))
+    return Gap.of(answers, computed, len(prompt)).largest
