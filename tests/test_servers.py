@@ -20,10 +20,11 @@ import botocore.session
 import openai
 import pytest
 
+from agentcore_rl_toolkit._servers.keys import key_for
 from agentcore_rl_toolkit.errors import GatewayError
 from agentcore_rl_toolkit.gateway import GatewayClient
-from agentcore_rl_toolkit.policy import admin_key
 from agentcore_rl_toolkit.runtime.remote import RuntimeView
+from agentcore_rl_toolkit.weights.engines import POLICY_KEY
 from serving import serving as started
 
 WITHIN_S = 60.0
@@ -200,7 +201,7 @@ def test_a_policy_is_changed_with_its_key_only(server: Callable[[str], Served]) 
         assert status == 401
         assert "AGENTCORE_RL_POLICY_ADMIN_KEY" in body
     assert stat.S_IMODE(Path(served.ready["admin_key_file"]).stat().st_mode) == 0o600
-    key = admin_key(served.url)
+    key = key_for("policy", served.url, POLICY_KEY)
     assert key
     assert ask(served, f"Authorization: Bearer {key}", method="POST", path="/update_weights", body=b"{}")[0] == 400
 

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from .model import load_policy as load_policy
     from .model import save_policy as save_policy
     from .server.app import create_app as create_app
-    from .server.keys import admin_key as admin_key
     from .word_problems import Problem as Problem
     from .word_problems import calculate as calculate
     from .word_problems import problems as problems

@@ -23,6 +23,7 @@ from .checkpoint import WEIGHTS_FILE
 Kind = Literal["policy", "vllm", "sglang"]
 InFlight = Literal["wait", "keep", "abort"]
 LOAD_S = 600.0  # reading 60 GB from a network file system
+POLICY_KEY = "AGENTCORE_RL_POLICY_ADMIN_KEY"
 ASK_S = 300.0  # vLLM's first answer took 104 s on busy cores
 
 
@@ -182,7 +183,7 @@ class PolicyServer(Engine):
     _about = "/health"
 
     def _key(self) -> str | None:
-        return self._at.key or key_for("policy", self._at.url, "AGENTCORE_RL_POLICY_ADMIN_KEY")
+        return self._at.key or key_for("policy", self._at.url, POLICY_KEY)
 
     def load(self, folder: Path, version: int) -> Mapping[str, int] | None:
         body = {"path": str(folder / WEIGHTS_FILE), "version": version}

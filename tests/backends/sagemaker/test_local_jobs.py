@@ -182,9 +182,7 @@ def test_a_job_is_stopped_and_keeps_its_weights(service: Service) -> None:
     [
         {"temperature": "0"},
         {"advantage_method": "group_based_per_turn"},
-        {"group_size": "1"},
         {"loss_fn": "dpo"},
-        {"advantage_method": "opo"},
     ],
 )
 def test_parameters_that_the_api_refuses_or_that_mean_nothing_here(

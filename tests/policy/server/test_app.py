@@ -16,15 +16,16 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from agentcore_rl_toolkit.policy import admin_key
+from agentcore_rl_toolkit._servers.keys import key_for
 from agentcore_rl_toolkit.policy.batch import Generation
 from agentcore_rl_toolkit.policy.sampling import SamplingParams
 from agentcore_rl_toolkit.policy.server.app import _Sampling
+from agentcore_rl_toolkit.weights.engines import POLICY_KEY
 from serving import OURS, START_S, wait_for
 
 
 def post(server: Any, path: str, body: Any) -> httpx.Response:
-    headers = {"authorization": f"Bearer {admin_key(server.url)}"}
+    headers = {"authorization": f"Bearer {key_for('policy', server.url, POLICY_KEY)}"}
     return httpx.post(server.url + path, json=body, timeout=30, headers=headers)
 
 

@@ -19,9 +19,9 @@ from ..._servers.host_check import CheckedApp, HostCheck
 from ..._servers.open_files import raise_file_limit
 from ..._servers.process import listen, stop_event, url_of, write_ready
 from ...errors import ConfigError
+from ...weights.engines import POLICY_KEY
 from ..engine import Engine
 from .app import create_app
-from .keys import ADMIN_KEY_ENV
 
 
 class Server(uvicorn.Server):
@@ -66,7 +66,7 @@ def serve(
     user's clients (`_servers.keys`). Raises: ConfigError (port in use, or not a policy's folder), PolicyError.
     """
     if admin_key is None and not keys.is_here(host):
-        raise ConfigError(f"listening on {host} needs an admin key that its clients know: set {ADMIN_KEY_ENV}")
+        raise ConfigError(f"listening on {host} needs an admin key that its clients know: set {POLICY_KEY}")
     torch.set_num_threads(threads)
     raise_file_limit()
 
