@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -37,14 +38,14 @@ def test_this_machine_has_what_the_tests_need(tmp_path: Path) -> None:
     assert all(finding["advice"] for finding in found.values() if finding["level"] != "ok")
 
 
-def test_a_part_that_is_missing_is_named_with_the_command_that_installs_it(tmp_path: Path) -> None:
-    code = (
-        "import sys, importlib.util as u; real = u.find_spec;"
-        "u.find_spec = lambda name, package=None: None if name in ('aiohttp', 'torch') else real(name, package);"
-        "sys.argv = ['agentcore-rl', 'doctor']; from agentcore_rl_toolkit.cli.main import main; main()"
-    )
-    command = [sys.executable, "-W", "ignore", "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path)
+def test_a_part_that_is_missing_is_named_with_the_command_that_installs_it(
+    tmp_path: Path, command_line: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = importlib.util.find_spec
+    missing = ("aiohttp", "torch")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name in missing else real(name, *more))
+    done = command_line("doctor")
     assert done.returncode == 1
     lines = done.stdout.splitlines()
     at = next(i for i, line in enumerate(lines) if line.startswith("fail  extra gateway"))

@@ -11,7 +11,11 @@ import pytest
 from click.testing import CliRunner
 
 from agentcore_rl_toolkit._installation import install_command
+from agentcore_rl_toolkit.cli import main
 from agentcore_rl_toolkit.cli.main import cli
+from agentcore_rl_toolkit.errors import ConfigError, LocalRuntimeError
+
+from ..conftest import CommandLine
 
 
 def run(*arguments: str, code: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -74,13 +78,13 @@ def test_what_a_trainer_needs_is_importable_from_the_top() -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize(("error", "code"), [("ConfigError", 2), ("LocalRuntimeError", 1)])
-def test_what_broke_and_what_was_asked_wrongly_have_codes_of_their_own(error: str, code: int) -> None:
-    broken = (
-        "import sys; sys.argv = ['agentcore-rl', 'version']; from agentcore_rl_toolkit import errors;"
-        "from agentcore_rl_toolkit.cli import main\n"
-        f"def fails(): raise errors.{error}('why')\n"
-        "main.version.callback = fails; main.main()"
-    )
-    done = run(code=broken)
+@pytest.mark.parametrize(("error", "code"), [(ConfigError, 2), (LocalRuntimeError, 1)])
+def test_what_broke_and_what_was_asked_wrongly_have_codes_of_their_own(
+    error: type[Exception], code: int, command_line: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails() -> None:
+        raise error("why")
+
+    monkeypatch.setattr(main.version, "callback", fails)
+    done = command_line("version")
     assert (done.returncode, done.stderr) == (code, "error: why\n")

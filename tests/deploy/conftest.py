@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 from collections.abc import Iterator
@@ -15,7 +16,10 @@ from moto.backends import get_backend
 from agentcore_rl_toolkit.deploy.calls import Calls
 from agentcore_rl_toolkit.deploy.deployment import Deployment
 from agentcore_rl_toolkit.deploy.settings import Settings
-from serving import moto_server, serving
+from agentcore_rl_toolkit.runtime.config import RuntimeConfig
+from agentcore_rl_toolkit.runtime.http.app import RuntimeApp
+from agentcore_rl_toolkit.runtime.runtime import Runtime
+from serving import hosted, moto_server, serving
 
 AGENT = """
 from agentcore_rl_toolkit import AgentCoreRLApp
@@ -70,6 +74,30 @@ def an_aws(folder: Path) -> Iterator[dict[str, str]]:
             yield {**environment(moto, info["url"]), "agent": str(agent)}
 
 
+class NoProcesses:
+    """A launcher whose agents are ready at once. It starts no session."""
+
+    tier = "none"
+
+    async def start(self, agent: Any = None) -> None:
+        pass
+
+    close = prepare = forget = start
+
+
+@contextlib.contextmanager
+def without_processes(folder: Path) -> Iterator[dict[str, str]]:
+    """The same, with a control plane in this process, whose agents cannot be called."""
+    agent = folder / "agent.py"
+    agent.write_text(AGENT)
+    launcher: Any = NoProcesses()
+    runtime = Runtime(RuntimeConfig(callers="any"), launcher=launcher)
+    asyncio.run(runtime.start([("other", agent)]))
+    with empty_moto() as moto, hosted(RuntimeApp(runtime)) as url:
+        yield {**environment(moto, url), "agent": str(agent)}
+    asyncio.run(runtime.close())
+
+
 @pytest.fixture(scope="module")
 def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     with an_aws(tmp_path_factory.mktemp("aws")) as found:
@@ -78,6 +106,11 @@ def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
 
 @pytest.fixture
 def account(aws: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    return use(aws, monkeypatch)
+
+
+def use(aws: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Let the test's clients find this AWS."""
     for name, value in aws.items():
         if name.isupper():
             monkeypatch.setenv(name, value)

@@ -1,4 +1,4 @@
-"""Deploying, bringing up to date, taking away: IAM, ECR and S3 of moto, the local control plane and runtime, unmodified boto3."""
+"""Deploying, bringing up to date, taking away: IAM, ECR and S3 of moto, the local control plane, unmodified boto3."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import shlex
 import shutil
 import sys
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from agentcore_rl_toolkit.deploy.calls import Calls
 from agentcore_rl_toolkit.deploy.settings import TAG, Settings
 from agentcore_rl_toolkit.errors import ConfigError
 
-from .conftest import AGENT, deployment
+from .conftest import AGENT, an_aws, deployment, use, without_processes
 
 ROOT = Path(__file__).parents[2]
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -40,6 +40,12 @@ def agent_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "agent.py").write_text(AGENT)
     (folder / "requirements.txt").write_text("agentcore-rl-toolkit\n# nothing else\n")
     return folder
+
+
+@pytest.fixture(scope="module")
+def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    with without_processes(tmp_path_factory.mktemp("aws")) as found:
+        yield found
 
 
 def settings(folder: Path, /, **changed: Any) -> Settings:
@@ -120,7 +126,14 @@ def test_an_archive_is_uploaded_and_named_to_the_control_plane(
 
 
 @pytest.mark.timeout(600)  # fifteen deployments, each cut short
-def test_deploy_update_and_remove_go_on_wherever_they_were_killed(account: dict[str, str], agent_folder: Path) -> None:
+def test_deploy_update_and_remove_go_on_wherever_they_were_killed(
+    agent_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with an_aws(tmp_path) as found:
+        _deploy_update_and_remove(use(found, monkeypatch), agent_folder)
+
+
+def _deploy_update_and_remove(account: dict[str, str], agent_folder: Path) -> None:
     killed: list[str] = []
     served = {
         "folder": None,

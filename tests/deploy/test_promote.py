@@ -38,12 +38,9 @@ from agentcore_rl_toolkit.gateway.testing import ScriptedModel
 from agentcore_rl_toolkit.messages.render import Renderer
 from agentcore_rl_toolkit.policy import WEIGHTS_DIR
 from agentcore_rl_toolkit.runs import Rollout, RunWriter, TokenSequence, write_config
-from agentcore_rl_toolkit.runtime.config import RuntimeConfig
-from agentcore_rl_toolkit.runtime.http.app import RuntimeApp
-from agentcore_rl_toolkit.runtime.runtime import Runtime
 from serving import hosted
 
-from .conftest import empty_moto, environment
+from .conftest import without_processes
 from .loopback_aws import LoopbackAWS
 from .test_iam import ASKS_FOR_NONE, RIGHTS
 
@@ -55,27 +52,10 @@ CLIENTS: dict[tuple[str, str | None, str], Any] = {}
 ARN = "arn:aws:bedrock-agentcore:us-west-2:123456789012:runtime/shop-5RAgoLKvAy"
 
 
-class NoProcesses:
-    """A launcher whose agents are ready at once. It starts no session."""
-
-    tier = "none"
-
-    async def start(self, agent: Any = None) -> None:
-        pass
-
-    close = prepare = forget = start
-
-
 @pytest.fixture(scope="module")
 def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    agent = tmp_path_factory.mktemp("aws") / "agent.py"
-    agent.touch()
-    launcher: Any = NoProcesses()
-    runtime = Runtime(RuntimeConfig(callers="any"), launcher=launcher)
-    asyncio.run(runtime.start([("other", agent)]))
-    with empty_moto() as moto, hosted(RuntimeApp(runtime)) as url:
-        yield environment(moto, url)
-    asyncio.run(runtime.close())
+    with without_processes(tmp_path_factory.mktemp("aws")) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")

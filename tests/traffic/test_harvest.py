@@ -104,20 +104,7 @@ def test_a_file_of_spans_becomes_rows(tmp_path: Path, exporter: InMemorySpanExpo
     }
     again = run(str(file), "--out", str(out))
     assert "--force" in str(again.exception)
-
-
-def test_users_are_either_trained_on_or_held_out(tmp_path: Path, exporter: InMemorySpanExporter) -> None:
-    spans = conversations(exporter, *((f"s{n}", f"user-{n % 4}", f"What is {n} + 1?") for n in range(12)))
-    file = tmp_path / "traces.json"
-    file.write_text(json.dumps(MessageToDict(encode_spans(spans))))
-    out, held_out = tmp_path / "rows.jsonl", tmp_path / "eval.jsonl"
-    words = ("--user-attribute", "user.id", "--eval-share", "0.5")
-    assert run(str(file), "--out", str(out), "--eval-out", str(held_out), *words).exit_code == 0
-    users = [{int(row["prompt"].split()[2]) % 4 for row in rows(path)} for path in (out, held_out)]
-    assert users[0] | users[1] == {0, 1, 2, 3}
-    assert users[0] & users[1] == set()
-    assert users[0]
-    assert users[1]
+    assert run(str(file), "--out", str(out), "--force", "--user-attribute", "user.id").exit_code == 0
 
 
 def span(session: str, prompt: str, *, user: str | None, start: int = 1) -> dict[str, Any]:
@@ -140,6 +127,19 @@ def span(session: str, prompt: str, *, user: str | None, start: int = 1) -> dict
 def write_spans(path: Path, spans: list[dict[str, Any]]) -> Path:
     path.write_text("".join(json.dumps(each, ensure_ascii=False) + "\n" for each in spans))
     return path
+
+
+def test_users_are_either_trained_on_or_held_out(tmp_path: Path) -> None:
+    spans = [span(f"s{n}", f"What is {n} + 1?", user=f"user-{n % 4}", start=n + 1) for n in range(12)]
+    file = write_spans(tmp_path / "traces.jsonl", spans)
+    out, held_out = tmp_path / "rows.jsonl", tmp_path / "eval.jsonl"
+    words = ("--user-attribute", "user.id", "--eval-share", "0.5")
+    assert run(str(file), "--out", str(out), "--eval-out", str(held_out), *words).exit_code == 0
+    users = [{int(row["prompt"].split()[2]) % 4 for row in rows(path)} for path in (out, held_out)]
+    assert users[0] | users[1] == {0, 1, 2, 3}
+    assert users[0] & users[1] == set()
+    assert users[0]
+    assert users[1]
 
 
 def test_dialogues_are_those_of_the_training_rows(tmp_path: Path) -> None:
