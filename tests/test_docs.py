@@ -146,7 +146,7 @@ def is_setting(path: str, pair: str) -> bool:
         return True
     kinds: dict[str, Any] = {
         "gateway serve": gateway._Rare,
-        "runtime serve": type(runtime._rare([])),
+        "runtime serve": runtime._Rare,
         "sft": sft.Imitation,
     }
     kinds |= {"optimize": optimize.SearchSettings}
@@ -292,7 +292,7 @@ def known_defaults() -> dict[str, set[Any]]:
     for settings in script("settings_table").TRAINERS.values():
         for name, (_, field) in settings.known().items():
             found.setdefault(name, set()).add(str(settings.DEFAULTS.get(name, field.default)))
-    for rare in (gateway._Rare, type(runtime._rare([]))):
+    for rare in (gateway._Rare, runtime._Rare):
         for name, field in rare.model_fields.items():
             found.setdefault(name, set()).add(str(field.default))
     groups: list[click.Command] = [cli]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import click
+from pydantic import Field
 
+from ...backends.settings import SettingsGroup
 from ...errors import ConfigError
+from ...runtime.config import IsolationConfig, RuntimeConfig, TimeLimits
 from ..options import as_json, settings_of, settings_option, with_server, with_sessions
 from ..output.terminal import WaitReport, visible
 
@@ -30,28 +32,21 @@ def group() -> None:
 _TIMES = ("init_timeout", "idle_timeout", "invoke_timeout", "max_lifetime", "stop_grace", "stream_timeout")
 
 
-def _rare(words: Sequence[str]) -> Any:
-    """Read the settings of `runtime serve --set`. Units: seconds. ``tps`` and later fields replace the quota profile's."""
-    from pydantic import Field
+class _Rare(SettingsGroup):
+    """Settings of `runtime serve --set`. Units: seconds. ``tps`` and later fields replace the quota profile's."""
 
-    from ...backends.settings import SettingsGroup
-    from ...runtime.config import RuntimeConfig, TimeLimits
-
-    class Rare(SettingsGroup):
-        region: str = RuntimeConfig.region
-        account_id: str = RuntimeConfig.account_id
-        start_mode: Literal["auto", "exec"] = RuntimeConfig.start_mode
-        init_timeout: float = Field(TimeLimits.init_timeout_s, gt=0)
-        idle_timeout: float = Field(TimeLimits.idle_timeout_s, gt=0)
-        invoke_timeout: float = Field(TimeLimits.invoke_timeout_s, gt=0)
-        max_lifetime: float = Field(TimeLimits.max_lifetime_s, gt=0)
-        stop_grace: float = Field(TimeLimits.stop_grace_s, ge=0)
-        stream_timeout: float = Field(TimeLimits.stream_timeout_s, gt=0)
-        tps: float | None = Field(None, gt=0)
-        new_sessions_per_minute: float | None = Field(None, gt=0)
-        max_sessions: int | None = Field(None, gt=0)
-
-    return settings_of(words, Rare)
+    region: str = RuntimeConfig.region
+    account_id: str = RuntimeConfig.account_id
+    start_mode: Literal["auto", "exec"] = RuntimeConfig.start_mode
+    init_timeout: float = Field(TimeLimits.init_timeout_s, gt=0)
+    idle_timeout: float = Field(TimeLimits.idle_timeout_s, gt=0)
+    invoke_timeout: float = Field(TimeLimits.invoke_timeout_s, gt=0)
+    max_lifetime: float = Field(TimeLimits.max_lifetime_s, gt=0)
+    stop_grace: float = Field(TimeLimits.stop_grace_s, ge=0)
+    stream_timeout: float = Field(TimeLimits.stream_timeout_s, gt=0)
+    tps: float | None = Field(None, gt=0)
+    new_sessions_per_minute: float | None = Field(None, gt=0)
+    max_sessions: int | None = Field(None, gt=0)
 
 
 def _credentials() -> dict[str, str]:
@@ -135,12 +130,11 @@ def serve(**options: Any) -> None:
     from ...runtime.agents.agent import parse_agent_option
     from ...runtime.api.faults import FaultPlan
     from ...runtime.api.quotas import profile
-    from ...runtime.config import IsolationConfig, RuntimeConfig, TimeLimits
     from ...runtime.runtime import store_folder
     from ...runtime.service import run
     from ...runtime.wire import handed_environment, parse_environment
 
-    rare = _rare(options["words"])
+    rare = settings_of(options["words"], _Rare)
     credentials = _credentials()
     folder, memory = (options[name] for name in ("state_dir", "memory_mb"))
     config = RuntimeConfig(
