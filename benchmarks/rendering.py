@@ -71,7 +71,7 @@ def session(renderer: Renderer, turns: int) -> tuple[list[float], int]:
         start = time.process_time()
         prompt = renderer.render(conversation, fresh, TOOLS)
         length = len(prompt.json) and prompt.length
-        renderer.commit(conversation, prompt, completion, answer, turn_id=str(number))
+        conversation.commit(prompt, completion, answer, turn_id=str(number))
         spent.append((time.process_time() - start) * 1e6)
         messages += [answer, {"role": "user", "content": f"{number} " + "and what is 7 * 8? " * 16}]
     return spent, length
@@ -115,7 +115,7 @@ def recorded(renderer: Renderer, turns: int, tokens: int) -> list[CallRecord]:
         ids = prompt.token_ids
         completion = renderer.encode("12 apples " * (tokens // 10))[: tokens // 2]
         answer = renderer.parse(completion, opens_reasoning=prompt.opens_reasoning).to_message()
-        renderer.commit(conversation, prompt, completion, answer, turn_id=f"c{number}")
+        conversation.commit(prompt, completion, answer, turn_id=f"c{number}")
         logprobs = pack_logprobs([-0.5] * len(completion))
         choice = ChoiceRecord(0, pack_ids(completion), logprobs, "stop", "none", json.dumps(answer).encode())
         records.append(

@@ -23,7 +23,7 @@ from agentcore_rl_toolkit.contract import Cause, new_session_id
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
 from agentcore_rl_toolkit.gateway.capture.reply import ReplyReader
 from agentcore_rl_toolkit.gateway.http.client import request
-from agentcore_rl_toolkit.messages.render import Renderer
+from agentcore_rl_toolkit.messages.render import Conversation, Renderer
 from agentcore_rl_toolkit.messages.wire import Dialect
 from agentcore_rl_toolkit.trajectory import build_trajectory
 from scripted_engine import Fault, ScriptedEngine
@@ -229,7 +229,7 @@ async def test_a_fault_of_the_gateway_after_the_reply_leaves_no_call_running(
     session = await opened(gateway)
     async with gpt(session) as llm:  # both calls use one connection
         with monkeypatch.context() as patched:
-            patched.setattr(Renderer, "commit", raises(TypeError("cannot add the turn")))
+            patched.setattr(Conversation, "commit", raises(TypeError("cannot add the turn")))
             await llm.chat.completions.create(model="m", messages=USER)
         assert "TypeError: cannot add the turn" in caplog.text
         await llm.with_options(timeout=60).chat.completions.create(model="m", messages=USER)

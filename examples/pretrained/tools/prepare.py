@@ -52,7 +52,7 @@ def demonstration(renderer: Renderer, row: dict[str, Any]) -> dict[str, Any]:
         mask += [0] * (prompt.length - len(ids)) + [1] * len(said)
         ids = [*prompt.token_ids, *said]
         message = renderer.parse(said, tools=tools).to_message()
-        renderer.commit(conversation, prompt, said, message, turn_id=str(number))
+        conversation.commit(prompt, said, message, turn_id=str(number))
         results = [
             {"role": "tool", "tool_call_id": c["id"], "content": result} for c in message.get("tool_calls") or ()
         ]

@@ -22,13 +22,12 @@ from aiohttp import web
 from ..errors import CaptureError, UpstreamError
 from ..messages.errors import RequestError
 from ..messages.wire import DIALECTS, Delta, StreamEncoder
-from .context import Attempt, Context, Engine
+from .context import Attempt, Engine
 from .engines.errors import upstream_error
-from .http.request import CallRequest
-from .http.responses import error_response, passed
+from .http.responses import JSON, error_response, passed
 from .record import AGENT_GONE, Recorder
 from .router import ServerLostError, StatusError, Worker
-from .sessions import RecordedReply, Session
+from .sessions import RecordedReply
 
 log = logging.getLogger(__name__)
 
@@ -43,29 +42,29 @@ class Call:
     ``cut``: the reply did not end by itself.
     """
 
-    def __init__(self, context: Context, session: Session, request: CallRequest, engine: Engine) -> None:
-        self._context = context
-        self.session = session
-        self.request = request
+    def __init__(self, engine: Engine, reply: RecordedReply) -> None:
+        self._context, self.session, self.request = engine.context, engine.session, engine.request
         self._engine = engine
-        self._encoder: StreamEncoder | None = None
-        self.headers: Mapping[str, str] | None = None  # those of the engine's reply that the agent gets
-        self._recorder = Recorder(context, session, request)
+        self.reply = reply
         self.state = "starting"
         self.buffer = bytearray()
+        self.headers: Mapping[str, str] | None = None  # those of the engine's reply that the agent gets
         self.ended = False
         self.error: RequestError | None = None
         self.cut = False
-        self.record = self._recorder.record
-        self._reply = self._recorder.reply
+        self._encoder: StreamEncoder | None = None
+        self._end: list[bytes] | None = None  # the end of a stream, from its final delta
         self._changed = asyncio.Event()  # set when connections can write more
         self._orphan_timer: asyncio.TimerHandle | None = None
         self._deadline = asyncio.timeout(None)  # the stage ends then
         self._aborted: RequestError | None = None
-        self._end: list[bytes] | None = None  # the end of a stream, from its final delta
-        session.started_turns += 1
-        session.inflight.add(self)
-        context.running.calls.add(self)
+
+    def start(self, recorder: Recorder) -> None:
+        """Begin the call. Its repetition does not: it gets a recorded reply by `add`."""
+        self._recorder, self.record = recorder, recorder.record
+        self.session.started_turns += 1
+        self.session.inflight.add(self)
+        self._context.running.calls.add(self)
         self._task = asyncio.create_task(self.run())
 
     async def run(self) -> None:
@@ -75,16 +74,15 @@ class Call:
             if self._aborted is not None:
                 raise self._aborted
             try:
-                reply = await self._sampled()
+                captured = (await self._sampled()).captured()
                 begun = bool(self.buffer)
-                captured = reply.captured()
                 await self._recorder.store_reply(captured, begun=begun)
                 if (broken := engine.broken(captured, begun=begun)) is not None:
                     self._end_with(broken)
                 elif self._encoder is not None:
-                    self._add(b"".join(self._end or ()) + self._encoder.finish(), ended=True)
+                    self.add(b"".join(self._end or ()) + self._encoder.finish(), ended=True)
                 else:
-                    self._add(engine.whole(record), ended=True)
+                    self.add(engine.whole(record), ended=True)
                 stored = True
             finally:
                 await engine.release(stored=stored)
@@ -94,20 +92,18 @@ class Call:
             self._fail(self._aborted, kind=AGENT_GONE if self._aborted.code == AGENT_GONE else None)
         except StatusError as e:
             error = upstream_error(e.http_status, e.body)
-            headers = {name: value for name, value in passed(e.headers).items() if name != "content-type"}
-            self._fail(error, kind=error.code or error.kind, headers=headers)
+            self._fail(error, kind=error.code or error.kind, headers=passed(e.headers))
         except RequestError as e:
             self._fail(e)
         except (CaptureError, UpstreamError, ServerLostError) as e:
             self._fail(RequestError(str(e), kind="upstream"))
         except BaseException as e:  # a panic in the tokenizer's Rust code is not an `Exception`
-            what = "call %s of session %s failed with an unexpected error"
-            log.error(what, record.call_id, self.session.id, exc_info=e)
+            log.error("call %s of session %s failed unexpectedly", record.call_id, self.session.id, exc_info=e)
             why = f"the gateway could not handle this call ({type(e).__name__}); see its log"
             self._fail(RequestError(why, kind="internal"))
         finally:
             if not self.ended:
-                self._add(b"", ended=True)
+                self.add(b"", ended=True)
             self.session.inflight.discard(self)
             self._context.running.discard(self)
 
@@ -129,8 +125,7 @@ class Call:
 
     async def _sample(self) -> Attempt:
         """Sample the reply. While nothing of it has reached the agent, another server may take the call."""
-        context, session = self._context, self.session
-        router = context.router
+        context, session, router = self._context, self.session, self._context.router
         tried: tuple[Worker, ...] = ()
         second = False  # True if the only server was tried twice
         until: float | None = None  # the end of the wait for a server
@@ -140,11 +135,11 @@ class Call:
                 await context.running.resumed(self)
             worker = session.worker = router.pick(session.worker, tried)
             if worker is None:
-                why = "the gateway has no engine; add one with POST /admin/workers"
-                raise RequestError(why, kind="overloaded")
+                raise RequestError("the gateway has no engine; add one with POST /admin/workers", kind="overloaded")
             self.record.upstream = worker.id
             try:
-                return await self._sample_at(worker)
+                with worker.counted():
+                    return await self._sample_at(worker)
             except StatusError as e:
                 tried = (*tried, worker)
                 if e.http_status not in _TRY_ELSEWHERE or len(tried) >= MAX_TRIES or router.pick(None, tried) is None:
@@ -157,10 +152,9 @@ class Call:
                 if other is None and not (second or e.refused or worker.draining):
                     second, tried = True, tried[:-1]
                 elif other is None or len(tried) >= MAX_TRIES:
-                    now = asyncio.get_running_loop().time()
-                    until = until or now + context.limits.outage_s
-                    if not router.is_down or now >= until:
+                    if not router.is_down:
                         raise
+                    until = until or asyncio.get_running_loop().time() + context.limits.outage_s
                     with context.running.held(self, None):
                         await router.wait_until_up(until)
                     second, tried = False, ()
@@ -168,40 +162,28 @@ class Call:
             self._end, self.record.first_token_s, self._encoder = None, None, None
 
     async def _sample_at(self, worker: Worker) -> Attempt:
-        """Sample at one server, and count the result."""
+        """Sample at one server."""
         engine, running = self._engine, self._context.running
         begun = running.weight_version
-        worker.inflight += 1
-        worker.calls += 1
+        reply = engine.attempt(worker)
         try:
-            reply = await self._exchange(worker)
-            if worker.failures:
-                worker.succeeded()
-        except StatusError as e:
-            if e.http_status >= 500:
-                worker.failed(unreachable=False, why=str(e))
-            raise
-        except ServerLostError as e:
-            worker.failed(unreachable=True, why=str(e.__cause__ or e))
+            if reply.path:
+                await self._exchange(worker, reply)
+            else:
+                self._forward(await engine.sample(worker))
+        except (StatusError, ServerLostError):
             raise
         except BaseException:
             engine.cancel(worker)
             raise
-        finally:
-            worker.inflight -= 1
         self._recorder.lost_weights = worker.forgot
         self._recorder.published = engine.versions or (begun, running.weight_version)
         return reply
 
-    async def _exchange(self, worker: Worker) -> Attempt:
-        """Send a request to a server and read its reply."""
-        reply = self._engine.attempt(worker)
-        if not reply.path:
-            self._forward(await self._engine.sample(worker))
-            return reply
+    async def _exchange(self, worker: Worker, reply: Attempt) -> None:
+        """Send the request to a server and read its reply."""
         stream, most = self.request.stream, self._context.limits.reply_bytes
-        parts: list[bytes] = []
-        received = 0
+        parts, received = list[bytes](), 0
         try:
             response = await worker.post(reply.path, reply.body, session=self.session.id, stream=stream)
             try:
@@ -226,12 +208,6 @@ class Call:
             raise StatusError(response.status, response.headers, b"".join(parts))
         if not streaming:
             reply.read(b"".join(parts))
-        return reply
-
-    @property
-    def connections(self) -> int:
-        """Return the number of connections that the reply is written on."""
-        return self._reply.connections
 
     def enter(self, stage: str, limit_s: float | None) -> None:
         """Begin a stage of the call, which has its own deadline."""
@@ -263,7 +239,7 @@ class Call:
                 self._encoder = self._engine.encoder()
                 parts.append(self._encoder.start())
             parts.append(self._encoder.feed(delta))
-        self._add(b"".join(out))
+        self.add(b"".join(out))
 
     def ping(self) -> bytes:
         """Return the sign of a stream that more is coming."""
@@ -293,14 +269,15 @@ class Call:
     def _end_with(self, error: RequestError, headers: Mapping[str, str] | None = None) -> None:
         """Give the agent an error in place of the reply, or of its end."""
         self.error, self.headers = error, headers
-        self._add(self.error_event(error) if self.buffer and self.request.stream else b"", ended=True)
+        self.add(self.error_event(error) if self.buffer and self.request.stream else b"", ended=True)
 
-    def _add(self, data: bytes, *, ended: bool = False) -> None:
+    def add(self, data: bytes, *, ended: bool = False) -> None:
         """Let the connections write more."""
         self.buffer += data
         self.ended = self.ended or ended
-        self._changed.set()
-        self._changed.clear()
+        if data or ended:
+            self._changed.set()
+            self._changed.clear()
 
     async def more(self) -> bool:
         """Wait until there is something to write. Return False after a silence in which a stream gets a ping."""
@@ -314,14 +291,14 @@ class Call:
 
     def connect(self) -> None:
         """Count another connection that waits for the reply."""
-        self._reply.connections += 1
+        self.reply.connections += 1
         if self._orphan_timer is not None:
             self._orphan_timer.cancel()
 
     def disconnect(self, *, whole: bool) -> None:
         """Remove a connection. ``whole``: the complete reply was written on it."""
-        self._reply.sent(whole=whole)
-        if not (self._reply.connections or self.ended):
+        self.reply.sent(whole=whole)
+        if not (self.reply.connections or self.ended):
             why = "the agent closed the connection before the reply was whole"
             gone, loop = RequestError(why, status=499, code=AGENT_GONE), asyncio.get_running_loop()
             self._orphan_timer = loop.call_later(self._context.limits.orphan_s, self.abort, gone)
@@ -329,69 +306,45 @@ class Call:
 
 async def answer(call: Call, http: web.BaseRequest) -> web.StreamResponse:
     """Write a call's reply on one connection. The task of this coroutine is cancelled when the client disconnects."""
-    stream, whole, end = call.request.stream, False, b""
+    stream, whole, written = call.request.stream, False, 0
     call.connect()
     try:
         while not (call.ended or (stream and call.buffer)) and await call.more():
             pass
         if call.error is not None and not call.buffer:
             return error_response(call.request.dialect, call.error, call.headers)
-        headers = headers_of(call.request, call.headers or {})
-        response = (
-            web.StreamResponse(headers=headers) if stream else web.Response(body=bytes(call.buffer), headers=headers)
-        )
-        await response.prepare(http)
+        own = {"content-type": JSON}
         if stream:
-            end = await _write_stream(call, response)
+            own = {"content-type": DIALECTS[call.request.dialect].stream_type, "cache-control": "no-cache"}
+        headers = {**own, **(call.headers or {})}
+        if call.ended and call.error is None:
+            reply = web.Response(body=bytes(call.buffer), headers=headers)
+            await reply.prepare(http)
+            await reply.write_eof()
+            whole = True
+            return reply
+        response = web.StreamResponse(headers=headers)
+        await response.prepare(http)
+        if not (call.buffer or call.ended):
+            await response.write(call.ping())
+        while True:
+            rest = bytes(memoryview(call.buffer)[written:])
+            written += len(rest)
+            if call.ended:
+                break
+            if rest:
+                await response.write(rest)
+            elif not await call.more():
+                await response.write(call.ping())
+        if call.error is not None and not call.buffer:
+            rest = call.error_event(call.error)
         if call.cut and http.transport is not None:
-            await response.write(end)
+            await response.write(rest)
             http.transport.close()  # without the mark of HTTP that the reply has ended
             return response
-        await response.write_eof(end)
-        whole = call.error is None and _is_open(http)
+        await response.write_eof(rest)
+        whole = call.error is None
         return response
     finally:
-        call.disconnect(whole=whole)
-
-
-async def _write_stream(call: Call, response: web.StreamResponse) -> bytes:
-    """Write the buffer as it grows, and pings while it does not. Returns the bytes that end the reply."""
-    written = 0
-    if not (call.buffer or call.ended):
-        await response.write(call.ping())
-    while True:
-        data = bytes(memoryview(call.buffer)[written:])
-        written += len(data)
-        if call.ended:
-            return data if call.buffer or call.error is None else call.error_event(call.error)
-        if data:
-            await response.write(data)
-        elif not await call.more():
-            await response.write(call.ping())
-
-
-async def answer_again(
-    reply: RecordedReply, body: bytes, headers: Mapping[str, str], http: web.BaseRequest
-) -> web.StreamResponse:
-    """Write a recorded reply for a request that repeats its call."""
-    reply.connections += 1
-    whole = False
-    try:
-        response = web.Response(body=body, headers=headers)
-        await response.prepare(http)
-        await response.write_eof()
-        whole = _is_open(http)
-        return response
-    finally:
-        reply.sent(whole=whole)
-
-
-def _is_open(http: web.BaseRequest) -> bool:
-    return http.transport is not None and not http.transport.is_closing()
-
-
-def headers_of(request: CallRequest, server: Mapping[str, str]) -> dict[str, str]:
-    """Return the headers of a reply: those of its form, and what passes of the ``server``'s."""
-    if not request.stream:
-        return {"content-type": "application/json", **server}
-    return {"content-type": DIALECTS[request.dialect].stream_type, "cache-control": "no-cache", **server}
+        is_open = http.transport is not None and not http.transport.is_closing()
+        call.disconnect(whole=whole and is_open)

@@ -7,6 +7,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Sized
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ..messages.errors import RequestError
@@ -36,6 +37,7 @@ class Attempt(Protocol):
         """Return the content of the complete reply."""
 
 
+@dataclass(eq=False, repr=False)
 class Engine:
     """Samples one call, and writes its reply in the agent's dialect: `RelayedChat`, `TokenSampling`, `ServiceSampling`.
 
@@ -43,14 +45,12 @@ class Engine:
     weight versions of the first and the last token if the engine knows them without its reply.
     """
 
-    passes = False
-    pings = False
-    versions: tuple[int | None, int | None] | None = None
-
-    def __init__(self, context: Context, session: Session, request: CallRequest) -> None:
-        self._context = context
-        self._session = session
-        self._request = request
+    context: Context
+    session: Session
+    request: CallRequest
+    passes: bool = field(default=False, init=False)
+    pings: bool = field(default=False, init=False)
+    versions: tuple[int | None, int | None] | None = field(default=None, init=False)
 
     def compose(self) -> None:
         """Put the session's settings into the request, and check it. Raises: RequestError."""
@@ -75,12 +75,12 @@ class Engine:
 
     def encoder(self) -> StreamEncoder:
         """Return the encoder of a stream for the agent."""
-        request = self._request
+        request = self.request
         return DIALECTS[request.dialect].encoder(request.asked, reply_id=request.reply_id, model=request.asked.model)
 
     def whole(self, record: CallRecord) -> bytes:
         """Return a complete reply for the agent. Raises: UpstreamError."""
-        return DIALECTS[self._request.dialect].encode_reply(reply_of(record), self._request.asked)
+        return DIALECTS[self.request.dialect].encode_reply(reply_of(record), self.request.asked)
 
     def replayed(self, record: CallRecord) -> bytes:
         """Return the recorded reply of a call that the request repeats. Raises: UpstreamError."""
@@ -93,7 +93,7 @@ class Engine:
         if captured.complete and captured.choices:
             return None
         why = "ended its reply too early"
-        if not self._request.stream and not captured.choices:
+        if not self.request.stream and not captured.choices:
             why = f"answered 200 without a reply: {captured.problem or 'it has no choices'}"
         return RequestError(f"the engine {why}", kind="upstream")
 

@@ -16,13 +16,13 @@ from ..errors import ConfigError, ContractError
 from ..messages.errors import RequestError
 from ..messages.wire import DIALECTS, ModelRequest, anthropic, bedrock, gemini
 from .admin import Admin, Request
-from .call import Call, answer, answer_again, headers_of
+from .call import Call, answer
 from .context import Context
 from .http.request import CallRequest
 from .http.responses import error_response, respond
 from .http.server import read_body
 from .record import Recorder
-from .retries import recorded_reply, running_call
+from .retries import recorded_call, running_call
 from .sessions import Session, SessionSettings
 
 log = logging.getLogger(__name__)
@@ -140,16 +140,15 @@ class Dispatch:
             if request.stream and http.version < HttpVersion11:
                 raise RequestError("a streamed reply needs HTTP/1.1", param="stream")
             # A repetition uses no turn, so it comes before the session's limits.
-            if (running := running_call(session, request)) is not None:
+            call = running_call(session, request) or recorded_call(context, session, request)
+            if call is not None:
                 context.counters["turns_joined"] += 1
-                writing = answer(running, http)
-            elif (found := recorded_reply(context, session, request)) is not None:
-                context.counters["turns_joined"] += 1
-                writing = answer_again(*found, headers_of(request, {}), http)
             else:
                 engine = context.new_engine(session, request)
                 engine.compose()
-                writing = answer(Call(context, session, request, engine), http)
+                recorder = Recorder(context, session, request)
+                call = Call(engine, recorder.reply)
+                call.start(recorder)
         except RequestError as e:
             error = e
         except RecursionError:
@@ -159,7 +158,7 @@ class Dispatch:
             why = f"the gateway could not handle this call ({type(e).__name__}); see its log"
             error = RequestError(why, kind="internal")
         else:
-            return await writing
+            return await answer(call, http)
         context.counters["refused"] += 1
         request.fields = {}  # perhaps they cannot be written
         Recorder(context, session, request).store_refusal(error)

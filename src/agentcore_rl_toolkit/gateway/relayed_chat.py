@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import msgspec
 
 from ..messages.errors import RequestError, unsupported
@@ -10,30 +12,29 @@ from .capture.record import CONSTRAINED, CallRecord, Captured
 from .capture.replay import reply_of
 from .capture.reply import ReplyReader
 from .config import REFUSED_FORM
-from .context import Context, Engine
-from .http.request import CallRequest
+from .context import Engine
 from .router import Worker
-from .sessions import Session
 
 _to_json = msgspec.json.Encoder().encode
 
 
+@dataclass(eq=False, repr=False)
 class RelayedChat(Engine):
     """Asks a server for a chat completion, whatever the dialect of the agent, so all dialects leave the same records.
 
     ``passes``: the agent speaks the servers' dialect and gets their bytes.
     """
 
-    def __init__(self, context: Context, session: Session, request: CallRequest) -> None:
-        super().__init__(context, session, request)
-        self.passes = request.dialect == "chat"
-        self._numbers = context.engine != "openai"  # a plain OpenAI endpoint has no token ids
-        self._sent = b""
-        self._untrainable: str | None = None
+    _sent: bytes = b""
+    _untrainable: str | None = None
+
+    def __post_init__(self) -> None:
+        self.passes = self.request.dialect == "chat"
+        self._numbers = self.context.engine != "openai"  # a plain OpenAI endpoint has no token ids
         self._reply: ReplyReader
 
     def compose(self) -> None:
-        request, context = self._request, self._context
+        request, context = self.request, self.context
         fields = request.fields
         if self.passes:
             passthrough.check(fields, more=context.allow_fields if self._numbers else None)
@@ -49,7 +50,7 @@ class RelayedChat(Engine):
                     raise unsupported(name, REFUSED_FORM)
                 del fields[name]
                 request.leave_out({name: 1})
-        self._session.hold_to_settings(fields)
+        self.session.hold_to_settings(fields)
         field = passthrough.foreign(fields, context.allow_fields) if context.engine == "vllm" else None
         if field is not None:
             raise unsupported(field, f"the engine ({context.engine}) does not support this")
@@ -59,7 +60,7 @@ class RelayedChat(Engine):
             self._untrainable = CONSTRAINED
 
     def attempt(self, worker: Worker) -> ReplyReader:
-        request = self._request
+        request = self.request
         self._reply = ReplyReader(
             path=b"/v1/chat/completions",
             body=self._sent,
@@ -83,7 +84,7 @@ class RelayedChat(Engine):
     def replayed(self, record: CallRecord) -> bytes:
         if not self.passes:
             return super().replayed(record)
-        stream, options = self._request.stream, self._request.fields.get("stream_options")
+        stream, options = self.request.stream, self.request.fields.get("stream_options")
         usage = isinstance(options, dict) and options.get("include_usage") is True
         asked = ModelRequest(dialect="chat", model="", stream=stream, include_usage=usage, logprobs=True)
         reply = DIALECTS["chat"].encode_reply(reply_of(record), asked)
@@ -97,7 +98,7 @@ class RelayedChat(Engine):
     def broken(self, captured: Captured, *, begun: bool) -> RequestError | None:
         """Return None also for a reply that the agent understands although nothing can be recorded of it."""
         if self.passes:
-            stream, finished = self._request.stream, bool(self._reply.finished)
+            stream, finished = self.request.stream, bool(self._reply.finished)
             understood = captured.problem is not None and finished and stream and not self._numbers
             if (begun if captured.error is not None else understood) or (captured.choices and not stream):
                 return None

@@ -17,9 +17,9 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from typing import Any
 
 from ..errors import CaptureError, GatewayError, UpstreamError
+from .call import Call
 from .capture.record import TURNS, decode
 from .context import Context
 from .http.request import CallRequest
@@ -30,16 +30,20 @@ log = logging.getLogger(__name__)
 MEMORY_S = 600.0  # the time in which a request may repeat a received reply
 
 
-def running_call(session: Session, request: CallRequest) -> Any:
-    """Return the running call (`Call`) that a request joins, or None."""
+def running_call(session: Session, request: CallRequest) -> Call | None:
+    """Return the running call that a request joins."""
+    call: Call
     for call in session.inflight:
-        if call.request.digest == request.digest and (request.keyed or not call.connections) and not call.ending:
+        if call.request.digest == request.digest and (request.keyed or not call.reply.connections) and not call.ending:
             return call
     return None
 
 
-def recorded_reply(context: Context, session: Session, request: CallRequest) -> tuple[RecordedReply, bytes] | None:
-    """Return the recorded reply that a request gets, and its bytes. A record that cannot be read or written counts as none."""
+def recorded_call(context: Context, session: Session, request: CallRequest) -> Call | None:
+    """Return an earlier call with the recorded reply that a request gets.
+
+    A record that cannot be read or written counts as none.
+    """
     recent = session.recent
     if recent is None:
         recent = session.recent = _recalled(session)
@@ -60,7 +64,10 @@ def recorded_reply(context: Context, session: Session, request: CallRequest) -> 
         record = decode(session.store.reader.call(reply.position))
         if lost is None and not request.keyed and time.time() - record.finished_s > MEMORY_S:
             return None
-        return reply, context.new_engine(session, request).replayed(record)
+        engine = context.new_engine(session, request)
+        call = Call(engine, reply)
+        call.add(engine.replayed(record), ended=True)
+        return call
     except (GatewayError, CaptureError, UpstreamError) as e:
         log.error("session %s: the call that a request repeats is sampled again: %s", session.id, e)
         recent.remove(reply)

@@ -198,6 +198,25 @@ class Worker:
         self.succeeded()
         return True
 
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count the call that the block makes, and its result."""
+        self.inflight += 1
+        self.calls += 1
+        try:
+            yield
+            if self.failures:
+                self.succeeded()
+        except StatusError as e:
+            if e.http_status >= 500:
+                self.failed(unreachable=False, why=str(e))
+            raise
+        except ServerLostError as e:
+            self.failed(unreachable=True, why=str(e.__cause__ or e))
+            raise
+        finally:
+            self.inflight -= 1
+
     def succeeded(self) -> None:
         self.failures = 0
         self.rest_s = self.resting_until = 0.0

@@ -166,9 +166,9 @@ async def test_an_agent_that_hung_up_and_asks_again_gets_the_call_that_still_run
         first = asyncio.ensure_future(ask(0))
         await until(lambda: any(call.buffer or not stream for call in gateway.running) and engine.calls)
         first.cancel()
-        await until(lambda: not any(call.connections for call in gateway.running))
+        await until(lambda: not any(call.reply.connections for call in gateway.running))
         again = asyncio.ensure_future(ask(retry))
-        await until(lambda: any(call.connections for call in gateway.running))
+        await until(lambda: any(call.reply.connections for call in gateway.running))
         gate.set()
         text = await again
     assert len(engine.calls) == 1

@@ -75,7 +75,7 @@ async def test_an_agent_that_asks_again_does_not_join_a_call_that_is_aborted(
     await asyncio.to_thread(begun.wait, 60)
     [call] = gateway.running
     first.cancel()
-    await until(lambda: not call.connections)
+    await until(lambda: not call.reply.connections)
     if why == "pause":
         pause = asyncio.create_task(GatewayClient(gateway.url).pause_async(in_flight="abort", timeout_s=30))
     await until(lambda: call.ending)

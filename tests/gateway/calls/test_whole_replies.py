@@ -79,7 +79,7 @@ async def lost(gateway: Gateway, engine: ScriptedEngine, session: SessionHandle,
     _, writer = await asked(session, **fields)
     await until(lambda: len(engine.calls) > before)
     writer.transport.abort()
-    await until(lambda: not any(call.connections for call in gateway.running))
+    await until(lambda: not any(call.reply.connections for call in gateway.running))
     gate.set()
     await until(lambda: not gateway.running)
 

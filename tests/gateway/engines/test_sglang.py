@@ -47,7 +47,10 @@ SAMPLING: dict[str, Any] = {
 
 
 def sent(engine: str, asked: ModelRequest) -> tuple[bytes, bytes]:
-    wanted = TokenRequest(prompt=b"[1,2]", asked=asked, name="a", max_tokens=4, stop_token_ids=[2], stream=True)
+    sampling = asked.sampling.to_dict()
+    wanted = TokenRequest(
+        prompt=b"[1,2]", asked=asked, sampling=sampling, name="a", max_tokens=4, stop_token_ids=[2], stream=True
+    )
     return TOKEN_ENGINES[engine].request(wanted)
 
 

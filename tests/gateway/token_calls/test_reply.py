@@ -130,7 +130,7 @@ def test_a_stop_string_counts_where_it_was_sampled_in_reasoning_or_a_call_as_wel
             assert (choice.content, choice.reasoning, len(choice.tool_calls)) == (content, reasoning, calls)
             assert choice.finish_reason == ("tool_calls" if calls else "stop")
             assert choice.stop_sequence == stop
-            assert sampled.answers("turn")[0][:2] == ("turn", ids)
+            assert sampled.answers[0][:2] == (0, ids)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -100,7 +100,7 @@ def test_whatever_an_agent_does_its_turns_extend_each_other(data, renderer_for, 
         messages = json.loads(json.dumps(messages))  # off the wire: equal, never the same objects
         prompt = renderer.render(conversation, messages, tools if with_tools else None)
         if do == "fail":
-            renderer.abandon(conversation, prompt)
+            conversation.abandon(prompt)
             continue
         ids = prompt.token_ids
         histories = [
@@ -123,7 +123,7 @@ def test_whatever_an_agent_does_its_turns_extend_each_other(data, renderer_for, 
         completion = sampled(data, renderer)
         parsed = renderer.parse(completion, tools=tools if with_tools else None, opens_reasoning=prompt.opens_reasoning)
         answer = parsed.to_message()
-        renderer.commit(conversation, prompt, completion, answer, turn_id=f"t{index}")
+        conversation.commit(prompt, completion, answer, turn_id=f"t{index}")
         known.append(Answered(messages, answer, with_tools, [*ids, *completion]))
         past.append(
             PastCall(

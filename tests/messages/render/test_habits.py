@@ -80,7 +80,7 @@ def test_system_messages_are_written_in_place_and_turns_extend_each_other(
         answer = {"role": "assistant", "content": f"answer {turn}"}
         completion = sampled_body(strict, answer, tools=tools)
         assert completion
-        strict.commit(conversation, prompt, completion, answer, turn_id=f"t{turn}")
+        conversation.commit(prompt, completion, answer, turn_id=f"t{turn}")
         before = [*prompt.token_ids, *completion]
         messages += [answer, {"role": "user", "content": "go on"}, {"role": "system", "content": f"note {turn}"}]
     text = strict.decode(before)

@@ -32,7 +32,7 @@ def test_a_page_cannot_forge_a_turn(family: Family, renderer: Renderer, tools: l
         first = renderer.render(conversation, messages, described)
         completion = sampled_body(renderer, calling, tools=tools)
         assert completion
-        renderer.commit(conversation, first, completion, calling, turn_id="t1")
+        conversation.commit(first, completion, calling, turn_id="t1")
         messages = [*messages, calling, {"role": "tool", "tool_call_id": "c0001", "content": text}]
         second = renderer.render(conversation, messages, described)
         assert second.extended

@@ -74,7 +74,7 @@ def play(
         assert prompt.length == len(prompt.token_ids)
         completion = body_of(renderer, family, entries, following[0]["role"] if following else "user", tools)
         turns.append((prompt.token_ids, completion))
-        renderer.commit(conversation, prompt, completion, entries, turn_id=f"t{number}")
+        conversation.commit(prompt, completion, entries, turn_id=f"t{number}")
         messages += [entries, *following]
     return turns
 
@@ -119,7 +119,7 @@ def test_results_of_parallel_calls_come_in_one_step(name, renderer_for, tools) -
 def first_turn(renderer: Renderer, completion: list[int], message: dict[str, Any], tools: Any = None) -> Any:
     conversation = renderer.conversation(now=0.0)
     prompt = renderer.render(conversation, [USER], tools)
-    renderer.commit(conversation, prompt, completion, message, turn_id="t0")
+    conversation.commit(prompt, completion, message, turn_id="t0")
     return conversation, [*prompt.token_ids, *completion]
 
 
@@ -174,12 +174,12 @@ def test_no_word_of_the_renderer_cuts_a_message(family, watched, tools) -> None:
     ):
         prompt = watched.render(conversation, list(messages), spoilt_tools, {"note": spoilt})
         completion = body_of(watched, family, message, more[0]["role"], spoilt_tools)
-        watched.commit(conversation, prompt, completion, message, turn_id=f"t{number}")
+        conversation.commit(prompt, completion, message, turn_id=f"t{number}")
         messages += [message, *more]
         after = watched.render(conversation, list(messages), spoilt_tools, {"note": spoilt})
         assert after.extended
         assert spoilt in watched.decode(after.token_ids[prompt.length + len(completion) :])
-        watched.abandon(conversation, after)
+        conversation.abandon(after)
     fresh = watched.template.words()[len(known) :]
     assert not set(known) & {word for word in fresh if word not in spoilt}
 
@@ -220,7 +220,7 @@ def test_what_frameworks_do_to_an_answer_does_not_hide_it(sent_back, renderer_fo
     parsed = renderer.parse(completion, tools=tools, opens_reasoning=prompt.opens_reasoning)
     assert parsed.parse_status == "parsed"
     assert parsed.content == "Let me see."
-    renderer.commit(conversation, prompt, completion, parsed.to_message(), turn_id="t0")
+    conversation.commit(prompt, completion, parsed.to_message(), turn_id="t0")
     calls = [
         {"id": i, "type": "function", "function": {"name": "look_up", "arguments": a}}
         for i, a in sent_back["tool_calls"]
@@ -232,7 +232,7 @@ def test_what_frameworks_do_to_an_answer_does_not_hide_it(sent_back, renderer_fo
     assert second.token_ids[: len(prompt.token_ids) + len(completion)] == [*prompt.token_ids, *completion]
     # and a third turn still finds the second
     done = renderer.encode("ok<|im_end|>")
-    renderer.commit(conversation, second, done, answer("ok"), turn_id="t1")
+    conversation.commit(second, done, answer("ok"), turn_id="t1")
     third = renderer.render(conversation, [USER, again, following, answer("ok"), USER], tools)
     assert third.parent_turn == "t1"
 
@@ -256,7 +256,7 @@ def test_defaults_that_an_agent_fills_into_its_calls_do_not_hide_them(
         conversation = renderer.conversation(now=0.0)
         first = renderer.render(conversation, [user], tools)
         ids = [300, 301, 302]
-        renderer.commit(conversation, first, ids, answer, turn_id="t1")
+        conversation.commit(first, ids, answer, turn_id="t1")
         back = {**answer, "tool_calls": [{"id": "c1", "type": "function", "function": {**function, "arguments": sent}}]}
         result = {"role": "tool", "tool_call_id": "c1", "content": "found"}
         second = renderer.render(conversation, [user, back, result], tools)
@@ -271,7 +271,7 @@ def test_an_edited_answer_opens_a_branch_at_the_last_turn_that_still_stands(rend
     for number, entries in enumerate(["one", "two"]):
         prompt = renderer.render(conversation, messages)
         completion = renderer.encode(f"{entries}<|im_end|>")
-        renderer.commit(conversation, prompt, completion, answer(entries), turn_id=f"t{number}")
+        conversation.commit(prompt, completion, answer(entries), turn_id=f"t{number}")
         messages = [*messages, answer(entries), USER]
     edited = [*messages[:4], answer("TWO"), USER]
     prompt = renderer.render(conversation, edited)
@@ -296,7 +296,7 @@ def test_reasons_for_branches(renderer_for, tools) -> None:
     assert beside.branch_reason == "parallel_calls"
     done = renderer.encode("ok<|im_end|>")
     for number, prompt in enumerate([first, side, tooled, same, beside]):
-        renderer.commit(conversation, prompt, done, answer(f"ok {number}"), turn_id=f"t{number}")
+        conversation.commit(prompt, done, answer(f"ok {number}"), turn_id=f"t{number}")
     assert renderer.render(conversation, [SYSTEM, USER]).branch_reason == "resampled"
     left = renderer.render(conversation, [SYSTEM, USER, answer("ok 0"), {"role": "user", "content": "left"}])
     right = renderer.render(conversation, [SYSTEM, USER, answer("ok 0"), {"role": "user", "content": "right"}])
@@ -306,8 +306,8 @@ def test_reasons_for_branches(renderer_for, tools) -> None:
     assert "left" in renderer.decode(left.token_ids)
     assert "left" not in renderer.decode(right.token_ids)
     compacted = [SYSTEM, {"role": "user", "content": "summary of it all"}]
-    renderer.commit(conversation, left, done, answer("l"), turn_id="tl")
-    renderer.commit(conversation, right, done, answer("r"), turn_id="tr")
+    conversation.commit(left, done, answer("l"), turn_id="tl")
+    conversation.commit(right, done, answer("r"), turn_id="tr")
     assert renderer.render(conversation, compacted).branch_reason in ("parallel_calls", "history_rewritten")
 
 
@@ -316,12 +316,12 @@ def test_tools_that_are_added_in_mid_conversation_are_a_reason_of_their_own(rend
     conversation = renderer.conversation()
     messages, asked = [SYSTEM, USER], renderer.render(conversation, [SYSTEM, USER], tools)
     done = renderer.encode("ok<|im_end|>")
-    renderer.commit(conversation, asked, done, answer("ok"), turn_id="t0")
+    conversation.commit(asked, done, answer("ok"), turn_id="t0")
     messages = [*messages, answer("ok"), {"role": "user", "content": "and then?"}]
     loaded = {"type": "function", "function": {**tools[0]["function"], "name": "loaded_since"}}
     more = renderer.render(conversation, messages, [*tools, loaded])
     assert (more.branch_reason, more.parent_turn) == ("tools_changed", None)
-    renderer.commit(conversation, more, done, answer("ok"), turn_id="t1")
+    conversation.commit(more, done, answer("ok"), turn_id="t1")
     other = renderer.render(conversation, [{"role": "system", "content": "edited"}, *messages[1:]], tools)
     assert other.branch_reason == "history_rewritten"
 
@@ -332,11 +332,11 @@ def test_a_failed_call_leaves_the_session_as_it_was(renderer_for) -> None:
     messages = [USER, answer("a"), USER]
     failed = renderer.render(conversation, messages)
     tokens = failed.token_ids
-    renderer.abandon(conversation, failed)
+    conversation.abandon(failed)
     again = renderer.render(conversation, messages)
     assert again.branch_reason is None
     assert again.token_ids == tokens
-    renderer.abandon(conversation, again)
+    conversation.abandon(again)
     other = renderer.render(conversation, [USER, answer("a"), {"role": "user", "content": "something else"}])
     assert other.branch_reason is None
     assert other.token_ids[: len(before)] == before
@@ -347,9 +347,9 @@ def test_one_of_two_equal_calls_that_fails_leaves_the_prompt_to_the_other(render
     renderer = renderer_for("hermes")
     conversation = renderer.conversation()
     first, second = (renderer.render(conversation, [USER]) for _ in range(2))
-    renderer.abandon(conversation, second)
+    conversation.abandon(second)
     assert renderer.render(conversation, [USER]).branch_reason == "parallel_calls"
-    renderer.commit(conversation, first, renderer.encode("ok<|im_end|>"), answer("ok"), turn_id="t")
+    conversation.commit(first, renderer.encode("ok<|im_end|>"), answer("ok"), turn_id="t")
     assert renderer.render(conversation, [USER, answer("ok"), USER]).parent_turn == "t"
 
 
@@ -365,8 +365,8 @@ def test_two_choices_of_one_call_are_both_at_hand(renderer_for) -> None:
     conversation = renderer.conversation()
     prompt = renderer.render(conversation, [USER])
     one, two = renderer.encode("one<|im_end|>"), renderer.encode("two<|im_end|>")
-    renderer.commit(conversation, prompt, one, answer("one"), turn_id="t0.0", more=True)
-    renderer.commit(conversation, prompt, two, answer("two"), turn_id="t0.1")
+    conversation.commit(prompt, one, answer("one"), turn_id="t0.0", more=True)
+    conversation.commit(prompt, two, answer("two"), turn_id="t0.1")
     assert sum(asked.running for asked in conversation.asked.values()) == 0
     for entries, ids, turn_id in (("one", one, "t0.0"), ("two", two, "t0.1")):
         following = renderer.render(conversation, [USER, answer(entries), USER])
@@ -431,7 +431,7 @@ def test_a_session_made_again_from_its_records_goes_on(renderer_for) -> None:
     a, b = renderer.encode("a<|im_end|>"), renderer.encode("b<|im_end|>")
     conversation, before = first_turn(renderer, a, answer("a"))
     second = renderer.render(conversation, [USER, answer("a"), USER])
-    renderer.commit(conversation, second, b, answer("b"), turn_id="t1")
+    conversation.commit(second, b, answer("b"), turn_id="t1")
     history = [
         past([USER], before[: -len(a)], "t0", "a", a),
         past([USER, answer("a"), USER], second.token_ids, "t1", "b", b),
@@ -480,12 +480,12 @@ def test_what_a_conversation_takes_is_counted_per_branch_and_given_back(renderer
     failed = renderer.render(conversation, [USER, answer("a"), long])
     grown = conversation.size_bytes
     assert grown > one + 4 * (failed.length - len(before)) + len(long["content"])
-    renderer.abandon(conversation, failed)
-    renderer.abandon(conversation, renderer.render(conversation, [USER, answer("a"), USER]))
+    conversation.abandon(failed)
+    conversation.abandon(renderer.render(conversation, [USER, answer("a"), USER]))
     assert conversation.size_bytes < grown
     fork = renderer.render(conversation, [USER, answer("other"), USER])
     assert conversation.size_bytes > one
-    renderer.abandon(conversation, fork)
+    conversation.abandon(fork)
 
 
 def test_threads_of_one_session_do_not_mix_their_tokens(renderer_for) -> None:
@@ -502,7 +502,7 @@ def test_threads_of_one_session_do_not_mix_their_tokens(renderer_for) -> None:
             with turn:
                 prompt = renderer.render(conversation, messages)
             with turn:
-                renderer.commit(conversation, prompt, ids, answer(content), turn_id=f"{number}.{step}")
+                conversation.commit(prompt, ids, answer(content), turn_id=f"{number}.{step}")
             messages = [*messages, answer(content), {"role": "user", "content": f"step {step}"}]
         with turn:
             seen[number] = renderer.render(conversation, messages).token_ids
@@ -538,7 +538,7 @@ def test_template_options_belong_to_the_history(renderer_for) -> None:
     quiet = renderer.render(conversation, [USER], options={"enable_thinking": False})
     assert renderer.decode(quiet.token_ids).endswith("<think>\n\n</think>\n\n")
     completion = renderer.encode("a<|im_end|>")
-    renderer.commit(conversation, quiet, completion, answer("a"), turn_id="t0")
+    conversation.commit(quiet, completion, answer("a"), turn_id="t0")
     following = renderer.render(conversation, [USER, answer("a"), USER], options={"enable_thinking": False})
     assert following.extended
     assert renderer.decode(following.token_ids).endswith("<think>\n\n</think>\n\n")
@@ -569,7 +569,7 @@ def test_dsml_thinks_anew_behind_each_result(renderer_for, tools) -> None:
     parsed = renderer.parse(completion, tools=tools, opens_reasoning=first.opens_reasoning)
     assert (parsed.reasoning, parsed.content, parsed.parse_status) == ("why", "See.", "parsed")
     message = parsed.to_message()
-    renderer.commit(conversation, first, completion, message, turn_id="t0")
+    conversation.commit(first, completion, message, turn_id="t0")
     found = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "found"}
     second = renderer.render(conversation, [USER, message, found], tools, thinking)
     sampled = [*first.token_ids, *completion]

@@ -151,7 +151,7 @@ def test_ten_turns_of_tools_and_text_extend_each_other(
         wanted = [json.loads(c["function"]["arguments"]) for c in text.get("tool_calls", [])]
         assert [json.loads(c["function"]["arguments"]) for c in parsed.get("tool_calls", [])] == wanted
         assert (parsed["content"] or "").strip() == text["content"]
-        renderer.commit(conversation, prompt, completion, parsed, turn_id=f"t{step}")
+        conversation.commit(prompt, completion, parsed, turn_id=f"t{step}")
         before = [*prompt.token_ids, *completion]
         messages.append(parsed)
         for call in parsed.get("tool_calls", []):
@@ -177,7 +177,7 @@ def session(renderer: Renderer) -> FidelityReport:
             f"I think of {step}, and of more.",
             f"Answer {step}.",
         )
-        renderer.commit(conversation, prompt, completion, parsed, turn_id=f"t{step}")
+        conversation.commit(prompt, completion, parsed, turn_id=f"t{step}")
         turns.append(
             Turn(
                 turn_id=f"t{step}",

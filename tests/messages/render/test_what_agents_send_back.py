@@ -25,7 +25,7 @@ def turn(
     prompt = renderer.render(conversation, [USER], tools, options)
     ids = renderer.encode(text)
     message = renderer.parse(ids, tools=tools, opens_reasoning=prompt.opens_reasoning).to_message()
-    renderer.commit(conversation, prompt, ids, message, turn_id="t0")
+    conversation.commit(prompt, ids, message, turn_id="t0")
     return conversation, prompt, ids, message
 
 
@@ -76,7 +76,7 @@ def test_reasoning_that_comes_back_inside_the_text_is_the_sampled_one(
     ):
         following = renderer.render(conversation, [USER, {"role": "assistant", "content": text}, USER])
         assert (following.parent_turn == "t0") is known, text
-        renderer.abandon(conversation, following)
+        conversation.abandon(following)
 
 
 def test_options_that_the_template_does_not_read_change_nothing(renderer_for: Load, tools: Any) -> None:
@@ -86,7 +86,7 @@ def test_options_that_the_template_does_not_read_change_nothing(renderer_for: Lo
     for options in ({"reasoning_effort": "high"}, {"thinking_budget": 5}, {}):
         following = renderer.render(conversation, [USER, message, USER], strict, options)
         assert (following.parent_turn, following.branch_reason) == ("t0", None)
-        renderer.abandon(conversation, following)
+        conversation.abandon(following)
 
 
 def test_a_change_of_options_or_tools_is_reported_as_such(renderer_for: Load, tools: Any) -> None:
@@ -120,7 +120,7 @@ def test_without_ids_results_of_parallel_calls_are_shown_in_the_order_of_the_cal
     assert 0 < shown.index(f"of {one['id']}") < shown.index(f"of {two['id']}") < shown.index("late")
     assert [m.get("tool_call_id") for m in history[2:]] == ["of nobody", two["id"], one["id"]]  # the caller's own list
     # The same after a restart: a later request finds its turn by the same digests.
-    renderer.commit(conversation, following, [300, 301], {"role": "assistant", "content": "ok"}, turn_id="t1")
+    conversation.commit(following, [300, 301], {"role": "assistant", "content": "ok"}, turn_id="t1")
     past = PastCall(
         messages=history,
         tools=tools,

@@ -537,13 +537,6 @@ def test_numbers_are_taken_up_to_their_bounds(dialect: str, field: str, lowest: 
         assert refused(dialect, logprobs=True, **{field: value}).param == field
 
 
-def test_images_are_an_ability_of_engines() -> None:
-    image = {"type": "image_url", "image_url": {"url": "data:x"}}
-    for parts, wanted in (([image], True), ([{"type": "text", "text": "x"}, image], True), ("text", False)):
-        asked = parse("chat", messages=[{"role": "user", "content": parts}])
-        assert asked.features() == ({"images": "messages"} if wanted else {})
-
-
 @pytest.mark.parametrize(
     ("dialect", "tool", "choice"),
     [

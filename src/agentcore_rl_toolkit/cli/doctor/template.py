@@ -89,7 +89,7 @@ def _extends(
         return False, "the template's text of an answer cannot be separated from its prompt"
     conversation = renderer.conversation(now=0.0)
     first = renderer.render(conversation, opening, tools)
-    renderer.commit(conversation, first, completion, answer, turn_id="t1")
+    conversation.commit(first, completion, answer, turn_id="t1")
     second = renderer.render(conversation, [*opening, answer, *following], tools)
     sampled = first.token_ids + completion
     if not second.extended:

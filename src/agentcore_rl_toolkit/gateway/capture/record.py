@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import array
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -146,12 +146,8 @@ class FetchedHead(msgspec.Struct):
     metadata: dict[str, Any] = {}
 
 
-_encoder = msgspec.msgpack.Encoder()
+encode: Callable[[CallRecord], bytes] = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(CallRecord)
-
-
-def encode(record: CallRecord) -> bytes:
-    return _encoder.encode(record)
 
 
 def decode(payload: bytes | memoryview) -> CallRecord:

@@ -65,7 +65,9 @@ def changes(reported: list[WeightSpan]) -> list[tuple[int, int]] | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenRequest:
-    """A request for tokens. ``prompt`` is a JSON list of ids. ``stop_token_ids`` end the answer: the model's and the agent's.
+    """A request for tokens. ``prompt`` is a JSON list of ids. ``sampling`` are the agent's parameters.
+
+    ``stop_token_ids`` end the answer: the model's and the agent's.
 
     `ModelRequest.response_format` has the chat shape; ``{"type": "structural_tag", "format": ...}`` is a tool choice, made by
     `render.call_format`. The call is cancelled by its ``name``.
@@ -73,6 +75,7 @@ class TokenRequest:
 
     prompt: bytes
     asked: ModelRequest
+    sampling: dict[str, Any]
     name: str
     max_tokens: int
     stop_token_ids: list[int]

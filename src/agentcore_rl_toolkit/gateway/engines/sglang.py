@@ -58,7 +58,7 @@ _many = msgspec.json.Decoder(list[_Response])
 def request(wanted: TokenRequest, *, experts: bool = False) -> tuple[bytes, bytes]:
     """Return path and body of a request. ``experts`` asks for expert routing."""
     asked = wanted.asked
-    parameters = {**_held_to_form(asked.response_format), **asked.sampling.to_dict(), "max_tokens": wanted.max_tokens}
+    parameters = {**_held_to_form(asked.response_format), **wanted.sampling, "max_tokens": wanted.max_tokens}
     sampling = {_RENAMED.get(key, key): value for key, value in parameters.items()}
     sampling |= {"stop_token_ids": wanted.stop_token_ids, "skip_special_tokens": False}
     if asked.n != 1:

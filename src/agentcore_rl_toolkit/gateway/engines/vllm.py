@@ -58,8 +58,7 @@ _SAMPLER = frozenset(
 
 def request(wanted: TokenRequest) -> tuple[bytes, bytes]:
     """Return path and body of a request."""
-    asked = wanted.asked
-    parameters = asked.sampling.to_dict()
+    asked, parameters = wanted.asked, wanted.sampling
     if asked.response_format is not None or not parameters.keys().isdisjoint(GUIDED):
         parameters = _held_to_form(asked.response_format, parameters)
     sampling = {

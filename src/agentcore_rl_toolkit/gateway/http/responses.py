@@ -20,7 +20,6 @@ JSON = "application/json"
 CALLS_TYPE = "application/vnd.agentcore-rl.calls"
 # The headers of an engine's reply that reach the agent. The others are about the server's connection.
 PASSED_HEADERS = (
-    "content-type",
     "x-request-id",
     "retry-after",
     "retry-after-ms",

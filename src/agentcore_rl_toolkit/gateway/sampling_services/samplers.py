@@ -11,18 +11,15 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from ...messages.errors import RequestError
 from ...messages.wire import Delta
 from ...messages.wire.canonical import LENGTH, STOP
-from ..context import Context
 from ..engines import Piece
 from ..engines.sampling_service import Asked
-from ..http.request import CallRequest
 from ..router import Worker
-from ..sessions import Session
-from ..token_calls.mode import TokenMode
 from ..token_calls.reply import TokenReply
 from ..token_calls.sampling import TokenSampling
 
@@ -102,16 +99,12 @@ class Samplers:
                 await self.service.close()
 
 
+@dataclass(eq=False, repr=False)
 class ServiceSampling(TokenSampling):
     """Samples by a service. A stream gets comments meanwhile."""
 
-    pings = True
-
-    def __init__(
-        self, context: Context, session: Session, request: CallRequest, mode: TokenMode, samplers: Samplers
-    ) -> None:
-        super().__init__(context, session, request, mode)
-        self._samplers = samplers
+    samplers: Samplers = field(kw_only=True)
+    pings: bool = field(default=True, init=False)
 
     def attempt(self, worker: Worker) -> TokenReply:
         return self._new_reply()
@@ -121,16 +114,16 @@ class ServiceSampling(TokenSampling):
 
     async def sample(self, worker: Worker) -> list[Delta]:
         # All of the answer is of these weights, however long the call waits.
-        sampler, version = await self._samplers.current()
+        sampler, version = await self.samplers.current()
         self.versions = version, version
-        request = self._request.asked
+        request = self.request.asked
         given = request.sampling
         assert self._reply is not None
         asked = Asked(
             prompt=[] if self._prompt is None else self._prompt.token_ids,
             n=request.n,
             max_tokens=self._max_tokens,
-            stop_token_ids=sorted(self._mode.renderer.stop_token_ids),
+            stop_token_ids=sorted(self.mode.renderer.stop_token_ids),
             stop=given.stop,
             temperature=1.0 if given.temperature is None else given.temperature,
             top_p=1.0 if given.top_p is None else given.top_p,
@@ -141,9 +134,9 @@ class ServiceSampling(TokenSampling):
             pieces = await sampler.sample(asked)
             for piece in pieces:
                 piece.weight_version = version
-                self._context.counters["tokens_cut"] += cut(piece, asked, self._mode.renderer.decode)
+                self.context.counters["tokens_cut"] += cut(piece, asked, self.mode.renderer.decode)
         except Exception as e:
-            found = self._samplers.service.for_agent(e)
+            found = self.samplers.service.for_agent(e)
             if found.kind == "upstream":
                 worker.failed(unreachable=False, why=repr(e))
                 log.warning("sampling failed: %r", e)

@@ -27,12 +27,11 @@ _to_json = msgspec.json.Encoder().encode
 
 @dataclass(slots=True)
 class _SampledChoice:
-    """A choice while it is sampled. ``parsed`` and ``message`` are the answer, once it has ended."""
+    """A choice while it is sampled. ``parsed`` is the answer, once it has ended."""
 
     tokens: ChoiceTokens
     stream: ReplyStream
     parsed: Choice | None = None
-    message: dict[str, Any] | None = None
 
 
 @dataclass(eq=False, repr=False)
@@ -40,7 +39,8 @@ class TokenReply:
     """A request to an engine, and its reply. ``finished``: every choice that was asked for has ended.
 
     ``read_event`` reads the engine's format, and ``report_weights`` gets each weight version that the engine names. ``form`` is
-    that of the answer, if it may have a free part. ``untrainable`` is why no choice must be trained on.
+    that of the answer, if it may have a free part. ``untrainable`` is why no choice must be trained on. ``answers`` are the
+    index, the token ids and the message of each choice of a captured reply, if its history can continue.
     """
 
     renderer: Renderer
@@ -54,6 +54,7 @@ class TokenReply:
     form: AnswerForm | None = None
     untrainable: str | None = None
     finished: bool = False
+    answers: Sequence[tuple[int, Sequence[int], dict[str, Any]]] = ()
     _events: EventReader | None = None  # splits a stream
     _choices: dict[int, _SampledChoice] = field(default_factory=dict)
     _error: dict[str, Any] | None = None  # as the engine reports it inside a reply
@@ -104,7 +105,6 @@ class TokenReply:
             stopped = sampled.stream.stopped is not None
             parsed = sampled.parsed = sampled.stream.parsed(STOP if stopped else piece.finish_reason)
             parsed.stop_sequence = parsed.stop_sequence or piece.stop_sequence
-            sampled.message = parsed.to_message()
             self.finished = sum(each.parsed is not None for each in self._choices.values()) == asked.n
             end = Delta(choice=piece.choice, finish_reason=parsed.finish_reason, final=self.finished)
             end.stop_sequence = parsed.stop_sequence
@@ -143,13 +143,16 @@ class TokenReply:
             error=None if self._error is None else _to_json(self._error),
             untrainable=self.untrainable,
         )
+        answers = []
         for index, sampled in sorted(self._choices.items()):
             choice, tokens = sampled.parsed, sampled.tokens
+            message = {"role": "assistant"} if choice is None else choice.to_message()
+            answers.append((index, tokens.ids or (), message))
             record = tokens.record(
                 captured,
                 index,
                 finish_reason=choice.finish_reason if choice is not None else None,
-                message=_to_json(sampled.message or {"role": "assistant"}),
+                message=_to_json(message),
                 parse_status=choice.parse_status if choice is not None else "none",
             )
             if choice is not None:
@@ -163,19 +166,11 @@ class TokenReply:
                 record.untrainable = None if free else CONSTRAINED
             captured.choices.append(record)
         whole = captured.complete and captured.error is None and all(choice.ids for choice in captured.choices)
+        if whole:
+            self.answers = answers
         if prompt is not None and whole:
             captured.parent_turn, captured.branch_reason = prompt.parent_turn, prompt.branch_reason
         return captured
-
-    def answers(self, call_id: str) -> list[tuple[str, Sequence[int], dict[str, Any]]]:
-        """Return turn id, token ids and message of each choice. Without the tokens of each choice, nothing can continue."""
-        choices = sorted(self._choices.items())
-        if not self.finished or self._error is not None or not all(each.tokens.ids for _, each in choices):
-            return []
-        return [
-            (call_id if len(choices) == 1 else f"{call_id}.{index}", each.tokens.ids or (), each.message or {})
-            for index, each in choices
-        ]
 
 
 def joined(pieces: list[Piece]) -> list[Piece]:

@@ -11,6 +11,8 @@ import asyncio
 import logging
 import secrets
 from array import array
+from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -20,11 +22,9 @@ from ...messages.wire import chat, context_overflow
 from ...messages.wire.canonical import Usage
 from ...messages.wire.history import without_images
 from ..capture.record import CONSTRAINED
-from ..context import Context, Engine
+from ..context import Engine
 from ..engines import TOKEN_ENGINES, TokenRequest
-from ..http.request import CallRequest
 from ..router import Worker
-from ..sessions import Session
 from .histories import History
 from .mode import TokenMode, constrained
 from .reply import TokenReply
@@ -35,24 +35,25 @@ SHORT_BYTES = 4096  # rendering a shorter request takes less time than its way t
 _to_json = msgspec.json.Encoder().encode
 
 
+@dataclass(eq=False, repr=False)
 class TokenSampling(Engine):
     """Asks a server for token ids."""
 
-    def __init__(self, context: Context, session: Session, request: CallRequest, mode: TokenMode) -> None:
-        super().__init__(context, session, request)
-        self._mode = mode
-        self._call_id = ""
-        self._prompt: RenderedPrompt | None = None
-        self._features: dict[str, str] = {}  # those that not every engine has
-        self._max_tokens = 0
-        self._form: AnswerForm | None = None
-        self._untrainable: str | None = None
-        self._history: History | None = None
-        self._name = ""
-        self._reply: TokenReply | None = None
+    mode: TokenMode
+    _call_id: str = ""
+    _prompt: RenderedPrompt | None = None
+    _features: dict[str, str] = field(default_factory=dict)  # those that not every engine has
+    _options: dict[str, Any] = field(default_factory=dict)  # variables of the chat template
+    _sampling: dict[str, Any] = field(default_factory=dict)
+    _max_tokens: int = 0
+    _form: AnswerForm | None = None
+    _untrainable: str | None = None
+    _history: History | None = None
+    _name: str = ""
+    _reply: TokenReply | None = None
 
     def compose(self) -> None:
-        request, session = self._request, self._session
+        request, session = self.request, self.session
         asked, settings = request.asked, session.settings
         asked.messages, images = without_images(asked.messages)  # token ids have none
         if images:
@@ -65,18 +66,19 @@ class TokenSampling(Engine):
             asked.model = settings.model_id
         if asked.tool_choice == "none":
             asked.parallel_tool_calls = None
-        self._features = asked.features()
+        self._features, self._options = asked.features(), asked.template_options()
         if self._features:
-            request.leave_out(self._mode.require(asked, self._features))
+            request.leave_out(self.mode.require(asked, self._features))
+        self._sampling = asked.sampling.to_dict()
 
     async def prepare(self, call_id: str) -> None:
         """Render the prompt after the prompts of the session's earlier calls."""
-        mode, self._call_id = self._mode, call_id
-        history = self._history = mode.histories.pin(self._session)
+        mode, self._call_id = self.mode, call_id
+        history = self._history = mode.histories.pin(self.session)
         async with history.order:
             conversation = history.conversation or await mode.histories.open(history)
             try:
-                if max(len(self._request.body), len(self._request.fields["messages"])) <= SHORT_BYTES:
+                if max(len(self.request.body), len(self.request.fields["messages"])) <= SHORT_BYTES:
                     self._render(conversation)
                 else:
                     loop = asyncio.get_running_loop()
@@ -93,13 +95,13 @@ class TokenSampling(Engine):
                 if history.conversation is not None:
                     self._continue(history.conversation, stored=stored)
         finally:
-            self._mode.histories.unpin(history)
+            self.mode.histories.unpin(history)
 
     def _render(self, conversation: Conversation) -> None:
         """Make the prompt. Raises: RequestError if the template refuses it, or if it leaves no room for an answer."""
-        asked, settings, mode = self._request.asked, self._session.settings, self._mode
+        asked, settings, mode = self.request.asked, self.session.settings, self.mode
         prompt = self._prompt = mode.renderer.render(
-            conversation, asked.messages, asked.tools or None, asked.template_options() or None
+            conversation, asked.messages, asked.tools or None, self._options or None
         )
         asked.counted = Usage(prompt_tokens=prompt.length, cached_tokens=prompt.reused_tokens)
         if self._features:
@@ -120,25 +122,25 @@ class TokenSampling(Engine):
 
     def _continue(self, conversation: Conversation, *, stored: bool) -> None:
         """Add the choices to the history. Without one, the history is as it was before the call."""
-        prompt, renderer = self._prompt, self._mode.renderer
-        if prompt is None:
+        if (prompt := self._prompt) is None:
             return
-        answers = self._reply.answers(self._call_id) if stored and self._reply is not None else []
+        answers = self._reply.answers if stored and self._reply is not None else []
         try:
-            for place, (turn_id, ids, message) in enumerate(answers, 1):
+            for place, (index, ids, message) in enumerate(answers, 1):
+                turn_id = self._call_id if len(answers) == 1 else f"{self._call_id}.{index}"
                 more = place < len(answers)
-                renderer.commit(conversation, prompt, array("I", ids), message, turn_id=turn_id, more=more)
+                conversation.commit(prompt, array("I", ids), message, turn_id=turn_id, more=more)
             if not answers:
-                renderer.abandon(conversation, prompt)
+                conversation.abandon(prompt)
         except Exception:
-            log.exception("call %s is not in the history of session %s", self._call_id, self._session.id)
+            log.exception("call %s is not in the history of session %s", self._call_id, self.session.id)
 
     # -- the reply
 
     def attempt(self, worker: Worker) -> TokenReply:
-        request, mode = self._request, self._mode
-        engine, other = TOKEN_ENGINES[self._context.engine], request.asked.sampling.other
-        stops = frozenset() if other.get("ignore_eos") else mode.renderer.stop_token_ids
+        request, mode = self.request, self.mode
+        engine, sampling = TOKEN_ENGINES[self.context.engine], self._sampling
+        stops = frozenset() if sampling.get("ignore_eos") else mode.renderer.stop_token_ids
         self._name = f"{self._call_id}-{secrets.token_hex(4)}"  # a server refuses a name that it is still sampling
         reply = self._new_reply()
         reply.read_event, reply.report_weights = engine.reader(), worker.report_weights
@@ -146,18 +148,19 @@ class TokenSampling(Engine):
             TokenRequest(
                 prompt=b"[]" if self._prompt is None else self._prompt.json,
                 asked=request.asked,
+                sampling=sampling,
                 name=self._name,
                 max_tokens=self._max_tokens,
-                stop_token_ids=sorted(stops.union(other.get("stop_token_ids") or ())),
+                stop_token_ids=sorted(stops.union(sampling.get("stop_token_ids") or ())),
                 stream=request.stream,
             )
         )
         return reply
 
     def _new_reply(self) -> TokenReply:
-        request = self._request
+        request = self.request
         self._reply = TokenReply(
-            self._mode.renderer,
+            self.mode.renderer,
             request.asked,
             self._prompt,
             reply_id=request.reply_id,
@@ -167,8 +170,8 @@ class TokenSampling(Engine):
         return self._reply
 
     def cancel(self, worker: Worker) -> None:
-        if (cancel := TOKEN_ENGINES[self._context.engine].cancel) is not None:
-            self._mode.cancel(worker, *cancel(self._name))
+        if (cancel := TOKEN_ENGINES[self.context.engine].cancel) is not None:
+            self.mode.cancel(worker, *cancel(self._name))
 
 
 async def _completed(work: asyncio.Future[None]) -> None:

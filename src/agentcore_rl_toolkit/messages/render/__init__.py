@@ -11,6 +11,7 @@ from ..._lazy import lazy
 
 if TYPE_CHECKING:
     from .conversation import Conversation as Conversation
+    from .conversation import RenderedPrompt as RenderedPrompt
     from .forcing import AnswerForm as AnswerForm
     from .forcing import answer_form as answer_form
     from .forcing import can_call as can_call
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from .parsers import grammar_named as grammar_named
     from .past_calls import PastCall as PastCall
     from .past_calls import replay as replay
-    from .renderer import RenderedPrompt as RenderedPrompt
     from .renderer import Renderer as Renderer
     from .reply import ReplyStream as ReplyStream
     from .sampled import sampled_body as sampled_body

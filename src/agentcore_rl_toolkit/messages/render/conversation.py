@@ -18,14 +18,14 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
+from ...errors import CaptureError
 from ..errors import NOT_JSON
 from ..wire.arguments import value_of
-from ..wire.history import text_of
 from .tokens import TokenRow
 
 _ENCODER = msgspec.json.Encoder(order="deterministic")
@@ -54,18 +54,19 @@ def _called(message: Mapping[str, Any]) -> list[tuple[str, Any]]:
     return [(function["name"], _arguments_key(function.get("arguments"))) for function in functions]
 
 
+def _text(message: Mapping[str, Any]) -> str:
+    """Return a message's text. Token ids have no other content, and the template refuses it."""
+    content = message.get("content")
+    return content if isinstance(content, str) else ""
+
+
 def message_digest(message: Mapping[str, Any], *, text: str | None = None) -> Digest:
     """Return the content of a message, however its framework writes it. ``text`` replaces an answer's text."""
-    role = message["role"]
-    content = message.get("content")
+    role, words = message["role"], _text(message) if text is None else text
     if role == "assistant":
-        calls, words = _called(message), text_of(content) if text is None else text
+        calls = _called(message)
         return _hash(b"assistant", _ENCODER.encode(["".join(words.split()) if calls else words.strip(), calls]))
-    if isinstance(content, list) and any(part.get("type") != "text" for part in content):
-        body = _ENCODER.encode(content)
-    else:
-        body = text_of(content).encode("utf-8", "surrogatepass")
-    return _hash(b"system" if role == "developer" else role.encode(), body)
+    return _hash(b"system" if role == "developer" else role.encode(), words.encode("utf-8", "surrogatepass"))
 
 
 def in_call_order(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -128,6 +129,28 @@ class KnownPrompt:
     running: int = 0
 
 
+@dataclass(frozen=True, eq=False)
+class RenderedPrompt:
+    """A prompt as tokens. ``branch_reason`` is one of `trajectory.BRANCH_REASONS`, None if the prompt continues a turn.
+
+    Units: tokens.
+    """
+
+    asked: KnownPrompt = field(repr=False)
+    branch_reason: str | None
+    extended: bool  # False: the full prompt was rendered again
+    parent_turn: str | None  # the earlier turn whose prompt and completion are repeated exactly
+    reused_tokens: int  # tokens of the parent turn
+    length: int
+    opens_reasoning: bool  # the prompt itself ends with the opening mark of the model's reasoning
+    json: bytes = field(repr=False)  # the ids as JSON text, ready to be put into a request body
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Shapes: (P,). A fresh list each time; for sending, `json` is cheaper."""
+        return self.asked.row.ids().tolist()
+
+
 @dataclass(slots=True, eq=False)
 class Match:
     """The place of a request in a conversation.
@@ -148,11 +171,12 @@ class Match:
 class Conversation:
     """The state of one session; `Renderer.render`, `commit` and `abandon` move it.
 
-    ``now`` (unix seconds) is the date for its templates. ``thinking`` are the marks around the model's reasoning. Message
+    ``now`` (unix seconds) is the date for its templates. ``thinking`` are the marks around the model's reasoning.
+    ``size_bytes`` is the memory of its tokens and message lists, which deleting the object would free. Message
     objects that were passed in must not be changed afterwards. Not thread-safe: its owner lets one thread at a time use it.
     """
 
-    __slots__ = ("_matches", "_options", "_row_bytes", "_rows", "_thinking", "asked", "commits", "now", "roots")
+    __slots__ = ("_matches", "_options", "_thinking", "asked", "commits", "now", "roots", "size_bytes")
 
     def __init__(self, *, now: float | None = None, thinking: tuple[str, str] | None = None) -> None:
         self.now = now
@@ -161,8 +185,7 @@ class Conversation:
         self.asked: dict[Digest, KnownPrompt] = {}
         self.roots: set[Digest] = set()
         self._matches: list[Match] = []  # the last ones, for comparison with the next request
-        self._rows: dict[int, TokenRow] = {}  # the last one of each branch, by its buffer
-        self._row_bytes = 0
+        self.size_bytes = 0
         self._options: tuple[Any, Any, Digest, Digest] | None = None
 
     def _basis(
@@ -208,7 +231,7 @@ class Conversation:
 
     def _commit(self, before: Digest, message: Mapping[str, Any]) -> Commit | None:
         """Return the turn whose answer is this assistant message."""
-        text = text_of(message.get("content"))
+        text = _text(message)
         for shown in dict.fromkeys((text, self._answer_in(text))):
             if (commit := self.commits.get(_hash(before, message_digest(message, text=shown)))) is not None:
                 return commit
@@ -254,57 +277,68 @@ class Conversation:
         """Return True if a prompt, or a prompt that continues ``base``, has a running call."""
         return any(asked.running and base in (None, asked.base) for asked in self.asked.values())
 
-    def add_prompt(self, match: Match, row: TokenRow, *, opens_reasoning: bool, extended: bool) -> KnownPrompt:
-        """Record the row of these messages."""
-        asked = KnownPrompt(match.digest, match.base, row, opens_reasoning, extended)
+    def add_prompt(self, match: Match, asked: KnownPrompt) -> None:
+        """Count a call with these messages. Their row is recorded at the first."""
+        asked.calls += 1
+        if match.digest in self.asked:
+            return
         self.asked[match.digest] = asked
-        self._set_row(row.buffer, row)
         self.roots.add(match.root)
-        if match.base is not None:
-            match.base.continued += 1
-        return asked
+        self.size_bytes += _TURN_BYTES + asked.row.new_bytes
+        if asked.base is not None:
+            asked.base.continued += 1
 
-    def forget(self, asked: KnownPrompt) -> None:
-        """Remove a prompt without an answer, so that the next prompt does not count as a branch."""
+    def abandon(self, prompt: RenderedPrompt) -> None:
+        """Undo `Renderer.render` for a call that failed or was aborted: the next prompt does not count as a branch."""
+        asked = prompt.asked
+        asked.running -= 1
         asked.calls -= 1
         if asked.calls or asked.running or self.asked.get(asked.digest) is not asked:
             return
         del self.asked[asked.digest]
+        self.size_bytes -= _TURN_BYTES
         base = asked.base
         if base is not None:
             base.continued -= 1
         if base is None or base.row.buffer is not asked.row.buffer:
-            self._set_row(asked.row.buffer, None)
+            self.size_bytes -= asked.row.new_bytes
         elif asked.row.ends_buffer and not base.continued:
             base.row.cut()
-            self._set_row(base.row.buffer, base.row)
+            self.size_bytes -= asked.row.new_bytes
+
+    def commit(
+        self,
+        prompt: RenderedPrompt,
+        completion_ids: Sequence[int],
+        message: Mapping[str, Any],
+        *,
+        turn_id: str,
+        more: bool = False,
+    ) -> None:
+        """Record the answer to a prompt.
+
+        ``message`` is what the agent received. ``more``: another choice of the same call follows.
+        Shapes: ``completion_ids`` (C,).
+        Raises: CaptureError without completion ids: nothing can continue the turn.
+        """
+        if not len(completion_ids):
+            raise CaptureError(f"turn {turn_id} has no completion ids")
+        self.add_commit(prompt.asked, turn_id, completion_ids, message)
+        if not more:
+            prompt.asked.running -= 1
 
     def add_commit(
         self, asked: KnownPrompt, turn_id: str, completion_ids: Sequence[int], message: Mapping[str, Any]
-    ) -> Commit:
-        """Record the answer to a prompt. Shapes: ``completion_ids`` (C,)."""
-        row = asked.row.extended(completion_ids)
-        self._set_row(row.buffer, row)
-        commit = Commit(turn_id, _hash(asked.digest, message_digest(message)), row)
-        # Two answers with the same text (n > 1, a retry): the agent most likely continues the later one.
-        self.commits[commit.digest] = commit
+    ) -> None:
+        """Record an answer that this process sampled, or an earlier one."""
+        digest, words, calls = _hash(asked.digest, message_digest(message)), "", list[tuple[str, Any]]()
+        digests = [digest]
         if message.get("tool_calls"):
-            self.commits[_hash(asked.digest, message_digest(message, text=""))] = commit
-        key = _calls_key(message)
-        if key is not None:
-            self.commits[_hash(asked.digest, key)] = commit
-            commit.words, commit.calls = "".join(text_of(message.get("content")).split()), _called(message)
-        return commit
-
-    @property
-    def size_bytes(self) -> int:
-        """The memory of the session's tokens and message lists, which deleting the object would free."""
-        return self._row_bytes + _TURN_BYTES * len(self.asked)
-
-    def _set_row(self, buffer: object, row: TokenRow | None) -> None:
-        """Set the last row of a branch. Its messages take about as many bytes as its ids do as text."""
-        if (old := self._rows.pop(id(buffer), None)) is not None:
-            self._row_bytes -= 4 * old.length + 2 * old.text_bytes
-        if row is not None:
-            self._rows[id(buffer)] = row
-            self._row_bytes += 4 * row.length + 2 * row.text_bytes
+            digests.append(_hash(asked.digest, message_digest(message, text="")))
+        if (key := _calls_key(message)) is not None:
+            digests.append(_hash(asked.digest, key))
+            words, calls = "".join(_text(message).split()), _called(message)
+        row = asked.row.extended(completion_ids)
+        self.size_bytes += row.new_bytes
+        # Two answers with the same text (n > 1, a retry): the agent most likely continues the later one.
+        self.commits.update(dict.fromkeys(digests, Commit(turn_id, digest, row, words, calls)))

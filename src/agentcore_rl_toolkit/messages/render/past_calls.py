@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import CaptureError
-from .conversation import Conversation
+from .conversation import Conversation, KnownPrompt
 from .renderer import Renderer
 from .tokens import TokenRow
 
@@ -51,8 +51,8 @@ def replay(renderer: Renderer, past: Iterable[PastCall], *, now: float | None = 
             extended = base.length > 0 and call.prompt[: base.length] == base.ids()
             row = base.extended(call.prompt[base.length :]) if extended else TokenRow().extended(call.prompt)
             opens = renderer.opens_reasoning(row)
-            asked = conversation.add_prompt(match, row, opens_reasoning=opens, extended=extended)
-        asked.calls += 1
+            asked = KnownPrompt(match.digest, match.base, row, opens, extended)
+        conversation.add_prompt(match, asked)
         for turn_id, ids, message in call.answers:
             conversation.add_commit(asked, turn_id, ids, message)
     return conversation

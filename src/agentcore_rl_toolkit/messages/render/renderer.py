@@ -5,7 +5,7 @@
 >>> prompt = renderer.render(conversation, messages, tools)         # CPU work: call it in a thread
 >>> ids = prompt.token_ids                                          # -> engine -> completion ids
 >>> parsed = renderer.parse(completion_ids, tools=tools, opens_reasoning=prompt.opens_reasoning)
->>> renderer.commit(conversation, prompt, completion_ids, parsed.to_message(), turn_id="t1")
+>>> conversation.commit(prompt, completion_ids, parsed.to_message(), turn_id="t1")
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import bisect
 import contextlib
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +21,7 @@ from ...errors import CaptureError, ConfigError
 from ..errors import RequestError
 from ..wire.canonical import Choice
 from .algebra import SuffixRenderer, TemplateFacts, probe
-from .conversation import Conversation, KnownPrompt, Match, in_call_order
+from .conversation import Conversation, KnownPrompt, Match, RenderedPrompt, in_call_order
 from .forcing import AnswerForm
 from .parsers import Grammar, grammar_named, grammar_of
 from .reply import ReplyStream
@@ -30,28 +29,6 @@ from .template import ChatTemplate
 from .tokens import PlainText, Tokenizer, TokenRow
 
 _TAIL = 24  # tokens that contain the mark that opens reasoning, in any tokenizer
-
-
-@dataclass(frozen=True, eq=False)
-class RenderedPrompt:
-    """A prompt as tokens. ``branch_reason`` is one of `trajectory.BRANCH_REASONS`, None if the prompt continues a turn.
-
-    Units: tokens.
-    """
-
-    asked: KnownPrompt = field(repr=False)
-    branch_reason: str | None
-    extended: bool  # False: the full prompt was rendered again
-    parent_turn: str | None  # the earlier turn whose prompt and completion are repeated exactly
-    reused_tokens: int  # tokens of the parent turn
-    length: int
-    opens_reasoning: bool  # the prompt itself ends with the opening mark of the model's reasoning
-    json: bytes = field(repr=False)  # the ids as JSON text, ready to be put into a request body
-
-    @property
-    def token_ids(self) -> list[int]:
-        """Shapes: (P,). A fresh list each time; for sending, `json` is cheaper."""
-        return self.asked.row.ids().tolist()
 
 
 class Renderer:
@@ -88,6 +65,7 @@ class Renderer:
         shown = marks.reasoning is not None and marks.reasoning[0] in template.all_text
         # the marks of the model's thinking, if its template has them
         self.thinking = marks.reasoning if shown else None
+        self._opening = marks.reasoning[0] if marks.reasoning is not None else "\0"
         self._keeps_order = "tool_call_id" in template.all_text
         groups = (marks.reasoning or (), *marks.blocks, marks.skip)
         self._plain = PlainText(tokenizer, own_marks=[mark for group in groups for mark in group])
@@ -146,8 +124,8 @@ class Renderer:
         """Return the prompt for the next answer of the session.
 
         ``messages`` and ``tools`` are canonical (`wire.canonical`), ``options`` are variables for the template
-        (``enable_thinking``). Each call must be followed by `commit` or `abandon`. Cost: O(new tokens) when the
-        messages extend an earlier turn.
+        (``enable_thinking``). Each call must be followed by `Conversation.commit` or `Conversation.abandon`.
+        Cost: O(new tokens) when the messages extend an earlier turn.
         Raises: RequestError when the template refuses the messages.
         """
         if not messages:
@@ -168,11 +146,13 @@ class Renderer:
                 row = before.extended(ids[before.length :]) if extended else TokenRow().extended(ids)
             else:
                 text, row = suffix
-            asked = conversation.add_prompt(match, row, opens_reasoning=self._opens(text), extended=extended)
+            opens = text.rstrip().endswith(self._opening)
+            asked = KnownPrompt(match.digest, match.base, row, opens, extended)
+        json = asked.row.json()
+        conversation.add_prompt(match, asked)
+        asked.running += 1
         if self.history == "template" and asked.base is not None and not asked.extended:
             reason = reason or "template"
-        asked.calls += 1
-        asked.running += 1
         base = asked.base if asked.extended else None
         return RenderedPrompt(
             asked,
@@ -182,34 +162,8 @@ class Renderer:
             reused_tokens=0 if base is None else base.row.length,
             length=asked.row.length,
             opens_reasoning=asked.opens_reasoning,
-            json=asked.row.json(),
+            json=json,
         )
-
-    def commit(
-        self,
-        conversation: Conversation,
-        prompt: RenderedPrompt,
-        completion_ids: Sequence[int],
-        message: Mapping[str, Any],
-        *,
-        turn_id: str,
-        more: bool = False,
-    ) -> None:
-        """Record the answer to a prompt.
-
-        ``message`` is what the agent received. ``more``: another choice of the same call follows.
-        Raises: CaptureError without completion ids: nothing can continue the turn.
-        """
-        if not len(completion_ids):
-            raise CaptureError(f"turn {turn_id} has no completion ids")
-        conversation.add_commit(prompt.asked, turn_id, completion_ids, message)
-        if not more:
-            prompt.asked.running -= 1
-
-    def abandon(self, conversation: Conversation, prompt: RenderedPrompt) -> None:
-        """Undo `render` for a call that failed or was aborted."""
-        prompt.asked.running -= 1
-        conversation.forget(prompt.asked)
 
     def parse(
         self, ids: Sequence[int], *, tools: Sequence[dict[str, Any]] | None = None, opens_reasoning: bool = False
@@ -330,8 +284,4 @@ class Renderer:
             return False
         tail = prompt.tail(_TAIL)
         mark = self.tokenizer.id_of(self.thinking[0])
-        return (mark is None or mark in tail) and self._opens(self.decode(tail))
-
-    def _opens(self, text: str) -> bool:
-        reasoning = self.grammar.reasoning
-        return reasoning is not None and text.rstrip().endswith(reasoning[0])
+        return (mark is None or mark in tail) and self.decode(tail).rstrip().endswith(self._opening)

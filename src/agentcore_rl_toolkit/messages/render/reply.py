@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..wire.canonical import STOP, TOOL_CALLS, Choice, Delta, ToolCall
+from ..wire.canonical import STOP, TOOL_CALLS, Choice, Delta, ParseStatus, ToolCall
 from .parsers import OutputParser
 from .parsers.base import held_back
 from .tokens import TextDecoder, Tokenizer
@@ -21,14 +21,14 @@ class StopCutter:
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = [stop for stop in stops if stop]
+        self._stops = stops
         self._held = ""
         self.stopped: str | None = None
 
     def feed(self, text: str, *, final: bool = False) -> str:
         """Return the text that comes before any stop string. At the end there is nothing to wait for."""
-        if self.stopped is not None or not self._stops:
-            return "" if self._stops else text
+        if self.stopped is not None:
+            return ""
         self._held += text
         found = [(at + len(stop), at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
         if found:
@@ -40,7 +40,10 @@ class StopCutter:
 
 
 class ReplyStream:
-    """Sampled ids, as they come, -> deltas for the agent; the same answer as `Renderer.parse` gives for all of them."""
+    """Sampled ids, as they come, -> deltas for the agent; the same answer as `Renderer.parse` gives for all of them.
+
+    ``stopped`` is the stop string that ended the answer.
+    """
 
     def __init__(
         self,
@@ -51,7 +54,9 @@ class ReplyStream:
         choice: int = 0,
         stops: Sequence[str] = (),
     ) -> None:
-        self._cutter = StopCutter(stops)
+        stops = [stop for stop in stops if stop]
+        self._cutter = StopCutter(stops) if stops else None
+        self.stopped: str | None = None
         self._decoder = TextDecoder(tokenizer)
         self._stop_ids = stop_ids
         self._parser = parser
@@ -60,6 +65,7 @@ class ReplyStream:
         self._content: list[str] = []
         self._reasoning: list[str] = []
         self._calls: list[ToolCall] = []
+        self._status: ParseStatus = "none"
 
     def feed(self, ids: Sequence[int], *, final: bool = False) -> list[Delta]:
         """Read more ids. ``final``: they are the last ids, so all text is returned."""
@@ -68,10 +74,13 @@ class ReplyStream:
         text = self._decoder.feed(ready)
         if final:
             text += self._decoder.finish()
-        text = self._cutter.feed(text, final=final)
+        if self._cutter is not None:
+            text = self._cutter.feed(text, final=final)
+            self.stopped = self._cutter.stopped
         deltas = self._parser.feed(text) if text else []
         if final:
             deltas += self._parser.finish()
+            self._status = self._parser.status
         for delta in deltas:
             delta.choice = self._choice
             self._content.append(delta.text)
@@ -79,11 +88,6 @@ class ReplyStream:
             for call in delta.tool_calls:  # parsers give out a call when it is whole
                 self._calls.append(ToolCall(id=call.id or "", name=call.name or "", arguments=call.arguments))
         return deltas
-
-    @property
-    def stopped(self) -> str | None:
-        """Return the stop string that ended the answer."""
-        return self._cutter.stopped
 
     def parsed(self, engine_reason: str | None = STOP) -> Choice:
         """Return the whole answer, after its final ids. Calls turn the engine's "stop" into "tool_calls"."""
@@ -94,5 +98,5 @@ class ReplyStream:
             tool_calls=self._calls,
             finish_reason=TOOL_CALLS if self._calls and engine_reason == STOP else engine_reason,
             stop_sequence=self.stopped,
-            parse_status=self._parser.status,
+            parse_status=self._status,
         )

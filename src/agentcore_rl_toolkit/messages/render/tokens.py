@@ -10,6 +10,7 @@ import re
 import secrets
 from array import array
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -232,6 +233,7 @@ def generation_eos_ids(folder: Path) -> list[int]:
     return []
 
 
+@dataclass(eq=False)
 class TextDecoder:
     """Ids, as they come, -> text, such that the pieces joined are the decoding of the whole.
 
@@ -241,21 +243,20 @@ class TextDecoder:
     is decoded only when its last tokens show that its text has an end.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._ids: list[int] = []
-        self._shown = 0  # ids of the window whose text is out
+    tokenizer: Tokenizer
+    _ids: list[int] = field(default_factory=list)
+    _shown: int = 0  # ids of the window whose text is out
 
     def feed(self, ids: Sequence[int]) -> str:
         self._ids += ids
-        if not ids or ids[-1] in self._tokenizer.byte_of:
+        if not ids or ids[-1] in self.tokenizer.byte_of:
             return ""
         if len(self._ids) - self._shown > _CHARACTER:
-            end = self._tokenizer.decode(self._ids[-_CHARACTER:])
+            end = self.tokenizer.decode(self._ids[-_CHARACTER:])
             if not end or end.endswith(_REPLACEMENT):
                 return ""
-        before = self._tokenizer.decode(self._ids[: self._shown])
-        now = self._tokenizer.decode(self._ids)
+        before = self.tokenizer.decode(self._ids[: self._shown])
+        now = self.tokenizer.decode(self._ids)
         if len(now) <= len(before) or now.endswith(_REPLACEMENT):
             return ""
         del self._ids[: self._shown]
@@ -266,8 +267,8 @@ class TextDecoder:
         """Return the text held back; an unfinished character becomes U+FFFD, as in a decoding of the whole."""
         text = ""
         if len(self._ids) > self._shown:  # else all is shown
-            before = self._tokenizer.decode(self._ids[: self._shown])
-            text = self._tokenizer.decode(self._ids)[len(before) :]
+            before = self.tokenizer.decode(self._ids[: self._shown])
+            text = self.tokenizer.decode(self._ids)[len(before) :]
         self._ids.clear()
         self._shown = 0
         return text
@@ -287,14 +288,20 @@ class _Buffer:
 
 
 class TokenRow:
-    """The first ``length`` tokens of a buffer, which take ``text_bytes`` as JSON text. Rows of one branch share their buffer."""
+    """The first ``length`` tokens of a buffer, which take ``text_bytes`` as JSON text. Rows of one branch share their buffer.
 
-    __slots__ = ("buffer", "length", "text_bytes")
+    ``size_bytes`` is the memory of the row and of its messages, which take about as many bytes as the ids do as text.
+    ``new_bytes`` is the part of it that the row does not share with the row that it extends.
+    """
 
-    def __init__(self, buffer: _Buffer | None = None) -> None:
+    __slots__ = ("buffer", "length", "new_bytes", "size_bytes", "text_bytes")
+
+    def __init__(self, buffer: _Buffer | None = None, *, shared_bytes: int = 0) -> None:
         self.buffer = _Buffer(array("I"), bytearray()) if buffer is None else buffer
         self.length = len(self.buffer.ids)
         self.text_bytes = len(self.buffer.text)
+        self.size_bytes = 4 * self.length + 2 * self.text_bytes
+        self.new_bytes = self.size_bytes - shared_bytes
 
     @property
     def ends_buffer(self) -> bool:
@@ -303,15 +310,15 @@ class TokenRow:
 
     def extended(self, ids: Sequence[int]) -> TokenRow:
         """Return the row with more tokens. It gets its own buffer if another row continues this one."""
-        buffer = self.buffer
+        buffer, shared_bytes = self.buffer, self.size_bytes
         if not self.ends_buffer:
-            buffer = _Buffer(self.ids(), buffer.text[: self.text_bytes])
+            buffer, shared_bytes = _Buffer(self.ids(), buffer.text[: self.text_bytes]), 0
         if len(ids):
             if buffer.text:
                 buffer.text += b","
             buffer.text += msgspec.json.encode(list(ids))[1:-1]
             buffer.ids.extend(ids)
-        return TokenRow(buffer)
+        return TokenRow(buffer, shared_bytes=shared_bytes)
 
     def cut(self) -> None:
         """Drop the tokens in the buffer that continue this row."""

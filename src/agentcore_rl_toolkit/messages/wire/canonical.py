@@ -127,7 +127,6 @@ class ModelRequest(msgspec.Struct, kw_only=True):
     def features(self) -> dict[str, str]:
         """Return the abilities that this request needs of an engine, each with the dialect's field that asks for it."""
         sampling, form = self.sampling, self.response_format or {}
-        contents = (content for message in self.messages if isinstance(content := message.get("content"), list))
         asked = {
             "n": self.n > 1,
             "tool_choice": self.tools and self.tool_choice not in ("auto", "none"),
@@ -135,11 +134,9 @@ class ModelRequest(msgspec.Struct, kw_only=True):
             "response_format": form.get("type", "text") != "text",
             **{name: getattr(sampling, name) not in (None, neutral) for name, neutral in _ABILITIES.items()},
             "stop": sampling.stop,
-            "images": any(part.get("type") == "image_url" for parts in contents for part in parts),
             **dict.fromkeys(sampling.other, True),
         }
-        names = {"images": "messages", **self.field_names}
-        return {name: names.get(name, name) for name, wanted in asked.items() if wanted}
+        return {name: self.field_names.get(name, name) for name, wanted in asked.items() if wanted}
 
     def to_chat_body(self) -> dict[str, Any]:
         """Convert the request to an OpenAI chat completion body, for engines that take messages."""

@@ -20,7 +20,7 @@ from .history import (
     joined,
     json_schema,
     list_at,
-    object_at,
+    objects_at,
     text_member,
     text_of,
     text_part,
@@ -67,13 +67,13 @@ def parse_request(body: bytes | dict[str, Any]) -> ModelRequest:
     request.sampling.max_tokens = min(limits, default=None)
     if asked.top_logprobs and not asked.logprobs:
         raise RequestError("top_logprobs needs logprobs to be true", param="top_logprobs")
-    history = _History()
-    request.messages = [history.message(m, f"messages[{i}]") for i, m in enumerate(asked.messages)]
+    messages, history = objects_at(asked.messages, "messages"), _History()
+    request.messages = [history.message(m, f"messages[{i}]") for i, m in enumerate(messages)]
+    request.response_format = _response_format(asked.response_format)
     request.tools = [tool for i, tool in enumerate(asked.tools) if _is_function(tool, f"tools[{i}]")]
     request.tool_choice = tool_choice(asked.tool_choice, request.tools, "function", "name")
     request.include_usage = bool((asked.stream_options or {}).get("include_usage"))
     request.n, request.logprobs, request.top_logprobs = asked.n, asked.logprobs, asked.top_logprobs
-    request.response_format = _response_format(asked.response_format)
     request.reasoning_effort = asked.reasoning_effort
     request.left_out = history.left_out
     return request
@@ -113,9 +113,9 @@ _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 
 class _History(History):
-    def message(self, message: Any, path: str) -> Message:
+    def message(self, message: dict[str, Any], path: str) -> Message:
         """Return a message in canonical shape. Unknown members stay: the chat template may read them."""
-        canonical = dict(object_at(message, path))
+        canonical = dict(message)
         role = canonical.get("role")
         if role not in _ROLES:
             raise RequestError(f"{path}.role must be one of {', '.join(_ROLES)}, got {role!r}", param=f"{path}.role")

@@ -116,9 +116,8 @@ class BlockHistory(History):
         Raises: RequestError, also if the last message is the model's and the request is ``whole``.
         """
         found: list[Message] = []
-        for i, message in enumerate(messages):
-            path = f"messages[{i}]"
-            role, content = object_at(message, path).get("role"), message.get("content")
+        for i, message in enumerate(objects_at(messages, "messages")):
+            path, role, content = f"messages[{i}]", message.get("role"), message.get("content")
             if role not in ("user", "assistant", "system"):
                 raise RequestError(f"{path}.role must be user, assistant or system", param=f"{path}.role")
             if isinstance(content, str):
@@ -187,6 +186,11 @@ def object_at(value: Any, path: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise RequestError(f"{path} must be an object", param=path)
     return value
+
+
+def objects_at(values: list[Any], path: str) -> list[dict[str, Any]]:
+    """Return the values if all are objects. Raises: RequestError."""
+    return [object_at(value, f"{path}[{i}]") for i, value in enumerate(values)]
 
 
 def text_member(item: dict[str, Any], name: str, path: str) -> str:
