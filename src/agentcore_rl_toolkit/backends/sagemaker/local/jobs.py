@@ -228,6 +228,8 @@ class Job:
     ``agent_at`` makes the `Transport` to the agent at an ARN.
     """
 
+    model_id: str | None = None  # agents name any model
+
     def __init__(
         self,
         request: Mapping[str, Any],
@@ -322,11 +324,11 @@ class Job:
         try:
             async with asyncio.timeout(self._limit_s), self._gateway() as gateway:
                 self._move("Downloading")
-                prompts = await _prompts(self._uri)
+                rows = await _rows(self._uri)
                 if isinstance(self._params, Training):
-                    await self._train(self._params, prompts, gateway)
+                    await self._train(self._params, rows, gateway)
                 else:
-                    await self._evaluate(self._params, prompts, gateway)
+                    await self._evaluate(self._params, rows, gateway)
             self._move("Completed", "Completed")
         except asyncio.CancelledError:
             self._move("Failed" if self._failure else "Stopped", "Failed" if self._failure else "Stopped")
@@ -370,10 +372,10 @@ class Job:
             "train_on": "all",
         }
 
-    async def _train(self, params: Training, prompts: Sequence[str], gateway: GatewayClient) -> None:
+    async def _train(self, params: Training, rows: Sequence[dict[str, str]], gateway: GatewayClient) -> None:
         size, model = params.global_batch_size, self._model
-        if len(prompts) < size:
-            raise RefusedError(f"{len(prompts)} rows are fewer than global_batch_size {size}")
+        if len(rows) < size:
+            raise RefusedError(f"{len(rows)} rows are fewer than global_batch_size {size}")
         output, checkpoints = (
             self._packages[f"{name}ModelPackageGroupArn"] for name in ("Output", "IntermediateCheckpoint")
         )
@@ -387,7 +389,7 @@ class Job:
         clip = {"clip_low_threshold": params.clip_low, "clip_high_threshold": params.clip_high}
         settings = LoopSettings(
             **self._rollouts_settings(),
-            steps=min(params.max_steps, params.max_epochs * (len(prompts) // size)),
+            steps=min(params.max_steps, params.max_epochs * (len(rows) // size)),
             groups=size,
             rollouts=params.group_size,
             learning_rate=params.learning_rate,
@@ -410,33 +412,31 @@ class Job:
 
         self._move("Training")
         services: Any = Services(client=self, gateway=gateway, run_dir=model.folder)  # type: ignore[arg-type]
-        rows = [{"prompt": prompt} for prompt in prompts]
         try:
             await train(services, training, settings, rows, [], observe)
         finally:
             self._output["OutputModelPackageArn"] = await training.do(save_package, model, run, output)
 
-    async def _evaluate(self, params: Rollouts, prompts: Sequence[str], gateway: GatewayClient) -> None:
+    async def _evaluate(self, params: Rollouts, rows: Sequence[dict[str, str]], gateway: GatewayClient) -> None:
         await gateway.set_weight_version_async(0, sampler=self._packages.get("InputModelPackageArn", BASE))
         self._move("Evaluating")
-        n = params.eval_group_size
-        info = self._output["RolloutInfo"] = {"Completed": 0, "Total": n * len(prompts)}
+        info = self._output["RolloutInfo"] = {"Completed": 0, "Total": params.eval_group_size * len(rows)}
 
         def count(_: Any) -> None:
             info["Completed"] += 1
 
-        requests = [GroupRequest(input_id=f"row-{i}", payload={"prompt": p}, n=n) for i, p in enumerate(prompts)]
-        client: Any = self
+        requests = [GroupRequest(input_id=f"row-{i}", payload=r, n=params.eval_group_size) for i, r in enumerate(rows)]
         config = RolloutSettings(**self._rollouts_settings()).collect_config().replace(evaluation=True)
+        client: Any = self
         groups = await collect_async(requests, client=client, gateway=gateway, config=config, on_rollout=count)
         self._output["EvaluationMetrics"] = {"eval/reward/mean": summarize(groups).ok_mean}
 
 
-async def _prompts(uri: str) -> list[str]:
-    """Read the column ``prompt`` of a data set in JSON Lines, or its first column."""
+async def _rows(uri: str) -> list[dict[str, str]]:
+    """Read the column ``prompt`` of a data set in JSON Lines, or its first column, as prompts."""
     place, _, prefix = uri.rpartition("/")
     store = open_store(place)
     files = [await store.get_async(found.key) for found in await store.list_async(prefix)]
     rows = [json.loads(line) for file in files for line in file.splitlines() if line.strip()]
     texts = [row.get("prompt", next(iter(row.values()))) for row in rows]
-    return [text if isinstance(text, str) else json.dumps(text) for text in texts]
+    return [{"prompt": text if isinstance(text, str) else json.dumps(text)} for text in texts]
