@@ -353,10 +353,13 @@ async def test_a_command_that_is_interrupted_while_its_job_is_made_stops_it(
 async def test_a_command_that_finds_its_job_leaves_the_rows_that_the_job_reads(
     service: Service, settings: dict[str, Any], tmp_path: Path
 ) -> None:
+    service.agents.agent = lambda payload: {"status": "error"}  # which ends the job at once
     config = JobConfig.from_values(settings, where="settings")
-    await Jobs(config, lambda line: None).run_async()
+    with pytest.raises(TrainingServiceError, match="signaled"):
+        await Jobs(config, lambda line: None).run_async()
     [rows] = (tmp_path / "s3" / "data").iterdir()
     before = rows.read_bytes()
     config.data_path.write_text("".join(json.dumps({"prompt": f"{i}*{i}"}) + "\n" for i in range(32)))
-    await Jobs(config, lambda line: None).run_async()
+    with pytest.raises(TrainingServiceError, match="signaled"):
+        await Jobs(config, lambda line: None).run_async()
     assert rows.read_bytes() == before
