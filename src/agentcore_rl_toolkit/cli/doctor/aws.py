@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from ...client.transport import HOW_TO_HAVE_THEM
@@ -65,13 +65,18 @@ class Account:
             return self.agent_arn.split(":")[3]
         return find_region()
 
+    @cached_property
+    def _session(self) -> Any:
+        """Make one session for all checks, because each session reads the descriptions of its services again."""
+        return find_session()
+
     def client(
         self, service: str, read_timeout_s: float = DEADLINE_S, attempts: int = 2, region: str | None = None
     ) -> Any:
         from botocore.config import Config
 
         config = Config(connect_timeout=5, read_timeout=read_timeout_s, retries={"total_max_attempts": attempts})
-        return find_session().client(service, region_name=region or self.region, config=config)
+        return self._session.client(service, region_name=region or self.region, config=config)
 
     # -- checks. They may raise errors of botocore.
 
