@@ -163,25 +163,24 @@ class Call:
 
     async def _sample_at(self, worker: Worker) -> Attempt:
         """Sample at one server."""
-        engine, running = self._engine, self._context.running
-        begun = running.weight_version
-        reply = engine.attempt(worker)
+        running, begun = self._context.running, self._context.running.weight_version
         try:
-            if reply.path:
-                await self._exchange(worker, reply)
-            else:
-                self._forward(await engine.sample(worker))
+            reply = await self._exchange(worker)
         except (StatusError, ServerLostError):
             raise
         except BaseException:
-            engine.cancel(worker)
+            self._engine.cancel(worker)
             raise
         self._recorder.lost_weights = worker.forgot
-        self._recorder.published = engine.versions or (begun, running.weight_version)
+        self._recorder.published = self._engine.versions or (begun, running.weight_version)
         return reply
 
-    async def _exchange(self, worker: Worker, reply: Attempt) -> None:
+    async def _exchange(self, worker: Worker) -> Attempt:
         """Send the request to a server and read its reply."""
+        reply = self._engine.attempt(worker)
+        if not reply.path:
+            self._forward(await self._engine.sample(worker))
+            return reply
         stream, most = self.request.stream, self._context.limits.reply_bytes
         parts, received = list[bytes](), 0
         try:
@@ -208,6 +207,7 @@ class Call:
             raise StatusError(response.status, response.headers, b"".join(parts))
         if not streaming:
             reply.read(b"".join(parts))
+        return reply
 
     def enter(self, stage: str, limit_s: float | None) -> None:
         """Begin a stage of the call, which has its own deadline."""

@@ -11,7 +11,7 @@ import pytest
 
 from agentcore_rl_toolkit.messages.render import GRAMMARS
 
-SHORT, LONG = 4_000, 32_000  # deltas
+SHORT, LONG = 2_000, 16_000  # deltas
 MOST = 2.3**3  # times the CPU time, for three doublings
 LEAST_S = 5e-3  # a shorter time is mostly the clock's
 
