@@ -92,18 +92,14 @@ def test_a_runtime_that_asks_for_signatures_answers_signed_questions(
 
 
 def test_a_runtime_that_is_away_is_asked_again_later_without_a_word_in_the_log() -> None:
-    arn = "arn:aws:bedrock-agentcore:us-west-2:123456789012:runtime/a-AbCdEfGhIj"
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # and does not listen
-        url = f"http://127.0.0.1:{nobody.getsockname()[1]}"
-        transport = Transport(
-            arn, region="us-west-2", endpoint_url=url, qualifier=None, pool_connections=1, read_timeout_s=1.0
-        )
+        transport = plain_transport(f"http://127.0.0.1:{nobody.getsockname()[1]}")
         with pytest.raises(CallError, match="refused"):  # what the asking loop expects
             transport.endings([new_session_id()])
 
 
-def plain_transport(url: str) -> Transport:
+def plain_transport(url: str | None) -> Transport:
     arn = "arn:aws:bedrock-agentcore:us-west-2:123456789012:runtime/a-AbCdEfGhIj"
     return Transport(arn, region="us-west-2", endpoint_url=url, qualifier=None, pool_connections=4, read_timeout_s=60.0)
 
@@ -192,8 +188,4 @@ def test_aws_is_never_asked() -> None:
     assert is_aws("https://bedrock-agentcore.cn-north-1.amazonaws.com.cn")
     assert not is_aws("http://127.0.0.1:8080")
     assert not is_aws("https://amazonaws.com.example.org")
-    arn = "arn:aws:bedrock-agentcore:us-west-2:123456789012:runtime/a-AbCdEfGhIj"
-    transport = Transport(
-        arn, region="us-west-2", endpoint_url=None, qualifier=None, pool_connections=1, read_timeout_s=1.0
-    )
-    assert transport.endings([new_session_id()]) is None
+    assert plain_transport(None).endings([new_session_id()]) is None

@@ -47,6 +47,11 @@ def alive(pid: int) -> bool:
         return False
 
 
+def shown(chunks: list[dict[str, Any]], stream: str = "stdout") -> str:
+    """The output in the events of a command."""
+    return "".join(chunk.get("contentDelta", {}).get(stream, "") for chunk in chunks)
+
+
 class Server:
     """A runtime in a process of its own."""
 
@@ -135,6 +140,13 @@ class Server:
             payload=json.dumps(payload).encode(),
         )
         return json.loads(reply["response"].read())
+
+    def command(self, session_id: str, text: str, **body: Any) -> list[dict[str, Any]]:
+        """Run a command in a session, and return the events of its reply."""
+        reply = self.default_client.invoke_agent_runtime_command(
+            agentRuntimeArn=self.arn, runtimeSessionId=session_id, body={"command": text, **body}
+        )
+        return [event["chunk"] for event in reply["stream"]]
 
     def session(self, session_id: str) -> dict[str, Any] | None:
         """A live session as the runtime describes it."""

@@ -13,7 +13,7 @@ from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import ConfigError
 from agentcore_rl_toolkit.runtime.api.faults import Fault, FaultPlan
 
-from ..conftest import Server, wait_for
+from ..conftest import Server, shown, wait_for
 
 
 def kinds(plan: FaultPlan, count: int, *, operation: str = "InvokeAgentRuntime") -> list[int]:
@@ -116,15 +116,10 @@ def test_commands_and_stops_are_dropped_too(server: Server, plan: Any, session_i
     server.invoke({}, session_id)
     target = {"agentRuntimeArn": server.arn, "runtimeSessionId": session_id}
 
-    def run(command: str) -> str:
-        reply = server.default_client.invoke_agent_runtime_command(body={"command": command}, **target)
-        deltas = [e["chunk"].get("contentDelta", {}) for e in reply["stream"]]
-        return "".join(d.get("stdout", "") for d in deltas)
-
     plan({"kind": "drop", "when": when, "operation": "InvokeAgentRuntimeCommand", "first": 1})
     with pytest.raises((ConnectionClosedError, BotoConnectionError)):
-        run("echo done >> trace")
-    assert run("cat trace 2>/dev/null") == ("done\n" if when == "after" else "")
+        server.command(session_id, "echo done >> trace")
+    assert shown(server.command(session_id, "cat trace 2>/dev/null")) == ("done\n" if when == "after" else "")
     plan({"kind": "drop", "when": when, "operation": "StopRuntimeSession", "first": 1})
     with pytest.raises((ConnectionClosedError, BotoConnectionError)):
         server.default_client.stop_runtime_session(**target)

@@ -19,18 +19,7 @@ from botocore.exceptions import ClientError
 
 from agentcore_rl_toolkit.runtime.http.commands import run_command
 
-from ..conftest import AGENTS, Server
-
-
-def events(server: Server, session_id: str, command: str, **body: Any) -> list[dict[str, Any]]:
-    reply = server.default_client.invoke_agent_runtime_command(
-        agentRuntimeArn=server.arn, runtimeSessionId=session_id, body={"command": command, **body}
-    )
-    return [event["chunk"] for event in reply["stream"]]
-
-
-def shown(chunks: list[dict[str, Any]], stream: str = "stdout") -> str:
-    return "".join(c.get("contentDelta", {}).get(stream, "") for c in chunks)
+from ..conftest import AGENTS, Server, shown
 
 
 @pytest.mark.parametrize(
@@ -43,18 +32,18 @@ def shown(chunks: list[dict[str, Any]], stream: str = "stdout") -> str:
     ],
 )
 def test_characters_stay_whole(server: Server, session_id: str, command: str, output: str) -> None:
-    assert shown(events(server, session_id, command)) == output
+    assert shown(server.command(session_id, command)) == output
 
 
 def test_each_stream_has_its_own_characters(server: Server, session_id: str) -> None:
-    found = events(server, session_id, r"printf '\303'; printf '\303' >&2; sleep .2; printf '\251'; printf '\250' >&2")
+    found = server.command(session_id, r"printf '\303'; printf '\303' >&2; sleep .2; printf '\251'; printf '\250' >&2")
     assert (shown(found), shown(found, "stderr")) == ("é", "è")
 
 
 @pytest.mark.parametrize("command", ["echo a\0b", "echo \ud800"])
 def test_what_no_command_line_can_hold_is_400(server: Server, session_id: str, command: str) -> None:
     with pytest.raises(ClientError) as error:
-        events(server, session_id, command)
+        server.command(session_id, command)
     assert error.value.response["Error"]["Code"] == "ValidationException"
     if "\0" in command:  # half a surrogate pair is no JSON, so no field is known
         assert error.value.response["fieldList"][0]["name"] == "command"
@@ -64,7 +53,7 @@ def test_what_no_command_line_can_hold_is_400(server: Server, session_id: str, c
 def test_a_session_that_is_killed_under_a_command_is_the_platforms_error(server: Server, session_id: str) -> None:
     server.invoke({}, session_id)
     threading.Timer(0.7, server.view.stop, (session_id,)).start()
-    *rest, last = events(server, session_id, "echo on; sleep 60")
+    *rest, last = server.command(session_id, "echo on; sleep 60")
     assert last == {"contentStop": {"exitCode": -1, "status": "COMPLETED"}}
     assert shown(rest) == "on\n"
     assert "the session ended while the command ran: stopped" in shown(rest, "stderr")
@@ -80,7 +69,7 @@ def test_a_session_that_crashes_under_a_command_is_the_platforms_error(server: S
 
     thread = threading.Thread(target=crash)
     thread.start()
-    last = events(server, session_id, "sleep 60")[-1]
+    last = server.command(session_id, "sleep 60")[-1]
     thread.join()
     assert last["contentStop"]["exitCode"] == -1
 
@@ -91,13 +80,13 @@ def test_a_template_that_is_killed_under_a_command_is_the_platforms_error(
     server = start_server(agent=AGENTS / "bare.py")
     server.invoke({}, session_id)
     threading.Timer(0.7, os.kill, (server.template_pid(), signal.SIGKILL)).start()
-    *rest, last = events(server, session_id, "sleep 60")
+    *rest, last = server.command(session_id, "sleep 60")
     assert last == {"contentStop": {"exitCode": -1, "status": "COMPLETED"}}
     assert "the session ended while the command ran: crashed" in shown(rest, "stderr")
 
 
 def test_a_command_that_kills_itself_says_so(server: Server, session_id: str) -> None:
-    assert events(server, session_id, "kill -9 $$")[-1]["contentStop"] == {"exitCode": 137, "status": "COMPLETED"}
+    assert server.command(session_id, "kill -9 $$")[-1]["contentStop"] == {"exitCode": 137, "status": "COMPLETED"}
     assert server.session(session_id) is not None
 
 
@@ -108,7 +97,7 @@ def test_a_command_that_cannot_be_started_says_so(
     server.invoke({}, session_id)
     root = Path(json.loads((tmp_path / "state" / "server.json").read_text())["root"])
     shutil.rmtree(root / "s")  # where commands and the runtime meet
-    *rest, last = events(server, session_id, "true")
+    *rest, last = server.command(session_id, "true")
     assert "the command could not be started: FileNotFoundError" in shown(rest, "stderr")
     assert last == {"contentStop": {"exitCode": -1, "status": "COMPLETED"}}
 

@@ -9,10 +9,10 @@ import json
 import os
 import time
 import uuid
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+import psutil
 import pytest
 from botocore.exceptions import ClientError, ReadTimeoutError
 
@@ -140,12 +140,9 @@ def test_command_streams_output_and_exit_code(server: Server, client: Any, sessi
     assert {"stderr": "problem\n"} in deltas
 
 
-def test_command_that_takes_too_long_is_ended(server: Server, client: Any, session_id: str) -> None:
+def test_command_that_takes_too_long_is_ended(server: Server, session_id: str) -> None:
     started = time.monotonic()
-    reply = client.invoke_agent_runtime_command(
-        agentRuntimeArn=server.arn, runtimeSessionId=session_id, body={"command": "echo on; sleep 60", "timeout": 1}
-    )
-    events = [event["chunk"] for event in reply["stream"]]
+    events = server.command(session_id, "echo on; sleep 60", timeout=1)
     assert events[-1]["contentStop"]["status"] == "TIMED_OUT"
     assert {"contentDelta": {"stdout": "on\n"}} in events
     assert time.monotonic() - started < 50
@@ -154,21 +151,12 @@ def test_command_that_takes_too_long_is_ended(server: Server, client: Any, sessi
 def test_what_a_command_leaves_running_ends_with_the_session(server: Server, client: Any, session_id: str) -> None:
     server.invoke({}, session_id)
     seconds = str(10_000_000 + os.getpid())  # of this program alone: others of this machine may run the same test
-    command = f"setsid sleep {seconds} >/dev/null 2>&1 & echo started"
-    reply = client.invoke_agent_runtime_command(
-        agentRuntimeArn=server.arn, runtimeSessionId=session_id, body={"command": command}
-    )
-    assert list(reply["stream"])[-1]["chunk"]["contentStop"]["exitCode"] == 0
+    events = server.command(session_id, f"setsid sleep {seconds} >/dev/null 2>&1 & echo started")
+    assert events[-1]["contentStop"]["exitCode"] == 0
 
     def sleepers() -> list[int]:
-        found = []
-        for entry in Path("/proc").glob("[0-9]*/cmdline"):
-            try:
-                if entry.read_bytes() == f"sleep\0{seconds}\0".encode():
-                    found.append(int(entry.parent.name))
-            except OSError:
-                continue
-        return found
+        below = psutil.Process(server.process.pid).children(recursive=True)
+        return [p.pid for p in below if alive(p.pid) and p.cmdline() == ["sleep", seconds]]
 
     pids = wait_for(sleepers)
     client.stop_runtime_session(agentRuntimeArn=server.arn, runtimeSessionId=session_id)

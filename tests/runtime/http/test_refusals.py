@@ -33,6 +33,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"agentRuntimeArtifact": {"containerConfiguration": {"containerUri": 5}}}, "agentRuntimeArtifact"),
     ({"agentRuntimeArtifact": {"codeConfiguration": CODE}}, "agentRuntimeArtifact"),
     ({"lifecycleConfiguration": [60]}, "lifecycleConfiguration"),
+    ({"lifecycleConfiguration": {"idleRuntimeSessionTimeout": 700, "maxLifetime": 600}}, "lifecycleConfiguration"),
+    ({"lifecycleConfiguration": {"idleRuntimeSessionTimeout": 60, "maxLifetime": 28_801}}, "maxLifetime"),
     ({"environmentVariables": {"A": 1}}, "environmentVariables"),
     ({"environmentVariables": {"A=B": "x"}}, "environmentVariables"),
     ({"environmentVariables": ["A"]}, "environmentVariables"),

@@ -14,7 +14,7 @@ from botocore.exceptions import ClientError
 
 from agentcore_rl_toolkit.contract import new_session_id
 
-from ..conftest import AGENTS, Server, wait_for
+from ..conftest import AGENTS, Server, alive, wait_for
 
 
 def test_an_agent_is_healthy_with_its_first_200(server: Server) -> None:
@@ -82,7 +82,7 @@ def test_an_agent_deleted_while_it_loads_leaves_nothing_behind(
     )
     server = start_server("--writable", str(tmp_path), agent=AGENTS / "bare.py")
     made = server.create(agent)
-    wait_for((tmp_path / "began").exists)
+    wait_for(lambda: (tmp_path / "began").exists() and (tmp_path / "began").read_text())
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(
             server.default_client.invoke_agent_runtime,
@@ -95,18 +95,5 @@ def test_an_agent_deleted_while_it_loads_leaves_nothing_behind(
         with pytest.raises(ClientError) as failed:
             waiting.result(60)
     assert failed.value.response["Error"]["Code"] == "ResourceNotFoundException"
-    wait_for(lambda: str(agent) not in running(server.process.pid))
+    wait_for(lambda: not alive(int((tmp_path / "began").read_text())))
     assert [t["runtime_id"] for t in server.view.get("/_local/status")["templates"]] == [server.arn.rpartition("/")[2]]
-
-
-def running(server_pid: int) -> list[str]:
-    """Scripts that the templates of a server have open or run: their working folder and first argument tell."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
-            if int(parent) == server_pid and b"boot.py" in (process / "cmdline").read_bytes():
-                found += [str(p) for p in (process / "cwd").resolve().glob("*.py")]
-        except OSError:
-            continue
-    return found

@@ -12,7 +12,7 @@ import pytest
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.isolation import sandbox
 
-from ..conftest import Server
+from ..conftest import Server, shown
 
 needs_sandbox = pytest.mark.skipif(sandbox.no_sandbox() is not None, reason=f"no sandbox here: {sandbox.no_sandbox()}")
 AGENT = """
@@ -56,15 +56,8 @@ def test_rollouts_write_to_a_database_of_the_project_and_read_only_their_own_row
     assert server.invoke({"name": "beta"}, second) == {"visits": ["beta"]}
     assert server.invoke({"name": "gamma"}, first) == {"visits": ["alpha", "gamma"]}
     assert visits_of(tmp_path) == []
-    reply = server.default_client.invoke_agent_runtime_command(
-        agentRuntimeArn=server.arn,
-        runtimeSessionId=first,
-        body={"command": f"grep -aoE 'alpha|beta|gamma' {tmp_path}/visits.db"},
-    )
-    text = "".join(
-        e["chunk"]["contentDelta"].get("stdout", "") for e in reply["stream"] if "contentDelta" in e["chunk"]
-    )
-    assert set(text.split()) == {"alpha", "gamma"}
+    found = server.command(first, f"grep -aoE 'alpha|beta|gamma' {tmp_path}/visits.db")
+    assert set(shown(found).split()) == {"alpha", "gamma"}
 
 
 def test_without_a_view_each_rollout_gets_a_copy_of_what_the_option_names(
@@ -89,8 +82,4 @@ def test_a_session_finds_no_folder_log_or_socket_of_another_session(server: Serv
     logs, sockets = Path(session["log"]).parent, folder.parents[3] / "s" / folder.parent.name
     for shared, seen in ((folder.parent, own.name), (logs, ""), (sockets, "")):
         assert len(list(shared.iterdir())) >= 2  # outside
-        reply = server.default_client.invoke_agent_runtime_command(
-            agentRuntimeArn=server.arn, runtimeSessionId=second, body={"command": f"ls {shared}"}
-        )
-        chunks = [e["chunk"]["contentDelta"].get("stdout", "") for e in reply["stream"] if "contentDelta" in e["chunk"]]
-        assert "".join(chunks).split() == seen.split(), shared
+        assert shown(server.command(second, f"ls {shared}")).split() == seen.split(), shared
