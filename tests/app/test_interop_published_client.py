@@ -24,7 +24,7 @@ from scripted_runtime import ScriptedRuntime
 from serving import moto_server
 
 pytestmark = pytest.mark.system
-ROLLOUTS = 50
+ROLLOUTS = 20
 OURS_ONLY = {INFO_FIELD, "outcome", "error_type"}
 
 AGENT = """

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import sys
+from collections import defaultdict
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -47,7 +48,7 @@ class LocalNode:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         config.isolation.hidden.add(state_dir)
         self._agents: dict[tuple[str, int], TemplateProcess | ContainerImage] = {}
-        self._locks: dict[tuple[str, int], asyncio.Lock] = {}
+        self._locks: defaultdict[tuple[str, int], asyncio.Lock] = defaultdict(asyncio.Lock)
         self._containers = ContainerNode(config.isolation, root=root)
         # Removing a session's files can take minutes, and must not delay other work.
         self._clean_up = ThreadPoolExecutor(CLEAN_UP_THREADS, thread_name_prefix="clean-up")
@@ -67,7 +68,7 @@ class LocalNode:
 
     # -- agents
     async def prepare(self, agent: Agent) -> TemplateProcess | ContainerImage:
-        async with self._lock(agent):
+        async with self._locks[agent.key]:
             loaded = self._agents.get(agent.key)
             if loaded is None or not loaded.alive:
                 if loaded is not None:
@@ -88,7 +89,7 @@ class LocalNode:
 
     async def forget(self, agent: Agent) -> None:
         """End an agent version's template, or its containers, and with it its sessions. A later session loads it again."""
-        async with self._lock(agent):  # wait for an agent that is being loaded
+        async with self._locks[agent.key]:  # wait for an agent that is being loaded
             loaded = self._agents.pop(agent.key, None)
             if loaded is not None:
                 await loaded.close()
@@ -127,9 +128,6 @@ class LocalNode:
 
     async def read_log(self, session: Mapping[str, Any], offset: int, size: int) -> bytes:
         return read_log(session["log"], offset, size)
-
-    def _lock(self, agent: Agent) -> asyncio.Lock:
-        return self._locks.setdefault(agent.key, asyncio.Lock())
 
     async def _load_template(self, agent: Agent) -> TemplateProcess:
         isolation = self._config.isolation

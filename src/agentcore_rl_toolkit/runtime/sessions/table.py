@@ -10,7 +10,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
-from ..._servers.tasks import Tasks
 from ..agents.agent import Agent
 from ..config import RuntimeConfig
 from ..launcher.place import Place, SessionProcess
@@ -74,8 +73,7 @@ class SessionTable:
         self._launcher, self._config, self._metrics = launcher, config, metrics
         self._admit, self._on_gone = admit, on_gone
         self._numbers = itertools.count(1)
-        self._all: set[Session] = set()  # includes ending sessions
-        self._tasks = Tasks()
+        self._lives: dict[Session, asyncio.Task[None]] = {}  # includes ending sessions
         self._starting = asyncio.Semaphore(config.parallel_starts)
 
     def open(self, agent: Agent, key: Key, *, start_delay_s: float = 0.0) -> Session:
@@ -89,9 +87,8 @@ class SessionTable:
             place = self._launcher.place(agent, str(next(self._numbers)), log_name(key[2], endpoint=key[1]))
             session = self.sessions[key] = Session(key, agent, place, times=self._config.times, on_end=self._ended)
             session.ready.add_done_callback(lambda _: self._metrics.add_start(session.start_s))
-            self._all.add(session)
             self.started_total += 1
-            self._tasks.start(self._run(session, start_delay_s))
+            self._lives[session] = asyncio.create_task(self._run(session, start_delay_s))
         return session
 
     async def _run(self, session: Session, start_delay_s: float) -> None:
@@ -102,7 +99,7 @@ class SessionTable:
             log.warning("the files of session %s were not removed: %s", session.id, e)
         if session.process is not None:
             self._metrics.session_cpu_s += session.process.cpu_s or 0.0
-        self._all.discard(session)
+        del self._lives[session]
         self._on_gone(session)
 
     def _ended(self, session: Session) -> None:
@@ -120,15 +117,15 @@ class SessionTable:
 
     def sessions_of(self, agent: Agent) -> list[Session]:
         """Return the sessions of an agent version, also those that are ending."""
-        return [session for session in self._all if session.agent.key == agent.key]
+        return [session for session in self._lives if session.agent.key == agent.key]
 
     async def close(self) -> None:
         """End every session within the shutdown grace. The launcher ends the rest."""
         grace_s = min(self._config.times.shutdown_grace_s, self._config.times.stop_grace_s)
-        for session in list(self._all):
+        for session in list(self._lives):
             session.end("shutdown", grace_s)
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=grace_s + LATE_S)
+        if self._lives:
+            await asyncio.wait(self._lives.values(), timeout=grace_s + LATE_S)
 
     def describe(self) -> list[dict[str, Any]]:
         """Return the live sessions as `/_local/sessions` shows them."""
