@@ -35,11 +35,10 @@ def test_the_wait_for_the_pace_after_a_refusal_is_not_throttling(
     make_client: MakeClient, runtime: ScriptedRuntime
 ) -> None:
     runtime.faults.extend(["429"] * 6)
-    client = make_client(tps_limit=6, deadlines=Deadlines(throttle_s=1.0))
+    client = make_client(tps_limit=4, deadlines=Deadlines(throttle_s=1.0))
     futures = [client.submit(script()) for _ in range(3)]
     assert [future.exception(60) for future in futures] == [None] * 3
     assert runtime.requests["invoke"] == 9
-    assert max(future.stages["queue"] for future in futures) > 1.0
     for future in futures:  # the stages hold the waits of every delivery
         assert sum(future.stages.values()) == pytest.approx(future.elapsed(), rel=0.1)
 

@@ -42,9 +42,9 @@ def test_close_stops_all_sessions_although_the_pace_needs_longer_than_the_deadli
 
 
 def test_a_stop_that_waits_for_its_next_turn_is_not_late(make_client: MakeClient, runtime: ScriptedRuntime) -> None:
-    client = make_client(tps_limit=2, deadlines=Deadlines(stop_s=1.3))
+    client = make_client(tps_limit=1, deadlines=Deadlines(stop_s=1.1))
     client.invoke(HANG)
-    runtime.stop_faults.extend(["429"] * 2)  # the third turn comes after 2 s, and the pauses take 0.75 s
+    runtime.stop_faults.extend(["429"] * 2)  # the second turn comes after 1 s, and the pauses take 0.75 s
     assert client.close() == []
     assert runtime.live == []
 
