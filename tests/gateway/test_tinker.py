@@ -46,7 +46,7 @@ async def start(service: ScriptedTinker) -> AsyncIterator[Start]:
 
     async def start(**more: Any) -> Gateway:
         upstream = UpstreamConfig(url=service.url, engine="tinker", api_key="tml-test")
-        settings = {"upstreams": (upstream,), "model_dir": str(MODEL), "sampler": "scripted/model", **more}
+        settings = {"upstreams": (upstream,), "model_dir": str(MODEL), "sampler": "builtin/policy", **more}
         running.append(Gateway(GatewayConfig(**settings), connect=service.connect))
         await running[-1].start()
         return running[-1]

@@ -49,9 +49,9 @@ async def test_a_silent_stream_shows_that_it_is_alive(
     engine: ScriptedEngine, start_gateway: Start, wire: str, ping: bytes
 ) -> None:
     """The model may write a long call, of which an agent gets nothing until it is whole."""
-    gateway = await start_gateway(engine, limits=Limits(connect_s=60.0, keep_alive_s=0.1))
+    gateway = await start_gateway(engine, limits=Limits(connect_s=60.0, keep_alive_s=0.05))
     session = await opened(gateway)
-    engine.tokens, engine.token_s = 2, 1.0
+    engine.tokens, engine.token_s = 2, 0.5
     asked = {
         "model": "m",
         "stream": True,

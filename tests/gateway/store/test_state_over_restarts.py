@@ -102,7 +102,7 @@ async def test_weights_at_tinker_are_known_after_a_restart_with_their_version(
         return service.calls[-1].path, version
 
     try:
-        client = await start(sampler="scripted/model")
+        client = await start(sampler="builtin/policy")
         assert await sampled(client) == (None, None)  # a base model
         await client.set_weight_version_async(4, sampler=paths[0])
         assert await sampled(await start()) == (paths[0], 4)

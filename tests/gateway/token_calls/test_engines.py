@@ -65,7 +65,7 @@ async def engine(kind: str) -> AsyncIterator[ScriptedEngine | ScriptedTinker]:
 @pytest.fixture
 async def gateway(kind: str, engine: ScriptedEngine | ScriptedTinker) -> AsyncIterator[Gateway]:
     upstream = UpstreamConfig(url=engine.url, engine=kind, api_key="tml-test")  # type: ignore[arg-type]
-    sampler = "scripted/model" if kind == "tinker" else None
+    sampler = "builtin/policy" if kind == "tinker" else None
     made = Gateway(
         GatewayConfig(upstreams=(upstream,), model_dir=str(MODEL), sampler=sampler),
         connect=engine.connect if isinstance(engine, ScriptedTinker) else None,
