@@ -88,3 +88,11 @@ def test_what_broke_and_what_was_asked_wrongly_have_codes_of_their_own(
     monkeypatch.setattr(main.version, "callback", fails)
     done = command_line("version")
     assert (done.returncode, done.stderr) == (code, "error: why\n")
+
+
+def test_ctrl_c_ends_any_command_with_130(monkeypatch: pytest.MonkeyPatch, command_line: CommandLine) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("importlib.metadata.version", interrupted)
+    assert command_line("version").returncode == 130

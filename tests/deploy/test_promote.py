@@ -1,6 +1,6 @@
 """`agentcore-rl promote`: S3 and IAM of moto, the local control plane, and hosting, imports and bundles on loopback.
 
-No agent and no engine runs: `test_production_guide.py` has them.
+No agent and no engine runs: `test_promoted_agent.py` has them.
 """
 
 from __future__ import annotations
@@ -76,14 +76,13 @@ def completions(logprob: str) -> Starlette:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with the built-in policy, and the logprobs of one rollout."""
-    return trained(tmp_path_factory.mktemp("runs") / "refund", LOGPROB)
+    return trained(tmp_path_factory.mktemp("runs") / "refund", [LOGPROB] * len(IDS))
 
 
-def trained(folder: Path, logprob: float) -> Path:
+def trained(folder: Path, logprobs: list[float]) -> Path:
     shutil.copytree(WEIGHTS_DIR, folder / "policy")
     write_config(folder, {"kind": "train"})
-    logprobs = [None] + [logprob] * (len(IDS) - 1)
-    sequence = TokenSequence(ids=IDS, mask=[0] * 20 + [1] * 20, logprobs=logprobs, prompt_length=20)
+    sequence = TokenSequence(ids=IDS, mask=[0] * 20 + [1] * 20, logprobs=[None, *logprobs[1:]], prompt_length=20)
     with RunWriter(folder) as writer:
         writer.rollout(
             lambda: Rollout(session_id="s", phase="train", step=3, group="g", outcome="ok", sequences=[sequence])
@@ -317,7 +316,7 @@ def test_logprobs_of_other_weights_stop_the_promotion(
     run: Path, aws_of_models: LoopbackAWS, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupted: bool
 ) -> None:
     (earlier,) = aws_of_models.configs if promote(str(run), "--bucket", BUCKET).exit_code == 0 else ()
-    other = trained(tmp_path / "refund", -9.0)
+    other = trained(tmp_path / "refund", [-9.0] * len(IDS))
     words = (str(other), "--bucket", BUCKET, "--name", "refund", "--instance", "ml.g6e.2xlarge")
     if interrupted:
         with monkeypatch.context() as patched:
@@ -338,7 +337,7 @@ def test_a_rejected_model_never_serves_again(
 ) -> None:
     words = (str(run), "--bucket", BUCKET)
     (earlier,) = aws_of_models.configs if promote(*words).exit_code == 0 else ()
-    other = trained(tmp_path / "refund", LOGPROB)
+    other = trained(tmp_path / "refund", [LOGPROB] * len(IDS))
     with hosted(completions("NaN")) as url, monkeypatch.context() as patched:
         patched.setattr(aws_of_models, "engine_url", url)
         rejected = promote(str(other), "--bucket", BUCKET, "--name", "refund", "--instance", "ml.g6e.2xlarge")

@@ -7,6 +7,7 @@ import errno
 import importlib
 import sqlite3
 import sys
+from typing import Any
 
 import click
 
@@ -66,6 +67,12 @@ class _LazyGroup(click.Group):
             raise click.UsageError(f"No such command {name!r}.{hint}", ctx)
         return super().resolve_command(ctx, args)
 
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            ctx.exit(130)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rows = [(name, command[1]) for name, command in _COMMANDS.items()]
         with formatter.section("Commands"):
@@ -89,7 +96,7 @@ def version() -> None:
 def main() -> None:
     """Run the command line; errors of the toolkit print as one message, without a traceback.
 
-    The exit code is 2 for a fault of the command (an option, a setting, a missing extra), and 1 for all others.
+    The exit code is 2 for a fault of the command (an option, a setting, a missing extra), 130 after Ctrl-C, and 1 for all others.
     """
     try:
         cli(standalone_mode=True, prog_name="agentcore-rl", complete_var="_AGENTCORE_RL_COMPLETE")

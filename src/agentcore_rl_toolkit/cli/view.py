@@ -56,7 +56,4 @@ def command(
         if not no_open and sys.stdout.isatty():
             webbrowser.open(url)
 
-    try:
-        asyncio.run(serve(Runs(given, None if runs else Path.cwd()), ready=ready, **server))
-    except KeyboardInterrupt:
-        sys.exit(130)
+    asyncio.run(serve(Runs(given, None if runs else Path.cwd()), ready=ready, **server))
