@@ -16,7 +16,7 @@ TESTS = {
         "runtime/sessions/test_hidden.py::test_a_session_finds_no_answer_and_has_its_own_data",
     ],
     4: [
-        "cli/test_agents_as_they_are.py::test_an_agent_sees_neither_reference_nor_scorer_nor_key_nor_what_another_session_did",
+        "cli/test_agents_as_they_are.py::test_an_agent_sees_no_reference_scorer_key_or_file_of_another_session",
         "runtime/sessions/test_views.py::test_a_session_finds_no_folder_log_or_socket_of_another_session",
     ],
     5: [

@@ -15,6 +15,7 @@ from aws_bedrock_token_generator import provide_token
 
 from agentcore_rl_toolkit import AgentCoreRLApp
 from agentcore_rl_toolkit.app import Model
+from agentcore_rl_toolkit.app import model as models
 from agentcore_rl_toolkit.errors import ConfigError
 from serving import Asked, answering
 
@@ -132,6 +133,7 @@ def app(monkeypatch: pytest.MonkeyPatch) -> AgentCoreRLApp:
     for name, value in environment("").items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("AWS_BEARER_TOKEN_BEDROCK", raising=False)
+    models._aws.cache_clear()  # it has the credentials of the process
     return AgentCoreRLApp()
 
 

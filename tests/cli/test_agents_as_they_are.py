@@ -224,6 +224,7 @@ def agent(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.system
 def test_an_agent_that_makes_its_bedrock_model_in_its_entrypoint_trains(agent: Path, tmp_path: Path) -> None:
     words = ["--agent", "app.py", "--score", "score.py", "--data", "train.jsonl", "--eval-data", "eval.jsonl"]
     size = ["--steps", "1", "--groups", "2", "--rollouts", "4"]

@@ -126,6 +126,7 @@ def small_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return run_dir, output
 
 
+@pytest.mark.system
 def test_a_run_leaves_all_that_it_promises_and_no_process(
     small_run: tuple[Path, str], is_what_the_docs_say: Callable[[Path, str], None]
 ) -> None:
@@ -137,6 +138,7 @@ def test_a_run_leaves_all_that_it_promises_and_no_process(
     assert "Held-out inputs" in output
 
 
+@pytest.mark.system
 def test_a_person_finds_the_least_likely_token_of_its_worst_rollout_in_the_browser(
     small_run: tuple[Path, str], browser: Any
 ) -> None:

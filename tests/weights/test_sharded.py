@@ -14,6 +14,7 @@ from agentcore_rl_toolkit.policy import load_policy
 from agentcore_rl_toolkit.weights.checkpoint import WEIGHTS_FILE, plain_parameters
 
 
+@pytest.mark.system
 @pytest.mark.timeout(300)
 def test_a_split_model_is_written_whole(tmp_path: Path) -> None:
     words = [sys.executable, str(Path(__file__).with_name("sharded_run.py")), str(tmp_path)]
