@@ -269,7 +269,6 @@ class Replay:
         self.invoked: list[dict[str, Any]] = []
         self.stopped: list[str] = []
         self.open_sessions: dict[str, Mapping[str, Any]] = {}
-        self.models: dict[str, str | None] = {}  # of all sessions
         self.closed_sessions: set[str] = set()
         self.running = 0
         self.peak_running = 0
@@ -279,8 +278,6 @@ class Replay:
 
 class ReplayClient:
     """Answers like `RolloutClient`."""
-
-    model_id: str | None = None
 
     def __init__(self, replay: Replay) -> None:
         self.replay = replay
@@ -299,8 +296,7 @@ class ReplayClient:
         replay = self.replay
         episode = replay.waiting[input_id if replay.by_input else ""].popleft()
         replay.by_session[session_id] = episode
-        own = {} if self.model_id is None else {"model_id": self.model_id}
-        replay.invoked.append({**payload, "_rollout": {"input_id": input_id, **own, **(rollout_config or {})}})
+        replay.invoked.append({**payload, "_rollout": {"input_id": input_id, **(rollout_config or {})}})
         replay.running += 1
         replay.peak_running = max(replay.peak_running, replay.running)
         return ReplayFuture(replay, episode, session_id, None if deadlines is None else deadlines.run_s)
@@ -367,13 +363,11 @@ class ReplayGateway:
         session_ids: Sequence[str],
         *,
         sampling_params: Mapping[str, Any] | None = None,
-        model_id: str | None = None,
         max_turns: int | None = None,
         train: str | None = None,
     ) -> list[ReplayAddress]:
-        options = {"sampling_params": sampling_params, "model_id": model_id, "max_turns": max_turns}
+        options = {"sampling_params": sampling_params, "max_turns": max_turns}
         self.replay.open_sessions.update(dict.fromkeys(session_ids, options))
-        self.replay.models.update(dict.fromkeys(session_ids, model_id))
         return [
             ReplayAddress(session_id=s, base_url=f"http://replay/sessions/{s}/v1", api_key=f"key-{s}")
             for s in session_ids

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from agentcore_rl_toolkit import RolloutClient
@@ -24,6 +25,7 @@ from agentcore_rl_toolkit.backends.collection.groups import CollectConfig, Group
 from agentcore_rl_toolkit.backends.service import RolloutService, ServiceSettings
 from agentcore_rl_toolkit.contract import Outcome
 from agentcore_rl_toolkit.gateway import GatewayClient
+from scripted_engine import ScriptedEngine
 from scripted_runtime import ScriptedRuntime
 
 from .recorded import Episode, Replay, recorded_episodes
@@ -139,6 +141,24 @@ async def test_a_gateway_that_its_trainer_started_is_started_again(
         service.close()
     assert kept.child.process.poll() is not None
     assert [path for path in temporary.iterdir() if not path.name.startswith("agentcore-rl-keys-")] == []
+
+
+async def test_the_engine_gets_its_name_of_the_model_whatever_an_agent_names(
+    runtime: ScriptedRuntime, tmp_path: Path
+) -> None:
+    message = {"model": "us.anthropic.claude", "messages": [{"role": "user", "content": "hello"}]}
+    async with ScriptedEngine() as engine:
+        opened = (RolloutService.open, settings(runtime, tmp_path), lambda: [engine.url], "vllm")
+        service = await asyncio.to_thread(*opened)
+        try:
+            assert isinstance(service.gateway, GatewayClient)
+            [session] = await service.gateway.create_sessions_async(["s"])
+            headers = {"authorization": f"Bearer {session.api_key}"}
+            async with httpx.AsyncClient(headers=headers, timeout=60) as agent:
+                await agent.post(f"{session.base_url}/chat/completions", json=message)
+        finally:
+            service.close()
+    assert [call.body["model"] for call in engine.calls] == ["m"]
 
 
 def test_a_gateway_that_never_comes_back_is_said(

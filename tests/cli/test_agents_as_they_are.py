@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from agentcore_rl_toolkit.cli.servers import vllm
 from agentcore_rl_toolkit.cli.training import stack
 from agentcore_rl_toolkit.isolation.sandbox import choose_tier
 from serving import serving, wait_for
@@ -245,6 +246,11 @@ def test_a_program_without_this_package_is_led_to_the_gateway_by_its_variables(
     done = run_here(agent, "eval", "--agent", "program.py", "--score", "score.py", "--data", "eval.jsonl")
     assert done.returncode == 0, done.stderr
     assert re.search(r"mean of ok rollouts: model_calls [1-9]", done.stdout)
+
+
+def test_the_gateway_of_a_run_gives_the_engine_its_name_of_the_model(tmp_path: Path) -> None:
+    words = stack.gateway_words(stack.Upstream(url="http://127.0.0.1:9", engine="vllm"), tmp_path, None)
+    assert words[words.index("--model-id") + 1] == vllm.MODEL_ID
 
 
 @pytest.mark.nightly

@@ -152,9 +152,9 @@ class Call:
                 if other is None and not (second or e.refused or worker.draining):
                     second, tried = True, tried[:-1]
                 elif other is None or len(tried) >= MAX_TRIES:
-                    if not router.is_down:
+                    if not router.is_down or (until is not None and time.monotonic() >= until):
                         raise
-                    until = until or asyncio.get_running_loop().time() + context.limits.outage_s
+                    until = until or time.monotonic() + context.limits.outage_s
                     with context.running.held(self, None):
                         await router.wait_until_up(until)
                     second, tried = False, ()

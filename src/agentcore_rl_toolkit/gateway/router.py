@@ -341,7 +341,7 @@ class Router:
         return bool(self.limits.outage_s) and all(worker.resting_until for worker in workers)
 
     async def wait_until_up(self, until: float) -> None:
-        """Return when a server is back. ``until`` is on the event loop's clock. Raises: RequestError."""
+        """Return when a server is back. ``until`` is a time of `time.monotonic`, as on the event loop. Raises: RequestError."""
         if self._probing is None or self._probing.done():
             log.warning("all engines are down: calls wait for up to %g s", self.limits.outage_s)
             self._back.clear()

@@ -56,7 +56,7 @@ class Runtime:
         self.launcher = launcher or LocalNode(config, state_dir=self.state_dir, root=self.root)
         self.table = SessionTable(self.launcher, config, self.metrics, self._admit, self._on_gone)
         self._started_s = time.monotonic()
-        self._closing = False
+        self._closing = self._ended = False
         self._background = Tasks()
         self._loading: dict[tuple[str, int], asyncio.Task[None]] = {}  # the keys are versions
         self._kept_logs = KeptLogs()
@@ -199,10 +199,11 @@ class Runtime:
         """End every session, and start none any more."""
         self._closing = True
         await self.table.close()
+        self._ended = True
 
     async def close(self) -> None:
         """End every session and template, and remove what is not to be kept."""
-        if not self._closing:
+        if not self._ended:
             await self.end_sessions()
         await self._background.cancel()
         await self.launcher.close()

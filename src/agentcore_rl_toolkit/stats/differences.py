@@ -93,8 +93,9 @@ def change_of(pairs: Sequence[tuple[float, float]]) -> dict[str, Any]:
 def difference(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, Any]:
     """Compare the mean rewards of the inputs that both sides have, by the inputs' ids.
 
-    Returns the facts of `change_of`, the ``p`` value of `sign_flip_p` (None without an input), and `inputs_needed`.
+    Returns the numbers of `change_of`, the ``p`` value of `sign_flip_p` (None without an input), and `inputs_needed`.
     """
     pairs = [(a[name], b[name]) for name in a if name in b]
     changes = [after - before for before, after in pairs]
-    return {**change_of(pairs), "p": sign_flip_p(changes) if changes else None, "needed": inputs_needed(changes)}
+    facts = {name: value for name, value in change_of(pairs).items() if name not in ("verdict", "text")}
+    return {**facts, "p": sign_flip_p(changes) if changes else None, "needed": inputs_needed(changes)}

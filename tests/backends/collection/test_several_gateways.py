@@ -32,8 +32,6 @@ TURNS = 3
 class Agents:
     """A runtime whose agents make three model calls and wait after the first until they may go on."""
 
-    model_id: str | None = None
-
     def __init__(self) -> None:
         self.go_on = asyncio.Event()
         self.calling = 0  # agents that have made a call

@@ -55,8 +55,6 @@ class Live(ReplayGateway):
 class World:
     """Rollouts whose length and end are decided by their input; the world of one process."""
 
-    model_id: str | None = None
-
     def __init__(
         self,
         *,

@@ -40,6 +40,10 @@ class ScriptedAgents:
         self.agent: Callable[[dict[str, Any]], Any] = lambda payload: {}
         self.payloads: list[Mapping[str, Any]] = []
         self.sessions: set[str] = set()
+        self.closed = 0
+
+    def close(self) -> None:
+        self.closed += 1
 
     def at(self, arn: str, *, qualifier: str, region: str, **_: Any) -> ScriptedAgents:
         assert (arn, qualifier, region) == (ARN, "DEFAULT", "us-west-2")
@@ -155,6 +159,7 @@ def test_a_job_trains_and_leaves_a_model_package(service: Service, loss: str) ->
     payload = service.agents.payloads[0]
     assert payload["inferenceParams"] == {"temperature": 1.0, "topP": 1.0, "maxTokens": 4096}
     assert payload["metadata"]["endpoint"] == service.url
+    wait_for(lambda: service.agents.closed == 1)
 
 
 def test_an_evaluation_reports_its_mean(service: Service) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from typing import Any
 
 import openai
@@ -68,6 +69,24 @@ async def test_what_waited_in_vain_is_for_later_and_is_the_infrastructures(
         assert error.status_code in (502, 503)
         assert error.response.headers["retry-after"] == "1"
         assert blame(error).cause is Cause.INFRASTRUCTURE
+
+
+async def test_a_call_waits_for_one_outage_and_tells_the_cause_of_the_second(
+    engine: ScriptedEngine, start_gateway: Start
+) -> None:
+    gateway = await start_gateway(engine, limits=Limits(outage_s=2))
+    session, port = await opened(gateway), int(engine.url.rpartition(":")[2])
+    await engine.stop()
+    call, begun_s = asyncio.ensure_future(ask(session)), time.monotonic()
+    await until(lambda: gateway.router.waiting == 1)
+    async with ScriptedEngine() as again:
+        await again.stop()
+        again.faults.append(Fault(delay_s=60))
+        await again.start(port)
+        await until(lambda: again.calls and time.monotonic() > begun_s + 2)
+        await again.stop()
+        status, body = await call
+    assert (status, "all engines have been down" in str(body)) == (502, False)
 
 
 async def test_turns_of_a_server_that_lost_its_weights_are_not_trained(

@@ -22,6 +22,7 @@ from agentcore_rl_toolkit.messages.render import (
     sampled_body,
 )
 from agentcore_rl_toolkit.messages.wire import RequestError
+from agentcore_rl_toolkit.policy import WEIGHTS_DIR
 
 USER = {"role": "user", "content": "hello there"}
 SYSTEM = {"role": "system", "content": "be brief"}
@@ -604,3 +605,14 @@ def test_rendering_equals_what_transformers_gives(family, model_dir, renderer, t
     )
     ours = renderer.encode(renderer.template.render([SYSTEM, USER, message, result("r")], tools=tools))
     assert ours == list(theirs)
+
+
+def test_contents_in_parts_are_told_apart() -> None:
+    renderer = Renderer.from_path(WEIGHTS_DIR)
+    conversation = renderer.conversation()
+    for words in ("add 1 and 2", "something else"):
+        prompt = renderer.render(conversation, [{"role": "user", "content": [{"type": "text", "text": words}]}])
+        assert words in renderer.decode(prompt.token_ids)
+    renderer.render(conversation, [{"role": "user", "content": ""}])
+    with pytest.raises(RequestError, match="text"):
+        renderer.render(conversation, [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}])

@@ -27,7 +27,6 @@ from .routes import add_routes
 
 log = logging.getLogger(__name__)
 
-MOST_BYTES = 2**26  # of a request to a sampler in this process
 LocalHandler = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 
 
@@ -94,7 +93,7 @@ class LocalServer:
         self._handler = handler
         self._engine = engine
         self._hosts = HostCheck()
-        app = web.Application(client_max_size=MOST_BYTES)
+        app = web.Application(client_max_size=0)  # the gateway has a limit
         app.router.add_route("*", "/{path:.*}", self._answer)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
 

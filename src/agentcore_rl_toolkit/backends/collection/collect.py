@@ -112,7 +112,7 @@ async def collect_async(
         return []
     watched = recording.watched(client, gateway) if recording is not None else nullcontext()
     shared: AbstractAsyncContextManager[Sessions | None] = (
-        nullcontext() if gateway is None else Sessions.of(gateway, config, client.model_id)
+        nullcontext() if gateway is None else Sessions.of(gateway, config)
     )
     with watched:
         async with shared as sessions:

@@ -85,10 +85,9 @@ class Sessions:
 
     _shared: ClassVar[dict[Any, Sessions]] = {}
 
-    def __init__(self, gateway: GatewayClient, config: CollectConfig, model_id: str | None) -> None:
+    def __init__(self, gateway: GatewayClient, config: CollectConfig) -> None:
         self._gateway = gateway
         self._config = config
-        self._model_id = model_id
         found = tuple(getattr(gateway, "urls", ()))
         self.urls: tuple[str, ...] = found if len(found) > 1 else ()  # the gateways, if there are several
         self._warnings = WarnsOnceAMinute(log)
@@ -103,11 +102,11 @@ class Sessions:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def of(cls, gateway: GatewayClient, config: CollectConfig, model_id: str | None) -> AsyncIterator[Sessions]:
-        """Yield the sessions for a collection with this configuration. ``model_id`` replaces the agents' model names."""
+    async def of(cls, gateway: GatewayClient, config: CollectConfig) -> AsyncIterator[Sessions]:
+        """Yield the sessions for a collection with this configuration."""
         limits = (config.gateway_timeout_s, config.gateway_patience_s)
-        key = (asyncio.get_running_loop(), id(gateway), limits, model_id, config.max_turns, config.train)
-        shared = cls._shared.setdefault(key, cls(gateway, config, model_id))
+        key = (asyncio.get_running_loop(), id(gateway), limits, config.max_turns, config.train)
+        shared = cls._shared.setdefault(key, cls(gateway, config))
         shared._collections += 1
         try:
             yield shared
@@ -145,7 +144,7 @@ class Sessions:
     async def make(self, session_id: str, params: Mapping[str, Any] | None) -> Any:
         """Open a session with these sampling parameters. Returns its address. Raises: GatewayError."""
         config, name = self._config, repr(params)
-        options: dict[str, Any] = {"model_id": self._model_id, "max_turns": config.max_turns, "train": config.train}
+        options: dict[str, Any] = {"max_turns": config.max_turns, "train": config.train}
 
         async def made(part: list[str]) -> Mapping[str, Any]:
             # Opening an open session returns the same one, so the request may be repeated after a lost reply.

@@ -48,5 +48,6 @@ async def gap(training: Sampler, path: str) -> float:
     """
     prompt = list(range(1, PROBE_PROMPT_TOKENS + 1))  # ids that exist in every vocabulary
     answers = await training.sample(path, prompt, n=PROBE_ANSWERS, max_tokens=PROBE_ANSWER_TOKENS)
-    computed = await training.compute_logprobs([[*prompt, *answer.ids] for answer in answers])
+    sequences = [[*prompt, *answer.ids] for answer in answers]
+    computed = await training.compute_logprobs(sequences) if any(answer.ids for answer in answers) else []
     return Gap.of(answers, computed, len(prompt)).largest

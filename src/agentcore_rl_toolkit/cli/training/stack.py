@@ -32,7 +32,7 @@ from ..agents.agentcore_project import find_runtime, variables_of
 from ..options import session_arguments
 from ..output.commands import nearby
 from ..output.terminal import WaitReport, visible
-from ..servers.vllm import context_of
+from ..servers.vllm import MODEL_ID, context_of
 from .services import READY_DEADLINE_S, Services
 
 FOLDER = ".agentcore-rl"
@@ -323,7 +323,8 @@ def gateway_words(upstream: Upstream, turns: Path, model: Path | None) -> list[s
         return words
     folder = model or WEIGHTS_DIR
     context = context_of(folder)
-    return [*words, "--model", str(folder), *(["--set", f"context_tokens={context}"] if context is not None else [])]
+    words += ["--model", str(folder), "--model-id", MODEL_ID]  # agents as they are name another model
+    return [*words, *(["--set", f"context_tokens={context}"] if context is not None else [])]
 
 
 @contextlib.contextmanager

@@ -26,6 +26,7 @@ import msgspec
 from ...errors import CaptureError
 from ..errors import NOT_JSON
 from ..wire.arguments import value_of
+from ..wire.history import text_of
 from .tokens import TokenRow
 
 _ENCODER = msgspec.json.Encoder(order="deterministic")
@@ -54,19 +55,18 @@ def _called(message: Mapping[str, Any]) -> list[tuple[str, Any]]:
     return [(function["name"], _arguments_key(function.get("arguments"))) for function in functions]
 
 
-def _text(message: Mapping[str, Any]) -> str:
-    """Return a message's text. Token ids have no other content, and the template refuses it."""
-    content = message.get("content")
-    return content if isinstance(content, str) else ""
-
-
 def message_digest(message: Mapping[str, Any], *, text: str | None = None) -> Digest:
     """Return the content of a message, however its framework writes it. ``text`` replaces an answer's text."""
-    role, words = message["role"], _text(message) if text is None else text
+    role, content = message["role"], message.get("content")
+    words = text_of(content) if text is None else text
     if role == "assistant":
         calls = _called(message)
         return _hash(b"assistant", _ENCODER.encode(["".join(words.split()) if calls else words.strip(), calls]))
-    return _hash(b"system" if role == "developer" else role.encode(), words.encode("utf-8", "surrogatepass"))
+    if isinstance(content, list) and any(part.get("type") != "text" for part in content):
+        body = _ENCODER.encode(content)
+    else:
+        body = words.encode("utf-8", "surrogatepass")
+    return _hash(b"system" if role == "developer" else role.encode(), body)
 
 
 def in_call_order(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -231,7 +231,7 @@ class Conversation:
 
     def _commit(self, before: Digest, message: Mapping[str, Any]) -> Commit | None:
         """Return the turn whose answer is this assistant message."""
-        text = _text(message)
+        text = text_of(message.get("content"))
         for shown in dict.fromkeys((text, self._answer_in(text))):
             if (commit := self.commits.get(_hash(before, message_digest(message, text=shown)))) is not None:
                 return commit
@@ -337,7 +337,7 @@ class Conversation:
             digests.append(_hash(asked.digest, message_digest(message, text="")))
         if (key := _calls_key(message)) is not None:
             digests.append(_hash(asked.digest, key))
-            words, calls = "".join(_text(message).split()), _called(message)
+            words, calls = "".join(text_of(message.get("content")).split()), _called(message)
         row = asked.row.extended(completion_ids)
         self.size_bytes += row.new_bytes
         # Two answers with the same text (n > 1, a retry): the agent most likely continues the later one.

@@ -228,8 +228,6 @@ class Job:
     ``agent_at`` makes the `Transport` to the agent at an ARN.
     """
 
-    model_id: str | None = None  # agents name any model
-
     def __init__(
         self,
         request: Mapping[str, Any],
@@ -337,6 +335,8 @@ class Job:
         except Exception as e:  # a failed job is a response to the client
             self._failure = str(e) or type(e).__name__
             self._move("Failed", "Failed")
+        finally:
+            self.agent.close()
 
     @contextlib.asynccontextmanager
     async def _gateway(self) -> AsyncIterator[GatewayClient]:
