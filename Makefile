@@ -64,7 +64,7 @@ test: $(VENV)/.dev packages ## Run the tests, and install the system packages th
 
 test-system: $(VENV)/.dev packages ## Run one case of each part that needs a separate environment, a container or a cluster
 	-@timeout 400 $(MAKE) -s vllm-env
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m system $(RERUNS)
+	$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m system $(RERUNS)
 
 nightly: ## Run everything: more repetitions, vLLM, verl, all examples, and slime if SLIME_DIR is its checkout
 	-@timeout 900 $(MAKE) -s vllm-env
