@@ -258,8 +258,7 @@ def _start(
 ) -> GatewayProcess:
     """Start one of the gateways: its port and store are its own. Raises: GatewayError."""
     words = ["--engine", engine, *(word for url in upstreams for word in ("--upstream", url))]
-    if settings.model_id:  # agents as they are name another model
-        words += ["--model-id", settings.model_id]
+    words += ["--model-id", settings.model_id] if settings.model_id else []  # agents as they are name another model
     if settings.gateway_model:
         words += ["--model", settings.gateway_model]
         window = settings.gateway_context_tokens
