@@ -60,7 +60,7 @@ class Call:
         self._aborted: RequestError | None = None
 
     def start(self, recorder: Recorder) -> None:
-        """Begin the call. Its repetition does not: it gets a recorded reply by `add`."""
+        """Start the task of the call. A repeated call has no task, because `add` gives it the recorded reply."""
         self._recorder, self.record = recorder, recorder.record
         self.session.started_turns += 1
         self.session.inflight.add(self)
