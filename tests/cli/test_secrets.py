@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from agentcore_rl_toolkit.cli.init import write
+from agentcore_rl_toolkit.cli.main import cli
 from agentcore_rl_toolkit.cli.training.settings import LocalRun, new_run, old_run, read
 from agentcore_rl_toolkit.errors import ConfigError
 
@@ -98,3 +100,15 @@ def test_a_run_keeps_the_names_and_a_resumed_one_needs_the_values_again(
     with pytest.raises(ConfigError) as error:
         LocalRun.from_values({"agent": "a", "data": "d", "session_env": SECRET}, where="train.toml")
     assert SECRET not in str(error.value)
+
+
+def test_a_credential_that_the_shell_lacks_is_refused_and_no_placeholder_takes_its_place(
+    shop: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
+    row = str(shop / "shop" / "rows.jsonl")
+    agent = str(shop / "shop" / "agent.py")
+    words = ["eval", "--agent", agent, "--data", row, "--model", "none", "--session-env", "AWS_ACCESS_KEY_ID"]
+    done = CliRunner().invoke(cli, [*words, "--out", str(shop / "out")])
+    assert isinstance(done.exception, ConfigError)
+    assert "session variable 'AWS_ACCESS_KEY_ID' has no value" in str(done.exception)

@@ -41,8 +41,10 @@ def test_state_files_are_this_users_alone(start_server: Callable[..., Server], t
 def test_a_variable_may_be_named_without_its_value(start_server: Callable[..., Server], monkeypatch: Any) -> None:
     """So that the secret of a variable is on no command line."""
     monkeypatch.setenv("KEY_OF_THE_MODEL", "from here")
-    server = start_server("--session-env", "KEY_OF_THE_MODEL", agent=BARE)
-    assert server.invoke({"do": "where"})["env"]["KEY_OF_THE_MODEL"] == "from here"
+    server = start_server("--session-env", "KEY_OF_THE_MODEL", "--session-env", "AWS_REGION=eu-west-1", agent=BARE)
+    env = server.invoke({"do": "where"})["env"]
+    assert env["KEY_OF_THE_MODEL"] == "from here"
+    assert (env["AWS_REGION"], env["AWS_DEFAULT_REGION"]) == ("eu-west-1", "eu-west-1")  # boto3 reads the second
     done = subprocess.run(
         [sys.executable, "-m", "agentcore_rl_toolkit.cli", "runtime", "serve", "--session-env", "NO_SUCH_VARIABLE"],
         capture_output=True,

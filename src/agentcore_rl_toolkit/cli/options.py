@@ -17,6 +17,7 @@ from click.core import ParameterSource
 
 from ..backends.scorer import checked_spec
 from ..errors import ConfigError
+from ..runtime.wire import parse_environment
 
 if TYPE_CHECKING:
     from ..backends.settings import SettingsGroup
@@ -70,6 +71,12 @@ def _read_env_file(context: click.Context, _: click.Parameter, value: Path | Non
         context.meta[ENV_FILE] = (value, [f"{name}={text}" for name, text in read_dotenv(value).items()])
 
 
+def _session_variables(context: click.Context, _: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the variables of --env-file and --session-env, before a command sets credentials that the shell lacks."""
+    parse_environment(given)
+    return (*context.meta.get(ENV_FILE, (None, ()))[1], *given)
+
+
 _PATH = click.Path(resolve_path=True)
 _SESSIONS = (
     click.option(
@@ -98,7 +105,7 @@ _SESSIONS = (
         "--session-env",
         multiple=True,
         metavar="K=V",
-        callback=lambda context, _, given: (*context.meta.get(ENV_FILE, (None, ()))[1], *given),
+        callback=_session_variables,
         help="A variable for all sessions. K without a value copies it from this shell; repeatable.",
     ),
 )

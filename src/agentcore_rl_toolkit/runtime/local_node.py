@@ -185,4 +185,7 @@ class LocalNode:
         }
         if sys.platform == "darwin":  # otherwise macOS kills a forked child that uses Foundation
             env["OBJC_DISABLE_INITIALIZE_FORK_SAFETY"] = "YES"
-        return {**env, **self._config.session_env, **agent.env}
+        given = {**self._config.session_env, **agent.env}
+        if "AWS_REGION" in given:  # boto3 reads the other name
+            given.setdefault("AWS_DEFAULT_REGION", given["AWS_REGION"])
+        return {**env, **given}

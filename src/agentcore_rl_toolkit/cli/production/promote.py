@@ -81,8 +81,8 @@ VLLM_PARSERS = {
 @click.option("--rows", type=FILE, help="Send the first three rows of this file to the agent, to test it.")
 @click.option("--roll-back", metavar="VERSION", help="With --agent: only let the agent use this version again.")
 @click.option("--region", help="AWS region. [default: the environment's or profile's]")
-@click.option("--dry-run", is_flag=True, help="Write the folder, print every call, and change nothing on AWS.")
-@click.option("--remove", is_flag=True, help="Remove the model and everything that this command created for it.")
+@click.option("--dry-run", is_flag=True, help="Write the folder, print the changes on AWS, and make none of them.")
+@click.option("--remove", is_flag=True, help="Remove what this command created for the model, except the bucket.")
 @as_json
 def command(model: str, to: str, **options: Any) -> None:
     """Put a trained model into production, on a SageMaker endpoint with vLLM or as an import into Bedrock.
