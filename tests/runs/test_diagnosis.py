@@ -122,6 +122,25 @@ def test_a_group_teaches_if_the_rewards_of_its_trained_rollouts_differ(
         assert finding.text.startswith(text)
 
 
+def test_a_group_that_differs_only_by_rollouts_that_are_left_out_teaches_nothing(tmp_path: Path) -> None:
+    """With `policy_failures` mask, a failure has a reward and is not trained. An input that was replaced stays counted."""
+    with RunWriter(tmp_path) as run:
+        for step in range(4):
+            for group, (masks, rewards) in enumerate(
+                [(("policy_failure", None, None), (0, 1, 1)), (("no_spread", "no_spread", "too_long"), (0.5, 0.5, 0))]
+            ):
+                for place, (reason, reward) in enumerate(zip(masks, rewards, strict=True)):
+                    facts: dict[str, Any] = {"reward": reward, "score": reward, "mask_reason": reason, "outcome": "ok"}
+                    name = f"{step}-{group}"
+                    run.rollout(Rollout(session_id=f"{name}-{place}", phase="train", step=step, group=name, **facts))
+    with RunReader(tmp_path) as reader:
+        step = reader.steps()[0]
+        kinds = [step[f"groups{kind}"] for kind in ("", "_differ", "_failed", "_solved")]
+        assert kinds == [2, 0, 0, 1]
+        [finding] = diagnose(reader)
+    assert finding.text.startswith("In all 8 groups of the last 4 steps, all rewards are equal")
+
+
 def test_a_loss_that_is_no_number_is_a_cause_and_hides_no_other(tmp_path: Path) -> None:
     with RunWriter(groups_of(tmp_path, (0, 1))) as run:
         for step in range(4):

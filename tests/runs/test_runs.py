@@ -229,7 +229,7 @@ def test_a_query_takes_columns_only() -> None:
 def test_steps_have_means_spreads_and_counts(run: Path) -> None:
     with RunReader(run) as reader:
         steps = {s["step"]: s for s in reader.steps()}
-        assert (steps[0]["reward"], steps[0]["reward_spread"], steps[0]["outcomes"]) == (0.5, 0.5, {"ok": 4})
+        assert (steps[0]["reward"], steps[0]["outcomes"]) == (0.5, {"ok": 4})
         assert (steps[4]["reward"], steps[4]["reward_ok"], steps[4]["causes"]) == (0.0, None, {"agent": 1})
         assert len(reader.group(reader.find("session-2"))) == 2
         assert reader.metrics() == [{"event": "step", "step": 0, "reward": 0.5}]
@@ -246,7 +246,7 @@ def test_rewards_of_a_step_are_means_over_inputs_as_in_an_evaluation(tmp_path: P
             items.append(BatchItem(success=reward is not None, index=n, input_id=name, result=record, outcome=outcome))
     with RunReader(folder) as reader:
         [step] = reader.steps()
-    assert (step["reward"], step["reward_ok"], step["scored"]) == (0.5, 0.5, 4)
+    assert (step["reward"], step["reward_ok"], step["reward_spread"], step["scored"]) == (0.5, 0.5, 0.5, 4)
     assert summarize(items, 1.0).mean == 0.5
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from statistics import fmean
+from statistics import fmean, pstdev
 from typing import Any
 
 from ..stats.intervals import interval
 from .schema import COLUMNS
 
 QUANTILES = (0.1, 0.5, 0.9)
+COMPARED = (None, "no_spread", "filtered")  # reasons of masks that leave a group as it is, or leave all of it out
 # Names of a summary, and the column whose known values they are of. Of no values, they are None.
 _MEANS = {
     **{name: name for name in ("turns", "tool_calls", "staleness", "gap_mean", "elapsed_s")},
@@ -34,8 +35,8 @@ def summarize(select: Select, phase: str, step: int | None) -> dict[str, Any]:
     """Return the summary of a step, empty if the step has no rollout. ``select`` executes a query with its values.
 
     Rewards are means over inputs, as in an evaluation: an input counts once, however many of its rollouts are scored. The groups
-    differ, or all their rewards are equal: 0 or less (failed), 1 or more (solved), or between. Failures without a reward, which
-    are not trained, are not compared.
+    differ, or all their rewards are equal: 0 or less (failed), 1 or more (solved), or between. Only rollouts that are trained are
+    compared, and those of groups that were left out because they teach nothing.
     """
     rows = list(select(f"SELECT id, {', '.join(COLUMNS)} FROM rollouts WHERE phase = ? AND step IS ?", (phase, step)))
     if not rows:
@@ -45,7 +46,8 @@ def summarize(select: Select, phase: str, step: int | None) -> dict[str, Any]:
     usable = [reason is None for reason in columns["mask_reason"]]
     ended_ok = zip(columns["outcome"], columns["grp"], columns["reward"], strict=True)
     means = [fmean(each) for each in _by_group(zip(columns["grp"], columns["score"], strict=True))]
-    groups = _by_group(zip(columns["grp"], columns["reward"], strict=True))
+    each = zip(columns["grp"], columns["reward"], columns["mask_reason"], strict=True)
+    groups = _by_group((group, reward) for group, reward, reason in each if reason in COMPARED)
     equal = [each[0] for each in groups if min(each) == max(each)]
     scores = sorted(known["score"])
     starts = zip(columns["ended_s"], columns["elapsed_s"], strict=True)
@@ -64,7 +66,7 @@ def summarize(select: Select, phase: str, step: int | None) -> dict[str, Any]:
         "usable": sum(usable),
         "reward": mean(means),
         "reward_ok": mean([fmean(each) for each in _by_group((g, r) for o, g, r in ended_ok if o == "ok")]),
-        "reward_spread": max(0.0, fmean([s * s for s in scores]) - fmean(scores) ** 2) ** 0.5 if scores else None,
+        "reward_spread": pstdev(means) if means else None,
         "interval": interval(means) if means else None,
         "quantiles": [scores[int(q * (len(scores) - 1) + 0.5)] for q in QUANTILES] if scores else None,
         "groups": len(groups),
