@@ -63,8 +63,8 @@ Rewards
   groups_that_differ | step | Number of groups that taught something: at least one trained rollout has an advantage other
       than 0. | 0: the
       step taught nothing.
-  groups_replaced | step | Number of groups with equal rewards that were replaced since the last step (`replace_up_to`). | Near
-      its limit: filter the data (`runs export --rows`).
+  groups_replaced | step | Number of groups with equal rewards that were replaced since the last step (`replace_up_to`). They
+      count in the other numbers of rewards and rollouts. | Near its limit: filter the data (`runs export --rows`).
   reward_by_source | both | `reward` for each value of the field `data_source` of the inputs, if they have it.
   metrics | both | Means of the numbers that the agent returned with its reward.
 Rollouts
@@ -87,8 +87,8 @@ Rollouts
 Tokens
   sequences | step | Number of training sequences.
   too_long | step | Sequences of rollouts that are longer than `max_tokens`. | It should be 0.
-  sampled_tokens | step | Tokens that the policy sampled in the rollouts of the step.
-  usable_tokens | step | The part of `sampled_tokens` in usable rollouts, and in conversations that are trained
+  sampled_tokens | both | Tokens that the policy sampled in the rollouts.
+  usable_tokens | both | The part of `sampled_tokens` in usable rollouts, and in conversations that are trained
       (`train_on`). | Much less than
       `sampled_tokens`: rollouts fail, or many calls are in other conversations.
   gradient_tokens | step | The part of `usable_tokens` with an advantage other than 0, in sequences of at most `max_tokens`. | 0:

@@ -54,6 +54,17 @@ def test_the_gap_is_that_of_fresh_tokens_of_the_first_minibatch() -> None:
     assert (found["loss"], found["kl_start"]) == (pytest.approx(0.3), 2.0)
 
 
+def test_numbers_of_the_run_so_far_are_those_of_the_last_minibatch_and_sums_are_added() -> None:
+    sums = Sums(LOSS)
+    for part, memory in enumerate((2.0, 6.0)):
+        numbers = {"peak_memory_gb": memory, "billed_training_tokens": 10.0 * memory, "grad_norm": 1.0 + part}
+        service = Passed(metrics={"loss:sum": 3.0})
+        sums.add([datum([False] * 5)], service, numbers, 2, check_gap=part == 0)
+    found = sums.metrics()
+    assert (found["peak_memory_gb"], found["billed_training_tokens"]) == (6.0, 60.0)
+    assert (found["loss:sum"], found["grad_norm"]) == (6.0, 1.5)
+
+
 def test_a_sample_is_as_old_as_its_oldest_token() -> None:
     assert ages_of(cast(Any, SimpleNamespace(version_range=(3, 5))), 7) == 4
     assert ages_of(cast(Any, SimpleNamespace(version_range=None)), 7) == 0

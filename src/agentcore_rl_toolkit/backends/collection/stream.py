@@ -64,7 +64,8 @@ class GroupStream:
     the step that trains them. Nothing starts before the first batch is asked for.
 
     Use `take_async` for batches, and call `published` on the same event loop when new weights are in place. Leaving the block
-    stops what runs. ``replaced`` counts the groups without spread that were replaced.
+    stops what runs. ``replaced`` counts the groups without spread that were replaced, and ``left_out`` are those before the
+    last batch.
     Raises: ConfigError on bad arguments.
     """
 
@@ -103,7 +104,8 @@ class GroupStream:
         self._open: dict[int, _Open] = {}
         self._handed: list[int] = []  # positions that are not yet reported as trained
         self.replaced: int = state.get("replaced", 0)
-        self._replaced_before = self.replaced
+        self._replaced: list[Group] = []  # since the last batch
+        self.left_out: list[Group] = []
         self._ended = False  # there is no further request
         self._closed = False
         self._failure: BaseException | None = None
@@ -190,6 +192,7 @@ class GroupStream:
                 self.replaced += 1
                 masked = [replace(r, mask_reason=r.mask_reason or "no_spread") for r in group.rollouts]
                 self._record(masked, group.request)
+                self._replaced.append(group)
                 self._ended = False
             else:
                 opened.group = group
@@ -200,7 +203,7 @@ class GroupStream:
         if self._config.per_token:  # rewards of turns may differ, and a teacher needs no rewards
             return False
         rewards = [reward for reward in group.rewards if reward is not None]
-        return len(rewards) > 1 and nearly_equal(rewards) and self.replaced - self._replaced_before < self._may_replace
+        return len(rewards) > 1 and nearly_equal(rewards) and len(self._replaced) < self._may_replace
 
     def _queued(self, opened: _Open, queued: int) -> None:
         opened.queued = queued
@@ -240,7 +243,7 @@ class GroupStream:
             del self._open[opened.position]
             self._handed.append(opened.position)
             self._record(group.rollouts, group.request)
-        self._replaced_before = self.replaced
+        self.left_out, self._replaced = self._replaced, []
         self._fill()
         return batch
 

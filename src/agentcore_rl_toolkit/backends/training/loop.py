@@ -100,7 +100,7 @@ async def train(
     usable = UsableSteps(limit=plan.max_empty_steps, begun=done > 0)
     observe("rollouts_started", {"phase": "training", "total": (plan.steps - done) * per_step})
     async with stream:
-        replaced, ended = stream.replaced, time.monotonic()
+        ended = time.monotonic()
         for step in range(done, plan.steps):
             sampling_since, started = ended, time.monotonic()
             groups = await stream.take_async()
@@ -125,15 +125,15 @@ async def train(
             position = stream.state()  # before anything else ends: a resumed run repeats all that is not trained
             # With staleness, rollouts also run during training, evaluations and checkpoints.
             sampling_s = taken - started if plan.max_staleness == 0 else ended - sampling_since
-            facts["groups_replaced"], replaced = stream.replaced - replaced, stream.replaced
-            facts |= {
+            facts |= group_metrics([*groups, *stream.left_out]) | {
+                "groups_replaced": len(stream.left_out),
                 "rollout_s": taken - started,
                 "train_s": ended - taken,
                 "waiting": (taken - started) / (ended - started),
             }
             facts["sampled_tokens_per_s"] = facts["sampled_tokens"] / sampling_s
             facts["computed_tokens_per_s"] = facts["computed_tokens"] / facts["train_s"]
-            observe("step", {"step": step, **group_metrics(groups), **facts, **staleness(groups, step)})
+            observe("step", {"step": step, **facts, **staleness(groups, step)})
             # The last: a step that a checkpoint contains is not repeated, so its numbers must be written.
             if plan.checkpoint_every and (step + 1) % plan.checkpoint_every == 0:
                 state = State(steps=step + 1, state=await training.save(step + 1), stream=position)
@@ -189,8 +189,6 @@ async def update(
         "learning_rate": adam.learning_rate,
         "sequences": stats.sequences,
         "too_long": stats.sequences - trained.sequences,
-        "sampled_tokens": sum(r.trajectory.report.sampled_tokens for g in groups for r in g.rollouts if r.trajectory),
-        "usable_tokens": stats.trained_tokens,
         "groups_that_differ": len({sample.group_index for _, sample in pairs if any(sample.advantages)}),
         "gradient_tokens": sum(A != 0 for _, sample in pairs for A in sample.advantages),
         "computed_tokens": sum(len(sample.token_ids) for _, sample in pairs),  # prompts too

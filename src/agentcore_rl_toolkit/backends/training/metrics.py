@@ -16,6 +16,8 @@ from ..collection.samples import Sample
 from .batch import Datum
 from .client import Loss, Passed
 
+SO_FAR = ("peak_memory_gb", "billed_")  # beginnings of the names of numbers of the run so far
+
 
 class Sums:
     """Sums over the trained tokens of a step, over all minibatches.
@@ -66,7 +68,7 @@ class Sums:
         """Return the step's metrics. They are None if nothing was trained or the service gives no logprobs."""
         tokens = self._sums["tokens"]
         found: dict[str, float | None] = {"loss": None, "grad_norm": None}
-        found |= {name: math.fsum(values) / len(values) for name, values in self._service.items()}
+        found |= {name: _joined(name, values) for name, values in self._service.items()}
         if (losses := self._service.get("loss")) is not None:
             found["loss"] = math.fsum(losses) / self._sums["minibatches"]
         if (means := self._service.get("kl_start")) is not None:
@@ -78,6 +80,13 @@ class Sums:
             "ratio_max": self._ratio_max,
             "entropy": self._sums["entropy"] / tokens if tokens and "entropy" in self._sums else None,
         }
+
+
+def _joined(name: str, values: Sequence[float]) -> float:
+    """Join a number of the minibatches of a step. Those of the run so far grow, those with this end are sums."""
+    if name.startswith(SO_FAR):
+        return max(values)
+    return math.fsum(values) / (1 if name.endswith(":sum") else len(values))
 
 
 def ages_of(sample: Sample, version: int) -> int:
@@ -114,6 +123,8 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, Any]:
         "groups": stats.groups,
         "rollouts": stats.rollouts,
         "usable": stats.usable,
+        "sampled_tokens": sum(r.trajectory.report.sampled_tokens for g in groups for r in g.rollouts if r.trajectory),
+        "usable_tokens": stats.trained_tokens,
         "turns_mean": _mean(report.turns for report in reports),
         "response_tokens_mean": _mean(report.sampled_tokens for report in reports),
         "response_tokens_max": max((report.sampled_tokens for report in reports), default=None),
