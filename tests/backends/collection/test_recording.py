@@ -62,7 +62,7 @@ def test_a_run_shows_which_rollouts_were_longer_than_the_trainers_limit(tmp_path
         for rollout in group.rollouts:
             name = rollout.session_id
             recording.run.rollout(Rollout(session_id=name, phase="train", step=0, group="g", outcome="ok"))
-        recording.advantages([], groups=[group])
+        recording.masked([group])
     with RunReader(tmp_path) as run:
         shown = {row["session_id"]: row["mask_reason"] for row in run.rollouts()}
     assert shown == {"short": None, "long": "too_long"}

@@ -97,6 +97,7 @@ def test_what_trainers_compute_is_kept_at_its_sequence_also_where_the_first_one_
                 assert len(logprobs) == len(turned.sequences[sequence].token_ids)
                 at.append((sequence, sum(lp is not None for lp in logprobs)))
 
+        def masked(self, groups: Any) -> None: ...
         def advantages(self, samples: Any, **_: Any) -> None: ...
 
     client = ScriptedClient(max_logprob_gap=None)

@@ -19,7 +19,7 @@ from agentcore_rl_toolkit.backends.training import torch_client
 from agentcore_rl_toolkit.backends.training.batch import Datum, to_datum
 from agentcore_rl_toolkit.backends.training.client import Adam, Loss, Passed
 from agentcore_rl_toolkit.backends.training.loop import update
-from agentcore_rl_toolkit.backends.training.metrics import Sums
+from agentcore_rl_toolkit.backends.training.metrics import Sums, group_metrics
 from agentcore_rl_toolkit.backends.training.settings import LoopSettings
 from agentcore_rl_toolkit.backends.training.torch_client import (
     Batch,
@@ -165,7 +165,7 @@ async def updated(
 async def test_training_makes_the_rewarded_token_likelier_and_ignores_failed_rollouts(tmp_path: Path) -> None:
     model = Bigram()
     rollouts = group(rollout(1.0, [2]), rollout(0.0, [3]), rollout(0.0, [4], outcome=Outcome.LOST))
-    metrics = await updated(model, tmp_path, rollouts)
+    metrics = await updated(model, tmp_path, rollouts) | group_metrics([rollouts])
     after = torch.softmax(model.table[1], -1).tolist()
     assert after[2] > 1 / 8 > after[3]
     assert after[4] == pytest.approx(after[5]), "a lost rollout must leave its token as unlikely as one never sampled"

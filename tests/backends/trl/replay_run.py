@@ -209,7 +209,7 @@ def plain_step(server: WeightServer, out: Path) -> dict[str, Any]:
 
 
 def tokens_step(server: WeightServer, out: Path) -> dict[str, Any]:
-    """A step of whose tokens each has an advantage of its own, by the returns of turns."""
+    """A step of whose tokens each has an advantage of its own, by the returns of turns. Some rollouts are too long."""
     kinds = ("single", "multi_turn", "truncated")
     episodes = [
         dataclasses.replace(e, record={"status_code": 200, "rewards": [len(t.completion_ids) / 8 for t in e.turns]})
@@ -218,15 +218,16 @@ def tokens_step(server: WeightServer, out: Path) -> dict[str, Any]:
     ]
     replay, seen = Replay(episodes, by_input=False), []
     recording = open_recording(out / "run", {"trainer": "trl"})
-    config = settings(server.url, out, credit="turn", discount=0.9)
+    config = settings(server.url, out, credit="turn", discount=0.9, max_tokens=48)
     trainer = trainer_for(config, replay, seen, recording=recording)
     trainer.train()
     recording.run.close()
-    samples = to_samples(trainer.rollouts.groups, credit=config)
+    fitting = [group.within(48) for group in trainer.rollouts.groups]
+    known = {sample.session_id: sample.advantages for sample in to_samples(fitting, credit=config)}
     return {
         "output": seen[0],
         "run": str(out / "run"),
-        "wanted": [[s.session_id, s.advantages] for s in samples],
+        "wanted": [[session, known.get(session, [])] for session, _ in trainer.rollouts.rows],
         "log": trainer.state.log_history,
         "moved": max(float((a - server.tensors[0][n]).abs().max()) for n, a in server.tensors[-1].items()),
     }
@@ -405,7 +406,7 @@ def loop_lora(server: WeightServer, out: Path) -> dict[str, Any]:
     metrics = asyncio.run(step())
     first, last, saved = (server.tensors[0], server.tensors[-1], load_file(out / "policy" / "model.safetensors"))
     return {
-        "trained_tokens": metrics["usable_tokens"],
+        "trained_tokens": metrics["gradient_tokens"],
         "versions": [post["version"] for post in server.posts],
         "moved": max(float((last[n] - first[n]).abs().max()) for n in last),
         "given": {n: list(t.shape) for n, t in load_file(given / "model.safetensors").items()},

@@ -31,9 +31,10 @@ def test_fork_policy_mask_leaves_forked_rollouts_out(groups: list[Group]) -> Non
     assert mask.trained_tokens + mask.dropped_tokens == mask.sampled_tokens - unusable(groups)
 
 
-def test_rows_that_are_too_long_are_masked_and_counted(groups: list[Group]) -> None:
-    output, stats = to_trl(groups, num_generations=8, filler_id=7, max_tokens=30)
-    assert stats.too_long > 0
+def test_rows_that_are_too_long_are_masked(groups: list[Group]) -> None:
+    groups = [group.within(30) for group in groups]
+    output, stats = to_trl(groups, num_generations=8, filler_id=7)
+    assert any(rollout.mask_reason == "too_long" for group in groups for rollout in group.rollouts)
     lengths = zip(output["prompt_ids"], output["completion_ids"], strict=True)
     assert max(len(p) + len(c) for p, c in lengths) <= 30
     assert stats.trained_tokens + stats.dropped_tokens == stats.sampled_tokens - unusable(groups)

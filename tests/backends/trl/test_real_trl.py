@@ -94,8 +94,11 @@ def test_trls_loss_gets_an_advantage_for_each_token(result: dict[str, Any]) -> N
     assert any("agentcore/turns_against_episode" in entry for entry in tokens["log"])
     with RunReader(Path(tokens["run"])) as run:
         found = {row["session_id"]: row["advantage"] for row in run.rollouts(Query(usable=True))}
-    assert set(found) == {session for session, _ in tokens["wanted"]}
+        left_out = {row["session_id"]: row["mask_reason"] for row in run.rollouts(Query(usable=False))}
+    assert set(found) == {session for session, wanted in tokens["wanted"] if wanted}
     assert None not in found.values()
+    assert left_out == {session: "too_long" for session, wanted in tokens["wanted"] if not wanted} != {}
+    assert tokens["log"][0]["agentcore/too_long"] == len(left_out)
 
 
 def test_a_script_of_ones_own_leaves_a_run(

@@ -22,8 +22,9 @@ from agentcore_rl_toolkit.backends.verl.settings import AgentCoreConfig
 sys.path.append(str(Path(__file__).parents[1]))
 from recorded import Replay, recorded_episodes, requests_for
 
+RESPONSE = 46  # longer rollouts are left out, also of the comparison
 out = Path(sys.argv[1])
-lengths = [f"actor_rollout_ref.rollout.{name}_length=256" for name in ("prompt", "response")]
+lengths = [f"actor_rollout_ref.rollout.{name}_length={n}" for name, n in (("prompt", 256), ("response", RESPONSE))]
 config = composed(tiny_model(out.parent / "model"), "agentcore.credit=turn", "agentcore.discount=0.9", *lengths)
 credit = AgentCoreConfig.of(config)
 episodes = [
@@ -44,13 +45,21 @@ found = compute_advantage_for_multi_trajectories(
 )
 sessions = {rollout.index: rollout.session_id for rollout in group.rollouts}
 rows = found.batch["advantages"].tolist()
+fitting = [
+    r
+    for r in group.rollouts
+    if r.trajectory and all(len(s.token_ids) - s.prompt_length <= RESPONSE for s in r.trajectory.sequences)
+]
 out.write_text(
     json.dumps(
         {
             "rows": [
                 [sessions[int(key.rsplit("_", 2)[1])], row] for key, row in zip(written["keys"], rows, strict=True)
             ],
-            "wanted": [[s.session_id, s.advantages] for s in to_samples([group], credit=credit)],
+            "wanted": [
+                [s.session_id, s.advantages]
+                for s in to_samples([dataclasses.replace(group, rollouts=fitting)], credit=credit)
+            ],
         }
     )
 )

@@ -97,16 +97,16 @@ class Recording:
         (folder / METRICS).write_text("".join(json.dumps(event) + "\n" for event in kept))
         (folder / SUMMARY).unlink(missing_ok=True)
 
-    def advantages(
-        self, samples: Sequence[Sample], *, trained: Sequence[Sample] | None = None, groups: Sequence[Group] = ()
-    ) -> None:
-        """Add the advantage of each rollout, the mean over its trained tokens, and that of each token if they differ.
-
-        ``trained`` are the samples whose tokens get a gradient, if the trainer leaves some out. ``groups`` have the rollouts that
-        the trainer masked after they were recorded.
-        """
+    def masked(self, groups: Sequence[Group]) -> None:
+        """Add that a rollout was left out as too long, which is decided after it was recorded."""
         for rollout in (r for group in groups for r in group.rollouts if r.mask_reason == "too_long"):
             self.run.annotate(rollout.session_id, mask_reason=rollout.mask_reason)
+
+    def advantages(self, samples: Sequence[Sample], *, trained: Sequence[Sample] | None = None) -> None:
+        """Add the advantage of each rollout, the mean over its trained tokens, and that of each token if they differ.
+
+        ``trained`` are the samples whose tokens get a gradient, if the trainer leaves some out.
+        """
         taken = {(sample.session_id, sample.sequence_index) for sample in (samples if trained is None else trained)}
         rollouts: dict[str, list[Sample]] = {}
         for sample in samples:

@@ -158,7 +158,8 @@ async def update(
     samples = to_samples(fitting, estimator=plan.estimator, credit=settings.signals, report=report)
     pairs = to_data(samples, groups, version=step, equal=training.penalizes)
     if recording is not None:
-        recording.advantages(samples, trained=[sample for _, sample in pairs], groups=fitting)
+        recording.masked(fitting)
+        recording.advantages(samples, trained=[sample for _, sample in pairs])
     random.Random(settings.step.seed * 1_000_003 + step).shuffle(pairs)
     adam, sums = settings.optimizer.at(step, settings.step.steps), Sums(loss)
     for minibatch in range(plan.minibatches):

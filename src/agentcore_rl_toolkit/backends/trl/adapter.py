@@ -81,7 +81,7 @@ class AgentCoreRollouts:
         self.sync_weights(trainer)
         n = self.config.trl.rollouts if trainer.model.training else trainer.num_generations_eval
         filler_id = trainer.processing_class.eos_token_id
-        self.groups = collect(
+        groups = collect(
             self._requests(prompts, n, trainer),
             client=self.client,
             gateway=self.gateway,
@@ -89,12 +89,14 @@ class AgentCoreRollouts:
             weight_version=self.version,
             recording=self._recording(trainer),
         )
+        self.groups = [group.within(self.config.max_tokens) for group in groups]
+        if self.recording is not None:
+            self.recording.masked(self.groups)
         output, stats = to_trl(
             self.groups,
             num_generations=n,
             filler_id=filler_id,
             fork_policy=self.config.fork_policy,
-            max_tokens=self.config.max_tokens,
         )
         self.stats = stats
         self.rows = list(zip(output[SESSION_KEY], output.pop(SEQUENCE_KEY), strict=True))
@@ -355,7 +357,7 @@ def batch_metrics(groups: Sequence[Group], stats: ConvertStats) -> dict[str, flo
         "forked": stats.forked,
         "dropped_sequences": stats.dropped_sequences,
         "dropped_tokens": stats.dropped_tokens,
-        "too_long": stats.too_long,
+        "too_long": summary.masked.get("too_long", 0),
         "side_call_tokens": summary.side_call_tokens,
         "other_sampling_tokens": sum(summary.other_sampling.values()),
     }

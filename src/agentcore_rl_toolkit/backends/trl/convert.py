@@ -39,7 +39,6 @@ class ConvertStats:
     forked: int = 0
     dropped_sequences: int = 0
     dropped_tokens: int = 0
-    too_long: int = 0
     trained_tokens: int = 0
     sampled_tokens: int = 0
 
@@ -55,7 +54,6 @@ def to_trl(
     num_generations: int,
     filler_id: int,
     fork_policy: ForkPolicy = "longest",
-    max_tokens: int | None = None,
 ) -> tuple[dict[str, list[Any]], ConvertStats]:
     """Return the dict for `rollout_func`, and counts of what it leaves out.
 
@@ -73,8 +71,6 @@ def to_trl(
             sample = max(samples, key=lambda s: s.trained_tokens, default=None)
             if len(samples) > 1 and fork_policy == "mask":
                 sample = None
-            if sample is not None and max_tokens is not None and len(sample.token_ids) > max_tokens:
-                sample, stats.too_long = None, stats.too_long + 1
             dropped = [s for s in samples if s is not sample]
             stats.rows += 1
             stats.usable += sample is not None

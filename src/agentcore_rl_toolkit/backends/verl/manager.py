@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 from ..._installation import missing_extra
@@ -163,7 +164,8 @@ class AgentCoreManager:
                 if made_of[rollout.index]:
                     self._left_out(rollout, FILTERED)
             return 0
-        advantages = self._advantages(group) if partition == "train" else {}
+        fitting = replace(group, rollouts=[rollout for rollout in group.rollouts if made_of[rollout.index]])
+        advantages = self._advantages(fitting) if partition == "train" else {}
         for rollout in group.rollouts:
             for index, output in enumerate(made_of[rollout.index]):
                 made = AgentLoopOutput(**with_steps(output, row.get("global_steps")))
