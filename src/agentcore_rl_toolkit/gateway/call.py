@@ -171,6 +171,8 @@ class Call:
         except BaseException:
             self._engine.cancel(worker)
             raise
+        if worker.failures:  # perhaps it was restarted
+            await worker.ask_weights()
         self._recorder.lost_weights = worker.forgot
         self._recorder.published = self._engine.versions or (begun, running.weight_version)
         return reply

@@ -9,6 +9,7 @@ from typing import Any
 
 import openai
 import pytest
+from aiohttp import web
 
 from agentcore_rl_toolkit.app.causes import blame
 from agentcore_rl_toolkit.contract import Cause
@@ -108,6 +109,45 @@ async def test_turns_of_a_server_that_lost_its_weights_are_not_trained(
     assert [t.untrainable_reason for t in found.turns] == [None, LOST_WEIGHTS, None]
     assert [t.weight_version_last for t in found.turns] == [4, None, 5]
     assert (await health(gateway))["status"] == "ok"
+
+
+class VersionedEngine(ScriptedEngine):
+    """Reports the version of its weights by vLLM's route only, as vLLM's chat does."""
+
+    reported = "default"
+
+    async def _answer(self, seen: Any, http: web.BaseRequest) -> web.StreamResponse:
+        if seen.path == "/weight_info":
+            return web.json_response({"weight_version": self.reported})
+        return await super()._answer(seen, http)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_restarted_server_is_asked_for_its_weights_while_another_one_takes_the_calls(
+    start_gateway: Start, stream: bool
+) -> None:
+    async with VersionedEngine() as one, VersionedEngine() as other:
+        one.reported = other.reported = "4"
+        gateway = await start_gateway(one, other, limits=Limits(outage_s=60, connect_s=60))
+        await GatewayClient(gateway.url).set_weight_version_async(4)
+        await until(lambda: all(worker._named for worker in gateway.router.workers.values()))
+        session = await opened(gateway)
+        await ask(session, "before", stream=stream)
+        restarted = one if one.calls else other
+        port = int(restarted.url.rpartition(":")[2])
+        await restarted.stop()
+        await ask(session, "meanwhile", stream=stream)
+        restarted.reported = "default"
+        await restarted.start(port)
+        [worker] = [w for w in gateway.router.workers.values() if w.config.url == restarted.url]
+        await until(lambda: worker.resting_until < time.monotonic())
+        sessions = [await opened(gateway) for _ in "12"]  # one for each server
+        for each in sessions:
+            await ask(each, "after", stream=stream)
+        assert [len(one.calls), len(other.calls)] == [2, 2]
+        found = await GatewayClient(gateway.url).fetch_async([each.session_id for each in (session, *sessions)])
+        reasons = [turn.untrainable_reason for capture in found.values() for turn in capture.turns]
+        assert sorted(map(str, reasons)) == ["None", "None", "None", LOST_WEIGHTS]
 
 
 @pytest.mark.parametrize(("kind", "route"), [("vllm", "/weight_info"), ("sglang", "/model_info")])
