@@ -139,6 +139,9 @@ async def test_messages_tools_thinking_and_stop_reasons(
         ended = await ask(stop_sequences=["zz"])
         assert (ended.stop_reason, ended.stop_sequence) == ("stop_sequence", "zz")
         assert (await ask(max_tokens=3)).stop_reason == "max_tokens"
+        # vLLM's and OpenAI's chats end the call of a named tool with "stop".
+        engine.replies.append({"content": None, "tool_calls": CALLS[:1], "finish_reason": "stop"})
+        assert (await ask(tools=tools, tool_choice={"type": "tool", "name": "add"})).stop_reason == "tool_use"
     await recorded(client, session, engine)
 
 

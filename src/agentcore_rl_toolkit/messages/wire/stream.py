@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import msgspec
 
 from ..errors import RequestError
-from .canonical import Delta, ModelRequest, Reply, ToolCall, ToolDelta, Usage
+from .canonical import STOP, TOOL_CALLS, Delta, ModelRequest, Reply, ToolCall, ToolDelta, Usage
 
 
 def deltas_of(reply: Reply) -> list[Delta]:
@@ -122,6 +122,8 @@ class BlockEncoder(ABC):
 
     def finish(self) -> bytes:
         calls = self._calls.all()
+        if calls and self.finish_reason == STOP:  # OpenAI's and vLLM's reason for a call of a named tool
+            self.finish_reason = TOOL_CALLS
         out = self._close(last=not calls)
         for place, call in enumerate(calls):
             out += self.call(call, place, last=call is calls[-1])
