@@ -230,6 +230,7 @@ class Episode:
     failure: BaseException | None = None
     delay_s: float = 0.0
     kind: str = "plain"
+    errors: Sequence[dict[str, Any]] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -386,7 +387,8 @@ class ReplayGateway:
             if "temperature" in asked:  # a session's temperature wins over the agent's, and is recorded
                 given = {"temperature": asked["temperature"]}
                 turns = [turn if turn.sampling else replace(turn, sampling=given) for turn in turns]
-            found[session_id] = ReplayCapture(session_id=session_id, turns=turns)
+            errors = list(episode.errors) if episode is not None else []
+            found[session_id] = ReplayCapture(session_id=session_id, turns=turns, errors=errors)
         return found
 
     async def delete_async(self, session_ids: Sequence[str]) -> int:

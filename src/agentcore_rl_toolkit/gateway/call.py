@@ -89,10 +89,9 @@ class Call:
         except asyncio.CancelledError:
             if self._aborted is None:
                 raise
-            self._fail(self._aborted, kind=AGENT_GONE if self._aborted.code == AGENT_GONE else None)
+            self._fail(self._aborted)
         except StatusError as e:
-            error = upstream_error(e.http_status, e.body)
-            self._fail(error, kind=error.code or error.kind, headers=passed(e.headers))
+            self._fail(upstream_error(e.http_status, e.body), passed(e.headers))
         except RequestError as e:
             self._fail(e)
         except (CaptureError, UpstreamError, ServerLostError) as e:
@@ -259,12 +258,12 @@ class Call:
                 self._deadline.reschedule(None)  # a second cancellation would end the wait for a rendering thread
                 self._task.cancel()
 
-    def _fail(self, error: RequestError, *, kind: str | None = None, headers: Mapping[str, str] | None = None) -> None:
-        """End the call with an error. ``kind`` is the record's name of the error, by default the kind of the error."""
+    def _fail(self, error: RequestError, headers: Mapping[str, str] | None = None) -> None:
+        """End the call with an error."""
         begun = bool(self.buffer)
         if begun and error.code != AGENT_GONE:
             error = RequestError(str(error), kind="upstream")
-        self._recorder.store_failure(error, kind or error.kind, begun=begun)
+        self._recorder.store_failure(error, begun=begun)
         self.cut = True
         self._end_with(error, headers)
 

@@ -14,6 +14,7 @@ from .capture import record as kinds
 from .capture.build import complete, pack_long_prompt
 from .capture.record import LEFT_OUT, TAG, TURNS, CallRecord, Captured
 from .context import Context
+from .engines.errors import event_error
 from .http.request import LARGE_BYTES, CallRequest
 from .sessions import RecordedReply, Session
 
@@ -64,7 +65,10 @@ class Recorder:
         if self.lost_weights:
             captured.untrainable = kinds.LOST_WEIGHTS
         if captured.error is not None or not captured.complete:
-            record.status = kinds.PARTIAL
+            record.status, record.http_status = kinds.PARTIAL, 502
+            if captured.error is not None:
+                failure = event_error(captured.error)
+                record.http_status, record.error_type = failure.status or 502, failure.kind
         elif captured.problem is not None:
             record.status = kinds.INVALID
         elif not captured.has_tokens and context.engine == "openai":
@@ -96,8 +100,8 @@ class Recorder:
             context.counters["store_failures"] += 1
             raise RequestError("the gateway could not store this call; try again", kind="overloaded")
 
-    def store_failure(self, error: RequestError, kind: str, *, begun: bool) -> None:
-        """Store a failed call as an event of the session, never as a turn. ``kind`` is the name of the error."""
+    def store_failure(self, error: RequestError, *, begun: bool) -> None:
+        """Store a failed call as an event of the session, never as a turn."""
         session, record = self._session, self.record
         if record.finished_s:
             return  # the reply is in the store
@@ -106,7 +110,7 @@ class Recorder:
         self._context.counters["turns_" + record.status] += 1
         if not begun:  # clients that have the head of a reply do not retry
             session.keep(self.reply)
-        self._store_error(error, kind, str(error))
+        self._store_error(error, str(error))
 
     def store_refusal(self, error: RequestError) -> None:
         """Store a refused request: its time, its status, the field at fault and the reason."""
@@ -115,13 +119,14 @@ class Recorder:
             return
         session.refused += 1
         if error.kind == "internal":
-            self._store_error(error, error.kind, str(error))
+            self._store_error(error, str(error))
         else:
             self.record.status = kinds.REFUSED
-            self._store_error(error, error.kind, f"{error.param or ''}: {error}")
+            self._store_error(error, f"{error.param or ''}: {error}")
 
-    def _store_error(self, error: RequestError, kind: str, message: str) -> None:
+    def _store_error(self, error: RequestError, message: str) -> None:
         session, record = self._session, self.record
+        kind = AGENT_GONE if record.status == kinds.ABORTED else error.kind
         if session.closed:
             return
         session.errors += 1

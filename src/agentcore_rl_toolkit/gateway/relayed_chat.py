@@ -96,11 +96,10 @@ class RelayedChat(Engine):
         return _to_json(body)
 
     def broken(self, captured: Captured, *, begun: bool) -> RequestError | None:
-        """Return None also for a reply that the agent understands although nothing can be recorded of it."""
-        if self.passes:
-            stream, finished = self.request.stream, bool(self._reply.finished)
-            understood = captured.problem is not None and finished and stream and not self._numbers
-            if (begun if captured.error is not None else understood) or (captured.choices and not stream):
+        """Return None also for a stream that the agent understands although nothing can be recorded of it."""
+        if self.passes and self.request.stream:
+            understood = captured.problem is not None and bool(self._reply.finished) and not self._numbers
+            if begun if captured.error is not None else understood:
                 return None
         return super().broken(captured, begun=begun)
 

@@ -161,7 +161,8 @@ async def test_a_fork_answers_as_one_sample_where_slime_puts_groups_back(replay:
 
 async def test_a_rollout_whose_call_the_engine_aborted_is_not_trained(episodes: list[Episode]) -> None:
     whole = next(e for e in episodes if e.kind == "multi_turn")
-    cut = replace(whole, turns=(*whole.turns[:-1], replace(whole.turns[-1], finish_reason="abort")))
+    error = {"status": "partial", "http_status": 502, "type": "partial", "message": "ended", "started_s": 2.0**40}
+    cut = replace(whole, turns=whole.turns[:-1], errors=(error,))
     for args, status in (
         (arguments(), Sample.Status.FAILED),
         (arguments(rollout_function_path="slime.rollout.fully_async_rollout.f"), Sample.Status.ABORTED),

@@ -9,11 +9,12 @@ from typing import Any
 import openai
 import pytest
 
+from agentcore_rl_toolkit.backends.collection.judge import end_of_calls
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, Limits, SessionHandle
 from scripted_engine import Fault, ScriptedEngine
 
-from ..asking import Start, captured, gpt, hang_up, opened, until
+from ..asking import MODEL, Start, captured, gpt, hang_up, opened, until
 
 USER = [{"role": "user", "content": "hello there"}]
 
@@ -80,6 +81,54 @@ async def test_a_stream_that_breaks_off_is_partial_and_the_agent_is_told(
     capture = await captured(client, session)
     assert capture.turns == []
     assert [e["status"] for e in capture.errors] == ["partial"]
+
+
+def out_of_memory(event: dict[str, Any]) -> dict[str, Any]:
+    error = {"error": {"message": "out of memory", "type": "InternalServerError", "code": 500}}
+    return error if any(choice["finish_reason"] for choice in event["choices"]) else event
+
+
+def aborted(event: dict[str, Any]) -> dict[str, Any]:
+    for choice in event["choices"]:
+        choice["finish_reason"] = choice["finish_reason"] and "abort"
+    return event
+
+
+@pytest.mark.parametrize("edit", [out_of_memory, aborted])
+@pytest.mark.parametrize("dialect", ["chat", "responses"])
+@pytest.mark.parametrize("model_dir", [None, str(MODEL)])
+async def test_an_engine_that_ends_a_stream_by_itself_has_failed_and_not_the_agent(
+    engine: ScriptedEngine, start_gateway: Start, edit: Any, dialect: str, model_dir: str | None
+) -> None:
+    gateway = await start_gateway(engine, model_dir=model_dir)
+    session = await opened(gateway)
+    engine.faults.append(Fault(edit=edit))
+    async with gpt(session) as llm:
+        if dialect == "responses":
+            events = [event async for event in await llm.responses.create(model="m", input="hi", stream=True)]
+            assert events[-1].type == "response.failed"
+        else:
+            with pytest.raises(openai.APIError):
+                async for _ in await llm.chat.completions.create(model="m", messages=USER, stream=True):
+                    pass
+    capture = await captured(gateway, session)
+    assert (capture.turns, [(e["status"], e["http_status"]) for e in capture.errors]) == ([], [("partial", 502)])
+    assert end_of_calls(capture)[0]  # an agent that hides it gets no reward
+
+
+@pytest.mark.parametrize("model_dir", [None, str(MODEL)])
+async def test_a_reply_that_the_engine_aborted_is_sampled_again_when_the_client_asks_again(
+    engine: ScriptedEngine, start_gateway: Start, model_dir: str | None
+) -> None:
+    gateway = await start_gateway(engine, model_dir=model_dir)
+    session = await opened(gateway)
+    engine.faults.append(Fault(edit=aborted))
+    async with gpt(session).with_options(max_retries=1) as llm:
+        reply = await llm.chat.completions.create(model="m", messages=USER)
+    assert (reply.choices[0].finish_reason, len(engine.calls)) == ("stop", 2)
+    capture = await captured(gateway, session)
+    assert [turn.completion_ids for turn in capture.turns] == [engine.calls[1].completion_ids[0]]
+    assert end_of_calls(capture) == (None, None)
 
 
 EDITS: dict[str, Callable[[dict[str, Any]], Any]] = {

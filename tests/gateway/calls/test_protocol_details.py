@@ -13,7 +13,7 @@ from strands.models.anthropic import AnthropicModel
 from strands.models.openai import OpenAIModel
 from strands.types.exceptions import ContextWindowOverflowException
 
-from agentcore_rl_toolkit.gateway import Gateway, SessionHandle
+from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
 from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.testing.engine import error_body
 from agentcore_rl_toolkit.messages.render import Renderer
@@ -73,7 +73,7 @@ async def test_an_answer_that_does_not_fit_is_not_called_a_prompt_that_is_too_lo
 
 
 async def test_an_agent_knows_an_engines_overflow_for_what_it_is(
-    engine: ScriptedEngine, session: SessionHandle
+    engine: ScriptedEngine, client: GatewayClient, session: SessionHandle
 ) -> None:
     """As an agent of Strands does, which then makes its history shorter: by code or, with Anthropic, by words."""
     url, key = session.base_url, session.api_key
@@ -87,6 +87,7 @@ async def test_an_agent_knows_an_engines_overflow_for_what_it_is(
         with pytest.raises(ContextWindowOverflowException):
             _ = [event async for event in model.stream([{"role": "user", "content": [{"text": "hi"}]}])]
     await claudes.client.close()
+    assert {error["type"] for error in (await captured(client, session)).errors} == {"context_overflow"}
 
 
 LATE = {"message": "The input (9 tokens) is longer than the model's context length (5 tokens)."}
@@ -127,6 +128,8 @@ async def test_an_overflow_that_the_engine_tells_within_its_stream_is_a_400(
         assert caught.value.code == "context_length_exceeded"
     else:
         assert "'message': \"prompt is too long: The input (9 tokens)" in caught.value.message
+    [error] = (await captured(gateway, session)).errors
+    assert (error["http_status"], error["type"]) == (400, "context_overflow")
 
 
 # -- tools

@@ -13,9 +13,8 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from ...errors import CaptureError, ConfigError
+from ...errors import ConfigError
 from ..collection.groups import CollectedRollout, trained_temperature
-from ..collection.judge import lost
 from ..collection.recording import Recording
 from ..service import RolloutService
 from .convert import NOTE, joined, to_slime
@@ -99,18 +98,17 @@ async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], eval
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
     rollout = task.result()
-    if cut_off(rollout):
-        if "fully_async" in str(getattr(args, "rollout_function_path", "")) and not evaluation:
-            sample.status = type(sample).Status.ABORTED  # slime runs it again with the new weights
-            return sample
-        why = CaptureError("the engine aborted a call of the agent", session_id=rollout.session_id)
-        rollout = lost(rollout, why)
+    fully_async = "fully_async" in str(getattr(args, "rollout_function_path", ""))
+    if cut_off(rollout) and fully_async and not evaluation:
+        sample.status = type(sample).Status.ABORTED  # slime runs it again with the new weights
+        return sample
     return joined(to_slime(rollout, sample, args=args, filler_id=_filler_id(args)))
 
 
 def cut_off(rollout: CollectedRollout) -> bool:
-    """Return True if SGLang aborted one of the rollout's calls, as it does when slime updates weights under running rollouts."""
-    return rollout.capture is not None and any(turn.finish_reason == "abort" for turn in rollout.capture.turns)
+    """Return True if the rollout is lost since SGLang aborted a call, as it does when slime updates weights under rollouts."""
+    broken = () if rollout.usable or rollout.capture is None else rollout.capture.errors
+    return any(error["status"] == "partial" for error in broken)
 
 
 def payload_of(sample: Any) -> dict[str, Any]:

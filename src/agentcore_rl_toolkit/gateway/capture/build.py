@@ -101,7 +101,7 @@ def complete(
     record.reply_id = captured.reply_id
     record.parent_turn, record.branch_reason = captured.parent_turn, captured.branch_reason
     if record.status not in TURNS:
-        record.error_type = record.status
+        record.error_type = record.error_type or record.status
     record.error = captured.problem or (captured.error.decode("utf-8", "replace") if captured.error else None)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import CaptureError
+from ...trajectory import UNFINISHED_REASONS
 from .record import Captured, ChoiceRecord, pack_ids, pack_logprobs
 
 
@@ -78,7 +79,7 @@ class ChoiceTokens:
                 captured.problem or f"choice {index} has {len(ids) // 4} token ids and {counted} logprobs"
             )
             logprobs = None
-        if finish_reason is None:
+        if finish_reason in UNFINISHED_REASONS:  # an engine that changes its weights may abort calls
             captured.complete = False
         captured.first_named = captured.first_named or self.both_ends
         return ChoiceRecord(
