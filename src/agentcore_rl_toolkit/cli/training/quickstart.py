@@ -15,7 +15,7 @@ from ..train import train_here
 from .settings import LocalRun, new_folder
 
 # Many problems per step and few rollouts of each: the reward rises most steadily if the policy soon solves most problems.
-SHAPE = {"steps": 14, "groups": 16, "rollouts": 4, "learning_rate": 6e-4}
+SHAPE = {"steps": 10, "groups": 16, "rollouts": 4, "learning_rate": 6e-4}
 HELD_OUT = 96  # a standard error of 2 points at 95 %
 SMOKE_STEPS, SMOKE_HELD_OUT = 8, 64  # evaluation must not take most of the time of a run of a few steps
 
@@ -24,7 +24,7 @@ SMOKE_STEPS, SMOKE_HELD_OUT = 8, 64  # evaluation must not take most of the time
 @click.option(
     "--out", type=click.Path(file_okay=False, path_type=Path), help="Folder of the run. [default: runs/<exp_id>]"
 )
-@click.option("--steps", type=click.IntRange(1), help="Training steps. [default: 14]")
+@click.option("--steps", type=click.IntRange(1), help="Training steps. [default: 10]")
 @click.option("--resume", is_flag=True, help="Continue the newest unfinished run, or the run in --out.")
 @click.option(
     "--agent",
@@ -39,9 +39,9 @@ def command(out: Path | None, resume: bool, words: tuple[str, ...], as_json: boo
     """Train a small tool-using agent on this machine and watch its reward rise.
 
     The command starts a local AgentCore Runtime, a model gateway, and a small model. It runs the Strands math agent of the
-    examples in about a thousand isolated sessions, and trains the model with GRPO on exactly the tokens that it sampled.
+    examples in about 800 isolated sessions, and trains the model with GRPO on exactly the tokens that it sampled.
 
-    It needs no AWS account, no GPU, and no download, and takes one to three minutes on two idle cores. The folder
+    It needs no AWS account, no GPU, and no download, and takes one to two minutes on two idle cores. The folder
     runs/<exp_id>/ contains everything.
     """
     given = from_words(words, LocalRun) | {name: value for name, value in options.items() if value is not None}
