@@ -13,10 +13,14 @@ import urllib.error
 from collections.abc import Callable
 from typing import Any
 
+import anthropic
 import httpx
+import httpx2
 import openai
 import pytest
 from botocore.exceptions import EventStreamError
+from google import genai
+from google.genai import types as genai_types
 from strands.types.exceptions import (
     ContextWindowOverflowException,
     EventLoopException,
@@ -204,6 +208,55 @@ CASES: list[tuple[str, Callable[[], BaseException], Blame]] = [
 @pytest.mark.parametrize(("make", "whose"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
 def test_an_exception_says_whose_failure_it_is(make: Callable[[], BaseException], whose: Blame) -> None:
     assert blame(make()) == whose
+
+
+def caught(call: Callable[[], object]) -> BaseException:
+    with pytest.raises(Exception) as found:
+        call()
+    return found.value
+
+
+def ask_gemini(url: str) -> object:
+    with genai.Client(api_key="none", http_options=genai_types.HttpOptions(base_url=url)) as client:
+        return client.models.generate_content(model="m", contents="hi")
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "whose"),
+    [
+        (503, "no server is available", INFRASTRUCTURE),
+        (429, "slow down", INFRASTRUCTURE),
+        (401, "a wrong key", INFRASTRUCTURE),
+        (400, "the prompt is longer than the model's context length", failed_at("context")),
+        (400, "no contents", AGENT),
+    ],
+)
+def test_an_error_of_googles_client_has_the_cause_of_its_reply(status: int, message: str, whose: Blame) -> None:
+    with answering(lambda _: (status, {"error": {"code": status, "message": message, "status": "X"}})) as url:
+        assert blame(caught(lambda: ask_gemini(url))) == whose
+
+
+@pytest.mark.parametrize("library", [httpx, httpx2], ids=["httpx", "httpx2"])
+@pytest.mark.parametrize(
+    ("reply", "whose"),
+    [(None, INFRASTRUCTURE), ((503, b""), INFRASTRUCTURE), ((404, b""), AGENT)],
+    ids=["hangs up", "503", "404"],
+)
+def test_clients_of_both_httpx_are_known(library: Any, reply: tuple[int, bytes] | None, whose: Blame) -> None:
+    with answering(lambda _: reply) as url:
+        assert blame(caught(lambda: library.post(url).raise_for_status())) == whose
+
+
+def test_a_stream_of_anthropics_client_that_breaks_off_is_the_infrastructures() -> None:
+    def ask(url: str) -> None:
+        client = anthropic.Anthropic(api_key="none", base_url=url, max_retries=0)
+        messages: Any = [{"role": "user", "content": "hi"}]
+        with client.messages.stream(model="m", max_tokens=9, messages=messages) as stream:
+            stream.until_done()
+
+    headers = {"content-type": "text/event-stream", "content-length": "999", "connection": "close"}
+    with answering(lambda _: (200, b": ping\n\n", headers)) as url:
+        assert blame(caught(lambda: ask(url))) == INFRASTRUCTURE
 
 
 def test_an_agent_names_its_own_exceptions_of_a_policy_that_failed() -> None:

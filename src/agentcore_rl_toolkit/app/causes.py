@@ -5,8 +5,8 @@ contexts, members of groups), because frameworks wrap the client's exception. In
 outweighs one of the policy: a model call that never reached the model shows nothing about the policy.
 
 Sources: strands.types.exceptions, langgraph.errors, langchain_core.exceptions, agents.exceptions (OpenAI Agents SDK), the
-exception modules of openai, anthropic, litellm, pydantic-ai, smolagents, dspy, instructor, google-adk, mini-swe-agent, httpx,
-requests and aiohttp. `aws_errors` has those of botocore and urllib3.
+exception modules of openai, anthropic, litellm, pydantic-ai, smolagents, dspy, instructor, google-genai, google-adk, mini-swe-agent,
+httpx, requests and aiohttp. `aws_errors` has those of botocore and urllib3.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _KINDS = {
         langchain_core.ModelAuthenticationError langchain_core.ModelConnectionError langchain_core.ModelNotFoundError
         langchain_core.ModelPermissionDeniedError langchain_core.ModelRateLimitError langchain_core.ModelTimeoutError""",
     "throttled": "strands.ModelThrottledException",  # decides only if nothing else in the chain does
-    "model_answer": "openai.APIError anthropic.APIError",
+    "model_answer": "openai.APIError anthropic.APIError google.APIError",
     "answer": """httpx.HTTPStatusError requests.HTTPError aiohttp.ClientResponseError botocore.ClientError
         urllib.HTTPError""",
 }
@@ -111,7 +111,8 @@ def elsewhere(error: BaseException, base_url: str | None) -> str | None:
 
 
 def _kind(error: BaseException) -> str | None:
-    names = (f"{cls.__module__.partition('.')[0]}.{cls.__name__}" for cls in type(error).__mro__)
+    # httpx2 and httpcore2 have the classes of httpx and httpcore.
+    names = (f"{cls.__module__.partition('.')[0].removesuffix('2')}.{cls.__name__}" for cls in type(error).__mro__)
     return next((_TABLE[name] for name in names if name in _TABLE), None)
 
 
