@@ -5,8 +5,8 @@ contexts, members of groups), because frameworks wrap the client's exception. In
 outweighs one of the policy: a model call that never reached the model shows nothing about the policy.
 
 Sources: strands.types.exceptions, langgraph.errors, langchain_core.exceptions, agents.exceptions (OpenAI Agents SDK), the
-exception modules of openai, anthropic, litellm, pydantic-ai, smolagents, dspy, instructor, google-genai, google-adk, mini-swe-agent,
-httpx, requests and aiohttp. `aws_errors` has those of botocore and urllib3.
+exception modules of openai, anthropic, litellm, pydantic-ai, smolagents, dspy, instructor, google-genai, google-adk,
+mini-swe-agent, httpx, requests and aiohttp. `aws_errors` has those of botocore and urllib3.
 """
 
 from __future__ import annotations
