@@ -6,7 +6,7 @@ code that is not trusted belongs into the last one, or on AgentCore.
 
 The system's folders, the interpreter, this package, the agent's project and the paths of ``--readable`` are read-only inside;
 the folders of the sessions and of ``--writable``, and the store, are writable. `Cover` hides answers and keys in all of them.
-Network, processes and users are as outside.
+Network and users are as outside. Processes are visible, but from Linux 6.12 on, a session can only signal its own.
 
 ``/proc`` is the real one, whole: only then can a Bubblewrap inside (an agent that runs its tools in sandboxes) make a
 sandbox, as root and as an ordinary user. The sandbox is a user namespace, from which the kernel lets no process look into one

@@ -27,7 +27,6 @@ from .runtime import Runtime
 from .sessions.table import Launcher
 
 ACCESS_KEY = "local"  # the name of a key that the runtime makes itself
-TICK_S = 1.0
 AFTER_SESSIONS_S = 2  # time for the replies to calls of killed sessions
 
 
@@ -65,7 +64,8 @@ async def serve(
         arns = await loading
         hosts = HostCheck({listener.getsockname()[0], host}, allowed_hosts)
         with _described(runtime, url_of(listener), arns, has_key=keys.is_here(host)) as content:
-            server = _Server(runtime, RuntimeApp(runtime, hosts), stop, lambda: _announce(content, ready_file))
+            server = _Server(runtime, RuntimeApp(runtime, hosts), lambda: _announce(content, ready_file))
+            stopping.add_done_callback(lambda _: setattr(server, "should_exit", True))
             await server.serve(sockets=[listener])
     except asyncio.CancelledError:
         if not loading.cancelled():  # otherwise a signal came during the load
@@ -116,12 +116,12 @@ def _announce(content: dict[str, Any], ready_file: Path | None) -> None:
 
 
 class _Server(uvicorn.Server):
-    """Serves until a signal or the event ``stop``, and then ends the sessions at once.
+    """Serves until it should exit, and then ends the sessions at once.
 
     Running calls get the rest of their replies, or a 424. Ray replaces the handlers of signals, and uvicorn sets its own later.
     """
 
-    def __init__(self, runtime: Runtime, app: RuntimeApp, stop: asyncio.Event, on_started: Callable[[], None]) -> None:
+    def __init__(self, runtime: Runtime, app: RuntimeApp, on_started: Callable[[], None]) -> None:
         config = uvicorn.Config(
             app,
             http="h11",
@@ -136,21 +136,11 @@ class _Server(uvicorn.Server):
             timeout_graceful_shutdown=math.ceil(runtime.config.times.shutdown_grace_s) + AFTER_SESSIONS_S,
         )
         super().__init__(config)
-        self._runtime, self._stop, self._on_started = runtime, stop, on_started
-        self._loop = asyncio.get_running_loop()
+        self._runtime, self._on_started = runtime, on_started
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._on_started()
-
-    async def main_loop(self) -> None:
-        while not (await self.on_tick(0) or self._stop.is_set()):  # it renews the time in `Date`
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stop.wait(), TICK_S)
-
-    def handle_exit(self, sig: int, frame: Any) -> None:
-        super().handle_exit(sig, frame)
-        self._loop.call_soon_threadsafe(self._stop.set)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         sessions = asyncio.create_task(self._runtime.end_sessions())

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import sqlite3
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +17,17 @@ from agentcore_rl_toolkit.isolation import sandbox
 from ..conftest import Server, shown
 
 needs_sandbox = pytest.mark.skipif(sandbox.no_sandbox() is not None, reason=f"no sandbox here: {sandbox.no_sandbox()}")
+TOOL = """
+import os, subprocess
+from bedrock_agentcore.runtime import BedrockAgentCoreApp
+app = BedrockAgentCoreApp()
+@app.entrypoint
+def call(payload):
+    own = subprocess.Popen(["sleep", "600"])
+    said = [subprocess.run(["kill", str(pid)], capture_output=True).returncode for pid in (*payload["pids"], own.pid)]
+    return {"said": said, "own": own.wait(), "pid": os.getpid()}
+app.run()
+"""
 AGENT = """
 import os, sqlite3
 from pathlib import Path
@@ -83,3 +96,21 @@ def test_a_session_finds_no_folder_log_or_socket_of_another_session(server: Serv
     for shared, seen in ((folder.parent, own.name), (logs, ""), (sockets, "")):
         assert len(list(shared.iterdir())) >= 2  # outside
         assert shown(server.command(second, f"ls {shared}")).split() == seen.split(), shared
+
+
+@needs_sandbox
+@pytest.mark.skipif(ctypes.CDLL(None).syscall(444, None, 0, 1) < 6, reason="the kernel limits no signals")
+def test_a_tool_that_kills_processes_ends_only_those_of_its_session(
+    start_server: Callable[..., Server], tmp_path: Path
+) -> None:
+    (tmp_path / "agent.py").write_text(TOOL)
+    server = start_server(agent=tmp_path / "agent.py")
+    if server.view.get("/_local/status")["templates"][0]["no_view"] is not None:
+        pytest.skip("the kernel allows no view")
+    first = new_session_id()
+    with subprocess.Popen(["sleep", "600"]) as outside:
+        other = server.invoke({"pids": []}, first)
+        found = server.invoke({"pids": [outside.pid, other["pid"]]})
+        alive = outside.poll() is None, server.invoke({"pids": []}, first)["pid"] == other["pid"]
+        outside.kill()
+    assert (found["said"], found["own"], alive) == ([1, 1, 0], -15, (True, True))

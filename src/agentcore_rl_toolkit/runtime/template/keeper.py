@@ -141,6 +141,7 @@ class Keeper:
         if order["project"] is not None:
             view.make(order["project"], order["copied"], emptied=order["emptied"], own=order["own"])
             linux.die_with_parent(signal.SIGKILL)  # a process that changes its user namespace may lose this
+            linux.keep_signals_inside()  # a policy's `pkill python` must not end the trainer
         _enter(order["dir"])
         link_files(order["links"], order["dir"], order["copied"] if order["project"] is None else ())
         tempfile.tempdir = None

@@ -53,7 +53,7 @@ def serve(config: Any, listener: socket.socket) -> int:
     # action would end the process before its exit functions ran.
     for number in (signal.SIGTERM, signal.SIGINT):
         if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
-            signal.signal(number, _nothing)
+            signal.signal(number, lambda number, frame: None)
     server = SessionServer(config)
     try:
         factory = config.get_loop_factory()
@@ -80,7 +80,3 @@ def leave(status: int) -> None:
             except (OSError, ValueError, AttributeError):
                 continue
         os._exit(status)
-
-
-def _nothing(signum: int, frame: Any) -> None:
-    return None
