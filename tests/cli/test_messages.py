@@ -25,6 +25,8 @@ from agentcore_rl_toolkit.isolation.hints import hint
 from agentcore_rl_toolkit.runs import RunWriter
 from agentcore_rl_toolkit.runs.record import Rollout
 
+from ..conftest import CommandLine
+
 SESSION = {"AWS_ACCESS_KEY_ID": "local"}
 TRACEBACK = """Traceback (most recent call last):
   File "/home/me/shop/agent.py", line 7, in run
@@ -86,6 +88,16 @@ def test_a_full_disk_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     said = capsys.readouterr().err
     assert said.startswith("error: the disk is full (")
     assert said.count("\n") == 1
+
+
+def test_a_path_that_cannot_be_written_is_one_line(tmp_path: Path, command_line: CommandLine) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "traces.jsonl").write_text('{"turns": [{"input": "hi"}]}\n')
+    for place in ("absent/rows.jsonl", "file/rows.jsonl", "x" * 300):
+        done = command_line("harvest", str(tmp_path / "traces.jsonl"), "--out", str(tmp_path / place))
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+        assert done.stderr.startswith("error: ")
+        assert str(tmp_path / place) in done.stderr
 
 
 def test_the_end_of_a_run_explains_what_failed(tmp_path: Path) -> None:

@@ -68,8 +68,11 @@ class _LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
+        from .._servers.process import terminated_as_interrupted
+
         try:
-            return super().invoke(ctx)
+            with terminated_as_interrupted():
+                return super().invoke(ctx)
         except KeyboardInterrupt:
             ctx.exit(130)
 
@@ -104,12 +107,12 @@ def main() -> None:
         click.echo(visible(f"error: {e}"), err=True)
         sys.exit(2 if isinstance(e, (ConfigError, MissingExtraError)) else 1)
     except (OSError, sqlite3.OperationalError) as e:
-        if getattr(e, "errno", None) not in (errno.ENOSPC, errno.EDQUOT) and "disk is full" not in str(e):
+        text = str(e)
+        if getattr(e, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "disk is full" in text:
+            text = f"the disk is full ({e}): free space, then continue with --resume if the command has it"
+        elif getattr(e, "filename", None) is None:
             raise
-        click.echo(
-            visible(f"error: the disk is full ({e}): free space, then continue with --resume if the command has it"),
-            err=True,
-        )
+        click.echo(visible(f"error: {text}"), err=True)
         sys.exit(1)
     except ModuleNotFoundError as e:
         # A heavy import inside a command: name the extra of the command.

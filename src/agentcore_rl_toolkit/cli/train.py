@@ -328,17 +328,14 @@ def _train_at_service(backend: str, config: Any, *, rehearse: bool, agent: Path 
 
 
 def _until_interrupted(work: Coroutine[Any, Any, T]) -> T:
-    """Run it. Ctrl-C and SIGTERM stop it and its work at the service, and end the process with 130."""
+    """Run it. Ctrl-C stops it and its work at the service, and ends the process with 130."""
     import asyncio
 
-    from .._servers.process import terminated_as_interrupted
-
-    with terminated_as_interrupted():
-        try:
-            return asyncio.run(work)
-        except KeyboardInterrupt:
-            click.echo("interrupted", err=True)
-            sys.exit(130)
+    try:
+        return asyncio.run(work)
+    except KeyboardInterrupt:
+        click.echo("interrupted", err=True)
+        sys.exit(130)
 
 
 def _show_quotas(config: Any, slime_steps: int) -> None:

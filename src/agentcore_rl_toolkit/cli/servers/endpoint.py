@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..._servers.host_check import is_loopback
-from ..._servers.process import parent_gone, terminated_as_interrupted, write_ready
+from ..._servers.process import parent_gone, write_ready
 from ...errors import ConfigError
 from ..models import Model
 from ..options import engine_option, from_environment, with_server
@@ -71,7 +71,6 @@ def command(
     engine, folder = engine or "policy", model or WEIGHTS_DIR
     with (
         contextlib.suppress(KeyboardInterrupt),
-        terminated_as_interrupted(),
         tempfile.TemporaryDirectory(prefix="agentcore-rl-serve-", ignore_cleanup_errors=True) as logs,
         Services(Path(logs), env=QUIET) as services,
     ):

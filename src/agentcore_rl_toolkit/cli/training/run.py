@@ -70,9 +70,8 @@ def train(settings: LocalRun, run_dir: Path, console: Console, *, alone: bool = 
 
     ``alone``: always on a new stack.
 
-    Call it on the main thread. Raises: AgentCoreRLError; KeyboardInterrupt on Ctrl-C and SIGTERM.
+    Call it on the main thread. Raises: AgentCoreRLError; KeyboardInterrupt on Ctrl-C.
     """
-    from ..._servers.process import terminated_as_interrupted
     from ...backends.collection.recording import open_recording
     from ...backends.training.settings import Services
     from ...client import Deadlines, RolloutClient
@@ -84,7 +83,6 @@ def train(settings: LocalRun, run_dir: Path, console: Console, *, alone: bool = 
     rows, held_out = settings.rows()
     with contextlib.ExitStack() as exits:
         exits.enter_context(locked(run_dir))
-        exits.enter_context(terminated_as_interrupted())
         runner = exits.enter_context(asyncio.Runner())  # closed last: a thread of it may wait for a service
         inputs = settings.inputs
         hidden = [inputs.data_path, inputs.eval_data_path, settings.judging.judge, run_dir]

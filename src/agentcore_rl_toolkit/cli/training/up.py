@@ -9,7 +9,6 @@ from typing import Any
 
 import click
 
-from ..._servers.process import terminated_as_interrupted
 from ...backends.scorer import scorer_files
 from ...errors import ConfigError
 from ..models import model_option
@@ -61,7 +60,6 @@ def command(
     (Path.cwd() / FOLDER).mkdir(mode=0o700, exist_ok=True)  # it exists before the sandbox, which hides its contents
     try:
         with (
-            terminated_as_interrupted(),
             scratch_folder("up") as scratch,
             own(
                 file,
