@@ -32,21 +32,20 @@ def start_command(words: Sequence[str]) -> list[str]:
     The words before them stay, such as `opentelemetry-instrument`.
     Raises: ConfigError for a command that starts no file or module with Python.
     """
-    found = [*words]
-    for place, word in enumerate(found):
+    for place, word in enumerate(words):
         if _PYTHON.fullmatch(word):
             try:  # the name of a module is the first word that is no option, and the words after it belong to the module
-                options, started = getopt.getopt(found[place + 1 :], _OPTIONS, ["check-hash-based-pycs="])
+                options, started = getopt.getopt(words[place + 1 :], _OPTIONS, ["check-hash-based-pycs="])
             except getopt.GetoptError:  # such as `-c`
                 break
             if not started or started[0] == "-":
                 break
             module = ["-m"] * (("-m", "") in options)
             own = [part for option in options if option[0] != "-m" for part in option if part]
-            return [*found[: place + 1], *own, "-m", STARTER, *module, *started]
+            return [*words[: place + 1], *own, "-m", STARTER, *module, *started]
         if _SERVER.fullmatch(word):
             python = str(Path(word).with_name("python"))
-            return [*found[:place], python, "-m", STARTER, "-m", Path(word).name, *found[place + 1 :]]
+            return [*words[:place], python, "-m", STARTER, "-m", Path(word).name, *words[place + 1 :]]
     raise ConfigError(
         f"the image starts {shlex.join(words) or 'nothing'}; a version for rollouts needs a command with python or uvicorn, as a "
         "list of words, with a file or a module, and not as a line of a shell or of `python -c`"

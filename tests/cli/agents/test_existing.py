@@ -65,17 +65,20 @@ def test_the_source_shows_entrypoint_framework_model_and_payload(agent: Path) ->
     assert "client of bedrock-runtime" in other["model"]
 
 
+@pytest.mark.parametrize("packaged", [False, True])
 def test_a_scorer_its_test_and_data_are_written_and_nothing_is_overwritten(
-    agent: Path, command_line: CommandLine
+    agent: Path, command_line: CommandLine, packaged: bool
 ) -> None:
+    if packaged:
+        (agent.parent / "__init__.py").touch()
     done = command_line("init", "--from", str(agent))
     assert done.returncode == 0, done.stderr
     assert "model      BedrockModel" in done.stdout
     assert "eval --agent" in done.stdout
     assert read_rows(agent.with_name("rows.jsonl"))[0].payload.keys() == {"question", "hint", "_reference"}
     assert scorer_at(str(agent.with_name("score.py"))).name == "score.py:score"
-    tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_score.py"]
-    subprocess.run(tests, cwd=agent.parent, check=True, timeout=120)
+    tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"{agent.parent.name}/test_score.py"]
+    subprocess.run(tests, cwd=agent.parent.parent, check=True, timeout=120)
     again = command_line("init", "--from", str(agent))
     assert (again.returncode, "score.py, test_score.py, rows.jsonl" in again.stderr) == (2, True)
     assert agent.read_text() == AGENT

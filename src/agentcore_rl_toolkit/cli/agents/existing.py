@@ -35,7 +35,7 @@ def score(payload, answer, reference, trajectory):
 '''
 _TEST = '''"""The scorer tells right answers from wrong ones: a wrong score trains the wrong behavior without an error."""
 
-from score import score
+from %sscore import score
 
 
 def test_a_right_answer_scores_and_a_wrong_or_empty_one_does_not():
@@ -75,7 +75,8 @@ def write_scorer(file: Path, keys: Sequence[str]) -> list[Path]:
     """Write a scorer, its test and two rows next to an agent. Raises: ConfigError if one of these files exists."""
     row = dict.fromkeys(keys or ("prompt",), "...")
     rows = "".join(json.dumps({**row, "_reference": f"the answer to row {n}"}) + "\n" for n in (1, 2))
-    texts = {"score.py": _SCORE.format(agent=file.name), "test_score.py": _TEST, "rows.jsonl": rows}
+    dot = "." if (file.parent / "__init__.py").exists() else ""  # pytest imports the test as a part of the package
+    texts = {"score.py": _SCORE.format(agent=file.name), "test_score.py": _TEST % dot, "rows.jsonl": rows}
     if there := [name for name in texts if (file.parent / name).exists()]:
         raise ConfigError(f"{', '.join(there)} in {file.parent}: already there; move them")
     for name, text in texts.items():
