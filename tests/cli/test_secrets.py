@@ -35,7 +35,7 @@ def shop(tmp_path: Path) -> Path:
     entrypoint = "async def invoke_agent(payload):\n"
     agent.write_text(agent.read_text().replace(entrypoint, entrypoint + CHECK))
     (tmp_path / "shop" / "rows.jsonl").write_text(json.dumps({"prompt": "2 + 2?", "answer": "4", "api_key": SECRET}))
-    (tmp_path / "shop" / ".env").write_text(f"DOTENV={SECRET}-dotenv\nGIVEN=overridden\n")
+    (tmp_path / "shop" / ".env").write_text(f"\ufeffDOTENV={SECRET}-dotenv\nGIVEN=overridden\n")
     (tmp_path / "shop" / "runs").mkdir()
     return tmp_path
 

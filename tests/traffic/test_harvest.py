@@ -181,7 +181,8 @@ def test_a_line_ends_at_a_newline_only(tmp_path: Path) -> None:
     assert run(str(file), "--out", str(tmp_path / "rows.jsonl")).exit_code == 0
     found = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().split("\n") if line]
     assert found == [{"prompt": f"1 {prompt}"}, {"prompt": f"2 {prompt}"}]
-    file.write_text(json.dumps([json.loads(line) for line in file.read_text().split("\n") if line], indent=2))
+    whole = json.dumps([json.loads(line) for line in file.read_text().split("\n") if line], indent=2)
+    file.write_text(whole, encoding="utf-8-sig")
     assert run(str(file), "--out", str(tmp_path / "rows.jsonl"), "--force").output.startswith(
         f"{tmp_path}/rows.jsonl: 2 rows"
     )

@@ -60,7 +60,7 @@ def read_dotenv(path: Path) -> dict[str, str]:
     from dotenv import dotenv_values
 
     found = path.exists() and not path.is_dir()  # it may be a pipe
-    text = path.read_text(encoding="utf-8", errors="replace") if found else ""
+    text = path.read_text(encoding="utf-8-sig", errors="replace") if found else ""
     stored = dotenv_values(stream=io.StringIO(text), interpolate=False)
     return {name: value for name, value in stored.items() if value is not None}
 

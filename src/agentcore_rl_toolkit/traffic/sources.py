@@ -20,7 +20,7 @@ Call = Callable[..., Any]  # (operation, **parameters) of the service `logs`
 
 def read_file(path: Path) -> list[dict[str, Any]]:
     """Return the records of a file: one JSON object or list, or one in each line. Raises: ConfigError that names the line."""
-    text = path.read_text(encoding="utf-8", errors="replace")
+    text = path.read_text(encoding="utf-8-sig", errors="replace")
     try:
         found = [json.loads(text)]
     except ValueError:
