@@ -175,7 +175,10 @@ def test_the_reference_of_an_invoked_row_leaves_the_list_of_processes(project: P
         process.terminate()
 
 
-def test_ctrl_c_does_not_wait_for_the_scores_that_have_not_begun(project: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_ctrl_c_or_the_end_of_the_job_does_not_wait_for_the_scores_that_have_not_begun(
+    project: Path, number: signal.Signals
+) -> None:
     (project / "app.py").write_text(
         SPY.partition("@app.entrypoint")[0] + "@app.entrypoint\ndef invoke(payload):\n    return 1\n"
     )
@@ -191,11 +194,28 @@ def test_ctrl_c_does_not_wait_for_the_scores_that_have_not_begun(project: Path) 
     ) as process:
         assert process.stderr is not None
         assert any(line.startswith("40/40 done") for line in process.stderr)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         began_s = time.monotonic()
         assert "to continue" in process.stderr.read().lower()
         assert process.wait() == 130
         assert time.monotonic() - began_s < 30
+
+
+def test_a_refused_resume_keeps_the_results_of_the_run(project: Path, run_here: CommandLine) -> None:
+    (project / "app.py").write_text(
+        SPY.partition("@app.entrypoint")[0] + "@app.entrypoint\ndef invoke(payload):\n    return 1\n"
+    )
+    (project / "score.py").write_text("def score(*_):\n    return 1\n")
+    (project / "rows.jsonl").write_text('{"prompt": "hi"}\n')
+    words = ["eval", "--agent", "app.py", "--score", "score.py", "--data", "rows.jsonl", "--model", "none"]
+    assert run_here(project, *words, "--out", "run").returncode == 0
+    before = {name: (project / "run" / name).read_text() for name in ("results.jsonl", "results.csv", "summary.json")}
+    repeated = run_here(project, *words, "--out", "run", "--resume", "--repeat", "2")
+    assert (repeated.returncode, "began with another --repeat" in repeated.stderr) == (2, True)
+    (project / "rows.jsonl").write_text('{"prompt": "another"}\n')
+    changed = run_here(project, *words, "--out", "run", "--resume")
+    assert (changed.returncode, "its payload differs" in changed.stderr) == (2, True)
+    assert {name: (project / "run" / name).read_text() for name in before} == before
 
 
 def test_invoke_runs_and_scores_one_row(tmp_path: Path, run_here: CommandLine) -> None:

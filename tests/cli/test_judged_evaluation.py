@@ -17,6 +17,7 @@ from agentcore_rl_toolkit.runs import RunReader, RunWriter
 
 from ..backends.test_llm_judge import judge as judge
 from ..backends.test_llm_judge import prose, said, scores, shown
+from ..conftest import CommandLine
 
 PAYLOADS = {name: {"prompt": f"do {name}"} for name in "ab"}
 
@@ -73,3 +74,10 @@ def test_an_evaluation_whose_judge_fails_has_no_reward_and_says_why(tmp_path: Pa
     assert "not the requested JSON" in most_frequent(found)
     with RunReader(tmp_path / "run") as run:
         assert [row["mask_reason"] for row in run.rollouts()] == ["judge"] * 4 + [None]
+
+
+def test_a_weight_without_a_judge_is_refused(tmp_path: Path, command_line: CommandLine) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "hi"}\n')
+    words = ("--agent", "agent.py", "--data", str(tmp_path / "rows.jsonl"), "--judge-weight", "0.5")
+    done = command_line("eval", *words)
+    assert (done.returncode, done.stderr) == (2, "error: --judge-weight needs --judge FILE\n")

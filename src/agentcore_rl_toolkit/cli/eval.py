@@ -69,7 +69,8 @@ SECTIONS = {
     "Sessions": "session_env env_file readable writable",
     "The run": "out resume bucket as_json",
 }
-SAME = ("agent", "model", "model_id", "sampling_params", "score", "for_training")  # options that a resumed run keeps
+# Options that a resumed run keeps.
+SAME = ("agent", "model", "model_id", "sampling_params", "score", "for_training", "repeat", "shuffle")
 OF_SESSIONS = ("session_env", "readable", "writable", "model_hosts", "policy_models")
 POSITIVE = click.FloatRange(min=0, min_open=True)
 
@@ -193,12 +194,12 @@ def _check_rewards(rows: list[EvalRow], options: dict[str, Any]) -> None:
     from .doctor.rewards import check_rewards
     from .training.stack import agent_file, scratch_folder
 
-    apart = ["model", "base_url", "model_id", "sampling_params", "for_training", "judge", "out", "resume", "bucket"]
-    given = [name for name in apart if options[name]] + (["repeat"] if options["repeat"] > 1 else [])
+    apart = "model base_url model_id sampling_params for_training judge out resume bucket as_json"
+    given = [name for name in apart.split() if options[name]] + (["repeat"] if options["repeat"] > 1 else [])
     if not options["checks"]:
         raise ConfigError("--answer FIELD needs --check")
     if given or options["agent"] is None or _deployed(options["agent"]):
-        others = "".join(f", and does not go with --{name.replace('_', '-')}" for name in given[:1])
+        others = "".join(f", and does not go with --{name.removeprefix('as_').replace('_', '-')}" for name in given[:1])
         raise ConfigError(f"--check needs --agent FILE{others}")
     agent = agent_file(options["agent"])
     scorer = None if options["score"] is None else scorer_at(options["score"])
@@ -281,6 +282,8 @@ def _judge(options: dict[str, Any]) -> JudgeSettings | None:
     from ..backends.llm_judge import JudgeSettings
 
     given = {name: options[name] for name in JudgeSettings.model_fields if options.get(name) is not None}
+    if given.keys() == {"judge_weight"}:
+        raise ConfigError("--judge-weight needs --judge FILE")
     return JudgeSettings.of(JudgeSettings(**given))
 
 
@@ -399,8 +402,9 @@ def _evaluate(rows: list[EvalRow], exp_id: str, out: Path, options: dict[str, An
                 items, cost = judge_items(opened.kept, finished, payloads, judge, phase)
         finally:  # also after Ctrl-C: finished rollouts are kept, and --resume runs the rest
             summary = summarize(items, time.monotonic() - began_s, cost)
-            write_results(out, items, summary)
-            opened.kept.event("evaluated", dataclasses.asdict(summary))
+            if items:  # a refused --resume has none, and keeps the results of the run
+                write_results(out, items, summary)
+                opened.kept.event("evaluated", dataclasses.asdict(summary))
     advice = advise_on_calls(item.result for item in items)
     if advice:
         click.echo(visible(f"error: {advice}"), err=True)

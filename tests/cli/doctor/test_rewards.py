@@ -105,6 +105,7 @@ def test_what_does_not_go_with_a_check_is_refused(tmp_path: Path, command_line: 
                 ("--sampling-params", '{"temperature": 0}'),
                 ("--for-training",),
                 ("--model-id", "x"),
+                ("--json",),
             )
         ),
     ):
