@@ -43,6 +43,8 @@ class RelayedChat(Engine):
             for at, message in enumerate(asked.messages):
                 if message["role"] == "developer":  # most chat templates leave out roles that they do not know
                     asked.messages[at] = {**message, "role": "system"}
+                elif "reasoning_content" in message and self._numbers:  # vLLM 0.12 and later read the second name
+                    asked.messages[at] = {**message, "reasoning": message["reasoning_content"]}
             fields = request.fields = {**asked.to_chat_body(), "messages": msgspec.Raw(_to_json(asked.messages))}
         if context.config.forced_tools != "constrain":
             for name in passthrough.asked_forms(fields):

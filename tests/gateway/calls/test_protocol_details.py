@@ -132,6 +132,23 @@ async def test_an_overflow_that_the_engine_tells_within_its_stream_is_a_400(
     assert (error["http_status"], error["type"]) == (400, "context_overflow")
 
 
+async def test_vllm_gets_the_reasoning_of_the_history_under_both_of_its_names(
+    engine: ScriptedEngine, session: SessionHandle
+) -> None:
+    """vLLM 0.12 and later read ``reasoning`` and drop ``reasoning_content``, which the templates of older ones read."""
+    call = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+    engine.replies.append({"content": None, "reasoning_content": "two sums", "tool_calls": [call]})
+    tools: Any = [{"name": "add", "input_schema": {"type": "object"}}]
+    asked: Any = {"model": "m", "max_tokens": 2000, "tools": tools, "thinking": {"type": "adaptive"}}
+    async with claude(session) as llm:
+        reply = await llm.messages.create(messages=USER, **asked)
+        result: Any = [{"type": "tool_result", "tool_use_id": "call_1", "content": "5"}]
+        history: Any = [*USER, {"role": "assistant", "content": reply.content}, {"role": "user", "content": result}]
+        await llm.messages.create(messages=history, **asked)
+    answer = engine.calls[1].body["messages"][1]
+    assert (answer["reasoning"], answer["reasoning_content"]) == ("two sums", "two sums")
+
+
 # -- tools
 
 
