@@ -69,3 +69,24 @@ async def test_a_strands_agent_uses_tools_and_every_token_is_recorded(
     roles = [m["role"] for m in capture.dialogue]
     assert roles == ["system", "user", "assistant", "tool", "tool", "assistant", "user", "assistant"]
     assert len(build_trajectory(session.session_id, capture.turns).sequences) == 1
+
+
+async def test_results_of_parallel_calls_are_in_the_order_of_the_calls(
+    engine: ScriptedEngine, session: SessionHandle
+) -> None:
+    """Strands sends the errors of misnamed calls first, and most chat templates write no ids."""
+
+    @tool
+    def add() -> str:
+        """Add."""
+        return "one"
+
+    names = {"call_1": "add", "call_2": "add it up"}
+    calls = [{"id": i, "type": "function", "function": {"name": n, "arguments": "{}"}} for i, n in names.items()]
+    engine.replies.extend([{"content": None, "tool_calls": calls}, {"content": "w5"}])
+    agent = Agent(model=model_of("anthropic", session), tools=[add], callback_handler=None)
+    await asyncio.wait_for(agent.invoke_async("both"), 30)
+    sent = agent.messages[2]["content"]
+    assert [part["toolResult"]["toolUseId"] for part in sent] == ["call_2", "call_1"]
+    results = [message for message in engine.calls[1].body["messages"] if message["role"] == "tool"]
+    assert [result["tool_call_id"] for result in results] == ["call_1", "call_2"]

@@ -8,6 +8,7 @@ import msgspec
 
 from ..messages.errors import RequestError, unsupported
 from ..messages.wire import DIALECTS, Delta, ModelRequest, StreamEncoder, error_body, passthrough
+from ..messages.wire.history import in_call_order
 from .capture.record import CONSTRAINED, CallRecord, Captured
 from .capture.replay import reply_of
 from .capture.reply import ReplyReader
@@ -40,6 +41,7 @@ class RelayedChat(Engine):
             passthrough.check(fields, more=context.allow_fields if self._numbers else None)
         else:
             asked = request.asked
+            asked.messages = in_call_order(asked.messages)  # most chat templates write no ids
             for at, message in enumerate(asked.messages):
                 if message["role"] == "developer":  # most chat templates leave out roles that they do not know
                     asked.messages[at] = {**message, "role": "system"}

@@ -93,8 +93,9 @@ async def test_a_call_and_its_result_are_one_sequence_in_relay_mode(
     messages = engine.calls[1].body["messages"]
     assert [m["role"] for m in messages] == ["system", "user", "assistant", "tool", "tool"]
     assert (messages[0]["content"], messages[1]["content"]) == ("Be brief.", "add\nplease")
-    assert messages[2] == {"role": "assistant", "content": "", "reasoning_content": "two sums", "tool_calls": CALLS}
-    assert [(m["tool_call_id"], m["content"]) for m in messages[3:]] == [("call_2", "5"), ("call_1", "5")]
+    thought = {"reasoning_content": "two sums", "reasoning": "two sums"}
+    assert messages[2] == {"role": "assistant", "content": "", **thought, "tool_calls": CALLS}
+    assert [(m["tool_call_id"], m["content"]) for m in messages[3:]] == [("call_1", "5"), ("call_2", "5")]
     function = engine.calls[0].body["tools"][0]["function"]
     assert function["parameters"] == {
         "type": "object",

@@ -16,7 +16,6 @@ defaults.
 from __future__ import annotations
 
 import hashlib
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -67,20 +66,6 @@ def message_digest(message: Mapping[str, Any], *, text: str | None = None) -> Di
     else:
         body = words.encode("utf-8", "surrogatepass")
     return _hash(b"system" if role == "developer" else role.encode(), body)
-
-
-def in_call_order(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages with the results of parallel calls in the order of the calls: without ids, the order decides."""
-    found: list[dict[str, Any]] = []
-    places: dict[str, int] = {}
-    for role, group in itertools.groupby(messages, lambda message: message["role"]):
-        run = list(group)
-        if role == "tool":
-            run.sort(key=lambda message: places.get(str(message.get("tool_call_id")), len(places)))
-        else:
-            places = {str(call.get("id")): place for place, call in enumerate(run[-1].get("tool_calls") or ())}
-        found += run
-    return found
 
 
 def _calls_key(message: Mapping[str, Any]) -> Digest | None:

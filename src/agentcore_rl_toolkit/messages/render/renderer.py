@@ -20,8 +20,9 @@ from typing import Any, Literal
 from ...errors import CaptureError, ConfigError
 from ..errors import RequestError
 from ..wire.canonical import Choice
+from ..wire.history import in_call_order
 from .algebra import SuffixRenderer, TemplateFacts, probe
-from .conversation import Conversation, KnownPrompt, Match, RenderedPrompt, in_call_order
+from .conversation import Conversation, KnownPrompt, Match, RenderedPrompt
 from .forcing import AnswerForm
 from .parsers import Grammar, grammar_named, grammar_of
 from .reply import ReplyStream

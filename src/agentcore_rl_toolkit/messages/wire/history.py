@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from collections.abc import Iterable
@@ -158,6 +159,20 @@ def without_images(messages: list[Message]) -> tuple[list[Message], int]:
             message = {**message, "content": joined(shown)}
         found.append(message)
     return found, count
+
+
+def in_call_order(messages: list[Message]) -> list[Message]:
+    """Return the messages with the results of parallel calls in the order of the calls: without ids, the order decides."""
+    found: list[Message] = []
+    places: dict[str, int] = {}
+    for role, group in itertools.groupby(messages, lambda message: message["role"]):
+        run = list(group)
+        if role == "tool":
+            run.sort(key=lambda message: places.get(str(message.get("tool_call_id")), len(places)))
+        else:
+            places = {str(call.get("id")): place for place, call in enumerate(run[-1].get("tool_calls") or ())}
+        found += run
+    return found
 
 
 def joined(parts: list[Part], between: str = "") -> str | list[Part]:
