@@ -76,8 +76,9 @@ class Call:
             try:
                 captured = (await self._sampled()).captured()
                 begun = bool(self.buffer)
-                await self._recorder.store_reply(captured, begun=begun)
-                if (broken := engine.broken(captured, begun=begun)) is not None:
+                broken = engine.broken(captured, begun=begun)
+                await self._recorder.store_reply(captured, broken, begun=begun)
+                if broken is not None:
                     self._end_with(broken)
                 elif self._encoder is not None:
                     self.add(b"".join(self._end or ()) + self._encoder.finish(), ended=True)

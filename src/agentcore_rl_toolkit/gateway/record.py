@@ -55,8 +55,10 @@ class Recorder:
         session.next_index += 1
         self.reply = RecordedReply(session, request.digest)
 
-    async def store_reply(self, captured: Captured, *, begun: bool) -> None:
-        """Store a complete reply. ``begun``: a part was sent already. The records of a closed session are not kept.
+    async def store_reply(self, captured: Captured, broken: RequestError | None, *, begun: bool) -> None:
+        """Store a reply. ``broken`` is why the agent gets an error instead, or instead of the reply's end.
+
+        ``begun``: a part was sent already. The records of a closed session are not kept.
 
         Raises: RequestError when the disk refuses it.
         """
@@ -64,11 +66,10 @@ class Recorder:
         record.status = kinds.OK
         if self.lost_weights:
             captured.untrainable = kinds.LOST_WEIGHTS
-        if captured.error is not None or not captured.complete:
-            record.status, record.http_status = kinds.PARTIAL, 502
-            if captured.error is not None:
-                failure = event_error(captured.error)
-                record.http_status, record.error_type = failure.status or 502, failure.kind
+        failure = broken if captured.error is None else event_error(captured.error)
+        if failure is not None:
+            record.status, record.error_type, record.error = kinds.PARTIAL, failure.kind, str(failure)
+            record.http_status = failure.status or 502
         elif captured.problem is not None:
             record.status = kinds.INVALID
         elif not captured.has_tokens and context.engine == "openai":

@@ -113,7 +113,24 @@ async def test_an_engine_that_ends_a_stream_by_itself_has_failed_and_not_the_age
                     pass
     capture = await captured(gateway, session)
     assert (capture.turns, [(e["status"], e["http_status"]) for e in capture.errors]) == ([], [("partial", 502)])
-    assert end_of_calls(capture)[0]  # an agent that hides it gets no reward
+    words = "out of memory" if edit is out_of_memory else "the engine ended its reply too early"
+    assert end_of_calls(capture)[0] == f"its last model call failed: {words}"  # an agent that hides it gets no reward
+
+
+@pytest.mark.parametrize("body", [b"<html>the proxy is busy</html>", b'{"choices": []}'])
+@pytest.mark.parametrize("model_dir", [None, str(MODEL)])
+async def test_a_200_without_a_reply_is_the_engines_failure(
+    engine: ScriptedEngine, start_gateway: Start, body: bytes, model_dir: str | None
+) -> None:
+    gateway = await start_gateway(engine, model_dir=model_dir)
+    session = await opened(gateway)
+    engine.faults.append(Fault(body=body))
+    async with gpt(session) as llm:
+        with pytest.raises(openai.InternalServerError):
+            await llm.chat.completions.create(model="m", messages=USER)
+    capture = await captured(gateway, session)
+    assert [e["http_status"] for e in capture.errors] == [502]
+    assert end_of_calls(capture)[0]
 
 
 @pytest.mark.parametrize("model_dir", [None, str(MODEL)])

@@ -102,7 +102,7 @@ def complete(
     record.parent_turn, record.branch_reason = captured.parent_turn, captured.branch_reason
     if record.status not in TURNS:
         record.error_type = record.error_type or record.status
-    record.error = captured.problem or (captured.error.decode("utf-8", "replace") if captured.error else None)
+    record.error = record.error or captured.problem
 
 
 def pack_long_prompt(texts: Texts, captured: Captured) -> None:
