@@ -79,7 +79,7 @@ def test_two_sessions_write_the_same_files_and_each_reads_its_own(
     covers = Cover(project / "agent.py", [project], [], [project / "hidden/answers"], root=listings).mounts
     for folder in [listings, *listings.rglob("*")]:
         folder.chmod(0o777)
-    names = [*files, "new", "package/new"]
+    names = [*files, "new", "package/new", "/tmp/new"]
     words = [*user, *command_of(user, [project, ISOLATION], covers=covers), "/usr/bin/python3", "-c", SESSIONS]
     environment = {"PATH": os.environ["PATH"], "NESTED": " ".join([*NESTED[:-1], "'id -u'"])}
     done = subprocess.run(
@@ -89,7 +89,7 @@ def test_two_sessions_write_the_same_files_and_each_reads_its_own(
         pytest.skip(done.stderr.strip())
     shown = [".env", "hidden", "new", "package", "rows.db", "zeros"]
     for me in (0, 1):
-        found = [f"outside {me}"] * len(files) + [f" {me}"] * 2 + ["Read-only file system"]
+        found = [f"outside {me}"] * len(files) + [f" {me}"] * 3 + ["Read-only file system"]
         assert f"{me} {found} {shown} ['0']" in done.stdout.splitlines(), (done.stdout, done.stderr)
     assert {(project / name).read_text() for name in files} == {"outside"}
     assert not (project / "new").exists()

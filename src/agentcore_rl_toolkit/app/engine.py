@@ -6,7 +6,6 @@ import asyncio
 import concurrent.futures
 import dataclasses
 import logging
-import os
 import signal
 import sys
 import threading
@@ -307,4 +306,4 @@ def _reseed() -> None:
     random.seed()
     numpy = sys.modules.get("numpy.random")
     if numpy is not None:
-        numpy.seed(int.from_bytes(os.urandom(4)))
+        numpy.seed()

@@ -369,7 +369,10 @@ class RolloutClient:
     @property
     def region(self) -> str:
         """The agent's region, from its ARN."""
-        return self._parse_region_from_arn(self.agent_runtime_arn)
+        parts = self.agent_runtime_arn.split(":")
+        if len(parts) < 6 or parts[0] != "arn" or not parts[3]:
+            raise ConfigError(f"Invalid ARN format, cannot extract region: {self.agent_runtime_arn}")
+        return parts[3]
 
     @property
     def agentcore_client(self) -> Any:
@@ -442,13 +445,6 @@ class RolloutClient:
         await self.aclose()
 
     # ---- inside
-
-    @staticmethod
-    def _parse_region_from_arn(arn: str) -> str:
-        parts = arn.split(":")
-        if len(parts) < 6 or parts[0] != "arn" or not parts[3]:
-            raise ConfigError(f"Invalid ARN format, cannot extract region: {arn}")
-        return parts[3]
 
     def _rollout(
         self,

@@ -23,21 +23,19 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Literal
 
 from ..errors import AgentLoadError, ConfigError
-from . import user_namespace
+from . import user_namespace, view
 from .project import Project
 
 TierName = Literal["process", "none", "container"]
 INSTALL = "on Debian and Ubuntu: apt-get install bubblewrap"
 BWRAP_S = 30.0
-TMP_BYTES = 2**30  # size of /tmp, which all sessions of a version share. A session's TMPDIR is on disk.
+TMP_BYTES = 2**30  # size of the template's /tmp, which sessions see in their views. A session's TMPDIR is on disk.
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt", "/nix/store", "/sys")
 # Root could unmount a cover with it. A sandbox inside needs a user namespace then.
 CAPABILITY = "CAP_SYS_ADMIN"
-NOTHING: Mapping[str, str] = MappingProxyType({})
 _ASK = "import json, sys; print(json.dumps([sys.prefix, sys.base_prefix, sys.exec_prefix, *sys.path]))"
 
 
@@ -72,7 +70,7 @@ def no_sandbox() -> str | None:
 
 
 def command(
-    readable: Sequence[Path] = (), writable: Sequence[Path] = (), covers: Mapping[str, str] = NOTHING
+    readable: Sequence[Path] = (), writable: Sequence[Path] = (), covers: Mapping[str, str] | None = None
 ) -> list[str]:
     """Return the start of a command that runs the rest in the sandbox. Paths that do not exist are left out.
 
@@ -87,11 +85,12 @@ def command(
             words += ["--symlink", os.readlink(name), name]
         elif os.path.isdir(name):
             words += ["--ro-bind", name, name]
-    words += ["--dev", "/dev", "--bind", "/proc", "/proc", "--dir", "/run", "--symlink", "../tmp", "/var/tmp"]
+    words += ["--dev", "/dev", "--bind", "/proc", "/proc", "--dir", "/run", "--dir", view.SCRATCH]
+    words += ["--symlink", "../tmp", "/var/tmp"]
     resolver = os.path.realpath("/etc/resolv.conf")  # it may lie in /run
     binds = {path: ("--ro-bind", path) for path in _named((Path(resolver), *readable))}
     binds |= {path: ("--dev-bind" if path.startswith("/dev/") else "--bind", path) for path in _named(writable)}
-    binds |= {path: ("--ro-bind-try", source) for path, source in covers.items()}  # files come and go meanwhile
+    binds |= {path: ("--ro-bind-try", source) for path, source in (covers or {}).items()}  # files come and go meanwhile
     bound = {name: ("--ro-bind", name) for name in SYSTEM}
     for path in sorted(
         binds, key=lambda p: p.count("/")

@@ -1,8 +1,8 @@
 """Gives a session its own writable view of the agent's project. Standard library only, Python 3.10.
 
 Theory of operation. In the sandbox the project is read-only and the same for all sessions of an agent version. A forked session
-makes a user namespace and a mount namespace, and builds the project again on its own tmpfs: an overlay for each folder, and
-a copy of each file that the sandbox mounts by itself. What the session writes stays on that tmpfs, which ends with the session.
+makes a user namespace and a mount namespace, and builds the project and /tmp again on its own tmpfs: an overlay for each
+folder, and a copy of each file that the sandbox mounts by itself. What the session writes stays there and ends with it.
 Of the folders that all sessions share, those of sessions, logs and sockets, and the store, it sees only its own part.
 A folder is one overlay where no other mount lies below it. `Cover` mounts the entries of a folder with hidden files one by
 one, so such a folder is built entry by entry.
@@ -16,9 +16,10 @@ import os
 import re
 import shutil
 import struct
-import tempfile
 from collections.abc import Callable, Collection
 
+TMP = "/tmp"
+SCRATCH = "/.view"  # an empty folder of the sandbox
 MAX_BYTES = 2**30  # limit of what a session writes to its view
 MAX_COPIED_BYTES = 2**25  # limit of a session's copied files. The other files stay read-only.
 EMPTIED_BYTES = 2**16  # size of a folder that is empty except for mount points
@@ -44,12 +45,9 @@ def make(
     """
     folder = os.getcwd()
     _enter_namespaces()
-    scratch = tempfile.mkdtemp(prefix="view-", dir="/tmp")
-    _mount("view", scratch, "tmpfs", _NOTHING_SET, f"size={MAX_BYTES},mode=700")
-    _Builder(scratch, _mount_points(project), copied).build(project, os.path.join(scratch, "view"))
-    _mount(os.path.join(scratch, "view"), project, None, _BIND | _RECURSIVE)
-    _call(_libc.umount2, os.fsencode(scratch), _DETACH)
-    os.rmdir(scratch)
+    _mount("view", SCRATCH, "tmpfs", _NOTHING_SET, f"size={MAX_BYTES},mode=700")
+    builder = _Builder(_mount_points(project), copied)
+    builder.show(project, f"{SCRATCH}/project")
     sources = [(path, os.open(source, os.O_PATH | os.O_CLOEXEC)) for path, source in own]
     for path in emptied:
         _mount("emptied", path, "tmpfs", _NOTHING_SET, f"size={EMPTIED_BYTES},mode=700")
@@ -57,6 +55,9 @@ def make(
         os.makedirs(path, exist_ok=True)
         _mount(f"/proc/self/fd/{source}", path, None, _BIND)
         os.close(source)
+    builder.mounts = dict.fromkeys(_mount_points(TMP).keys() - {TMP}, True)
+    builder.show(TMP, f"{SCRATCH}/tmp")
+    _call(_libc.umount2, os.fsencode(SCRATCH), _DETACH)
     os.chdir(folder)  # a folder in the project is another one now
     _give_up_mounting()
 
@@ -90,20 +91,25 @@ def why_none(project: str) -> str | None:
 
 
 class _Builder:
-    """Builds folders on a tmpfs. ``mounts``: the mount points of the project, and whether each is writable."""
+    """Builds folders on a tmpfs. ``mounts``: the mount points in a folder, and whether each stays as it is."""
 
-    def __init__(self, scratch: str, mounts: dict[str, bool], copied: Collection[str]) -> None:
-        self._scratch, self._mounts, self._copied = scratch, mounts, copied
+    def __init__(self, mounts: dict[str, bool], copied: Collection[str]) -> None:
+        self.mounts, self._copied = mounts, copied
         self._overlays, self._bytes_left = 0, MAX_COPIED_BYTES
+
+    def show(self, path: str, target: str) -> None:
+        """Build a folder at ``target``, and show it in its own place."""
+        self.build(path, target)
+        _mount(target, path, None, _BIND | _RECURSIVE)
 
     def build(self, path: str, target: str) -> None:
         """Show ``path`` at ``target``, which does not exist yet."""
-        inner = any(name.startswith(f"{path}/") for name in self._mounts)
+        inner = any(name.startswith(f"{path}/") for name in self.mounts)
         if os.path.islink(path):
             os.symlink(os.readlink(path), target)
         elif not os.path.isdir(path):
             self._build_file(path, target)
-        elif self._mounts.get(path, False) or (inner and len(os.listdir(path)) > MAX_ENTRIES):
+        elif self.mounts.get(path, False) or (inner and len(os.listdir(path)) > MAX_ENTRIES):
             os.mkdir(target)
             _mount(path, target, None, _BIND | _RECURSIVE)
         elif inner:
@@ -116,7 +122,7 @@ class _Builder:
             self._overlay(path, target)
 
     def _build_file(self, path: str, target: str) -> None:
-        if os.path.isfile(path) and not self._mounts.get(path, False):
+        if os.path.isfile(path) and not self.mounts.get(path, False):
             size = os.path.getsize(path)
             if path in self._copied or size <= self._bytes_left:
                 with contextlib.suppress(PermissionError):  # the session may not read it either
@@ -128,7 +134,7 @@ class _Builder:
 
     def _overlay(self, path: str, target: str) -> None:
         self._overlays += 1
-        upper, work = (f"{self._scratch}/{kind}{self._overlays}" for kind in ("upper", "work"))
+        upper, work = (f"{SCRATCH}/{kind}{self._overlays}" for kind in ("upper", "work"))
         for made in (upper, work):
             os.mkdir(made)
         shutil.copystat(path, upper)

@@ -28,6 +28,19 @@ def call(payload):
     return {"said": said, "own": own.wait(), "pid": os.getpid()}
 app.run()
 """
+RUNS_CODE = """
+import os, subprocess, sys
+from bedrock_agentcore.runtime import BedrockAgentCoreApp
+app = BedrockAgentCoreApp()
+open("/tmp/loaded.txt", "w").write("by the template")
+@app.entrypoint
+def solve(payload):
+    if "write" in payload:
+        open("/tmp/solution.py", "w").write(payload["write"])
+    said = subprocess.run([sys.executable, "/tmp/solution.py"], capture_output=True, text=True)
+    return {"said": said.stdout, "loaded": open("/tmp/loaded.txt").read(), "files": sorted(os.listdir(os.environ["TMPDIR"]))}
+app.run()
+"""
 AGENT = """
 import os, sqlite3
 from pathlib import Path
@@ -114,3 +127,19 @@ def test_a_tool_that_kills_processes_ends_only_those_of_its_session(
         alive = outside.poll() is None, server.invoke({"pids": []}, first)["pid"] == other["pid"]
         outside.kill()
     assert (found["said"], found["own"], alive) == ([1, 1, 0], -15, (True, True))
+
+
+@needs_sandbox
+def test_sessions_that_use_the_same_file_in_tmp_do_not_meet(
+    start_server: Callable[..., Server], tmp_path: Path
+) -> None:
+    (tmp_path / "agent.py").write_text(RUNS_CODE)
+    server = start_server(agent=tmp_path / "agent.py")
+    if server.view.get("/_local/status")["templates"][0]["no_view"] is not None:
+        pytest.skip("the kernel allows no view")
+    first, second = new_session_id(), new_session_id()
+    server.invoke({"write": "print('first')"}, first)
+    server.invoke({"write": "print('second')"}, second)
+    expected = {"said": "first\n", "loaded": "by the template", "files": []}
+    assert server.invoke({}, first) == expected
+    assert shown(server.command(second, "cat /tmp/solution.py; ls -d /tmp/view-*")) == "print('second')"
