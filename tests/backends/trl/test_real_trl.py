@@ -7,6 +7,7 @@ import math
 import os
 import subprocess
 from collections.abc import Callable
+from operator import mul
 from pathlib import Path
 from typing import Any
 
@@ -107,12 +108,17 @@ def test_a_script_of_ones_own_leaves_a_run(
     is_what_the_docs_say(Path(plain["run"]), "TRL")
     with RunReader(Path(plain["run"])) as run:
         [step] = run.metrics()
-        found = {row["session_id"]: row["advantage"] for row in run.rollouts(Query(usable=True))}
+        usable = run.rollouts(Query(usable=True))
+    found = {row["session_id"]: row["advantage"] for row in usable}
     assert (step["event"], step["step"], step["loss"]) == ("step", 0, plain["log"][0]["loss"])
     sessions = [session for group in plain["sessions"] for session in group]
     advantages = dict(zip(sessions, plain["output"]["advantages"], strict=True))
     assert found == {session: pytest.approx(advantages[session], abs=1e-6) for session in found}
     assert len(found) > 8
+    # Of a forked rollout, TRL trains one sequence.
+    masks = (plain["output"][name] for name in ("completion_mask", "tool_mask", "advantages"))
+    tokens = [sum(map(mul, *each)) * (A != 0) for *each, A in zip(*masks, strict=True)]
+    assert sum(row["gradient_tokens"] for row in usable) == sum(tokens) < sum(row["trained_tokens"] for row in usable)
 
 
 def test_what_a_forked_rollout_loses_is_counted_and_logged(plain: dict[str, Any], rollouts: list[Any]) -> None:

@@ -118,7 +118,8 @@ class AgentCoreRollouts:
         samples = to_samples(self.groups, estimator=estimator, credit=self.config.signals, report=report)
         self.advantages = {(s.session_id, s.sequence_index): s.advantages for s in samples}
         if self.recording is not None:
-            self.recording.advantages(samples)
+            trained = [s for s in samples if (s.session_id, s.sequence_index) in self.rows]
+            self.recording.advantages(samples, trained=trained)
         return report.numbers()
 
     def _recording(self, trainer: Any) -> Recording | None:
@@ -267,15 +268,16 @@ class AgentCoreGRPOTrainer(GRPOTrainer):
         if advantages_B is None or len(advantages_B) != len(rows):
             return
         lengths_B = output["completion_mask"].sum(1).tolist()
+        trained_B = (output["completion_mask"] * output["tool_mask"]).sum(1).tolist()
         prompts_B = output["prompt_mask"].sum(1).tolist()
         logprobs = recomputed_BT.tolist() if recomputed_BT is not None else [None] * len(rows)
-        for (session_id, sequence), advantage, prompt, length, logprobs_T in zip(
-            rows, advantages_B.tolist(), prompts_B, lengths_B, logprobs, strict=True
+        for (session_id, sequence), advantage, prompt, length, trained, logprobs_T in zip(
+            rows, advantages_B.tolist(), prompts_B, lengths_B, trained_B, logprobs, strict=True
         ):
             if sequence is None:  # a filler row for a rollout that cannot be trained
                 continue
             if isinstance(advantage, float):  # otherwise each token has its own
-                recording.run.annotate(session_id, advantage=advantage)
+                recording.run.annotate(session_id, advantage=advantage, gradient_tokens=trained * (advantage != 0))
             if logprobs_T is not None:
                 found = [*[None] * int(prompt), *logprobs_T[: int(length)]]
                 recording.trained(session_id, sequence, logprobs=found, updates=0)
