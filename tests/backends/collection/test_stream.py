@@ -265,6 +265,20 @@ async def test_groups_without_spread_are_replaced_up_to_a_factor_and_counted() -
         assert again.replaced == 2
 
 
+async def test_a_resumed_run_repeats_and_counts_a_group_that_was_replaced_after_the_last_batch() -> None:
+    world = World(reward=lambda position, k: 0.5 if position == 2 else float(k))
+    async with world.stream(staleness=1, replace_up_to=2.0) as stream:
+        assert positions(await stream.take_async()) == [0, 1]
+        while not stream.replaced:
+            await asyncio.sleep(0.001)
+        world.publish(stream)
+        state = stream.state()
+    world.started.clear()
+    async with world.stream(staleness=1, replace_up_to=2.0, state=state) as again:
+        assert positions(await again.take_async()) == [3, 4]
+        assert (positions(again.left_out), again.replaced) == ([2], 1)
+
+
 async def test_a_batch_is_taken_as_it_is_when_enough_groups_were_replaced() -> None:
     world = World(reward=lambda position, k: 0.0)
     async with world.stream(staleness=0, replace_up_to=2.5) as stream:

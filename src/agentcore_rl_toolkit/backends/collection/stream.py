@@ -104,7 +104,7 @@ class GroupStream:
         self._open: dict[int, _Open] = {}
         self._handed: list[int] = []  # positions that are not yet reported as trained
         self.replaced: int = state.get("replaced", 0)
-        self._replaced: list[Group] = []  # since the last batch
+        self._replaced: dict[int, Group] = {}  # since the last batch, by position
         self.left_out: list[Group] = []
         self._ended = False  # there is no further request
         self._closed = False
@@ -135,8 +135,8 @@ class GroupStream:
 
     def state(self) -> dict[str, Any]:
         """Return the state from which a later stream continues after the last trained batch, as JSON values."""
-        in_flight = sorted([*self._open, *self._handed, *self._again])
-        return {"next": self._next, "in_flight": in_flight, "replaced": self.replaced}
+        in_flight = sorted([*self._open, *self._handed, *self._again, *self._replaced])
+        return {"next": self._next, "in_flight": in_flight, "replaced": self.replaced - len(self._replaced)}
 
     # -- starting -----------------------------------------------------------------------------------------------------
 
@@ -190,9 +190,7 @@ class GroupStream:
             if self._is_replaced(group):
                 del self._open[opened.position]
                 self.replaced += 1
-                masked = [replace(r, mask_reason=r.mask_reason or "no_spread") for r in group.rollouts]
-                self._record(masked, group.request)
-                self._replaced.append(group)
+                self._replaced[opened.position] = group
                 self._ended = False
             else:
                 opened.group = group
@@ -243,7 +241,9 @@ class GroupStream:
             del self._open[opened.position]
             self._handed.append(opened.position)
             self._record(group.rollouts, group.request)
-        self.left_out, self._replaced = self._replaced, []
+        for group in self._replaced.values():
+            self._record([replace(r, mask_reason=r.mask_reason or "no_spread") for r in group.rollouts], group.request)
+        self.left_out, self._replaced = list(self._replaced.values()), {}
         self._fill()
         return batch
 
