@@ -106,7 +106,7 @@ def test_the_injected_failure_is_masked_and_the_group_does_not_see_it(group: Gro
     assert failed.trajectory is not None
     assert failed.trajectory.report.sampled_tokens > 0  # there was something to train on
     samples = to_samples([group], estimator="dr_grpo")
-    assert {s.rollout_index for s in samples} == {r.index for r in group.rollouts if r.usable}
+    assert {s.session_id for s in samples} == {r.session_id for r in group.rollouts if r.usable}
     assert sum(s.advantage for s in samples if s.sequence_index == 0) == pytest.approx(0.0, abs=1e-9)
 
 

@@ -232,6 +232,21 @@ def test_vllm_is_paused_loaded_and_resumed_in_this_order(stand_in: tuple[str, To
     ]
 
 
+def test_calls_that_run_continue_with_the_loops_new_weights(stand_in: tuple[str, Told], tmp_path: Path) -> None:
+    """With `hold_calls`, the gateway holds them and none runs."""
+    url, reply = stand_in
+    engine = EngineAddress(url=url, engine="vllm")
+    training = TorchClient.open(TorchSettings(threads=1), None, run_dir=tmp_path, engine=engine)
+
+    async def published() -> None:
+        with GatewayClient("http://127.0.0.1:9") as gateway, pytest.raises(WeightsError, match="engines report"):
+            await training.publish(7, gateway, None)
+        await training.close("success")
+
+    asyncio.run(published())
+    assert reply.asked[0] == ("/pause?mode=keep", {})
+
+
 def test_sglang_updates_from_disk(stand_in: tuple[str, Told], tmp_path: Path) -> None:
     url, reply = stand_in
     reply.answers["/model_info"] = (200, {"weight_version": "7"})

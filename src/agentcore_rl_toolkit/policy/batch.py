@@ -43,7 +43,6 @@ class PrefixCache:
         # Shapes: (layers, 2, heads, BLOCK, size).
         self._blocks: OrderedDict[tuple[int, tuple[int, ...]], tuple[int, torch.Tensor]] = OrderedDict()
         self._numbers = itertools.count(1)
-        self.hit_tokens = 0
 
     def clear(self) -> None:
         """Delete everything. Called when the weights change."""
@@ -73,7 +72,6 @@ class PrefixCache:
         if not found:
             return 0
         tokens = len(found) * BLOCK
-        self.hit_tokens += tokens
         merged = torch.cat(found, dim=-2)
         for layer, (keys, values) in enumerate(zip(self._decoder.keys, self._decoder.values, strict=True)):
             keys[row, :, :tokens], values[row, :, :tokens] = merged[layer]

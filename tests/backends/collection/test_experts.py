@@ -30,7 +30,7 @@ def sample(*spans: tuple[int, int, bytes], tokens: int = 9) -> Sample:
     found = [ExpertSpan(turn_id=f"t{n}", start=a, stop=b, data=data) for n, (a, b, data) in enumerate(spans)]
     rest: dict[str, Any] = {"response_mask": [1] * (tokens - 2), "response_logprobs": [], "weight_versions": []}
     return Sample(
-        **{**rest, "session_id": "s", "input_id": "i", "group_index": 0, "rollout_index": 0, "sequence_index": 0},
+        **{**rest, "session_id": "s", "input_id": "i", "group_index": 0, "sequence_index": 0},
         **{"sequences": 1, "prompt_ids": [1, 2], "response_ids": [3] * (tokens - 2), "advantages": [], "reward": 1.0},
         **{"weight": 1.0, "turns": 2, "truncated": False, "routed_experts": found},
     )

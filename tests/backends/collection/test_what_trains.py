@@ -75,11 +75,13 @@ def test_advantages_are_over_episodes_however_many_calls_they_made() -> None:
     """The side calls of one episode change neither the group's mean nor the number of its members."""
     group, _ = run({"rewards": 1.0}, {"rewards": 0.0}, {"rewards": 0.0})
     samples = to_samples([group])
-    assert {(s.rollout_index, round(s.advantage, 3)) for s in samples} == {(0, 1.155), (1, -0.577), (2, -0.577)}
+    places = {rollout.session_id: rollout.index for rollout in group.rollouts}
+    found = {(places[s.session_id], round(s.advantage, 3)) for s in samples}
+    assert found == {(0, 1.155), (1, -0.577), (2, -0.577)}
     assert [(s.sequence_index, s.sequences, s.weight) for s in samples] == [(0, 2, 0.75), (1, 2, 0.25)] * 3
     stats = summarize([group])
     assert stats.side_call_tokens == 6
-    assert stats.trained_tokens == stats.sampled_tokens - 6
+    assert stats.trained_tokens == sum(r.trajectory.report.sampled_tokens for r in group.usable if r.trajectory) - 6
 
 
 def test_what_trainers_compute_is_kept_at_its_sequence_also_where_the_first_one_does_not_train() -> None:
@@ -134,7 +136,7 @@ def test_calls_at_another_temperature_are_kept_counted_and_not_trained() -> None
     assert {s.trained_tokens for s in to_samples([group])} == {3}
     stats = summarize([group])
     assert stats.other_sampling == {"top_p 0.8": 6, "temperature 0.3": 2}
-    assert (stats.sampled_tokens, stats.trained_tokens, stats.side_call_tokens) == (8, 6, 0)
+    assert (stats.trained_tokens, stats.side_call_tokens) == (6, 0)
     # A call that names none has temperature 1, the default of the APIs, whatever the trainer's is.
     group, _ = run({"rewards": 1.0}, turns=(TASK, cold), sampling_params={"temperature": 0.3})
     assert trained(group) == ["t2"]

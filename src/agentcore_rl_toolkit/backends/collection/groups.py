@@ -318,7 +318,6 @@ class CollectStats:
     outcomes: Mapping[str, int]
     masked: Mapping[str, int]
     reward_mean: float | None
-    sampled_tokens: int
     trained_tokens: int
     turns: int
     sequences: int
@@ -370,7 +369,6 @@ def summarize(groups: Sequence[Group]) -> CollectStats:
         outcomes=dict(Counter(r.outcome.value for r in rollouts)),
         masked=dict(Counter(r.mask_reason for r in rollouts if r.mask_reason is not None)),
         reward_mean=math.fsum(rewards) / len(rewards) if rewards else None,
-        sampled_tokens=sum(r.sampled_tokens for r in reports),
         trained_tokens=sum(r.trained_tokens for r in reports),
         turns=sum(r.turns for r in reports),
         sequences=sum(r.sequences for r in reports),

@@ -33,7 +33,6 @@ class Sample:
     session_id: str
     input_id: str
     group_index: int
-    rollout_index: int
     sequence_index: int
     sequences: int
     prompt_ids: list[int] = field(repr=False)
@@ -158,7 +157,6 @@ def rollout_samples(
                 session_id=rollout.session_id,
                 input_id=rollout.input_id,
                 group_index=group_index,
-                rollout_index=rollout.index,
                 sequence_index=index,
                 sequences=trained,
                 prompt_ids=sequence.token_ids[:cut],
