@@ -124,7 +124,9 @@ def _filled(rollout: CollectedRollout, sample: Sample, base: Any, args: Any) -> 
         experts = routed_experts(sample, layers=args.num_layers, top_k=args.moe_router_topk)
         if experts is None:
             raise CaptureError("the engine returned no expert routing", session_id=rollout.session_id)
-        made.rollout_routed_experts = _tensor(experts)
+        import numpy as np  # slime makes a tensor of its array without reading every number: a long episode has millions
+
+        made.rollout_routed_experts = np.array(experts)
     _annotate(made, rollout, base, turns=sample.turns, branch=sample.sequence_index, branches=sample.sequences)
     return made
 
@@ -148,13 +150,6 @@ def _filler(rollout: CollectedRollout, base: Any, args: Any, filler_id: int, err
 
 def _replays(args: Any) -> bool:
     return bool(getattr(args, "use_rollout_routing_replay", False))
-
-
-def _tensor(experts: memoryview[Any]) -> Any:
-    """Return numpy's array, which slime makes a tensor of without reading every number. A long episode has millions."""
-    import numpy as np
-
-    return np.array(experts)
 
 
 def _copy(base: Any) -> Any:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean, pstdev
 from typing import Any
 
 from ...client.evaluation import metrics_of
 from ...policy.losses import bounds_of
 from ...runs.record import tools_of
+from ...runs.steps import mean
 from ..collection.groups import CollectedRollout, Group, summarize
 from ..collection.samples import Sample
 from .batch import Datum
@@ -98,8 +99,7 @@ def ages_of(sample: Sample, version: int) -> int:
 def staleness(groups: Sequence[Group], version: int) -> dict[str, Any]:
     """Count the usable rollouts by their age in weight versions. The mean is None if the engine reports no versions."""
     ages = Counter(version - r.weight_version_min for g in groups for r in g.usable if r.weight_version_min is not None)
-    mean = sum(age * n for age, n in ages.items()) / ages.total() if ages else None
-    return {"staleness": {str(age): ages[age] for age in sorted(ages)}, "staleness_mean": mean}
+    return {"staleness": {str(age): ages[age] for age in sorted(ages)}, "staleness_mean": mean([*ages.elements()])}
 
 
 def group_metrics(groups: Sequence[Group]) -> dict[str, Any]:
@@ -116,26 +116,21 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, Any]:
     return {
         **stats.evaluation(),
         "reward_spread": pstdev(fmean(scores) for _, scores in scored) if scored else None,
-        "reward_spread_within": _mean(pstdev(scores) for _, scores in scored),
-        "groups_all_solved": _mean(min(scores) >= 1 for _, scores in scored),
-        "groups_all_failed": _mean(max(scores) <= 0 for _, scores in scored),
+        "reward_spread_within": mean([pstdev(scores) for _, scores in scored]),
+        "groups_all_solved": mean([min(scores) >= 1 for _, scores in scored]),
+        "groups_all_failed": mean([max(scores) <= 0 for _, scores in scored]),
         **({"reward_by_source": {source: fmean(means) for source, means in by_source.items()}} if by_source else {}),
         "groups": stats.groups,
         "rollouts": stats.rollouts,
         "usable": stats.usable,
         "sampled_tokens": sum(r.trajectory.report.sampled_tokens for g in groups for r in g.rollouts if r.trajectory),
         "usable_tokens": stats.trained_tokens,
-        "turns_mean": _mean(report.turns for report in reports),
-        "response_tokens_mean": _mean(report.sampled_tokens for report in reports),
+        "turns_mean": mean([report.turns for report in reports]),
+        "response_tokens_mean": mean([report.sampled_tokens for report in reports]),
         "response_tokens_max": max((report.sampled_tokens for report in reports), default=None),
-        "tool_use": _mean(tools),
+        "tool_use": mean(tools),
         "branches": sum(report.branches for report in reports),
     }
-
-
-def _mean(values: Iterable[float]) -> float | None:
-    found = list(values)
-    return fmean(found) if found else None
 
 
 def used_a_tool(rollout: CollectedRollout) -> bool | None:

@@ -92,7 +92,7 @@ class TorchClient:
                 [self._engine],
                 self._run_dir / "weights",
                 announce=gateway.set_weight_version,
-                in_flight="keep",  # with `hold_calls`, the gateway lets them end first
+                in_flight="keep",  # none runs if `hold_calls` paused the gateway
                 temperature=self.settings.temperature,
             )
         publisher = self._publisher
