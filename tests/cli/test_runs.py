@@ -180,6 +180,10 @@ def test_good_rollouts_are_written_and_imitated(work: Path, monkeypatch: pytest.
     assert len(steps) == 9  # three sequences of four tokens each
     assert steps[-1]["loss"] < 0.7 * steps[0]["loss"]
     assert model_folder(work / "runs" / "taught") == work / "runs" / "taught" / "policy"
+    why = "runs/taught has no rollouts.sqlite: it is a run of `sft`, which has no rollouts, or no run"
+    taught = next(line for line in output_of(work, monkeypatch, "list").splitlines() if line.startswith("taught"))
+    assert taught.split(maxsplit=2)[1:] == ["finished", why]
+    assert output_of(work, monkeypatch, "show").startswith("shop ")  # the newest run with rollouts
     for wrong, why in (
         (["train", "--from", "shop"], "--from is for `agentcore-rl sft` only"),
         (["sft"], "--from RUN is missing"),

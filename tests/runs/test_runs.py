@@ -39,7 +39,7 @@ from agentcore_rl_toolkit.runs import (
     writer,
 )
 from agentcore_rl_toolkit.runs.demonstrations import write_rows
-from agentcore_rl_toolkit.runs.folder import ROLLOUTS, append_event, read_metrics, status
+from agentcore_rl_toolkit.runs.folder import METRICS, ROLLOUTS, append_event, read_metrics, status
 from agentcore_rl_toolkit.runs.frames import rollout_rows
 from agentcore_rl_toolkit.runs.tables import Tables
 
@@ -511,6 +511,8 @@ def test_runs_are_found_newest_first(tmp_path: Path, run: Path, monkeypatch: pyt
     for folder in (tmp_path / "runs" / "new", tmp_path / "runs" / "old"):
         RunReader(folder).close()  # to look at a run is not to write it
     assert [p.name for p in find_runs(tmp_path)] == ["new", "old"]
+    (tmp_path / "runs" / "imitation").mkdir()
+    (tmp_path / "runs" / "imitation" / METRICS).touch()  # a run without rollouts
     assert find_run(None).name == "new"
     assert find_run("old") == Path("runs/old")
     with pytest.raises(ConfigError, match="not a run"):

@@ -49,7 +49,7 @@ def list_runs(folder: Path, as_json: bool) -> None:
             counts += (
                 f"  {run['rollouts']:>7} rollouts  reward {_number(run['reward'])}{between}  {bars(run['rewards'])}"
             )
-        click.echo(visible(f"{run['name']:<{width}}  {counts}{run['problem'] or ''}").rstrip())
+        click.echo(visible(f"{run['name']:<{width}}  {counts}  {run['problem'] or ''}").rstrip())
 
 
 def _state(run: Mapping[str, Any]) -> str:

@@ -126,7 +126,7 @@ def find_runs(root: Path) -> list[Path]:
 def find_run(name: str | Path | None) -> Path:
     """Return the folder of a run by path, by name under `runs/`, or (None) the newest one. Raises: ConfigError."""
     if name is None:
-        found = find_runs(Path.cwd())
+        found = [path for path in find_runs(Path.cwd()) if (path / ROLLOUTS).exists()]  # a run of `sft` has none
         if not found:
             raise ConfigError("there is no run under runs/; `agentcore-rl quickstart` makes one, or name a folder")
         return found[0]

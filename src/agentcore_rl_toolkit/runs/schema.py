@@ -70,7 +70,7 @@ def _check(path: Path, found: int) -> None:
 def open_to_read(path: Path) -> sqlite3.Connection:
     """Open the file to read, also while it is written. Raises: ConfigError."""
     if not path.is_file():
-        raise ConfigError(f"{path.parent} has no {path.name}: it is not a run, or a run of an older version")
+        raise ConfigError(f"{path.parent} has no {path.name}: it is a run of `sft`, which has no rollouts, or no run")
     uri = f"{path.absolute().as_uri()}?mode=ro"
     database = sqlite3.connect(uri, uri=True, timeout=5.0, check_same_thread=False)
     database.row_factory = sqlite3.Row

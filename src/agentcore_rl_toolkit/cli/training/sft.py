@@ -16,6 +16,7 @@ from ...backends.training.settings import LearnerSettings, OptimizerSettings, To
 from ...client.data import read_rows
 from ...errors import ConfigError
 from ...runs import demonstrations, find_run, locked, read_config, write_config
+from ...runs.folder import SUMMARY
 from ..models import model_option
 from ..options import from_words, settings_option
 from ..output.commands import nearby, program
@@ -143,5 +144,6 @@ async def _imitate(
             observe=observe,
         )
         training.save_policy()
+        (run_dir / SUMMARY).write_text(json.dumps({"kind": "sft"}) + "\n")
     finally:
         await training.close("success")
