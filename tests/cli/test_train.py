@@ -30,7 +30,7 @@ from agentcore_rl_toolkit.errors import CaptureError, ConfigError, MissingExtraE
 from agentcore_rl_toolkit.policy import WEIGHTS_DIR, loading
 from agentcore_rl_toolkit.policy.loading import Sizes
 from agentcore_rl_toolkit.runs import Query, RunReader, TokenSequence
-from agentcore_rl_toolkit.runs.folder import status
+from agentcore_rl_toolkit.runs.folder import status, write_config
 from serving import wait_for
 
 from ..conftest import CommandLine
@@ -323,7 +323,7 @@ def test_a_run_that_fails_keeps_its_reason(
     assert "Continue with:\n    the command" in said
 
 
-def test_an_ended_run_continues_with_more_steps(tmp_path: Path) -> None:
+def test_an_ended_run_continues_with_more_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "agent.py").write_text("")
     (tmp_path / "rows.jsonl").write_text('{"prompt": "1"}\n')
     words = {"agent": str(tmp_path / "agent.py"), "data": str(tmp_path / "rows.jsonl"), "steps": 3}
@@ -332,6 +332,12 @@ def test_an_ended_run_continues_with_more_steps(tmp_path: Path) -> None:
         old_run(run, {"steps": 2})
     assert old_run(run, {"steps": 5})[1].steps == 5
     assert old_run(run, {})[1].steps == 5, "it is stored"
+    evaluation = tmp_path / "runs" / "eval-rows"  # it was killed
+    evaluation.mkdir(parents=True)
+    write_config(evaluation, {"kind": "eval", "agent": words["agent"], "data": words["data"]})
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="there is no unfinished run under runs/"):
+        old_run(None, {})
     report = Report(run)
     for event, facts in (("evaluated", {"when": "after", "version": 3}), ("step", {"step": 2}), ("step", {"step": 3})):
         report.add(event, facts)

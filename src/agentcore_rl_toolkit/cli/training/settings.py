@@ -256,7 +256,7 @@ def old_run(out: Path | None, flags: Mapping[str, Any]) -> tuple[Path, LocalRun]
         runs = {
             path.parent
             for path in Path("runs").glob("*/config.json")
-            if {"data", "data_path"} & json.loads(path.read_text()).keys()
+            if (keys := json.loads(path.read_text()).keys()) & {"data", "data_path"} and "kind" not in keys
         }
         for path in sorted(runs, key=lambda path: path.stat().st_mtime):
             if not (path / "summary.json").exists():
