@@ -162,9 +162,12 @@ def test_the_files_of_a_scaffold_are_not_packed(account: dict[str, str], tmp_pat
     (tmp_path / "app.py").write_text(AGENT)
     (tmp_path / "requirements.txt").write_text("")
     (tmp_path / "scores.py").write_text("def score(payload, answer, reference, trajectory): ...")
-    write_scorer(tmp_path / "app.py", ["prompt"])
+    (tmp_path / "shop").mkdir()
+    for agent in ("app.py", "shop/agent.py"):
+        write_scorer(tmp_path / agent, ["prompt"])
+    written = {"score.py", "test_score.py", "shop/score.py", "shop/test_score.py"}
     words = ["--agent", str(tmp_path), "--bucket", "ready", "--smoke", "none", "--dry-run", "--code"]
-    for more, packed in (([], {"score.py", "test_score.py"}), (["--score-ready"], set())):
+    for more, packed in (([], written), (["--score-ready"], set())):
         done = CliRunner().invoke(command, [*words, *more], catch_exceptions=False)
         names = {*re.findall(r"would pack (\S+\.(?:py|jsonl))", done.output)} - {READY_FILE}
         assert names == {"app.py", "scores.py", *packed}

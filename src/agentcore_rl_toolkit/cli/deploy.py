@@ -119,7 +119,7 @@ def command(
         name=_name(name, folder, "_training" if options["score_ready"] else ""),
         folder=folder,
         **started,
-        excluded=[*excluded, *(_answers(folder, options["score_ready"]) if folder is not None else [])],
+        excluded=list(excluded) if folder is None else _left_out(folder, options["score_ready"], excluded),
         platform=_platform(),
         smoke=rows,
         bucket=bucket,
@@ -182,17 +182,20 @@ def _started(agent: str | None) -> tuple[Path | None, dict[str, Any]]:
     return project.folder, {"entry": START_FILE, "module": project.module, "import_paths": paths}
 
 
-def _answers(folder: Path, as_it_is: bool) -> list[Path]:
-    """Return files that are not packed: those of rows and scorer in the folder's train.toml, and those of `init --from`."""
+def _left_out(folder: Path, as_it_is: bool, excluded: Sequence[Path]) -> list[Path]:
+    """Add files that are not packed: those of rows and scorer in the folder's train.toml, and those of `init --from`."""
     import tomllib
+
+    from ..deploy.artifact import files_of
 
     settings = folder / "train.toml"
     found = tomllib.loads(settings.read_text()) if settings.is_file() else {}
     names = [str(found[name]).partition(":")[0] for name in ("data", "eval_data", "score") if found.get(name)]
-    scorer = folder / "score.py"
-    if as_it_is and scorer.is_file() and "def score(payload, answer, " in scorer.read_text():
-        names += ["score.py", "test_score.py"]
-    return [folder / name for name in names]
+    left_out = [*excluded, *(folder / name for name in names)]
+    for scorer in files_of(folder, excluded) if as_it_is else ():
+        if scorer.name == "score.py" and "def score(payload, answer, " in scorer.read_text():
+            left_out += [scorer, scorer.with_name("test_score.py")]
+    return left_out
 
 
 def _name(name: str | None, folder: Path | None, end: str = "") -> str:
