@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from ..errors import ConfigError
+from .output.commands import nearby, program
 
 TEMPLATES = Path(__file__).parent / "templates"
 FRAMEWORKS = {
@@ -44,8 +45,6 @@ def command(name: str | None, existing: Path | None, framework: str) -> None:
 
     With --from FILE, the command does not change the agent, and writes a scorer for it.
     """
-    from .output.commands import program
-
     if (name is None) == (existing is None):
         raise ConfigError("give either the NAME of a new agent, or --from FILE of an existing agent")
     if existing is not None:
@@ -54,34 +53,25 @@ def command(name: str | None, existing: Path | None, framework: str) -> None:
     assert name is not None
     folder = write(Path(name), framework)
     click.echo(f"{folder}/ has an agent with {FRAMEWORKS[framework]}. Next:\n")
-    for line in (
-        f"    {program('python')} -m pytest {folder}",
-        f"    {program()} train --agent {folder}/agent.py --data {folder}/train.jsonl --eval-data {folder}/eval.jsonl",
-    ):
-        click.echo(line)
-    click.echo(f"\n{folder}/README.md explains each file.")
+    click.echo(f"    {program('python')} -m pytest {folder}")
+    data = f"--data {folder}/train.jsonl --eval-data {folder}/eval.jsonl"
+    click.echo(f"    {program()} train --agent {folder}/agent.py {data}\n\n{folder}/README.md explains each file.")
 
 
 def _prepare(agent: Path) -> None:
     """Show the parts of an agent, and write a scorer, its test and data next to it. Raises: ConfigError."""
     from .agents.existing import inspect_agent, write_scorer
-    from .output.commands import nearby, program
 
     found = inspect_agent(agent)
     click.echo(nearby(agent))
     for name, texts in found.items():
         click.echo(f"  {name:<11}{', '.join(texts) or 'not found'}")
     score, test, rows = write_scorer(agent, found["payload"])
-    click.echo(
-        f"\nWritten: {', '.join(str(nearby(path)) for path in (score, test, rows))}. Edit these files, then run:\n"
-    )
+    click.echo(f"\nWritten: {', '.join(map(nearby, (score, test, rows)))}. Edit these files, then run:\n")
     shared = f"--agent {nearby(agent)} --score {nearby(score)}"
-    for line in (
-        f"    {program('python')} -m pytest {nearby(test)}",
-        f"    {program()} eval {shared} --data {nearby(rows)}",
-        f"    {program()} train {shared} --data {nearby(rows)}",
-    ):
-        click.echo(line)
+    click.echo(f"    {program('python')} -m pytest {nearby(test)}")
+    for verb in ("eval", "train"):
+        click.echo(f"    {program()} {verb} {shared} --data {nearby(rows)}")
 
 
 def write(folder: Path, framework: str) -> Path:

@@ -41,12 +41,13 @@ def answer(body: dict):
 
 @pytest.fixture
 def agent(tmp_path: Path) -> Path:
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "load.py").write_text(
+    folder = tmp_path / "shop"
+    (folder / "model").mkdir(parents=True)
+    (folder / "model" / "load.py").write_text(
         "from strands.models import BedrockModel\nload_model = lambda: BedrockModel()\n"
     )
-    (tmp_path / "main.py").write_text(AGENT)
-    return tmp_path / "main.py"
+    (folder / "main.py").write_text(AGENT)
+    return folder / "main.py"
 
 
 def test_the_source_shows_entrypoint_framework_model_and_payload(agent: Path) -> None:
