@@ -87,9 +87,9 @@ MEANINGS: dict[str, str] = {
     "max_empty_steps": "Steps in a row without a usable rollout that end the run",
     "seed": "Seed of the rows and the sampling",
     # optimizer
-    "learning_rate": "Learning rate after the warm-up",
-    "schedule": "Course of the learning rate; it falls to a twentieth",
-    "warmup_steps": "Steps until the learning rate is reached",
+    "learning_rate": "Learning rate, before `schedule` and `warmup_steps` reduce it",
+    "schedule": "Fall of the learning rate over all steps, at most to a twentieth",
+    "warmup_steps": "Steps at the beginning with a smaller learning rate, which rises",
     "beta1": "First moment of Adam",
     "beta2": "Second moment of Adam",
     "max_grad_norm": "Largest norm of the gradient; 0 does not clip",

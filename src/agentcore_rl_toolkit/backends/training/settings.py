@@ -53,7 +53,7 @@ class StepSettings(SettingsGroup):
 
 
 class OptimizerSettings(SettingsGroup):
-    """The optimizer. ``learning_rate`` is reached after ``warmup_steps`` and then follows ``schedule``.
+    """The optimizer. ``schedule`` reduces ``learning_rate`` over all steps, and the first ``warmup_steps`` reduce it further.
 
     A ``max_grad_norm`` of 0 does not clip.
     """
@@ -66,10 +66,7 @@ class OptimizerSettings(SettingsGroup):
     max_grad_norm: NotNegative = 0.0
 
     def at(self, step: int, steps: int) -> Adam:
-        """Return the settings of one step. The learning rate rises during the warm-up and then falls to a twentieth.
-
-        The schedule "constant" does not fall.
-        """
+        """Return the settings of one step."""
         progress = step / steps
         fall = {
             "constant": 1.0,
