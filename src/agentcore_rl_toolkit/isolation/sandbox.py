@@ -91,6 +91,7 @@ def command(
     binds = {path: ("--ro-bind", path) for path in _named((Path(resolver), *readable))}
     binds |= {path: ("--dev-bind" if path.startswith("/dev/") else "--bind", path) for path in _named(writable)}
     binds |= {path: ("--ro-bind-try", source) for path, source in (covers or {}).items()}  # files come and go meanwhile
+    words += [] if view.TMP in binds else ["--dir", view.OWN_TMP]
     bound = {name: ("--ro-bind", name) for name in SYSTEM}
     for path in sorted(
         binds, key=lambda p: p.count("/")

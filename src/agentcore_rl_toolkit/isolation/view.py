@@ -17,9 +17,11 @@ import re
 import shutil
 import struct
 from collections.abc import Callable, Collection
+from pathlib import Path
 
 TMP = "/tmp"
-SCRATCH = "/.view"  # an empty folder of the sandbox
+SCRATCH = "/.view"  # a folder of the sandbox, which is covered while a view is built
+OWN_TMP = f"{SCRATCH}/tmp"  # exists if /tmp belongs to the sandbox, and not to this machine
 MAX_BYTES = 2**30  # limit of what a session writes to its view
 MAX_COPIED_BYTES = 2**25  # limit of a session's copied files. The other files stay read-only.
 EMPTIED_BYTES = 2**16  # size of a folder that is empty except for mount points
@@ -43,7 +45,7 @@ def make(
     ``copied``: files that are copied whatever their size. ``emptied``: folders of all sessions, which are empty in the view.
     ``own``: paths, also in these, and the folders that the view has there.
     """
-    folder = os.getcwd()
+    folder, own_tmp = os.getcwd(), os.path.isdir(OWN_TMP)
     _enter_namespaces()
     _mount("view", SCRATCH, "tmpfs", _NOTHING_SET, f"size={MAX_BYTES},mode=700")
     builder = _Builder(_mount_points(project), copied)
@@ -55,8 +57,9 @@ def make(
         os.makedirs(path, exist_ok=True)
         _mount(f"/proc/self/fd/{source}", path, None, _BIND)
         os.close(source)
-    builder.mounts = dict.fromkeys(_mount_points(TMP).keys() - {TMP}, True)
-    builder.show(TMP, f"{SCRATCH}/tmp")
+    if own_tmp:
+        builder.mounts = dict.fromkeys(_mount_points(TMP).keys() - {TMP}, True)
+        builder.show(TMP, f"{SCRATCH}/tmp")
     _call(_libc.umount2, os.fsencode(SCRATCH), _DETACH)
     os.chdir(folder)  # a folder in the project is another one now
     _give_up_mounting()
@@ -172,9 +175,9 @@ def _enter_namespaces() -> None:
     users, groups = (_ids_of(name) for name in ("uid_map", "gid_map"))
     if os.geteuid() != 0:
         _call(_libc.unshare, _NEW_USERS | _NEW_MOUNTS)
-        _write("/proc/self/setgroups", "deny")  # the kernel's condition for a map of one group
-        _write("/proc/self/uid_map", users)
-        _write("/proc/self/gid_map", groups)
+        Path("/proc/self/setgroups").write_text("deny")  # the kernel's condition for a map of one group
+        Path("/proc/self/uid_map").write_text(users)
+        Path("/proc/self/gid_map").write_text(groups)
         return
     reading, writing = os.pipe()
     script = 'read go && printf %s "$2" >/proc/$1/uid_map && printf %s "$3" >/proc/$1/gid_map'
@@ -196,11 +199,6 @@ def _ids_of(name: str) -> str:
     with open(f"/proc/self/{name}") as table:
         ranges = [line.split() for line in table]
     return "".join(f"{first} {first} {count}\n" for first, _, count in ranges)
-
-
-def _write(path: str, text: str) -> None:
-    with open(path, "w") as file:
-        file.write(text)
 
 
 def _give_up_mounting() -> None:

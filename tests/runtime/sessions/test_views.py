@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import sqlite3
 import subprocess
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -143,3 +144,15 @@ def test_sessions_that_use_the_same_file_in_tmp_do_not_meet(
     expected = {"said": "first\n", "loaded": "by the template", "files": []}
     assert server.invoke({}, first) == expected
     assert shown(server.command(second, "cat /tmp/solution.py; ls -d /tmp/view-*")) == "print('second')"
+
+
+@needs_sandbox
+def test_a_tmp_that_is_writable_by_an_option_is_that_of_this_machine(
+    start_server: Callable[..., Server], tmp_path: Path
+) -> None:
+    with tempfile.NamedTemporaryFile(dir="/tmp", mode="r") as file:
+        agent = tmp_path / "agent.py"
+        agent.write_text(RUNS_CODE.replace("/tmp/solution.py", file.name).replace("/tmp/loaded.txt", "/dev/null"))
+        server = start_server("--writable", "/tmp", agent=agent)
+        assert server.invoke({"write": "print('shared')"})["said"] == "shared\n"
+        assert file.read() == "print('shared')"
