@@ -37,7 +37,7 @@ def test_steps_that_are_repeated_are_in_the_run_once(tmp_path: Path) -> None:
         open_recording(tmp_path, {}) as recording,
         observed(settings, tmp_path, Console(file=io.StringIO()), held_out=0) as (_, observer),
     ):
-        recording.resumed(1)
+        recording.resumed(1, 3)
         observer("begins", {"steps_done": 1, "rollouts_done": 4})
         for step in (1, 2):
             rollouts("second", "train", step)

@@ -343,7 +343,7 @@ def test_an_ended_run_continues_with_more_steps(tmp_path: Path, monkeypatch: pyt
         report.add(event, facts)
     (run / "summary.json").write_text('{"steps": 3}')
     with open_recording(run, {}) as recording:
-        recording.resumed(3)
+        recording.resumed(3, 5)
     assert not (run / "summary.json").exists(), "the run has not ended"
     assert [(e["event"], e.get("when")) for e in events(run)] == [("evaluated", "step-3"), ("step", None)]
 

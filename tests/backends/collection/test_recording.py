@@ -33,9 +33,18 @@ def test_a_resumed_run_forgets_what_it_repeats_and_keeps_the_evaluation_of_its_c
             [("train", 0), ("train", 1), ("eval", 2), ("train", 2), ("eval", 3), ("after", 3)]
         ):
             recording.run.rollout(Rollout(session_id=str(n), phase=phase, step=step, group="g", outcome="ok"))
-        recording.resumed(done)
+        recording.resumed(done, 3)
     with RunReader(tmp_path) as run:
         assert sorted(f"{row['phase']} {row['step']}" for row in run.rollouts()) == left
+
+
+def test_a_run_that_was_killed_after_its_last_evaluation_has_it_once(tmp_path: Path) -> None:
+    with open_recording(tmp_path, {}) as recording:
+        recording.run.event("step", {"step": 2})
+        recording.run.event("evaluated", {"when": "after", "version": 3})
+        recording.resumed(3, 3)  # repeats the evaluation
+    with RunReader(tmp_path) as run:
+        assert [event["event"] for event in run.metrics()] == ["step"]
 
 
 def test_the_traceback_in_a_record_is_nearer_to_the_agent_than_that_of_the_error() -> None:

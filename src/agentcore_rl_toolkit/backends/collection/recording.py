@@ -77,10 +77,10 @@ class Recording:
 
         self.run.rollout(make)
 
-    def resumed(self, steps_done: int) -> None:
+    def resumed(self, steps_done: int, steps: int) -> None:
         """Delete what a resumed run is going to repeat: the steps from here on, and the evaluations after them."""
         again = ("after",) if steps_done else ("before", "after")
-        self.forget(from_step=steps_done, phases=again, evaluations_from=steps_done and steps_done + 1)
+        self.forget(from_step=steps_done, phases=again, evaluations_from=steps_done and min(steps_done + 1, steps))
 
     def forget(self, *, from_step: int, evaluations_from: int, phases: Sequence[str] = ()) -> None:
         """Delete rollouts (`RunWriter.forget`) and the events of the same steps and evaluations.

@@ -68,7 +68,7 @@ async def train(
     per_step, places = plan.groups * plan.rollouts, Places(settings.limits.max_concurrent)  # shared with evaluations
     evaluate = functools.partial(_evaluate, services, settings, held_out, observe, places)
     if recording is not None:
-        recording.resumed(done)
+        recording.resumed(done, plan.steps)
     evaluations = 1 + (done // plan.eval_every if plan.eval_every else 0)
     observe("begins", {"steps_done": done, "rollouts_done": done and evaluations * len(held_out) + done * per_step})
     if plan.hold_calls:
