@@ -78,8 +78,9 @@ async def test_a_call_waits_for_one_outage_and_tells_the_cause_of_the_second(
     gateway = await start_gateway(engine, limits=Limits(outage_s=2))
     session, port = await opened(gateway), int(engine.url.rpartition(":")[2])
     await engine.stop()
-    call, begun_s = asyncio.ensure_future(ask(session)), time.monotonic()
+    call = asyncio.ensure_future(ask(session))
     await until(lambda: gateway.router.waiting == 1)
+    begun_s = time.monotonic()
     async with ScriptedEngine() as again:
         await again.stop()
         again.faults.append(Fault(delay_s=60))
