@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import resource
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,22 @@ def test_a_run_that_was_killed_after_its_last_evaluation_has_it_once(tmp_path: P
         recording.resumed(3, 3)  # repeats the evaluation
     with RunReader(tmp_path) as run:
         assert [event["event"] for event in run.metrics()] == ["step"]
+
+
+def test_a_resumed_run_keeps_its_metrics_if_the_disk_is_full(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with open_recording(tmp_path, {}) as recording:
+        for step in range(3):
+            recording.run.event("step", {"step": step, "text": "x" * 600_000})
+        recording.run.flush()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, limits[1]))
+        try:
+            with pytest.raises(OSError, match="File too large"):
+                recording.resumed(2, 3)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with RunReader(tmp_path) as run:
+        assert [event["step"] for event in run.metrics()] == [0, 1, 2]
 
 
 def test_the_traceback_in_a_record_is_nearer_to_the_agent_than_that_of_the_error() -> None:

@@ -94,7 +94,9 @@ class Recording:
             at = event.get(name, event.get("step"))
             if event["event"] != FAILED and (at is None or at < first):
                 kept.append({**event, "when": f"step-{at}"} if event.get("when") == "after" else event)
-        (folder / METRICS).write_text("".join(json.dumps(event) + "\n" for event in kept))
+        written = folder / f"{METRICS}.partial"
+        written.write_text("".join(json.dumps(event) + "\n" for event in kept))
+        written.replace(folder / METRICS)  # a full disk or a kill leaves the old file
         (folder / SUMMARY).unlink(missing_ok=True)
 
     def masked(self, groups: Sequence[Group]) -> None:
