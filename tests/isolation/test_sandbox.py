@@ -213,8 +213,10 @@ def test_errors_about_paths_outside_name_the_sandbox_and_the_option(
     assert "--writable DIR" in read_only
     database = type("OperationalError", (Exception,), {})("attempt to write a readonly database")
     assert "--writable DIR" in str(hint(database, environment))
+    missing = ModuleNotFoundError("No module named 'fastapi'", name="fastapi")
+    assert str(hint(missing, environment)).startswith("If fastapi is a package, list it in requirements.txt")
     monkeypatch.syspath_prepend(str(tmp_path / "shared"))
-    assert f"{tmp_path}/shared, which the sandbox does not show" in str(hint(ModuleNotFoundError("x"), environment))
+    assert f"{tmp_path}/shared, which the sandbox does not show" in str(hint(missing, environment))
     for error in (FileNotFoundError(2, "No such file or directory", "/project/absent"), ValueError("x")):
         assert hint(error, environment) is None
     assert hint(FileNotFoundError(2, "No such file or directory", "/data/x.db"), {}) is None

@@ -51,7 +51,8 @@ def hint(error: BaseException, environment: Mapping[str, str] = os.environ) -> s
     if isinstance(error, ModuleNotFoundError):
         hidden = [p for p in sys.path if os.path.isabs(p) and not os.path.exists(p) and not _below(p, readable)]
         what = f"{', '.join(hidden)}, which the sandbox does not show"
-        return f"The import path names {what}; add it with --readable DIR." if hidden else None
+        missing = f"If {error.name} is a package, list it in requirements.txt or pyproject.toml of the agent."
+        return f"The import path names {what}; add it with --readable DIR." if hidden else missing
     if not isinstance(error, OSError) or not isinstance(error.filename, (str, bytes)):
         return None
     path = os.path.abspath(os.fsdecode(error.filename))
