@@ -184,9 +184,11 @@ def test_good_rollouts_are_written_and_imitated(work: Path, monkeypatch: pytest.
     taught = next(line for line in output_of(work, monkeypatch, "list").splitlines() if line.startswith("taught"))
     assert taught.split(maxsplit=2)[1:] == ["finished", why]
     assert output_of(work, monkeypatch, "show").startswith("shop ")  # the newest run with rollouts
+    (work / "rows.jsonl").write_text('{"messages": []}\n')
     for wrong, why in (
         (["train", "--from", "shop"], "--from is for `agentcore-rl sft` only"),
         (["sft"], "--from RUN is missing"),
+        (["sft", "--from", "rows.jsonl", "--model", str(WEIGHTS)], "rows.jsonl has rows without `input_ids`"),
         (["sft", "--from", "best.jsonl"], "--model is missing: a file does not contain the model"),
         (
             ["sft", "--from", "best.jsonl", "--model", str(WEIGHTS), "--set", "min_reward=1"],

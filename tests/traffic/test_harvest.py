@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import time
 from collections.abc import Iterator
@@ -411,18 +412,25 @@ async def test_the_sessions_of_a_gateway_become_rows_and_sequences_of_the_sample
         await gateway.start()
         client = GatewayClient(gateway.url)
         opened = await client.create_sessions_async([new_session_id() for _ in range(3)])
+        replies: list[Any] = []
         for session, prompt in zip(opened, ("Count the lamps.", "Mail me: ada@shop.example", ""), strict=True):
             agent = OpenAI(base_url=session.base_url, api_key=session.api_key)
             messages: list[Any] = [{"role": "system", "content": "You keep a shop."}]
             messages += [{"role": "user", "content": prompt}] if prompt else []
-            await asyncio.to_thread(agent.chat.completions.create, model="m", messages=messages)
+            ask = functools.partial(agent.chat.completions.create, model="m", messages=messages)
+            replies.append((await asyncio.to_thread(ask)).choices[0].message.content)
+            if "Mail" in prompt:
+                messages += [{"role": "assistant", "content": replies[-1]}, {"role": "user", "content": "And then?"}]
+                await asyncio.to_thread(ask)
         turns = [turn for s in (await client.fetch_async([opened[0].session_id])).values() for turn in s.turns]
         await gateway.stop()
     done = run(str(store), "--out", str(tmp_path / "rows.jsonl"), "--sft-out", str(tmp_path / "sft.jsonl"))
     assert done.exit_code == 0, done.output
     assert rows(tmp_path / "rows.jsonl") == [{"prompt": "Count the lamps."}, {"prompt": "Mail me: <EMAIL_1>"}]
     assert "1 sessions were left out: they have no message of a user" in done.output
-    assert [row["retokenized"] for row in rows(tmp_path / "sft.jsonl")] == [True, True]
+    written = rows(tmp_path / "sft.jsonl")
+    assert [row["retokenized"] for row in written] == [True, True]
+    assert [row["messages"][1]["content"] for row in written] == [reply.strip() for reply in replies[:2]]
 
     words = ["--out", str(tmp_path / "plain.jsonl"), "--sft-out", str(tmp_path / "exact.jsonl"), "--no-redact"]
     assert "2 sequences of sampled tokens" in run(str(store), *words).output

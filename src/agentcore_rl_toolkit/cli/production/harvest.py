@@ -182,11 +182,13 @@ def _from_gateway(folder: Path, *, exact: bool) -> tuple[list[Invocation], Count
         for session in reader.sessions():
             name, whole = session.session_id, expand([*map(decode, reader.readable(reader.numbers(session.number)))])
             said = [(m.get("role"), text_of(m.get("content")).strip()) for m in whole.dialogue]
-            prompt = next((text for role, text in said if role == "user" and text), None)
-            if prompt is None:
+            prompts = [place for place, (role, text) in enumerate(said) if role == "user" and text]
+            if not prompts:
                 missing += 1
                 continue
-            answer = next((text for role, text in reversed(said) if role == "assistant" and text), "")
+            first, end = [*prompts, len(said)][:2]  # the second message of the user needs the history
+            prompt, replies = said[first][1], reversed(said[first:end])
+            answer = next((text for role, text in replies if role == "assistant" and text), "")
             sequences = build_trajectory(name, whole.turns, temperature=None).sequences if exact else ()
             rows = [
                 {"input_ids": list(s.token_ids), "assistant_masks": list(s.loss_mask)}

@@ -69,7 +69,12 @@ class Imitation(Settings):
     def rows(self, source: str) -> Sequence[Mapping[str, Any]]:
         """Return the sequences of one source. Print how those of a run were selected. Raises: ConfigError without any."""
         if Path(source).is_file():
-            return read_rows(source)
+            rows = read_rows(source)
+            if not all({"input_ids", "assistant_masks"} <= row.keys() for row in rows):
+                raise ConfigError(
+                    f"{source} has rows without `input_ids` and `assistant_masks`, which `runs export` writes"
+                )
+            return rows
         how = self.imitation
         chosen: Any = {"min_reward": how.min_reward, "best_of_group": how.best_of_group}
         return list(demonstrations(find_run(source), **chosen, report=lambda text: click.echo(visible(text))))
