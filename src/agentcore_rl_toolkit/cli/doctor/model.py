@@ -33,10 +33,8 @@ def _kind(folder: Path) -> Finding:
     text = f"{folder.name}: {sizes.family}, {sizes.text}"
     if sizes.fast:
         return ok("model", f"{text}; the built-in engine runs it")
-    advice = "if vLLM supports the model, use --engine vllm"
-    return note(
-        "model", f"{text}; the built-in engine runs it through transformers, one sequence at a time: slow", advice
-    )
+    slow = "the built-in engine runs it through transformers, one sequence at a time: slow"
+    return note("model", f"{text}; {slow}", "if vLLM supports the model, use --engine vllm")
 
 
 def _memory(folder: Path) -> Finding:
@@ -51,11 +49,8 @@ def _memory(folder: Path) -> Finding:
     if sizes.engine > free:
         return fail("memory", text, "use a smaller model, or a machine with more memory")
     if full > free:
-        return note(
-            "memory",
-            text,
-            "train it with --set lora_rank=16" if lora < free else "this machine can serve it, but not train it",
-        )
+        only_served = "this machine can serve it, but not train it"
+        return note("memory", text, "train it with --set lora_rank=16" if lora < free else only_served)
     return ok("memory", text)
 
 
