@@ -204,3 +204,13 @@ def test_a_text_is_cut_in_its_middle_above_the_limit() -> None:
     at_limit = "x" * MAX_TRACEBACK_CHARS
     assert describe(ValueError(at_limit)) == (at_limit, "ValueError")
     assert "\n... 2 characters left out ...\n" in describe(ValueError(at_limit + "yy"))[0]
+
+
+def test_a_reward_that_was_not_awaited_is_refused_with_the_way_to_repair_it() -> None:
+    async def score() -> float:
+        return 1.0
+
+    reward = score()
+    with pytest.raises(InvalidResultError, match=r"result\[rewards\] is a builtins.coroutine, .*; await it$"):
+        Encoder().members({"rewards": reward})
+    reward.close()

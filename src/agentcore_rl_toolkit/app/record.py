@@ -9,13 +9,13 @@ import datetime as dt
 import decimal
 import enum
 import fractions
+import inspect
 import json
 import math
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 from pydantic_core import to_jsonable_python
@@ -121,7 +121,8 @@ class Encoder:
             with contextlib.suppress(ValueError):  # pydantic's for an unknown type
                 return self._plain(to_jsonable_python(value), path, depth)
         name = f"{type(value).__module__}.{type(value).__qualname__}"
-        raise InvalidResultError(f"result[{path}] is a {name}, which has no JSON form; return plain values instead")
+        way = "await it" if inspect.isawaitable(value) else "return plain values instead"
+        raise InvalidResultError(f"result[{path}] is a {name}, which has no JSON form; {way}")
 
     def _blanked(self, text: str) -> str:
         for secret in self._secrets:
@@ -268,7 +269,7 @@ def _body(
     own: Mapping[str, Any],
     outcome: Outcome,
     blame: Blame | None,
-    kept: Mapping[str, Any] = MappingProxyType({}),
+    kept: Mapping[str, Any] | None = None,
     *,
     max_bytes: float = math.inf,
 ) -> bytes:
@@ -286,7 +287,7 @@ def _body(
         TRAIN_FIELD: info.train,
         TEXTS_FIELD: dict(info.texts) or None,
         "conversions": encoder.conversions or None,
-        **kept,
+        **(kept or {}),
     }
     fields = {"input_id": config.input_id, "s3_bucket": config.s3_bucket, "result_key": info.result_key, **own}
     fields |= {} if info.payload is None else {"payload": info.payload}
