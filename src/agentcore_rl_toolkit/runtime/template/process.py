@@ -48,6 +48,7 @@ LATE_IMPORTS = {
     "anyio": ("anyio._backends._asyncio",),
     "anthropic": ("anthropic.resources.messages",),
     "httpx": ("httpcore", "h11"),
+    "httpx2": ("httpcore2", "h11"),
     "openai": ("openai.resources", "openai.resources.chat.completions", "openai.lib.streaming.chat"),
     "uvicorn": ("uvicorn.loops.auto", "uvloop"),
     "agentcore_rl_toolkit.app": ("agentcore_rl_toolkit.store.local",),
