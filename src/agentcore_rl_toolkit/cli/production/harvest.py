@@ -99,8 +99,11 @@ def command(source: str, out: Path, **options: Any) -> None:
     found, lost = _read(source, options)
     if not found:
         missing = "".join(f" {count} {reason}." for reason, count in lost.items())
-        needs = "need Transaction Search, and an agent that runs with AWS's OpenTelemetry distribution"
-        raise ConfigError(f"there is no invocation of an agent in {source}.{missing} Traces in CloudWatch {needs}")
+        if not Path(source).exists():
+            missing += (
+                " Traces in CloudWatch need Transaction Search, and an agent with AWS's OpenTelemetry distribution"
+            )
+        raise ConfigError(f"there is no invocation of an agent in {source}.{missing}")
     if all(each.user is None for each in found):
         raise ConfigError(
             f"no trace has the attribute {options['user_attribute']}: give --user-attribute the attribute of users"

@@ -389,6 +389,8 @@ def _slow_start(runtime: Any) -> str | None:
 def check_agent(agent: str | None, *, own_sessions: bool) -> None:
     """Raise ConfigError without a given or served agent, or if the served agent lacks the requested sessions."""
     if agent is not None:
+        if not agent.startswith("arn:"):
+            agent_file(agent)
         return
     if Stack.running() is None:
         raise ConfigError("--agent is missing, and no `agentcore-rl up` runs in this folder")
