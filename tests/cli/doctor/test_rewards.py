@@ -91,11 +91,13 @@ def test_an_agent_with_a_model_host_of_its_own_is_checked(
 
 def test_what_does_not_go_with_a_check_is_refused(tmp_path: Path, command_line: Any) -> None:
     (tmp_path / "rows.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
-    words = ("eval", "--agent", "agent.py", "--data", str(tmp_path / "rows.jsonl"))
+    agent = tmp_path / "agent.py"
+    agent.touch()
+    words = ("eval", "--agent", str(agent), "--data", str(tmp_path / "rows.jsonl"))
     together = "--check needs --agent FILE, and does not go with "
     for more, error in (
         (("--answer", "expected"), "--answer FIELD needs --check"),
-        (("--check",), "there is no agent file"),
+        (("--check", "--agent", "absent.py"), "there is no agent file"),
         *(
             (("--check", *words), f"{together}{words[0]}")
             for words in (
