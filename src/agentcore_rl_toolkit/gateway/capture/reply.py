@@ -145,7 +145,7 @@ class ReplyReader:
                 if event is None and found.lstrip()[:1] != b"{":
                     raise UpstreamError("the engine sent data in its reply that is not an event")
                 if self.plain and event is not None:
-                    lines = lines.replace(found, without_numbers(found))
+                    lines = _cut(lines, event) or lines.replace(found, without_numbers(found))
                 if self.final:
                     events = rest
             events.append(lines)
@@ -162,7 +162,7 @@ class ReplyReader:
             self._choices[choice.index].message = choice.message
         if len(self._choices) < len(event.choices):
             self._captured.problem = "several choices of the engine's reply have one index"
-        self.answer = without_numbers(body) if self.plain else body
+        self.answer = (_cut(body, event) or without_numbers(body)) if self.plain else body
 
     def _read(self, data: bytes) -> _Event | _Ends | None:
         """Read an event and add it to the choices. Of an event that cannot be read, return only the ends of choices."""
@@ -341,6 +341,32 @@ def _tool_deltas(delta: Message) -> list[ToolDelta]:
         )
         for place, call in enumerate(delta.tool_calls or ())
     ]
+
+
+def _cut(data: bytes, event: _Event | _Ends) -> bytes | None:
+    """Cut the token ids and logprobs of an event, as they were read, out of its JSON. None: it is not compact.
+
+    A quote in a string has a backslash, so a name with its quotes, a comma and a colon is that of a member.
+    """
+    if not isinstance(event, _Event):
+        return None
+    rest: bytes | None = data
+    for choice in event.choices:
+        if choice.logprobs is not ABSENT and rest is not None:  # the longest first, and the next ones are found sooner
+            rest = _without_member(rest, b',"logprobs":', choice.logprobs)
+        if choice.token_ids is not ABSENT and rest is not None:
+            rest = _without_member(rest, b',"token_ids":', choice.token_ids)
+    if event.prompt_token_ids is not ABSENT and rest is not None:
+        rest = _without_member(rest, b',"prompt_token_ids":', event.prompt_token_ids)
+    return rest
+
+
+def _without_member(data: bytes, name: bytes, value: msgspec.Raw) -> bytes | None:
+    start = data.find(name)
+    end = start + len(name)
+    if start < 0 or not data.startswith(value, end):
+        return None
+    return data[:start] + data[end + len(value) :]
 
 
 def without_numbers(data: bytes) -> bytes:
