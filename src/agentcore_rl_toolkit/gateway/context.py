@@ -92,9 +92,10 @@ class Engine:
             return event_error(captured.error)
         if captured.complete and captured.choices:
             return None
-        why = "ended its reply too early"
-        if not self.request.stream and not captured.choices:
-            why = f"answered 200 without a reply: {captured.problem or 'it has no choices'}"
+        begins = self.request.stream or captured.choices
+        why = "ended its reply too early" if begins else "answered 200 without a reply: it has no choices"
+        if captured.problem:
+            why = f"{why.partition(':')[0]}: {captured.problem}"
         return RequestError(f"the engine {why}", kind="upstream")
 
 

@@ -154,11 +154,9 @@ class Session:
             fields["model"] = settings.model_id
         if settings.overrides:
             passthrough.overlay(fields, settings.overrides)
-        seed = fields.get("seed")
-        if (
-            type(seed) is int and "seed" not in settings.overrides
-        ):  # the rollouts of a group must not be the same sample
-            fields["seed"] = (seed + zlib.crc32(self.id.encode())) % 2**31
+        seed: Any = fields.get("seed")  # with one seed, all rollouts of a group would be the same sample
+        if type(seed) in (int, float) and seed >= 0 and seed % 1 == 0 and "seed" not in settings.overrides:
+            fields["seed"] = (int(seed) + zlib.crc32(self.id.encode())) % 2**31
         if settings.max_tokens is not None:
             for key in [key for key in _LENGTHS if key in fields] or _LENGTHS[:1]:
                 asked = fields.get(key)

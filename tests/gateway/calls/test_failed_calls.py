@@ -124,12 +124,17 @@ async def test_a_200_without_a_reply_is_the_engines_failure(
 ) -> None:
     gateway = await start_gateway(engine, model_dir=model_dir)
     session = await opened(gateway)
-    engine.faults.append(Fault(body=body))
+    engine.faults += [Fault(body=body), Fault(body=body)]
     async with gpt(session) as llm:
         with pytest.raises(openai.InternalServerError):
             await llm.chat.completions.create(model="m", messages=USER)
+        with pytest.raises(openai.APIError, match="the engine ended its reply too early"):
+            async for _ in await llm.chat.completions.create(model="m", messages=USER, stream=True):
+                pass
     capture = await captured(gateway, session)
-    assert [e["http_status"] for e in capture.errors] == [502]
+    assert [e["http_status"] for e in capture.errors] == [502, 502]
+    shown = model_dir is None and b"proxy is busy" in body
+    assert ("proxy is busy" in capture.errors[1]["message"]) == shown
     assert end_of_calls(capture)[0]
 
 

@@ -295,19 +295,26 @@ async def test_a_failed_call_uses_no_turn_and_adds_none(engine: ScriptedEngine, 
     assert [await status_of(session) for _ in range(4)] == [500, 500, 200, 403]
 
 
+@pytest.mark.parametrize("seed", [42, 42.0])
 @pytest.mark.parametrize("model_dir", [None, str(MODEL)])
 async def test_an_agents_seed_gives_each_rollout_another_sample(
-    engine: ScriptedEngine, start_gateway: Start, model_dir: str | None
+    engine: ScriptedEngine, start_gateway: Start, model_dir: str | None, seed: Any
 ) -> None:
     gateway = await start_gateway(engine, model_dir=model_dir)
     first, second = await opened(gateway), await opened(gateway)
     trainers = await opened(gateway, sampling_params={"seed": 7})
     for session in (first, second, first, trainers):
         async with gpt(session) as llm:
-            await llm.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}], seed=42)
+            await llm.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}], seed=seed)
     bodies = [call.body.get("sampling_params", call.body) for call in engine.calls]
     assert (len({body["seed"] for body in bodies[:3]}), bodies[0]["seed"], bodies[3]["seed"]) == (
         2,
         bodies[2]["seed"],
         7,
     )
+
+
+async def test_the_engines_word_for_no_seed_stays(engine: ScriptedEngine, session: SessionHandle) -> None:
+    async with gpt(session) as llm:
+        await llm.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}], seed=-1)
+    assert engine.calls[0].body["seed"] == -1

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from agentcore_rl_toolkit.messages.render import Conversation, PastCall, RenderedPrompt, Renderer, replay
+from agentcore_rl_toolkit.messages.wire.history import in_call_order
 
 Load = Callable[[str], Renderer]
 Message = dict[str, Any]
@@ -103,6 +104,12 @@ def test_a_change_of_options_or_tools_is_reported_as_such(renderer_for: Load, to
 
 def results(*calls: Message) -> list[Message]:
     return [{"role": "tool", "tool_call_id": call["id"], "content": f"of {call['id']}"} for call in calls]
+
+
+def test_results_after_two_messages_with_calls_are_in_the_order_of_all_their_calls() -> None:
+    called = [{"role": "assistant", "content": "", "tool_calls": [{"id": name}]} for name in ("c1", "c2")]
+    history = [USER, *called, *({"role": "tool", "tool_call_id": name} for name in ("c2", "c1"))]
+    assert [message.get("tool_call_id") for message in in_call_order(history)[3:]] == ["c1", "c2"]
 
 
 def test_without_ids_results_of_parallel_calls_are_shown_in_the_order_of_the_calls(

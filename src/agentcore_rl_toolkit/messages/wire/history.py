@@ -170,7 +170,8 @@ def in_call_order(messages: list[Message]) -> list[Message]:
         if role == "tool":
             run.sort(key=lambda message: places.get(str(message.get("tool_call_id")), len(places)))
         else:
-            places = {str(call.get("id")): place for place, call in enumerate(run[-1].get("tool_calls") or ())}
+            calls = [call for message in run for call in message.get("tool_calls") or ()]
+            places = {str(call.get("id")): place for place, call in enumerate(calls)}
         found += run
     return found
 
