@@ -217,10 +217,11 @@ async def run(agent: Agent, command: list[str], *, forced_tools: Any) -> tuple[s
 def changes(capture: SessionCapture) -> str:
     """What the agent's last request has in place of the sampled answers, and what the gateway counted."""
     found: Counter[str] = Counter()
+    shown = capture.records[0].dialect in ("chat", "responses")  # elsewhere a reply has thinking only on request
     sampled = [json.loads(record.choices[0].message) for record in capture.records if record.choices]
     answers = [message for message in capture.dialogue if message.get("role") == "assistant"][:-1]
     for ours, theirs in zip(sampled, answers, strict=False):
-        if ours.get("reasoning_content") and not theirs.get("reasoning_content"):
+        if shown and ours.get("reasoning_content") and not theirs.get("reasoning_content"):
             found["thinking dropped"] += 1
         if (ours.get("content") or "").strip() != (theirs.get("content") or "").strip():
             found["text dropped" if not theirs.get("content") else "text changed"] += 1

@@ -107,7 +107,8 @@ async def test_a_tool_is_called_and_its_result_comes_back(
     system = [{"text": "be brief"}, {"cachePoint": {"type": "default"}}]
     inference = {"maxTokens": 50, "temperature": 0.5, "topP": 0.9, "stopSequences": ["zz"]}
     asked: dict[str, Any] = {"system": system, "toolConfig": TOOLS, "inferenceConfig": inference}
-    first = await whole(bedrock, stream=stream, messages=USER, **asked, additionalModelRequestFields={"top_k": 4})
+    fields = {"top_k": 4, "thinking": {"type": "enabled", "budget_tokens": 9}}
+    first = await whole(bedrock, stream=stream, messages=USER, **asked, additionalModelRequestFields=fields)
     use = {"toolUseId": "call_1", "name": "add", "input": {"x": 1, "y": 3}}
     assert [next(iter(block)) for block in first["content"]] == ["reasoningContent", "toolUse"]
     assert first["content"][0]["reasoningContent"]["reasoningText"]["text"] == "hmm"
@@ -364,6 +365,7 @@ async def test_anthropics_client_for_bedrock(
     engine.replies.append({"content": None, "reasoning_content": "hmm", "tool_calls": [CALL]})
     tools: Any = [{"name": "add", "input_schema": SCHEMA}]
     asked: Any = {"model": ARN, "max_tokens": 20, "messages": [{"role": "user", "content": "hi"}], "tools": tools}
+    asked["thinking"] = {"type": "adaptive"}
 
     def ask() -> Any:
         with AnthropicBedrock(aws_region="us-west-2", max_retries=0) as llm:

@@ -34,6 +34,7 @@ ADD = types.FunctionDeclaration(
     ),
 )
 TOOLS = [types.Tool(function_declarations=[ADD])]
+THOUGHTS = types.ThinkingConfig(include_thoughts=True)
 CALLS = [
     {"id": f"call_{i}", "type": "function", "function": {"name": "add", "arguments": f'{{"x": {i}, "y": 3}}'}}
     for i in (1, 2)
@@ -67,7 +68,7 @@ async def test_a_call_and_its_result_are_one_sequence_in_relay_mode(
     engine.replies.append({"content": None, "tool_calls": CALLS, "reasoning_content": "two sums"})
     engine.replies.append({"content": "w5 w9"})
     contents: Any = [types.Content(role="user", parts=[types.Part(text="add"), types.Part(text="please")])]
-    config: Any = {"tools": TOOLS, "system_instruction": "Be brief."}
+    config: Any = {"tools": TOOLS, "system_instruction": "Be brief.", "thinking_config": THOUGHTS}
     parts, last = await reply_of(llm, contents, stream=stream, **config)
     calls = [part.function_call for part in parts if part.function_call]
     assert [(c.id, c.name, c.args) for c in calls] == [
@@ -114,7 +115,7 @@ async def test_a_call_and_its_result_are_one_sequence_in_relay_mode(
 async def test_a_conversation_in_token_mode_has_the_sampled_ids(
     engine: ScriptedEngine, start_gateway: Start, stream: bool, faithful: bool
 ) -> None:
-    """Also for a client that leaves out the ids of calls and the thoughts."""
+    """Also for a client that leaves out the ids of calls and does not ask for the thoughts."""
     gateway = await start_gateway(engine, model_dir=str(MODEL))
     session = await opened(gateway)
     llm, renderer = google(session), Renderer.from_path(MODEL)
@@ -126,20 +127,20 @@ async def test_a_conversation_in_token_mode_has_the_sampled_ids(
     counted = await llm.aio.models.count_tokens(model="m", contents=contents)
     said = [*contents, types.Content(role="model", parts=[types.Part(text="It is 2.")])]
     assert (await llm.aio.models.count_tokens(model="m", contents=said)).total_tokens > counted.total_tokens
-    parts, last = await reply_of(llm, contents, stream=stream, tools=TOOLS)
+    asked: Any = {"tools": TOOLS, "thinking_config": THOUGHTS if faithful else None}
+    parts, last = await reply_of(llm, contents, stream=stream, **asked)
     made = next(part.function_call for part in parts if part.function_call)
     assert (made.name, made.args) == ("add", {"x": 1, "y": 2})
     assert last.usage_metadata.prompt_token_count == len(engine.calls[0].prompt_ids) > counted.total_tokens
-    assert "".join(part.text for part in parts if part.thought).strip() == "One sum."
+    assert "".join(part.text for part in parts if part.thought).strip() == ("One sum." if faithful else "")
     if not faithful:
         made.id = None
-        parts = [part for part in parts if not part.thought]
     result = types.FunctionResponse(id=made.id, name="add", response={"sum": 3})
     contents += [
         types.Content(role="model", parts=parts),
         types.Content(role="user", parts=[types.Part(function_response=result)]),
     ]
-    parts, _ = await reply_of(llm, contents, stream=stream, tools=TOOLS)
+    parts, _ = await reply_of(llm, contents, stream=stream, **asked)
     assert "".join(part.text or "" for part in parts) == "It is 3."
     first, second = engine.calls
     assert second.prompt_ids[: len(first.prompt_ids)] == first.prompt_ids

@@ -28,9 +28,9 @@ CHATTY = ["chat", "responses", "anthropic", "bedrock", "bedrock-invoke"]
 Call = tuple[str, str, str]
 
 
-def stream(name: str, deltas: list[Delta]) -> list[dict[str, Any]]:
+def stream(name: str, deltas: list[Delta], **more: Any) -> list[dict[str, Any]]:
     """The events of a stream."""
-    request = ModelRequest(dialect=name, model="m", stream=True, include_usage=True)
+    request = ModelRequest(dialect=name, model="m", stream=True, include_usage=True, **more)
     encoder = DIALECTS[name].encoder(request, reply_id="chatcmpl-9", model="m", created=5)
     data = encoder.start() + b"".join(encoder.feed(delta) for delta in deltas) + encoder.finish()
     if name.startswith("bedrock"):
@@ -167,6 +167,9 @@ def test_any_answer_survives_any_dialect(name, thoughts, texts, calls, data) -> 
     deltas.append(Delta(finish_reason=finish, usage=Usage(prompt_tokens=1, completion_tokens=2)))
     wanted = [(c.id, c.name, c.arguments) for c in calls]
     assert READERS[name](stream(name, deltas)) == ("".join(texts), "".join(thoughts), wanted, finish)
+    if name not in ("chat", "responses"):
+        rest = [delta for delta in deltas if not delta.reasoning]
+        assert stream(name, deltas, include_thinking=False) == stream(name, rest)
 
 
 def test_items_of_a_response_stream_come_one_after_the_other() -> None:

@@ -49,6 +49,7 @@ class Thinking(msgspec.Struct, frozen=True):
 
     type: str
     budget_tokens: Annotated[int, Meta(ge=0)] | None = None
+    display: str | None = None
 
 
 class _Output(msgspec.Struct, frozen=True):
@@ -102,18 +103,20 @@ def parse_request(body: bytes | dict[str, Any], *, counting: bool = False) -> Mo
         shape = {**shape, "name": "output", "strict": True}
         request.response_format = json_schema(shape, "output_config.format")
     request.reasoning_effort = asked.output_config.effort
-    request.template_kwargs = {**template_kwargs(asked.thinking), **request.template_kwargs}
+    read_thinking(asked.thinking, request)
     request.left_out = history.left_out
     return request
 
 
-def template_kwargs(thinking: Thinking | None) -> dict[str, Any]:
-    """Return the switch under the name in Qwen's and GLM's templates. Raises: RequestError."""
+def read_thinking(thinking: Thinking | None, request: ModelRequest) -> None:
+    """Set the switch under the name in Qwen's and GLM's templates, and ``include_thinking``. Raises: RequestError."""
+    request.include_thinking = False
     if thinking is None:
-        return {}
+        return
     if thinking.type not in ("enabled", "disabled", "adaptive"):
         raise unsupported("thinking.type", "it must be enabled, disabled or adaptive")
-    return {"enable_thinking": thinking.type != "disabled"}
+    request.include_thinking = thinking.type != "disabled" and thinking.display != "omitted"
+    request.template_kwargs = {"enable_thinking": thinking.type != "disabled", **request.template_kwargs}
 
 
 def _tool_choice(choice: dict[str, Any], tools: list[dict[str, Any]]) -> str:

@@ -119,7 +119,7 @@ def parse_request(body: bytes | dict[str, Any], *, counting: bool = False) -> Mo
     request.tool_choice = _tool_choice(asked.tool_config.tool_choice, request.tools)
     request.response_format = _response_format(asked.output_config.text_format)
     request.reasoning_effort = asked.output_config.effort or more.reasoning_effort
-    request.template_kwargs = {**anthropic.template_kwargs(more.thinking), **request.template_kwargs}
+    anthropic.read_thinking(more.thinking, request)
     request.left_out = history.left_out
     request.received_s = time.time()
     return request

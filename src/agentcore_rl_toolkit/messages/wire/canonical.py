@@ -90,7 +90,8 @@ class ModelRequest(msgspec.Struct, kw_only=True):
     """A call of an agent, in the same form for all dialects.
 
     ``tool_choice`` is "auto", "none", "required" or the name of a tool after "tool:". ``response_format`` has the
-    chat shape. ``template_kwargs`` go to the chat template. ``received_s`` is in unix seconds.
+    chat shape. ``template_kwargs`` go to the chat template. ``include_thinking``: the reply contains the model's thinking.
+    ``received_s`` is in unix seconds.
     """
 
     dialect: str
@@ -101,6 +102,7 @@ class ModelRequest(msgspec.Struct, kw_only=True):
     parallel_tool_calls: bool | None = None
     stream: bool = False
     include_usage: bool = False
+    include_thinking: bool = True
     n: int = 1
     sampling: Sampling = msgspec.field(default_factory=Sampling)
     logprobs: bool = False

@@ -76,6 +76,7 @@ def _camel(name: str) -> str:
 
 
 class _Thinking(msgspec.Struct, frozen=True, rename="camel"):
+    include_thoughts: bool | None = None
     thinking_budget: int | None = None
     thinking_level: str | None = None
 
@@ -130,6 +131,7 @@ def parse_request(body: bytes | dict[str, Any], *, counting: bool = False) -> Mo
     request.n, request.response_format = asked.candidate_count, _response_format(asked)
     thinking = convert(_object(asked.thinking_config or {}, "thinkingConfig"), _Thinking)
     budget, level = thinking.thinking_budget, thinking.thinking_level
+    request.include_thinking = bool(thinking.include_thoughts)
     if level not in (None, "THINKING_LEVEL_UNSPECIFIED"):
         request.reasoning_effort = str(level).lower()
     if budget is not None:
@@ -388,10 +390,11 @@ class Encoder:
             return b""
         self._calls[delta.choice].add(delta.tool_calls)
         self._finish[delta.choice] = delta.finish_reason or self._finish[delta.choice]
-        parts: list[dict[str, Any]] = [{"text": delta.reasoning, "thought": True}] if delta.reasoning else []
+        thought = delta.reasoning if self._request.include_thinking else ""
+        parts: list[dict[str, Any]] = [{"text": thought, "thought": True}] if thought else []
         parts += [{"text": text} for text in (delta.text, delta.refusal) if text]
         self._texts[delta.choice] += parts
-        return self._event([_candidate(delta.choice, parts)]) if parts else b""
+        return self._event([_candidate(delta.choice, parts)]) if parts else (IDLE if delta.reasoning else b"")
 
     def ping(self) -> bytes:
         return IDLE

@@ -374,9 +374,6 @@ class Encoder(BlockEncoder):
         return out + self._item("done", done)
 
     def ended(self) -> bytes:
-        out = b""
-        if not self.content:
-            out = self.opened("text") + self.piece("text", "", []) + self.closed("text", "", last=True)
         reason = _INCOMPLETE.get(self.finish_reason or "")
         self.body |= {
             "status": self._status(True),
@@ -384,7 +381,7 @@ class Encoder(BlockEncoder):
             "output": self.content,
             "usage": usage_dict(self.usage),
         }
-        return out + self._event(f"response.{self.body['status']}", response=self.body)
+        return self._event(f"response.{self.body['status']}", response=self.body)
 
     def error(self, error: RequestError) -> bytes:
         """Encode an error after the stream began: the response ends as failed."""

@@ -98,7 +98,8 @@ class BlockEncoder(ABC):
             return b""
         out = b""
         entries = (delta.logprob_entries or []) if self.request.logprobs else []
-        for kind, text in (("reasoning", delta.reasoning), ("refusal", delta.refusal), ("text", delta.text)):
+        thought = delta.reasoning if self.request.include_thinking else ""
+        for kind, text in (("reasoning", thought), ("refusal", delta.refusal), ("text", delta.text)):
             # A token may have no text, such as the last token of a reply; it belongs to the text that is being written.
             more = entries if kind == "text" and (text or self.kind == kind) else []
             if text or more:
@@ -124,7 +125,8 @@ class BlockEncoder(ABC):
         calls = self._calls.all()
         if calls and self.finish_reason == STOP:  # OpenAI's and vLLM's reason for a call of a named tool
             self.finish_reason = TOOL_CALLS
-        out = self._close(last=not calls)
+        out = b"" if calls or self.content else self._write("text", "", [])  # agents read the first block
+        out += self._close(last=not calls)
         for place, call in enumerate(calls):
             out += self.call(call, place, last=call is calls[-1])
         return out + self.ended()
