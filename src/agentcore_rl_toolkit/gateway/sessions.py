@@ -154,7 +154,7 @@ class Session:
             fields["model"] = settings.model_id
         if settings.overrides:
             passthrough.overlay(fields, settings.overrides)
-        seed: Any = fields.get("seed")  # with one seed, all rollouts of a group would be the same sample
+        seed: Any = fields.get("seed")  # one seed would make all rollouts of a group the same sample
         if type(seed) in (int, float) and seed >= 0 and seed % 1 == 0 and "seed" not in settings.overrides:
             fields["seed"] = (int(seed) + zlib.crc32(self.id.encode())) % 2**31
         if settings.max_tokens is not None:
