@@ -409,8 +409,9 @@ async def test_data_without_a_row_is_refused(tmp_path: Path) -> None:
 async def test_calls_are_held_around_a_publish_and_a_pause_that_an_interrupt_left_is_over(tmp_path: Path) -> None:
     client = ScriptedClient()
 
-    async def pause_async() -> None:
+    async def pause_async() -> dict[str, Any]:
         client.calls.append(("pause",))
+        return {"paused": True, "in_flight": 2 - client.names().count("pause")}  # the first one waits in vain
 
     async def resume_async() -> None:
         client.calls.append(("resume",))
@@ -419,7 +420,7 @@ async def test_calls_are_held_around_a_publish_and_a_pause_that_an_interrupt_lef
     how = settings(steps=1, hold_calls=True)
     await run(trained_as(recorded_episodes(32)), how, tmp_path, client=client, gateway=gateway)
     names = [name for name in client.names() if name in ("pause", "resume", "publish")]
-    assert names == ["resume", "publish", "pause", "publish", "resume"]
+    assert names == ["resume", "publish", "pause", "pause", "publish", "resume"]
 
 
 async def test_tokens_of_another_model_end_the_run(tmp_path: Path) -> None:

@@ -36,7 +36,6 @@ ON: dict[str, Any] = {"thinking": {"type": "enabled", "budget_tokens": 1024}}
 # A setting of each API that is about thinking and does not ask to see it.
 SETTINGS: list[tuple[str, dict[str, Any]]] = [
     ("messages", {"thinking": {"type": "disabled"}}),
-    ("messages", {"thinking": {"type": "adaptive", "display": "omitted"}}),
     ("messages", {"output_config": {"effort": "high"}}),
     ("messages", {"extra_body": {"chat_template_kwargs": {"enable_thinking": True}}}),
     ("invoke", {"output_config": {"effort": "high"}}),
@@ -47,7 +46,7 @@ SETTINGS: list[tuple[str, dict[str, Any]]] = [
 ]
 REQUESTS: list[tuple[str, dict[str, Any]]] = [
     ("messages", ON),
-    ("messages", {"thinking": {"type": "adaptive", "display": "summarized"}}),
+    ("messages", {"thinking": {"type": "adaptive", "display": "omitted"}}),
     ("invoke", ON),
     ("converse", {"additionalModelRequestFields": ON}),
     ("gemini", {"thinking_config": {"include_thoughts": True}}),

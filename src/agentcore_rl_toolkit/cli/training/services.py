@@ -78,7 +78,9 @@ class Services:
                         service.check()
                 except ServiceError as e:
                     dead.append(e)
-                    signal.pthread_kill(main, signal.SIGINT)  # also wakes a call that waits for the dead service
+                    # Also wakes a call that waits for the dead service. `COMMAND &` in a script ignores SIGINT.
+                    ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+                    signal.pthread_kill(main, signal.SIGTERM if ignored else signal.SIGINT)
                     return
 
         watcher = threading.Thread(target=watch, name="agentcore-rl-watch", daemon=True)

@@ -49,7 +49,6 @@ class Thinking(msgspec.Struct, frozen=True):
 
     type: str
     budget_tokens: Annotated[int, Meta(ge=0)] | None = None
-    display: str | None = None
 
 
 class _Output(msgspec.Struct, frozen=True):
@@ -115,8 +114,9 @@ def read_thinking(thinking: Thinking | None, request: ModelRequest) -> None:
         return
     if thinking.type not in ("enabled", "disabled", "adaptive"):
         raise unsupported("thinking.type", "it must be enabled, disabled or adaptive")
-    request.include_thinking = thinking.type != "disabled" and thinking.display != "omitted"
-    request.template_kwargs = {"enable_thinking": thinking.type != "disabled", **request.template_kwargs}
+    # Also with `display: omitted`, for which the provider sends a sealed block: the agent sends the thinking back.
+    request.include_thinking = thinking.type != "disabled"
+    request.template_kwargs = {"enable_thinking": request.include_thinking, **request.template_kwargs}
 
 
 def _tool_choice(choice: dict[str, Any], tools: list[dict[str, Any]]) -> str:
