@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -41,11 +42,28 @@ CALLS = [
 ]
 
 
+OPEN: list[Any] = []  # clients: one that is collected later closes its connections on another event loop
+
+
 def google(session: SessionHandle, *, v1: bool = False) -> Any:
     """Google's client. It puts its own version behind the base URL, with or without the gateway's /v1."""
     url = session.base_url if v1 else session.base_url.removesuffix("/v1")
     version = None if v1 else "v1beta"
-    return genai.Client(api_key=session.api_key, http_options=types.HttpOptions(base_url=url, api_version=version))
+    OPEN.append(
+        genai.Client(api_key=session.api_key, http_options=types.HttpOptions(base_url=url, api_version=version))
+    )
+    return OPEN[-1]
+
+
+async def close_all() -> None:
+    while OPEN:
+        await OPEN.pop().aio.aclose()
+
+
+@pytest.fixture(autouse=True)
+async def _closed() -> AsyncIterator[None]:
+    yield
+    await close_all()
 
 
 async def reply_of(client: Any, contents: Any, *, stream: bool, **config: Any) -> Any:

@@ -121,12 +121,12 @@ async def converse(session: SessionHandle, history: list[Any], *, stream: bool, 
 
 async def gemini(session: SessionHandle, history: list[Any], *, stream: bool, **config: Any) -> Blocks:
     options = {"base_url": session.base_url.removesuffix("/v1")}
-    llm = genai.Client(api_key=session.api_key, http_options=options).aio.models
     asked: Any = {"model": "m", "contents": history, "config": config}
-    if stream:
-        replies = [each async for each in await llm.generate_content_stream(**asked)]
-    else:
-        replies = [await llm.generate_content(**asked)]
+    async with genai.Client(api_key=session.api_key, http_options=options).aio as llm:
+        if stream:
+            replies = [each async for each in await llm.models.generate_content_stream(**asked)]
+        else:
+            replies = [await llm.models.generate_content(**asked)]
     parts = [part for reply in replies for part in reply.candidates[0].content.parts]
     blocks: Blocks = []
     for part in parts:  # events of one kind are one block

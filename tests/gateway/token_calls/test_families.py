@@ -17,7 +17,7 @@ from scripted_engine import ScriptedEngine
 
 from ...messages.render.conftest import FAMILIES, write_model
 from ..asking import Start, captured, claude, gpt, opened
-from ..calls.test_gemini import google, reply_of, types
+from ..calls.test_gemini import close_all, google, reply_of, types
 from ..test_bedrock import address, whole
 
 # Google's client subclasses aiohttp's session, and leaves it open.
@@ -87,6 +87,7 @@ async def gemini(session: SessionHandle, *, stream: bool) -> Calls:
     declared = types.FunctionDeclaration(name="add", description="Adds.", parameters_json_schema=SCHEMA)
     tools = [types.Tool(function_declarations=[declared])]
     parts, _ = await reply_of(google(session), "1 + 3?", stream=stream, tools=tools)
+    await close_all()
     return [(part.function_call.name, part.function_call.args) for part in parts if part.function_call]
 
 
