@@ -416,7 +416,7 @@ async def test_the_sessions_of_a_gateway_become_rows_and_sequences_of_the_sample
         for session, prompt in zip(opened, ("Count the lamps.", "Mail me: ada@shop.example", ""), strict=True):
             agent = OpenAI(base_url=session.base_url, api_key=session.api_key)
             messages: list[Any] = [{"role": "system", "content": "You keep a shop."}]
-            messages += [{"role": "user", "content": prompt}] if prompt else []
+            messages += [{"role": "user", "content": text} for text in (prompt, "Today is Monday.") if prompt]
             ask = functools.partial(agent.chat.completions.create, model="m", messages=messages)
             replies.append((await asyncio.to_thread(ask)).choices[0].message.content)
             if "Mail" in prompt:

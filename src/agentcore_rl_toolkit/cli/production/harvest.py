@@ -189,8 +189,9 @@ def _from_gateway(folder: Path, *, exact: bool) -> tuple[list[Invocation], Count
             if not prompts:
                 missing += 1
                 continue
-            first, end = [*prompts, len(said)][:2]  # the second message of the user needs the history
-            prompt, replies = said[first][1], reversed(said[first:end])
+            begun = next((place for place, (role, _) in enumerate(said) if role == "assistant"), len(said))
+            end = next((place for place in prompts if place > begun), len(said))  # a later message needs the history
+            prompt, replies = said[prompts[0]][1], reversed(said[:end])
             answer = next((text for role, text in replies if role == "assistant" and text), "")
             sequences = build_trajectory(name, whole.turns, temperature=None).sequences if exact else ()
             rows = [
