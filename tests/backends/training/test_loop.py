@@ -314,6 +314,40 @@ async def test_groups_without_spread_are_replaced_by_further_places_of_the_data(
     assert len(replay.invoked) == 6
 
 
+@pytest.mark.parametrize(
+    ("steps", "equal", "trained"),
+    [
+        (2, 2, [[3, 4]]),  # as in the run that was stopped: 4 is in the place of 2
+        (2, None, [[2, 3]]),  # now 2 has spread
+        (3, 2, [[3, 4], [5, 6]]),
+    ],
+)
+async def test_a_resumed_run_starts_a_replacement_only_if_a_group_is_replaced_again(
+    tmp_path: Path, steps: int, equal: int | None, trained: list[list[int]]
+) -> None:
+    single = next(e for e in recorded_episodes() if e.kind == "single")
+    episodes = [
+        replace(single, input_id=f"train/{place:05d}", record={"rewards": reward, "status_code": 200})
+        for place in range(2, 8)
+        for reward in (0.0, float(place != equal))
+    ]
+    state = State(steps=1, state="state/1", stream={"next": 5, "in_flight": [2, 3, 4], "replaced": 0})
+    how = settings(steps=steps, groups=2, rollouts=2, max_staleness=1, replace_up_to=2.0)
+    _, events, replay = await run(episodes, how, tmp_path, resumed=state)
+    taken = [[group.input_id for group in facts["groups"]] for facts in of(events, "collected")]
+    assert taken == [[f"train/{place:05d}" for place in batch] for batch in trained]
+    assert len(replay.invoked) == 2 * (sum(map(len, trained)) + (equal is not None))
+
+
+async def test_a_run_with_groups_in_flight_is_continued_to_fewer_steps(tmp_path: Path) -> None:
+    """They are of steps that the run now does without."""
+    state = State(steps=1, state="state/1", stream={"next": 6, "in_flight": [2, 3, 4, 5], "replaced": 0})
+    episodes = [e for e in trained_as(recorded_episodes()) if e.input_id >= "train/00002"]
+    _, events, _ = await run(episodes, settings(groups=2, max_staleness=1), tmp_path, resumed=state)
+    [facts] = of(events, "collected")
+    assert [group.input_id for group in facts["groups"]] == ["train/00002", "train/00003"]
+
+
 async def test_the_rate_of_sampling_counts_the_time_in_which_rollouts_ran(tmp_path: Path) -> None:
     for staleness in (0, 1):
         how = settings(max_staleness=staleness)

@@ -146,7 +146,7 @@ class GroupStream:
 
     def _fill(self) -> None:
         """Start groups as long as there is a place and a batch for them."""
-        while not (self._closed or self._failure is not None or (self._ended and not self._again)):
+        while not (self._closed or self._failure is not None or self._ended):
             if len(self._open) + len(self._handed) >= self.batch_groups * (self.max_staleness + 1):
                 return
             if any(opened.queued for opened in self._open.values()):
@@ -159,11 +159,7 @@ class GroupStream:
     def _start(self) -> None:
         position = self._again[0] if self._again else self._next
         request = self._requests(position)
-        if request is None:
-            if self._again:
-                raise ConfigError(
-                    f"the data ends before position {position}, which was in flight: resume with the same data"
-                )
+        if request is None:  # also for a replacement that was in flight, until a group is replaced again
             self._ended = True
             return
         if self._again:
@@ -214,7 +210,7 @@ class GroupStream:
 
     def _choose(self) -> list[_Open] | None:
         """Return the groups of the next batch, or None while it must wait."""
-        if self._ended and not self._again and len(self._open) <= self.batch_groups:
+        if self._ended and len(self._open) <= self.batch_groups:
             every = list(self._open.values())
             return every if all(opened.group is not None for opened in every) else None
         done = [opened for opened in self._open.values() if opened.group is not None]
