@@ -303,12 +303,12 @@ async def test_groups_without_spread_are_replaced_by_further_places_of_the_data(
     how = settings(groups=1, rollouts=2, replace_up_to=2.0)
     _, events, replay = await run(episodes, how, tmp_path)
     # Replaced groups count in the reward: without the inputs that are always solved, it would never reach 1.
-    names = ("groups_replaced", "rollouts", "reward", "sampled_tokens", "usable_tokens")
+    names = ("groups_replaced", "rollouts", "usable", "reward", "sampled_tokens", "usable_tokens")
     tokens = len(single.turns[0].completion_ids)
     steps = of(events, "step")
     assert [[facts[name] for name in names] for facts in steps] == [
-        [1, 4, 0.75, 4 * tokens, 4 * tokens],
-        [0, 2, 0.5, 2 * tokens, 2 * tokens],
+        [1, 4, 2, 0.75, 4 * tokens, 2 * tokens],
+        [0, 2, 2, 0.5, 2 * tokens, 2 * tokens],
     ]
     assert all(facts["gradient_tokens"] == 2 * tokens for facts in steps)
     assert len(replay.invoked) == 6

@@ -186,7 +186,8 @@ class GroupStream:
             if self._is_replaced(group):
                 del self._open[opened.position]
                 self.replaced += 1
-                self._replaced[opened.position] = group
+                masked = [replace(r, mask_reason=r.mask_reason or "no_spread") for r in group.rollouts]
+                self._replaced[opened.position] = replace(group, rollouts=masked)
                 self._ended = False
             else:
                 opened.group = group
@@ -236,18 +237,18 @@ class GroupStream:
             batch.append(group)
             del self._open[opened.position]
             self._handed.append(opened.position)
-            self._record(group.rollouts, group.request)
+            self._record(group)
         for group in self._replaced.values():
-            self._record([replace(r, mask_reason=r.mask_reason or "no_spread") for r in group.rollouts], group.request)
+            self._record(group)
         self.left_out, self._replaced = list(self._replaced.values()), {}
         self._fill()
         return batch
 
-    def _record(self, rollouts: Sequence[CollectedRollout], request: GroupRequest) -> None:
+    def _record(self, group: Group) -> None:
         if self._recording is not None:
             where = self._recording.at(self._recording.phase, self.weight_version)
-            for rollout in rollouts:
-                where.add(rollout, request, self.weight_version)
+            for rollout in group.rollouts:
+                where.add(rollout, group.request, self.weight_version)
 
     def _aged(self, rollout: CollectedRollout, version: int) -> CollectedRollout:
         """Mask a rollout if the engine reports that it sampled from older weights than expected."""
