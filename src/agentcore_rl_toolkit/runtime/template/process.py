@@ -43,8 +43,9 @@ from .shared import shared_by_forks
 
 MOST_CHARS = 20_000  # length of a traceback
 ENDING_THREAD_S = 0.5  # the kernel lists a thread a moment longer than `join` waits for it
-# Loaded library -> modules it imports on first use.
+# Loaded library -> modules that are imported on first use, here in this order.
 LATE_IMPORTS = {
+    "strands": ("strands.models.openai",),  # for `strands_model`
     "anyio": ("anyio._backends._asyncio",),
     "anthropic": ("anthropic.resources.messages",),
     "httpx": ("httpcore", "h11"),
