@@ -45,7 +45,7 @@ MOST_CHARS = 20_000  # length of a traceback
 ENDING_THREAD_S = 0.5  # the kernel lists a thread a moment longer than `join` waits for it
 # Loaded library -> modules that are imported on first use, here in this order.
 LATE_IMPORTS = {
-    "strands": ("strands.models.openai",),  # for `strands_model`
+    "strands": ("strands.models.openai",),  # which `strands_model` uses
     "anyio": ("anyio._backends._asyncio",),
     "anthropic": ("anthropic.resources.messages",),
     "httpx": ("httpcore", "h11"),
