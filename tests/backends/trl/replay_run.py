@@ -10,6 +10,7 @@ import dataclasses
 import json
 import sys
 import threading
+from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -208,9 +209,10 @@ def plain_step(server: WeightServer, out: Path) -> dict[str, Any]:
     }
 
 
-def tokens_step(server: WeightServer, out: Path) -> dict[str, Any]:
+def tokens_step(
+    server: WeightServer, out: Path, kinds: Sequence[str] = ("single", "multi_turn", "truncated"), **more: Any
+) -> dict[str, Any]:
     """A step of whose tokens each has an advantage of its own, by the returns of turns. Some rollouts are too long."""
-    kinds = ("single", "multi_turn", "truncated")
     episodes = [
         dataclasses.replace(e, record={"status_code": 200, "rewards": [len(t.completion_ids) / 8 for t in e.turns]})
         for e in recorded_episodes(640)
@@ -218,19 +220,34 @@ def tokens_step(server: WeightServer, out: Path) -> dict[str, Any]:
     ]
     replay, seen = Replay(episodes, by_input=False), []
     recording = open_recording(out / "run", {"trainer": "trl"})
-    config = settings(server.url, out, credit="turn", discount=0.9, max_tokens=48)
+    config = settings(server.url, out, credit="turn", discount=0.9, **{"max_tokens": 48, **more})
     trainer = trainer_for(config, replay, seen, recording=recording)
     trainer.train()
     recording.run.close()
-    fitting = [group.within(48) for group in trainer.rollouts.groups]
+    fitting = [group.within(config.max_tokens) for group in trainer.rollouts.groups]
+    if config.fork_policy == "mask":
+        whole = [[r for r in group.usable if r.trajectory.report.sequences == 1] for group in fitting]
+        fitting = [dataclasses.replace(group, rollouts=found) for group, found in zip(fitting, whole, strict=True)]
     known = {sample.session_id: sample.advantages for sample in to_samples(fitting, credit=config)}
     return {
         "output": seen[0],
         "run": str(out / "run"),
         "wanted": [[session, known.get(session, [])] for session, _ in trainer.rollouts.rows],
         "log": trainer.state.log_history,
+        "forked": trainer.rollouts.stats.forked,
+        "longer": sum(len(g.usable) for g in trainer.rollouts.groups) - sum(len(g.usable) for g in fitting),
         "moved": max(float((a - server.tensors[0][n]).abs().max()) for n, a in server.tensors[-1].items()),
     }
+
+
+def forks_step(server: WeightServer, out: Path, **more: Any) -> dict[str, Any]:
+    """The same with forked rollouts, which are left out."""
+    return tokens_step(server, out, ("multi_turn", "rewritten"), **{"fork_policy": "mask", **more})
+
+
+def short_rows_step(server: WeightServer, out: Path) -> dict[str, Any]:
+    """The same with a row of each forked rollout, which may be shorter than its other sequences."""
+    return forks_step(server, out, fork_policy="longest", max_tokens=28)
 
 
 def lora_step(server: WeightServer, out: Path) -> dict[str, Any]:
@@ -450,6 +467,8 @@ def cases(folder: Path) -> dict[str, Any]:
     every = {
         "plain": plain_step,
         "tokens": tokens_step,
+        "forks": forks_step,
+        "short_rows": short_rows_step,
         "lora": lora_step,
         "cool": cool_steps,
         "resumed": resumed,

@@ -8,7 +8,7 @@ import pytest
 
 from agentcore_rl_toolkit.backends.collection.collect import collect
 from agentcore_rl_toolkit.backends.collection.groups import CollectConfig, Group
-from agentcore_rl_toolkit.backends.trl.convert import REWARD_KEY, to_trl
+from agentcore_rl_toolkit.backends.trl.convert import REWARD_KEY, SEQUENCE_KEY, SESSION_KEY, to_trl
 
 from ..recorded import Replay, recorded_episodes, requests_for
 
@@ -32,12 +32,26 @@ def test_fork_policy_mask_leaves_forked_rollouts_out(groups: list[Group]) -> Non
 
 
 def test_rows_that_are_too_long_are_masked(groups: list[Group]) -> None:
-    groups = [group.within(30) for group in groups]
+    groups = [group.within(30, sequences=1) for group in groups]
     output, stats = to_trl(groups, num_generations=8, filler_id=7)
     assert any(rollout.mask_reason == "too_long" for group in groups for rollout in group.rollouts)
     lengths = zip(output["prompt_ids"], output["completion_ids"], strict=True)
     assert max(len(p) + len(c) for p, c in lengths) <= 30
     assert stats.trained_tokens + stats.dropped_tokens == stats.sampled_tokens - unusable(groups)
+
+
+def test_a_forked_rollout_is_masked_only_if_its_row_is_too_long(groups: list[Group]) -> None:
+    """Its other sequences are dropped, so their lengths do not count."""
+
+    def rows(groups: list[Group]) -> dict[str, int]:
+        output, _ = to_trl(groups, num_generations=8, filler_id=7)
+        lengths = [len(p) + len(c) for p, c in zip(output["prompt_ids"], output["completion_ids"], strict=True)]
+        each = zip(output[SESSION_KEY], output[SEQUENCE_KEY], lengths, strict=True)
+        return {session: length for session, sequence, length in each if sequence is not None}
+
+    fitting = {session: length for session, length in rows(groups).items() if length <= 22}
+    assert rows([group.within(22, sequences=1) for group in groups]) == fitting
+    assert any(fitting.keys() - rows([group.within(22) for group in groups])), "a dropped sequence is longer"
 
 
 def unusable(groups: list[Group]) -> int:

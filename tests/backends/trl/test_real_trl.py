@@ -85,11 +85,29 @@ def test_group_statistics_ignore_masked_rollouts(plain: dict[str, Any], rollouts
         assert plain["output"]["advantages"][start : start + 8] == pytest.approx(expected, abs=1e-5)
 
 
-def test_trls_loss_gets_an_advantage_for_each_token(result: dict[str, Any]) -> None:
-    tokens = result["tokens"]
+def has_the_wanted_advantages(tokens: dict[str, Any]) -> None:
     for row, (_, wanted) in zip(tokens["output"]["advantages"], tokens["wanted"], strict=True):
         assert row[: len(wanted)] == pytest.approx(wanted, abs=1e-6)
         assert not any(row[len(wanted) :])
+
+
+def test_forked_rollouts_that_are_left_out_do_not_move_the_baseline_of_turns(result: dict[str, Any]) -> None:
+    forks = result["forks"]
+    assert forks["forked"] > 0
+    has_the_wanted_advantages(forks)
+    assert any(any(wanted) for _, wanted in forks["wanted"])
+
+
+def test_only_the_length_of_its_row_masks_a_forked_rollout(result: dict[str, Any]) -> None:
+    short = result["short_rows"]
+    masks = zip(short["output"]["prompt_mask"], short["output"]["completion_mask"], strict=True)
+    assert max(sum(prompt) + sum(completion) for prompt, completion in masks) <= 28
+    assert short["longer"] > 0, "rollouts with a dropped sequence of more tokens are trained"
+
+
+def test_trls_loss_gets_an_advantage_for_each_token(result: dict[str, Any]) -> None:
+    tokens = result["tokens"]
+    has_the_wanted_advantages(tokens)
     assert any(len({a for a in wanted if a}) > 1 for _, wanted in tokens["wanted"])
     assert tokens["moved"] > 0
     assert any("agentcore/turns_against_episode" in entry for entry in tokens["log"])

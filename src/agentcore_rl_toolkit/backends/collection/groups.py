@@ -250,11 +250,15 @@ class Group:
         """Return at most n rollouts in submission order. Masked ones are left out before usable ones."""
         return sorted(sorted(self.rollouts, key=lambda r: not r.usable)[:n], key=lambda r: r.index)
 
-    def within(self, max_tokens: int | None) -> Group:
-        """Return the group with the rollouts masked that have a longer training sequence."""
+    def within(self, max_tokens: int | None, sequences: int | None = None) -> Group:
+        """Return the group with the rollouts masked that have a longer training sequence.
+
+        If the trainer takes only the ``sequences`` of a rollout with the most trained tokens, only their lengths count.
+        """
 
         def fits(rollout: CollectedRollout) -> bool:
             trained = [s for s in rollout.trajectory.sequences if s.trained_tokens] if rollout.trajectory else []
+            trained = sorted(trained, key=lambda s: -s.trained_tokens)[:sequences]
             return max_tokens is None or all(len(sequence.token_ids) <= max_tokens for sequence in trained)
 
         masked = [r if fits(r) else replace(r, mask_reason=r.mask_reason or "too_long") for r in self.rollouts]

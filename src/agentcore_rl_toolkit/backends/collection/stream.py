@@ -229,16 +229,14 @@ class GroupStream:
         return math.inf if opened.since is None else opened.since + self.max_staleness
 
     def _hand(self, chosen: Sequence[_Open]) -> list[Group]:
-        version = self.weight_version
         batch = []
         for opened in sorted(chosen, key=lambda opened: opened.position):
             assert opened.group is not None
-            group = replace(opened.group, rollouts=[self._aged(r, version) for r in opened.group.rollouts])
+            group = replace(opened.group, rollouts=[self._aged(r) for r in opened.group.rollouts])
             batch.append(group)
             del self._open[opened.position]
             self._handed.append(opened.position)
-            self._record(group)
-        for group in self._replaced.values():
+        for group in [*batch, *self._replaced.values()]:
             self._record(group)
         self.left_out, self._replaced = list(self._replaced.values()), {}
         self._fill()
@@ -250,10 +248,10 @@ class GroupStream:
             for rollout in group.rollouts:
                 where.add(rollout, group.request, self.weight_version)
 
-    def _aged(self, rollout: CollectedRollout, version: int) -> CollectedRollout:
+    def _aged(self, rollout: CollectedRollout) -> CollectedRollout:
         """Mask a rollout if the engine reports that it sampled from older weights than expected."""
         oldest = rollout.weight_version_min
-        if rollout.usable and oldest is not None and oldest < version - self.max_staleness:
+        if rollout.usable and oldest is not None and oldest < self.weight_version - self.max_staleness:
             return replace(rollout, mask_reason="stale")
         return rollout
 

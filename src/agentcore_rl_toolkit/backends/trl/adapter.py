@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,7 @@ class AgentCoreRollouts:
             weight_version=self.version,
             recording=self._recording(trainer),
         )
-        self.groups = [group.within(self.config.max_tokens) for group in groups]
+        self.groups = [group.within(self.config.max_tokens, sequences=1) for group in groups]
         if self.recording is not None:
             self.recording.masked(self.groups)
         output, stats = to_trl(
@@ -115,7 +116,9 @@ class AgentCoreRollouts:
             return {}
         report = CreditReport()
         estimator: Estimator = "dr_grpo" if trainer.args.scale_rewards in (False, "none") else "grpo"
-        samples = to_samples(self.groups, estimator=estimator, credit=self.config.signals, report=report)
+        taken = {session for session, sequence in self.rows if sequence is not None}
+        groups = [replace(g, rollouts=[r for r in g.rollouts if r.session_id in taken]) for g in self.groups]
+        samples = to_samples(groups, estimator=estimator, credit=self.config.signals, report=report)
         self.advantages = {(s.session_id, s.sequence_index): s.advantages for s in samples}
         if self.recording is not None:
             trained = [s for s in samples if (s.session_id, s.sequence_index) in self.rows]
