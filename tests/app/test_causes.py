@@ -13,11 +13,13 @@ import urllib.error
 from collections.abc import Callable
 from typing import Any
 
+import aiohttp
 import anthropic
 import httpx
 import httpx2
 import openai
 import pytest
+import requests
 from botocore.exceptions import EventStreamError
 from google import genai
 from google.genai import types as genai_types
@@ -30,7 +32,7 @@ from strands.types.exceptions import (
 )
 
 from agentcore_rl_toolkit import AgentCoreRLApp, PolicyFailure
-from agentcore_rl_toolkit.app.causes import Blame, blame
+from agentcore_rl_toolkit.app.causes import Blame, blame, elsewhere
 from agentcore_rl_toolkit.contract import (
     Cause,
     Outcome,
@@ -236,6 +238,35 @@ def ask_gemini(url: str) -> object:
 def test_an_error_of_googles_client_has_the_cause_of_its_reply(status: int, message: str, whose: Blame) -> None:
     with answering(lambda _: (status, {"error": {"code": status, "message": message, "status": "X"}})) as url:
         assert blame(caught(lambda: ask_gemini(url))) == whose
+
+
+async def ask_gemini_async(url: str) -> None:
+    async with genai.Client(api_key="none", http_options=genai_types.HttpOptions(base_url=url)).aio as client:
+        await client.models.generate_content(model="m", contents="hi")
+
+
+async def post_with_aiohttp(url: str) -> None:
+    async with aiohttp.ClientSession() as session:
+        (await session.post(f"{url}/ask")).raise_for_status()
+
+
+@pytest.mark.filterwarnings("ignore:Inheritance class AiohttpClientSession:DeprecationWarning")
+@pytest.mark.parametrize(
+    "ask",
+    [
+        ask_gemini,
+        lambda url: asyncio.run(ask_gemini_async(url)),
+        lambda url: asyncio.run(post_with_aiohttp(url)),
+        lambda url: requests.post(f"{url}/ask").raise_for_status(),
+    ],
+    ids=["google-genai", "google-genai async", "aiohttp", "requests"],
+)
+def test_an_error_of_another_model_than_the_policy_has_its_address(ask: Callable[[str], object]) -> None:
+    overflow = {"error": {"code": 400, "message": "the prompt is longer than the model's context length"}}
+    with answering(lambda _: (400, overflow)) as url:
+        error = caught(lambda: ask(url))
+    assert elsewhere(error, f"{url}/v1") is None
+    assert str(elsewhere(error, "http://127.0.0.1:9/v1")).startswith(f"{url}/")
 
 
 @pytest.mark.parametrize("library", [httpx, httpx2], ids=["httpx", "httpx2"])

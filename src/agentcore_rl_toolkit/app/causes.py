@@ -100,13 +100,14 @@ def blame(error: BaseException, policy_failures: tuple[type[BaseException], ...]
 def elsewhere(error: BaseException, base_url: str | None) -> str | None:
     """Find the address of a failed call that did not go to the model's gateway, such as one to a judge, or None otherwise."""
     for one in chained(error):
-        try:
-            url = urlsplit(str(one.request.url))  # type: ignore[attr-defined]  # httpx and what is built on it, requests
-        except Exception:  # most exceptions have none, and httpx raises if it was never set
-            continue
-        if url.hostname is None or (base_url is not None and url.netloc == urlsplit(base_url).netloc):
-            return None
-        return f"{url.scheme}://{url.netloc.rpartition('@')[2]}{url.path}"
+        for place in ("request", "request_info", "response"):  # httpx and requests; aiohttp; google-genai
+            try:
+                url = urlsplit(str(getattr(one, place).url))
+            except Exception:  # most exceptions have none, and httpx raises if it was never set
+                continue
+            if url.hostname is None or (base_url is not None and url.netloc == urlsplit(base_url).netloc):
+                return None
+            return f"{url.scheme}://{url.netloc.rpartition('@')[2]}{url.path}"
     return None
 
 
