@@ -79,8 +79,17 @@ def test_two_sessions_write_the_same_files_and_each_reads_its_own(
     covers = Cover(project / "agent.py", [project], [], [project / "hidden/answers"], root=listings).mounts
     for folder in [listings, *listings.rglob("*")]:
         folder.chmod(0o777)
+    tmp = folders("tmp")
+    if user:
+        os.chown(tmp, 65534, 65534)
     names = [*files, "new", "package/new", "/tmp/new"]
-    words = [*user, *command_of(user, [project, ISOLATION], covers=covers), "/usr/bin/python3", "-c", SESSIONS]
+    words = [
+        *user,
+        *command_of(user, [project, ISOLATION], covers=covers, tmp=str(tmp)),
+        "/usr/bin/python3",
+        "-c",
+        SESSIONS,
+    ]
     environment = {"PATH": os.environ["PATH"], "NESTED": " ".join([*NESTED[:-1], "'id -u'"])}
     done = subprocess.run(
         [*words, str(project), *names], capture_output=True, text=True, timeout=60, cwd="/", env=environment

@@ -6,7 +6,7 @@ code that is not trusted belongs into the last one, or on AgentCore.
 
 The system's folders, the interpreter, this package, the agent's project and the paths of ``--readable`` are read-only inside;
 the folders of the sessions and of ``--writable``, and the store, are writable. `Cover` hides answers and keys in all of them.
-Network and users are as outside. Processes are visible, but from Linux 6.12 on, a session can only signal its own.
+Network and users are as outside. With a view and Linux 6.12, a session and each command can signal only their own processes.
 
 ``/proc`` is the real one, whole: only then can a Bubblewrap inside (an agent that runs its tools in sandboxes) make a
 sandbox, as root and as an ordinary user. The sandbox is a user namespace, from which the kernel lets no process look into one
@@ -32,7 +32,6 @@ from .project import Project
 TierName = Literal["process", "none", "container"]
 INSTALL = "on Debian and Ubuntu: apt-get install bubblewrap"
 BWRAP_S = 30.0
-TMP_BYTES = 2**30  # size of the template's /tmp, which sessions see in their views. A session's TMPDIR is on disk.
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt", "/nix/store", "/sys")
 # Root could unmount a cover with it. A sandbox inside needs a user namespace then.
 CAPABILITY = "CAP_SYS_ADMIN"
@@ -70,28 +69,30 @@ def no_sandbox() -> str | None:
 
 
 def command(
-    readable: Sequence[Path] = (), writable: Sequence[Path] = (), covers: Mapping[str, str] | None = None
+    readable: Sequence[Path] = (), writable: Sequence[Path] = (), covers: Mapping[str, str] = {}, tmp: str = ""
 ) -> list[str]:
     """Return the start of a command that runs the rest in the sandbox. Paths that do not exist are left out.
 
-    ``covers``: the mounts of a `Cover`.
+    ``covers``: the mounts of a `Cover`. ``tmp``: the folder that is /tmp in the sandbox.
     """
     words = ["bwrap"]
     if os.geteuid() == 0:
         words = [sys.executable, "-IS", str(Path(user_namespace.__file__)), "--cap-drop", CAPABILITY]
-    words += ["--die-with-parent", "--size", str(TMP_BYTES), "--perms", "1777", "--tmpfs", "/tmp"]
+    words += ["--die-with-parent", "--perms", "1777", "--tmpfs", view.TMP]
     for name in SYSTEM:
         if os.path.islink(name):
             words += ["--symlink", os.readlink(name), name]
         elif os.path.isdir(name):
             words += ["--ro-bind", name, name]
     words += ["--dev", "/dev", "--bind", "/proc", "/proc", "--dir", "/run", "--dir", view.SCRATCH]
-    words += ["--symlink", "../tmp", "/var/tmp"]
     resolver = os.path.realpath("/etc/resolv.conf")  # it may lie in /run
     binds = {path: ("--ro-bind", path) for path in _named((Path(resolver), *readable))}
     binds |= {path: ("--dev-bind" if path.startswith("/dev/") else "--bind", path) for path in _named(writable)}
-    binds |= {path: ("--ro-bind-try", source) for path, source in (covers or {}).items()}  # files come and go meanwhile
-    words += [] if view.TMP in binds else ["--dir", view.OWN_TMP]
+    binds |= {path: ("--ro-bind-try", source) for path, source in covers.items()}  # files come and go meanwhile
+    if not any(f"{path}/".startswith("/var/tmp/") for path in binds):  # a mount in a link would be in /tmp
+        words += ["--symlink", "../tmp", "/var/tmp"]
+    if tmp and view.TMP not in binds:
+        words += ["--bind", tmp, view.TMP, "--chmod", "1777", view.TMP, "--ro-bind", tmp, view.BARE_TMP]
     bound = {name: ("--ro-bind", name) for name in SYSTEM}
     for path in sorted(
         binds, key=lambda p: p.count("/")

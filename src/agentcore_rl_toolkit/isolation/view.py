@@ -1,9 +1,9 @@
 """Gives a session its own writable view of the agent's project. Standard library only, Python 3.10.
 
 Theory of operation. In the sandbox the project is read-only and the same for all sessions of an agent version. A forked session
-makes a user namespace and a mount namespace, and builds the project and /tmp again on its own tmpfs: an overlay for each
-folder, and a copy of each file that the sandbox mounts by itself. What the session writes stays there and ends with it.
-Of the folders that all sessions share, those of sessions, logs and sockets, and the store, it sees only its own part.
+makes a user namespace and a mount namespace, and builds the project again on its own tmpfs: an overlay for each folder, and a
+copy of each file that the sandbox mounts by itself. /tmp and /dev/shm are overlays, too. What the session writes stays on the
+tmpfs and ends with it. Of the folders of all sessions (sessions, logs, sockets) and the store, it sees only its own part.
 A folder is one overlay where no other mount lies below it. `Cover` mounts the entries of a folder with hidden files one by
 one, so such a folder is built entry by entry.
 """
@@ -19,9 +19,9 @@ import struct
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-TMP = "/tmp"
 SCRATCH = "/.view"  # a folder of the sandbox, which is covered while a view is built
-OWN_TMP = f"{SCRATCH}/tmp"  # exists if /tmp belongs to the sandbox, and not to this machine
+TMP, SHM = "/tmp", "/dev/shm"
+BARE_TMP = "/.tmp"  # /tmp without its inner mounts, which allow no overlay. It is missing if /tmp is this machine's.
 MAX_BYTES = 2**30  # limit of what a session writes to its view
 MAX_COPIED_BYTES = 2**25  # limit of a session's copied files. The other files stay read-only.
 EMPTIED_BYTES = 2**16  # size of a folder that is empty except for mount points
@@ -45,11 +45,12 @@ def make(
     ``copied``: files that are copied whatever their size. ``emptied``: folders of all sessions, which are empty in the view.
     ``own``: paths, also in these, and the folders that the view has there.
     """
-    folder, own_tmp = os.getcwd(), os.path.isdir(OWN_TMP)
+    folder = os.getcwd()
     _enter_namespaces()
     _mount("view", SCRATCH, "tmpfs", _NOTHING_SET, f"size={MAX_BYTES},mode=700")
     builder = _Builder(_mount_points(project), copied)
-    builder.show(project, f"{SCRATCH}/project")
+    builder.build(project, f"{SCRATCH}/project")
+    _mount(f"{SCRATCH}/project", project, None, _BIND | _RECURSIVE)
     sources = [(path, os.open(source, os.O_PATH | os.O_CLOEXEC)) for path, source in own]
     for path in emptied:
         _mount("emptied", path, "tmpfs", _NOTHING_SET, f"size={EMPTIED_BYTES},mode=700")
@@ -57,9 +58,13 @@ def make(
         os.makedirs(path, exist_ok=True)
         _mount(f"/proc/self/fd/{source}", path, None, _BIND)
         os.close(source)
-    if own_tmp:
-        builder.mounts = dict.fromkeys(_mount_points(TMP).keys() - {TMP}, True)
-        builder.show(TMP, f"{SCRATCH}/tmp")
+    if os.path.isdir(BARE_TMP):
+        builder.overlay(BARE_TMP, f"{SCRATCH}/tmp")
+        _bind_inner(TMP, _mount_points(TMP))
+        _mount(f"{SCRATCH}/tmp", TMP, None, _BIND | _RECURSIVE)
+    if not _mount_points(SHM):
+        builder.overlay(SHM, f"{SCRATCH}/shm")
+        _mount(f"{SCRATCH}/shm", SHM, None, _BIND)
     _call(_libc.umount2, os.fsencode(SCRATCH), _DETACH)
     os.chdir(folder)  # a folder in the project is another one now
     _give_up_mounting()
@@ -94,25 +99,20 @@ def why_none(project: str) -> str | None:
 
 
 class _Builder:
-    """Builds folders on a tmpfs. ``mounts``: the mount points in a folder, and whether each stays as it is."""
+    """Builds folders on a tmpfs. ``mounts``: the mount points of the project, and whether each is writable."""
 
     def __init__(self, mounts: dict[str, bool], copied: Collection[str]) -> None:
-        self.mounts, self._copied = mounts, copied
+        self._mounts, self._copied = mounts, copied
         self._overlays, self._bytes_left = 0, MAX_COPIED_BYTES
-
-    def show(self, path: str, target: str) -> None:
-        """Build a folder at ``target``, and show it in its own place."""
-        self.build(path, target)
-        _mount(target, path, None, _BIND | _RECURSIVE)
 
     def build(self, path: str, target: str) -> None:
         """Show ``path`` at ``target``, which does not exist yet."""
-        inner = any(name.startswith(f"{path}/") for name in self.mounts)
+        inner = any(name.startswith(f"{path}/") for name in self._mounts)
         if os.path.islink(path):
             os.symlink(os.readlink(path), target)
         elif not os.path.isdir(path):
             self._build_file(path, target)
-        elif self.mounts.get(path, False) or (inner and len(os.listdir(path)) > MAX_ENTRIES):
+        elif self._mounts.get(path, False) or (inner and len(os.listdir(path)) > MAX_ENTRIES):
             os.mkdir(target)
             _mount(path, target, None, _BIND | _RECURSIVE)
         elif inner:
@@ -121,11 +121,10 @@ class _Builder:
             for name in sorted(os.listdir(path)):
                 self.build(f"{path}/{name}", f"{target}/{name}")
         else:
-            os.mkdir(target)
-            self._overlay(path, target)
+            self.overlay(path, target)
 
     def _build_file(self, path: str, target: str) -> None:
-        if os.path.isfile(path) and not self.mounts.get(path, False):
+        if os.path.isfile(path) and not self._mounts.get(path, False):
             size = os.path.getsize(path)
             if path in self._copied or size <= self._bytes_left:
                 with contextlib.suppress(PermissionError):  # the session may not read it either
@@ -135,10 +134,11 @@ class _Builder:
         open(target, "w").close()
         _mount(path, target, None, _BIND)
 
-    def _overlay(self, path: str, target: str) -> None:
+    def overlay(self, path: str, target: str) -> None:
+        """Show a folder that has no inner mounts at ``target``, which does not exist yet."""
         self._overlays += 1
         upper, work = (f"{SCRATCH}/{kind}{self._overlays}" for kind in ("upper", "work"))
-        for made in (upper, work):
+        for made in (target, upper, work):
             os.mkdir(made)
         shutil.copystat(path, upper)
         lower = os.open(path, os.O_PATH | os.O_CLOEXEC)  # a path in the options would need escapes
@@ -164,6 +164,16 @@ def _mount_points(project: str) -> dict[str, bool]:
             if name == project or name.startswith(f"{project}/"):
                 found[name] = b"rw" in fields[5].split(b",")
     return found
+
+
+def _bind_inner(folder: str, mounts: Collection[str]) -> None:
+    """Bind the mounts in a folder, and the sockets and pipes, to which an overlay makes no connection, below SCRATCH."""
+    for entry in os.scandir(folder):
+        with contextlib.suppress(FileNotFoundError):  # a child may remove its files meanwhile
+            if entry.path in mounts or not (entry.is_symlink() or entry.is_file() or entry.is_dir()):
+                _mount(entry.path, SCRATCH + entry.path, None, _BIND | _RECURSIVE)
+            elif entry.is_dir(follow_symlinks=False):
+                _bind_inner(entry.path, mounts)
 
 
 def _enter_namespaces() -> None:

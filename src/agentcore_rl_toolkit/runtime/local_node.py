@@ -134,7 +134,9 @@ class LocalNode:
         home = self._root / "home" / agent.name
         logs = self._state_dir / "logs"
         own = (home, self._state_dir / "sessions" / agent.folder, logs / agent.name, self._root / "s" / agent.folder)
-        for folder in own:
+        tmp = self._root / "tmp" / agent.folder
+        await asyncio.to_thread(roots.remove, tmp)  # that of a template which has ended
+        for folder in (*own, tmp):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         env = {**UNTHREADED, **self.environment(agent), "HOME": str(home), "TMPDIR": str(home)}
         template = TemplateProcess(
@@ -155,7 +157,7 @@ class LocalNode:
             writable = (*own, *isolation.writable_folders)
             shown = (*map(Path, sandbox.SYSTEM), *readable)
             cover = await asyncio.to_thread(Cover, agent.script, shown, writable, isolation.hidden, root=self._root)
-            template.sandbox = sandbox.command(readable, writable, cover.mounts)
+            template.sandbox = sandbox.command(readable, writable, cover.mounts, str(tmp))
             env[hints.VARIABLE] = hints.describe(shown, isolation.writable_folders, project=top, store=isolation.store)
         try:
             await template.start()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import sqlite3
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -41,6 +43,52 @@ def solve(payload):
     said = subprocess.run([sys.executable, "/tmp/solution.py"], capture_output=True, text=True)
     return {"said": said.stdout, "loaded": open("/tmp/loaded.txt").read(), "files": sorted(os.listdir(os.environ["TMPDIR"]))}
 app.run()
+"""
+# It runs the shell command of its payload. Its child serves a socket in a folder of /tmp.
+RUNS_SHELL = """
+import socket, subprocess, time
+from pathlib import Path
+from bedrock_agentcore.runtime import BedrockAgentCoreApp
+app = BedrockAgentCoreApp()
+SOCKET = Path("/tmp/.X11-unix/X99")
+SERVER = f'''
+import socket
+server = socket.socket(socket.AF_UNIX)
+server.bind("{SOCKET}")
+server.listen()
+while True:
+    server.accept()[0].sendall(b"served")
+'''
+if LOADS:
+    SOCKET.parent.mkdir()
+    subprocess.Popen(["python3", "-c", SERVER])
+    while not SOCKET.exists():
+        time.sleep(0.01)
+    for number in range(600):
+        Path(f"/tmp/{number}").write_text("by the template")
+    Path("/tmp/large").write_bytes(bytes(40 * 2**20))
+    Path("/dev/shm/loaded").write_text("by the template")
+@app.entrypoint
+def call(payload):
+    if "shell" in payload:
+        done = subprocess.run(payload["shell"], shell=True, capture_output=True, text=True)
+        return {"said": done.stdout + done.stderr}
+    client = socket.socket(socket.AF_UNIX)
+    client.connect(str(SOCKET))
+    return {"said": client.recv(9).decode()}
+if __name__ == "__main__":
+    app.run()
+"""
+SHARES_MEMORY = """
+from multiprocessing import Pool, shared_memory
+def read(name):
+    memory = shared_memory.SharedMemory(name)
+    return bytes(memory.buf[:2])
+memory = shared_memory.SharedMemory(create=True, size=8)
+memory.buf[:2] = b"ab"
+with Pool(1) as pool:
+    print(pool.apply(read, [memory.name]))
+memory.unlink()
 """
 AGENT = """
 import os, sqlite3
@@ -156,3 +204,57 @@ def test_a_tmp_that_is_writable_by_an_option_is_that_of_this_machine(
         server = start_server("--writable", "/tmp", agent=agent)
         assert server.invoke({"write": "print('shared')"})["said"] == "shared\n"
         assert file.read() == "print('shared')"
+
+
+def runs_shell(folder: Path, *, loads: bool = False) -> Path:
+    """Write an agent that runs shell commands; ``loads``: its file leaves something in /tmp and /dev/shm."""
+    (folder / "agent.py").write_text(RUNS_SHELL.replace("LOADS", str(loads)))
+    return folder / "agent.py"
+
+
+@needs_sandbox
+def test_what_the_agents_file_leaves_in_tmp_and_shared_memory_is_each_sessions_own(
+    start_server: Callable[..., Server], tmp_path: Path
+) -> None:
+    server = start_server(agent=runs_shell(tmp_path, loads=True))
+    if server.view.get("/_local/status")["templates"][0]["no_view"] is not None:
+        pytest.skip("the kernel allows no view")
+    write = "for f in /tmp/1 /tmp/new /dev/shm/loaded /dev/shm/new; do echo first >$f; done; rm /tmp/large"
+    assert server.invoke({"shell": write})["said"] == ""
+    second = new_session_id()
+    read = "cat /tmp/1 /dev/shm/loaded; wc -c </tmp/large; ls /tmp /dev/shm | grep new"
+    assert server.invoke({"shell": read}, second)["said"] == f"{'by the template' * 2}{40 * 2**20}\n"
+    assert server.invoke({}, second)["said"] == "served"
+    assert server.invoke({"shell": f"{sys.executable} -c '{SHARES_MEMORY}'"}, second)["said"] == "b'ab'\n"
+
+
+@needs_sandbox
+def test_a_var_tmp_that_is_writable_by_an_option_is_that_of_this_machine_and_tmp_is_not(
+    start_server: Callable[..., Server], tmp_path: Path
+) -> None:
+    with tempfile.NamedTemporaryFile(dir="/var/tmp", mode="r") as file:
+        server = start_server("--writable", "/var/tmp", agent=runs_shell(tmp_path))
+        name = Path(file.name).name
+        said = server.invoke({"shell": f"echo shared >{file.name}; cat /tmp/{name}"})["said"]
+        assert (file.read(), said.startswith("cat: /tmp/")) == ("shared\n", True), said
+
+
+@needs_sandbox
+def test_an_agent_in_var_tmp_has_a_view_of_its_project(start_server: Callable[..., Server]) -> None:
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        server = start_server(agent=runs_shell(Path(folder)))
+        said = server.invoke({"shell": f"ls {folder}; echo x >{folder}/new || true"})["said"]
+        assert (said, sorted(os.listdir(folder))) == ("agent.py\n", ["agent.py"])
+
+
+@needs_sandbox
+@pytest.mark.skipif(ctypes.CDLL(None).syscall(444, None, 0, 1) < 6, reason="the kernel limits no signals")
+def test_a_command_that_kills_processes_ends_only_its_own(start_server: Callable[..., Server], tmp_path: Path) -> None:
+    server = start_server(agent=runs_shell(tmp_path))
+    if server.view.get("/_local/status")["templates"][0]["no_view"] is not None:
+        pytest.skip("the kernel allows no view")
+    with subprocess.Popen(["sleep", "600"]) as outside:
+        kills = f"kill {outside.pid}; echo $?; sleep 600 & kill $!; wait $!; echo $?"
+        found, status = shown(server.command(new_session_id(), kills)), outside.poll()
+        outside.kill()
+    assert (found, status) == ("1\n143\n", None)

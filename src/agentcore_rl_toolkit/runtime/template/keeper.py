@@ -160,6 +160,7 @@ class Keeper:
         if command.session.order["project"] is not None:
             view.join(command.session.pid)
             linux.die_with_parent(signal.SIGKILL)
+            linux.keep_signals_inside()
         _enter(command.session.order["dir"])
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         os.execve("/bin/sh", ["/bin/sh", "-c", command.order["command"]], dict(os.environ))
