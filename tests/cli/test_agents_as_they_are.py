@@ -190,7 +190,7 @@ def test_ctrl_c_or_the_end_of_the_job_does_not_wait_for_the_scores_that_have_not
         cwd=project,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # nohup ignores SIGHUP, and a shell's & SIGINT
     ) as process:
         assert process.stderr is not None
         assert any(line.startswith("40/40 done") for line in process.stderr)

@@ -84,8 +84,10 @@ async def test_results_of_parallel_calls_are_in_the_order_of_the_calls(
     names = {"call_1": "add", "call_2": "add it up"}
     calls = [{"id": i, "type": "function", "function": {"name": n, "arguments": "{}"}} for i, n in names.items()]
     engine.replies.extend([{"content": None, "tool_calls": calls}, {"content": "w5"}])
-    agent = Agent(model=model_of("anthropic", session), tools=[add], callback_handler=None)
+    model = model_of("anthropic", session)
+    agent = Agent(model=model, tools=[add], callback_handler=None)
     await asyncio.wait_for(agent.invoke_async("both"), 30)
+    await model.client.close()
     sent = agent.messages[2]["content"]
     assert [part["toolResult"]["toolUseId"] for part in sent] == ["call_2", "call_1"]
     results = [message for message in engine.calls[1].body["messages"] if message["role"] == "tool"]
