@@ -175,7 +175,9 @@ def test_the_reference_of_an_invoked_row_leaves_the_list_of_processes(project: P
         process.terminate()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, *(pytest.param(s, marks=pytest.mark.nightly) for s in (signal.SIGINT, signal.SIGHUP))]
+)
 def test_ctrl_c_or_the_end_of_the_job_does_not_wait_for_the_scores_that_have_not_begun(
     project: Path, number: signal.Signals
 ) -> None:

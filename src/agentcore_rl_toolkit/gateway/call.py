@@ -166,13 +166,11 @@ class Call:
         running, begun = self._context.running, self._context.running.weight_version
         try:
             reply = await self._exchange(worker)
-        except (StatusError, ServerLostError):
+        except BaseException as e:
+            if not isinstance(e, StatusError | ServerLostError):
+                self._engine.cancel(worker)
             raise
-        except BaseException:
-            self._engine.cancel(worker)
-            raise
-        if worker.failures:  # perhaps it was restarted
-            await worker.ask_weights()
+        await worker.ask_weights(if_failed=True)
         self._recorder.lost_weights = worker.forgot
         self._recorder.published = self._engine.versions or (begun, running.weight_version)
         return reply

@@ -176,10 +176,13 @@ class Worker:
                 self.config.url,
             )
 
-    async def ask_weights(self) -> None:
-        """Ask the server for its weight version. If it is down or has no such route, nothing changes."""
+    async def ask_weights(self, *, if_failed: bool = False) -> None:
+        """Ask the server for its weight version. If it is down or has no such route, nothing changes.
+
+        ``if_failed``: only a server that failed calls, because it may have been restarted.
+        """
         route = _WEIGHTS.get(self.config.engine)
-        if route is None:
+        if route is None or (if_failed and not self.failures):
             return
         with suppress(GatewayError, *NOT_JSON):
             status, body = await self.ask(route, timeout_s=PROBE_S)

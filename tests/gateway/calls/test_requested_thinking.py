@@ -51,6 +51,7 @@ REQUESTS: list[tuple[str, dict[str, Any]]] = [
     ("converse", {"additionalModelRequestFields": ON}),
     ("gemini", {"thinking_config": {"include_thoughts": True}}),
 ]
+MODES = [pytest.param("relay", marks=pytest.mark.nightly), "token"]
 Blocks = list[dict[str, Any]]
 
 
@@ -173,7 +174,7 @@ async def first_reply(engine: ScriptedEngine, start_gateway: Start, mode: str, t
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("mode", ["relay", "token"])
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("api", "more"), [*((api, {}) for api in APIS), *SETTINGS])
 async def test_the_first_block_is_the_text_if_the_request_does_not_ask_for_the_thinking(
     engine: ScriptedEngine, start_gateway: Start, api: str, more: dict[str, Any], mode: str, stream: bool
@@ -184,7 +185,7 @@ async def test_the_first_block_is_the_text_if_the_request_does_not_ask_for_the_t
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("mode", ["relay", "token"])
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("api", "more"), REQUESTS)
 async def test_a_request_for_the_thinking_gets_it(
     engine: ScriptedEngine, start_gateway: Start, api: str, more: dict[str, Any], mode: str, stream: bool
