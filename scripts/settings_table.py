@@ -191,7 +191,6 @@ MEANINGS: dict[str, str] = {
     "policy_url": "Engine that gets the weights; none if TRL syncs to vLLM",
     "policy_engine": "Kind of this engine",
     "max_weights_gap": "Nats by which engine and trainer may differ in [the proof](engines.md#the-proof)",
-    "fork_policy": "Rollouts with several sequences: train the longest, or mask",
     "max_empty_batches": "Batches in a row without a usable rollout that end the run",
     "lora": "Arguments of peft's `LoraConfig`",
     "training": "Arguments of TRL's `GRPOConfig`",

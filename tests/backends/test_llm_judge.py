@@ -15,11 +15,12 @@ import pytest
 
 from agentcore_rl_toolkit.backends import chat, llm_judge
 from agentcore_rl_toolkit.backends.collection.collect import collect_async
-from agentcore_rl_toolkit.backends.collection.groups import CollectConfig, Group, GroupRequest, UsableSteps, summarize
+from agentcore_rl_toolkit.backends.collection.groups import Group, GroupRequest, UsableSteps, summarize
 from agentcore_rl_toolkit.backends.collection.recording import open_recording
 from agentcore_rl_toolkit.backends.collection.stream import GroupStream
 from agentcore_rl_toolkit.backends.llm_judge import JudgeSettings, dialogue_of, judge_group
 from agentcore_rl_toolkit.backends.rllm.settings import RllmConfig
+from agentcore_rl_toolkit.backends.rollout_settings import CollectConfig
 from agentcore_rl_toolkit.backends.sagemaker.job import JobConfig
 from agentcore_rl_toolkit.backends.service import RolloutService, ServiceSettings
 from agentcore_rl_toolkit.errors import ConfigError, RolloutError
@@ -76,7 +77,10 @@ async def collected(episodes: Sequence[Episode], settings: JudgeSettings | None,
     replay = Replay(list(episodes))
     request = GroupRequest(input_id=episodes[0].input_id, payload={"prompt": "do it"}, n=len(episodes))
     return await collect_async(
-        [request], client=replay.client, gateway=replay.gateway, config=CollectConfig(judged_by=settings, **config)
+        [request],
+        client=replay.client,
+        gateway=replay.gateway,
+        config=CollectConfig(judging=settings or {}, **config),
     )
 
 
@@ -277,7 +281,7 @@ def test_settings_that_name_no_judge_are_refused(
 
 def test_every_trainer_hands_its_judge_to_the_collection(judge: Any) -> None:
     settings, _ = judge(by_length, judge_weight=0.3)
-    assert service_settings(settings).collect_config().judged_by == settings
+    assert service_settings(settings).collect_config().judging == settings
 
 
 async def test_rollouts_that_a_trainer_asks_for_one_by_one_are_judged_as_a_group(tmp_path: Path, judge: Any) -> None:
@@ -336,7 +340,7 @@ async def test_a_run_keeps_the_judges_words_and_imitation_takes_the_final_reward
             gateway=replay.gateway,
             batch_groups=1,
             max_staleness=0,
-            config=CollectConfig(judged_by=settings),
+            config=CollectConfig(judging=settings),
             weight_version=3,
             on_rollout=lambda rollout: seen.append(rollout.reward),
             recording=recording,

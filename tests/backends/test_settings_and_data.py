@@ -24,7 +24,6 @@ from agentcore_rl_toolkit.backends.slime.settings import SlimeSettings
 from agentcore_rl_toolkit.backends.tinker.settings import TinkerConfig
 from agentcore_rl_toolkit.backends.trl import TrlConfig
 from agentcore_rl_toolkit.backends.verl.settings import AgentCoreConfig, VerlConfig, translate
-from agentcore_rl_toolkit.backends.verl.settings import plan as verl_plan
 from agentcore_rl_toolkit.client.data import encode_payload, payload_id, read_rows
 from agentcore_rl_toolkit.contract import check_id
 from agentcore_rl_toolkit.errors import ConfigError
@@ -134,15 +133,12 @@ def test_every_trainer_takes_several_gateways(urls: Any, tmp_path: Path) -> None
     tinker = TinkerConfig.from_file(file(**here, base_model="m", model_dir=str(tmp_path)))
     trl = TrlConfig.from_file(file(**here, model="m", policy_url="http://p"))
     slime = SlimeSettings.from_args(SimpleNamespace(**common, exp_id="e"))
-    config, theirs = translate(VerlConfig(agentcore=common).arguments(), environ={})
-    [handed_on] = [word.partition("=")[2] for word in theirs if word.startswith("+agentcore.gateway_url=")]
-    again, _ = translate([*VerlConfig(agentcore=common).arguments(), f"agentcore.gateway_url={handed_on}"], environ={})
+    config, _ = translate([], {}, common)
     for given in (tinker.gateway_url, tinker.services().gateway_url, trl.gateway_url, slime.gateway_url):
         assert given is not None
         assert gateway_urls(given) == SEVERAL
-    assert config.gateway_url == again.gateway_url
     assert gateway_urls(config.service("m").gateway_url or "") == SEVERAL
-    for plan in (tinker.plan(), trl.plan(), verl_plan(VerlConfig(agentcore=common).arguments())):
+    for plan in (tinker.plan(), trl.plan(), VerlConfig(agentcore=common).plan()):
         assert "http://b:9090" in dict(plan.facts)["gateway_url"]
 
 

@@ -266,7 +266,7 @@ def test_options_win_over_the_file(tmp_path: Path) -> None:
         'judge = "rows.jsonl"\njudge_url = "http://h/v1"\njudge_model = "m"\njudge_price = [0.5, 1]\n'
     )
     found = read({"steps": 9, "judge_weight": 0.5}, tmp_path / "train.toml")
-    judge = found.collect_config().judged_by
+    judge = found.collect_config().judging
     assert judge is not None
     assert (judge.judge, judge.judge_weight, judge.judge_price) == (str(tmp_path / "rows.jsonl"), 0.5, (0.5, 1.0))
     assert (found.steps, found.groups, found.rollouts, found.learning_rate) == (9, 3, 8, 5e-4)

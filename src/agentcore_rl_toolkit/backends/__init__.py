@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from .collection.collect import collect_async as collect_async
     from .collection.credit import Credit as Credit
     from .collection.credit import CreditReport as CreditReport
-    from .collection.groups import CollectConfig as CollectConfig
     from .collection.groups import CollectedRollout as CollectedRollout
     from .collection.groups import CollectStats as CollectStats
     from .collection.groups import Group as Group
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from .collection.samples import Sample as Sample
     from .collection.samples import to_samples as to_samples
     from .collection.stream import GroupStream as GroupStream
+    from .rollout_settings import CollectConfig as CollectConfig
     from .service import RolloutService as RolloutService
 else:
     __all__, __getattr__, __dir__ = lazy(__name__)

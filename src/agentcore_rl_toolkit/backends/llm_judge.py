@@ -85,12 +85,6 @@ class JudgeSettings(SettingsGroup):
             raise ConfigError(f"judge {path} must be a file with text that describes a good rollout")
         return text
 
-    @classmethod
-    def of(cls, settings: JudgeSettings) -> JudgeSettings | None:
-        """Return the judge's part of larger settings, or None if they have no judge."""
-        same = {name: getattr(settings, name) for name in cls.model_fields}
-        return cls(**same) if settings.judge else None
-
 
 class _Score(BaseModel):
     model_config = ConfigDict(json_schema_extra={"additionalProperties": False})

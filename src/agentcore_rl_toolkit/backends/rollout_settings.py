@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
+from ..contract import check_train
 from ..errors import ConfigError
 from .collection.credit import Credit
-from .collection.groups import MAX_TURNS, CollectConfig, PolicyFailures
 from .llm_judge import JudgeSettings
 from .scorer import SCORE_TIMEOUT_S, checked_spec
-from .settings import Count, Least0, Positive, Settings, SettingsGroup
+from .settings import Count, Least0, NotNegative, Positive, Settings, SettingsGroup
+
+MAX_TURNS = 2_000  # an agent in an endless loop makes a hundred calls per second
 
 
 class LimitSettings(SettingsGroup):
-    """The limits of rollouts. Units: seconds. `CollectConfig` describes them."""
+    """The limits of rollouts. Units: seconds.
+
+    `submit_timeout_s` limits a request that starts a rollout, `rollout_timeout_s` the time from its answer to the record.
+    `max_concurrent` bounds sessions alive at once; the client paces the calls itself. `max_turns` ends a session after so many
+    model calls, which is the policy's failure. `extra_rollouts` are started on top of `n` in every group; as soon as `n` usable
+    ones are in, the rest of that group is cancelled. Over-sampling makes groups full in spite of failures and stragglers, at the
+    price of favoring short episodes: leave it at 0 unless stragglers hurt.
+    """
 
     rollout_timeout_s: Positive = 900.0
     submit_timeout_s: Positive = 120.0
@@ -28,12 +37,24 @@ class LimitSettings(SettingsGroup):
 
 
 class SelectionSettings(SettingsGroup):
-    """Selection of trained tokens, and sampling. `CollectConfig` describes the fields; ``train_on`` is its ``train``."""
+    """Selection of trained tokens, and sampling.
 
-    policy_failures: PolicyFailures = "score"
+    `policy_failures` "mask" leaves rollouts whose policy failed (ran out of tokens, turns or context, or made calls that do
+    not parse) out of their group, as DAPO's overlong filtering does; "score" trains them with the reward that their agent
+    declares. `train_on` is the rule of what trains of a session (`trajectory.selection`); None: the client's or the agent's rule,
+    or "task". `sampling_params` win over the agent's own; in training it samples from the whole distribution at temperature 1
+    where they have no other. Calls at another temperature than the trainer's or with penalties are not trained; tokens of a cut
+    distribution are. Both are counted, and with `refuse_other_sampling` their rollout is masked.
+    """
+
+    policy_failures: Literal["score", "mask"] = "score"
     train_on: str | None = None
     refuse_other_sampling: bool = False
     sampling_params: Mapping[str, Any] | None = None
+
+    def model_post_init(self, _: Any) -> None:
+        if self.train_on is not None:
+            check_train(self.train_on)
 
 
 class ScoreSettings(SettingsGroup):
@@ -53,19 +74,38 @@ class RolloutSettings(Settings):
     scoring: ScoreSettings = Field(default_factory=ScoreSettings)
 
     def model_post_init(self, _: Any) -> None:
-        if self.judging.judge is not None and self.signals.credit == "turn":
-            raise ConfigError("a judge gives one reward per rollout: it cannot be used with credit `turn`")
-        if self.scoring.score is not None and self.signals.credit == "turn":
-            raise ConfigError("a scorer gives one reward per rollout: it cannot be used with credit `turn`")
+        for what, given in (("judge", self.judging.judge), ("scorer", self.scoring.score)):
+            if given is not None and self.signals.credit == "turn":
+                raise ConfigError(f"a {what} gives one reward per rollout: it cannot be used with credit `turn`")
 
     def collect_config(self) -> CollectConfig:
         """Return the settings of collections."""
-        flat = self.flat()
-        same = {name: flat[name] for name in CollectConfig.model_fields if name in flat}
-        same |= {"train": self.selection.train_on, "judged_by": JudgeSettings.of(self.judging)}
-        return CollectConfig(**same, require_reward=self.require_reward)
+        return CollectConfig(**{name: value for name, value in self.flat().items() if name in CollectConfig.known()})
 
-    @property
-    def require_reward(self) -> bool:
-        """Return True if a record without a reward is invalid."""
-        return True
+
+class CollectConfig(RolloutSettings):
+    """Settings for the collection of a batch of groups.
+
+    A gateway that cannot be reached is waited for up to `gateway_patience_s`. With `require_reward` off a rollout without a
+    reward is usable. With `evaluation` nothing is trained: the agent samples as it is deployed, but for `sampling_params`, and
+    no group has `extra_rollouts`.
+    """
+
+    ALIASES: ClassVar[Mapping[str, str]] = {"train": "train_on"}
+
+    gateway_timeout_s: Positive = 60.0
+    gateway_patience_s: NotNegative = 120.0
+    require_reward: bool = True
+    evaluation: bool = False
+
+    if TYPE_CHECKING:  # type checkers know the groups only
+
+        def __init__(self, **settings: Any) -> None: ...
+
+    def model_post_init(self, context: Any) -> None:
+        if self.evaluation:
+            object.__setattr__(self, "signals", Credit())
+            object.__setattr__(self, "limits", self.limits.replace(extra_rollouts=0))
+        super().model_post_init(context)
+        temperature = (self.selection.sampling_params or {}).get("temperature", 1)
+        self.signals.check_temperature(temperature, "sampling_params.temperature")

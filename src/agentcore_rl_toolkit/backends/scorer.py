@@ -9,7 +9,6 @@ import copy
 import functools
 import importlib
 import inspect
-import math
 import sys
 import threading
 import types
@@ -23,8 +22,7 @@ from ..contract import ANSWER_FIELD, REFERENCE_FIELD, is_finite, short
 from ..errors import ConfigError, ScorerError, text_of
 
 SCORE_TIMEOUT_S = 120.0
-BLOCKED_S = 1.0  # if nothing begins on a loop for this time, a scorer blocks it, and a new loop is used
-_portals = [Portal("scorer")]  # the last loop is used
+_portal = Portal("scorer")  # the loop of all async scorers, so that their clients keep their connections
 # Fields of a record that are not the agent's answer.
 _NO_ANSWER = "rewards reward turn_rewards metrics status_code stop_reason outcome payload input_id s3_bucket result_key"
 
@@ -41,8 +39,7 @@ class Scorer:
     """A function ``score(payload, answer, reference, trajectory)``, sync or async.
 
     It gets the row without ``_reference``, the agent's answer, the row's ``_reference``, and the messages of the model calls as
-    the gateway recorded them. It returns a number, or a dict with `reward` and metrics. Its deadline is ``timeout_s``.
-    ``file`` is the source of its module.
+    the gateway recorded them. It returns a number, or a dict with `reward` and metrics. ``file`` is the source of its module.
     """
 
     function: Callable[..., Any]
@@ -56,67 +53,41 @@ class Scorer:
         """Return ``reward`` and metrics of a rollout. Raises: ScorerError."""
         row = {name: value for name, value in payload.items() if name != REFERENCE_FIELD}
         given = row, answer_of(record), payload.get(REFERENCE_FIELD), list(trajectory)
-        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
-        future.set_running_or_notify_cancel()
+        result: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        result.set_running_or_notify_cancel()
 
         def work() -> None:
             try:
-                future.set_result(self.function(*copy.deepcopy(given)))  # it may change its arguments
-            except BaseException as e:
-                future.set_exception(self._failure(e))
+                result.set_result(self.function(*copy.deepcopy(given)))  # it may change its arguments
+            except BaseException as e:  # a future cannot hold StopIteration, and SystemExit would end a loop
+                result.set_exception(self._failure(e))
 
+        threading.Thread(target=work, name="scorer", daemon=True).start()  # a thread cannot be ended
         try:
-            threading.Thread(target=work, name="scorer", daemon=True).start()  # a thread cannot be ended
             async with asyncio.timeout(self.timeout_s):
-                found = await asyncio.wrap_future(future)
-            if inspect.isawaitable(found):
-                found = await self._on_loop(found)
+                found = await asyncio.wrap_future(result)
+                if inspect.isawaitable(found):
+                    found = await asyncio.wrap_future(_portal.submit(self._awaited(found)))
         except TimeoutError:
             raise ScorerError(f"the scorer {self.name} took longer than {self.timeout_s:g} s") from None
-        except RuntimeError as e:  # the process can start no thread
-            raise ScorerError(f"the scorer {self.name} cannot be started: {e}") from e
         return self._checked(found)
 
-    async def _on_loop(self, awaitable: Awaitable[Any]) -> Any:
-        """Await on the loop that all scorers share. The deadline counts from the moment that the loop begins with it."""
-        while True:
-            portal = _portals[-1]
-            begun: concurrent.futures.Future[None] = concurrent.futures.Future()
-            work = portal.submit(self._await(awaitable, begun))
-            try:
-                await asyncio.wait([asyncio.wrap_future(begun)], timeout=BLOCKED_S)
-            except BaseException:
-                work.cancel()
-                raise
-            if not begun.cancel():
-                break
-            if portal is _portals[-1]:
-                _portals[:] = [Portal("scorer")]
-        async with asyncio.timeout(self.timeout_s):
-            return await asyncio.wrap_future(work)
-
-    async def _await(self, awaitable: Awaitable[Any], begun: concurrent.futures.Future[None]) -> Any:
-        if begun.set_running_or_notify_cancel():  # otherwise another loop has the awaitable
-            begun.set_result(None)
-            try:
-                return await awaitable
-            except BaseException as e:
-                if isinstance(e, asyncio.CancelledError) and (task := asyncio.current_task()) and task.cancelling():
-                    raise  # its deadline has passed
-                raise self._failure(e) from e
+    async def _awaited(self, awaitable: Awaitable[Any]) -> Any:
+        try:
+            return await awaitable
+        except BaseException as e:
+            if isinstance(e, asyncio.CancelledError) and (task := asyncio.current_task()) and task.cancelling():
+                raise  # its deadline has passed
+            raise self._failure(e) from e
 
     def _failure(self, error: BaseException) -> ScorerError:
-        """Return the error for an exception of any kind: SystemExit would end a loop, and futures cannot hold StopIteration."""
         failure = ScorerError(f"the scorer {self.name} raised {type(error).__name__}: {text_of(error)}")
         failure.__cause__ = error
         return failure
 
     def _checked(self, found: Any) -> dict[str, float]:
-        try:
-            values = dict(found) if isinstance(found, Mapping) else {"reward": found}
-            numbers = {str(name): number for name, value in values.items() if (number := _number(value)) is not None}
-        except Exception as e:  # any class of the user's code
-            raise ScorerError(f"the result of the scorer {self.name} cannot be read: {text_of(e)}") from e
+        values = found if isinstance(found, Mapping) else {"reward": found}
+        numbers = {str(name): number for name, value in values.items() if (number := _number(value)) is not None}
         metrics = {name: number for name, number in numbers.items() if is_finite(number)}
         if "reward" not in metrics:
             raise ScorerError(
@@ -130,8 +101,6 @@ def _number(value: Any) -> float | None:
     """Convert a number, also of numpy and torch, to float. Anything else is None."""
     try:
         return None if isinstance(value, str | bytes) else float(value)
-    except OverflowError:
-        return math.inf
     except (TypeError, ValueError, RuntimeError):  # more than one element
         return None
 

@@ -13,7 +13,6 @@ import tomllib
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -36,10 +35,7 @@ NotNegative = Annotated[float, Field(ge=0)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 GroupSize = Annotated[int, Field(ge=2)]  # a group of one has nothing to compare
 # Text that needs no quotes. Text that begins like a number, or is a word of the grammar, needs them.
-_PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*")
-_WORDS = frozenset({"true", "false", "null", "nan", "inf"})
-_KEY, _ESCAPED = re.compile(r"([\\()\[\]{}:=, \t])"), r"\\\1"  # keys of a mapping cannot have quotes
-_BEFORE_QUOTE = re.compile(r"(\\+)(?='|$)")
+_PLAIN = re.compile(r"(?!(true|false|null|nan|inf)$)[A-Za-z_/][A-Za-z0-9_./-]*", re.IGNORECASE)
 
 
 def hydra_value(value: Any) -> str:
@@ -51,23 +47,11 @@ def hydra_value(value: Any) -> str:
     if isinstance(value, (int, float)):
         return repr(value)
     if isinstance(value, Mapping):
-        return "{" + ",".join(f"{_KEY.sub(_ESCAPED, str(k))}:{hydra_value(v)}" for k, v in value.items()) + "}"
+        return "{" + ",".join(f"{k}:{hydra_value(v)}" for k, v in value.items()) + "}"
     if isinstance(value, (list, tuple)):
         return "[" + ",".join(map(hydra_value, value)) + "]"
     text = str(value)
-    if _PLAIN.fullmatch(text) and text.lower() not in _WORDS:
-        return text
-    # In quotes, a backslash escapes only a quote.
-    return "'" + _BEFORE_QUOTE.sub(lambda m: m[1] * 2, text).replace("'", "\\'") + "'"
-
-
-def unquoted(text: str) -> str:
-    """Return the text that a quoted value means, and any other text as it is."""
-    if len(text) < 2 or text[0] not in "'\"" or text[-1] != text[0]:
-        return text
-    quote = text[0]
-    inner = re.sub(rf"(\\+)(?={quote})", lambda m: "\\" * (len(m[1]) // 2), text[1:-1])
-    return re.sub(r"(\\+)$", lambda m: "\\" * (len(m[1]) // 2), inner)
+    return text if _PLAIN.fullmatch(text) else "'" + text.replace("'", "\\'") + "'"
 
 
 def _shown(name: str, value: str) -> str:
@@ -107,7 +91,7 @@ class SettingsGroup(BaseModel):
     """Settings that belong together, keyword-only and frozen. Each name is unique in a whole configuration.
 
     ``ALIASES`` are other names of settings, those of published toolkits and of the trainer itself.
-    Raises: ConfigError that shows the name as it was given, with the nearest known name if it is unknown.
+    Raises: ConfigError, with the nearest known name for an unknown one.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
@@ -119,29 +103,23 @@ class SettingsGroup(BaseModel):
             try:
                 super().__init__(**values)
             except ValidationError as e:
-                raise self._error(e) from e
+                raise ConfigError(self._problem(e)) from e
 
     @classmethod
-    def _error(cls, e: ValidationError, given: Mapping[str, str] = MappingProxyType({})) -> ConfigError:
-        """Return the error of the first problem. ``given`` are the names that the caller used."""
+    def _problem(cls, e: ValidationError) -> str:
+        """Return the first problem in words."""
         problem = e.errors()[0]
-        known, path = cls.known(), [str(part) for part in problem["loc"]]
-        name = next((part for part in reversed(path) if part in known), "")
-        inner = problem.get("ctx", {}).get("error")
-        if isinstance(inner, ConfigError):
-            if isinstance(cause := inner.__cause__, ValidationError) and cause is not e:  # the error of a group
-                return cls._error(cause, given)
-            if not name:  # the error of a check of several settings
-                return inner
+        name = str(problem["loc"][0]) if problem["loc"] else ""
+        if isinstance(inner := problem.get("ctx", {}).get("error"), ConfigError):
+            return str(inner)
         if problem["type"] == "extra_forbidden":
-            return ConfigError(f"unknown setting `{path[-1]}`{near(path[-1], [*known, *cls.ALIASES])}")
+            return f"unknown setting `{name}`{near(name, [*cls.known(), *cls.ALIASES])}"
         if problem["type"] == "missing":
-            return ConfigError(f"missing `{path[-1]}`")
-        shown = f"`{given.get(name, name)}`"
-        if name and not known[name][1].repr:
-            return ConfigError(f"{shown} has a value that does not fit (a secret, not shown)")
-        why = _reason(problem["msg"])
-        return ConfigError(f"{shown} {why}, got {repr(problem['input'])[:80]}" if name else why)
+            return f"missing `{name}`"
+        if not cls.model_fields[name].repr:
+            return f"`{name}` has a value that does not fit (a secret, not shown)"
+        why = problem["msg"].replace("Input should be", "must be").removeprefix("Value error, ")
+        return f"`{name}` {why.partition(', unable to parse')[0]}, got {repr(problem['input'])[:80]}"
 
     @classmethod
     @functools.cache
@@ -180,31 +158,27 @@ class Settings(SettingsGroup):
     DEFAULTS: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(self, **values: Any) -> None:
-        given: dict[str, str] = {}  # the name of each setting as it was given
         known, groups = self.known(), _groups(type(self))
-        flat = {**self.DEFAULTS, **self.complete(self.plain(values, given))}
+        flat = {**self.DEFAULTS, **self.complete(self.plain(values))}
         missing = [name for name, (_, field) in known.items() if field.is_required() and name not in flat]
         if missing:
             raise ConfigError(f"missing {', '.join(f'`{name}`' for name in missing)}")
-        nested: dict[str, Any] = {group: {} for group in groups}
+        nested: dict[str, dict[str, Any]] = {group: {} for group in ("", *groups)}
         for name, value in flat.items():
-            (nested[known[name][0]] if known[name][0] else nested)[name] = value
-        try:
-            BaseModel.__init__(self, **nested)
-        except ValidationError as e:
-            raise self._error(e, given) from e
+            nested[known[name][0]][name] = value
+        super().__init__(**nested.pop(""), **{group: groups[group](**members) for group, members in nested.items()})
 
     @classmethod
-    def plain(cls, values: Mapping[str, Any], given: dict[str, str] | None = None) -> dict[str, Any]:
-        """Return the values without groups, under the settings' own names. Add the given name of each to ``given``.
+    def plain(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values without groups, under the settings' own names.
 
         Raises: ConfigError on an unknown name, or on two names of one setting.
         """
-        given = {} if given is None else given
+        given: dict[str, str] = {}  # the name of each setting as it was given
         flat: dict[str, Any] = {}
         known, groups = cls.known(), _groups(cls)
         for name, value in values.items():
-            members = value if isinstance(value, Mapping) and name in groups else {name: value}
+            members = dict(value) if isinstance(value, (Mapping, SettingsGroup)) and name in groups else {name: value}
             for member, setting in members.items():
                 place = cls.ALIASES.get(member, member)
                 if place not in known:
@@ -318,12 +292,6 @@ def planned(config: Settings, *, exp_id: str | None = None, data: Path | None = 
         if value not in (None, (), {}, default):
             facts.append((name, str(value)))
     return facts if data is None else [*facts, ("rows", f"{len(read_rows(data))} in {data}")]
-
-
-def _reason(message: str) -> str:
-    """Shorten an error message of pydantic."""
-    short = message.replace("Input should be", "must be").removeprefix("Value error, ")
-    return short.partition(", unable to parse")[0]
 
 
 def _yaml(text: str) -> Any:

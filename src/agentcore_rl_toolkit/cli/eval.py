@@ -284,7 +284,8 @@ def _judge(options: dict[str, Any]) -> JudgeSettings | None:
     given = {name: options[name] for name in JudgeSettings.model_fields if options.get(name) is not None}
     if given.keys() == {"judge_weight"}:
         raise ConfigError("--judge-weight needs --judge FILE")
-    return JudgeSettings.of(JudgeSettings(**given))
+    settings = JudgeSettings(**given)
+    return settings if settings.judge else None
 
 
 def _check_store(bucket: str, exp_id: str, region: str) -> None:

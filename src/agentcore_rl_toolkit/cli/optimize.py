@@ -17,7 +17,7 @@ from ..backends.collection.recording import input_key
 from ..backends.gepa.adapter import Scored, search
 from ..backends.gepa.reflection import Reflection
 from ..backends.gepa.settings import SearchSettings
-from ..backends.llm_judge import JudgeSettings, cut, dialogue_of, transcript
+from ..backends.llm_judge import cut, dialogue_of, transcript
 from ..client import BatchItem
 from ..client.evaluation import EvalRow, read_rows, score_of, summarize
 from ..contract import INFO_FIELD, TEXTS_FIELD, redact
@@ -208,10 +208,9 @@ class _Optimisation:
         for row, (item, rollout) in zip(rows, finished, strict=True):
             opened.kept.rollout(row_of(item, rollout, row.payload, phase, step))
         items = [item for item, _ in finished]
-        judge = JudgeSettings.of(settings)
-        if judge is not None:
+        if settings.judge is not None:
             payloads = {row.input_id: row.payload for row in rows}
-            items, cost = judge_items(opened.kept, finished, payloads, judge, phase, step)
+            items, cost = judge_items(opened.kept, finished, payloads, settings, phase, step)
             self._count(judge_calls=cost.get("calls", 0), judge_usd=cost.get("cost", 0))
         dialogues = [getattr(rollout.capture, "dialogue", None) for _, rollout in finished]
         results = [_scored(row, i, dialogue) for row, i, dialogue in zip(rows, items, dialogues, strict=True)]

@@ -12,9 +12,10 @@ import pytest
 
 from agentcore_rl_toolkit.backends.collection.collect import collect
 from agentcore_rl_toolkit.backends.collection.credit import Credit, CreditReport, Signal, token_advantages
-from agentcore_rl_toolkit.backends.collection.groups import CollectConfig, Group, UsableSteps
+from agentcore_rl_toolkit.backends.collection.groups import Group, UsableSteps
 from agentcore_rl_toolkit.backends.collection.samples import to_samples
 from agentcore_rl_toolkit.backends.rllm.settings import RllmConfig
+from agentcore_rl_toolkit.backends.rollout_settings import CollectConfig
 from agentcore_rl_toolkit.backends.sagemaker.job import JobConfig
 from agentcore_rl_toolkit.backends.slime.runner import SlimeRunner
 from agentcore_rl_toolkit.backends.tinker.settings import TinkerConfig
@@ -173,7 +174,7 @@ def test_a_discount_carries_a_late_reward_back_to_early_turns() -> None:
 
 def test_evaluations_ask_for_no_rewards_of_turns_and_no_teacher() -> None:
     config = CollectConfig(credit="turn", teacher_url="http://t", evaluation=True)
-    assert not config.per_token
+    assert not config.signals.per_token
 
 
 SLIME = {**AGENT, "exp_id": "x", "model_dir": "m", "data_path": "d", "model_type": "qwen3-4B"}

@@ -13,8 +13,7 @@ import pytest
 from agentcore_rl_toolkit.backends import CollectConfig, GroupRequest, collect, summarize
 from agentcore_rl_toolkit.backends.collection.judge import end_of_calls, end_of_record, ended_by, judge
 from agentcore_rl_toolkit.backends.collection.samples import to_samples
-from agentcore_rl_toolkit.backends.slime import trained as slimes_trainer
-from agentcore_rl_toolkit.backends.slime.convert import to_slime
+from agentcore_rl_toolkit.backends.slime.convert import NOTE, to_slime
 from agentcore_rl_toolkit.backends.training.loop import update
 from agentcore_rl_toolkit.backends.trl.convert import SEQUENCE_KEY, to_trl
 from agentcore_rl_toolkit.backends.verl.convert import to_verl
@@ -107,8 +106,7 @@ def test_what_trainers_compute_is_kept_at_its_sequence_also_where_the_first_one_
     assert sorted(at) == [(1, 1), (2, 3)]
     at.sort()
     made = to_slime(rollout, Sample(index=0))
-    rows = [slimes_trainer._row(sample) or {} for sample in made]
-    assert [(row["sequence"], sum(sample.loss_mask)) for row, sample in zip(rows, made, strict=True)] == at
+    assert [(sample.metadata[NOTE]["branch"], sum(sample.loss_mask)) for sample in made] == at
     outputs = to_verl(rollout)
     assert [(o["extra_fields"]["agentcore_branch"], sum(o["response_mask"])) for o in outputs] == at
     assert to_trl([group], num_generations=2, filler_id=0)[0][SEQUENCE_KEY] == [2, 0]

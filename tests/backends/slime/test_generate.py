@@ -209,12 +209,6 @@ def test_the_gateways_key_comes_from_the_environment_of_slimes_job(monkeypatch: 
     assert SlimeSettings.from_args(arguments()).gateway_admin_key == "of the run's file"
 
 
-@pytest.mark.parametrize(("more", "match"), [({"rollout_top_p": 0.9}, "top-p"), ({"group_rm": True}, "group-rm")])
-def test_options_that_cannot_work_are_refused(more: dict[str, Any], match: str) -> None:
-    with pytest.raises(ConfigError, match=match):
-        module.rollouts(arguments(**more))
-
-
 async def test_an_evaluation_with_pass_rates_keeps_whole_prompts_only(replay: Replay) -> None:
     samples = [s for m in await run(32) for s in flat(m)]
     args = arguments(log_passrate=True, n_samples_per_eval_prompt=4)

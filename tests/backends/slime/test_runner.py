@@ -165,12 +165,12 @@ def test_nothing_is_started_when_something_is_missing(place: Path, with_ray: Pat
     [
         ({"tp_size": 0}, "`tp_size` must be greater"),
         ({"reward_postprocessing": "mean"}, "reward_postprocessing"),
-        ({"acr_tps_limit": 0}, "acr_tps_limit"),
-        ({"acr_timeout": -1.0}, "acr_timeout"),
-        ({"acr_timeout": math.nan}, "acr_timeout"),
+        ({"acr_tps_limit": 0}, "tps_limit"),
+        ({"acr_timeout": -1.0}, "rollout_timeout_s"),
+        ({"acr_timeout": math.nan}, "rollout_timeout_s"),
         ({"max_concurrent": 0}, "max_concurrent"),
         ({"max_turns": 0}, "max_turns"),
-        ({"rollout_temperature": 0}, "rollout_temperature"),
+        ({"rollout_temperature": 0}, "temperature"),
         ({"max_staleness": -1}, "max_staleness"),
         ({"gateway_port": 99999}, "gateway_port"),
         ({"extra_flags": ("--group-rm",)}, "group-rm"),
@@ -207,6 +207,3 @@ def test_the_agent_gets_every_row_as_it_is(tmp_path: Path) -> None:
     for row, line in zip(rows, (tmp_path / "t.jsonl").read_text().splitlines(), strict=True):
         made = json.loads(line)
         assert payload_of(Sample(prompt=made["prompt"], metadata=made["metadata"])) == row
-    (tmp_path / "s.jsonl").write_text('{"prompt": "p", "_agentcore": 1}\n')
-    with pytest.raises(ConfigError, match="_agentcore"):
-        prepare_data(tmp_path / "s.jsonl", tmp_path / "t.jsonl")

@@ -225,29 +225,20 @@ def tokens_step(
     trainer.train()
     recording.run.close()
     fitting = [group.within(config.max_tokens) for group in trainer.rollouts.groups]
-    if config.fork_policy == "mask":
-        whole = [[r for r in group.usable if r.trajectory.report.sequences == 1] for group in fitting]
-        fitting = [dataclasses.replace(group, rollouts=found) for group, found in zip(fitting, whole, strict=True)]
     known = {sample.session_id: sample.advantages for sample in to_samples(fitting, credit=config)}
     return {
         "output": seen[0],
         "run": str(out / "run"),
         "wanted": [[session, known.get(session, [])] for session, _ in trainer.rollouts.rows],
         "log": trainer.state.log_history,
-        "forked": trainer.rollouts.stats.forked,
         "longer": sum(len(g.usable) for g in trainer.rollouts.groups) - sum(len(g.usable) for g in fitting),
         "moved": max(float((a - server.tensors[0][n]).abs().max()) for n, a in server.tensors[-1].items()),
     }
 
 
-def forks_step(server: WeightServer, out: Path, **more: Any) -> dict[str, Any]:
-    """The same with forked rollouts, which are left out."""
-    return tokens_step(server, out, ("multi_turn", "rewritten"), **{"fork_policy": "mask", **more})
-
-
 def short_rows_step(server: WeightServer, out: Path) -> dict[str, Any]:
     """The same with a row of each forked rollout, which may be shorter than its other sequences."""
-    return forks_step(server, out, fork_policy="longest", max_tokens=28)
+    return tokens_step(server, out, ("multi_turn", "rewritten"), max_tokens=28)
 
 
 def lora_step(server: WeightServer, out: Path) -> dict[str, Any]:
@@ -467,7 +458,6 @@ def cases(folder: Path) -> dict[str, Any]:
     every = {
         "plain": plain_step,
         "tokens": tokens_step,
-        "forks": forks_step,
         "short_rows": short_rows_step,
         "lora": lora_step,
         "cool": cool_steps,

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from agentcore_rl_toolkit.backends.collection.collect import collect
-from agentcore_rl_toolkit.backends.collection.groups import CollectConfig, Group
+from agentcore_rl_toolkit.backends.collection.groups import Group
+from agentcore_rl_toolkit.backends.rollout_settings import CollectConfig
 from agentcore_rl_toolkit.backends.trl.convert import REWARD_KEY, SEQUENCE_KEY, SESSION_KEY, to_trl
 
 from ..recorded import Replay, recorded_episodes, requests_for
@@ -20,15 +21,11 @@ def groups() -> list[Group]:
     return collect(requests_for(episodes), client=replay.client, gateway=replay.gateway)
 
 
-def test_fork_policy_mask_leaves_forked_rollouts_out(groups: list[Group]) -> None:
-    _, longest = to_trl(groups, num_generations=8, filler_id=7)
-    _, mask = to_trl(groups, num_generations=8, filler_id=7, fork_policy="mask")
-    forked = sum(r.usable and r.trajectory.report.sequences > 1 for g in groups for r in g.rollouts)
-    assert mask.forked == longest.forked == forked > 0
-    assert mask.usable == longest.usable - forked
-    assert mask.dropped_tokens > longest.dropped_tokens > 0
-    assert longest.trained_tokens + longest.dropped_tokens == longest.sampled_tokens - unusable(groups)
-    assert mask.trained_tokens + mask.dropped_tokens == mask.sampled_tokens - unusable(groups)
+def test_forked_rollouts_train_their_longest_sequence(groups: list[Group]) -> None:
+    _, stats = to_trl(groups, num_generations=8, filler_id=7)
+    assert stats.forked == sum(r.usable and r.trajectory.report.sequences > 1 for g in groups for r in g.rollouts) > 0
+    assert stats.dropped_tokens > 0
+    assert stats.trained_tokens + stats.dropped_tokens == stats.sampled_tokens - unusable(groups)
 
 
 def test_rows_that_are_too_long_are_masked(groups: list[Group]) -> None:

@@ -91,13 +91,6 @@ def has_the_wanted_advantages(tokens: dict[str, Any]) -> None:
         assert not any(row[len(wanted) :])
 
 
-def test_forked_rollouts_that_are_left_out_do_not_move_the_baseline_of_turns(result: dict[str, Any]) -> None:
-    forks = result["forks"]
-    assert forks["forked"] > 0
-    has_the_wanted_advantages(forks)
-    assert any(any(wanted) for _, wanted in forks["wanted"])
-
-
 def test_only_the_length_of_its_row_masks_a_forked_rollout(result: dict[str, Any]) -> None:
     short = result["short_rows"]
     masks = zip(short["output"]["prompt_mask"], short["output"]["completion_mask"], strict=True)

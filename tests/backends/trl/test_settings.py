@@ -32,9 +32,8 @@ def written(tmp_path: Path, **more: Any) -> Path:
     [
         ({"polcy_url": "x"}, "did you mean `policy_url`"),
         ({"num_generations": 1}, "greater than or equal to 2"),
-        ({"num_generations": "eight"}, "`num_generations` must be a valid integer"),
+        ({"num_generations": "eight"}, "`rollouts` must be a valid integer"),
         ({"training": {"num_generations": 4}}, "under `training`"),
-        ({"fork_policy": "split"}, "'longest' or 'mask'"),
         ({"policy_url": None}, "no engine would get new weights"),
         ({"training": {"use_vllm": True}}, "two engines"),
         ({"training": {"use_vllm": True, "vllm_mode": "colocate"}, "policy_url": None}, "must be `server`"),

@@ -33,8 +33,9 @@ from ...errors import (
 )
 from ...logs import WarnsOnceAMinute
 from .._portal import CLEAN_UP_S, portal
+from ..rollout_settings import CollectConfig
 from ..scorer import scorer_at
-from .groups import WHOLE_DISTRIBUTION, CollectConfig, CollectedRollout, Group, GroupRequest, sampling_note
+from .groups import WHOLE_DISTRIBUTION, CollectedRollout, Group, GroupRequest, sampling_note
 from .judge import end_of_record, ended_by, judge
 from .places import Places
 from .recording import Recording
@@ -187,7 +188,7 @@ class _Collection:
                 if done.usable and usable >= request.n:
                     done = replace(done, mask_reason="surplus")
                 found[done.index] = done
-                if self.config.judged_by is None:
+                if self.config.judging.judge is None:
                     self._report(done, request)
                 if done.usable and usable + 1 == request.n:
                     for rollout in rollouts:
@@ -196,8 +197,8 @@ class _Collection:
         finally:
             await _cancelled(tasks)
         group = Group(input_id=request.input_id, rollouts=[found[i] for i in sorted(found)], request=request)
-        if self.config.judged_by is not None:
-            group = await scored(group, self.config.judged_by)
+        if self.config.judging.judge is not None:
+            group = await scored(group, self.config.judging)
             for done in group.rollouts:
                 self._report(done, request)
         return group

@@ -15,13 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ...client.batch import error_line
 from ...client.evaluation import mean_metrics, mean_over_inputs, metrics_of
-from ...contract import Cause, Outcome, Stage, check_id, check_train, extract_reward
+from ...contract import Cause, Outcome, Stage, check_id, extract_reward
 from ...errors import ConfigError, RolloutError
 from ...trajectory import CUTS, Trajectory
-from ..llm_judge import JudgeScore, JudgeSettings
-from ..scorer import SCORE_TIMEOUT_S
-from ..settings import Count, Least0, NotNegative, Positive
-from .credit import Credit
+from ..llm_judge import JudgeScore
 
 if TYPE_CHECKING:
     from ...gateway import SessionCapture
@@ -41,7 +38,6 @@ MaskReason = Literal[
     "no_spread",
     "too_long",
 ]
-PolicyFailures = Literal["score", "mask"]
 
 # The sampling that every trainer reproduces: without cuts and penalties.
 WHOLE_DISTRIBUTION: Mapping[str, float] = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0}
@@ -111,63 +107,6 @@ class GroupRequest:
         check_id(self.input_id, "input_id")
         if self.n < 1:
             raise ConfigError(f"a group needs at least one rollout, got n={self.n} for input {self.input_id!r}")
-
-
-MAX_TURNS = 2_000  # an agent in an endless loop makes a hundred calls per second
-
-
-class CollectConfig(Credit):
-    """Settings for the collection of a batch of groups.
-
-    Units: seconds; every stage has a limit. `max_concurrent` bounds sessions alive at once (the client paces the calls
-    themselves). `extra_rollouts` are started on top of `n` in every group; as soon as `n` usable ones are in, the
-    rest of that group is cancelled. Over-sampling makes groups full in spite of failures and stragglers, at the price
-    of favoring short episodes: leave it at 0 unless stragglers hurt. `submit_timeout_s` limits a
-    request that starts a rollout, `rollout_timeout_s` the time from the runtime's answer to the record.
-    `policy_failures` "mask" leaves rollouts whose policy failed (ran out of tokens, turns or context, or made calls that do
-    not parse) out of their group, as DAPO's overlong filtering does; "score" trains them with the reward that their agent
-    declares. A gateway that cannot be reached is waited for up to `gateway_patience_s`. With `require_reward` off a rollout
-    without a reward is usable. `train` is the rule of what trains
-    of a session (`trajectory.selection`); None: the client's or the agent's rule, or "task". `sampling_params` win over the
-    agent's own; in training it samples from the whole distribution at temperature 1 where they have no other. A trainer computes
-    at their temperature, with no cuts (top_p, top_k, min_p) and no penalties. Calls at another temperature or with penalties are
-    not trained; tokens of a cut distribution are. Both are counted, and with `refuse_other_sampling` their rollout is masked.
-    `max_turns` ends a session after so many model calls, which is the policy's failure.
-    With `evaluation` nothing is trained: the agent samples as it is deployed, but for `sampling_params`, and no group has
-    `extra_rollouts`. `judged_by` is a judge
-    whose scores become rewards; with all of the weight on it, agents do not have to return one. ``score`` is FILE:FUNCTION or
-    MODULE:FUNCTION of a function whose scores are the rewards (`backends.scorer`); the agent's own become metrics.
-    Of `Credit` a collection needs to
-    know whether rewards of turns are wanted, and the teacher.
-    """
-
-    max_concurrent: Count = 128
-    extra_rollouts: Least0 = 0
-    submit_timeout_s: Positive = 120.0
-    rollout_timeout_s: Positive = 900.0
-    gateway_timeout_s: Positive = 60.0
-    gateway_patience_s: NotNegative = 120.0
-    sampling_params: Mapping[str, Any] | None = None
-    max_turns: Count | None = MAX_TURNS
-    require_reward: bool = True
-    policy_failures: PolicyFailures = "score"
-    train: str | None = None
-    refuse_other_sampling: bool = False
-    evaluation: bool = False
-    judged_by: JudgeSettings | None = None
-    score: str | None = None
-    score_timeout_s: Positive = SCORE_TIMEOUT_S
-
-    def model_post_init(self, _: Any) -> None:
-        if self.train is not None:
-            check_train(self.train)
-        if self.evaluation:
-            object.__setattr__(self, "credit", "episode")
-            object.__setattr__(self, "teacher_url", None)
-            object.__setattr__(self, "extra_rollouts", 0)
-        if self.score is not None and self.credit == "turn":
-            raise ConfigError("a scorer gives one reward per rollout: it cannot be used with credit `turn`")
-        self.check_temperature((self.sampling_params or {}).get("temperature", 1), "sampling_params.temperature")
 
 
 @dataclass(frozen=True, kw_only=True)

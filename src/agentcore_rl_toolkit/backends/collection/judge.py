@@ -34,7 +34,8 @@ from ...errors import (
     RolloutTimeoutError,
 )
 from ...trajectory import SIDE_CALLS, Trajectory, build_trajectory
-from .groups import CollectConfig, CollectedRollout, MaskReason, Reward, read_reward
+from ..rollout_settings import CollectConfig
+from .groups import CollectedRollout, MaskReason, Reward, read_reward
 from .samples import rewards_of_turns
 
 log = logging.getLogger(__name__)
@@ -137,7 +138,7 @@ def _judged(
         error = RolloutTimeoutError(f"{error}; {why}", stage=Stage.RUN)
     reward: Reward | None = None
     if outcome is Outcome.OK and end.record is not None:
-        required = config.require_reward if config.judged_by is None else config.judged_by.judge_weight < 1
+        required = config.require_reward if config.judging.judge is None else config.judging.judge_weight < 1
         required = required and config.score is None and not (config.evaluation and ANSWER_FIELD in end.record)
         reward, trouble = _reward(end.record, required=required)
         if trouble is not None:

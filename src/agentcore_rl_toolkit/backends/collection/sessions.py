@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from ...errors import GatewayError, GatewayLostError
 from ...logs import WarnsOnceAMinute
-from .groups import CollectConfig
+from ..rollout_settings import CollectConfig
 
 if TYPE_CHECKING:
     from ...gateway import GatewayClient

@@ -31,8 +31,9 @@ from typing import TYPE_CHECKING, Any
 
 from ...contract import nearly_equal
 from ...errors import ConfigError
+from ..rollout_settings import CollectConfig
 from .collect import collect_async
-from .groups import CollectConfig, CollectedRollout, Group, GroupRequest
+from .groups import CollectedRollout, Group, GroupRequest
 from .places import Places
 from .recording import Recording
 
@@ -195,7 +196,7 @@ class GroupStream:
 
     def _is_replaced(self, group: Group) -> bool:
         """Return True if the group teaches nothing, because its rewards are equal, and the next batch may still get others."""
-        if self._config.per_token:  # rewards of turns may differ, and a teacher needs no rewards
+        if self._config.signals.per_token:  # rewards of turns may differ, and a teacher needs no rewards
             return False
         rewards = [reward for reward in group.rewards if reward is not None]
         return len(rewards) > 1 and nearly_equal(rewards) and len(self._replaced) < self._may_replace

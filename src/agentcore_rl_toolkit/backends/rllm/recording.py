@@ -25,9 +25,10 @@ from ...errors import RolloutLostError, RolloutTimeoutError, WeightsError
 from ...trajectory import Turn
 from ...weights.arrival import MAX_MEAN_GAP
 from ...weights.publishing import PAGE
-from ..collection.groups import CollectConfig, CollectedRollout, GroupRequest
+from ..collection.groups import CollectedRollout, GroupRequest
 from ..collection.judge import end_of_record, ended_by, judge
 from ..collection.recording import FILTERED, Recording, open_recording, step_numbers
+from ..rollout_settings import CollectConfig
 
 log = logging.getLogger(__name__)
 

@@ -38,12 +38,7 @@ def rollouts(args: Any) -> RolloutService:
     global _opened
     with _lock:
         if _opened is None:
-            if getattr(args, "rollout_top_p", 1.0) != 1.0:
-                # With it, slime trains with the kept vocabulary of every sampled token, which agents' HTTP calls lack.
-                raise ConfigError(f"--rollout-top-p {args.rollout_top_p} cannot work here: leave it at 1.0")
             trained_temperature({"temperature": getattr(args, "rollout_temperature", 1.0)})
-            if getattr(args, "group_rm", False):
-                raise ConfigError("--group-rm cannot work here: the agent computes the reward of each rollout")
             engine = "sglang-experts" if getattr(args, "use_rollout_routing_replay", False) else "sglang"
             _opened = RolloutService.open(SlimeSettings.from_args(args), lambda: [router_url(args)], engine=engine)
         return _opened
@@ -92,7 +87,8 @@ async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], eval
         while not task.done():
             await asyncio.wait({task}, timeout=ABORT_LOOK_S)
             if not task.done() and not evaluation and _aborted(args):
-                return await _abort(task, sample)
+                sample.status = type(sample).Status.ABORTED
+                return sample
     finally:
         if not task.done():
             task.cancel()
@@ -102,7 +98,7 @@ async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], eval
     if cut_off(rollout) and fully_async and not evaluation:
         sample.status = type(sample).Status.ABORTED  # slime runs it again with the new weights
         return sample
-    return joined(to_slime(rollout, sample, args=args, filler_id=_filler_id(args)))
+    return joined(to_slime(rollout, sample, args=args, filler_id=int(getattr(args, "pad_token_id", None) or 0)))
 
 
 def cut_off(rollout: CollectedRollout) -> bool:
@@ -126,18 +122,7 @@ def openai_params(sampling_params: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in found.items() if not (k == "top_k" and v == -1)}
 
 
-async def _abort(task: asyncio.Future[Any], sample: Any) -> Any:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-    sample.status = type(sample).Status.ABORTED
-    return sample
-
-
 def _aborted(args: Any) -> bool:
     """Return True while slime aborts the current step. slime keeps this in a singleton of each process."""
     module = sys.modules.get("slime.rollout.sglang_rollout")
     return bool(module is not None and module.GenerateState(args).aborted)
-
-
-def _filler_id(args: Any) -> int:
-    return int(getattr(args, "pad_token_id", None) or 0)

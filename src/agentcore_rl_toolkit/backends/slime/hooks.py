@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...errors import ConfigError
 from ..collection.advantages import Estimator, advantages
 from ..collection.credit import Credit, Signal, token_advantages
 from .convert import NOTE, credit_of, flat
@@ -40,7 +39,7 @@ def normalize_rewards(args: Any, samples: list[Any]) -> tuple[list[float], list[
     for members in groups.values():
         if credit.per_token:
             _of_tokens(args, credit, members)
-        rewards = {s.rollout_id: None if s.remove_sample else _reward(s) for s in members}
+        rewards = {s.rollout_id: None if s.remove_sample else float(s.reward) for s in members}
         usable = [r for r in rewards.values() if r is not None]
         mean = sum(usable) / len(usable) if usable else 0.0
         each = advantages(list(rewards.values()), estimator=estimator) if centered else rewards.values()
@@ -49,9 +48,9 @@ def normalize_rewards(args: Any, samples: list[Any]) -> tuple[list[float], list[
             own, advantage = rewards[sample.rollout_id], advantage_of[sample.rollout_id]
             raw[id(sample)] = mean if own is None else own
             normalized[id(sample)] = 0.0 if advantage is None else advantage
-            session_id = ((getattr(sample, "metadata", None) or {}).get(NOTE) or {}).get("session_id")
-            if recording is not None and centered and not credit.per_token and session_id and advantage is not None:
-                recording.run.annotate(session_id, advantage=advantage)
+            note = (sample.metadata or {}).get(NOTE)
+            if recording is not None and centered and not credit.per_token and note and advantage is not None:
+                recording.run.annotate(note["session_id"], advantage=advantage)
     return [raw[id(s)] for s in samples], [normalized[id(s)] for s in samples]
 
 
@@ -79,7 +78,7 @@ def keep_informative_group(args: Any, samples: Any, **_: Any) -> Any:
     would see rewards 1, 1, 1, 0. Return slime's DynamicFilterOutput if slime is importable, otherwise a bool of the
     same meaning.
     """
-    rewards = {_reward(s) for s in flat(samples) if not s.remove_sample}
+    rewards = {float(s.reward) for s in flat(samples) if not s.remove_sample}
     keep = len(rewards) > 1 or (bool(rewards) and credit_of(args).per_token)
     reason = None if keep else ("no_usable_rollout" if not rewards else f"all_rewards_{next(iter(rewards)):g}")
     try:
@@ -87,9 +86,3 @@ def keep_informative_group(args: Any, samples: Any, **_: Any) -> Any:
     except ModuleNotFoundError:
         return keep
     return DynamicFilterOutput(keep=keep, reason=reason)
-
-
-def _reward(sample: Any) -> float:
-    if sample.reward is None:
-        raise ConfigError(f"sample {sample.index} has no reward; set `remove_sample`, or give it a reward")
-    return float(sample.reward)

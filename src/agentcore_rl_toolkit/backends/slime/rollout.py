@@ -11,8 +11,10 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Iterable
+from statistics import fmean
 from typing import Any
 
+from ...client.evaluation import mean_metrics
 from ...contract import Outcome
 from ...weights.arrival import MAX_MEAN_GAP
 from ..collection.places import Places
@@ -84,7 +86,7 @@ def _finished(output: Any, args: Any, step: int, took_s: float) -> Any:
     else:
         event = "evaluated"
         for name in list(output.data):
-            samples = list(output.data[name].get("samples") or ())
+            samples = list(output.data[name]["samples"])
             found |= {f"eval/{name}/{k}": v for k, v in outcome_metrics(samples).items()}
             note_step(recording, samples, step)
             leave_masked_out(name, output.data, args)
@@ -97,10 +99,9 @@ def _finished(output: Any, args: Any, step: int, took_s: float) -> Any:
 
 def note_step(recording: Recording | None, samples: Iterable[Any], step: int) -> None:
     """Write into the run's folder the step of these samples, and the reason if one is masked."""
-    for sample in samples if recording is not None else ():
-        note = (sample.metadata or {}).get(NOTE) or {}
-        if recording is not None and note.get("session_id"):
-            recording.run.annotate(note["session_id"], step=step, mask_reason=note.get("mask_reason"))
+    for note in [(sample.metadata or {}).get(NOTE) for sample in samples]:
+        if recording is not None and note:
+            recording.run.annotate(note["session_id"], step=step, mask_reason=note["mask_reason"])
 
 
 def mask_stale(samples: list[Any], max_staleness: int | None) -> None:
@@ -135,7 +136,7 @@ def leave_masked_out(name: str, data: dict[str, dict[str, Any]], args: Any) -> N
     `n_samples_per_eval_prompt` rows of each prompt; with it, all rows of a prompt with a masked rollout are removed. An
     empty set has no mean: it is removed with a warning, and not reported as 0.
     """
-    samples = list(data[name].get("samples") or [])
+    samples = list(data[name]["samples"])
     kept = _kept(samples, args.n_samples_per_eval_prompt if getattr(args, "log_passrate", False) else 1)
     if samples and not kept:
         log.warning("evaluation %s: none of %d rollouts was usable", name, len(samples))
@@ -167,27 +168,20 @@ def outcome_metrics(samples: Iterable[Any]) -> dict[str, float]:
     the infrastructure left out (``scored`` is their number). ``reward_ok`` is the mean over the rollouts that ended `ok`.
     A mean of nothing is absent.
     """
-    by_rollout = {s.metadata[NOTE]["session_id"]: s for s in samples if NOTE in (s.metadata or {})}
-    outcomes = Counter(s.metadata[NOTE]["outcome"] for s in by_rollout.values())
-    found = {f"outcome/{name}": float(n) for name, n in outcomes.items()}
-    for key, label in (("cause", "cause"), ("failure", "policy_failure")):
-        named = Counter(s.metadata[NOTE].get(key) for s in by_rollout.values())
-        found |= {f"{label}/{name}": float(n) for name, n in named.items() if name is not None}
-    scores = [
-        (n["score"], n["outcome"]) for s in by_rollout.values() if (n := s.metadata[NOTE]).get("score") is not None
-    ]
-    ok = [score for score, outcome in scores if outcome == Outcome.OK]
-    found["scored"] = float(len(scores))
-    if scores:
-        found["reward_all"] = sum(score for score, _ in scores) / len(scores)
-    if ok:
-        found["reward_ok"] = sum(ok) / len(ok)
-    found["rollouts"] = float(len(by_rollout))
-    found["masked"] = float(sum(bool(s.remove_sample) for s in by_rollout.values()))
-    reported: dict[str, list[float]] = {}
-    for sample in by_rollout.values():
-        for name, value in () if sample.remove_sample else sample.metadata[NOTE].get("metrics", {}).items():
-            reported.setdefault(name, []).append(value)
-    found |= {f"metric/{name}": sum(values) / len(values) for name, values in reported.items()}
-    found["forked"] = float(sum(s.metadata[NOTE].get("branches", 1) > 1 for s in by_rollout.values()))
-    return found
+    by_rollout = {note["session_id"]: (s, note) for s in samples if (note := (s.metadata or {}).get(NOTE))}
+    notes = [note for _, note in by_rollout.values()]
+    trained_on = [note for sample, note in by_rollout.values() if not sample.remove_sample]
+    labels = {"outcome": "outcome", "cause": "cause", "failure": "policy_failure"}
+    counts = Counter(f"{label}/{n[key]}" for n in notes for key, label in labels.items() if n[key] is not None)
+    scores = {
+        "reward_all": [n["score"] for n in notes if n["score"] is not None],
+        "reward_ok": [n["score"] for n in notes if n["score"] is not None and n["outcome"] == Outcome.OK],
+    }
+    counts |= {"rollouts": len(notes), "masked": len(notes) - len(trained_on), "scored": len(scores["reward_all"])}
+    counts |= {"forked": sum(n.get("branches", 1) > 1 for n in notes)}
+    metrics = mean_metrics(n["metrics"] for n in trained_on)
+    return {
+        **{name: float(count) for name, count in counts.items()},
+        **{name: fmean(values) for name, values in scores.items() if values},
+        **{f"metric/{name}": value for name, value in metrics.items()},
+    }

@@ -24,7 +24,6 @@ from ...client.data import encode_payload, read_rows
 from ...errors import AgentCoreRLError, ConfigError
 from ..settings import Plan, planned
 from . import trained
-from .convert import NOTE
 from .settings import (
     ADMIN_KEY,
     EngineSettings,
@@ -264,7 +263,7 @@ class SlimeRunner(SlimeSettings):
 
     @property
     def folder(self) -> Path:
-        """Write the run's files: rollout.yaml, data.jsonl, eval.jsonl, and job.yaml, which may hold secrets."""
+        """The folder of rollout.yaml, data.jsonl, eval.jsonl, and job.yaml, which may hold secrets."""
         return Path(self.model.run_dir).absolute() / self.agent.exp_id
 
     @property
@@ -355,13 +354,7 @@ class SlimeRunner(SlimeSettings):
         return self.replace(extra_flags=(*self.extra_flags, *words))
 
     def _check_flags(self) -> None:
-        for i, flag in enumerate(self.extra_flags):
-            name, given, value = flag.partition("=")
-            if name == "--rollout-top-p" and (value if given else next(iter(self.extra_flags[i + 1 :]), "")) in (
-                "1",
-                "1.0",
-            ):
-                continue
+        for name in (flag.partition("=")[0] for flag in self.extra_flags):
             if name in _SETTING_OF:
                 raise ConfigError(f"extra_flags: {name} is a setting of this backend: {_SETTING_OF[name]}")
             if name in _REFUSED_FLAGS:
@@ -373,34 +366,24 @@ class SlimeRunner(SlimeSettings):
             needs.append(f"slime at slime_dir={self.slime_dir} (git clone THUDM/slime; it is not on the package index)")
         elif not self._model_script().is_file():
             needs.append(f"model_type {self.model_type}: there is no {self._model_script()}")
-        named = {
-            "megatron_dir": "Megatron-LM",
-            "model_dir": "the model",
-            "data_path": "the data",
-            "eval_data_path": "the data",
-        }
-        found = {name: getattr(self, name) for name in named}
-        needs += [f"{what} at {k}={found[k]}" for k, what in named.items() if found[k] and not Path(found[k]).exists()]
+        folders = {"megatron_dir": "Megatron-LM", "model_dir": "the model", "data_path": "the data"}
+        for name, what in {**folders, "eval_data_path": "the data"}.items():
+            if (path := getattr(self, name)) and not Path(path).exists():
+                needs.append(f"{what} at {name}={path}")
         if shutil.which("ray") is None:
             needs.append("Ray (pip install 'ray[default]')")
         return needs
 
 
-def prepare_data(source: str | Path, target: Path) -> int:
-    """Write rows in slime's ``{"prompt", "metadata"}`` form, the payload as metadata. Returns the number of rows.
+def prepare_data(source: str | Path, target: Path) -> None:
+    """Write rows in slime's ``{"prompt", "metadata"}`` form, the payload as metadata.
 
     slime needs the key `prompt`. A payload without one gets an empty prompt, which the agent does not see.
     Raises: ConfigError.
     """
     rows = read_rows(source)
-    reserved = next((i for i, row in enumerate(rows) if NOTE in row), None)
-    if reserved is not None:
-        raise ConfigError(f"{source}: row {reserved} has a field `{NOTE}`, which this backend writes; rename it")
     lines = [encode_payload({"prompt": _text(row.get("prompt", "")), "metadata": row}) for row in rows]
-    partial = target.with_name(target.name + ".new")
-    partial.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    partial.replace(target)
-    return len(rows)
+    target.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def _text(prompt: Any) -> str:

@@ -8,11 +8,7 @@ samples of a step as the rollout function returned them, forks flattened.
 from __future__ import annotations
 
 import json
-import logging
-import pickle
 import shutil
-import zlib
-from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,15 +18,12 @@ from ...weights import check_arrived
 from ..collection.recording import Recording, gaps_of, of_sampled
 from .convert import NOTE
 
-log = logging.getLogger(__name__)
-
 FOLDER = "trained"  # under the run's folder, empty between steps
-FORMAT = 2
 
 
 def template(run: Path) -> str:
     """Return the value of ``--save-debug-train-data``. slime fills in the step."""
-    return str(run / FOLDER).replace("{", "{{").replace("}", "}}") + "/{rollout_id}.pt"
+    return f"{run / FOLDER}/{{rollout_id}}.pt"
 
 
 def expect(args: Any, recording: Recording, samples: Sequence[Any], step: int) -> None:
@@ -38,17 +31,13 @@ def expect(args: Any, recording: Recording, samples: Sequence[Any], step: int) -
     run = recording.run.folder
     if getattr(args, "save_debug_train_data", None) != template(run):
         return  # slime writes no file, or one of the user's choice
-    rows = [None if sample.remove_sample else _row(sample) for sample in samples]
+    notes = [None if sample.remove_sample else (sample.metadata or {}).get(NOTE) for sample in samples]
+    rows = [note and [note["session_id"], note["branch"]] for note in notes]
     trusted = bool(getattr(args, "use_rollout_logprobs", False))
-    listed = run / FOLDER / f"{step}.json"
-    try:
-        listed.parent.mkdir(parents=True, exist_ok=True)
-        listed.write_text(json.dumps({"trusts_sampler": trusted, "samples": rows}))
-    except OSError as e:  # training continues without its record
-        log.warning("slime's numbers of step %s will not be kept: %s", step, e)
-    (run / FOLDER / f"{step}.pt").unlink(
-        missing_ok=True
-    )  # left by the run that this run resumes: slime continues with the next step
+    (run / FOLDER).mkdir(parents=True, exist_ok=True)
+    (run / FOLDER / f"{step}.json").write_text(json.dumps({"trusts_sampler": trusted, "samples": rows}))
+    # Left by the run that this run resumes: slime continues with the next step.
+    (run / FOLDER / f"{step}.pt").unlink(missing_ok=True)
 
 
 def take(recording: Recording, max_mean_gap: float | None = None) -> int:
@@ -61,11 +50,7 @@ def take(recording: Recording, max_mean_gap: float | None = None) -> int:
         written = listed.with_suffix(".pt")
         if not written.exists() or (found := _loaded(written)) is None:
             continue
-        gap = (0.0, 0)
-        try:
-            gap = _add(recording, json.loads(listed.read_text()), found)
-        except (KeyError, ValueError, TypeError) as e:
-            log.warning("slime's numbers of step %s are not kept: %s: %s", listed.stem, type(e).__name__, e)
+        gap = _add(recording, json.loads(listed.read_text()), found)
         written.unlink()
         listed.unlink()
         check_arrived(*gap, int(listed.stem), max_mean_gap)
@@ -82,49 +67,24 @@ def take_rest(run: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _row(sample: Any) -> dict[str, Any] | None:
-    note = (sample.metadata or {}).get(NOTE) or {}
-    if note.get("session_id") is None:
-        return None
-    return {"session": note["session_id"], "sequence": note["branch"], "tokens": _checksum(sample.tokens)}
-
-
 def _add(recording: Recording, listed: Mapping[str, Any], found: Mapping[str, Any]) -> tuple[float, int]:
     """Record a file's numbers. Return the sum of the logprobs' differences from slime's, and the number of tokens."""
-    if found.get("format_version") != FORMAT:
-        raise ValueError(f"its file has format {found.get('format_version')}, not {FORMAT}")
     # Logprobs that slime did not compute before training come from the training pass, partly after updates.
-    several = any(len(shard["num_microbatches"]) > 1 for shard in found["dp_shards"])
-    unknown = listed["trusts_sampler"] and several
+    unknown = listed["trusts_sampler"] and any(len(shard["num_microbatches"]) > 1 for shard in found["dp_shards"])
     gap_sum, compared = 0.0, 0
     for sample in found["samples"]:
-        row = listed["samples"][sample["rollout_position"]]
-        if row is None:
+        if (row := listed["samples"][sample["rollout_position"]]) is None:
             continue
-        tokens = sample["tokens"].tolist()
-        if _checksum(tokens) != row["tokens"]:
-            raise ValueError(f"sample {sample['rollout_position']} is not that of session {row['session']}")
         mask = sample["loss_masks"].tolist()
-        facts: dict[str, Any] = {}
-        for name, key in (("logprobs", "log_probs"), ("entropies", "entropy")):
-            values = None if unknown and key == "log_probs" else _values(sample, key)
-            if values is not None:
-                facts[name] = of_sampled(values, mask, len(tokens) - len(mask))
-        if facts:
-            recording.trained(row["session"], row["sequence"], updates=0, **facts)
-        own_T, recorded_T = None if unknown else _values(sample, "log_probs"), _values(sample, "rollout_log_probs")
-        if own_T is not None and recorded_T is not None:
-            gaps = gaps_of(own_T, recorded_T, mask)
+        columns = {"logprobs": None if unknown else sample.get("log_probs"), "entropies": sample.get("entropy")}
+        values = {name: column.tolist() for name, column in columns.items() if column is not None}
+        prompt_tokens = len(sample["tokens"]) - len(mask)
+        facts: dict[str, Any] = {name: of_sampled(given, mask, prompt_tokens) for name, given in values.items()}
+        recording.trained(*row, updates=0, **facts)
+        if "logprobs" in values and sample.get("rollout_log_probs") is not None:
+            gaps = gaps_of(values["logprobs"], sample["rollout_log_probs"].tolist(), mask)
             gap_sum, compared = gap_sum + sum(gaps), compared + len(gaps)
     return gap_sum, compared
-
-
-def _values(sample: Mapping[str, Any], key: str) -> list[float] | None:
-    return sample[key].tolist() if sample.get(key) is not None else None
-
-
-def _checksum(tokens: Sequence[int]) -> int:
-    return zlib.crc32(array("i", tokens).tobytes())
 
 
 def _loaded(path: Path) -> Mapping[str, Any] | None:
@@ -132,8 +92,6 @@ def _loaded(path: Path) -> Mapping[str, Any] | None:
 
     try:
         found: Mapping[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError:
-        return {}  # not what slime 0.3.1 writes
     except (RuntimeError, OSError, EOFError):  # slime is writing it
         return None
     return found

@@ -15,7 +15,7 @@ from ...errors import ConfigError
 from ...policy.losses import OPTIONS
 from ..collection.advantages import Estimator
 from ..collection.recording import Recording
-from ..rollout_settings import RolloutSettings
+from ..rollout_settings import CollectConfig, RolloutSettings
 from ..settings import Count, GroupSize, Least0, NotNegative, Positive, SettingsGroup
 from .client import Adam, Loss
 
@@ -163,10 +163,8 @@ class LoopSettings(RolloutSettings):
 
         def __init__(self, **settings: Any) -> None: ...
 
-    @property
-    def require_reward(self) -> bool:
-        """Return True if a record without a reward is invalid."""
-        return self.signals.uses_rewards
+    def collect_config(self) -> CollectConfig:
+        return super().collect_config().replace(require_reward=self.signals.uses_rewards)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,6 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +60,7 @@ class AgentCoreRollouts:
         recording: Recording | None = None,
     ) -> None:
         self.recording = recording
-        self.rows: list[
-            tuple[Any, Any]
-        ] = []  # one entry per row of the last batch: its session, and the index of its sequence
+        self.rows: list[tuple[Any, Any]] = []  # of the last batch: the session and the index of the sequence
         self.advantages: dict[tuple[Any, Any], list[float]] = {}  # per token, if they differ
         self.config, self.client, self.gateway = config, client, gateway
         self.on_batch = on_batch
@@ -81,7 +78,6 @@ class AgentCoreRollouts:
         """
         self.sync_weights(trainer)
         n = self.config.trl.rollouts if trainer.model.training else trainer.num_generations_eval
-        filler_id = trainer.processing_class.eos_token_id
         groups = collect(
             self._requests(prompts, n, trainer),
             client=self.client,
@@ -93,12 +89,7 @@ class AgentCoreRollouts:
         self.groups = [group.within(self.config.max_tokens, sequences=1) for group in groups]
         if self.recording is not None:
             self.recording.masked(self.groups)
-        output, stats = to_trl(
-            self.groups,
-            num_generations=n,
-            filler_id=filler_id,
-            fork_policy=self.config.fork_policy,
-        )
+        output, stats = to_trl(self.groups, num_generations=n, filler_id=trainer.processing_class.eos_token_id)
         self.stats = stats
         self.rows = list(zip(output[SESSION_KEY], output.pop(SEQUENCE_KEY), strict=True))
         for name, value in {**batch_metrics(self.groups, stats), **self._credit(trainer)}.items():
@@ -107,7 +98,7 @@ class AgentCoreRollouts:
             self.on_batch(self.groups, stats)
         if trainer.model.training:
             self._usable_steps.begun |= trainer.state.global_step > 0
-            self._usable_steps.check(self.groups, left_out=None if stats.usable else "left out by the trainer")
+            self._usable_steps.check(self.groups)
         return output
 
     def _credit(self, trainer: Any) -> dict[str, float]:
@@ -116,9 +107,7 @@ class AgentCoreRollouts:
             return {}
         report = CreditReport()
         estimator: Estimator = "dr_grpo" if trainer.args.scale_rewards in (False, "none") else "grpo"
-        taken = {session for session, sequence in self.rows if sequence is not None}
-        groups = [replace(g, rollouts=[r for r in g.rollouts if r.session_id in taken]) for g in self.groups]
-        samples = to_samples(groups, estimator=estimator, credit=self.config.signals, report=report)
+        samples = to_samples(self.groups, estimator=estimator, credit=self.config.signals, report=report)
         self.advantages = {(s.session_id, s.sequence_index): s.advantages for s in samples}
         if self.recording is not None:
             trained = [s for s in samples if (s.session_id, s.sequence_index) in self.rows]
@@ -182,8 +171,6 @@ class AgentCoreRollouts:
         rank = trainer.accelerator.process_index
         requests = []
         for start in range(0, len(prompts), n):
-            if len(set(prompts[start : start + n])) != 1:
-                raise ConfigError("TRL did not repeat each prompt num_generations times; remove a custom sampler")
             payload = _decode(prompts[start])
             place = f"{self._batches:05d}-{rank}-{start // n:04d}"
             requests.append(GroupRequest(input_id=f"{place}-{payload_id(payload)}", payload=payload, n=n))
@@ -200,8 +187,6 @@ class AgentCoreGRPOTrainer(GRPOTrainer):
     def __init__(self, *args: Any, rollouts: AgentCoreRollouts, **kwargs: Any) -> None:
         self.rollouts = rollouts
         super().__init__(*args, rollout_func=rollouts, **kwargs)
-        if not hasattr(GRPOTrainer, "_generate_and_score_completions"):
-            raise ConfigError("this TRL version has no _generate_and_score_completions; use trl>=1.16,<2")
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train as TRL does, and then publish the final weights, so that a later evaluation measures them."""

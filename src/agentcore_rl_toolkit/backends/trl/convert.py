@@ -4,8 +4,8 @@ TRL takes exactly `num_generations` rows for every prompt, in order, one row per
 
 - a masked rollout becomes a filler row with `env_mask` 0 everywhere and reward None: TRL leaves it out of the group's mean and
   spread, gives it advantage 0 and counts none of its tokens;
-- a forked rollout has several sequences but only one row. `fork_policy` decides which one is trained; dropped ones are counted
-  in `ConvertStats`, which the adapter logs with every step.
+- a forked rollout has several sequences but only one row: the sequence with the most sampled tokens. Dropped ones are counted in
+  `ConvertStats`, which the adapter logs with every step.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Any
 
 from ..collection.groups import CollectedRollout, Group
 from ..collection.samples import rollout_samples
-from .settings import ForkPolicy
 
 # Names of the per-rollout lists in addition to TRL's own keys; reward functions receive them as keyword arguments.
 REWARD_KEY = "agent_reward"
@@ -49,11 +48,7 @@ class ConvertStats:
 
 
 def to_trl(
-    groups: Sequence[Group],
-    *,
-    num_generations: int,
-    filler_id: int,
-    fork_policy: ForkPolicy = "longest",
+    groups: Sequence[Group], *, num_generations: int, filler_id: int
 ) -> tuple[dict[str, list[Any]], ConvertStats]:
     """Return the dict for `rollout_func`, and counts of what it leaves out.
 
@@ -69,17 +64,14 @@ def to_trl(
         for rollout in [*chosen, *[None] * (num_generations - len(chosen))]:
             samples = [] if rollout is None else rollout_samples(rollout)  # TRL computes the advantage itself
             sample = max(samples, key=lambda s: s.trained_tokens, default=None)
-            if len(samples) > 1 and fork_policy == "mask":
-                sample = None
-            dropped = [s for s in samples if s is not sample]
             stats.rows += 1
             stats.usable += sample is not None
-            stats.forked += len(samples) > 1
-            stats.dropped_sequences += len(dropped)
-            stats.dropped_tokens += sum(s.trained_tokens for s in dropped)
-            stats.trained_tokens += 0 if sample is None else sample.trained_tokens
-            if rollout is not None and rollout.usable and rollout.trajectory is not None:
+            if rollout is not None and rollout.trajectory is not None and sample is not None:
                 report = rollout.trajectory.report
+                stats.forked += len(samples) > 1
+                stats.dropped_sequences += len(samples) - 1
+                stats.dropped_tokens += sum(s.trained_tokens for s in samples) - sample.trained_tokens
+                stats.trained_tokens += sample.trained_tokens
                 stats.sampled_tokens += report.sampled_tokens - report.side_call_tokens
             row = {
                 "prompt_ids": sample.prompt_ids if sample else [filler_id],

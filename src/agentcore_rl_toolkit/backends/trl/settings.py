@@ -6,18 +6,17 @@ import importlib.util
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from pydantic import Field
 
 from ...errors import ConfigError
 from ...weights.arrival import MAX_MEAN_GAP
 from ...weights.engines import Kind
-from ..collection.groups import CollectConfig, trained_temperature
+from ..collection.groups import trained_temperature
+from ..rollout_settings import CollectConfig
 from ..service import ServiceSettings
 from ..settings import Count, GroupSize, Plan, Positive, SettingsGroup, planned
-
-ForkPolicy = Literal["longest", "mask"]
 
 # Keys of GRPOConfig for sampling, which agents' calls must keep.
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -38,9 +37,8 @@ class TrlSettings(SettingsGroup):
     ``model`` is a local folder or hub id. ``lora`` are arguments of peft's LoraConfig, None trains all weights. ``training`` goes
     to TRL's GRPOConfig unchanged; its ``temperature``, ``top_p`` and the like hold for the agents' calls where they are set.
 
-    ``fork_policy`` decides over rollouts with several training sequences, because TRL takes one row per rollout: "longest" trains
-    the one with the most sampled tokens and counts the rest as dropped, "mask" leaves the whole rollout out. ``max_tokens`` masks
-    rollouts whose row would be longer, counted too. ``max_empty_batches`` batches in a row without a usable rollout end the run.
+    ``max_tokens`` masks and counts rollouts whose row would be longer. ``max_empty_batches`` batches in a row without a usable
+    rollout end the run.
     """
 
     model: str
@@ -52,7 +50,6 @@ class TrlSettings(SettingsGroup):
     policy_engine: Kind = "policy"
     max_weights_gap: Positive | None = None
     max_mean_logprob_gap: Positive | None = MAX_MEAN_GAP
-    fork_policy: ForkPolicy = "longest"
     max_tokens: Count | None = None
     max_empty_batches: Count = 3
     lora: Mapping[str, Any] | None = None

@@ -9,27 +9,22 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
 
 from ...errors import AgentCoreRLError
 from .settings import plan
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Exit code 2 with a message on a wrong setting; otherwise this process becomes verl's."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    dry_run = "--dry-run" in given
+def main() -> None:
+    """End with a message on a wrong setting; otherwise this process becomes verl's."""
     try:
-        made = plan([a for a in given if a != "--dry-run"])
+        made = plan([word for word in sys.argv[1:] if word != "--dry-run"])
     except AgentCoreRLError as e:
-        print(f"error: {e}", file=sys.stderr)
-        sys.exit(2)
-    if dry_run:
+        sys.exit(f"error: {e}")
+    if "--dry-run" in sys.argv:
         print(made.render())
         return
     if made.needs:
-        print("error: cannot start verl:\n  " + "\n  ".join(made.needs), file=sys.stderr)
-        sys.exit(2)
+        sys.exit("error: cannot start verl:\n  " + "\n  ".join(made.needs))
     assert made.command is not None
     os.execve(sys.executable, [sys.executable, *made.command[1:]], {**os.environ, **made.environment})
 

@@ -24,7 +24,7 @@ from ..collection.groups import CollectedRollout, Group, GroupRequest, summarize
 from ..collection.recording import FILTERED
 from ..collection.samples import to_samples
 from ..service import RolloutService
-from .adapter import open_service, with_steps
+from .adapter import open_service
 from .bridge import Bridge
 from .convert import to_verl
 from .dataset import PAYLOAD_KEY
@@ -75,8 +75,7 @@ class AgentCoreManager:
         self._opening: Future[RolloutService] | None = None
         self._running: set[Any] = set()
         self._empty = 0  # prompts in a row without a sample
-        self._too_long = 0
-        self._numbers: TrainerNumbers | None = None
+        self._numbers: TrainerNumbers
 
     @classmethod
     def create(cls, *args: Any, **kwargs: Any) -> AgentCoreManager:
@@ -88,6 +87,7 @@ class AgentCoreManager:
         if self._service is None:
             self._service, self._bridge = open_service(self.settings, self.config, self.llm_client)
         correction = self.config.algorithm.get("rollout_correction") or {}
+        assert self._service.recording is not None  # `translate` names its folder
         self._numbers = TrainerNumbers(
             self._service.recording,
             own_logprobs=not correction.get("bypass_mode", False),
@@ -145,7 +145,7 @@ class AgentCoreManager:
         params = {k: section.get(k) for k in ("temperature", "top_p", "top_k")}
         if row.pop("__do_sample__", True) is False:
             params = {"temperature": 0.0}
-        payload = row.get(PAYLOAD_KEY) or {"prompt": row["raw_prompt"]}
+        payload = row[PAYLOAD_KEY]
         return GroupRequest(
             input_id=f"{payload_id(payload)}-{uid}",
             payload=dict(payload),
@@ -156,23 +156,20 @@ class AgentCoreManager:
 
     def _write(self, group: Group, row: Mapping[str, Any], uid: str, partition: str) -> int:
         keys, fields, tags = [], [], []
-        made_of = {rollout.index: self._outputs(rollout) for rollout in group.rollouts}
-        compared = partition == "train" and self.config.algorithm.adv_estimator in _COMPARING
-        if compared and len(group.rollouts) > 1 and sum(map(bool, made_of.values())) < 2:
+        training, step = partition == "train", row.get("global_steps")
+        made_of = [(rollout, outputs) for rollout in group.usable if (outputs := self._outputs(rollout, step))]
+        if training and self.config.algorithm.adv_estimator in _COMPARING and 2 > len(made_of) < len(group.rollouts):
             # Without others to compare with, verl would use the reward as the advantage.
-            for rollout in group.rollouts:
-                if made_of[rollout.index]:
-                    self._left_out(rollout, FILTERED)
+            for rollout, _ in made_of:
+                self._numbers.left_out(rollout.session_id, FILTERED)
             return 0
-        fitting = replace(group, rollouts=[rollout for rollout in group.rollouts if made_of[rollout.index]])
-        advantages = self._advantages(fitting) if partition == "train" else {}
-        for rollout in group.rollouts:
-            for index, output in enumerate(made_of[rollout.index]):
-                made = AgentLoopOutput(**with_steps(output, row.get("global_steps")))
+        advantages = self._advantages(replace(group, rollouts=[rollout for rollout, _ in made_of])) if training else {}
+        for rollout, outputs in made_of:
+            for index, output in enumerate(outputs):
                 keys.append(f"{uid}_{rollout.index}_{index}")
-                if self._numbers is not None and partition == "train":
+                if training:
                     self._numbers.wrote(keys[-1], output)
-                fields.append(_fields(made, row, rollout.index))
+                fields.append(_fields(AgentLoopOutput(**output), row, rollout.index))
                 if advantages:  # verl's field for numbers of tokens, which `take_advantages` reads
                     branch = output["extra_fields"]["agentcore_branch"]
                     fields[-1]["rm_scores"] = torch.tensor(advantages[rollout.session_id, branch])
@@ -190,33 +187,24 @@ class AgentCoreManager:
         samples = to_samples([group], estimator=estimator, credit=self.settings.signals)
         return {(s.session_id, s.sequence_index): s.advantages for s in samples}
 
-    def _outputs(self, rollout: CollectedRollout) -> list[dict[str, Any]]:
-        """Return the samples of the rollout. With routing replay, return none if one has no expert routing that fits."""
+    def _outputs(self, rollout: CollectedRollout, step: Any) -> list[dict[str, Any]]:
+        """Return the samples of a usable rollout. With routing replay, return none if one has no expert routing that fits."""
         replays = bool(self.rollout_config.get("enable_rollout_routing_replay"))
         limits = {name: self.rollout_config[name] for name in ("prompt_length", "response_length")}
         shape = self._bridge.expert_shape if replays and self._bridge is not None else None
         try:
-            outputs = to_verl(rollout, **limits, expert_shape=shape)
+            outputs = to_verl(rollout, **limits, expert_shape=shape, step=step)
             if replays and any("routed_experts" not in output for output in outputs):
                 raise CaptureError("the engine returned no expert routing", session_id=rollout.session_id)
         except CaptureError as e:
             log.warning("rollout %s cannot be replayed: %s", rollout.session_id, e)
             return []
-        if not outputs and rollout.usable:
-            self._too_long += 1
-            self._left_out(rollout, "too_long")
+        if not outputs:
+            self._numbers.left_out(rollout.session_id, "too_long")
             log.warning(
-                "rollout %s is masked: it is longer than actor_rollout_ref.rollout.prompt_length=%s or response_length=%s "
-                "allow (%d so far)",
-                rollout.session_id,
-                *limits.values(),
-                self._too_long,
+                "rollout %s is masked: it is longer than %s of actor_rollout_ref.rollout", rollout.session_id, limits
             )
         return outputs
-
-    def _left_out(self, rollout: CollectedRollout, reason: str) -> None:
-        if self._numbers is not None:
-            self._numbers.left_out(rollout.session_id, reason)
 
 
 def rows_of(prompts: TensorDict) -> list[dict[str, Any]]:

@@ -1,7 +1,5 @@
 """Reads verl's numbers of our rows: whether the weights arrived, and values for the run's folder.
 
-It keeps advantages, logprobs and entropies of rows, and verl's log of a step.
-
 V1 keeps the values of a row in TransferQueue. It writes its own logprobs and entropy there before the first update of
 a step, and removes all of a row when its step is over. Both happen in the trainer's process, which is the manager's as well.
 verl has no hook for either, so TransferQueue's `kv_batch_put` and `kv_clear` and verl's `Tracking.log` are wrapped.
@@ -56,14 +54,11 @@ class Row:
 class TrainerNumbers:
     """Ends a run if the weights did not arrive at the engine, and adds the trainer's numbers to its folder.
 
-    ``recording`` is None for a run that keeps no folder. ``own_logprobs`` is False if the trainer uses the sampler's
-    logprobs: then there is nothing to compare. ``max_mean_gap`` limits the mean difference, None without a limit.
-    Units: nats.
+    ``own_logprobs`` is False if the trainer uses the sampler's logprobs: then there is nothing to compare. ``max_mean_gap``
+    limits the mean difference, None without a limit. Units: nats.
     """
 
-    def __init__(
-        self, recording: Recording | None, *, own_logprobs: bool, max_mean_gap: float | None = MAX_MEAN_GAP
-    ) -> None:
+    def __init__(self, recording: Recording, *, own_logprobs: bool, max_mean_gap: float | None = MAX_MEAN_GAP) -> None:
         self._recording = recording
         self._max_mean_gap = max_mean_gap
         self._gap_sum, self._tokens = 0.0, 0  # sums over the current step
@@ -71,8 +66,7 @@ class TrainerNumbers:
         if own_logprobs:
             before(tq, "kv_batch_put", self.put)
         before(tq, "kv_clear", self.clearing)
-        if recording is not None:
-            before(Tracking, "log", self.logged)
+        before(Tracking, "log", self.logged)
 
     def wrote(self, key: str, output: Mapping[str, Any]) -> None:
         """Keep the facts of an output of `to_verl` that goes into the queue."""
@@ -88,8 +82,7 @@ class TrainerNumbers:
 
     def left_out(self, session_id: str, reason: str) -> None:
         """Record a rollout that could have been trained, and is not."""
-        if self._recording is not None:
-            self._recording.run.annotate(session_id, mask_reason=reason)
+        self._recording.run.annotate(session_id, mask_reason=reason)
 
     def put(self, keys: Sequence[str], partition_id: str, fields: Any = None, *rest: Any, **more: Any) -> None:
         """Put rows into the queue: those with logprobs are the trainer's own."""
@@ -107,10 +100,9 @@ class TrainerNumbers:
         gap_sum, tokens = 0.0, 0
         for i, row in rows:
             values = {name: fields[name][i].tolist() for name in (LOGPROBS, ENTROPY) if name in fields}
-            if self._recording is not None:
-                own = {name: of_sampled(found, row.mask, row.prompt_tokens) for name, found in values.items()}
-                logprobs, entropies = own.get(LOGPROBS), own.get(ENTROPY)
-                self._recording.trained(row.session_id, row.sequence, logprobs=logprobs, entropies=entropies, updates=0)
+            own = {name: of_sampled(found, row.mask, row.prompt_tokens) for name, found in values.items()}
+            logprobs, entropies = own.get(LOGPROBS), own.get(ENTROPY)
+            self._recording.trained(row.session_id, row.sequence, logprobs=logprobs, entropies=entropies, updates=0)
             if row.version == newest:  # also tokens that verl's rollout correction will reject: they differ most
                 gaps = gaps_of(values[LOGPROBS], row.logprobs, row.mask)
                 gap_sum, tokens = gap_sum + sum(gaps), tokens + len(gaps)
@@ -118,15 +110,14 @@ class TrainerNumbers:
         try:
             check_arrived(gap_sum, tokens, newest, self._max_mean_gap)
         except WeightsError:
-            if self._recording is not None:
-                self._recording.run.flush()  # nothing comes after this
+            self._recording.run.flush()  # nothing comes after this
             raise
 
     def clearing(self, keys: list[str] | str, partition_id: str) -> None:
         """Read the advantages of these rows, which the trainer is about to remove."""
         keys = [keys] if isinstance(keys, str) else keys
         rows = {key: row for key in keys if (row := self._rows.pop(key, None)) is not None}
-        if not rows or self._recording is None:
+        if not rows:
             return
         try:
             data = tq.kv_batch_get(keys=list(rows), partition_id=partition_id, select_fields=[MASK, ADVANTAGES])
@@ -145,7 +136,6 @@ class TrainerNumbers:
 
     def logged(self, tracking: Any, data: Mapping[str, Any], step: Any, *rest: Any, **more: Any) -> None:
         """Add verl's log of a step, with its seconds of waiting and of training, or of a validation."""
-        assert self._recording is not None
         found = step_numbers(data)
         waited, whole = found.get("timing_s/gen"), found.get("timing_s/step")
         if waited is not None and whole is not None:

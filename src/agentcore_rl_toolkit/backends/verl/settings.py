@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from pydantic import Field
@@ -24,7 +25,6 @@ from ..settings import (
     hydra_value,
     planned,
     read_settings,
-    unquoted,
     with_environment,
 )
 
@@ -120,11 +120,10 @@ class AgentCoreConfig(ServiceSettings):
 
 
 class VerlConfig(SettingsGroup):
-    """A verl run as a file: `agentcore` for us, `overrides` or `args` for verl (hydra keys), `config_name` of verl's own."""
+    """A verl run as a file: `agentcore` for us, `overrides` or `args` for verl (hydra keys)."""
 
     agentcore: Mapping[str, Any]
     overrides: Mapping[str, Any] = Field(default_factory=dict)
-    config_name: str = "ppo_trainer"
     words: tuple[str, ...] = ()  # further arguments of the command line, as they were given
 
     @classmethod
@@ -139,30 +138,23 @@ class VerlConfig(SettingsGroup):
         """Return the same run with further hydra overrides."""
         return self.replace(words=(*self.words, *words))
 
-    def arguments(self) -> list[str]:
-        """Return the configuration as command-line arguments of `main`."""
-        ours = [f"{PUBLISHED_PREFIX}{k}={hydra_value(v)}" for k, v in self.agentcore.items()]
-        return [
-            f"--config-name={self.config_name}",
-            *ours,
-            *(f"{k}={hydra_value(v)}" for k, v in self.overrides.items()),
-            *self.words,
-        ]
-
     def plan(self) -> Plan:
-        return plan(self.arguments())
+        return plan([*(f"{k}={hydra_value(v)}" for k, v in self.overrides.items()), *self.words], self.agentcore)
 
 
-def translate(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> tuple[AgentCoreConfig, list[str]]:
+def translate(
+    arguments: Sequence[str],
+    environ: Mapping[str, str] = os.environ,
+    agentcore: Mapping[str, Any] = MappingProxyType({}),
+) -> tuple[AgentCoreConfig, list[str]]:
     """Split the arguments of our `main` into our settings and the arguments of verl's own main.
 
-    Keys under ``actor_rollout_ref.rollout.agentcore.`` (as the published guide writes them) or ``agentcore.`` are
-    ours; they are in a top-level ``agentcore`` section, because verl turns its rollout section into a dataclass
-    that refuses unknown settings.
+    Keys under ``actor_rollout_ref.rollout.agentcore.`` (as the published guide writes them) or ``agentcore.`` are ours, besides
+    those of ``agentcore``. verl gets them in a top-level section, because it turns its rollout section into a dataclass.
     Raises: ConfigError on an unknown key of ours, a missing one, or an override that contradicts what the backend
     needs.
     """
-    ours: dict[str, Any] = {}
+    ours = dict(agentcore)
     theirs: list[str] = []
     for argument in arguments:
         key, _, value = argument.lstrip("+").partition("=")
@@ -170,7 +162,7 @@ def translate(arguments: Sequence[str], environ: Mapping[str, str] = os.environ)
         if name is None:
             theirs.append(argument)
         else:
-            ours[name] = _value(value)
+            ours[name] = None if value.lower() in ("null", "none", "") else value.strip("'\"")
     config = AgentCoreConfig.from_values(with_environment(ours, environ), where="agentcore")
     given = {a.lstrip("+~").partition("=")[0]: a.partition("=")[2] for a in theirs}
     for key, value, why in REQUIRED:
@@ -200,9 +192,9 @@ def translate(arguments: Sequence[str], environ: Mapping[str, str] = os.environ)
     return config, theirs
 
 
-def plan(arguments: Sequence[str]) -> Plan:
-    """Return the plan of `main` with these arguments."""
-    config, theirs = translate(arguments)
+def plan(arguments: Sequence[str], agentcore: Mapping[str, Any] = MappingProxyType({})) -> Plan:
+    """Return the plan of `main` with these arguments and settings."""
+    config, theirs = translate(arguments, os.environ, agentcore)
     facts = planned(config)
     given = dict(a.lstrip("+").partition("=")[::2] for a in theirs)
     packages = (("verl", "verl==0.9.1"), ("transfer_queue", "TransferQueue"), ("ray", "ray"))
@@ -218,12 +210,3 @@ def plan(arguments: Sequence[str]) -> Plan:
     # Never on the command line, where every user of the machine can read it.
     environment = {ADMIN_KEY: config.gateway_admin_key} if config.gateway_admin_key else {}
     return Plan(backend="verl", facts=facts, command=command, environment=environment, needs=needs)
-
-
-def _value(text: str) -> Any:
-    """Convert a hydra value of our settings: to None, a list of texts, or a text that the setting's type converts."""
-    if text.lower() in ("null", "none", ""):
-        return None
-    if text[0] == "[" and text[-1] == "]":
-        return [unquoted(part.strip()) for part in text[1:-1].split(",")]
-    return unquoted(text)
