@@ -366,9 +366,9 @@ def same(text: str, default: str) -> bool:
 def texts_with_defaults() -> dict[str, tuple[str, ...]]:
     """Texts that must be in a page, made from the defaults of the code."""
     from agentcore_rl_toolkit import AgentCoreRLApp
+    from agentcore_rl_toolkit.backends.collection.settings import LimitSettings
     from agentcore_rl_toolkit.backends.llm_judge import JudgeSettings
     from agentcore_rl_toolkit.backends.rllm import RllmConfig
-    from agentcore_rl_toolkit.backends.rollout_settings import LimitSettings
     from agentcore_rl_toolkit.backends.slime import SlimeRunner
     from agentcore_rl_toolkit.backends.verl.settings import AgentCoreConfig
     from agentcore_rl_toolkit.cli.servers.gateway import _Rare

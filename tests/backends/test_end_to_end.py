@@ -17,7 +17,7 @@ from agentcore_rl_toolkit import RolloutClient
 from agentcore_rl_toolkit.backends.collection.collect import collect, collect_async
 from agentcore_rl_toolkit.backends.collection.groups import Group, GroupRequest
 from agentcore_rl_toolkit.backends.collection.samples import to_samples
-from agentcore_rl_toolkit.backends.rollout_settings import CollectConfig
+from agentcore_rl_toolkit.backends.collection.settings import CollectConfig
 from agentcore_rl_toolkit.backends.trl.convert import REWARD_KEY, to_trl
 from agentcore_rl_toolkit.backends.verl.convert import to_verl
 from agentcore_rl_toolkit.contract import Cause, Outcome

@@ -24,7 +24,7 @@ from agentcore_rl_toolkit.backends.collection.collect import collect
 from agentcore_rl_toolkit.backends.collection.credit import Credit
 from agentcore_rl_toolkit.backends.collection.groups import CollectedRollout, Group, summarize
 from agentcore_rl_toolkit.backends.collection.samples import Sample, rollout_samples, to_samples
-from agentcore_rl_toolkit.backends.rollout_settings import CollectConfig
+from agentcore_rl_toolkit.backends.collection.settings import CollectConfig
 from agentcore_rl_toolkit.backends.sagemaker.adapter import datum as sagemaker_datum
 from agentcore_rl_toolkit.backends.slime.convert import NOTE, to_slime
 from agentcore_rl_toolkit.backends.slime.hooks import (

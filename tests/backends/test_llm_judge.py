@@ -17,10 +17,10 @@ from agentcore_rl_toolkit.backends import chat, llm_judge
 from agentcore_rl_toolkit.backends.collection.collect import collect_async
 from agentcore_rl_toolkit.backends.collection.groups import Group, GroupRequest, UsableSteps, summarize
 from agentcore_rl_toolkit.backends.collection.recording import open_recording
+from agentcore_rl_toolkit.backends.collection.settings import CollectConfig
 from agentcore_rl_toolkit.backends.collection.stream import GroupStream
 from agentcore_rl_toolkit.backends.llm_judge import JudgeSettings, dialogue_of, judge_group
 from agentcore_rl_toolkit.backends.rllm.settings import RllmConfig
-from agentcore_rl_toolkit.backends.rollout_settings import CollectConfig
 from agentcore_rl_toolkit.backends.sagemaker.job import JobConfig
 from agentcore_rl_toolkit.backends.service import RolloutService, ServiceSettings
 from agentcore_rl_toolkit.errors import ConfigError, RolloutError

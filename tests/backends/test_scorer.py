@@ -18,7 +18,7 @@ import pytest
 from agentcore_rl_toolkit import ScorerError, answer_text
 from agentcore_rl_toolkit.backends.collection.groups import CollectedRollout, Reward
 from agentcore_rl_toolkit.backends.collection.scored import with_score
-from agentcore_rl_toolkit.backends.rollout_settings import CollectConfig
+from agentcore_rl_toolkit.backends.collection.settings import CollectConfig
 from agentcore_rl_toolkit.backends.scorer import Scorer, checked_spec, scorer_at, scorer_files
 from agentcore_rl_toolkit.cli.training.kept_evaluation import finish
 from agentcore_rl_toolkit.client import BatchItem

@@ -22,7 +22,7 @@ from agentcore_rl_toolkit import RolloutClient
 from agentcore_rl_toolkit.backends import _gateway_process
 from agentcore_rl_toolkit.backends.collection.collect import collect_async
 from agentcore_rl_toolkit.backends.collection.groups import Group, GroupRequest
-from agentcore_rl_toolkit.backends.rollout_settings import CollectConfig
+from agentcore_rl_toolkit.backends.collection.settings import CollectConfig
 from agentcore_rl_toolkit.backends.service import RolloutService, ServiceSettings
 from agentcore_rl_toolkit.contract import Outcome
 from agentcore_rl_toolkit.gateway import GatewayClient

@@ -10,7 +10,7 @@ import pytest
 
 from agentcore_rl_toolkit.backends.collection.collect import collect_async
 from agentcore_rl_toolkit.backends.collection.groups import GroupRequest
-from agentcore_rl_toolkit.backends.rollout_settings import CollectConfig
+from agentcore_rl_toolkit.backends.collection.settings import CollectConfig
 from agentcore_rl_toolkit.cli.training.kept_evaluation import as_before, finish, finished_before, row_of
 from agentcore_rl_toolkit.client import BatchItem
 from agentcore_rl_toolkit.client.batch import error_line

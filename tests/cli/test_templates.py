@@ -14,7 +14,7 @@ import pytest
 from agentcore_rl_toolkit import RolloutClient
 from agentcore_rl_toolkit.backends.collection.collect import collect_async
 from agentcore_rl_toolkit.backends.collection.groups import GroupRequest
-from agentcore_rl_toolkit.backends.rollout_settings import CollectConfig
+from agentcore_rl_toolkit.backends.collection.settings import CollectConfig
 from agentcore_rl_toolkit.cli.init import FRAMEWORKS, write
 from agentcore_rl_toolkit.cli.servers.vllm import MODEL_ID
 from agentcore_rl_toolkit.cli.training.services import Services

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from .collection.recording import open_recording as open_recording
     from .collection.samples import Sample as Sample
     from .collection.samples import to_samples as to_samples
+    from .collection.settings import CollectConfig as CollectConfig
     from .collection.stream import GroupStream as GroupStream
-    from .rollout_settings import CollectConfig as CollectConfig
     from .service import RolloutService as RolloutService
 else:
     __all__, __getattr__, __dir__ = lazy(__name__)

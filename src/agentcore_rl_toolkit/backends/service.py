@@ -29,10 +29,10 @@ from ._gateway_process import GatewayProcess
 from .collection.collect import collect_async
 from .collection.groups import CollectedRollout, Group, GroupRequest
 from .collection.judge import lost
-from .collection.places import Places
 from .collection.recording import Recording, open_recording
+from .collection.sessions import Places
+from .collection.settings import RolloutSettings
 from .collection.teacher import teacher_at
-from .rollout_settings import RolloutSettings
 from .settings import Count, NotNegative, Port, SettingsGroup
 
 if TYPE_CHECKING:

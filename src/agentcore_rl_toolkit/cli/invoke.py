@@ -92,7 +92,7 @@ def command(
 async def _roll(stack: Stack, payload: dict[str, Any], timeout_s: float, score: str | None) -> CollectedRollout:
     from ..backends.collection.collect import collect_async
     from ..backends.collection.groups import GroupRequest
-    from ..backends.rollout_settings import CollectConfig
+    from ..backends.collection.settings import CollectConfig
     from ..client import RolloutClient
     from ..gateway import GatewayClient
     from .servers.vllm import MODEL_ID

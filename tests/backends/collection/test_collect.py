@@ -16,7 +16,7 @@ import pytest
 from agentcore_rl_toolkit.backends.collection.collect import collect, collect_async
 from agentcore_rl_toolkit.backends.collection.groups import CollectedRollout, GroupRequest, summarize
 from agentcore_rl_toolkit.backends.collection.samples import to_samples
-from agentcore_rl_toolkit.backends.rollout_settings import CollectConfig
+from agentcore_rl_toolkit.backends.collection.settings import CollectConfig
 from agentcore_rl_toolkit.contract import Cause, Outcome, Stage
 from agentcore_rl_toolkit.errors import (
     AgentError,

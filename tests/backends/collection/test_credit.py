@@ -14,8 +14,8 @@ from agentcore_rl_toolkit.backends.collection.collect import collect
 from agentcore_rl_toolkit.backends.collection.credit import Credit, CreditReport, Signal, token_advantages
 from agentcore_rl_toolkit.backends.collection.groups import Group, UsableSteps
 from agentcore_rl_toolkit.backends.collection.samples import to_samples
+from agentcore_rl_toolkit.backends.collection.settings import CollectConfig
 from agentcore_rl_toolkit.backends.rllm.settings import RllmConfig
-from agentcore_rl_toolkit.backends.rollout_settings import CollectConfig
 from agentcore_rl_toolkit.backends.sagemaker.job import JobConfig
 from agentcore_rl_toolkit.backends.slime.runner import SlimeRunner
 from agentcore_rl_toolkit.backends.tinker.settings import TinkerConfig

@@ -18,7 +18,7 @@ import pytest
 
 from agentcore_rl_toolkit.backends.collection.collect import collect_async
 from agentcore_rl_toolkit.backends.collection.groups import Group, GroupRequest
-from agentcore_rl_toolkit.backends.rollout_settings import CollectConfig
+from agentcore_rl_toolkit.backends.collection.settings import CollectConfig
 from agentcore_rl_toolkit.backends.service import RolloutService, ServiceSettings
 from agentcore_rl_toolkit.contract import Cause, Outcome, Stage
 from agentcore_rl_toolkit.errors import GatewayError

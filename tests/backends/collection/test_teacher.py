@@ -21,8 +21,8 @@ from agentcore_rl_toolkit.backends import chat
 from agentcore_rl_toolkit.backends.collection.collect import collect
 from agentcore_rl_toolkit.backends.collection.credit import Credit
 from agentcore_rl_toolkit.backends.collection.samples import to_samples
+from agentcore_rl_toolkit.backends.collection.settings import CollectConfig
 from agentcore_rl_toolkit.backends.collection.teacher import Teacher
-from agentcore_rl_toolkit.backends.rollout_settings import CollectConfig
 from agentcore_rl_toolkit.errors import ConfigError
 from agentcore_rl_toolkit.policy import WEIGHTS_DIR, Engine, create_app, load_policy
 from agentcore_rl_toolkit.policy.loading import load_decoder

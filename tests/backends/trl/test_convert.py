@@ -8,7 +8,7 @@ import pytest
 
 from agentcore_rl_toolkit.backends.collection.collect import collect
 from agentcore_rl_toolkit.backends.collection.groups import Group
-from agentcore_rl_toolkit.backends.rollout_settings import CollectConfig
+from agentcore_rl_toolkit.backends.collection.settings import CollectConfig
 from agentcore_rl_toolkit.backends.trl.convert import REWARD_KEY, SEQUENCE_KEY, SESSION_KEY, to_trl
 
 from ..recorded import Replay, recorded_episodes, requests_for

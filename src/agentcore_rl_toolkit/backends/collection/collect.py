@@ -33,14 +33,13 @@ from ...errors import (
 )
 from ...logs import WarnsOnceAMinute
 from .._portal import CLEAN_UP_S, portal
-from ..rollout_settings import CollectConfig
 from ..scorer import scorer_at
 from .groups import WHOLE_DISTRIBUTION, CollectedRollout, Group, GroupRequest, sampling_note
 from .judge import end_of_record, ended_by, judge
-from .places import Places
 from .recording import Recording
 from .scored import scored, with_score
-from .sessions import GATEWAY_LOOK_S, Sessions
+from .sessions import GATEWAY_LOOK_S, Places, Sessions
+from .settings import CollectConfig
 from .teacher import teacher_at
 
 if TYPE_CHECKING:

@@ -34,9 +34,9 @@ from ...errors import (
     RolloutTimeoutError,
 )
 from ...trajectory import SIDE_CALLS, Trajectory, build_trajectory
-from ..rollout_settings import CollectConfig
 from .groups import CollectedRollout, MaskReason, Reward, read_reward
 from .samples import rewards_of_turns
+from .settings import CollectConfig
 
 log = logging.getLogger(__name__)
 

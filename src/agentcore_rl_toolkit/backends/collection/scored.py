@@ -13,7 +13,7 @@ from ...logs import WarnsOnceAMinute
 from ..llm_judge import JudgeScore, JudgeSettings, dialogue_of, judge_group
 from ..scorer import Scorer
 from .groups import CollectedRollout, Group, Reward
-from .places import Places
+from .sessions import Places
 
 AT_ONCE = 8  # groups that a process judges at once, with two calls each
 _places = Places(AT_ONCE)

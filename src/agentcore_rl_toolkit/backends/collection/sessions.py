@@ -1,4 +1,4 @@
-"""Sessions at the gateway: made, fetched and deleted in bulk, through a restart of the gateway.
+"""Slots for live sessions, and sessions at the gateway: made, fetched and deleted in bulk, through a restart of the gateway.
 
 All collections of an event loop share them, so a trainer that asks for one rollout at a time makes few calls: during a call,
 the sessions of the next call are collected. Sessions are deleted when the last collection ends, or 256 at a time.
@@ -15,12 +15,13 @@ import contextlib
 import functools
 import logging
 import time
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from ...errors import GatewayError, GatewayLostError
 from ...logs import WarnsOnceAMinute
-from ..rollout_settings import CollectConfig
+from .settings import CollectConfig
 
 if TYPE_CHECKING:
     from ...gateway import GatewayClient
@@ -36,6 +37,25 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
 # The statuses of a gateway that restarts, also behind a proxy. Any other status would be the same again.
 _PASSING = (None, 429, 502, 503, 504)
 _REFUSED = (401, 403)
+
+
+class Places:
+    """At most `limit` rollouts at once, on each event loop that uses it (a semaphore cannot serve two)."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._per_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    async def __aenter__(self) -> None:
+        await self._here().acquire()
+
+    async def __aexit__(self, *exc: object) -> None:
+        self._here().release()
+
+    def _here(self) -> asyncio.Semaphore:
+        return self._per_loop.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self._limit))
 
 
 class _Joined(Generic[T]):

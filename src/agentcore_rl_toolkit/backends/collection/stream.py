@@ -31,11 +31,11 @@ from typing import TYPE_CHECKING, Any
 
 from ...contract import nearly_equal
 from ...errors import ConfigError
-from ..rollout_settings import CollectConfig
 from .collect import collect_async
 from .groups import CollectedRollout, Group, GroupRequest
-from .places import Places
 from .recording import Recording
+from .sessions import Places
+from .settings import CollectConfig
 
 if TYPE_CHECKING:
     from ...client import RolloutClient

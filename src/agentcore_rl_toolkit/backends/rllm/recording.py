@@ -28,7 +28,7 @@ from ...weights.publishing import PAGE
 from ..collection.groups import CollectedRollout, GroupRequest
 from ..collection.judge import end_of_record, ended_by, judge
 from ..collection.recording import FILTERED, Recording, open_recording, step_numbers
-from ..rollout_settings import CollectConfig
+from ..collection.settings import CollectConfig
 
 log = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from typing import Any
 from ...client.evaluation import mean_metrics
 from ...contract import Outcome
 from ...weights.arrival import MAX_MEAN_GAP
-from ..collection.places import Places
 from ..collection.recording import Recording, step_numbers
+from ..collection.sessions import Places
 from . import trained
 from .convert import METRICS, NOTE, flat
 from .generate import begins, recording_of_process

@@ -32,9 +32,9 @@ from ...stats.intervals import interval
 from ..collection.collect import collect_async
 from ..collection.credit import CreditReport
 from ..collection.groups import Group, GroupRequest, UsableSteps, summarize
-from ..collection.places import Places
 from ..collection.recording import Recording
 from ..collection.samples import to_samples
+from ..collection.sessions import Places
 from ..collection.stream import GroupStream
 from .batch import Datum, to_data
 from .client import TrainingClient

@@ -15,7 +15,7 @@ from ...errors import ConfigError
 from ...policy.losses import OPTIONS
 from ..collection.advantages import Estimator
 from ..collection.recording import Recording
-from ..rollout_settings import CollectConfig, RolloutSettings
+from ..collection.settings import CollectConfig, RolloutSettings
 from ..settings import Count, GroupSize, Least0, NotNegative, Positive, SettingsGroup
 from .client import Adam, Loss
 

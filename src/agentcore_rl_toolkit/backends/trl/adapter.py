@@ -60,7 +60,7 @@ class AgentCoreRollouts:
         recording: Recording | None = None,
     ) -> None:
         self.recording = recording
-        self.rows: list[tuple[Any, Any]] = []  # of the last batch: the session and the index of the sequence
+        self.rows: list[tuple[Any, Any]] = []  # session and index of the sequence, for each row of the last batch
         self.advantages: dict[tuple[Any, Any], list[float]] = {}  # per token, if they differ
         self.config, self.client, self.gateway = config, client, gateway
         self.on_batch = on_batch

@@ -14,7 +14,7 @@ from ...errors import ConfigError
 from ...weights.arrival import MAX_MEAN_GAP
 from ...weights.engines import Kind
 from ..collection.groups import trained_temperature
-from ..rollout_settings import CollectConfig
+from ..collection.settings import CollectConfig
 from ..service import ServiceSettings
 from ..settings import Count, GroupSize, Plan, Positive, SettingsGroup, planned
 

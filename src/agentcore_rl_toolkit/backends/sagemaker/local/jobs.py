@@ -31,7 +31,7 @@ from ....gateway.http.client import stream
 from ....store import open_store
 from ...collection.collect import collect_async
 from ...collection.groups import GroupRequest, summarize
-from ...rollout_settings import RolloutSettings
+from ...collection.settings import RolloutSettings
 from ...training.batch import Datum
 from ...training.client import Adam, Loss, Passed
 from ...training.local import LocalModel

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
-from ..contract import check_train
-from ..errors import ConfigError
-from .collection.credit import Credit
-from .llm_judge import JudgeSettings
-from .scorer import SCORE_TIMEOUT_S, checked_spec
-from .settings import Count, Least0, NotNegative, Positive, Settings, SettingsGroup
+from ...contract import check_train
+from ...errors import ConfigError
+from ..llm_judge import JudgeSettings
+from ..scorer import SCORE_TIMEOUT_S, checked_spec
+from ..settings import Count, Least0, NotNegative, Positive, Settings, SettingsGroup
+from .credit import Credit
 
 MAX_TURNS = 2_000  # an agent in an endless loop makes a hundred calls per second
 
