@@ -75,9 +75,7 @@ class Call:
                 raise self._aborted
             try:
                 captured = (await self._sampled()).captured()
-                begun = bool(self.buffer)
-                broken = engine.broken(captured, begun=begun)
-                await self._recorder.store_reply(captured, broken, begun=begun)
+                broken = await self._recorder.store_reply(captured, begun=bool(self.buffer))
                 if broken is not None:
                     self._end_with(broken)
                 elif self._encoder is not None:
@@ -125,21 +123,26 @@ class Call:
 
     async def _sample(self) -> Attempt:
         """Sample the reply. While nothing of it has reached the agent, another server may take the call."""
-        context, session, router = self._context, self.session, self._context.router
+        context, session, router, running = self._context, self.session, self._context.router, self._context.running
         tried: tuple[Worker, ...] = ()
         second = False  # True if the only server was tried twice
         until: float | None = None  # the end of the wait for a server
         self.state = "sampling"
         while True:
-            while context.running.paused:
-                await context.running.resumed(self)
+            while running.paused:
+                await running.resumed(self)
             worker = session.worker = router.pick(session.worker, tried)
             if worker is None:
                 raise RequestError("the gateway has no engine; add one with POST /admin/workers", kind="overloaded")
-            self.record.upstream = worker.id
+            self.record.upstream, begun = worker.id, running.weight_version
             try:
                 with worker.counted():
-                    return await self._sample_at(worker)
+                    reply = await self._exchange(worker)
+                    if worker.failures:  # perhaps it was restarted
+                        await worker.ask_weights()
+                self._recorder.lost_weights = worker.forgot
+                self._recorder.published = self._engine.versions or (begun, running.weight_version)
+                return reply
             except StatusError as e:
                 tried = (*tried, worker)
                 if e.http_status not in _TRY_ELSEWHERE or len(tried) >= MAX_TRIES or router.pick(None, tried) is None:
@@ -155,25 +158,14 @@ class Call:
                     if not router.is_down or (until is not None and time.monotonic() >= until):
                         raise
                     until = until or time.monotonic() + context.limits.outage_s
-                    with context.running.held(self, None):
+                    with running.held(self, None):
                         await router.wait_until_up(until)
                     second, tried = False, ()
+            except BaseException:
+                self._engine.cancel(worker)
+                raise
             context.counters["retries"] += 1
             self._end, self.record.first_token_s, self._encoder = None, None, None
-
-    async def _sample_at(self, worker: Worker) -> Attempt:
-        """Sample at one server."""
-        running, begun = self._context.running, self._context.running.weight_version
-        try:
-            reply = await self._exchange(worker)
-        except BaseException as e:
-            if not isinstance(e, StatusError | ServerLostError):
-                self._engine.cancel(worker)
-            raise
-        await worker.ask_weights(if_failed=True)
-        self._recorder.lost_weights = worker.forgot
-        self._recorder.published = self._engine.versions or (begun, running.weight_version)
-        return reply
 
     async def _exchange(self, worker: Worker) -> Attempt:
         """Send the request to a server and read its reply."""

@@ -10,12 +10,10 @@ from collections.abc import Callable, Sized
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ..messages.errors import RequestError
 from ..messages.wire import DIALECTS, Delta, StreamEncoder
 from .capture.record import CallRecord, Captured
 from .capture.replay import reply_of
 from .config import GatewayConfig
-from .engines.errors import event_error
 from .http.request import CallRequest
 from .router import Router, RunningCalls, Worker
 from .sessions import Session, Sessions
@@ -80,23 +78,11 @@ class Engine:
 
     def whole(self, record: CallRecord) -> bytes:
         """Return a complete reply for the agent. Raises: UpstreamError."""
-        return DIALECTS[self.request.dialect].encode_reply(reply_of(record), self.request.asked)
+        raise NotImplementedError
 
     def replayed(self, record: CallRecord) -> bytes:
         """Return the recorded reply of a call that the request repeats. Raises: UpstreamError."""
-        return self.whole(record)
-
-    def broken(self, captured: Captured, *, begun: bool) -> RequestError | None:
-        """Return why the agent must not treat a reply as complete. ``begun``: a part was sent already."""
-        if captured.error is not None:
-            return event_error(captured.error)
-        if captured.complete and captured.choices:
-            return None
-        begins = self.request.stream or captured.choices
-        why = "ended its reply too early" if begins else "answered 200 without a reply: it has no choices"
-        if captured.problem:
-            why = f"{why.partition(':')[0]}: {captured.problem}"
-        return RequestError(f"the engine {why}", kind="upstream")
+        return DIALECTS[self.request.dialect].encode_reply(reply_of(record), self.request.asked)
 
 
 class Context:

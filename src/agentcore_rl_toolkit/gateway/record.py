@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 
 import msgspec
 
-from ..logs import WarnsOnceAMinute
 from ..messages.errors import RequestError
 from .capture import record as kinds
 from .capture.build import complete, pack_long_prompt
@@ -18,13 +16,9 @@ from .engines.errors import event_error
 from .http.request import LARGE_BYTES, CallRequest
 from .sessions import RecordedReply, Session
 
-log = logging.getLogger(__name__)
-_images = WarnsOnceAMinute(log)
-
 AGENT_GONE = "agent_gone"  # the error code of a call whose agent disconnected
 _MOST_REFUSED = 50  # refused requests that a session records: an agent may repeat one forever
 _NO_TOKENS = "the engine returned no token ids; it must support return_token_ids (vLLM 0.10.2 and later)"
-_IMAGES = "session %s sends images or sound, which the trainer does not get: such calls are recorded and not trained"
 
 
 class Recorder:
@@ -55,8 +49,8 @@ class Recorder:
         session.next_index += 1
         self.reply = RecordedReply(session, request.digest)
 
-    async def store_reply(self, captured: Captured, broken: RequestError | None, *, begun: bool) -> None:
-        """Store a reply. ``broken`` is why the agent gets an error instead, or instead of the reply's end.
+    async def store_reply(self, captured: Captured, *, begun: bool) -> RequestError | None:
+        """Store a reply. Returns the error that the agent gets instead, or instead of the reply's end.
 
         ``begun``: a part was sent already. The records of a closed session are not kept.
 
@@ -66,7 +60,11 @@ class Recorder:
         record.status = kinds.OK
         if self.lost_weights:
             captured.untrainable = kinds.LOST_WEIGHTS
-        failure = broken if captured.error is None else event_error(captured.error)
+        failure = None if captured.error is None else event_error(captured.error)
+        if failure is None and not (captured.complete and captured.choices):
+            begins = self._request.stream or captured.choices
+            why = "the engine ended its reply too early" if begins else "the engine answered 200 without a reply"
+            failure = RequestError(": ".join(filter(None, (why, captured.problem))), kind="upstream")
         if failure is not None:
             record.status, record.error_type, record.error = kinds.PARTIAL, failure.kind, str(failure)
             record.http_status = failure.status or 502
@@ -79,27 +77,26 @@ class Recorder:
         if len(captured.prompt or b"") >= LARGE_BYTES:
             await asyncio.to_thread(pack_long_prompt, session.texts, captured)
         self._complete(captured)
-        if captured.untrainable == kinds.IMAGES:
-            _images.warning(_IMAGES, session.id)
         if session.closed_s is not None:
-            return
+            return failure
         number = session.append(record)
-        error = await session.store.kept()
-        if error is None and record.status in TURNS:
+        refused = await session.store.kept()
+        if refused is None and record.status in TURNS:
             session.turns += 1
             context.sessions.turns += 1
             self.reply.position = number
             session.keep(self.reply)
-            return
+            return None
         session.errors += 1
         session.started_turns -= 1
         if not begun:  # the agent gets an error, and may repeat this call
             session.keep(self.reply)
         if record.status not in TURNS:
             context.counters["turns_" + record.status] += 1
-        if error is not None:
+        if refused is not None:
             context.counters["store_failures"] += 1
             raise RequestError("the gateway could not store this call; try again", kind="overloaded")
+        return failure
 
     def store_failure(self, error: RequestError, *, begun: bool) -> None:
         """Store a failed call as an event of the session, never as a turn."""
@@ -115,10 +112,9 @@ class Recorder:
 
     def store_refusal(self, error: RequestError) -> None:
         """Store a refused request: its time, its status, the field at fault and the reason."""
-        session = self._session
-        if session.closed or session.refused >= _MOST_REFUSED:
+        if self._session.refused >= _MOST_REFUSED:
             return
-        session.refused += 1
+        self._session.refused += 1
         if error.kind == "internal":
             self._store_error(error, str(error))
         else:
@@ -127,12 +123,12 @@ class Recorder:
 
     def _store_error(self, error: RequestError, message: str) -> None:
         session, record = self._session, self.record
-        kind = AGENT_GONE if record.status == kinds.ABORTED else error.kind
         if session.closed:
             return
         session.errors += 1
         self._complete(Captured(choices=[]))
-        record.http_status, record.error_type, record.error = error.status or 500, kind, message[:4000]
+        record.http_status, record.error = error.status or 500, message[:4000]
+        record.error_type = AGENT_GONE if error.code == AGENT_GONE else error.kind
         session.append(record)
 
     def _complete(self, captured: Captured) -> None:

@@ -9,7 +9,7 @@ import msgspec
 from ..messages.errors import RequestError, unsupported
 from ..messages.wire import DIALECTS, Delta, ModelRequest, StreamEncoder, error_body, passthrough
 from ..messages.wire.history import in_call_order
-from .capture.record import CONSTRAINED, CallRecord, Captured
+from .capture.record import CONSTRAINED, CallRecord
 from .capture.replay import reply_of
 from .capture.reply import ReplyReader
 from .config import REFUSED_FORM
@@ -83,29 +83,15 @@ class RelayedChat(Engine):
         return PassedEvents(self._reply) if self.passes else super().encoder()
 
     def whole(self, record: CallRecord) -> bytes:
-        return self._reply.answer if self.passes else super().whole(record)
+        return self._reply.answer if self.passes else self.replayed(record)
 
     def replayed(self, record: CallRecord) -> bytes:
         if not self.passes:
             return super().replayed(record)
-        stream, options = self.request.stream, self.request.fields.get("stream_options")
+        options = self.request.fields.get("stream_options")
         usage = isinstance(options, dict) and options.get("include_usage") is True
-        asked = ModelRequest(dialect="chat", model="", stream=stream, include_usage=usage, logprobs=True)
-        reply = DIALECTS["chat"].encode_reply(reply_of(record), asked)
-        if stream:
-            return reply
-        body = msgspec.json.decode(reply)
-        for choice, recorded in zip(body["choices"], record.choices, strict=True):
-            choice["message"] = msgspec.Raw(recorded.message)  # the server's message with all its members
-        return _to_json(body)
-
-    def broken(self, captured: Captured, *, begun: bool) -> RequestError | None:
-        """Return None also for a stream that the agent understands although nothing can be recorded of it."""
-        if self.passes and self.request.stream:
-            understood = captured.problem is not None and bool(self._reply.finished) and not self._numbers
-            if begun if captured.error is not None else understood:
-                return None
-        return super().broken(captured, begun=begun)
+        asked = ModelRequest(dialect="chat", model="", stream=self.request.stream, include_usage=usage, logprobs=True)
+        return DIALECTS["chat"].encode_reply(reply_of(record), asked)
 
 
 class PassedEvents:

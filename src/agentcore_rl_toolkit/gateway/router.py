@@ -176,13 +176,10 @@ class Worker:
                 self.config.url,
             )
 
-    async def ask_weights(self, *, if_failed: bool = False) -> None:
-        """Ask the server for its weight version. If it is down or has no such route, nothing changes.
-
-        ``if_failed``: only a server that failed calls, because it may have been restarted.
-        """
+    async def ask_weights(self) -> None:
+        """Ask the server for its weight version. If it is down or has no such route, nothing changes."""
         route = _WEIGHTS.get(self.config.engine)
-        if route is None or (if_failed and not self.failures):
+        if route is None:
             return
         with suppress(GatewayError, *NOT_JSON):
             status, body = await self.ask(route, timeout_s=PROBE_S)

@@ -10,6 +10,7 @@ from ...errors import UpstreamError
 from ...messages.errors import NOT_JSON
 from ...messages.wire import Reply
 from ...messages.wire.canonical import Choice, ToolCall, Usage
+from ...messages.wire.history import text_of
 from .record import CallRecord
 
 
@@ -34,11 +35,15 @@ class ToolPiece(msgspec.Struct, gc=False):
 class Message(msgspec.Struct, gc=False):
     """An assistant's message, or an event's part of one."""
 
-    content: str | None = None
+    content: str | list[Any] | None = None  # some providers write parts
     reasoning_content: str | None = None
     reasoning: str | None = None
     refusal: str | None = None
     tool_calls: list[ToolPiece] | None = None
+
+    @property
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else text_of(self.content)
 
 
 class OwnLogprobs(msgspec.Struct, gc=False):
@@ -78,7 +83,7 @@ def reply_of(record: CallRecord) -> Reply:
         choices.append(
             Choice(
                 index=choice.index,
-                content=message.content or "",
+                content=message.text,
                 reasoning=message.reasoning_content or message.reasoning or "",
                 refusal=message.refusal,
                 tool_calls=[_tool_call(call) for call in message.tool_calls or ()],

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
@@ -25,7 +25,7 @@ from ...messages.wire.canonical import ToolDelta
 from ...messages.wire.stream import CollectedCalls
 from .choice import ChoiceTokens
 from .events import DONE, EventReader
-from .record import Captured, ChoiceRecord
+from .record import Captured, ChoiceRecord, Uint31
 from .replay import Message, OwnLogprobs, usage_of
 
 ABSENT = msgspec.Raw(b"null")
@@ -37,14 +37,9 @@ _CALL_MARKS = {
 }
 
 
-class _End(msgspec.Struct, gc=False):
-    """The end of a choice whose content cannot be read."""
-
-    index: Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)] = 0
+class _Choice(msgspec.Struct, gc=False):
+    index: Uint31 = 0
     finish_reason: str | None = None
-
-
-class _Choice(_End, gc=False):
     message: Any = None  # only in a whole reply
     delta: Message | None = None  # only in an event
     stop_reason: Any = None
@@ -63,11 +58,6 @@ class _Logprobs(msgspec.Struct, gc=False):
     content: list[_Entry] | None = None
 
 
-class _Ends(msgspec.Struct, gc=False):
-    choices: list[_End] = []
-    error: Any = None
-
-
 class _Event(msgspec.Struct, gc=False):
     choices: list[_Choice] = []
     id: str | None = None
@@ -79,22 +69,19 @@ class _Event(msgspec.Struct, gc=False):
 
 
 _event = msgspec.json.Decoder(_Event)
-_ends = msgspec.json.Decoder(_Ends)
 _ids = msgspec.json.Decoder(list[list[int] | None]).decode
 _logprobs = msgspec.json.Decoder(list[_Logprobs | None]).decode
 _own_logprobs = msgspec.json.Decoder(list[OwnLogprobs | None]).decode
-_members = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_member_lists = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
 _encode = msgspec.json.Encoder().encode
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class ReplyReader:
-    """A request to a chat server, and the reader of its reply. ``finished`` are the choices that have ended.
+    """A request to a chat server, and the reader of its reply.
 
     ``entries``: the agent asked for logprobs. ``n`` is the number of choices. ``relayed``: the agent gets the events as they are.
     ``plain``: they have no token ids and logprobs then. ``answer`` is a whole reply for such an agent. ``reply_id`` replaces the
-    id in the reply. ``untrainable`` is why the reply must not be trained on. ``final``: the last event ended all, or is an error.
+    id in the reply. ``untrainable`` is why the reply must not be trained on.
     """
 
     path: bytes = b""
@@ -106,13 +93,12 @@ class ReplyReader:
     reply_id: str | None = None
     untrainable: str | None = None
     answer: bytes = b""
-    finished: set[int] = field(default_factory=set)
-    final: bool = False
     _events: EventReader = field(default_factory=EventReader)
     _captured: Captured = field(default_factory=lambda: Captured(choices=[]))
     _choices: dict[int, _ChoiceParts] = field(default_factory=dict)
+    _finished: set[int] = field(default_factory=set)
+    _ended: bool = False  # all choices have ended, or the engine reported an error
     _begun: bool = False
-    _unread: str | None = None  # why an event could not be read
 
     @property
     def rest(self) -> bytes:
@@ -126,59 +112,46 @@ class ReplyReader:
         deltas: list[Delta] = []
         for found in self._events.feed(data):
             event = self._read(found)
-            if self._unread is not None:
-                raise UpstreamError(self._unread)
-            if isinstance(event, _Event):
-                deltas += self._deltas(event)
+            if event is None:
+                raise UpstreamError(self._captured.problem)
+            deltas += self._deltas(event)
         return deltas
 
     def _relay(self, data: bytes) -> list[Delta]:
         """Return the events for the agent: those before the end of the reply, and the others. Raises: UpstreamError."""
         before: list[bytes] = []
         rest: list[bytes] = []
-        events = before
         for lines, found in self._events.events(data):
-            if found == DONE:
-                events = rest
-            elif found is not None:
+            if found is not None and found != DONE:
                 event = self._read(found)
-                if event is None and found.lstrip()[:1] != b"{":
+                if event is not None:
+                    lines = _cut(lines, event) if self.plain else lines
+                elif found.lstrip()[:1] != b"{":
                     raise UpstreamError("the engine sent data in its reply that is not an event")
-                if self.plain and event is not None:
-                    lines = _cut(lines, event) or lines.replace(found, without_numbers(found))
-                if self.final:
-                    events = rest
-            events.append(lines)
+            (rest if self._ended or found == DONE else before).append(lines)
         return [Delta(event=b"\n\n".join([*part, b""]), final=part is rest) for part in (before, rest) if part]
 
     def read(self, body: bytes) -> None:
         """Read a reply that is not streamed."""
         event = self._read(body)
-        if not isinstance(event, _Event):
+        if event is None:
             return
         for choice in event.choices:
             if choice.message is None:
-                self._unread = f"choice {choice.index} of the engine's reply has no message"
+                self._choices.clear()
+                self._captured.problem = f"choice {choice.index} of the engine's reply has no message"
+                return
             self._choices[choice.index].message = choice.message
-        if len(self._choices) < len(event.choices):
-            self._captured.problem = "several choices of the engine's reply have one index"
-        self.answer = (_cut(body, event) or without_numbers(body)) if self.plain else body
+        self.answer = _cut(body, event) if self.plain else body
 
-    def _read(self, data: bytes) -> _Event | _Ends | None:
-        """Read an event and add it to the choices. Of an event that cannot be read, return only the ends of choices."""
-        captured, self.final = self._captured, False
+    def _read(self, data: bytes) -> _Event | None:
+        """Read an event and add it to the choices. None: it cannot be read, so the turn is invalid."""
+        captured = self._captured
         try:
             event = _event.decode(data)
         except NOT_JSON as e:
-            self._unread = self._unread or f"the engine's reply cannot be read: {e}"
-            try:
-                ends = _ends.decode(data)  # an agent may still understand the event
-            except NOT_JSON:
-                return None
-            self.final = ends.error is not None
-            for choice in ends.choices:
-                self._end(choice)
-            return ends
+            captured.problem = captured.problem or f"the engine's reply cannot be read: {e}"
+            return None
         if not self._begun:
             self._begun, captured.reply_id, captured.model = True, event.id, event.model
         if event.prompt_token_ids is not ABSENT and captured.prompt is None and event.prompt_token_ids != ABSENT:
@@ -186,20 +159,16 @@ class ReplyReader:
         if event.usage is not None:
             captured.usage = _encode(event.usage)
         if event.error is not None:
-            captured.error, self.final = _encode(event.error), True
+            captured.error, self._ended = _encode(event.error), True
         for choice in event.choices:
             if choice.finish_reason is not None:
-                self._end(choice)
+                self._finished.add(choice.index)
+                self._ended = self._ended or len(self._finished) >= self.n
             parts = self._choices.get(choice.index)
             if parts is None:
                 parts = self._choices[choice.index] = _ChoiceParts(entries=self.entries)
             parts.add(choice, event.weight_version, captured)
         return event
-
-    def _end(self, choice: _End) -> None:
-        if choice.finish_reason is not None:
-            self.finished.add(choice.index)
-            self.final = self.final or len(self.finished) >= self.n
 
     def _deltas(self, event: _Event) -> Iterator[Delta]:
         """Return the content of an event. Raises: UpstreamError."""
@@ -209,11 +178,11 @@ class ReplyReader:
             piece = choice.delta or _NO_DELTA
             delta = Delta(
                 choice=choice.index,
-                text=piece.content or "",
+                text=piece.text,
                 reasoning=piece.reasoning_content or piece.reasoning or "",
                 refusal=piece.refusal or "",
                 finish_reason=choice.finish_reason,
-                final=self.final and choice.finish_reason is not None,
+                final=self._ended and choice.finish_reason is not None,
             )
             if piece.tool_calls:
                 delta.tool_calls = _tool_deltas(piece)
@@ -226,12 +195,8 @@ class ReplyReader:
             yield Delta(usage=usage_of(_encode(event.usage)))
 
     def captured(self) -> Captured:
-        """Return the content of the reply, or only its problem if some event could not be read."""
+        """Return the content of the reply."""
         captured = self._captured
-        if not (self._begun or self._unread) and (sent := self.rest.strip()).startswith((b"{", b"[", b"<")):
-            self._unread = f"the gateway asked the engine for a stream and got something else: {sent[:100]!r}"
-        if self._unread is not None:
-            return Captured(choices=[], problem=self._unread)
         captured.choices = [each.record(captured, index) for index, each in sorted(self._choices.items())]
         captured.untrainable, captured.reply_id = self.untrainable, self.reply_id or captured.reply_id
         _check(captured)
@@ -259,7 +224,7 @@ class _ChoiceParts:
         delta, tokens = choice.delta, self._tokens
         if delta is not None:
             if delta.content:
-                self._content.append(delta.content)
+                self._content.append(delta.text)
             if delta.tool_calls is not None or delta.reasoning_content or delta.reasoning or delta.refusal:
                 self._more.append(delta)
         if choice.finish_reason is not None:
@@ -343,47 +308,27 @@ def _tool_deltas(delta: Message) -> list[ToolDelta]:
     ]
 
 
-def _cut(data: bytes, event: _Event | _Ends) -> bytes | None:
-    """Cut the token ids and logprobs of an event, as they were read, out of its JSON. None: it is not compact.
+def _cut(data: bytes, event: _Event) -> bytes:
+    """Cut the token ids and logprobs of an event, as they were read, out of its JSON, if that has no blanks.
 
     A quote in a string has a backslash, so a name with its quotes, a comma and a colon is that of a member.
     """
-    if not isinstance(event, _Event):
-        return None
-    rest: bytes | None = data
     for choice in event.choices:
-        if choice.logprobs is not ABSENT and rest is not None:  # the longest first, and the next ones are found sooner
-            rest = _without_member(rest, b',"logprobs":', choice.logprobs)
-        if choice.token_ids is not ABSENT and rest is not None:
-            rest = _without_member(rest, b',"token_ids":', choice.token_ids)
-    if event.prompt_token_ids is not ABSENT and rest is not None:
-        rest = _without_member(rest, b',"prompt_token_ids":', event.prompt_token_ids)
-    return rest
+        if choice.logprobs is not ABSENT:  # the longest first, and the next ones are found sooner
+            data = _without_member(data, b',"logprobs":', choice.logprobs)
+        if choice.token_ids is not ABSENT:
+            data = _without_member(data, b',"token_ids":', choice.token_ids)
+    if event.prompt_token_ids is not ABSENT:
+        data = _without_member(data, b',"prompt_token_ids":', event.prompt_token_ids)
+    return data
 
 
-def _without_member(data: bytes, name: bytes, value: msgspec.Raw) -> bytes | None:
+def _without_member(data: bytes, name: bytes, value: msgspec.Raw) -> bytes:
     start = data.find(name)
     end = start + len(name)
     if start < 0 or not data.startswith(value, end):
-        return None
+        return data
     return data[:start] + data[end + len(value) :]
-
-
-def without_numbers(data: bytes) -> bytes:
-    """Return a reply's JSON, or an event's, without token ids and logprobs. Text that is no such JSON stays as it is."""
-    if b'"logprobs"' not in data and b'token_ids"' not in data:
-        return data
-    try:
-        reply = _members.decode(data)
-        choices = _member_lists.decode(reply["choices"])
-    except (*NOT_JSON, KeyError):
-        return data
-    reply.pop("prompt_token_ids", None)
-    for choice in choices:
-        choice.pop("token_ids", None)
-        choice.pop("logprobs", None)
-    reply["choices"] = choices  # type: ignore[assignment]  # it is encoded next
-    return _encode(reply)
 
 
 def _check(captured: Captured) -> None:

@@ -36,39 +36,40 @@ class _SampledChoice:
 
 @dataclass(eq=False, repr=False)
 class TokenReply:
-    """A request to an engine, and its reply. ``finished``: every choice that was asked for has ended.
+    """A request to an engine, and its reply.
 
     ``read_event`` reads the engine's format, and ``report_weights`` gets each weight version that the engine names. ``form`` is
-    that of the answer, if it may have a free part. ``untrainable`` is why no choice must be trained on. ``answers`` are the
-    index, the token ids and the message of each choice of a captured reply, if its history can continue.
+    that of the answer, if it may have a free part. ``untrainable`` is why no choice must be trained on. A captured reply has its
+    ``choices``, and if its history can continue, their ``answers``: index, token ids, and message.
     """
 
     renderer: Renderer
     asked: ModelRequest
     prompt: RenderedPrompt | None
+    reply_id: str = ""
+    form: AnswerForm | None = None
+    untrainable: str | None = None
     path: bytes = b""
     body: bytes = b""
     read_event: ReadPieces = lambda event: []
     report_weights: Callable[[int | str | None], None] = lambda version: None
-    reply_id: str = ""
-    form: AnswerForm | None = None
-    untrainable: str | None = None
-    finished: bool = False
+    choices: list[Choice] = field(default_factory=list)
     answers: Sequence[tuple[int, Sequence[int], dict[str, Any]]] = ()
     _events: EventReader | None = None  # splits a stream
-    _choices: dict[int, _SampledChoice] = field(default_factory=dict)
+    _sampled: dict[int, _SampledChoice] = field(default_factory=dict)
+    _finished: bool = False  # every choice that was asked for has ended
     _error: dict[str, Any] | None = None  # as the engine reports it inside a reply
 
     def read(self, body: bytes) -> None:
-        self._read_events([body])
+        try:
+            self.add(self.read_event(body))
+        except NOT_JSON as e:
+            raise CaptureError(f"the engine's reply cannot be read: {e}") from e
 
     def feed(self, data: bytes) -> list[Delta]:
         self._events = self._events or EventReader()
-        return self._read_events(self._events.feed(data))
-
-    def _read_events(self, events: list[bytes]) -> list[Delta]:
         try:
-            return self.add([piece for event in events for piece in self.read_event(event)])
+            return self.add([piece for event in self._events.feed(data) for piece in self.read_event(event)])
         except NOT_JSON as e:
             raise CaptureError(f"the engine's reply cannot be read: {e}") from e
 
@@ -79,7 +80,7 @@ class TokenReply:
             if piece.error is not None:
                 self._error = piece.error
                 continue
-            sampled = self._choices.get(piece.choice)
+            sampled = self._sampled.get(piece.choice)
             if sampled is None:
                 stream = self.renderer.stream(
                     tools=(asked.tools or None) if asked.tool_choice != "none" else None,
@@ -87,7 +88,7 @@ class TokenReply:
                     choice=piece.choice,
                     stops=asked.sampling.stop,
                 )
-                sampled = self._choices[piece.choice] = _SampledChoice(ChoiceTokens(), stream)
+                sampled = self._sampled[piece.choice] = _SampledChoice(ChoiceTokens(), stream)
             tokens = sampled.tokens
             if piece.weight_version is not None:
                 self.report_weights(piece.weight_version)
@@ -105,10 +106,10 @@ class TokenReply:
             stopped = sampled.stream.stopped is not None
             parsed = sampled.parsed = sampled.stream.parsed(STOP if stopped else piece.finish_reason)
             parsed.stop_sequence = parsed.stop_sequence or piece.stop_sequence
-            self.finished = sum(each.parsed is not None for each in self._choices.values()) == asked.n
-            end = Delta(choice=piece.choice, finish_reason=parsed.finish_reason, final=self.finished)
+            self._finished = sum(each.parsed is not None for each in self._sampled.values()) == asked.n
+            end = Delta(choice=piece.choice, finish_reason=parsed.finish_reason, final=self._finished)
             end.stop_sequence = parsed.stop_sequence
-            deltas += [end, Delta(usage=self._usage())] if self.finished else [end]
+            deltas += [end, Delta(usage=self.usage())] if self._finished else [end]
         return deltas
 
     def _entries(self, tokens: ChoiceTokens, count: int) -> list[dict[str, Any]]:
@@ -122,11 +123,11 @@ class TokenReply:
             return []
         return self.renderer.logprob_entries(ids[-count:], logprobs[-count:], top=self.asked.top_logprobs > 0)
 
-    def _usage(self) -> Usage:
+    def usage(self) -> Usage:
         counted = self.asked.counted or Usage()
         return Usage(
             prompt_tokens=counted.prompt_tokens,
-            completion_tokens=sum(len(each.tokens.ids or ()) for each in self._choices.values()),
+            completion_tokens=sum(len(each.tokens.ids or ()) for each in self._sampled.values()),
             cached_tokens=counted.cached_tokens,
         )
 
@@ -138,38 +139,37 @@ class TokenReply:
             has_tokens=True,
             reply_id=self.reply_id,
             model=self.asked.model,
-            usage=_to_json(self._usage().to_dict()),
-            complete=self.finished,
+            usage=_to_json(self.usage().to_dict()),
+            complete=self._finished,
             error=None if self._error is None else _to_json(self._error),
             untrainable=self.untrainable,
         )
         answers = []
-        for index, sampled in sorted(self._choices.items()):
-            choice, tokens = sampled.parsed, sampled.tokens
-            message = {"role": "assistant"} if choice is None else choice.to_message()
-            answers.append((index, tokens.ids or (), message))
-            record = tokens.record(
+        for index, sampled in sorted(self._sampled.items()):
+            choice, ids = sampled.parsed or Choice(index=index), sampled.tokens.ids or []
+            message = choice.to_message()
+            record = sampled.tokens.record(
                 captured,
                 index,
-                finish_reason=choice.finish_reason if choice is not None else None,
+                finish_reason=choice.finish_reason,
                 message=_to_json(message),
-                parse_status=choice.parse_status if choice is not None else "none",
+                parse_status=choice.parse_status,
             )
-            if choice is not None:
-                record.stop_sequence = choice.stop_sequence
-                if self.asked.logprobs and (entries := self._entries(tokens, len(tokens.ids or ()))):
-                    record.agent_logprobs = _to_json({"content": entries})
+            record.stop_sequence = choice.stop_sequence
+            if self.asked.logprobs and (entries := self._entries(sampled.tokens, len(ids))):
+                choice.logprob_entries = entries
+                record.agent_logprobs = _to_json({"content": entries})
             if self.form is not None:
-                ids: Sequence[int] = tokens.ids or ()
                 free = self.renderer.free_tokens(ids, self.form)
                 record.free_tokens = None if free == len(ids) else free
                 record.untrainable = None if free else CONSTRAINED
+            self.choices.append(choice)
+            answers.append((index, ids, message))
             captured.choices.append(record)
-        whole = captured.complete and captured.error is None and all(choice.ids for choice in captured.choices)
-        if whole:
+        if captured.complete and captured.error is None and all(ids for _, ids, _ in answers):
             self.answers = answers
-        if prompt is not None and whole:
-            captured.parent_turn, captured.branch_reason = prompt.parent_turn, prompt.branch_reason
+            if prompt is not None:
+                captured.parent_turn, captured.branch_reason = prompt.parent_turn, prompt.branch_reason
         return captured
 
 

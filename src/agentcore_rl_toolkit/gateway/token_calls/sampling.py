@@ -18,10 +18,10 @@ import msgspec
 
 from ...messages.errors import RequestError
 from ...messages.render import AnswerForm, Conversation, RenderedPrompt
-from ...messages.wire import chat, context_overflow
+from ...messages.wire import DIALECTS, Reply, chat, context_overflow
 from ...messages.wire.canonical import Usage
 from ...messages.wire.history import without_images
-from ..capture.record import CONSTRAINED
+from ..capture.record import CONSTRAINED, CallRecord
 from ..context import Engine
 from ..engines import TOKEN_ENGINES, TokenRequest
 from ..router import Worker
@@ -159,16 +159,22 @@ class TokenSampling(Engine):
         return reply
 
     def _new_reply(self) -> TokenReply:
-        request = self.request
-        self._reply = TokenReply(
-            self.mode.renderer,
-            request.asked,
-            self._prompt,
-            reply_id=request.reply_id,
-            form=self._form,
-            untrainable=self._untrainable,
+        request, renderer = self.request, self.mode.renderer
+        reply = TokenReply(renderer, request.asked, self._prompt, request.reply_id, self._form, self._untrainable)
+        self._reply = reply
+        return reply
+
+    def whole(self, record: CallRecord) -> bytes:
+        assert self._reply is not None
+        request, choices, usage = self.request, self._reply.choices, self._reply.usage()
+        reply = Reply(
+            id=request.reply_id,
+            model=request.asked.model,
+            created=int(record.started_s),
+            choices=choices,
+            usage=usage,
         )
-        return self._reply
+        return DIALECTS[request.dialect].encode_reply(reply, request.asked)
 
     def cancel(self, worker: Worker) -> None:
         if (cancel := TOKEN_ENGINES[self.context.engine].cancel) is not None:
