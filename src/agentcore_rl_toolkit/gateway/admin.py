@@ -71,7 +71,6 @@ _GAUGES = {
     "connections": "Open client connections",
     "event_loop_lag_s": "Delay of the event loop's last timer",
     "event_loop_lag_max_s": "Longest delay of a timer of the event loop",
-    "history_bytes": "Tokens and messages of sessions held in memory, if the gateway renders prompts",
     "store_queue": "Calls waiting to be committed",
     "store_bytes": "Size of the store",
 }
@@ -346,7 +345,6 @@ class Admin:
     async def _stats(self, request: Request) -> dict[str, Any]:
         """Return all counters. Units: seconds, bytes."""
         context, store, running = self._context, self._store, self._context.running
-        histories = context.token_mode.histories if context.token_mode is not None else None
         return {
             **{name: context.counters[name] for name in _COUNTERS},
             "turns": self._sessions.turns,
@@ -359,8 +357,6 @@ class Admin:
             "weight_version": running.weight_version,
             "event_loop_lag_s": context.lag_s,
             "event_loop_lag_max_s": context.lag_max_s,
-            "history_bytes": histories.held_bytes if histories is not None else 0,
-            "history_reloads": histories.reloads if histories is not None else 0,
             "store_queue": store.queue_depth,
             "store_bytes": store.total_bytes,
             "store_damaged_calls": len(store.reader.damaged),
@@ -427,13 +423,8 @@ class Admin:
             body = asked.to_chat_body() | ({} if options is None else {"chat_template_kwargs": options})
             return await self._engine_count(body, session)
         loop, count, (messages, _) = asyncio.get_running_loop(), mode.renderer.count, without_images(asked.messages)
-        history = mode.histories.pin(session)
-        try:
-            async with history.order:  # one thread per session, so that no session can use all threads
-                counted = loop.run_in_executor(mode.executor, count, messages, asked.tools or None, options)
-                return int(await counted)
-        finally:
-            mode.histories.unpin(history)
+        async with mode.history(session).order:  # one thread per session, so that no session can use all threads
+            return int(await loop.run_in_executor(mode.executor, count, messages, asked.tools or None, options))
 
     async def embeddings(self, body: bytes, session: Session) -> web.Response:
         """Relay a request for embeddings. It is not recorded: nothing is sampled. Raises: RequestError."""

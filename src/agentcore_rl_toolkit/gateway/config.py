@@ -87,7 +87,6 @@ class Limits:
     keep_alive_s: float = 15.0  # silence until a stream gets a comment or a ping
 
     default_max_tokens: int = 4096  # the default of requests if prompts are rendered here
-    history_bytes: int = 128 * 2**20  # histories of quiet sessions in memory; the others are read from the store again
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -81,7 +81,7 @@ class Gateway:
         from .token_calls.mode import TokenMode
         from .token_calls.sampling import TokenSampling
 
-        mode = context.token_mode = TokenMode(config.model_dir, config, self.sessions)
+        mode = context.token_mode = TokenMode(config.model_dir, config, self.store)
         if not any(u.engine in SAMPLING_SERVICES for u in config.upstreams):
             context.new_engine = partial(TokenSampling, context, mode=mode)
             return

@@ -15,7 +15,7 @@ import secrets
 import time
 import zlib
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -128,6 +128,7 @@ class Session:
     refused: int = 0  # refused requests that it records
     inflight: set[Any] = field(default_factory=set)  # its running calls (`Call`)
     worker: Worker | None = None
+    history: Any = None  # its tokens in token mode (`History`)
     texts: Texts = field(default_factory=Texts)
     replies: RecordedReplies = field(default_factory=RecordedReplies)
     # The last calls, oldest first. None: those of an earlier process are in the store.
@@ -209,14 +210,13 @@ class RecordedReply:
 
 
 class Sessions:
-    """All sessions of one gateway. ``closing`` is called with a session that will make no further call."""
+    """All sessions of one gateway."""
 
     def __init__(self, store: Store, *, secret: bytes, model_id: str | None = None) -> None:
         self.store = store
         self.by_id: dict[bytes, Session] = {}
         self.model_id = model_id  # the default of sessions
         self.turns = 0
-        self.closing: Callable[[Session], None] | None = None
         self._secret = secret
         self.deleted: OrderedDict[bytes, None] = OrderedDict()  # the last ones
         self._opening = asyncio.Lock()
@@ -290,9 +290,7 @@ class Sessions:
             call.abort(RequestError(f"session {session.id} was closed", kind="permission"))
         session.save()
         session.texts, session.replies = Texts(), RecordedReplies()
-        session.recent = session.worker = None
-        if self.closing is not None:
-            self.closing(session)
+        session.recent = session.worker = session.history = None
 
     def delete(self, names: Iterable[bytes]) -> int:
         """Delete sessions and their calls, for good. Returns how many there were."""

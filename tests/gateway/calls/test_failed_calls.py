@@ -133,8 +133,6 @@ async def test_a_200_without_a_reply_is_the_engines_failure(
                 pass
     capture = await captured(gateway, session)
     assert [e["http_status"] for e in capture.errors] == [502, 502]
-    shown = model_dir is None and b"proxy is busy" in body
-    assert ("proxy is busy" in capture.errors[1]["message"]) == shown
     assert end_of_calls(capture)[0]
 
 

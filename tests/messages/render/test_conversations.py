@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from array import array
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 
 import agentcore_rl_toolkit
 from agentcore_rl_toolkit.cli.doctor.template import examine
-from agentcore_rl_toolkit.messages.render import PastCall, Renderer, replay
+from agentcore_rl_toolkit.messages.render import Renderer
 from agentcore_rl_toolkit.trajectory import Turn, build_trajectory
 
 FAMILIES = ["hermes", "qwen3", "qwen_coder", "glm", "harmony", "deepseek_v3", "deepseek_r1", "deepseek_dsml"]
@@ -75,11 +74,8 @@ def test_whatever_an_agent_does_its_turns_extend_each_other(data, renderer_for, 
     conversation = renderer.conversation(now=0.0)
     known: list[Answered] = []
     turns: list[Turn] = []
-    past: list[PastCall] = []
     for index in range(data.draw(st.integers(1, 8))):
-        do = data.draw(st.sampled_from(["on", "on", "on", "back", "edit", "fresh", "again", "fail", "aside"]))
-        if do == "aside":
-            conversation = replay(renderer, past, now=0.0)
+        do = data.draw(st.sampled_from(["on", "on", "on", "back", "edit", "fresh", "again", "fail"]))
         before = known[-1] if known else None
         if known and do in ("back", "again"):
             before = data.draw(st.sampled_from(known))
@@ -125,16 +121,6 @@ def test_whatever_an_agent_does_its_turns_extend_each_other(data, renderer_for, 
         answer = parsed.to_message()
         conversation.commit(prompt, completion, answer, turn_id=f"t{index}")
         known.append(Answered(messages, answer, with_tools, [*ids, *completion]))
-        past.append(
-            PastCall(
-                messages=json.loads(json.dumps(messages)),
-                tools=tools if with_tools else None,
-                options=None,
-                prompt=array("I", ids),
-                extended=prompt.extended,
-                answers=[(f"t{index}", array("I", completion), json.loads(json.dumps(answer)))],
-            )
-        )
         turns.append(
             Turn(
                 turn_id=f"t{index}",

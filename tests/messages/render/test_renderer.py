@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import threading
-from array import array
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -13,12 +12,9 @@ from typing import Any
 import pytest
 
 from agentcore_rl_toolkit.cli.doctor.template import examine
-from agentcore_rl_toolkit.errors import CaptureError
 from agentcore_rl_toolkit.messages.render import (
     ChatTemplate,
-    PastCall,
     Renderer,
-    replay,
     sampled_body,
 )
 from agentcore_rl_toolkit.messages.wire import RequestError
@@ -413,80 +409,6 @@ def test_a_tool_result_has_its_own_name_or_that_of_its_call(own: dict[str, str],
     call = {"id": "c", "type": "function", "function": {"name": "look_up", "arguments": "{}"}}
     result = {"role": "tool", "tool_call_id": "c", "content": "1", **own}
     assert template.render([USER, {"role": "assistant", "content": None, "tool_calls": [call]}, result]) == shown
-
-
-def past(messages: list[dict[str, Any]], ids: list[int], name: str, entries: str, completion: list[int]) -> PastCall:
-    """A call that was recorded with its prompt whole."""
-    return PastCall(
-        messages=messages,
-        tools=None,
-        options=None,
-        prompt=array("I", ids),
-        extended=name != "t0",
-        answers=[(name, array("I", completion), answer(entries))],
-    )
-
-
-def test_a_session_made_again_from_its_records_goes_on(renderer_for) -> None:
-    renderer = renderer_for("qwen3")
-    a, b = renderer.encode("a<|im_end|>"), renderer.encode("b<|im_end|>")
-    conversation, before = first_turn(renderer, a, answer("a"))
-    second = renderer.render(conversation, [USER, answer("a"), USER])
-    conversation.commit(second, b, answer("b"), turn_id="t1")
-    history = [
-        past([USER], before[: -len(a)], "t0", "a", a),
-        past([USER, answer("a"), USER], second.token_ids, "t1", "b", b),
-    ]
-    copy = replay(renderer, history)
-    assert copy.size_bytes == conversation.size_bytes > 4 * second.length
-    messages = [USER, answer("a"), USER, answer("b"), USER]
-    restored = renderer.render(copy, messages)
-    assert restored.parent_turn == "t1"
-    assert restored.branch_reason is None
-    assert restored.token_ids == renderer.render(conversation, messages).token_ids
-    assert restored.token_ids[: len(before)] == before
-    assert json.loads(restored.json) == restored.token_ids
-    again = renderer.render(copy, [USER, answer("a"), USER])
-    assert (again.branch_reason, again.token_ids) == ("resampled", second.token_ids)
-
-
-def test_a_record_whose_messages_do_not_go_on_from_its_tokens_stands_alone(renderer_for) -> None:
-    renderer = renderer_for("qwen3")
-    a = renderer.encode("a<|im_end|>")
-    _, before = first_turn(renderer, a, answer("a"))
-    history = [
-        past([USER], before[: -len(a)], "t0", "a", a),
-        past([USER, answer("a"), USER], [5, 6, 7], "t1", "b", [8]),
-    ]
-    prompt = renderer.render(replay(renderer, history), [USER, answer("a"), USER, answer("b"), USER])
-    assert prompt.token_ids[:4] == [5, 6, 7, 8]
-    with pytest.raises(CaptureError, match="answer"):
-        replay(renderer, [PastCall(**{**vars(history[0]), "answers": []})])
-
-
-def test_a_prompt_that_opened_reasoning_still_does_after_a_restart(renderer_for) -> None:
-    renderer = renderer_for("deepseek_r1")
-    first = renderer.render(renderer.conversation(), [USER])
-    assert first.opens_reasoning
-    completion = renderer.encode("hm</think>a")
-    copy = replay(renderer, [past([USER], first.token_ids, "t0", "a", completion)])
-    assert renderer.render(copy, [USER]).opens_reasoning
-
-
-def test_what_a_conversation_takes_is_counted_per_branch_and_given_back(renderer_for) -> None:
-    renderer = renderer_for("hermes")
-    conversation, before = first_turn(renderer, renderer.encode("a<|im_end|>"), answer("a"))
-    one = conversation.size_bytes
-    long = {"role": "user", "content": "what is this? " * 500}
-    failed = renderer.render(conversation, [USER, answer("a"), long])
-    grown = conversation.size_bytes
-    assert grown > one + 4 * (failed.length - len(before)) + len(long["content"])
-    conversation.abandon(failed)
-    conversation.abandon(renderer.render(conversation, [USER, answer("a"), USER]))
-    assert conversation.size_bytes < grown
-    fork = renderer.render(conversation, [USER, answer("other"), USER])
-    assert conversation.size_bytes > one
-    conversation.abandon(fork)
 
 
 def test_threads_of_one_session_do_not_mix_their_tokens(renderer_for) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.messages.render import Conversation, PastCall, RenderedPrompt, Renderer, replay
+from agentcore_rl_toolkit.messages.render import Conversation, RenderedPrompt, Renderer
 from agentcore_rl_toolkit.messages.wire.history import in_call_order
 
 Load = Callable[[str], Renderer]
@@ -126,16 +125,3 @@ def test_without_ids_results_of_parallel_calls_are_shown_in_the_order_of_the_cal
     assert following.parent_turn == "t0"
     assert 0 < shown.index(f"of {one['id']}") < shown.index(f"of {two['id']}") < shown.index("late")
     assert [m.get("tool_call_id") for m in history[2:]] == ["of nobody", two["id"], one["id"]]  # the caller's own list
-    # The same after a restart: a later request finds its turn by the same digests.
-    conversation.commit(following, [300, 301], {"role": "assistant", "content": "ok"}, turn_id="t1")
-    past = PastCall(
-        messages=history,
-        tools=tools,
-        options={"reasoning_effort": "high"},
-        prompt=following.asked.row.ids(),
-        extended=False,
-        answers=[("t1", array("I", [300, 301]), {"role": "assistant", "content": "ok"})],
-    )
-    again = replay(renderer, [past], now=0.0)
-    later = [*history, {"role": "assistant", "content": "ok"}, USER]
-    assert renderer.render(again, later, tools).parent_turn == "t1"

@@ -161,14 +161,6 @@ def decode(payload: bytes | memoryview) -> CallRecord:
     return record
 
 
-def decode_small(payload: bytes) -> CallRecord:
-    """Return a record with empty bytes in place of expert routing, which takes most of a record. Raises: CaptureError."""
-    record = decode(payload)
-    for choice in record.choices:
-        choice.routed_experts = None if choice.routed_experts is None else b""
-    return record
-
-
 def pack_ids(ids: Sequence[int]) -> bytes:
     """Return token ids as uint32. Raises: CaptureError on a value that is not a token id."""
     try:
@@ -181,12 +173,7 @@ def pack_ids(ids: Sequence[int]) -> bytes:
 
 
 def unpack_ids(data: bytes) -> list[int]:
-    return ids_array(data).tolist()
-
-
-def ids_array(data: bytes) -> array.array[int]:
-    """Return packed ids as an array, four bytes each."""
-    return array.array("I", data)
+    return array.array("I", data).tolist()
 
 
 def pack_logprobs(logprobs: Sequence[float | None]) -> bytes:

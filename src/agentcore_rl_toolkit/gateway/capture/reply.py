@@ -113,7 +113,7 @@ class ReplyReader:
         for found in self._events.feed(data):
             event = self._read(found)
             if event is None:
-                raise UpstreamError(self._captured.problem)
+                raise UpstreamError(self._captured.problem or "")
             deltas += self._deltas(event)
         return deltas
 

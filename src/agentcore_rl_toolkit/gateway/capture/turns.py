@@ -206,22 +206,6 @@ def _whole_ids(records: Sequence[CallRecord]) -> tuple[list[list[int]], list[lis
     return prompts, completions
 
 
-def whole_prompt(records: Sequence[CallRecord], place: int, places: dict[str | None, int]) -> bytes:
-    """Return the packed prompt ids of one record. No other prompt is built."""
-    pieces: list[bytes] = []
-    wanted = -1  # bytes to take from the beginning of this record's prompt (and of a completion after it); -1: all
-    choice = -1
-    while place >= 0:
-        record = records[place]
-        base = record.prompt_base
-        taken = base.length * 4 if base.call_id is not None else 0
-        tail = record.prompt_ids + (record.choices[choice].ids if choice >= 0 else b"")
-        pieces.append(tail if wanted < 0 else tail[: max(0, wanted - taken)])
-        wanted = taken if wanted < 0 else min(wanted, taken)
-        place, choice = _place(places, base.call_id), base.choice
-    return b"".join(reversed(pieces))
-
-
 def message_lists(records: Sequence[CallRecord]) -> list[list[Any]]:
     """Return the messages of each record. Messages with the same JSON are the same object."""
     lists: list[list[Any]] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 from collections import Counter
@@ -11,16 +12,15 @@ from concurrent.futures import ThreadPoolExecutor
 from ..._servers.tasks import Tasks
 from ...errors import ConfigError, GatewayError
 from ...messages.errors import unsupported
-from ...messages.render import AnswerForm, Renderer, answer_form, can_call, relaxed, unread_calls
+from ...messages.render import AnswerForm, Conversation, Renderer, answer_form, can_call, relaxed, unread_calls
 from ...messages.wire import ModelRequest
 from ..config import REFUSED_FORM, GatewayConfig
 from ..engines import TOKEN_ENGINES
 from ..engines.base import SGLANG_FORMS, VLLM_FORMS
 from ..engines.sampling_service import FEATURES
 from ..router import Worker
-from ..sessions import Sessions
+from ..sessions import Session
 from ..store.writer import Store
-from .histories import Histories
 
 log = logging.getLogger(__name__)
 
@@ -33,14 +33,26 @@ RENDERING_THREADS = 4
 _TOKENIZER = "tokenizer"  # a setting of the store
 
 
+class History:
+    """A session's tokens: the next prompt extends the last one. They take some 15 bytes per token until the session is closed.
+
+    One call at a time uses the conversation, in a rendering thread or the event loop. It holds ``order``, which calls get in the
+    order in which they ask for it.
+    """
+
+    def __init__(self, conversation: Conversation) -> None:
+        self.conversation = conversation
+        self.order = asyncio.Lock()
+
+
 class TokenMode:
-    """The model's renderer, the threads that use it, and the histories of the sessions.
+    """The model's renderer, and the threads that use it.
 
     ``features`` are the `ModelRequest.features` that the engine supports.
     Raises: ConfigError, MissingExtraError.
     """
 
-    def __init__(self, directory: str, config: GatewayConfig, sessions: Sessions) -> None:
+    def __init__(self, directory: str, config: GatewayConfig, store: Store) -> None:
         self.kind = config.kind
         if self.kind == "openai":
             raise ConfigError("engine openai takes no token ids; leave --model out, or name another engine")
@@ -50,13 +62,18 @@ class TokenMode:
         )
         if (problem := unread_calls(self.renderer)) is not None:
             log.warning("%s", problem)
-        _check_store(sessions.store, self.renderer)
+        _check_store(store, self.renderer)
         self.executor = ThreadPoolExecutor(RENDERING_THREADS, "gateway-render")
-        budget = config.limits.history_bytes
-        self.histories = Histories(sessions, self.renderer, self.executor, budget_bytes=budget)
         engine = TOKEN_ENGINES.get(self.kind)
         self.features = FEATURES if engine is None else engine.features
         self.tasks = Tasks()
+
+    def history(self, session: Session) -> History:
+        """Return the history of a session, which is empty after a restart of the gateway."""
+        if session.history is None:
+            session.history = History(self.renderer.conversation(now=session.created_s))
+        history: History = session.history
+        return history
 
     def check(self, asked: ModelRequest) -> None:
         """Check that calls can keep a session's sampling parameters. Raises: RequestError that names the first that cannot."""

@@ -25,8 +25,7 @@ from ..capture.record import CONSTRAINED, CallRecord
 from ..context import Engine
 from ..engines import TOKEN_ENGINES, TokenRequest
 from ..router import Worker
-from .histories import History
-from .mode import TokenMode, constrained
+from .mode import History, TokenMode, constrained
 from .reply import TokenReply
 
 log = logging.getLogger(__name__)
@@ -74,29 +73,23 @@ class TokenSampling(Engine):
 
     async def prepare(self, call_id: str) -> None:
         """Render the prompt after the prompts of the session's earlier calls."""
-        mode, self._call_id = self.mode, call_id
-        history = self._history = mode.histories.pin(self.session)
+        self._call_id = call_id
+        history = self._history = self.session.history or self.mode.history(self.session)
         async with history.order:
-            conversation = history.conversation or await mode.histories.open(history)
             try:
                 if max(len(self.request.body), len(self.request.fields["messages"])) <= SHORT_BYTES:
-                    self._render(conversation)
+                    self._render(history.conversation)
                 else:
                     loop = asyncio.get_running_loop()
-                    await _completed(loop.run_in_executor(mode.executor, self._render, conversation))
+                    await _completed(loop.run_in_executor(self.mode.executor, self._render, history.conversation))
             except RecursionError as e:
                 raise RequestError("the request is nested too deeply") from e
 
     async def release(self, *, stored: bool) -> None:
         """Add the choices to the history. Nothing can continue from a call that is not stored."""
-        if (history := self._history) is None:
-            return
-        try:
-            async with history.order:  # a thread may have the conversation
-                if history.conversation is not None:
-                    self._continue(history.conversation, stored=stored)
-        finally:
-            self.mode.histories.unpin(history)
+        if self._history is not None and self._prompt is not None:
+            async with self._history.order:  # a thread may have the conversation
+                self._continue(self._history.conversation, self._prompt, stored=stored)
 
     def _render(self, conversation: Conversation) -> None:
         """Make the prompt. Raises: RequestError if the template refuses it, or if it leaves no room for an answer."""
@@ -121,10 +114,8 @@ class TokenSampling(Engine):
             bound = min(bound, room)
         self._max_tokens = bound
 
-    def _continue(self, conversation: Conversation, *, stored: bool) -> None:
+    def _continue(self, conversation: Conversation, prompt: RenderedPrompt, *, stored: bool) -> None:
         """Add the choices to the history. Without one, the history is as it was before the call."""
-        if (prompt := self._prompt) is None:
-            return
         answers = self._reply.answers if stored and self._reply is not None else []
         try:
             for place, (index, ids, message) in enumerate(answers, 1):

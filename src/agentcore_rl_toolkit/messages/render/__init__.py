@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from .parsers import HINTS as HINTS
     from .parsers import Grammar as Grammar
     from .parsers import grammar_named as grammar_named
-    from .past_calls import PastCall as PastCall
-    from .past_calls import replay as replay
     from .renderer import Renderer as Renderer
     from .reply import ReplyStream as ReplyStream
     from .sampled import sampled_body as sampled_body

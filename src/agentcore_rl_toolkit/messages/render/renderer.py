@@ -29,8 +29,6 @@ from .reply import ReplyStream
 from .template import ChatTemplate
 from .tokens import PlainText, Tokenizer, TokenRow
 
-_TAIL = 24  # tokens that contain the mark that opens reasoning, in any tokenizer
-
 
 class Renderer:
     """A model's template, tokenizer and output parser. All sessions and threads share one.
@@ -278,11 +276,3 @@ class Renderer:
         last = base.row.tail(1)
         closed = ids[0] in last or (not self.facts.opener_style and not self.stop_token_ids.isdisjoint(last))
         return text, base.row.extended(ids[1:] if closed else ids)
-
-    def opens_reasoning(self, prompt: TokenRow) -> bool:
-        """Return True if a prompt ends with the opening mark of the model's reasoning, judged by its tokens."""
-        if self.thinking is None:
-            return False
-        tail = prompt.tail(_TAIL)
-        mark = self.tokenizer.id_of(self.thinking[0])
-        return (mark is None or mark in tail) and self.decode(tail).rstrip().endswith(self._opening)
