@@ -44,7 +44,7 @@ async def test_an_answer_without_token_ids_is_no_turn_where_prompts_are_rendered
     engine.faults.append(Fault(edit=without))
     with pytest.raises(openai.APIError, match=r"token ids|too early"):
         await finish_reason(session, "hello", stream=stream)
-    await until(lambda: not gateway.running)  # the reply's last bytes come before the end of the call
+    await until(lambda: not gateway.running.calls)  # the reply's last bytes come before the end of the call
     found = await captured(gateway, session, close=False)
     assert found.turns == []
     assert len(found.errors) == 1

@@ -6,7 +6,7 @@ import logging
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -24,7 +24,7 @@ class GatewayProcess:
     """``agentcore-rl gateway serve`` with these arguments and variables, at `url`. It ends with this process.
 
     A process that ends by itself (killed for memory, for example) is started again with the same
-    port and store, which has all of its records. A thread then calls `restarted`.
+    port and store, which has all of its records, its weight version and its pause.
     Raises: GatewayError when it does not start in time; the message holds the end of its log.
     """
 
@@ -40,7 +40,6 @@ class GatewayProcess:
         self._folder = Path(tempfile.mkdtemp(prefix="agentcore-rl-gateway-"))
         self._words = ["gateway", "serve", *words, "--host", host, "--store", store or str(self._folder / "turns")]
         self._environment = environment
-        self.restarted: Callable[[], None] = lambda: None
         self._closed = threading.Event()
         self.child = self._start(port)
         self.url = self.child.url.replace("0.0.0.0", "127.0.0.1")
@@ -66,7 +65,6 @@ class GatewayProcess:
                 if self._closed.is_set():  # `close` may not know this process
                     self.child.end()
                     return
-                self.restarted()
             except Exception:  # also a full disk, which has its log and its ready file
                 log.exception("the model gateway could not be restarted")
         self.child.process.wait()

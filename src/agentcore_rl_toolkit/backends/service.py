@@ -14,7 +14,6 @@ import socket
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -167,8 +166,6 @@ class RolloutService:
                     stack.callback(children[-1].close)
                 urls = [child.url for child in children]
                 gateway = GatewayClient(urls, admin_key=keys["ADMIN"], public_url=settings.gateway.public_urls(urls))
-                for child in children:
-                    child.restarted = partial(gateway.catch_up, child.url)
             stack.callback(client.close)  # the first to be closed; the gateway's client keeps nothing open
             made = cls(settings, client, gateway, children)
             made._owned = stack.pop_all()

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import struct
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, NamedTuple
 from urllib.parse import unquote
@@ -31,7 +31,7 @@ from .engines.errors import upstream_error
 from .http.responses import decode_body
 from .router import Worker
 from .sessions import Session, SessionSettings
-from .store.reader import DeletedError, Reader
+from .store.reader import Reader
 
 log = logging.getLogger(__name__)
 
@@ -50,30 +50,21 @@ _U32 = struct.Struct("<I")
 _STATE = "state"  # a setting of the store
 _to_json = msgspec.json.Encoder().encode
 
-_COUNTERS = {
-    "calls": "Model calls received from agents",
-    "refused": "Calls refused before they were sent to an engine (keys, closed sessions, bad requests)",
-    "retries": "Calls sent to another engine after a failure",
-    "turns_error": "Calls that ended in an error, not stored as turns",
-    "turns_partial": "Replies that the engine did not complete, not stored as turns",
-    "turns_aborted": "Calls whose agent disconnected, not stored as turns",
-    "turns_invalid": "Replies whose tokens do not fit together, not stored as turns",
-    "turns_joined": "Repeated requests answered from the record of the first",
-    "deadlines": "Calls ended because they took too long",
-    "tokens_cut": "Tokens of a sampling service beyond the request, left out of turns",
-    "store_failures": "Calls that could not be stored (their agents got an error)",
-}
+_COUNTERS = (
+    "calls",
+    "refused",  # before they were sent to an engine
+    "retries",  # at another engine
+    "turns",
+    "turns_error",
+    "turns_partial",  # the engine did not complete the reply
+    "turns_aborted",  # the agent disconnected
+    "turns_invalid",  # the tokens do not fit together
+    "turns_joined",  # repeated requests, answered from the record of the first
+    "deadlines",
+    "tokens_cut",  # of a sampling service beyond the request
+    "store_failures",
+)
 _NO_ROUTE = (404, 405, 501)
-_GAUGES = {
-    "sessions": "Sessions held",
-    "in_flight": "Running model calls, including those that wait for the end of a pause",
-    "held": "Model calls waiting for a pause to end",
-    "connections": "Open client connections",
-    "event_loop_lag_s": "Delay of the event loop's last timer",
-    "event_loop_lag_max_s": "Longest delay of a timer of the event loop",
-    "store_queue": "Calls waiting to be committed",
-    "store_bytes": "Size of the store",
-}
 
 
 class CreateSessions(msgspec.Struct, forbid_unknown_fields=True):
@@ -176,22 +167,13 @@ class Admin:
             self._context.token_mode.check(asked)
         elif self._context.engine == "vllm":
             check_session(settings.sampling_params, self._context.allow_fields)
-        try:
-            return await self._sessions.opened(session_ids, settings)
-        except OSError as e:
-            why = f"the gateway cannot store a session ({e.strerror or e}); try again"
-            raise RequestError(why, kind="overloaded") from e
+        return await self._sessions.open(session_ids, settings)
 
     async def _list(self, request: Request) -> dict[str, Any]:
         """List all sessions in the order they were opened, with their running calls; ``?running=1``: those with calls only."""
         running = b"running=1" in request.query.split(b"&")
-        now_s, out = time.monotonic(), []
-        for number, session in enumerate(list(self._sessions.by_id.values())):
-            if session.inflight or not running:
-                out.append(_described(session, now_s))
-            if number % 2000 == 1999:
-                await asyncio.sleep(0)  # agents' calls go first
-        return {"sessions": out}
+        sessions = self._sessions.by_id.values()
+        return {"sessions": [_described(session) for session in sessions if session.inflight or not running]}
 
     async def _delete(self, request: Request) -> dict[str, Any]:
         return {"deleted": await self.delete_sessions(decode_body(request.body, Names).session_ids)}
@@ -207,7 +189,7 @@ class Admin:
             raise RequestError(f"the deletion could not be stored; try again: {error}", kind="overloaded", status=503)
         return count
 
-    async def _fetch(self, request: Request) -> AsyncIterator[bytes]:
+    async def _fetch(self, request: Request) -> AsyncGenerator[bytes, None]:
         asked = decode_body(request.body, Names)
         for session_id in asked.session_ids if asked.close else ():
             if (session := self._sessions.by_id.get(session_id.encode())) is not None:
@@ -218,30 +200,23 @@ class Admin:
     def _frames(self, reader: Reader, session_ids: list[str]) -> Iterator[bytes]:
         """Make the head and the records of each session, each with its length before it. Runs in a thread."""
         for session_id in session_ids:
-            # Looked up only now: it may have been deleted while others were written.
             session = self._sessions.by_id.get(session_id.encode())
-            numbers = [] if session is None else reader.numbers(session.number)
-            head = FetchedHead(session_id=session_id, known=False)
-            if session is None or self._sessions.by_id.get(session_id.encode()) is not session:
-                numbers = []  # deleted, and some of its calls may be too
-            else:
-                head = FetchedHead(
-                    session_id=session_id,
-                    known=True,
-                    closed=session.closed,
-                    records=len(numbers),
-                    created_s=session.created_s,
-                    train=session.settings.train,
-                    metadata=session.settings.metadata,
-                )
-            left = len(numbers)
+            if session is None:
+                yield from _frame(msgspec.msgpack.encode(FetchedHead(session_id=session_id, known=False)))
+                continue
+            numbers = reader.numbers(session.number)
+            head = FetchedHead(
+                session_id=session_id,
+                known=True,
+                closed=session.closed,
+                records=len(numbers),
+                created_s=session.created_s,
+                train=session.settings.train,
+                metadata=session.settings.metadata,
+            )
             yield from _frame(msgspec.msgpack.encode(head))
-            try:
-                for data in reader.readable(numbers):
-                    yield from _frame(data)
-                    left -= 1
-            except DeletedError:  # empty records report it, and the other sessions stay whole
-                yield _U32.pack(0) * left
+            for data in reader.readable(numbers):
+                yield from _frame(data)
 
     # -- weights, pause
 
@@ -272,8 +247,8 @@ class Admin:
         self._put_state()
         error = await self._store.kept()
         if error is not None:
-            why = f"this is set until a restart: the gateway cannot store it ({error.strerror or error}); try again"
-            raise RequestError(why, kind="overloaded") from error
+            why = f"this is set until a restart: the gateway cannot store it ({error}); try again"
+            raise RequestError(why, kind="overloaded")
         return answer
 
     async def _get_version(self, request: Request) -> dict[str, Any]:
@@ -327,7 +302,7 @@ class Admin:
         worker = self._context.router.drain(worker_id)
         if worker is None:
             raise RequestError(f"there is no upstream {worker_id!r}", kind="not_found")
-        return {"worker_id": worker_id, "removed": worker_id, "draining": worker.inflight}
+        return {"worker_id": worker_id, "draining": worker.inflight}
 
     # -- operation
 
@@ -336,7 +311,7 @@ class Admin:
         return {
             "status": "store failing" if self._store.failed is not None else context.router.problem or "ok",
             "sessions": len(self._sessions.by_id),
-            "in_flight": len(context.running),
+            "in_flight": len(context.running.calls),
             "paused": context.running.paused,
             "waiting_for_a_server": context.router.waiting,
             "event_loop_lag_s": round(context.lag_s, 4),
@@ -349,7 +324,7 @@ class Admin:
             **{name: context.counters[name] for name in _COUNTERS},
             "turns": self._sessions.turns,
             "sessions": len(self._sessions.by_id),
-            "in_flight": len(running),
+            "in_flight": len(running.calls),
             "held": len(running.waiting),
             "connections": len(context.connections),
             "paused": running.paused,
@@ -359,7 +334,6 @@ class Admin:
             "event_loop_lag_max_s": context.lag_max_s,
             "store_queue": store.queue_depth,
             "store_bytes": store.total_bytes,
-            "store_damaged_calls": len(store.reader.damaged),
             "workers": await self._workers(request),
         }
 
@@ -368,21 +342,18 @@ class Admin:
         values = await self._stats(request)
         lines: list[str] = []
 
-        def metric(name: str, kind: str, text: str, samples: dict[str, Any]) -> None:
-            name = f"agentcore_rl_gateway_{name}"
-            lines.extend([f"# HELP {name} {text}", f"# TYPE {name} {kind}"])
-            lines.extend(f"{name}{labels} {value}" for labels, value in samples.items())
+        def metric(name: str, kind: str, samples: dict[str, Any]) -> None:
+            lines.append(f"# TYPE agentcore_rl_gateway_{name} {kind}")
+            lines.extend(f"agentcore_rl_gateway_{name}{labels} {value}" for labels, value in samples.items())
 
-        for name, text in {**_COUNTERS, "turns": "Turns stored"}.items():
-            metric(f"{name}_total", "counter", text, {"": values[name]})
-        for name, text in _GAUGES.items():
-            shown = f"{name.removesuffix('_s')}_seconds" if name.endswith("_s") else name
-            metric(shown, "gauge", text, {"": values[name]})
-        labelled = [(f'{{worker="{_label(w["worker_id"])}"}}', w) for w in values["workers"]]
-        text = "Model calls at an engine"
-        metric("upstream_in_flight", "gauge", text, {label: w["active"] for label, w in labelled})
-        text = "1 while calls to the server succeed"
-        metric("upstream_healthy", "gauge", text, {label: int(w["healthy"]) for label, w in labelled})
+        workers = {f'{{worker="{_label(w["worker_id"])}"}}': w for w in values.pop("workers")}
+        for name, value in values.items():
+            if name in _COUNTERS:
+                metric(f"{name}_total", "counter", {"": value})
+            elif type(value) in (int, float):
+                metric(f"{name.removesuffix('_s')}_seconds" if name.endswith("_s") else name, "gauge", {"": value})
+        metric("upstream_in_flight", "gauge", {label: w["active_requests"] for label, w in workers.items()})
+        metric("upstream_healthy", "gauge", {label: int(w["healthy"]) for label, w in workers.items()})
         body = ("\n".join(lines) + "\n").encode()
         return web.Response(body=body, headers={"content-type": "text/plain; version=0.0.4"})
 
@@ -470,7 +441,7 @@ def _label(value: str) -> str:
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-def _described(session: Session, now_s: float) -> dict[str, Any]:
+def _described(session: Session) -> dict[str, Any]:
     """Describe a session. Units: unix seconds; of calls: seconds since their start, and until their deadline."""
     return {
         "session_id": session.id,
@@ -485,7 +456,7 @@ def _described(session: Session, now_s: float) -> dict[str, Any]:
             {
                 "state": call.state,
                 "seconds": time.time() - call.record.started_s,
-                "left_s": None if call.deadline is None else call.deadline - now_s,
+                "left_s": None if call.deadline is None else call.deadline - time.monotonic(),
             }
             for call in session.inflight
         ],
@@ -500,7 +471,6 @@ def _described_worker(worker: Worker) -> dict[str, Any]:
         "api_path": worker.config.api_path,
         "model_name": worker.config.model_name,
         "engine": worker.config.engine,
-        "active": worker.inflight,
         "calls": worker.calls,
         "failures": worker.total_failures,
         "healthy": worker.resting_until <= time.monotonic(),

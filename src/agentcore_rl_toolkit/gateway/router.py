@@ -381,13 +381,7 @@ class RunningCalls:
         self.paused = False
         self.weight_version: int | None = None
         self._resumed = asyncio.Event()
-        self._watchers: set[asyncio.Event] = set()  # each is set when a call waits or ends, and when a pause ends
-
-    def __len__(self) -> int:
-        return len(self.calls)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.calls)
+        self._change = asyncio.Event()  # set, and replaced, when a call waits or ends, and when a pause ends
 
     def discard(self, call: Any) -> None:
         """Remove a call that has ended."""
@@ -395,21 +389,15 @@ class RunningCalls:
         self._changed()
 
     def _changed(self) -> None:
-        for event in self._watchers:
-            event.set()
+        self._change.set()
+        self._change = asyncio.Event()
 
     async def until(self, reached: Callable[[], bool], timeout_s: float | None) -> None:
         """Wait until `reached()`, but not longer than this."""
-        changed = asyncio.Event()
-        self._watchers.add(changed)
-        try:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(timeout_s):
-                    while not reached():
-                        await changed.wait()
-                        changed.clear()
-        finally:
-            self._watchers.discard(changed)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while not reached():
+                    await self._change.wait()
 
     async def resumed(self, call: Any) -> None:
         """Hold a call that arrives during a pause. Its time limit begins when the pause ends."""

@@ -20,7 +20,7 @@ from .context import Context
 from .dispatch import Dispatch
 from .http.server import Handler, Server
 from .relayed_chat import RelayedChat
-from .sessions import Sessions, store_secret
+from .sessions import Sessions
 from .store.writer import Store
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Gateway:
         directory = None if config.store_dir is None else Path(config.store_dir)
         try:
             self.store = Store(directory, fsync=config.fsync)
-            self.sessions = Sessions(self.store, secret=store_secret(directory), model_id=config.model_id)
+            self.sessions = Sessions(self.store, model_id=config.model_id)
             self.recovered = self.sessions.restore()
         except OSError as e:
             raise ConfigError(f"the store {directory} cannot be used: {e.strerror or e}") from e
@@ -116,10 +116,10 @@ class Gateway:
         await asyncio.wait([accepting])
         self._listening.close()
         self.connections.pre_shutdown()
-        await self.running.until(lambda: not len(self.running), grace_s)
-        for call in list(self.running):
+        await self.running.until(lambda: not self.running.calls, grace_s)
+        for call in list(self.running.calls):
             call.abort(RequestError("the gateway is stopping", kind="overloaded"))
-        await self.running.until(lambda: not len(self.running), grace_s)
+        await self.running.until(lambda: not self.running.calls, grace_s)
         await self.connections.shutdown(grace_s)
         if self._ticker is not None:
             self._ticker.cancel()

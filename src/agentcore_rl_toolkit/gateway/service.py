@@ -15,7 +15,6 @@ from typing import Any
 from .._servers import keys, process
 from .._servers.host_check import is_loopback
 from .._servers.open_files import raise_file_limit
-from ..errors import ConfigError
 from .config import GatewayConfig
 from .server import Gateway
 
@@ -27,7 +26,6 @@ async def serve(
     *,
     ready_file: Path | None = None,
     parent_pid: int | None = None,
-    extra: dict[str, Any] | None = None,
     make_key: bool = True,
     prepare: Callable[[Gateway], None] = lambda gateway: None,
 ) -> None:
@@ -43,8 +41,6 @@ async def serve(
     if make_key and config.admin_key is None and is_loopback(config.host):
         made = keys.make()
         config = dataclasses.replace(config, admin_key=made)
-    if ready_file is not None:
-        check_ready(ready_file)
     gateway = Gateway(config)
     prepare(gateway)
     await gateway.start()
@@ -59,7 +55,7 @@ async def serve(
     stop = process.stop_event(parent_pid)
     key_file = keys.leave("gateway", gateway.url, made) if made is not None else None
     if ready_file is not None:
-        ready = {"url": gateway.url, "pid": os.getpid(), **(extra or {})}
+        ready: dict[str, Any] = {"url": gateway.url, "pid": os.getpid()}
         if key_file is not None:
             ready["admin_key_file"] = str(key_file)
         process.write_ready(ready_file, ready)
@@ -69,9 +65,3 @@ async def serve(
     await stop.wait()
     keys.forget(key_file)
     await gateway.stop()
-
-
-def check_ready(path: Path) -> None:
-    """Raise ConfigError if the ready file cannot be written."""
-    if path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
-        raise ConfigError(f"the ready file {path} cannot be written: its directory must exist and be writable")

@@ -6,19 +6,16 @@ from the store's secret and its id, so that keys survive a restart without being
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import hmac
-import os
 import re
 import secrets
 import time
 import zlib
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -44,15 +41,10 @@ _LENGTHS = ("max_tokens", "max_completion_tokens")
 _ID = re.compile(
     r"(?=.{1,200}\Z)(?!(?:.*/)?(?:\.\.?|v1|traces)(?:/|\Z))[A-Za-z0-9._~!$&'()*+,;=:@-]+(?:/[A-Za-z0-9._~!$&'()*+,;=:@-]+)*"
 )
-# Members of a request that are no sampling parameters, with the reason.
-_NOT_SAMPLING = {
-    **dict.fromkeys(("messages", "prompt", "input", "system"), "the agent sends the conversation"),
-    **dict.fromkeys(("stream", "stream_options"), "the agent chooses the form of its reply"),
-    **dict.fromkeys(("return_token_ids", "return_tokens_as_token_ids", "echo"), "the gateway sets it, for its record"),
-    **dict.fromkeys(("best_of", "use_beam_search", "logits_processors"), "only samples of the policy can be trained"),
-    "request_id": "it would be the same in all calls of the session",
-    "model": "use model_id",
-}
+# Members of a request that are no sampling parameters: the conversation, the form of the reply, and fields of the record.
+_NOT_SAMPLING = {"messages", "prompt", "input", "system", "stream", "stream_options", "model", "request_id"}
+_NOT_SAMPLING |= {"return_token_ids", "return_tokens_as_token_ids", "echo"}
+_NOT_SAMPLING |= {"best_of", "use_beam_search", "logits_processors"}
 _to_json = msgspec.json.Encoder().encode
 
 
@@ -93,9 +85,8 @@ class SessionSettings(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=
 
     def _parsed(self) -> ModelRequest:
         params = self.sampling_params
-        for name, why in _NOT_SAMPLING.items():
-            if name in params:
-                raise RequestError(f"{name} is not a sampling parameter: {why}", param=name)
+        for name in params.keys() & _NOT_SAMPLING:
+            raise RequestError(f"{name} is not a sampling parameter (`model_id` sets the model)", param=name)
         for names in (["max_tokens", "max_completion_tokens"], ["tool_choice", *passthrough.forms(self.overrides)]):
             given = [name for name in names if params.get(name) not in (None, "auto", "none")]
             if len(given) > 1:
@@ -212,15 +203,16 @@ class RecordedReply:
 class Sessions:
     """All sessions of one gateway."""
 
-    def __init__(self, store: Store, *, secret: bytes, model_id: str | None = None) -> None:
+    def __init__(self, store: Store, *, model_id: str | None = None) -> None:
         self.store = store
         self.by_id: dict[bytes, Session] = {}
         self.model_id = model_id  # the default of sessions
         self.turns = 0
-        self._secret = secret
         self.deleted: OrderedDict[bytes, None] = OrderedDict()  # the last ones
-        self._opening = asyncio.Lock()
         store.on_refused = self._refused
+        self._secret: bytes = store.reader.value("secret") or secrets.token_bytes(32)
+        store.set("secret", self._secret)
+        store.commit()
 
     def _key_of(self, session_id: str) -> bytes:
         return b"sk-" + hmac.new(self._secret, session_id.encode(), hashlib.sha256).hexdigest()[:48].encode()
@@ -264,22 +256,17 @@ class Sessions:
         session.texts = Texts()
         session.records -= 1
 
-    async def opened(self, session_ids: Iterable[str], settings: SessionSettings) -> list[Session]:
+    async def open(self, session_ids: Sequence[str], settings: SessionSettings) -> list[Session]:
         """Open all of these sessions or none, and wait until they are stored.
 
-        Raises: ContractError as `create`; OSError when the disk refuses.
+        Raises: ContractError as `create`; RequestError when the disk refuses.
         """
-        names = list(session_ids)
-        async with self._opening:
-            self._check(names)
-            new = [name for name in dict.fromkeys(names) if name.encode() not in self.by_id]
-            sessions = {name: self.create(name, settings) for name in dict.fromkeys(names)}
-            error = await self.store.kept()
-            if error is not None:
-                made = [s for s in map(sessions.__getitem__, new) if self.by_id.get(s.id.encode()) is s]
-                self.delete([s.id.encode() for s in made if not (s.records or s.inflight or s.closed)])
-                raise error
-            return [sessions[name] for name in names]
+        self._check(session_ids)
+        sessions = {name: self.create(name, settings) for name in dict.fromkeys(session_ids)}
+        error = await self.store.kept()
+        if error is not None:
+            raise RequestError(f"the gateway cannot store a session ({error}); try again", kind="overloaded")
+        return [sessions[name] for name in session_ids]
 
     def close(self, session: Session) -> None:
         """Refuse further calls, and end the running ones."""
@@ -324,24 +311,3 @@ class Sessions:
                 self.turns += found.turns
             self.by_id[session.id.encode()] = session
         return sum(found.calls for found in counts.values())
-
-
-def store_secret(directory: Path | None) -> bytes:
-    """Return the secret that session keys are derived from, made on first use. None: it ends with the process.
-
-    Raises: ConfigError when the file is unusable.
-    """
-    if directory is None:
-        return secrets.token_bytes(32)
-    path = directory / "secret"
-    try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        secret = path.read_bytes()
-        if len(secret) < 32:
-            raise ConfigError(f"{path} is damaged; remove it (every session key changes with it)") from None
-        return secret
-    secret = secrets.token_bytes(32)
-    with os.fdopen(fd, "wb") as file:
-        file.write(secret)
-    return secret

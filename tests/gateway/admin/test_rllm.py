@@ -241,7 +241,7 @@ async def test_a_late_reply_does_not_bring_a_deleted_session_back(
             assert await client.delete_session(name) == 0
             gate.set()
             assert (await late).status_code == 403
-            await gateway.running.until(lambda: not len(gateway.running), 30)
+            await gateway.running.until(lambda: not gateway.running.calls, 30)
             assert (await agent.post("/chat/completions", json=body)).status_code == 404
         assert await client.get_session_traces(name) == []
     assert not gateway.sessions.by_id

@@ -38,9 +38,9 @@ async def test_of_two_equal_samples_the_repetition_is_that_of_the_agent_that_gav
     first.cancel()
     with pytest.raises(asyncio.CancelledError):
         await first
-    await until(lambda: not all(call.reply.connections for call in gateway.running))
+    await until(lambda: not all(call.reply.connections for call in gateway.running.calls))
     retried = asyncio.ensure_future(attempt(session, retry=1))
-    await until(lambda: all(call.reply.connections for call in gateway.running))
+    await until(lambda: all(call.reply.connections for call in gateway.running.calls))
     answered.set()
     again = await retried
     assert again != await second
@@ -172,9 +172,9 @@ async def test_a_recorded_reply_that_cannot_be_written_is_sampled_again(
     first.cancel()
     with pytest.raises(asyncio.CancelledError):
         await first
-    await until(lambda: not any(call.reply.connections for call in gateway.running))
+    await until(lambda: not any(call.reply.connections for call in gateway.running.calls))
     answered.set()
-    await until(lambda: not gateway.running)
+    await until(lambda: not gateway.running.calls)
     if restarted:
         await gateway.stop()
         gateway = await start_gateway(engine, store_dir=tmp_path)

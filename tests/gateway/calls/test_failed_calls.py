@@ -233,11 +233,11 @@ async def test_an_agent_that_hung_up_and_asks_again_gets_the_call_that_still_run
             return "".join([c.choices[0].delta.content or "" async for c in reply])
 
         first = asyncio.ensure_future(ask(0))
-        await until(lambda: any(call.buffer or not stream for call in gateway.running) and engine.calls)
+        await until(lambda: any(call.buffer or not stream for call in gateway.running.calls) and engine.calls)
         first.cancel()
-        await until(lambda: not any(call.reply.connections for call in gateway.running))
+        await until(lambda: not any(call.reply.connections for call in gateway.running.calls))
         again = asyncio.ensure_future(ask(retry))
-        await until(lambda: any(call.reply.connections for call in gateway.running))
+        await until(lambda: any(call.reply.connections for call in gateway.running.calls))
         gate.set()
         text = await again
     assert len(engine.calls) == 1

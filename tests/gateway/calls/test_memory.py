@@ -36,7 +36,7 @@ async def test_an_ended_call_is_freed(
         for status in (200, 500):
             engine.faults.append(Fault(status=status))
             assert (await ask(session, f"question {status}", stream=stream))[0] == status
-        await until(lambda: not gateway.running)
+        await until(lambda: not gateway.running.calls)
         await until(lambda: not parts() - others, within_s=5.0)  # a rendering thread may just have ended its work
     finally:
         gc.enable()

@@ -80,7 +80,7 @@ async def test_an_agent_that_asks_again_does_not_join_a_call_that_is_aborted(
         pause = asyncio.create_task(GatewayClient(gateway.url).pause_async(in_flight="abort", timeout_s=30))
     await until(lambda: call.ending)
     again = asyncio.create_task(post(session))
-    await until(lambda: len(gateway.running) == 2)
+    await until(lambda: len(gateway.running.calls) == 2)
     going_on.set()
     if why == "pause":
         await pause

@@ -79,9 +79,9 @@ async def lost(gateway: Gateway, engine: ScriptedEngine, session: SessionHandle,
     _, writer = await asked(session, **fields)
     await until(lambda: len(engine.calls) > before)
     writer.transport.abort()
-    await until(lambda: not any(call.reply.connections for call in gateway.running))
+    await until(lambda: not any(call.reply.connections for call in gateway.running.calls))
     gate.set()
-    await until(lambda: not gateway.running)
+    await until(lambda: not gateway.running.calls)
 
 
 @pytest.mark.parametrize("mode", [{}, {"model_dir": str(MODEL)}], ids=["relayed", "rendered"])
@@ -129,7 +129,7 @@ async def test_a_reply_whose_agent_left_while_it_was_recorded_is_not_received(
         await until(lambda: gateway.store.queue_depth > 0)
         writer.transport.abort()
         await until(lambda: not gateway.connections)
-    await until(lambda: not gateway.running)
+    await until(lambda: not gateway.running.calls)
     made = await trajectory_of(gateway, session)
     assert (made.report.turns, made.report.untrainable_reasons, made.sequences) == (1, {"not_delivered": 1}, [])
 
@@ -148,7 +148,7 @@ async def test_each_of_two_lost_samples_goes_to_one_request_and_a_third_request_
         writer.transport.abort()
     await until(lambda: not gateway.connections)
     gate.set()
-    await until(lambda: not gateway.running)
+    await until(lambda: not gateway.running.calls)
     replies = set()
     for _ in range(3):
         reader, writer = await asked(session, stream=stream)

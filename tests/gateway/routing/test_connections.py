@@ -180,7 +180,7 @@ async def test_a_slow_agent_holds_up_its_own_connection_only(start_gateway: Star
         headers = {"idempotency-key": "k", "connection": "close"}
         reader, writer = await asked(session, headers=headers, stream=True, reads=False)
         await sent.wait()
-        await until(lambda: not gateway.running)
+        await until(lambda: not gateway.running.calls)
         other, later = await asked(session, headers=headers, stream=True)
         async with asyncio.timeout(60):
             whole = await other.read()

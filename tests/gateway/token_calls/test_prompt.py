@@ -113,7 +113,7 @@ async def test_a_rendering_that_is_cancelled_twice_keeps_its_history_to_itself(
         for _ in range(RENDERING_THREADS):
             mode.executor.submit(free.wait)
         call = asyncio.ensure_future(status_of(session, "word " * SHORT_BYTES))
-        await until(lambda: gateway.running)
+        await until(lambda: gateway.running.calls)
         [running] = gateway.running
         await until(lambda: running.deadline is not None)
         history, deadline = mode.histories.pin(gateway.sessions.by_id[session.session_id.encode()]), running.deadline

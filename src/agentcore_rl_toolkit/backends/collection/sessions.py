@@ -194,7 +194,7 @@ class Sessions:
     async def _fetch(self, url: str | None, session_ids: list[str]) -> dict[str, _Taken]:
         """Close sessions and fetch their records.
 
-        Sessions without a record stay at the gateway, except those of a lost gateway, which are deleted if it comes back.
+        Sessions without a record stay at the gateway.
         """
         try:
             if url in self.lost:

@@ -1,16 +1,16 @@
 """The trainer's client: open sessions, fetch records, publish weight versions, at one gateway or at several used as one.
 
 Requests to several gateways run at the same time, each with its own deadline, so a gateway that hangs does not delay the others.
-A gateway that does not answer is *away*: it gets no new sessions, and is tried again after a rest. When it answers again it is
-first gets the missed changes (weight version, pause, deletions), and is then used like the others.
+A gateway that does not answer is *away*: it gets no new sessions, and is tried again after a rest. When it answers again, it
+first gets the current weight version and pause, and is then used like the others.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
-import zlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -80,7 +80,7 @@ class OneGateway:
     """The routes of one gateway that a trainer uses. ``timeout_s`` bounds each request, and each read of a bulk fetch.
 
     ``open`` are the sessions that this client opened there and has not ended. ``away_since_s`` is when it first did not answer,
-    by the monotonic clock, None while it does; ``look_at_s`` is when to try again. ``undeleted`` are sessions to delete then.
+    by the monotonic clock, None while it does; ``look_at_s`` is when to try again.
 
     Raises: GatewayError (its ``status`` is the HTTP status, None when the gateway could not be reached in time).
     """
@@ -91,7 +91,6 @@ class OneGateway:
         self.timeout_s = timeout_s
         self._admin_key = admin_key
         self.open: set[str] = set()
-        self.undeleted: set[str] = set()
         self.away_since_s: float | None = None
         self.look_at_s = 0.0
 
@@ -113,11 +112,8 @@ class OneGateway:
             raise GatewayError(why, status=status) from e
 
     async def create(self, session_ids: Sequence[str], settings: Mapping[str, Any]) -> list[SessionHandle]:
-        """Open sessions. Those that are still to be deleted there are deleted first."""
-        if left := self.undeleted.intersection(session_ids):
-            await self.delete(list(left))
-            self.undeleted -= left
-        answer = await self.call("POST", "/admin/sessions", {"session_ids": list(session_ids), "settings": settings})
+        """Open sessions."""
+        answer = await self.call("POST", "/admin/sessions", {"session_ids": session_ids, "settings": settings})
         return [
             SessionHandle(
                 session_id=s["session_id"],
@@ -132,17 +128,13 @@ class OneGateway:
         """Return the captures of sessions, fetched in parts."""
         found: dict[str, SessionCapture] = {}
         for at in range(0, len(session_ids), FETCH_AT_ONCE):
-            names = list(session_ids[at : at + FETCH_AT_ONCE])
+            names = session_ids[at : at + FETCH_AT_ONCE]
             body = {"session_ids": names, "close": close}
             answer = stream("POST", self.url + "/admin/fetch", body=body, key=self.key, timeout_s=self.timeout_s)
             async with aclosing(answer):
                 async for capture in read_captures(answer, len(names)):
                     found[capture.session_id] = capture
         return found
-
-    async def delete(self, session_ids: Sequence[str]) -> int:
-        """Delete sessions, and return how many existed."""
-        return int((await self.call("POST", "/admin/delete", {"session_ids": list(session_ids)}))["deleted"])
 
     async def publish(self, version: int, sampler: str | None) -> None:
         """Set the weight version, and the sampler of a sampling service."""
@@ -151,20 +143,18 @@ class OneGateway:
         await self.call("POST", "/admin/weight_version", body, timeout_s=limit_s)
 
     async def pause(self, in_flight: str, timeout_s: float) -> dict[str, Any]:
-        """Pause model calls."""
+        """Pause model calls, or resume them if ``in_flight`` is empty."""
+        if not in_flight:
+            return dict(await self.call("POST", "/admin/resume", {}))
         body = {"in_flight": in_flight, "timeout_s": timeout_s}
         return dict(await self.call("POST", "/admin/pause", body, timeout_s=timeout_s + self.timeout_s))
-
-    async def resume(self) -> None:
-        """Resume model calls."""
-        await self.call("POST", "/admin/resume", {})
 
 
 class GatewayClient:
     """Talks to one gateway, or to several as one. Every method has an `_async` twin.
 
     ``url`` is one URL, several in a list, or several in one text with commas between. Of several, each new session goes to the
-    one on which this client has the fewest open sessions (between equals its id decides); the session's ``base_url`` names it.
+    one on which this client has the fewest open sessions; the session's ``base_url`` names it.
     Weight versions and pauses go to all. A gateway that does not answer does not delay the others. Its sessions cannot be
     fetched (GatewayLostError), and the others take new sessions until it answers again.
 
@@ -223,10 +213,10 @@ class GatewayClient:
             "max_turns": max_turns,
             "max_tokens": max_tokens,
             "metadata": dict(metadata or {}),
-            **({} if train is None else {"train": train}),
+            "train": train,
         }
         handles: dict[str, SessionHandle] = {}
-        present = await self._present(due_only=True)
+        present = await self._present()
         waiting = list(dict.fromkeys(session_ids))
         while waiting:
             shares = self._spread(waiting, present)
@@ -234,16 +224,16 @@ class GatewayClient:
                 {g: partial(g.create, names, settings) for g, names in shares.items()}
             )
             for gateway, made in answers.items():
-                for handle in made:
-                    handles[handle.session_id] = handle
-                    self._opened(gateway, handle.session_id)
+                names = [handle.session_id for handle in made]
+                self._ended(names)
+                gateway.open.update(names)
+                self._owners.update(dict.fromkeys(names, gateway))
+                handles.update(zip(names, made, strict=True))
             waiting = [name for gateway in failures for name in shares[gateway]]
             present = [gateway for gateway in present if gateway not in failures]
-            for gateway, error in failures.items():
+            for error in failures.values():
                 if error.status not in _ELSEWHERE or not present:
                     raise error
-                if error.status is None:  # it may still have opened them
-                    gateway.undeleted.update(shares[gateway])
         return [handles[name] for name in session_ids]
 
     async def fetch_async(self, session_ids: Iterable[str], *, close: bool = True) -> dict[str, SessionCapture]:
@@ -288,25 +278,26 @@ class GatewayClient:
     async def delete_async(self, session_ids: Iterable[str]) -> int:
         """Delete sessions and their calls permanently, and return how many existed.
 
-        A gateway that cannot be reached deletes its sessions when it answers again.
+        A gateway that cannot be reached keeps its sessions.
         Raises: GatewayError when a gateway refuses, or none answers.
         """
-        session_ids = _listed(session_ids)
-        shares = self._by_owner(session_ids)
-        present = await self._present(due_only=True)
+        shares = self._by_owner(_listed(session_ids))
+        present = await self._present()
         answers, failures = await self._gather(
-            {g: partial(g.delete, names) for g, names in shares.items() if g in present}
+            {
+                gateway: partial(gateway.call, "POST", "/admin/delete", {"session_ids": names})
+                for gateway, names in shares.items()
+                if gateway in present
+            }
         )
         for error in failures.values():
-            if error.status is not None or len(self.silent) == len(self._all):
+            if error.status is not None or not answers:
                 raise error
-        for gateway in shares.keys() - answers.keys():
-            gateway.undeleted.update(shares[gateway])
-            log.warning("gateway %s deletes %d sessions when it answers again", gateway.url, len(shares[gateway]))
-        self._ended(session_ids)
-        for session_id in session_ids:
-            self._owners.pop(session_id, None)
-        return sum(answers.values())
+        for names in shares.values():
+            self._ended(names)
+            for session_id in names:
+                self._owners.pop(session_id, None)
+        return sum(int(answer["deleted"]) for answer in answers.values())
 
     # -- weights
 
@@ -339,7 +330,7 @@ class GatewayClient:
     async def resume_async(self) -> None:
         """Resume the model calls of all gateways."""
         self._paused = ""  # also for a gateway that comes back while the others resume
-        await self._everywhere("resume", lambda gateway: gateway.resume())
+        await self._everywhere("resume", lambda gateway: gateway.pause("", 0.0))
 
     # -- operation
 
@@ -353,12 +344,6 @@ class GatewayClient:
         """Ask each gateway for an answer. Return those without one, and the seconds since their last."""
         await asyncio.gather(*map(self._look, self._all))
         return self.silent
-
-    async def catch_up_async(self, url: str) -> None:
-        """Send a restarted gateway the current weight version and pause."""
-        for gateway in self._all:
-            if gateway.url == url.rstrip("/"):
-                await self._catch_up(gateway)
 
     async def stats_async(self) -> dict[str, Any]:
         """Return the gateway's counters. With several gateways, ``gateways`` has the counters of each by its URL."""
@@ -375,16 +360,13 @@ class GatewayClient:
     # -- which gateway has a session
 
     def _spread(self, session_ids: Iterable[str], present: Sequence[OneGateway]) -> dict[OneGateway, list[str]]:
-        """Assign each session to its gateway, or a new session to the gateway with the fewest open sessions.
-
-        Between equals the session's id decides, so that several clients do not all start at the first gateway.
-        """
+        """Assign each session to its gateway, or a new session to the gateway with the fewest open sessions."""
         load = {gateway: len(gateway.open) for gateway in present}
         shares: dict[OneGateway, list[str]] = {}
         for session_id in session_ids:
             gateway = self._owners.get(session_id)
             if gateway not in load:
-                gateway = min(present, key=lambda g: (load[g], zlib.crc32(f"{session_id} {g.url}".encode())))
+                gateway = min(present, key=lambda g: (load[g], random.random()))  # several clients share the gateways
                 load[gateway] += 1
             shares.setdefault(gateway, []).append(session_id)
         return shares
@@ -397,14 +379,6 @@ class GatewayClient:
             for gateway in self._all if owner is None else (owner,):
                 shares.setdefault(gateway, []).append(session_id)
         return shares
-
-    def _opened(self, gateway: OneGateway, session_id: str) -> None:
-        self._ended([session_id])
-        if (before := self._owners.get(session_id)) is not None:
-            before.undeleted.add(session_id)
-        gateway.undeleted.discard(session_id)
-        gateway.open.add(session_id)
-        self._owners[session_id] = gateway
 
     def _ended(self, session_ids: Iterable[str]) -> None:
         for session_id in session_ids:
@@ -442,16 +416,11 @@ class GatewayClient:
             log.warning("gateway %s does not answer: %s", gateway.url, error)
 
     async def _catch_up(self, gateway: OneGateway) -> None:
-        """Send a gateway the current weight version and pause, and delete the sessions that it missed. Raises: GatewayError."""
+        """Send a gateway the current weight version and pause. Raises: GatewayError."""
         if self._weights is not None:
             await gateway.publish(*self._weights)
-        if self._paused:
+        if self._paused is not None:
             await gateway.pause("continue" if self._paused == "finish" else self._paused, 0.0)
-        elif self._paused is not None:
-            await gateway.resume()
-        while left := list(gateway.undeleted):  # more may come meanwhile
-            await gateway.delete(left)
-            gateway.undeleted.difference_update(left)
 
     async def _look(self, gateway: OneGateway) -> None:
         """Check if a gateway answers."""
@@ -461,10 +430,10 @@ class GatewayClient:
         except GatewayError as e:
             log.debug("gateway %s: %s", gateway.url, e)
 
-    async def _present(self, *, due_only: bool) -> list[OneGateway]:
+    async def _present(self) -> list[OneGateway]:
         """Return the gateways that answer, after a check of those that are away. If none answers, return all."""
         now_s = time.monotonic()
-        away = [g for g in self._all if g.away_since_s is not None and (not due_only or now_s >= g.look_at_s)]
+        away = [g for g in self._all if g.away_since_s is not None and now_s >= g.look_at_s]
         await asyncio.gather(*map(self._look, away))
         return [g for g in self._all if g.away_since_s is None] or list(self._all)
 
@@ -475,13 +444,13 @@ class GatewayClient:
 
         Raises: GatewayError when a gateway refuses, or none answers.
         """
-        answers, failures = await self._gather({g: partial(request, g) for g in await self._present(due_only=False)})
+        answers, failures = await self._gather({g: partial(request, g) for g in await self._present()})
         for error in failures.values():
             if error.status is not None or not answers:
                 raise error
         for gateway in self._all:
             if gateway not in answers:
-                log.warning("gateway %s did not %s; the request is repeated when it answers", gateway.url, what)
+                log.warning("gateway %s did not %s", gateway.url, what)
         return {gateway.url: answer for gateway, answer in answers.items()}
 
     async def _gather(
@@ -511,7 +480,6 @@ class GatewayClient:
     pause = _portal.sync(pause_async)
     resume = _portal.sync(resume_async)
     away = _portal.sync(away_async)
-    catch_up = _portal.sync(catch_up_async)
     stats = _portal.sync(stats_async)
     health = _portal.sync(health_async)
     sessions = _portal.sync(sessions_async)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Mapping
+from contextlib import aclosing
 from typing import Any, TypeVar
 
 import msgspec
@@ -60,7 +61,7 @@ async def respond(work: Awaitable[Any], http: web.BaseRequest, *, dialect: str =
     """Answer with the result of `work`: a response, a value, its JSON, or the pieces of a long response."""
     try:
         value = await work
-        if isinstance(value, AsyncIterator):
+        if isinstance(value, AsyncGenerator):
             return await _stream(value, http)
         if isinstance(value, web.StreamResponse):
             return value
@@ -79,14 +80,15 @@ async def respond(work: Awaitable[Any], http: web.BaseRequest, *, dialect: str =
     return error_response(dialect, error)
 
 
-async def _stream(pieces: AsyncIterator[bytes], http: web.BaseRequest) -> web.StreamResponse:
+async def _stream(pieces: AsyncGenerator[bytes], http: web.BaseRequest) -> web.StreamResponse:
     """Write pieces one by one, with a pause for the agents' calls in between."""
     response = web.StreamResponse(headers={"content-type": JSON if http.method == "GET" else CALLS_TYPE})
     await response.prepare(http)
     try:
-        async for piece in pieces:
-            await response.write(piece)
-            await asyncio.sleep(0)
+        async with aclosing(pieces):
+            async for piece in pieces:
+                await response.write(piece)
+                await asyncio.sleep(0)
     except Exception as e:  # a part was sent, so an error response is impossible
         known = isinstance(e, AgentCoreRLError | ConnectionError)
         log.error("%s ended early: %s", http.raw_path, e, exc_info=None if known else e)

@@ -23,10 +23,6 @@ UNREADABLE = "the gateway's store is damaged: this call, or a call that its reco
 _SESSIONS_AT_ONCE = 1000
 
 
-class DeletedError(GatewayError):
-    """The call was deleted meanwhile, with its session."""
-
-
 class StoredSession(NamedTuple):
     """A row of `sessions`. Units: unix seconds."""
 
@@ -47,16 +43,12 @@ class Counts(NamedTuple):
 
 
 class Reader:
-    """Reads with one connection, one query at a time. ``damaged`` are the numbers of damaged calls.
+    """Reads with one connection, one query at a time. Raises: GatewayError where the file is damaged."""
 
-    Raises: GatewayError where the file is damaged.
-    """
-
-    def __init__(self, database: sqlite3.Connection, path: Path, damaged: set[int] | None = None) -> None:
+    def __init__(self, database: sqlite3.Connection, path: Path) -> None:
         self._database = database
         self._path = path
         self._lock = threading.Lock()  # between threads that read at the same time
-        self.damaged: set[int] = set() if damaged is None else damaged
 
     def close(self) -> None:
         self._database.close()
@@ -91,27 +83,18 @@ class Reader:
 
     def call(self, number: int) -> bytes:
         """Return the record of one call, encoded."""
-        try:
-            rows = self.query(f"{SELECT_CALL} WHERE number = ?", number)
-            if rows:
-                return payload_of(rows[0])
-        except GatewayError as e:
-            if number not in self.damaged:
-                self.damaged.add(number)
-                log.error("%s", e)
-            raise
-        raise DeletedError(f"call {number} was deleted while it was read; ask again")
+        rows = self.query(f"{SELECT_CALL} WHERE number = ?", number)
+        if not rows:
+            raise GatewayError(f"the store has no call {number}: its session was deleted")
+        return payload_of(rows[0])
 
-    def last_calls(self, session: int, count: int) -> list[tuple[int, int, str, bool]]:
+    def last_calls(self, session: int, count: int) -> list[tuple[Any, ...]]:
         """Return number, digest, status and whether it was delivered, of a session's last calls, the latest first."""
-        return [
-            (number, digest, status, bool(delivered))
-            for number, digest, status, delivered in self.query(
-                "SELECT number, digest, status, delivered FROM calls WHERE session = ? ORDER BY number DESC LIMIT ?",
-                session,
-                count,
-            )
-        ]
+        return self.query(
+            "SELECT number, digest, status, delivered FROM calls WHERE session = ? ORDER BY number DESC LIMIT ?",
+            session,
+            count,
+        )
 
     def numbers(self, session: int) -> list[int]:
         """Return the numbers of a session's calls, in stored order."""
@@ -124,16 +107,15 @@ class Reader:
     def readable(self, numbers: Iterable[int]) -> Iterator[bytes]:
         """Return the encoded records of these calls: all calls of a session, in stored order.
 
-        A damaged record, or a record that refers to a damaged record, becomes a failure. Raises: DeletedError.
+        A damaged record, or a record that refers to a damaged record, becomes a failure.
         """
         known: set[str | None] = {None}  # the calls that a readable record may refer to
         for number in numbers:
             try:
                 payload = self.call(number)
                 record = decode(payload)
-            except DeletedError:
-                raise
-            except (GatewayError, CaptureError):
+            except (GatewayError, CaptureError) as e:
+                log.error("%s", e)
                 whole = False
             else:
                 refers_to = (record.prompt_base.call_id, record.messages_base.call_id, record.request_of)

@@ -6,18 +6,17 @@ Every record has a checksum: SQLite finds damage to its own structure, not to th
 
 from __future__ import annotations
 
-import errno
-import os
 import sqlite3
 import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ...errors import ConfigError, GatewayError
 
 FILE = "turns.sqlite"
-FORMAT = 5
+FORMAT = 6
 PAGE_BYTES = 4096
 
 # `format` is a row and not `PRAGMA user_version`: it survives `.recover`.
@@ -33,7 +32,7 @@ CREATE TABLE sessions(
 );
 CREATE TABLE calls(
   number INTEGER PRIMARY KEY,        -- in the order they were stored
-  session INTEGER NOT NULL,
+  session INTEGER NOT NULL,          -- the calls of a deleted session are removed later
   idx INTEGER NOT NULL,
   status TEXT NOT NULL,
   digest INTEGER NOT NULL,           -- of the request
@@ -43,28 +42,16 @@ CREATE TABLE calls(
   checksum INTEGER NOT NULL          -- CRC-32 of the record without its last byte, "delivered"
 );
 CREATE INDEX calls_of_session ON calls(session, idx, status, delivered);
-CREATE TABLE deleted(session INTEGER PRIMARY KEY);   -- deleted sessions whose calls are still to be removed
 CREATE TABLE settings(name TEXT PRIMARY KEY, value) WITHOUT ROWID;
 """
 
 INSERT_CALL = "INSERT INTO calls VALUES(?,?,?,?,?,?,?,?,?)"
 SELECT_CALL = "SELECT number, call_id, delivered, record, checksum FROM calls"
 PUT_SESSION = "INSERT OR REPLACE INTO sessions VALUES(?,?,?,?,?)"
+DELETE_SESSION = "DELETE FROM sessions WHERE number = ?"
 
 Row = Sequence[Any]
 _TRUE, _FALSE = b"\xc3", b"\xc2"  # msgpack's values; the last member of a record is "delivered"
-
-
-# -- opening
-
-
-def create(directory: Path) -> None:
-    """Make the store of a directory, unless it has one. Raises: ConfigError, sqlite3.Error."""
-    path = directory / FILE
-    if path.exists() and path.stat().st_size:
-        return
-    directory.mkdir(parents=True, exist_ok=True)
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # SQLite gives its other files the same mode
 
 
 def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
@@ -80,56 +67,25 @@ def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
 
 
 def _prepare(database: sqlite3.Connection, path: Path, *, read_only: bool) -> None:
-    if read_only:
-        _check_format(database, path)
-        return
-    if not database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-        database.execute(f"PRAGMA page_size={PAGE_BYTES}")
-        database.execute("PRAGMA journal_mode=WAL")
-        database.executescript(f"BEGIN; {TABLES} COMMIT")
-    _check_format(database, path)
-    database.execute("PRAGMA secure_delete=OFF")
-    database.execute("PRAGMA cache_size=-8192")  # KiB
-    database.execute("PRAGMA wal_autocheckpoint=0")  # the writer's thread does it
-
-
-def _check_format(database: sqlite3.Connection, path: Path) -> None:
-    named = database.execute(
-        "SELECT count(*) FROM sqlite_master WHERE name IN ('meta', 'sessions', 'calls')"
-    ).fetchone()
-    if named != (3,):
-        raise ConfigError(f"{path} is a SQLite database, but not a gateway's store; give another --store")
-    row = database.execute("SELECT value FROM meta WHERE name = 'format'").fetchone()
-    version = row[0] if row else None
-    if version != FORMAT:
-        raise ConfigError(f"{path} has format {version}, this version writes {FORMAT}; give another --store")
+    if not read_only:
+        if not database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+            database.execute(f"PRAGMA page_size={PAGE_BYTES}")
+            database.execute("PRAGMA journal_mode=WAL")
+            database.executescript(f"BEGIN; {TABLES} COMMIT")
+        database.execute("PRAGMA secure_delete=OFF")
+        database.execute("PRAGMA cache_size=-8192")  # KiB
+        database.execute("PRAGMA wal_autocheckpoint=0")  # the writer's thread does it
+    with suppress(sqlite3.OperationalError):  # another program's database has no such table
+        if database.execute("SELECT value FROM meta WHERE name = 'format'").fetchone() == (FORMAT,):
+            return
+    raise ConfigError(f"{path} is no gateway's store of this version (format {FORMAT}); give another --store")
 
 
 def trouble(error: sqlite3.Error, path: Path) -> str:
-    """Describe the fault of a store, and the way out."""
-    code = getattr(error, "sqlite_errorcode", None) or 0
-    kind = code & 0xFF
-    if kind == sqlite3.SQLITE_NOTADB:
-        return f"{path} is not a SQLite database, or its first page is damaged; restore a copy, or give another --store"
-    if kind == sqlite3.SQLITE_CORRUPT:
-        return (
-            f"{path} is damaged ({error}). What can be read becomes a new store with `sqlite3 {path} .recover | sqlite3 "
-            f"NEW/{FILE}`; give another --store to continue"
-        )
-    if kind in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return f"{path} is locked by another program ({error}); end the program that writes to it"
-    return f"{path} cannot be used: {error}"
-
-
-def os_error(error: sqlite3.Error, path: Path) -> OSError:
-    """Return SQLite's error as an OSError, which callers of a write expect."""
-    kind = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
-    full = kind == sqlite3.SQLITE_FULL
-    number = errno.ENOSPC if full else errno.EBUSY if kind == sqlite3.SQLITE_BUSY else errno.EIO
-    return OSError(number, os.strerror(number) if full else trouble(error, path))
-
-
-# -- rows
+    """Describe the fault of a store, and the way out if its file is damaged."""
+    way = f". What can be read becomes a new store with `sqlite3 {path} .recover | sqlite3 NEW/{FILE}`"
+    damaged = not isinstance(error, sqlite3.OperationalError)  # which is a lock or the disk
+    return f"the store {path} cannot be used: {error}{way if damaged else ''}"
 
 
 def payload_of(row: Row) -> bytes:

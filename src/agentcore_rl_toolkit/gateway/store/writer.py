@@ -5,7 +5,7 @@ the process, however that ends. It outlives a loss of power once the system has 
 that. The file is whole after either.
 
 Commits run on the event loop: they write to the system's page cache and cost tens of microseconds; with ``fsync`` they take the
-disk's time. Checkpoints run in a thread (`WriteAheadLog`). A commit that meets the end of one is tried again.
+disk's time. Checkpoints run in a thread. A commit that meets the end of one is tried again.
 
 When the disk refuses a commit, its calls are dropped, and their agents get the error. All else stays in memory for another
 attempt: sessions that were opened, closed or deleted, and the gateway's settings. So calls and new sessions are refused on a
@@ -24,84 +24,28 @@ import tempfile
 import time
 import zlib
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 from ...errors import ConfigError
 from ..capture.record import CallRecord, encode
 from .reader import Reader
-from .schema import FILE, INSERT_CALL, PAGE_BYTES, PUT_SESSION, Row, connect, create, os_error, trouble
+from .schema import DELETE_SESSION, FILE, INSERT_CALL, PAGE_BYTES, PUT_SESSION, Row, connect, trouble
 
 log = logging.getLogger(__name__)
 
 _PROBE_BYTES = 64 * 2**10  # bytes that a full disk must store before it counts as free again
 _LOCKED_S = 5.0  # calls are refused if another program locks the file for longer
-_REST_S = 0.02  # pause between attempts at a locked file, and between removals
-_SLICE_S = 0.005  # time per removal: the loop has other work
+_REST_S = 0.02  # pause between attempts at a locked file
+_SLICE_S = 0.02  # time of `tend` for removals: the loop has other work
 _REMOVED_AT_ONCE = 8  # a call of some megabytes takes a millisecond
 _READ_BYTES = 2**20  # bytes that a thread reads at a time
+_FETCH_S = 600.0  # removals wait for a fetch for this long
 _PRIVATE = "agentcore-rl-calls-"  # a directory of a private store
 
 WAL_BYTES = 128 * 2**20  # a longer write-ahead log is moved into the file; four times as often costs a call 5%
-
-
-@contextmanager
-def transaction(database: sqlite3.Connection) -> Iterator[None]:
-    """Commit all statements of the block together, or none of them."""
-    database.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        database.execute("COMMIT")
-    except BaseException:
-        if database.in_transaction:
-            with suppress(sqlite3.Error):
-                database.execute("ROLLBACK")
-        raise
-
-
-class WriteAheadLog:
-    """The log of a store's file."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.longest_bytes = WAL_BYTES
-        self._task: asyncio.Task[None] | None = None
-
-    @property
-    def size(self) -> int:
-        try:
-            return self._path.with_name(self._path.name + "-wal").stat().st_size
-        except FileNotFoundError:
-            return 0
-
-    @property
-    def moving(self) -> bool:
-        return self._task is not None and not self._task.done()
-
-    def tend(self) -> None:
-        """Move the log into the file, if it is long."""
-        if not self.moving and self.size > self.longest_bytes:
-            self._task = asyncio.get_running_loop().create_task(self._checkpoint())
-
-    async def _checkpoint(self) -> None:
-        try:
-            await asyncio.to_thread(self._move)
-        except sqlite3.Error as e:
-            log.error("moving the write-ahead log into the store failed: %s", trouble(e, self._path))
-
-    def _move(self) -> None:
-        with closing(connect(self._path)) as database:
-            database.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()  # most of the log, while commits continue
-            database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-            # The first write of a log waits for the disk. This thread may wait.
-            database.execute("UPDATE meta SET value = value WHERE name = 'format'")
-
-    async def finish(self) -> None:
-        """Wait for a running checkpoint."""
-        if self._task is not None:
-            await self._task
 
 
 class Store:
@@ -117,32 +61,31 @@ class Store:
         directory = directory or self._private
         assert directory is not None
         self.path = directory / FILE
-        self.failed: OSError | None = None
+        self.failed: str | None = None
         self.on_refused: Callable[[Any], None] | None = None
         self._lock = _hold(directory)
+        os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # SQLite's other files get this mode
         try:
-            create(directory)
             self._database = connect(self.path)
             self._database.execute("PRAGMA busy_timeout=0")  # the loop does not wait for other programs
             self._database.execute(f"PRAGMA synchronous={'FULL' if fsync else 'NORMAL'}")
             self.reader = Reader(connect(self.path, read_only=True), self.path)
-            self.for_threads = Reader(connect(self.path, read_only=True), self.path, self.reader.damaged)
-            self.wal = WriteAheadLog(self.path)
-            self.removing = deque(n for (n,) in self._database.execute("SELECT session FROM deleted"))
+            self.for_threads = Reader(connect(self.path, read_only=True), self.path)
+            deleted = self._database.execute("SELECT DISTINCT session FROM calls EXCEPT SELECT number FROM sessions")
+            self.removing = deque(number for (number,) in deleted)
             self.first_call = self.next_call = 1 + self._number("SELECT max(number) FROM calls")
-            self.next_session = 1 + max(
-                self._number("SELECT max(number) FROM sessions"),
-                self._number("SELECT max(session) FROM calls"),
-                self._number("SELECT max(session) FROM deleted"),
-            )
+            last = "SELECT max(number) FROM (SELECT number FROM sessions UNION SELECT max(session) FROM calls)"
+            self.next_session = 1 + self._number(last)
         except sqlite3.Error as e:
             raise ConfigError(trouble(e, self.path)) from e
         self._loop: asyncio.AbstractEventLoop | None = None
         self._calls: list[tuple[Row, Any]] = []  # rows, with their sessions, which have a `number`
         self._writes: dict[tuple[str, Any], tuple[str, Row]] = {}  # all else, by table and key: the last one counts
-        self._waiting: list[asyncio.Future[OSError | None]] = []  # resolved when all is committed or refused
+        self._waiting: list[asyncio.Future[str | None]] = []  # resolved when all is committed or refused
         self._scheduled = False
-        self._tidying: asyncio.Task[None] | None = None
+        self._reads = 0
+        self._reads_until = 0.0
+        self._checkpoint: asyncio.Task[None] | None = None
         self._locked_since = 0.0
 
     def _number(self, sql: str) -> int:
@@ -150,7 +93,6 @@ class Store:
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._tidy()
 
     # -- what is to be stored
 
@@ -170,9 +112,8 @@ class Store:
         self._write("sessions", row[0], PUT_SESSION, row)
 
     def delete_session(self, number: int) -> None:
-        """Delete a session with the next commit; its calls are removed a few at a time."""
-        self._write("sessions", number, "DELETE FROM sessions WHERE number = ?", (number,))
-        self._write("deleted", number, "INSERT OR IGNORE INTO deleted VALUES(?)", (number,))
+        """Delete a session with the next commit. Its calls are removed by `tend`, a few at a time."""
+        self._write("sessions", number, DELETE_SESSION, (number,))
 
     def deliver(self, call: int, *, whole: bool) -> None:
         """Store whether an agent has the whole reply of a call."""
@@ -193,17 +134,15 @@ class Store:
 
     # -- storing it
 
-    def commit(self, *, probe: bool = False) -> None:
-        """Commit the queue. After a refusal of the disk only ``probe`` tries again."""
+    def commit(self) -> None:
+        """Commit the queue."""
         self._scheduled = False
         calls, self._calls = self._calls, []
         if not (calls or self._writes or self._waiting):
             return
-        if self.failed is not None and not probe:
-            self._refuse(calls, self.failed)
-            return
         try:
-            with transaction(self._database):
+            with self._database:  # which commits, or rolls back
+                self._database.execute("BEGIN IMMEDIATE")
                 self._database.executemany(INSERT_CALL, [row for row, _ in calls])
                 for sql, values in self._writes.values():
                     self._database.execute(sql, values)
@@ -211,9 +150,8 @@ class Store:
             self._failed(calls, e)
             return
         self._locked_since = 0.0
-        self.removing.extend(key for table, key in self._writes if table == "deleted")
+        self.removing.extend(key for (_, key), (sql, _) in self._writes.items() if sql is DELETE_SESSION)
         self._writes.clear()
-        self._tidy()
         if self.failed is not None:
             log.warning("the gateway's store takes calls again")
             self.failed = None
@@ -222,8 +160,8 @@ class Store:
 
     def _failed(self, calls: list[tuple[Row, Any]], error: sqlite3.Error) -> None:
         """Handle a refused transaction: try again if the file is locked, otherwise refuse the calls."""
-        code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
-        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED) and self._loop is not None:
+        locked = getattr(error, "sqlite_errorname", "").startswith(("SQLITE_BUSY", "SQLITE_LOCKED"))
+        if locked and self._loop is not None:
             now = time.monotonic()
             self._locked_since = self._locked_since or now
             if now - self._locked_since < _LOCKED_S:
@@ -232,25 +170,22 @@ class Store:
                 return
         if self.failed is None:
             log.error("storing calls failed: %s", trouble(error, self.path))
-        self.failed = os_error(error, self.path)
-        self._refuse(calls, self.failed)
-
-    def _refuse(self, calls: list[tuple[Row, Any]], error: OSError) -> None:
+        self.failed = trouble(error, self.path)
         for _, session in calls:
             if self.on_refused is not None:
                 self.on_refused(session)
-        self._report(error)
+        self._report(self.failed)
 
-    def _report(self, error: OSError | None) -> None:
+    def _report(self, error: str | None) -> None:
         """Report the end of a commit to all who wait for it."""
         waiting, self._waiting = self._waiting, []
         for committed in waiting:
             if not committed.done():
                 committed.set_result(error)
 
-    def kept(self) -> asyncio.Future[OSError | None]:
+    def kept(self) -> asyncio.Future[str | None]:
         """Wait until everything appended so far is committed (with ``fsync``: on the disk). Returns why it is not."""
-        committed: asyncio.Future[OSError | None] = asyncio.get_running_loop().create_future()
+        committed: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         if self._calls or self._writes or self._waiting:
             self._waiting.append(committed)
             self._schedule()
@@ -258,52 +193,62 @@ class Store:
             committed.set_result(None)
         return committed
 
-    async def read(self, of: Callable[[Reader], Iterator[bytes]]) -> AsyncIterator[bytes]:
+    async def read(self, of: Callable[[Reader], Iterator[bytes]]) -> AsyncGenerator[bytes, None]:
         """Yield the output of an iterator over committed calls, piece by piece, from threads. Raises: GatewayError."""
         pieces = _pieces(of(self.for_threads))
-        while piece := await asyncio.to_thread(next, pieces, b""):
-            yield piece
+        self._reads += 1
+        self._reads_until = time.monotonic() + _FETCH_S
+        try:
+            while piece := await asyncio.to_thread(next, pieces, b""):
+                yield piece
+        finally:
+            self._reads -= 1
 
     # -- now and then
 
     def tend(self) -> None:
-        """Try a disk that refused again, also without new calls; and remove the calls of deleted sessions."""
+        """Try a disk that refused again, remove calls of deleted sessions, and move a long log into the file."""
         if self.failed is not None:
             self.set("probe", bytes(_PROBE_BYTES))
-            self.commit(probe=True)
-        self._tidy()
-        self.wal.tend()
+            self.commit()
+        if self._checkpoint is None or self._checkpoint.done():
+            if self._log_bytes > WAL_BYTES and self._loop is not None:
+                self._checkpoint = self._loop.create_task(asyncio.to_thread(self._move_log))
+            elif not self._reads or time.monotonic() > self._reads_until:
+                self._remove_deleted()
 
-    def _tidy(self) -> None:
-        """Remove the calls of deleted sessions, some at a time."""
-        if self._loop is not None and self.removing and (self._tidying is None or self._tidying.done()):
-            self._tidying = self._loop.create_task(self._remove())
-
-    async def _remove(self) -> None:
+    def _remove_deleted(self) -> None:
+        """Remove calls of deleted sessions for some milliseconds. Their space is used again."""
+        until = time.monotonic() + _SLICE_S
+        some = f"(SELECT number FROM calls WHERE session = ? LIMIT {_REMOVED_AT_ONCE})"
         try:
-            while self.removing and self.failed is None and self._loop is not None:
-                until = time.monotonic() + _SLICE_S
-                while self.removing and not self.wal.moving and time.monotonic() < until:
-                    self._remove_some(self.removing[0])
-                await asyncio.sleep(_REST_S)
+            while self.removing and time.monotonic() < until:
+                removed = self._database.execute(f"DELETE FROM calls WHERE number IN {some}", (self.removing[0],))
+                if removed.rowcount < _REMOVED_AT_ONCE:
+                    self.removing.popleft()
         except sqlite3.Error as e:
             log.error("deleted calls could not be removed (they are removed later): %s", trouble(e, self.path))
 
-    def _remove_some(self, session: int) -> None:
-        """Remove some calls of a deleted session; their space is used again. Raises: sqlite3.Error."""
-        database = self._database
-        some = f"(SELECT number FROM calls WHERE session = ? LIMIT {_REMOVED_AT_ONCE})"
-        with transaction(database):
-            count = database.execute(f"DELETE FROM calls WHERE number IN {some}", (session,)).rowcount
-            if count < _REMOVED_AT_ONCE:
-                database.execute("DELETE FROM deleted WHERE session = ?", (session,))
-        if count < _REMOVED_AT_ONCE:
-            self.removing.popleft()
+    def _move_log(self) -> None:
+        """Move the write-ahead log into the file. Runs in a thread."""
+        try:
+            with closing(connect(self.path)) as database:
+                database.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()  # most of the log, while commits continue
+                database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+                # The first write of a log waits for the disk. This thread may wait.
+                database.execute("UPDATE meta SET value = value WHERE name = 'format'")
+        except sqlite3.Error as e:
+            log.error("moving the write-ahead log into the store failed: %s", trouble(e, self.path))
+
+    @property
+    def _log_bytes(self) -> int:
+        log_file = self.path.with_name(FILE + "-wal")
+        return log_file.stat().st_size if log_file.exists() else 0
 
     @property
     def total_bytes(self) -> int:
         """Return the size of the store on disk."""
-        return self._number("PRAGMA page_count") * PAGE_BYTES + self.wal.size
+        return self._number("PRAGMA page_count") * PAGE_BYTES + self._log_bytes
 
     @property
     def queue_depth(self) -> int:
@@ -311,12 +256,13 @@ class Store:
 
     async def stop(self) -> None:
         """Store everything, then `close`."""
-        await self.wal.finish()  # a checkpoint locks the file
+        if self._checkpoint is not None:
+            await self._checkpoint  # it locks the file
         self.close()
 
     def close(self) -> None:
         self._loop = None
-        self.commit(probe=True)
+        self.commit()
         self.for_threads.close()
         self.reader.close()
         self._database.close()  # which moves the write-ahead log into the file
