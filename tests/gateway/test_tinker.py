@@ -240,7 +240,7 @@ async def test_an_agent_that_leaves_cancels_its_sampling(service: ScriptedTinker
     await until(lambda: len(service.calls) == 1)
     asking.cancel()
     await until(lambda: service.calls[0].cancelled)
-    assert not gateway.running
+    assert not gateway.running.calls
 
 
 async def test_a_call_past_its_deadline_is_cancelled_and_said_to_be(service: ScriptedTinker, start: Start) -> None:

@@ -194,7 +194,7 @@ async def test_an_agent_that_hangs_up_and_does_not_ask_again_cancels_the_call_at
     capture = await captured(gateway, session)
     assert capture.turns == []
     assert [(e["status"], e["type"]) for e in capture.errors] == [("aborted", "agent_gone")]
-    assert not gateway.running
+    assert not gateway.running.calls
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -73,7 +73,7 @@ async def test_an_agent_that_asks_again_does_not_join_a_call_that_is_aborted(
     renderer.render = slow  # type: ignore[method-assign]
     first = asyncio.create_task(post(session))
     await asyncio.to_thread(begun.wait, 60)
-    [call] = gateway.running
+    [call] = gateway.running.calls
     first.cancel()
     await until(lambda: not call.reply.connections)
     if why == "pause":

@@ -346,7 +346,7 @@ async def test_a_client_that_goes_away_in_the_middle_leaves_nothing(gateway: Gat
             await line.send(data)
             line.writer.transport.abort()
     await until(lambda: not gateway.connections)
-    assert not gateway.running
+    assert not gateway.running.calls
     assert (await ask(gateway, post(session)))[0] == 200
 
 

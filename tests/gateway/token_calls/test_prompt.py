@@ -114,7 +114,7 @@ async def test_a_rendering_that_is_cancelled_twice_keeps_its_history_to_itself(
             mode.executor.submit(free.wait)
         call = asyncio.ensure_future(status_of(session, "word " * SHORT_BYTES))
         await until(lambda: gateway.running.calls)
-        [running] = gateway.running
+        [running] = gateway.running.calls
         await until(lambda: running.deadline is not None)
         history, deadline = mode.histories.pin(gateway.sessions.by_id[session.session_id.encode()]), running.deadline
         running.abort(RequestError("aborted", kind="overloaded"))
@@ -163,7 +163,7 @@ async def test_a_call_that_failed_leaves_its_history_whatever_comes_meanwhile(
     engine.faults.append(Fault(status=400, gate=gate))
     failed = asyncio.ensure_future(status_of(session, *texts))
     await until(lambda: len(engine.calls) == 2)
-    [running] = gateway.running
+    [running] = gateway.running.calls
     async with history.order:
         gate.set()
         await until(lambda: history.order._waiters)
