@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field
 
+from .._servers.host_check import is_loopback
 from ..client.data import payload_id
 from ..contract import Outcome, new_session_id
 from ..errors import ConfigError, ContractError
@@ -37,8 +38,6 @@ from .settings import Count, NotNegative, Port, SettingsGroup
 if TYPE_CHECKING:
     from ..client import RolloutClient
     from ..gateway import GatewayClient
-
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class AgentSettings(SettingsGroup):
@@ -82,7 +81,7 @@ class GatewaySettings(SettingsGroup):
         """Return the agents' URLs of the gateways, given the URLs on which they listen. Raises: ConfigError."""
         if self.gateway_public_url:
             return public_urls(urls, self.gateway_public_url)
-        if self.gateway_host in LOOPBACK:
+        if is_loopback(self.gateway_host):
             return tuple(urls)
         return tuple(f"http://{own_address()}:{url.rstrip('/').rsplit(':', 1)[1]}" for url in urls)
 

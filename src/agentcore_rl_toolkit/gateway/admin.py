@@ -12,12 +12,11 @@ import struct
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 from urllib.parse import unquote
 
 import msgspec
 from aiohttp import web
-from msgspec import Meta
 
 from ..errors import GatewayError
 from ..messages.errors import NOT_JSON, RequestError
@@ -25,7 +24,7 @@ from ..messages.wire import ModelRequest
 from ..messages.wire.history import without_images
 from ..messages.wire.passthrough import check_session
 from .capture.record import FetchedHead
-from .config import SAMPLING_SERVICES, Engine, UpstreamConfig
+from .config import SAMPLING_SERVICES, UpstreamConfig
 from .context import Context
 from .engines.errors import upstream_error
 from .http.responses import decode_body
@@ -61,7 +60,7 @@ _COUNTERS = (
     "turns_invalid",  # the tokens do not fit together
     "turns_joined",  # repeated requests, answered from the record of the first
     "deadlines",
-    "tokens_cut",  # of a sampling service beyond the request
+    "tokens_cut",  # a sampling service gave more than was requested
     "store_failures",
 )
 _NO_ROUTE = (404, 405, 501)
@@ -84,7 +83,7 @@ class Names(msgspec.Struct, forbid_unknown_fields=True):
 class WeightVersion(msgspec.Struct):
     """A request to set the weight version."""
 
-    weight_version: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]  # a record has 64 bits
+    weight_version: int
     sampler: str | None = None
 
 
@@ -100,7 +99,6 @@ class AddWorker(msgspec.Struct):
 
     url: str
     worker_id: str | None = None
-    engine: Engine | None = None
     api_key: str | None = None
     api_path: str = "/v1"
     model_name: str | None = None
@@ -269,8 +267,8 @@ class Admin:
 
     async def _pause(self, request: Request) -> dict[str, Any]:
         asked = decode_body(request.body, Pause)
-        timeout_s = min(asked.timeout_s, 3600.0)
-        return await self._keep(await self._context.running.pause(in_flight=asked.in_flight, timeout_s=timeout_s))
+        running = self._context.running
+        return await self._keep(await running.pause(in_flight=asked.in_flight, timeout_s=asked.timeout_s))
 
     async def _resume(self, request: Request) -> dict[str, Any]:
         return await self._keep(self._context.running.resume())
@@ -285,16 +283,8 @@ class Admin:
         kind = self._context.engine
         if kind in SAMPLING_SERVICES:
             raise RequestError(f"engine {kind} has one service, which is set when the gateway starts", param="engine")
-        if asked.engine not in (None, kind):
-            raise RequestError(f"the servers of this gateway are of engine {kind}", param="engine")
-        upstream = UpstreamConfig(
-            url=asked.url,
-            engine=kind,
-            api_key=asked.api_key,
-            api_path=asked.api_path,
-            model_name=asked.model_name,
-        )
-        worker = router.add(upstream, asked.worker_id)
+        given = msgspec.structs.asdict(asked)
+        worker = router.add(UpstreamConfig(engine=kind, **given))
         return {"worker_id": worker.id, "url": worker.config.url, "api_path": worker.config.api_path}
 
     async def _remove_worker(self, request: Request) -> dict[str, Any]:

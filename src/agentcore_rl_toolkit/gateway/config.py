@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +22,6 @@ ADMIN_KEY_ENV = "AGENTCORE_RL_GATEWAY_ADMIN_KEY"
 BUILT_IN = Path(__file__).parents[1] / "policy" / "weights"  # the built-in policy's tokenizer and chat template
 BUILT_IN_CONTEXT = 1024
 _KEY = re.compile(r"[!-~]+")  # what fits into a header as it is
-_PATH = re.compile(r"/[A-Za-z0-9._~!$&'()*+,;=:@%/-]*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +52,6 @@ class UpstreamConfig:
             raise ConfigError(
                 f"upstream {parts.hostname!r}: give the key in AGENTCORE_RL_GATEWAY_UPSTREAM_KEY, and no query or fragment"
             )
-        if not _PATH.fullmatch(self.api_path):
-            raise ConfigError(f"api_path {self.api_path!r} of upstream {self.url!r} must look like /v1 or /openai/v3")
         if self.engine not in ENGINES:
             raise ConfigError(f"engine {self.engine!r} is not one of {', '.join(ENGINES)}")
         if self.api_key is not None and not _KEY.fullmatch(self.api_key):
@@ -136,8 +132,6 @@ class GatewayConfig:
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
-        if self.model_id == "":
-            raise ConfigError("model_id must name a model, or be left out")
         if self.admin_key is not None and not _KEY.fullmatch(self.admin_key):
             raise ConfigError("the admin key must be visible ASCII characters, without spaces, and not empty")
         if self.admin_key is None and not is_loopback(self.host):
@@ -160,13 +154,8 @@ class GatewayConfig:
             )
         if self.kind in _TOKENS_ONLY and self.model_dir is None:
             raise ConfigError("SGLang's chat gives no token ids: give --model DIR (tokenizer and chat template)")
-        if self.model_dir is None and (self.template is not None or self.parser is not None):
-            name = "template" if self.template is not None else "parser"
-            raise ConfigError(
-                f"a {name} needs a gateway that renders prompts: also give --model DIR (with the tokenizer)"
-            )
-        if self.model_dir is None and self.history == "template":
-            raise ConfigError("history template needs a gateway that renders prompts: also give --model DIR")
+        if self.model_dir is None and (self.template or self.parser or self.history == "template"):
+            raise ConfigError("a template, a parser and history=template need --model DIR (with the tokenizer)")
         if self.sampler is not None and not engines & SAMPLING_SERVICES:
             raise ConfigError("a sampler is for the engines tinker and sagemaker only")
 
@@ -174,8 +163,3 @@ class GatewayConfig:
     def kind(self) -> Engine:
         """Return the kind of the engines."""
         return self.upstreams[0].engine if self.upstreams else self.engine
-
-
-def key_from_env(name: str) -> str | None:
-    """Return a secret from the environment; the empty string counts as absent."""
-    return os.environ.get(name) or None

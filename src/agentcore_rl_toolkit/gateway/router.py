@@ -17,6 +17,7 @@ import dataclasses
 import errno
 import functools
 import io
+import itertools
 import logging
 import ssl
 import time
@@ -71,10 +72,6 @@ class StatusError(GatewayError):
         self.http_status = status
         self.headers = headers
         self.body = body
-
-
-class _WeightInfo(msgspec.Struct):
-    weight_version: str | int | None = None
 
 
 def _socket(address: Any) -> socket:
@@ -181,10 +178,10 @@ class Worker:
         route = _WEIGHTS.get(self.config.engine)
         if route is None:
             return
-        with suppress(GatewayError, *NOT_JSON):
+        with suppress(GatewayError, KeyError, *NOT_JSON):
             status, body = await self.ask(route, timeout_s=PROBE_S)
             if status == 200:
-                self.report_weights(msgspec.json.decode(body, type=_WeightInfo).weight_version)
+                self.report_weights(msgspec.json.decode(body, type=dict[str, Any])["weight_version"])
 
     async def is_up(self) -> bool:
         """Probe the server. If it is up, it takes calls again."""
@@ -254,9 +251,9 @@ class Router:
         self._back = asyncio.Event()
         self._probing: asyncio.Task[None] | None = None
         self._tasks = Tasks()
-        self._count = 0
+        self._numbers = itertools.count()
         for upstream in upstreams:
-            self.add(upstream, upstream.worker_id)
+            self.add(upstream)
 
     def start(self) -> None:
         """Open the pool of connections. Call it in the event loop."""
@@ -275,25 +272,17 @@ class Router:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.http.close()
 
-    def add(self, upstream: UpstreamConfig, worker_id: str | None = None) -> Worker:
+    def add(self, upstream: UpstreamConfig) -> Worker:
         """Add a server. A known server with this URL gets these settings and takes calls again. It keeps its key."""
-        known = self.at(upstream.url)
-        if known is not None:
-            known.use(dataclasses.replace(upstream, api_key=upstream.api_key or known.config.api_key))
-            return known
-        if worker_id is None:
-            while f"w{self._count}" in self.workers:  # a server was added under this name
-                self._count += 1
-            worker_id = f"w{self._count}"
+        for known in self.workers.values():
+            if known.config.url.rstrip("/") == upstream.url.rstrip("/"):
+                known.use(dataclasses.replace(upstream, api_key=upstream.api_key or known.config.api_key))
+                return known
+        worker_id = upstream.worker_id or f"w{next(self._numbers)}"
         if worker_id in self.workers:
             raise ConfigError(f"there is another upstream with id {worker_id}")
-        self._count += 1
         worker = self.workers[worker_id] = Worker(worker_id, upstream, self)
         return worker
-
-    def at(self, url: str) -> Worker | None:
-        """Return the server with this URL."""
-        return next((w for w in self.workers.values() if w.config.url.rstrip("/") == url.rstrip("/")), None)
 
     def drain(self, worker_id: str) -> Worker | None:
         """Send a server no further calls. `sweep` removes it when its running calls have ended."""

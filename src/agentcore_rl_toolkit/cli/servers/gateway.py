@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,7 @@ def serve(
     """
     import asyncio
 
-    from ...gateway.config import GatewayConfig, Limits, UpstreamConfig, key_from_env
+    from ...gateway.config import GatewayConfig, Limits, UpstreamConfig
     from ...gateway.service import serve as run
 
     rare = settings_of(words, _Rare)
@@ -128,7 +129,7 @@ def serve(
     if engine == "tinker":
         from ...gateway.sampling_services.tinker import KEY_ENV, service_url
 
-        key = key or key_from_env(KEY_ENV)
+        key = key or os.environ.get(KEY_ENV)
         paths = [u for u in upstreams if u.startswith("tinker://")]
         options["sampler"] = options["sampler"] or next(iter(paths), None)
         upstreams = tuple(u for u in upstreams if u not in paths) or (service_url(),)

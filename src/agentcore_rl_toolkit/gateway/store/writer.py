@@ -83,8 +83,7 @@ class Store:
         self._writes: dict[tuple[str, Any], tuple[str, Row]] = {}  # all else, by table and key: the last one counts
         self._waiting: list[asyncio.Future[str | None]] = []  # resolved when all is committed or refused
         self._scheduled = False
-        self._reads = 0
-        self._reads_until = 0.0
+        self._reads: list[float] = []  # removals wait for each until this time
         self._checkpoint: asyncio.Task[None] | None = None
         self._locked_since = 0.0
 
@@ -196,13 +195,13 @@ class Store:
     async def read(self, of: Callable[[Reader], Iterator[bytes]]) -> AsyncGenerator[bytes, None]:
         """Yield the output of an iterator over committed calls, piece by piece, from threads. Raises: GatewayError."""
         pieces = _pieces(of(self.for_threads))
-        self._reads += 1
-        self._reads_until = time.monotonic() + _FETCH_S
+        until = time.monotonic() + _FETCH_S
+        self._reads.append(until)
         try:
             while piece := await asyncio.to_thread(next, pieces, b""):
                 yield piece
         finally:
-            self._reads -= 1
+            self._reads.remove(until)
 
     # -- now and then
 
@@ -214,7 +213,7 @@ class Store:
         if self._checkpoint is None or self._checkpoint.done():
             if self._log_bytes > WAL_BYTES and self._loop is not None:
                 self._checkpoint = self._loop.create_task(asyncio.to_thread(self._move_log))
-            elif not self._reads or time.monotonic() > self._reads_until:
+            elif max(self._reads, default=0.0) < time.monotonic():
                 self._remove_deleted()
 
     def _remove_deleted(self) -> None:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -66,7 +65,6 @@ class ScriptedModel:
         self._engine = ScriptedEngine(model=model, decide=self._decide)
         self._numbers = itertools.count(1)
         self._portal = Portal("scripted-model", owner="ScriptedModel")
-        self._closing = threading.Lock()
 
     @property
     def url(self) -> str:
@@ -82,10 +80,9 @@ class ScriptedModel:
 
     def stop(self) -> None:
         """Stop at once; a second time does nothing."""
-        with self._closing:
-            if self._portal.started:
-                self._portal.call(self._engine.stop(), clean_up_s=STOP_WITHIN_S)
-            self._portal.close()
+        if self._portal.started:
+            self._portal.call(self._engine.stop(), clean_up_s=STOP_WITHIN_S)
+        self._portal.close()
 
     def __enter__(self) -> ScriptedModel:
         self.start()
