@@ -10,7 +10,6 @@ import json
 import logging
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -251,19 +250,6 @@ def test_an_iterable_that_raises_ends_its_batch_and_no_other_rollout(
     assert runtime.live == []
     with pytest.raises(ConfigError, match="without a length"):
         client.run_batch(broken())
-
-
-def test_rows_wait_for_a_thread(client: RolloutClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    start, refused = threading.Thread.start, [0]
-
-    def start_later(thread: threading.Thread) -> None:
-        if thread.name == "agentcore-rl-call" and refused[0] < 2:
-            refused[0] += 1
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", start_later)
-    assert [item.success for item in client.run_batch(iter(rows(1)), 1)] == [True]
 
 
 def test_a_row_that_its_owner_changes_afterwards_is_sent_as_it_was(

@@ -472,27 +472,6 @@ def test_unreachable_runtime_is_lost_after_the_attempts(store_url: str) -> None:
         client.invoke(script())
 
 
-def test_without_a_thread_rollouts_end_and_none_of_their_invokes_is_sent_later(
-    make_client: MakeClient, runtime: ScriptedRuntime, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    start = threading.Thread.start
-
-    def start_others(thread: threading.Thread) -> None:
-        if thread.name == "agentcore-rl-call":
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    client = make_client(max_retry_attempts=1, deadlines=Deadlines(start_s=1, confirm_s=1))
-    for ran in (0, 1):  # before and after the runtime was reached
-        with monkeypatch.context() as no_threads:
-            no_threads.setattr(threading.Thread, "start", start_others)
-            with pytest.raises(RolloutLostError, match=r"could not be reached .*can't start new thread"):
-                client.submit(script()).result(30)
-        assert client.submit(script(result={"n": 1})).result(60)["n"] == 1
-        client.flush()
-        assert len(runtime.sessions) == ran + 1
-
-
 def test_key_layout_of_the_agent_is_followed(client: RolloutClient, store_url: str) -> None:
     client.store.put("odd/place.json", b'{"n": 1}')
     reply = {"status": "processing", "s3_bucket": store_url, "result_key": "odd/place.json"}

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import json
-import logging
-import threading
 import time
 
 import pytest
 
-from agentcore_rl_toolkit.aws_errors import Fate
-from agentcore_rl_toolkit.client import transport as transport_module
-from agentcore_rl_toolkit.client.transport import MAX_REPLY_BYTES, CallError, Transport, in_thread, parse_reply
+from agentcore_rl_toolkit.client.transport import MAX_REPLY_BYTES, CallError, Transport, parse_reply
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import AgentError, InvalidResultError, RolloutError
-from agentcore_rl_toolkit.logs import WarnsOnceAMinute
 from scripted_runtime import ARN, ScriptedRuntime
 from serving import answering
 
@@ -56,24 +51,6 @@ def test_an_agent_that_streams_is_no_rollout_and_is_not_read_to_its_end() -> Non
         with pytest.raises(InvalidResultError, match="with a stream, which is not the reply of a rollout"):
             transport(url, read_timeout_s=60).invoke(new_session_id(), b"{}")
         assert time.monotonic() - began_s < 30
-
-
-async def test_a_call_that_gets_no_thread_is_an_error_at_once_and_is_not_made(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def refuse(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(transport_module, "_warnings", WarnsOnceAMinute(logging.getLogger("t")))
-    calls: list[int] = []
-    with monkeypatch.context() as no_threads:
-        no_threads.setattr(threading.Thread, "start", refuse)
-        for _ in range(2):
-            with pytest.raises(CallError, match="new thread") as caught:
-                await in_thread(calls.append, 0)
-    assert (caught.value.fate, calls) == (Fate.TRANSIENT, [])
-    assert ["new thread" in record.message for record in caplog.records if record.levelname == "WARNING"] == [True]
-    assert await in_thread(threading.get_ident) != threading.get_ident()
 
 
 @pytest.mark.parametrize(

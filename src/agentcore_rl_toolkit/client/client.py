@@ -27,12 +27,11 @@ from .pacing import shared_pacer
 from .records import Replayed, Reward, replayed
 from .rollout import Dispatcher, Rollout, Subscriber
 from .settings import Deadlines, OnFailure, Prepare, TurnsOf, WatchSettings, check_number
-from .transport import NoThreadError, Transport, in_thread
+from .transport import Transport, in_thread
 
 ENDPOINT_ENV = ("AWS_ENDPOINT_URL_BEDROCK_AGENTCORE", "AWS_ENDPOINT_URL")
 COLD_START_S = 15.0  # a slow cold start. Invokes of that length, at the full pace, are what the pool must hold
 POOL_LIMIT = 512
-NO_THREAD_S = 0.1  # pause before a thread is asked for again
 _BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 PUBLISHED_POOL_CONNECTIONS = 10  # the published default. With it, the pool follows the pace
 # Keywords that code for the published client gives to agents by name. Everything else goes into `rollout_config`.
@@ -282,11 +281,7 @@ class RolloutClient:
             attempts = {} if book is NO_LEDGER else open_ledger(dispatcher, book, resume, listed)
             while True:
                 # A generator of the caller's may block, so it is advanced in threads.
-                try:
-                    row: Any = await in_thread(next, rows, end) if listed is None else next(rows, end)
-                except NoThreadError:
-                    await asyncio.sleep(NO_THREAD_S)
-                    continue
+                row: Any = await in_thread(next, rows, end) if listed is None else next(rows, end)
                 if row is end:
                     return
                 index, payload = row

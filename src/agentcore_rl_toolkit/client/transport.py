@@ -10,7 +10,6 @@ import concurrent.futures
 import contextlib
 import http.client
 import json
-import logging
 import threading
 import urllib.error
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -23,7 +22,6 @@ from .._servers.keys import credential_of_runtime, is_here
 from ..aws_errors import Fate, Fault, look_up
 from ..contract import REFUSED, ROLLOUTS_OFF
 from ..errors import AgentCoreRLError, AgentError, ConfigError, InvalidResultError, RolloutLostError
-from ..logs import WarnsOnceAMinute
 from ..store.remote import find_session
 
 T = TypeVar("T")
@@ -43,7 +41,6 @@ NO_ROLLOUT = (
 )
 MAX_REPLY_BYTES = 2**20  # a reply has ids, a key and a status. The rest of a longer one is not read
 STORE_REFUSED = "StoreRefused"  # code of the error when the agent cannot store its record
-_warnings = WarnsOnceAMinute(logging.getLogger(__name__))
 
 
 class CallError(AgentCoreRLError):
@@ -69,17 +66,11 @@ class CallError(AgentCoreRLError):
         return self.fate is Fate.UNCERTAIN and (self.status or 0) >= 500
 
 
-class NoThreadError(CallError):
-    """The process cannot start a thread now, so the function was not called."""
-
-    fate = Fate.TRANSIENT
-
-
 async def in_thread(function: Callable[..., Any], *args: Any) -> Any:
     """Run a blocking function on a daemon thread and await its result. Cancelling the wait does not stop the function.
 
     `asyncio.to_thread` accepts no work once the process ends, which would lose the last stop requests. An asyncio future cannot
-    hold every exception, so errors come as values. Raises: NoThreadError.
+    hold every exception, so errors come as values.
     """
     done: concurrent.futures.Future[tuple[Any, BaseException | None]] = concurrent.futures.Future()
     done.set_running_or_notify_cancel()
@@ -92,10 +83,7 @@ async def in_thread(function: Callable[..., Any], *args: Any) -> Any:
 
     try:
         threading.Thread(target=work, name="agentcore-rl-call", daemon=True).start()
-    except RuntimeError as e:
-        if threading.main_thread().is_alive():  # the process has as many as it may
-            _warnings.warning("%s; see `ulimit -u` and the container's limit of processes", e)
-            raise NoThreadError(str(e)) from e
+    except RuntimeError:
         work()  # no new threads while the interpreter shuts down
     result, error = await asyncio.wrap_future(done)
     if error is not None:
