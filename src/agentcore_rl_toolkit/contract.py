@@ -143,7 +143,7 @@ def check_session_id(session_id: str) -> str:
             f"session id {short(session_id)} must be 33 to 256 ASCII characters without blanks at its ends; "
             "contract.new_session_id() makes one"
         )
-    return _check_parts(session_id, "session id")
+    return check_parts(session_id, "session id")
 
 
 def check_id(value: IdValue, name: str) -> str:
@@ -157,7 +157,7 @@ def check_id(value: IdValue, name: str) -> str:
         raise ContractError(
             f"{name} must be text or a number, got {short(value)}; name inputs by str(...) of what you have"
         )
-    return _check_parts(str(value), name)
+    return check_parts(str(value), name)
 
 
 def is_finite(value: object) -> bool:
@@ -165,21 +165,14 @@ def is_finite(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e150
 
 
-def _check_parts(text: str, name: str) -> str:
-    """Check that a key with this text is usable and is no other key. Raises: ContractError."""
-    parts, trouble = text.split("/"), ""
-    if not text:
-        trouble = "is empty: give it a name, or leave it out where a fresh one will do"
-    elif ".." in parts or "." in parts:
-        trouble = "has a part '.' or '..', which leads out of its experiment: write the name without it"
-    elif "" in parts:
-        trouble = "begins or ends with '/' or has '//', which stores read as another name: remove the extra '/'"
-    elif CONTROL.search(text):
-        trouble = "holds a control character, which not every store takes: remove it"
-    elif _SURROGATE.search(text):
-        trouble = "holds half a character (a lone surrogate): repair the text it comes from"
-    if trouble:
-        raise ContractError(f"{name} {short(text)} {trouble}")
+def check_parts(text: str, name: str) -> str:
+    """Return a key, or a part of one, unchanged. Raises: ContractError if stores would refuse it or read it as another key."""
+    unusable = CONTROL.search(text) or _SURROGATE.search(text) or len(text.encode()) > MAX_KEY_BYTES
+    if unusable or any(part in ("", ".", "..") for part in text.split("/")):
+        raise ContractError(
+            f"{name} {short(text)} must have at most {MAX_KEY_BYTES} bytes, and no empty part, no part '.' or '..', no control "
+            "character and no lone surrogate"
+        )
     return text
 
 
@@ -190,10 +183,8 @@ def result_key(exp_id: IdValue, input_id: IdValue, session_id: str) -> str:
     Raises: ContractError on an id that leads out of its experiment, and on a key too long for S3.
     """
     experiment, input_name = check_id(exp_id, "exp_id"), check_id(input_id, "input_id")
-    key = f"{experiment}/{input_name}/{_check_parts(session_id, 'session id')}{RECORD_SUFFIX}"
-    size = len(alive_key(key).encode())  # the longer one of the two
-    if size > MAX_KEY_BYTES:
-        raise ContractError(f"key of {size} bytes is longer than {MAX_KEY_BYTES}; shorten exp_id or input_id")
+    key = f"{experiment}/{input_name}/{check_parts(session_id, 'session id')}{RECORD_SUFFIX}"
+    check_parts(alive_key(key), "the key")  # the longer one of the two
     return key
 
 

@@ -154,12 +154,6 @@ def test_an_endpoint_that_is_to_be_ignored_gets_no_request(scripted: Any, config
     assert scripted.requests == []
 
 
-def test_a_session_token_under_its_old_name_is_sent(scripted: Any, configure: Configure) -> None:
-    configure(AWS_SECURITY_TOKEN="old", AWS_REGION="us-east-1")
-    open_store("the-bucket").list("e/")
-    assert scripted.requests[-1].headers["x-amz-security-token"] == "old"
-
-
 def test_a_configuration_that_cannot_be_used_is_a_clear_error(
     scripted: Any, configure: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:

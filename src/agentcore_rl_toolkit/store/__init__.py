@@ -1,4 +1,4 @@
-"""Object storage by URL: a local directory, this process's memory, S3 (and obstore's other services)."""
+"""Object storage by URL: a local directory, this process's memory, or S3."""
 
 from __future__ import annotations
 

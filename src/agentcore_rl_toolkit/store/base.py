@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from typing import TypeVar
 
 from .._portal import Portal
-from ..contract import CONTROL, MAX_KEY_BYTES
-from ..errors import AgentCoreRLError, ConfigError, ObjectExistsError, ObjectTooLargeError, StoreError
+from ..contract import check_parts
+from ..errors import AgentCoreRLError, ConfigError, ContractError, ObjectExistsError, ObjectTooLargeError, StoreError
 
 T = TypeVar("T")
 
@@ -204,17 +204,10 @@ class ObjectStore(ABC):
 
 def check_key(key: str) -> str:
     """Return the key unchanged. Raises: ConfigError when it is empty, too long, not Unicode, or could leave its folder."""
-    if not key or not isinstance(key, str):
-        raise ConfigError(f"an object key must be a non-empty string, got {key!r}")
-    if CONTROL.search(key) or any(part in ("", ".", "..") for part in key.split("/")):
-        raise ConfigError(f"object key {key!r}: no empty part, '.', '..' or control character")
     try:
-        size = len(key.encode())
-    except UnicodeEncodeError as e:
-        raise ConfigError(f"object key {key!r} is not Unicode text: {e.reason}") from e
-    if size > MAX_KEY_BYTES:
-        raise ConfigError(f"object key of more than {MAX_KEY_BYTES} bytes: {key[:80]!r}...")
-    return key
+        return check_parts(key, "object key")
+    except ContractError as e:
+        raise ConfigError(str(e)) from e
 
 
 def check_size(key: str, url: str, size: int, max_bytes: int | None) -> None:

@@ -1,4 +1,4 @@
-"""S3 and the other object stores that obstore speaks: one try per call, errors mapped, credentials and sockets on first use.
+"""S3 over obstore: one try per call, errors mapped, credentials and sockets on first use.
 
 obstore's runtime does not survive a fork. In a child of a process that used obstore, S3 goes through boto3.
 """
@@ -26,10 +26,9 @@ T = TypeVar("T")
 
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
-_TYPES = {".json": "application/json", ".alive": "application/json", ".jsonl": "application/x-ndjson"}
 # botocore renews temporary credentials 10 to 15 minutes before they expire, so every 5 minutes is often enough to ask it.
 TTL = timedelta(minutes=5)
-_used_in: set[int] = set()  # process ids. A forked child finds that of its parent
+_used_in: set[int] = set()  # process ids. A forked child has that of its parent
 _FILES = {"AWS_CONFIG_FILE": "~/.aws/config", "AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials"}
 
 
@@ -66,7 +65,7 @@ def find_provider() -> Any:
     Raises: StorePermissionError when there are no credentials; TransientStoreError when their source does not answer.
     """
     keys = os.environ.get("AWS_ACCESS_KEY_ID") and os.environ.get("AWS_SECRET_ACCESS_KEY")
-    if keys and not _default_session() and not os.environ.get("AWS_SECURITY_TOKEN"):
+    if keys and not _default_session():
         return None
     from botocore.exceptions import BotoCoreError
     from obstore.auth.boto3 import Boto3CredentialProvider
@@ -98,16 +97,14 @@ def _has_configuration(word: str = "") -> bool:
 
 
 class RemoteStore(ObjectStore):
-    """``s3://bucket/prefix`` (also ``gs://`` and ``az://``). Keys are relative to the prefix.
+    """``s3://bucket/prefix``. Keys are relative to the prefix.
 
     Endpoint and credentials are looked up on first use as botocore does, and so is the region unless it is given.
     """
 
-    def __init__(
-        self, url: str, *, scheme: str, bucket: str, prefix: str, region: str | None, default_region: str | None
-    ) -> None:
+    def __init__(self, url: str, *, bucket: str, prefix: str, region: str | None, default_region: str | None) -> None:
         super().__init__(url)
-        self._scheme, self._bucket, self._prefix = scheme, bucket, prefix
+        self._bucket, self._prefix = bucket, prefix
         self._given_region, self._default_region = region, default_region
         self._opened: tuple[int, Any] | None = None  # process and client that are open
 
@@ -118,8 +115,6 @@ class RemoteStore(ObjectStore):
     def _here(self) -> ObjectStore:
         if _used_in <= {os.getpid()}:
             return self
-        if self._scheme != "s3":
-            raise ConfigError(f"{self.url} cannot be used after a fork; start the process with the method 'spawn'")
         if self._opened is None or self._opened[0] != os.getpid():
             self._opened = (os.getpid(), self._with_boto3())
         store: BotoStore = self._opened[1]
@@ -156,39 +151,34 @@ class RemoteStore(ObjectStore):
 
         _used_in.add(os.getpid())
         _settle_at_exit()
-        # obstore's own retries are off: the retry loop is in ObjectStore.
         options: dict[str, Any] = {"connect_timeout": timedelta(seconds=5), "timeout": timedelta(minutes=10)}
-        common: dict[str, Any] = {"retry_config": {"max_retries": 0, "retry_timeout": timedelta(seconds=1)}}
-        common["client_options"] = options
-        if self._scheme != "s3":
-            return obstore.store.from_url(f"{self._scheme}://{self._bucket}", **common)
         region = self._region
         endpoint = find_endpoint(region)
         if endpoint is not None and endpoint.lower().startswith("http://"):
             # Without TLS there is no certificate to check, and reading the system's costs 7 ms of CPU per session.
             options |= {"allow_http": True, "allow_invalid_certificates": True}
-        if endpoint is not None:
-            # under this name it also wins over the environment's
-            common["aws_endpoint_url_s3"] = endpoint.rstrip("/")
+        # Under this name, the endpoint also wins over the environment's.
+        named = {} if endpoint is None else {"aws_endpoint_url_s3": endpoint.rstrip("/")}
         return obstore.store.S3Store(
             self._bucket,
             region=region,
             virtual_hosted_style_request=False,
             credential_provider=find_provider(),
             disable_bulk_delete=True,  # every S3-compatible server understands plain DELETE
-            **common,
+            client_options=options,
+            retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=1)},  # the retry loop is in ObjectStore
+            **named,
         )
 
     async def _put(self, key: str, body: bytes, create_only: bool, durable: bool) -> None:
         import obstore
 
-        content_type = _TYPES.get(os.path.splitext(key)[1], "application/octet-stream")
         # One request even for 100 MB: a multipart upload cannot be create-only.
         put = obstore.put_async(
             self._store(),
             self._prefix + key,
             body,
-            attributes={"Content-Type": content_type},
+            attributes={"Content-Type": "application/json"},
             mode="create" if create_only else "overwrite",
             use_multipart=False,
         )
@@ -198,12 +188,10 @@ class RemoteStore(ObjectStore):
         import obstore
 
         async def read() -> bytes:
-            # Two limits, because the size is known only after the first reply: a silent server must not get a large body's time.
-            async with asyncio.timeout(self.attempt_s):
+            async with asyncio.timeout(self.attempt_s):  # a silent server must not get a large body's time
                 result = await obstore.get_async(self._store(), self._prefix + key)
             check_size(key, self.url, result.meta["size"], max_bytes)
-            async with asyncio.timeout(self._limit_s(result.meta["size"])):
-                return bytes(await result.bytes_async())
+            return bytes(await result.bytes_async())
 
         return await self._mapped(key, read())
 
@@ -254,9 +242,11 @@ class RemoteStore(ObjectStore):
         from obstore import exceptions
 
         text = _headline(e)
-        names = (ValueError, exceptions.InvalidPathError, exceptions.NotSupportedError)
         # The XML of a listing cannot hold every key.
-        if isinstance(e, (*names, exceptions.UnknownConfigurationKeyError)) or "invalid list response" in text:
+        if (
+            isinstance(e, (ValueError, exceptions.InvalidPathError, exceptions.NotSupportedError))
+            or "invalid list response" in text
+        ):
             return ConfigError(f"{key!r} in {self.url}: {text}", key=key)
         status_match, code_match = _STATUS.search(text), _CODE.search(text)
         status = int(status_match[1]) if status_match else None

@@ -13,7 +13,6 @@ from .local import LocalStore  # at import, so that forked sessions do not load 
 
 # S3's general rules. Capitals, underscores and up to 255 characters are in old buckets of us-east-1 only, but they are there.
 _BUCKET = re.compile(r"(?!\d+(?:\.\d+){3}$)(?!.*\.\.)[a-zA-Z0-9][a-zA-Z0-9._-]{1,253}[a-zA-Z0-9]")
-_REMOTE = ("s3", "gs", "az")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +30,7 @@ class StoreURL:
 
 
 def parse_url(url_or_bucket: str) -> StoreURL:
-    """Read ``s3://bucket[/prefix]``, ``file:///dir``, ``memory://[name]``, ``gs://``, ``az://``, or a plain S3 bucket name.
+    """Read ``s3://bucket[/prefix]``, ``file:///dir``, ``memory://[name]``, or a plain S3 bucket name.
 
     Raises: ConfigError.
     """
@@ -50,8 +49,8 @@ def parse_url(url_or_bucket: str) -> StoreURL:
         if not path.startswith("/") or "\0" in path or ".." in path.split("/"):
             raise ConfigError(f"{url_or_bucket!r} must be file:// and an absolute path without '..'")
         return StoreURL(scheme="file", bucket="", prefix=re.sub("/+", "/", path.rstrip("/") + "/"))
-    if scheme not in (*_REMOTE, "memory"):
-        raise ConfigError(f"store URL {url_or_bucket!r}: the scheme must be s3, file, memory, gs or az")
+    if scheme not in ("s3", "memory"):
+        raise ConfigError(f"store URL {url_or_bucket!r}: the scheme must be s3, file or memory")
     bucket, _, prefix = rest.partition("/")
     parts = [part for part in prefix.split("/") if part]
     if any(part in (".", "..") for part in parts):
@@ -78,7 +77,7 @@ def open_store(url_or_bucket: str, *, region: str | None = None, default_region:
         return MemoryStore(str(url), url.bucket, url.prefix)
     from .remote import RemoteStore
 
-    place = {"scheme": url.scheme, "bucket": url.bucket, "prefix": url.prefix}
+    place = {"bucket": url.bucket, "prefix": url.prefix}
     return RemoteStore(str(url), **place, region=region, default_region=default_region)
 
 
