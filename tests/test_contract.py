@@ -137,7 +137,7 @@ def test_what_the_published_package_takes_is_taken_and_keyed_as_there(value: con
     ],
 )
 def test_ids_that_could_leave_their_place_are_refused_with_what_to_do(bad: object) -> None:
-    with pytest.raises(ContractError, match="no empty part|text or a number"):
+    with pytest.raises(ContractError, match=r"no empty part|text or a number"):
         contract.check_id(bad, "exp_id")  # type: ignore[arg-type]  # the caller may send anything
 
 

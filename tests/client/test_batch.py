@@ -22,7 +22,6 @@ from agentcore_rl_toolkit.client import BatchProgress, Deadlines, WatchSettings
 from agentcore_rl_toolkit.client.batch import error_line
 from agentcore_rl_toolkit.contract import Outcome
 from agentcore_rl_toolkit.errors import (
-    AgentCoreRLError,
     AgentError,
     ConfigError,
     RolloutLostError,
@@ -166,9 +165,9 @@ def test_a_batch_logs_its_progress_and_prints_it_on_request(
         client.map(rows(3), 1, log_interval=0)
     assert not [r for r in caplog.records if r.getMessage().startswith("batch: ")]
     outcomes = {"ok": 1, "lost": 2, "agent_error": 1}
-    about: dict[str, Any] = {"unproven": 1, "forged": 2, "causes": {"policy": 1}}
+    about: dict[str, Any] = {"causes": {"policy": 1}}
     progress = BatchProgress(total=None, done=4, ok=1, running=5, elapsed_s=6.7, outcomes=outcomes, **about)
-    text = "4 done, 1 ok, 1 agent_error, 2 lost (1 the policy's), 1 unproven, 2 forged, 5 running, 7 s"
+    text = "4 done, 1 ok, 1 agent_error, 2 lost (1 the policy's), 5 running, 7 s"
     assert str(progress) == text
     progress = BatchProgress(total=1, done=0, ok=0, running=1, elapsed_s=0.0, outcomes={})
     assert str(progress) == "0/1 done, 0 ok, 1 running, 0 s"
@@ -223,7 +222,6 @@ def test_a_batch_takes_inputs_when_there_is_room_and_holds_twice_its_limit(
         (KeyError("row 1"), KeyError),
         (SystemExit("row 1"), SystemExit),
         (concurrent.futures.CancelledError("row 1"), concurrent.futures.CancelledError),
-        (asyncio.CancelledError("row 1"), AgentCoreRLError),
     ],
     ids=repr,
 )

@@ -77,13 +77,10 @@ def test_a_forged_record_is_invalid_and_its_reward_is_never_seen(
 
 def test_records_of_agents_that_cannot_prove_are_accepted_and_counted(make_client: MakeClient) -> None:
     client = make_client()
-    entries: list[Any] = []
-    items = client.map([script(proves=False), script(), script(proves=False)], progress=entries.append)
+    items = client.map([script(proves=False), script(), script(proves=False)])
     assert [item.outcome for item in items] == [Outcome.OK] * 3
     assert [item.proof for item in items] == [Proof.UNPROVEN, Proof.PROVEN, Proof.UNPROVEN]
     assert (client.stats["proven"], client.stats["unproven"]) == (1, 2)
-    assert (entries[-1].unproven, entries[-1].forged) == (2, 0)
-    assert "2 unproven" in str(entries[-1])
 
 
 def test_with_require_proof_only_proven_records_count(make_client: MakeClient) -> None:

@@ -744,21 +744,3 @@ def test_a_rollout_ends_although_a_handler_of_the_log_raises(
     future = make_client(retries=1).submit(script())
     assert isinstance(future.exception(60), OSError)
     assert future.outcome is Outcome.LOST
-
-
-@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
-def test_a_forked_child_drops_the_client_although_a_thread_held_its_pace(
-    runtime: ScriptedRuntime, store_url: str
-) -> None:
-    client = RolloutClient(runtime.arn, store_url, "exp", endpoint_url=runtime.url)
-    client.invoke(script()).result(60)
-    with client._dispatcher.pacer._lock:
-        child = os.fork()
-        if child == 0:
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.alarm(30)
-            threading.Thread(target=client._dispatcher.abandon, daemon=True).start()
-            until(lambda: client._dispatcher not in rollout.open_dispatchers)
-            os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    client.close()

@@ -3,7 +3,6 @@
 from .batch import AsyncBatchResult, BatchItem, BatchProgress, BatchResult
 from .client import RolloutClient, export_prometheus
 from .future import RolloutFuture, as_completed
-from .ledger import FileLedger
 from .records import Replayed
 from .settings import Deadlines, WatchSettings
 
@@ -13,7 +12,6 @@ __all__ = [
     "BatchProgress",
     "BatchResult",
     "Deadlines",
-    "FileLedger",
     "Replayed",
     "RolloutClient",
     "RolloutFuture",

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import math
 import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -78,7 +77,6 @@ class BatchProgress:
 
     Attributes:
         outcomes, causes: rollouts by outcome, and failures by cause.
-        unproven: records whose origin nothing proves.
     """
 
     total: int | None
@@ -87,8 +85,6 @@ class BatchProgress:
     running: int
     elapsed_s: float
     outcomes: Mapping[str, int]
-    unproven: int = 0
-    forged: int = 0
     causes: Mapping[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -96,8 +92,6 @@ class BatchProgress:
         text = f"{self.done}{'' if self.total is None else f'/{self.total}'} done, {self.ok} ok"
         text += f", {failed}" if failed else ""
         text += f" ({self.causes[Cause.POLICY]} the policy's)" if self.causes.get(Cause.POLICY) else ""
-        text += f", {self.unproven} unproven" if self.unproven else ""
-        text += f", {self.forged} forged" if self.forged else ""
         return f"{text}, {self.running} running, {self.elapsed_s:.0f} s"
 
 
@@ -155,25 +149,23 @@ class BatchResult:
         if self._iterated:
             raise ConfigError("a batch runs once, and this one was iterated before; keep its items in a list")
         self._iterated = True
-        if not self._over:
-            self._portal.loop.call_soon_threadsafe(self._run.start)
         return _Iteration(self)
 
     __aiter__ = __iter__
 
     def __next__(self) -> BatchItem:
-        try:
-            return _taken(None if self._over else self._portal.call(self._run.next_item()), StopIteration())
-        except BaseException:  # the end, too
-            self.close()
-            raise
+        return self._opened(None if self._over else self._portal.call(self._run.next_item()), StopIteration())
 
     async def __anext__(self) -> BatchItem:
-        try:
-            return _taken(None if self._over else await self._portal.run(self._run.next_item()), StopAsyncIteration())
-        except BaseException:  # the end, too
-            self.close()
-            raise
+        item = None if self._over else await self._portal.run(self._run.next_item())
+        return self._opened(item, StopAsyncIteration())
+
+    def _opened(self, item: BatchItem | BaseException | None, end: Exception) -> BatchItem:
+        """Return an item. Raises: the error that ended the batch, or ``end``."""
+        if isinstance(item, BatchItem):
+            return item
+        self._over = True
+        raise end if item is None else item
 
     def close(self) -> None:
         """Stop what this batch started and has not finished. Returns at once. Sessions are stopped in the background."""
@@ -181,7 +173,7 @@ class BatchResult:
         self._portal.post(self._run.cancel)
 
     def __del__(self) -> None:
-        if not getattr(self, "_over", True):
+        if not self._over:
             self.close()
 
 
@@ -208,15 +200,6 @@ class _Iteration:
     __del__ = close
 
 
-def _taken(item: BatchItem | BaseException | None, end: Exception) -> BatchItem:
-    """Return an item. Raises: the error that ended the batch, or ``end``."""
-    if item is None:
-        raise end
-    if isinstance(item, BaseException):
-        raise item
-    return item
-
-
 AsyncBatchResult = BatchResult  # the published client's name of the result of `run_batch_async`
 
 
@@ -240,7 +223,6 @@ class Run:
         self._live: set[Rollout] = set()
         self._task: asyncio.Task[None] | None = None
         self._outcomes: Counter[str] = Counter()
-        self._proofs: Counter[Proof | None] = Counter()
         self._causes: Counter[str] = Counter()
         self._records = 0  # that were read
         self._wrong: AgentCoreRLError | None = None  # an error that every rollout would meet
@@ -270,11 +252,7 @@ class Run:
         except BaseException as e:  # also what the caller's iterable raises, such as SystemExit
             if is_own_cancellation(e):
                 raise
-            error = e
-            if isinstance(e, asyncio.CancelledError):  # raised as it is, it would cancel the caller's task
-                error = AgentCoreRLError(f"the payloads of the batch raised {error_line(e)}")
-                error.__cause__ = e
-            self._finished.put_nowait(error)
+            self._finished.put_nowait(e)
         finally:
             self.cancel()
 
@@ -308,7 +286,6 @@ class Run:
             if isinstance(error, AgentCoreRLError) and error.code in wrong:
                 self._wrong = self._wrong or error
             self._outcomes[str(item.outcome)] += 1
-            self._proofs[item.proof] += 1
             self._records += item.result is not None
             self._causes.update([str(item.cause)] if item.cause is not None else ())
             self._finished.put_nowait(item)
@@ -330,8 +307,6 @@ class Run:
             running=len(self._live),
             elapsed_s=now_s - self._began_s,
             outcomes=dict(self._outcomes),
-            unproven=self._proofs[Proof.UNPROVEN],
-            forged=self._proofs[Proof.FORGED],
             causes=dict(self._causes),
         )
         if due:
@@ -350,32 +325,21 @@ class Run:
 
 
 def open_ledger(
-    dispatcher: Dispatcher, ledger: FileLedger, resume: Resume, rows: Sequence[Mapping[str, Any]] | None
+    dispatcher: Dispatcher, ledger: FileLedger, resume: Resume, total: int | None
 ) -> dict[int | None, Attempt]:
     """Open a ledger, and stop the sessions in it that no row waits for. Returns the last attempt of each row.
 
-    Without `resume` the ledger is only written. Raises: ConfigError when one of `rows` is another one in the ledger.
+    Without `resume` the ledger is only written.
     """
-    total = math.inf if rows is None else len(rows)
     lines = ledger.open()
     attempts = attempts_of(lines) if resume else {}
     last = {attempt.index: attempt for attempt in attempts.values()}
-    for index, attempt in last.items():
-        if rows is not None and index is not None and index < total:
-            _check_same(attempt, index, rows[index])
     for attempt in attempts.values():
-        row_waits = attempt.outcome is None and attempt is last[attempt.index] and (attempt.index or 0) < total
+        there = total is None or (attempt.index or 0) < total
+        row_waits = there and attempt.outcome is None and attempt is last[attempt.index]
         if not attempt.stopped and not row_waits:
             dispatcher.stops.start(attempt.session_id, ledger)
     return last
-
-
-def _check_same(known: Attempt, index: int | None, payload: Mapping[str, Any]) -> None:
-    if fingerprint(payload) != known.payload:
-        raise ConfigError(
-            f"row {index} is not the one in the ledger (its payload differs); resume with the same rows in the same order, or "
-            "use another exp_id or ledger"
-        )
 
 
 def continue_from(known: Attempt, rollout: Rollout, resume: Resume, *, fixed_input: bool) -> None:
@@ -383,7 +347,11 @@ def continue_from(known: Attempt, rollout: Rollout, resume: Resume, *, fixed_inp
 
     Raises: ConfigError when the row is another one.
     """
-    _check_same(known, rollout.index, rollout.payload)
+    if fingerprint(rollout.payload) != known.payload:
+        raise ConfigError(
+            f"row {rollout.index} is not the one in the ledger (its payload differs); resume with the same rows in the same "
+            "order, or use another exp_id or ledger"
+        )
     if fixed_input and str(rollout.input_id) != str(known.input_id):
         raise ConfigError(f"row {rollout.index} has input id {rollout.input_id!r}, the ledger {known.input_id!r}")
     rollout.input_id = known.input_id

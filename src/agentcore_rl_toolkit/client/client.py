@@ -228,7 +228,7 @@ class RolloutClient:
         retries: int | None = None,
         prepare: Prepare | None = None,
         resume: Resume = False,
-        ledger: str | os.PathLike[str] | FileLedger | None = None,
+        ledger: str | os.PathLike[str] | None = None,
     ) -> BatchResult:
         """Run many rollouts. Iterate the result for `BatchItem`s in the order they finish.
 
@@ -248,7 +248,7 @@ class RolloutClient:
             resume: continue a run that a crash or Ctrl-C ended: recorded outcomes are collected, running sessions are waited for,
                 and only the rest is sent. "retry_failed" also runs again what did not end `ok`. Without a ledger on disk it
                 starts the run, so a script may always set ``resume=True``.
-            ledger: a file, or a `FileLedger`. Default with `resume`: ``runs/{exp_id}/ledger.jsonl``.
+            ledger: a file. Default with `resume`: ``runs/{exp_id}/ledger.jsonl``.
         """
         total = len(payloads) if isinstance(payloads, Sized) else None
         for name, values in (("input_ids", input_ids), ("overrides", overrides)):
@@ -266,8 +266,7 @@ class RolloutClient:
             ledger = Path("runs") / self.exp_id / "ledger.jsonl"
         book = NO_LEDGER
         if ledger is not None:
-            made = ledger if isinstance(ledger, FileLedger) else FileLedger(ledger)
-            book = self._ledgers.setdefault(os.fspath(made.path), made)
+            book = self._ledgers.setdefault(os.fspath(ledger), FileLedger(ledger))
         listed = payloads if isinstance(payloads, Sequence) else None
         for payload in listed or ():
             _check_payload(payload)
@@ -278,7 +277,7 @@ class RolloutClient:
         options["retries"] = self.retries if retries is None else retries
 
         async def rollouts() -> AsyncIterator[Rollout]:
-            attempts = {} if book is NO_LEDGER else open_ledger(dispatcher, book, resume, listed)
+            attempts = {} if book is NO_LEDGER else open_ledger(dispatcher, book, resume, total)
             while True:
                 # A generator of the caller's may block, so it is advanced in threads.
                 row: Any = await in_thread(next, rows, end) if listed is None else next(rows, end)

@@ -28,11 +28,7 @@ logger = logging.getLogger(__name__)
 
 def fingerprint(payload: Mapping[str, Any]) -> str:
     """Return a short digest of a payload, the same in every process."""
-    row = dict(payload)
-    try:
-        text = json.dumps(row, sort_keys=True, default=repr)
-    except TypeError:  # names of several types, which cannot be sorted
-        text = json.dumps(json.loads(json.dumps(row, default=repr)), sort_keys=True)
+    text = json.dumps(dict(payload), sort_keys=True, default=repr)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -76,7 +72,6 @@ class FileLedger:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self._fd: int | None = None
-        self._pid = 0  # the process that opened it
 
     def open(self) -> list[dict[str, Any]]:
         """Open the file for appending. Returns its lines. Raises: ConfigError if another process or client has it open."""
@@ -93,20 +88,16 @@ class FileLedger:
                 raise ConfigError(
                     f"the ledger {self.path} is in use by another process or client; close that one"
                 ) from e
-            content = self.path.read_bytes()
-            if content and not content.endswith(b"\n"):
-                os.write(fd, b"\n")  # ends the torn line of a crash
-            self._fd, self._pid = fd, os.getpid()
+            self._fd = fd
+            os.write(fd, b"\n")  # ends the torn line of a crash
         return list(parse_lines(self.path.read_bytes()))
 
     def append(self, line: Mapping[str, Any]) -> None:
-        """Append a line. It survives the death of this process. Raises: OSError, and then nothing of it is in the file."""
+        """Append a line. It survives the death of this process. Raises: OSError."""
         # One write of a few hundred bytes to the page cache: microseconds, so it may happen on the loop.
         if self._fd is not None:
             data = json.dumps(line).encode() + b"\n"
-            written = os.write(self._fd, data)
-            if written < len(data):  # what is torn would spoil the next line
-                os.ftruncate(self._fd, os.fstat(self._fd).st_size - written)
+            if os.write(self._fd, data) < len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
 
     def note(self, session_id: str, **line: Any) -> None:
@@ -118,10 +109,8 @@ class FileLedger:
             logger.error(text, e, extra={"session_id": session_id})
 
     def close(self) -> None:
-        """Unlock and close the file. In a forked child, the file stays locked."""
+        """Close and unlock the file."""
         if self._fd is not None:
-            if self._pid == os.getpid():  # a child's copy of the descriptor would keep the lock
-                fcntl.flock(self._fd, fcntl.LOCK_UN)
             os.close(self._fd)
             self._fd = None
 

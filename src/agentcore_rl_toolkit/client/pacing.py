@@ -112,21 +112,12 @@ class Pacer:
             self._stops.refused(now)
 
 
-_pacers: dict[tuple[str, str], Pacer] = {}  # one per agent and endpoint in this process, because the quota is per agent
-
-
-def _after_fork() -> None:
-    for pacer in _pacers.values():
-        pacer._lock = threading.RLock()  # a thread of the parent may have held it
-    _pacers.clear()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+_pacers: dict[tuple[int, str, str | None], Pacer] = {}  # by process, because a thread of a parent may hold its lock
 
 
 def shared_pacer(agent_runtime_arn: str, endpoint_url: str | None) -> Pacer:
-    """Return the process's pacer of an agent at an endpoint."""
-    return _pacers.setdefault((agent_runtime_arn, endpoint_url or ""), Pacer())
+    """Return this process's pacer of an agent at an endpoint. The quota is per agent."""
+    return _pacers.setdefault((os.getpid(), agent_runtime_arn, endpoint_url), Pacer())
 
 
 async def take_turn(ask: Callable[[float], float]) -> None:
