@@ -261,17 +261,25 @@ _CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {
 _KNOWN = tuple(field.name for field in fields(RolloutConfig) if field.name != "extra")
 
 
-def redact(value: Any, levels: float = math.inf) -> Any:
+def redact(value: Any, levels: int = MAX_DEPTH) -> Any:
     """Copy JSON-like data and replace the values of secret-looking keys. Raises: ContractError if it has more levels."""
-    try:
-        return _redact(value, levels)
-    except RecursionError:
-        raise ContractError("the payload is nested too deeply to be stored") from None
+    if type(value) in _LEAVES:  # most of a payload. The checks below cost more than they look
+        return value
+    if levels <= 0:
+        raise ContractError("the payload is nested too deeply to be stored")
+    if isinstance(value, Mapping):
+        return {
+            k: REDACTED if isinstance(k, str) and k.lower() in SECRET_KEYS and v is not None else redact(v, levels - 1)
+            for k, v in value.items()
+        }
+    if isinstance(value, (list, tuple)):
+        return [redact(v, levels - 1) for v in value]
+    return value
 
 
-def redact_payload(payload: Any, levels: float = MAX_DEPTH - 1) -> Any:
+def redact_payload(payload: Any) -> Any:
     """Copy a payload as it may be stored: redacted, and without capabilities in its `_rollout` block. Raises: ContractError."""
-    clean = redact(payload, levels)
+    clean = redact(payload, MAX_DEPTH - 1)
     block = clean.get(ROLLOUT_FIELD) if isinstance(clean, dict) else None
     if isinstance(block, dict):
         if isinstance(block.get("base_url"), str):
@@ -283,21 +291,6 @@ def redact_payload(payload: Any, levels: float = MAX_DEPTH - 1) -> Any:
 def redact_urls(text: str) -> str:
     """Return a text without the passwords and keys that URLs in it carry."""
     return _IN_URL.sub(REDACTED, text)
-
-
-def _redact(value: Any, levels: float) -> Any:
-    if type(value) in _LEAVES:  # most of a payload. The checks below cost more than they look
-        return value
-    if levels <= 0:
-        raise RecursionError
-    if isinstance(value, Mapping):
-        return {
-            k: REDACTED if isinstance(k, str) and k.lower() in SECRET_KEYS and v is not None else _redact(v, levels - 1)
-            for k, v in value.items()
-        }
-    if isinstance(value, (list, tuple)):
-        return [_redact(v, levels - 1) for v in value]
-    return value
 
 
 def _own_block(record: Mapping[str, Any] | None) -> Mapping[str, Any]:
@@ -440,15 +433,8 @@ def advise_on_calls(records: Iterable[Mapping[str, Any] | None]) -> str:
     if not found or any(calls.get("gateway") for calls in found):
         return ""
     elsewhere: Counter[str] = sum((Counter(calls.get("elsewhere")) for calls in found), Counter())
-    if not elsewhere:
-        return (
-            "no model call of the agent arrived at the gateway: it sent none with httpx, aiohttp, botocore or requests. Calls of "
-            "other libraries and programs need app.model() or a Program (docs/agents.md)"
-        )
-    places = ", ".join(f"{n} x {place}" for place, n in elsewhere.most_common(5))
+    places = ", ".join(f"{n} x {place}" for place, n in elsewhere.most_common(5)) or "none that this toolkit sees"
     hosts = sorted({place.partition("/")[0] for place in elsewhere if place.endswith("(another host)")})
     ways = [f"--model-host {host} sends these calls to the gateway" for host in hosts[:3]]
-    if any("(model " in place for place in elsewhere):
-        ways.append("--policy-model leaves these models out: give a pattern that matches them")
-    way = "; ".join(ways) or "the gateway accepts only chats"
+    way = "; ".join(ways) or "See app.model(), Program and --policy-model (docs/agents.md)"
     return f"no model call of the agent arrived at the gateway. Calls to other addresses: {places}. {way}"

@@ -124,7 +124,7 @@ async def test_leaving_an_async_batch_early_stops_every_session(
 ) -> None:
     async for _ in client.run_batch_async([{"script": {"hang": n > 0}} for n in range(6)], 6):
         break
-    await client.flush_async()
+    await asyncio.to_thread(client.flush)
     assert runtime.live == []
 
 
@@ -138,7 +138,7 @@ async def test_cancelled_consumer_stops_every_session(client: RolloutClient, run
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await client.flush_async()
+    await asyncio.to_thread(client.flush)
     assert runtime.live == []
 
 

@@ -72,16 +72,6 @@ def test_a_session_that_runs_although_every_answer_was_an_error_is_followed(
     assert runtime.sessions[future.session_id].runs == 1
 
 
-def test_of_an_agent_not_known_yet_the_invoke_is_sent_again_when_there_is_no_such_session(
-    make_client: MakeClient, runtime: ScriptedRuntime
-) -> None:
-    runtime.faults.append("500")
-    future = make_client(deadlines=QUICK).submit(script(result={"n": 1}))
-    assert future.result(60)["n"] == 1
-    assert runtime.requests["invoke"] == 2
-    assert runtime.sessions[future.session_id].runs == 1
-
-
 def test_an_agent_that_may_run_twice_is_not_asked_again_where_its_session_exists(
     make_client: MakeClient, runtime: ScriptedRuntime
 ) -> None:
@@ -96,8 +86,6 @@ def test_an_agent_that_may_run_twice_is_not_asked_again_where_its_session_exists
     assert runtime.requests["invoke"] == 2
     client.flush()
     assert runtime.live == []
-    runtime.faults.append("500")  # that one never came to be
-    assert client.submit(published(result={"n": 1})).result(60)["n"] == 1
 
 
 def test_a_batch_loses_none_of_its_rollouts_to_passing_errors(

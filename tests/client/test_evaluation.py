@@ -10,13 +10,10 @@ from typing import Any
 import prometheus_client
 import pytest
 
-from agentcore_rl_toolkit.client import BatchItem, Deadlines, RolloutClient, export_prometheus
+from agentcore_rl_toolkit.client import BatchItem, RolloutClient, export_prometheus
 from agentcore_rl_toolkit.client.evaluation import read_rows, summarize, write_results
 from agentcore_rl_toolkit.contract import ERRORS, Cause, Outcome, cause_of
 from agentcore_rl_toolkit.errors import AgentError, ConfigError
-from scripted_runtime import ScriptedRuntime
-
-from .conftest import MakeClient
 
 
 def item(
@@ -149,16 +146,12 @@ def test_subscriber_hears_the_life_of_a_rollout(client: RolloutClient) -> None:
     assert received[2][1]["outcome"] == "ok"
 
 
-def test_the_gauge_of_sessions_counts_those_that_were_accepted(
-    make_client: MakeClient, runtime: ScriptedRuntime
-) -> None:
+def test_prometheus_gets_the_counts_of_a_client(client: RolloutClient) -> None:
     registry = prometheus_client.CollectorRegistry()
-    client = make_client(deadlines=Deadlines(confirm_s=0.1))
     export_prometheus(client, registry=registry)
     future = client.invoke({"script": {"hang": True}})
     assert registry.get_sample_value("agentcore_rl_in_flight") == 1
-    runtime.faults.append("drop")  # nothing runs, and the session is stopped to be sure
-    assert client.submit({"script": {}}).exception(60) is not None
     future.cancel()
-    client.flush()
+    client.close()
     assert registry.get_sample_value("agentcore_rl_in_flight") == 0
+    assert registry.get_sample_value("agentcore_rl_rollouts_total", {"outcome": "cancelled"}) == 1

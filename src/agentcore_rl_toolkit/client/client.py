@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from .._portal import Portal
-from ..contract import IdValue, check_id, new_session_id
+from ..contract import Cause, IdValue, Outcome, check_id, new_session_id
 from ..errors import ConfigError, MissingExtraError
+from ..proof import Proof
 from ..store import open_store, parse_url
 from ..store.remote import find_region, find_session
 from .batch import BatchItem, BatchResult, ProgressHook, Resume, Run, continue_from, open_ledger, print_progress
@@ -32,7 +33,6 @@ from .transport import Transport, in_thread
 ENDPOINT_ENV = ("AWS_ENDPOINT_URL_BEDROCK_AGENTCORE", "AWS_ENDPOINT_URL")
 COLD_START_S = 15.0  # a slow cold start. Invokes of that length, at the full pace, are what the pool must hold
 POOL_LIMIT = 512
-_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 PUBLISHED_POOL_CONNECTIONS = 10  # the published default. With it, the pool follows the pace
 # Keywords that code for the published client gives to agents by name. Everything else goes into `rollout_config`.
 PASSED_BY_NAME = frozenset(
@@ -337,11 +337,6 @@ class RolloutClient:
         """
         self._dispatcher.subscribers.append(subscriber)
 
-    @property
-    def in_flight(self) -> int:
-        """Rollouts without an outcome."""
-        return len(self._dispatcher.flights())
-
     def flights(self) -> list[dict[str, Any]]:
         """Return the state of each rollout without an outcome.
 
@@ -381,10 +376,6 @@ class RolloutClient:
     def flush(self) -> list[str]:
         """Wait until all ended sessions are stopped. It has the result and the limits of `close`."""
         return self._portal.call(self._dispatcher.close_async()) if self._portal.started else []
-
-    async def flush_async(self) -> list[str]:
-        """Run `flush` without blocking."""
-        return await self._portal.run(self._dispatcher.close_async()) if self._portal.started else []
 
     def close(self) -> list[str]:
         """Cancel the rollouts in flight, stop their sessions, and end the background thread.
@@ -459,6 +450,7 @@ class RolloutClient:
         config |= {"model_id": self.model_id} if self.model_id else {}
         return Rollout(
             shared=self._dispatcher,
+            _portal=self._portal,
             payload=dict(payload),  # the caller may change its own meanwhile
             input_id=input_id,
             session_id=session_id or new_session_id(),
@@ -469,50 +461,36 @@ class RolloutClient:
 
 
 def export_prometheus(client: RolloutClient, *, registry: Any = None) -> None:
-    """Count rollouts by outcome, refusals, retries and stops, and time the stages, in a registry (default: the global one).
+    """Export the counts of a client, as in `RolloutClient.stats`, to a registry (default: the global one).
 
     Metrics: ``agentcore_rl_rollouts_total{outcome}``, ``agentcore_rl_failures_total{cause}``, ``agentcore_rl_in_flight``,
-    ``agentcore_rl_events_total{event}``, ``agentcore_rl_stage_seconds{stage}``, ``agentcore_rl_records_total{proof}``. Several
-    clients may share a registry.
+    ``agentcore_rl_events_total{event}``, ``agentcore_rl_records_total{proof}``.
 
     Raises: MissingExtraError without `prometheus-client`.
     """
     try:
         import prometheus_client as prometheus
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
     except ModuleNotFoundError as e:
         raise MissingExtraError("this needs prometheus-client:\n    pip install prometheus-client") from e
-    where: Any = prometheus.REGISTRY if registry is None else registry
-    if not hasattr(where, "_agentcore_rl"):
-        to: dict[str, Any] = {"namespace": "agentcore_rl", "registry": where}
-        where._agentcore_rl = (
-            prometheus.Counter("rollouts", "Rollouts that ended", ["outcome"], **to),
-            prometheus.Counter("failures", "Rollouts that failed, by cause", ["cause"], **to),
-            prometheus.Counter("events", "Events of rollouts", ["event"], **to),
-            prometheus.Counter("records", "Records read, by what they prove of their origin", ["proof"], **to),
-            prometheus.Gauge("in_flight", "Sessions between invoke and stop", **to),
-            prometheus.Histogram("stage_seconds", "Time in a stage", ["stage"], buckets=_BUCKETS_S, **to),
-        )
-    rollouts, failures, events, records, in_flight, stages = where._agentcore_rl
-    accepted: set[str] = set()  # sessions that the gauge counts; a session whose invoke failed is stopped, too
+    counts: dict[tuple[str, str], dict[str, str]] = {  # the name in `stats` of each value of a label
+        ("rollouts", "outcome"): {outcome: outcome for outcome in Outcome},
+        ("failures", "cause"): {cause: f"cause_{cause}" for cause in Cause},
+        ("events", "event"): {name: name for name in ("submitted", "refused", "server_errors", "retried", "stopped")},
+        ("records", "proof"): {proof: proof for proof in Proof},
+    }
 
-    def on_event(event: str, fields: Mapping[str, Any]) -> None:
-        events.labels(event).inc()
-        if fields.get("proof") is not None:
-            records.labels(str(fields["proof"])).inc()
-        if event == "accepted":
-            accepted.add(fields["session_id"])
-            in_flight.inc()
-        elif event == "stopped" and fields["session_id"] in accepted:
-            accepted.remove(fields["session_id"])
-            in_flight.dec()
-        elif event == "finished":
-            rollouts.labels(fields["outcome"]).inc()
-            if fields["cause"] is not None:
-                failures.labels(str(fields["cause"])).inc()
-            for stage, seconds in fields["stages"].items():
-                stages.labels(stage).observe(seconds)
+    class Collector:
+        def collect(self) -> Iterator[Any]:
+            stats = client.stats
+            for (name, label), values in counts.items():
+                family = CounterMetricFamily(f"agentcore_rl_{name}", f"{name}, by {label}", labels=[label])
+                for value, counted in values.items():
+                    family.add_metric([str(value)], stats.get(counted, 0))
+                yield family
+            yield GaugeMetricFamily("agentcore_rl_in_flight", "rollouts without an outcome", len(client.flights()))
 
-    client.subscribe(on_event)
+    (registry or prometheus.REGISTRY).register(Collector())
 
 
 def _for_the_agent(

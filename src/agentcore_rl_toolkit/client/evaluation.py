@@ -39,7 +39,6 @@ class EvalSummary:
         low, high, low_ok, high_ok: 95 % confidence intervals over inputs (`interval`). Means are over inputs, too.
         causes, policy_failures: failures by cause, and the policy's by their kind.
         failures: rollouts that failed, without failures of the policy. Any of these shows that something is broken.
-        solved_once: share of inputs with a reward of 1 or more among their scored rollouts.
         pass_at, pass_all: `pass_rates`.
         metrics: means of the numbers that agents returned with the reward.
         errors: exceptions by class.
@@ -61,7 +60,6 @@ class EvalSummary:
     mean_ok: float | None
     low_ok: float | None
     high_ok: float | None
-    solved_once: float | None
     elapsed_s: float
     pass_at: Mapping[int, float] = field(default_factory=dict)
     pass_all: Mapping[int, float] = field(default_factory=dict)
@@ -193,7 +191,6 @@ def summarize(
         mean_ok=mean_ok,
         low_ok=low_ok,
         high_ok=high_ok,
-        solved_once=statistics.fmean(max(r) >= 1.0 for r in scores.values()) if scores else None,
         elapsed_s=elapsed_s,
         pass_at=pass_at,
         pass_all=pass_all,

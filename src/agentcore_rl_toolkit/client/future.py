@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from .._portal import Portal, result_of
@@ -22,6 +23,7 @@ from .watcher import Watcher
 logger = logging.getLogger(__name__)
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class RolloutFuture:
     """The result of one rollout, now or later. Thread-safe. Sync and async use may be mixed.
 
@@ -45,20 +47,22 @@ class RolloutFuture:
     stage: Stage = Stage.QUEUE
     timeout_s: float | None = None
     sent_s: float = 0.0  # time of the last invoke
-
     raise_failures: bool = False
-
-    def __init__(self, portal: Portal) -> None:
-        self._portal = portal
-        self._created_s = self._entered_s = time.monotonic()
-        self._spent_s: dict[Stage, float] = {}
-        self._ended_s: float | None = None
-        self._task: asyncio.Task[Verdict] | None = None  # the life of the rollout
-        self._watcher: Watcher | None = None
-        self._verdict: Verdict | None = None  # the first one; `_done` follows on the client's thread
-        self._verdict_lock = threading.RLock()  # the garbage collector may end a batch inside any statement
-        self._done: concurrent.futures.Future[Verdict] = concurrent.futures.Future()
-        self._accepted: concurrent.futures.Future[bool] = concurrent.futures.Future()  # False: it ended before
+    _portal: Portal
+    _created_s: float = field(default_factory=time.monotonic)
+    _entered_s: float = field(default_factory=time.monotonic)
+    _spent_s: dict[Stage, float] = field(default_factory=dict)
+    _ended_s: float | None = None
+    _task: asyncio.Task[Verdict] | None = None  # the life of the rollout
+    _watcher: Watcher | None = None
+    _verdict: Verdict | None = None  # the first one; `_done` follows on the client's thread
+    _verdict_lock: Any = field(
+        default_factory=threading.RLock
+    )  # a garbage collector may end a batch inside any statement
+    _done: concurrent.futures.Future[Verdict] = field(default_factory=concurrent.futures.Future)
+    _accepted: concurrent.futures.Future[bool] = field(
+        default_factory=concurrent.futures.Future
+    )  # False: it ended before
 
     # ---- state
 

@@ -42,7 +42,6 @@ from ..contract import (
     ROLLOUT_FIELD,
     RUNS_ONCE_FIELD,
     Cause,
-    IdValue,
     Outcome,
     Stage,
     alive_key,
@@ -98,13 +97,8 @@ class Rollout(RolloutFuture):
 
     shared: Dispatcher
     payload: Mapping[str, Any]
-    input_id: IdValue
-    session_id: str
     config: Mapping[str, Any]
-    deadlines: Deadlines
-    raise_failures: bool = False
     retries: int = 0
-    timeout_s: float | None = None
     prepare: Prepare | None = None
     index: int | None = None
     ledger: FileLedger = NO_LEDGER
@@ -114,9 +108,6 @@ class Rollout(RolloutFuture):
     call: asyncio.Future[bytes] | None = None
     errors: list[CallError] = field(default_factory=list)
     stop: asyncio.Task[bool] | None = None
-
-    def __post_init__(self) -> None:
-        super().__init__(self.shared.portal)
 
     # ---- the whole rollout
 
@@ -409,30 +400,14 @@ class Rollout(RolloutFuture):
             raise self._timed_out()
         why = "the reply to the invoke was lost"
         if failed:
-            if await self._may_send_again():
+            # A second delivery does no harm if the agent runs once per session.
+            if self.shared.runs_once and self._sends_left():
+                await asyncio.sleep(backoff_s(len(self.errors), first_s=0.5, most_s=10.0))
                 return False
             times = sum(each.server_error for each in self.errors)
             why = f"the runtime failed to handle the invoke ({error}; {times} times)"
         text = f"{why}, and no heartbeat or record appeared within {confirm_s:g} s; the session is being stopped"
         raise RolloutLostError(text, code=error and error.code) from (error and error.__cause__)
-
-    async def _may_send_again(self) -> bool:
-        """Return True if the same invoke may be sent again, after a 500 or 503 and no sign of life.
-
-        It may if the agent runs once per session, or if the runtime has no such session. Otherwise the session is stopped.
-        """
-        if not self._sends_left():
-            return False
-        if not self.shared.runs_once:
-            await take_turn(self.shared.pacer.try_stop)
-            try:
-                if await within(in_thread(self.shared.transport.stop, self.session_id), self.deadlines.stop_s):
-                    return False
-            except (AgentCoreRLError, TimeoutError) as e:
-                logger.info("the runtime did not report whether it has the session: %s", e)
-                return False
-        await asyncio.sleep(backoff_s(len(self.errors), first_s=0.5, most_s=10.0))
-        return True
 
     async def _read(self) -> Verdict | None:
         """Read the record, check its proof, and return the verdict. Return None if the record does not exist."""

@@ -157,17 +157,17 @@ class RemoteStore(ObjectStore):
         if endpoint is not None and endpoint.lower().startswith("http://"):
             # Without TLS there is no certificate to check, and reading the system's costs 7 ms of CPU per session.
             options |= {"allow_http": True, "allow_invalid_certificates": True}
-        # Under this name, the endpoint also wins over the environment's.
-        named = {} if endpoint is None else {"aws_endpoint_url_s3": endpoint.rstrip("/")}
+        more: dict[str, Any] = {"client_options": options}
+        if endpoint is not None:
+            more["aws_endpoint_url_s3"] = endpoint.rstrip("/")  # under this name it also wins over the environment's
         return obstore.store.S3Store(
             self._bucket,
             region=region,
             virtual_hosted_style_request=False,
             credential_provider=find_provider(),
             disable_bulk_delete=True,  # every S3-compatible server understands plain DELETE
-            client_options=options,
             retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=1)},  # the retry loop is in ObjectStore
-            **named,
+            **more,
         )
 
     async def _put(self, key: str, body: bytes, create_only: bool, durable: bool) -> None:
