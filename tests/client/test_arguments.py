@@ -6,13 +6,12 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from agentcore_rl_toolkit.client import RolloutClient
 from agentcore_rl_toolkit.contract import Outcome
-from agentcore_rl_toolkit.errors import ConfigError, ContractError
+from agentcore_rl_toolkit.errors import ConfigError
 from scripted_runtime import ARN, ScriptedRuntime
 
 from .conftest import MakeClient
@@ -62,17 +61,6 @@ def test_a_batch_checks_its_values_before_anything_starts(client: RolloutClient,
     assert runtime.requests["invoke"] == 0
 
 
-def test_a_list_of_payloads_is_checked_before_anything_starts(client: RolloutClient, runtime: ScriptedRuntime) -> None:
-    rows: list[Any] = [{"script": {}}, "row 1"]
-    with pytest.raises(ConfigError, match="a payload must be a mapping, got str"):
-        client.run_batch(rows)
-    with pytest.raises(ContractError, match="input_id"):
-        client.run_batch(rows[:1] * 2, input_ids=["a", "../b"])
-    with pytest.raises(ConfigError, match="got str"):
-        list(client.run_batch(iter(rows), 1))
-    assert runtime.requests["invoke"] <= 1
-
-
 def test_an_id_that_is_too_long_for_a_file_is_refused_before_the_invoke(
     client: RolloutClient, runtime: ScriptedRuntime
 ) -> None:
@@ -109,12 +97,7 @@ def test_missing_credentials_say_what_to_export(runtime: ScriptedRuntime, tmp_pa
     assert error.startswith("no credentials: export")
 
 
-@pytest.mark.parametrize(("ignored", "url"), [("false", "http://127.0.0.1:9"), ("true", None)])
-def test_the_environments_endpoint_is_used_unless_it_is_to_be_ignored(
-    monkeypatch: pytest.MonkeyPatch, ignored: str, url: str | None
-) -> None:
+def test_the_environments_endpoint_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL_BEDROCK_AGENTCORE", "http://127.0.0.1:9")
-    monkeypatch.setenv("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", ignored)
     with RolloutClient(ARN, "memory://endpoints", "exp") as client:
-        assert client.endpoint_url == url
-        assert (client.agentcore_client.meta.endpoint_url == "http://127.0.0.1:9") is (url is not None)
+        assert client.endpoint_url == client.agentcore_client.meta.endpoint_url == "http://127.0.0.1:9"

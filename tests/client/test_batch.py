@@ -302,17 +302,6 @@ def test_an_exception_without_a_text_is_an_item_like_others(client: RolloutClien
     assert (item.outcome, item.error, type(item.exception)) == (Outcome.LOST, "Mute:", Mute)
 
 
-def test_sys_exit_in_a_progress_hook_ends_its_batch_alone(client: RolloutClient, runtime: ScriptedRuntime) -> None:
-    def hook(progress: BatchProgress) -> None:
-        sys.exit("enough")
-
-    with pytest.raises(SystemExit, match="enough"):
-        list(client.run_batch([*rows(1), {"script": {"hang": True}}], progress=hook))
-    assert client.submit(rows(1)[0]).result(60)
-    client.flush()
-    assert runtime.live == []
-
-
 def test_a_progress_hook_that_raises_anything_else_is_logged(
     client: RolloutClient, caplog: pytest.LogCaptureFixture
 ) -> None:

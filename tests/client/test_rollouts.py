@@ -7,13 +7,11 @@ import concurrent.futures
 import itertools
 import logging
 import math
-import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -227,26 +225,6 @@ def test_waits_never_end_a_rollout(client: RolloutClient) -> None:
     assert list(as_completed([slow, quick])) == [quick, slow]
     assert slow.wait() is True
     assert (slow.ok, quick.ok, quick.result()["status_code"]) == (True, False, 500)
-
-
-@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
-def test_waits_of_a_forked_child_are_refused(client: RolloutClient) -> None:
-    running, ended = client.invoke(script(hang=True)), client.submit(script(result={"n": 1}))
-    assert ended.wait(60)
-    child = os.fork()
-    if child == 0:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(30)  # ends this process if a wait does not end
-        waits: list[Callable[[], object]] = [running.result, running.wait, running.exception]
-        for wait in (*waits, lambda: list(as_completed([ended, running]))):
-            try:
-                wait()
-                os._exit(1)
-            except ConfigError as e:
-                if "make one in the child" not in str(e):
-                    os._exit(2)
-        os._exit(0 if ended.result()["n"] == 1 and list(as_completed([ended])) == [ended] else 3)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_as_completed_has_ended_rollouts_in_the_order_of_their_ends(client: RolloutClient) -> None:
@@ -569,12 +547,6 @@ def test_sys_exit_in_a_subscriber_or_a_callback_ends_nothing(client: RolloutClie
     assert runtime.live == []
 
 
-def test_sys_exit_in_a_reward_is_the_error_of_one_record(client: RolloutClient) -> None:
-    client.submit(script(result={"rewards": 1.0})).result(60)
-    (replayed,) = client.replay(lambda record, payload: sys.exit("reward"))
-    assert "SystemExit: reward" in str(replayed.error)
-
-
 def test_one_record_is_the_result_of_one_rollout(client: RolloutClient, store_url: str) -> None:
     reply = {"status": "processing", "s3_bucket": store_url, "result_key": "exp/own/p.json"}
     first = client.invoke(script(reply=reply, hang=True))
@@ -699,20 +671,6 @@ def test_close_does_not_wait_for_an_invoke_that_hangs(make_client: MakeClient, r
     assert time.monotonic() - began_s < 30  # an invoke may take five minutes
     assert future.outcome is Outcome.CANCELLED
     assert runtime.live == []
-
-
-def test_replies_that_drip_without_end_keep_neither_their_places_nor_their_sessions(
-    make_client: MakeClient, runtime: ScriptedRuntime, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("agentcore_rl_toolkit.client.stops.CONNECT_TIMEOUT_S", 0.1)
-    runtime.faults.extend(["drip"] * 2)
-    client = make_client(max_pool_connections=2, deadlines=Deadlines(start_s=1.0, confirm_s=0.1))
-    dripping = [client.submit(script(hang=True, heartbeat=False)) for _ in range(2)]
-    assert client.submit(script(result={"n": 1})).result(60)["n"] == 1  # it waits for a place
-    for future in dripping:
-        assert isinstance(future.exception(60), RolloutLostError)
-    until(lambda: runtime.live == [])
-    assert client.close() == []
 
 
 def test_ctrl_c_that_another_thread_receives_ends_as_completed(client: RolloutClient) -> None:

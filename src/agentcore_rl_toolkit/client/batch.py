@@ -18,7 +18,7 @@ from ..errors import AgentCoreRLError, ConfigError, RolloutError, text_of
 from ..proof import Proof
 from .ledger import Attempt, FileLedger, attempts_of, fingerprint
 from .rollout import Dispatcher, Rollout
-from .transport import STORE_REFUSED, is_own_cancellation
+from .transport import STORE_REFUSED
 
 logger = logging.getLogger(__name__)
 
@@ -250,8 +250,6 @@ class Run:
                 self._check_settings()
                 await self._slots.acquire()
         except BaseException as e:  # also what the caller's iterable raises, such as SystemExit
-            if is_own_cancellation(e):
-                raise
             self._finished.put_nowait(e)
         finally:
             self.cancel()
@@ -290,8 +288,6 @@ class Run:
             self._causes.update([str(item.cause)] if item.cause is not None else ())
             self._finished.put_nowait(item)
             self._report()
-        except BaseException as e:  # nothing may end the loop of all rollouts
-            self._finished.put_nowait(e)
         finally:
             self._slots.release()
 
@@ -315,9 +311,7 @@ class Run:
         try:
             if self.hook is not None:
                 self.hook(progress)
-        except (SystemExit, KeyboardInterrupt):  # ends the batch
-            raise
-        except BaseException:
+        except Exception:
             logger.exception("the progress hook of a batch raised")
 
 

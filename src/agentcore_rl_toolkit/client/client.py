@@ -118,9 +118,7 @@ class RolloutClient:
         self.watch = watch or WatchSettings()
         self.on_failure: OnFailure = on_failure
         self.retries = retries
-        ignored = os.environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() == "true"
-        configured = filter(None, () if ignored else map(os.environ.get, ENDPOINT_ENV))
-        self.endpoint_url = endpoint_url or next(configured, None)
+        self.endpoint_url = endpoint_url or next(filter(None, map(os.environ.get, ENDPOINT_ENV)), None)
         self.store = self.watch.store or open_store(s3_bucket, default_region=self.region)
 
         pool = max_pool_connections
@@ -268,10 +266,6 @@ class RolloutClient:
         if ledger is not None:
             book = self._ledgers.setdefault(os.fspath(ledger), FileLedger(ledger))
         listed = payloads if isinstance(payloads, Sequence) else None
-        for payload in listed or ():
-            _check_payload(payload)
-        for input_id in input_ids or ():
-            check_id(input_id or "made up", "input_id")
         dispatcher, rows, end = self._dispatcher, enumerate(payloads), object()
         options: dict[str, Any] = {"timeout_s": timeout, "prepare": prepare, "ledger": book}
         options["retries"] = self.retries if retries is None else retries

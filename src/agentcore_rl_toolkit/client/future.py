@@ -160,7 +160,6 @@ class RolloutFuture:
         if self._verdict is not None:
             return True
         self._portal.refuse_own_thread()
-        _ = self._portal.loop  # raises in a forked child, where the wait would not end
         try:
             result_of(self._done, timeout)
         except concurrent.futures.TimeoutError:
@@ -182,9 +181,7 @@ class RolloutFuture:
         def call(_: object) -> None:
             try:
                 callback(self)
-            except BaseException as e:
-                if not isinstance(e, Exception) and not self._portal.on_own_thread:
-                    raise
+            except BaseException:  # even a SystemExit must not keep other callbacks from their call
                 logger.exception("a done callback of a rollout raised")
 
         self._done.add_done_callback(call)
@@ -297,7 +294,6 @@ def as_completed(futures: Iterable[RolloutFuture], timeout: float | None = None)
     ended: list[concurrent.futures.Future[RolloutFuture]] = [concurrent.futures.Future() for _ in waiting]
     places = deque(ended)
     for future in waiting:
-        _ = future.done() or future._portal.loop  # raises in a forked child, where the wait would not end
         future.add_done_callback(lambda done: places.popleft().set_result(done))
     for number, place in enumerate(ended):
         try:

@@ -34,7 +34,6 @@ from ..errors import (
 )
 from ..proof import Proof, check
 from ..store import ObjectStore
-from .transport import is_own_cancellation
 
 READS_AT_ONCE = 64
 REPLAY_READ_S, REPLAY_LIST_S = 120.0, 1_800.0
@@ -190,9 +189,7 @@ async def _replay(store: ObjectStore, key: str, exp_id: str, max_bytes: int, rew
                 scored = extract_reward({"rewards": await value if inspect.isawaitable(value) else value})
                 if scored is None:
                     raise ContractError("the reward returned None")
-        except BaseException as e:  # the reward is user code: one record it fails on is data
-            if is_own_cancellation(e):
-                raise
+        except Exception as e:  # the reward is user code: one record it fails on is data
             kind = type(e).__name__
             error = AgentError(f"the reward raised {kind}: {text_of(e)}", error_type=kind, key=key)
             error.__cause__ = e

@@ -69,7 +69,7 @@ from .pacing import Pacer, take_turn
 from .records import READS_AT_ONCE, Verdict, read_record
 from .settings import RETRYABLE, Deadlines, Prepare, TurnsOf, WatchSettings
 from .stops import Stops
-from .transport import CallError, Transport, in_thread, is_own_cancellation, parse_reply, within
+from .transport import CallError, Transport, in_thread, parse_reply, within
 from .watcher import Waiter, Watcher
 
 logger = logging.getLogger("agentcore_rl_toolkit.client")
@@ -138,15 +138,10 @@ class Rollout(RolloutFuture):
             over = known if known is not None and known.outcome is not None else None
             try:
                 verdict = await (self._attempt(known) if over is None else self._read_known(over))
-            except AgentCoreRLError as e:
+            except Exception as e:
+                if not isinstance(e, AgentCoreRLError):  # `prepare` is user code
+                    logger.error("rollout failed inside the client", exc_info=e, extra={"session_id": self.session_id})
                 verdict = Verdict(error=e)
-            except BaseException as e:  # `prepare` is user code and may raise anything
-                if is_own_cancellation(e):
-                    raise
-                logger.error("rollout failed inside the client", exc_info=e, extra={"session_id": self.session_id})
-                lost = RolloutLostError(f"prepare raised {type(e).__name__}")
-                lost.__cause__ = e
-                verdict = Verdict(error=e if isinstance(e, Exception) else lost)
             # If an earlier process died before it sent the invoke, the attempt does not count.
             unsent = known is not None and not known.accepted_s and verdict.outcome is Outcome.LOST
             retries_left -= not unsent
@@ -372,9 +367,7 @@ class Rollout(RolloutFuture):
             async with asyncio.timeout(COUNT_S):
                 count = self.shared.turns_of(self.session_id)
                 return await count if inspect.isawaitable(count) else count
-        except BaseException as e:  # the caller's function
-            if is_own_cancellation(e):
-                raise
+        except Exception as e:  # the caller's function
             logger.warning("model calls could not be counted: %s", e, extra={"session_id": self.session_id})
             return None
 
@@ -556,9 +549,7 @@ class Dispatcher:
     def invoke(self, session_id: str, body: bytes) -> asyncio.Future[bytes]:
         """Send one invoke, after `wait_for_turn`."""
         call: asyncio.Future[bytes] = asyncio.ensure_future(in_thread(self.transport.invoke, session_id, body))
-        # A reply that drips without end must not keep its place.
-        in_time = asyncio.ensure_future(asyncio.wait([call], timeout=self.deadlines.start_s))
-        in_time.add_done_callback(lambda _: self._calls.release())
+        call.add_done_callback(lambda _: self._calls.release())
         return call
 
     # ---- stores and proofs

@@ -13,7 +13,7 @@ from ..logs import WarnsOnceAMinute
 from ..store import backoff_s
 from .ledger import FileLedger
 from .pacing import Pacer, take_turn
-from .transport import CONNECT_TIMEOUT_S, CallError, Transport, in_thread, within
+from .transport import CallError, Transport, in_thread, within
 
 logger = logging.getLogger(__name__)
 
@@ -71,9 +71,7 @@ class Stops:
             early = False
             if invoke is not None and not invoke.done():  # the session might start after its stop
                 hurry = asyncio.ensure_future(self._hurry.wait())
-                # Without a byte of the reply, an invoke ends within this time.
-                limit_s = self._transport.read_timeout_s + CONNECT_TIMEOUT_S
-                await asyncio.wait((invoke, hurry), timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait((invoke, hurry), return_when=asyncio.FIRST_COMPLETED)
                 early = hurry.done()
                 hurry.cancel()
             async with self._places:

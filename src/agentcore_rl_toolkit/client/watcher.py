@@ -23,7 +23,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..contract import ALIVE_SUFFIX, RECORD_SUFFIX, alive_key
 from ..errors import (
@@ -50,20 +50,13 @@ Endings = Callable[[Sequence[str]], Mapping[str, str] | None]
 LATE_S = 2.0  # a round this late means that the process did not run, and as a rule its agents did not either
 
 
-@dataclass(frozen=True, kw_only=True)
-class LookCost:
-    """The cost of looking, which decides how often it happens.
+class LookCost(NamedTuple):
+    """The cost of looking, which decides how often it happens."""
 
-    Attributes:
-        interval_s: the shortest pause between two rounds.
-        page: lines of a listing that cost as much as one more request.
-        list_s, head_s: pause for each page listed and each key read.
-    """
-
-    interval_s: float
-    page: int
-    list_s: float
-    head_s: float
+    interval_s: float  # the shortest pause between two rounds
+    page: int  # lines of a listing that cost as much as one more request
+    list_s: float  # pause for each page listed
+    head_s: float  # pause for each key read
 
 
 # Four LISTs per second cost 0.07 dollars per hour. A HEAD costs a twelfth of a LIST.
@@ -123,7 +116,6 @@ class Watcher:
         self._lines = 0  # length of the last listing of the experiment
         self._pages = self._heads = 0  # requests since the last pause
         self._keys_until_s = -math.inf  # keys are read one by one before this time
-        self._unseen = False  # the last round failed or came late
         self._failures = 0  # rounds that failed in a row
         self._task: asyncio.Task[None] | None = None
         self.trouble: Exception | None = None  # the error of the last round
@@ -174,11 +166,9 @@ class Watcher:
         round_s, check_s, late_s = 0.0, 0.0, math.inf
         while self._waiters:
             began_s = time.monotonic()
-            self._unseen = self._unseen or began_s > late_s
             if began_s >= round_s:
-                pause_s = await self._try_round(began_s)
-                round_s = time.monotonic() + pause_s
-            if began_s >= check_s and not self._unseen:
+                round_s = await self._try_round(began_s, began_s > late_s) + time.monotonic()
+            if began_s >= check_s and self.trouble is None:
                 await self._check_silence(began_s)
                 check_s = began_s + CHECK_S
             now_s = time.monotonic()
@@ -186,13 +176,14 @@ class Watcher:
             late_s = now_s + pause_s + LATE_S
             await asyncio.sleep(pause_s)
 
-    async def _try_round(self, began_s: float) -> float:
+    async def _try_round(self, began_s: float, late: bool) -> float:
         """Make one round. Returns the pause until the next one."""
+        unseen = late or self.trouble is not None
         self._pages = self._heads = 0
         try:
-            await self._round(began_s)
+            blind = await self._round(began_s)
         except Exception as e:  # the rollouts in flight need the next round after any error
-            self._failures, self._unseen, self.trouble = self._failures + 1, True, e
+            self._failures, self.trouble = self._failures + 1, e
             level = logging.WARNING if self._failures in (1, 10, 100) else logging.DEBUG
             text = "listing the results under %s failed (%d in a row): %s"
             logger.log(level, text, self._root, self._failures, e, exc_info=not isinstance(e, AgentCoreRLError))
@@ -202,11 +193,15 @@ class Watcher:
                     each.__cause__ = e.__cause__
                     self._settle(waiter, each)
             return backoff_s(self._failures, first_s=max(0.1, self._interval_s), most_s=LONGEST_PAUSE_S)
-        self._failures, self.trouble, self._unseen = 0, None, time.monotonic() - began_s > LOOK_TIMEOUT_S
+        self._failures, self.trouble = 0, None
+        now_s = time.monotonic()
+        for waiter in self._waiters.values() if unseen or now_s - began_s > LOOK_TIMEOUT_S else blind:
+            waiter.stamp_changed_s = now_s  # its agent may not have been able to show life either
         return max(self._interval_s, self._pages * self._cost.list_s + self._heads * self._cost.head_s)
 
-    async def _round(self, began_s: float) -> None:
-        blind: dict[Waiter, Exception] = {}  # the rollouts that this round does not show
+    async def _round(self, began_s: float) -> Mapping[Waiter, Exception]:
+        """Look at all rollouts. Return those that could not be looked at. Raises: the error, if these are all."""
+        blind: dict[Waiter, Exception] = {}
         if began_s >= self._keys_until_s:
             inputs = {waiter.prefix for waiter in self._waiters.values()}
             pages = max(1, math.ceil(self._lines / self._cost.page))
@@ -219,31 +214,25 @@ class Watcher:
                 if isinstance(error, StorePermissionError) or not isinstance(error, StoreError):
                     level = logging.WARNING if self._keys_until_s == -math.inf else logging.DEBUG
                     self._keys_until_s = began_s + UNLISTABLE_S
-                    trace = None if isinstance(error, AgentCoreRLError) else error
-                    text = "%s cannot be listed (%s); single keys are requested instead"
-                    logger.log(level, text, self._root, error, exc_info=trace)
+                    logger.log(level, "%s cannot be listed (%r); single keys are requested instead", self._root, error)
                     break
         if began_s < self._keys_until_s:
             blind = await self._each(self._look_at, list(self._waiters.values()))
         if blind and len(blind) >= len(self._waiters):
             raise next(iter(blind.values()))
-        for waiter in self._waiters.values() if self._unseen else blind:
-            waiter.stamp_changed_s = began_s  # its agent may not have been able to show life either
+        return blind
 
     async def _each(self, look: Callable[[Any], Awaitable[object]], places: Iterable[Any]) -> dict[Any, Exception]:
         """Look at each of these places. Returns those for which that failed, with the error."""
         gate = asyncio.Semaphore(REQUESTS_AT_ONCE)
-        failed: dict[Any, Exception] = {}
 
         async def one(place: Any) -> None:
             async with gate:
-                try:
-                    await look(place)
-                except Exception as e:  # the other places are still checked
-                    failed[place] = e
+                await look(place)
 
-        await asyncio.gather(*map(one, places))
-        return failed
+        listed = list(places)
+        ends = await asyncio.gather(*map(one, listed), return_exceptions=True)
+        return {place: end for place, end in zip(listed, ends, strict=True) if isinstance(end, Exception)}
 
     async def _list(self, prefix: str) -> None:
         listed = await self._store.list_async(prefix, timeout_s=LOOK_TIMEOUT_S)
@@ -308,7 +297,11 @@ class Watcher:
         async def check(waiter: Waiter) -> None:
             silent_s = began_s - waiter.stamp_changed_s
             if not await self._look_at(waiter):
-                self._settle(waiter, _silent(waiter, silent_s))
+                text = (
+                    f"no sign of life for {silent_s:.0f} s and no record: the session died, or the agent stopped running or "
+                    "writes to another place (local runtime: --store). Its log at the runtime has the cause"
+                )
+                self._settle(waiter, RolloutLostError(text, key=waiter.key))
 
         judged = [w for w in self._waiters.values() if w.expects_life or w.seen_life.is_set()]
         failed = await self._each(check, [w for w in judged if began_s - w.stamp_changed_s > w.silence_s])
@@ -340,14 +333,3 @@ class Watcher:
         elif waiter.ended:
             self._settle(waiter, RolloutLostError(f"{gone[waiter]}, and left no record", key=waiter.key))
         waiter.ended = True
-
-
-def _silent(waiter: Waiter, silent_s: float) -> RolloutLostError:
-    why = "the session died, or the agent stopped running"
-    if not waiter.seen_life.is_set():
-        why = (
-            "the session died at once, or its agent writes elsewhere: to another endpoint, or to a directory that is private "
-            "to the session (local runtime: --store)"
-        )
-    text = f"no sign of life for {silent_s:.0f} s and no record: {why}. Its log at the runtime has the cause"
-    return RolloutLostError(text, key=waiter.key)
