@@ -55,7 +55,6 @@ REFUSALS: dict[str | None, tuple[int, str, str]] = {
 }
 # status, error name, body of an answer; None: the connection is closed without one
 Answer = tuple[int, str, bytes] | None
-DRIP = "drip"
 
 
 @dataclass(kw_only=True)
@@ -110,9 +109,8 @@ class ScriptedRuntime:
         sessions: by session id, all that were ever started.
         requests: counts by operation: invoke, stop, and "unknown" for everything else.
         faults: what to do with the next invokes, in order: a name in `REFUSALS` (answer so and start nothing), "500_after"
-            (start the agent, then answer 500), "drip" (start the agent, then answer a byte at a time without end), "drop"
-            (close the connection without an answer and without starting anything), "drop_after" (start the agent, then close),
-            "hang" (never answer), None (nothing special).
+            (start the agent, then answer 500), "drop" (close the connection without an answer and without starting anything),
+            "drop_after" (start the agent, then close), "hang" (never answer), None (nothing special).
         stop_faults: the same for stops.
         stops_end: while it is not set, stops wait for it.
         max_sessions: live sessions before 402.
@@ -192,8 +190,6 @@ class ScriptedRuntime:
             self._closed.wait()
         if fault in ("drop_after", "hang"):
             return None
-        if fault == "drip":
-            return 200, DRIP, b""
         return _error(*REFUSALS["500"]) if fault == "500_after" else answer
 
     def _forward(self, agent_url: str, session_id: str, body: bytes) -> Answer:
@@ -317,16 +313,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.connections.discard(self.connection)
         super().finish()
 
-    def _drip(self, session_id: str) -> None:
-        """Send a byte of a reply now and then, until the session is stopped."""
-        self.send_response(200)
-        self.send_header("Content-Length", "100000")
-        self.end_headers()
-        runtime = self.server.runtime
-        while not (runtime.sessions[session_id].stopped or runtime._closed.wait(0.05)):
-            self.wfile.write(b" ")
-        self.close_connection = True
-
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         session_id = self.headers.get(SESSION_HEADER, "")
@@ -335,9 +321,6 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         status, error, content = answer
-        if error == DRIP:
-            self._drip(session_id)
-            return
         headers = {"Content-Type": "application/json", "Content-Length": str(len(content)), SESSION_HEADER: session_id}
         self.send_response(status)
         for name, value in {**headers, "x-amzn-ErrorType": error}.items():
