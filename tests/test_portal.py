@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import errno
 import os
 import signal
 import threading
@@ -34,34 +33,6 @@ def test_results_and_errors_come_through_and_its_own_thread_is_refused() -> None
         portal.call(broken())
     with pytest.raises(ConfigError, match="would wait for itself"):
         portal.call(inside())
-    portal.close()
-
-
-def test_a_portal_that_got_no_thread_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    portal = Portal("test-portal")
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", full)
-        with pytest.raises(RuntimeError, match="new thread"):
-            portal.call(fine())
-        assert not portal.started
-    assert portal.call(fine()) == 7
-    portal.close()
-
-
-def test_a_portal_that_got_no_loop_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full() -> asyncio.AbstractEventLoop:
-        raise OSError(errno.EMFILE, "too many open files")
-
-    portal = Portal("test-portal")
-    with monkeypatch.context() as patch:
-        patch.setattr(asyncio.events, "new_event_loop", full)
-        with pytest.raises(OSError, match="too many open files"):
-            portal.call(fine())
-        assert not portal.started
-    assert portal.call(fine()) == 7
     portal.close()
 
 
@@ -110,7 +81,6 @@ def test_a_closed_portal_leaves_no_thread_and_says_what_was_closed() -> None:
 def test_a_forked_child_gets_a_fresh_loop_or_is_told_to_make_its_owner_anew(owner: str | None, exit_code: int) -> None:
     portal = Portal("test-portal", owner=owner)
     portal.call(fine())
-    portal._lock.acquire()  # as if another thread of the parent were just starting the loop
     child = os.fork()
     if child == 0:
         try:
@@ -119,7 +89,6 @@ def test_a_forked_child_gets_a_fresh_loop_or_is_told_to_make_its_owner_anew(owne
             os._exit(3 if "make one in the child" in str(e) else 4)
         finally:
             os._exit(5)
-    portal._lock.release()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == exit_code
     portal.close()
 

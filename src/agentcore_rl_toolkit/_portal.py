@@ -13,7 +13,6 @@ import functools
 import os
 import threading
 import time
-import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -24,8 +23,6 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 LONGEST_SLEEP_S = 1.0  # sleep of a thread that waits for a result. Ctrl-C takes at most this long.
-
-_portals: weakref.WeakSet[Portal] = weakref.WeakSet()
 
 
 def result_of(future: concurrent.futures.Future[T], timeout_s: float | None = None) -> T:
@@ -59,7 +56,6 @@ class Portal:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pid = 0
         self._closed = False
-        _portals.add(self)
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -76,11 +72,12 @@ class Portal:
                 return self._loop
             if self._loop is not None and self._owner is not None:
                 raise ConfigError(f"the {self._owner} was used before this process forked; make one in the child")
-            started: concurrent.futures.Future[asyncio.AbstractEventLoop] = concurrent.futures.Future()
-            thread = threading.Thread(target=self._run, args=(started,), name=self._name, daemon=True)
+            runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+            loop = runner.get_loop()
+            thread = threading.Thread(target=self._run, args=(runner,), name=self._name, daemon=True)
             thread.start()
-            self._loop, self._thread, self._pid = started.result(), thread, os.getpid()
-            return self._loop
+            self._loop, self._thread, self._pid = loop, thread, os.getpid()
+            return loop
 
     @property
     def started(self) -> bool:
@@ -177,24 +174,8 @@ class Portal:
         if threading.current_thread() is not thread:
             thread.join(timeout=10)
 
-    def _run(self, started: concurrent.futures.Future[asyncio.AbstractEventLoop]) -> None:
-        asyncio._set_running_loop(None)  # instrumentation may give a thread that of its starter
-        runner = asyncio.Runner()
-        try:
-            loop = runner.get_loop()
-        except BaseException as e:  # such as too many open files
-            started.set_exception(e)
-            return
-        started.set_result(loop)
+    def _run(self, runner: asyncio.Runner) -> None:
         with runner:  # it cancels what is left, and closes the loop
             while not self._closed:  # user code may stop the loop, and so does a task that raises SystemExit
                 with contextlib.suppress(BaseException):
-                    loop.run_forever()
-
-
-def _after_fork() -> None:
-    for portal in list(_portals):
-        portal._lock = threading.RLock()  # the parent may have held it at the moment of the fork
-
-
-os.register_at_fork(after_in_child=_after_fork)
+                    runner.get_loop().run_forever()

@@ -60,14 +60,6 @@ def test_sessions_per_minute_bind_when_lower_than_requests() -> None:
     assert granted == pytest.approx(10, abs=2)
 
 
-def test_a_refused_start_does_not_use_up_the_session_quota() -> None:
-    pacer = Pacer()
-    pacer.join("client", 1000, 60)
-    assert pacer.try_start(0.0) == 0
-    pacer.start_refused(0.0)
-    assert pacer.try_start(5.0) == 0
-
-
 def test_lowest_limit_of_all_members_wins_until_it_leaves() -> None:
     pacer = Pacer()
     pacer.join("fast", 100, None)

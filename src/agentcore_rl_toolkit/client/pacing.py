@@ -41,10 +41,6 @@ class RateBucket:
         """Use the next slot."""
         self._due_s = max(self._due_s, now) + 1.0 / self.rate(now)
 
-    def refund(self, now: float) -> None:
-        """Give one slot back: the event was refused, so it did not count."""
-        self._due_s -= 1.0 / self.rate(now)
-
     def refused(self, now: float) -> None:
         """Halve the rate and drop the burst credit, at most once per `DECREASE_SPACING_S`."""
         if now - self._changed_s < DECREASE_SPACING_S:
@@ -104,7 +100,6 @@ class Pacer:
         """Slow down after a 429 or 402 to an invoke."""
         with self._lock:
             self._invokes.refused(now)
-            self._sessions.refund(now)
 
     def stop_refused(self, now: float) -> None:
         """Slow down after a 429 to a stop."""

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable
 
 from .._servers.tasks import Tasks
-from ..logs import WarnsOnceAMinute
 from ..store import backoff_s
 from .ledger import FileLedger
 from .pacing import Pacer, take_turn
@@ -41,7 +40,6 @@ class Stops:
         self._tasks = Tasks()
         self._places, self._pace = asyncio.Semaphore(STOPS_AT_ONCE), asyncio.Lock()
         self._hurry = asyncio.Event()  # stops no longer wait for the invokes of their sessions
-        self._warnings = WarnsOnceAMinute(logger)
 
     def start(
         self, session_id: str, ledger: FileLedger, invoke: asyncio.Future[bytes] | None = None
@@ -68,14 +66,12 @@ class Stops:
     async def _stop(self, session_id: str, ledger: FileLedger, invoke: asyncio.Future[bytes] | None) -> bool:
         ended = False
         try:
-            early = False
             if invoke is not None and not invoke.done():  # the session might start after its stop
                 hurry = asyncio.ensure_future(self._hurry.wait())
                 await asyncio.wait((invoke, hurry), return_when=asyncio.FIRST_COMPLETED)
-                early = hurry.done()
                 hurry.cancel()
             async with self._places:
-                ended = await self._send(session_id) and (invoke is None or invoke.done() or not early)
+                ended = await self._send(session_id) and (invoke is None or invoke.done())
         finally:
             if ended:
                 self.left.pop(session_id, None)
@@ -105,7 +101,6 @@ class Stops:
                 error, pause_s = e, self._stop_s
             spent_s += time.monotonic() - began_s + pause_s
             if spent_s > self._stop_s:
-                ids = {"session_id": session_id}
-                self._warnings.warning("session %s could not be stopped: %s", session_id, error, extra=ids)
+                logger.info("session %s could not be stopped: %s", session_id, error, extra={"session_id": session_id})
                 return False
             await asyncio.sleep(pause_s)

@@ -209,17 +209,15 @@ class Transport:
                 text = f"the reply to the invoke broke off: {e}"
                 raise CallError(text, code=type(e).__name__, session_id=session_id) from e
 
-    def stop(self, session_id: str) -> bool:
-        """Stop a session. Returns False if the runtime has no such session. Raises as `invoke`."""
+    def stop(self, session_id: str) -> None:
+        """Stop a session, unless the runtime has no such session. Raises as `invoke`."""
         client = self.client
         try:
             client.stop_runtime_session(runtimeSessionId=session_id, **self._address)
         except Exception as e:
             error = self._error(e, client, session_id)
-            if error.code == "ResourceNotFoundException":
-                return False
-            raise error from e
-        return True
+            if error.code != "ResourceNotFoundException":
+                raise error from e
 
     def endings(self, session_ids: Sequence[str]) -> Mapping[str, str] | None:
         """Ask a local runtime which of these sessions have ended, and why. Returns None for any other. AWS gets no request.

@@ -181,9 +181,7 @@ class ObjectStore(ABC):
                 known = isinstance(e, AgentCoreRLError) and not isinstance(e, TransientStoreError)
                 if known or isinstance(e, (asyncio.CancelledError, KeyboardInterrupt, SystemExit)):
                     raise
-                # A try that the end cut short shows less than the one before it.
-                cut = isinstance(e, TimeoutError) and left_s < self.attempt_s
-                fault = fault if fault is not None and cut else e
+                fault = fault if fault is not None and isinstance(e, TimeoutError) else e
             failures += 1
             delay_s = backoff_s(failures)
             spent_s = time.monotonic() - started_s

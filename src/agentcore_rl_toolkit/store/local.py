@@ -40,7 +40,6 @@ _TRANSIENT = {
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _NAME_BYTES = 255  # limit on Linux and macOS
-_LONG_NAME = f"a file name has at most {_NAME_BYTES} bytes; shorten its id"
 _TEMP = re.compile(r"\.tmp-[0-9a-f]{16}")
 _SESSION = ".session-"  # begins the names of sessions' folders
 
@@ -56,7 +55,7 @@ class LocalStore(ObjectStore):
         """Check a key, and the length of its parts. Raises: ConfigError."""
         check_key(key)
         if max(len(part.encode()) for part in key.split("/")) > _NAME_BYTES:
-            raise ConfigError(f"{key[:80]!r}... in {self.url}: {_LONG_NAME}")
+            raise ConfigError(f"{key[:80]!r}...: a part of a key has at most {_NAME_BYTES} bytes; shorten its id")
 
     async def _put(self, key: str, body: bytes, create_only: bool, durable: bool) -> None:
         def write() -> None:
@@ -128,12 +127,7 @@ class LocalStore(ObjectStore):
             return StorePermissionError(f"no access to {where}: {e}", key=key)
         if e.errno in _TRANSIENT:
             return TransientStoreError(f"{where}: {e}", ambiguous=False, key=key)
-        text = str(e)
-        if isinstance(e, (NotADirectoryError, IsADirectoryError)):
-            text = f"it is a folder and an object at once: {e}"
-        elif e.errno == errno.ENAMETOOLONG:
-            text = _LONG_NAME
-        return StoreError(f"{where}: {text}", permanent=True, key=key)
+        return StoreError(f"{where}: {e}", permanent=True, key=key)
 
 
 class SessionFolder:
@@ -189,10 +183,9 @@ def _write(path: str, body: bytes, create_only: bool, durable: bool) -> None:
         except FileNotFoundError:
             os.makedirs(folder, exist_ok=True)
             fd = os.open(temp, _CREATE, 0o644)
-        with open(fd, "wb", buffering=0) as file:
-            view = memoryview(body)
-            while view:
-                view = view[file.write(view) :]
+        with open(fd, "wb") as file:
+            file.write(body)
+            file.flush()
             if durable:
                 os.fsync(file.fileno())
         if create_only:
