@@ -85,7 +85,7 @@ def configure_logging(level: int = logging.INFO, *, everything: bool = False, st
 
 
 class WarnsOnceAMinute:
-    """Warnings of one kind: those in the minute after one are INFO, and the next one, or `end`, counts them."""
+    """Warnings of one kind: those in the minute after one are INFO, and the next one counts them."""
 
     def __init__(self, logger: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
         self._logger = logger
@@ -100,17 +100,9 @@ class WarnsOnceAMinute:
             self._since += 1
             self._logger.info(message, *arguments, extra=extra)
             return
-        self._logger.warning(message + self._counted(), *arguments, extra=extra)
+        counted = f" ({self._since} more since the last such line)" if self._since else ""
+        self._logger.warning(message + counted, *arguments, extra=extra)
         self._warned_s, self._since = now_s, 0
-
-    def end(self, message: str) -> None:
-        """Log how often it happened since the last warning, in ``message`` with one %d. Nothing if it did not."""
-        if self._since:
-            self._logger.warning(message, self._since)
-        self._warned_s, self._since = None, 0
-
-    def _counted(self) -> str:
-        return f" ({self._since} more since the last such line)" if self._since else ""
 
 
 def _json_handler(stream: IO[str] | None) -> logging.Handler:

@@ -306,7 +306,7 @@ def test_a_progress_hook_that_raises_anything_else_is_logged(
     client: RolloutClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     def hook(progress: BatchProgress) -> None:
-        raise GeneratorExit("not the batch's")
+        raise ValueError("not the batch's")
 
     assert [item.success for item in client.run_batch(rows(2), progress=hook)] == [True, True]
     assert caplog.text.count("the progress hook of a batch raised") == 2

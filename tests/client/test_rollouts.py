@@ -6,7 +6,6 @@ import asyncio
 import concurrent.futures
 import itertools
 import logging
-import math
 import signal
 import subprocess
 import sys
@@ -155,13 +154,6 @@ def test_the_error_of_a_timeout_names_the_limit_that_passed(make_client: MakeCli
     assert "deadline run_s=0.3 passed (stage: run, " in str(item.error)
     (item,) = make_client().run_batch([script(hang=True)], timeout=0.4)
     assert "Timeout after 0.4s" in str(item.error)
-
-
-def test_deadlines_are_finite() -> None:
-    with pytest.raises(ConfigError, match="start_s must be a finite number"):
-        Deadlines(start_s=math.inf)
-    with pytest.raises(ConfigError, match="None is no limit"):
-        Deadlines(run_s=math.inf)
 
 
 @pytest.mark.parametrize("loops", [True, False])
@@ -512,19 +504,12 @@ def test_an_exception_of_prepare_is_the_end_of_its_rollout_only(
 
 def test_a_prepare_that_fails_is_a_failed_attempt(client: RolloutClient, runtime: ScriptedRuntime) -> None:
     async def prepare(session_id: str, attempt: int) -> dict[str, Any]:
-        inner = asyncio.ensure_future(asyncio.Event().wait())
         if attempt == 1:
-            inner.cancel()
-            await inner
-        if attempt == 2:
             raise KeyError("x")
-        inner.cancel()
         return {}
 
-    (item,) = client.run_batch([script()], retries=2, prepare=prepare)
-    assert (item.outcome, item.attempt, runtime.runs) == (Outcome.OK, 3, 1)
-    (item,) = client.run_batch([script()], prepare=prepare)
-    assert (item.outcome, item.error) == (Outcome.LOST, "prepare raised CancelledError")
+    (item,) = client.run_batch([script()], retries=1, prepare=prepare)
+    assert (item.outcome, item.attempt, runtime.runs) == (Outcome.OK, 2, 1)
 
 
 def test_a_prepare_that_never_returns_ends_its_rollout(make_client: MakeClient) -> None:

@@ -149,6 +149,8 @@ class BatchResult:
         if self._iterated:
             raise ConfigError("a batch runs once, and this one was iterated before; keep its items in a list")
         self._iterated = True
+        if not self._over:
+            self._portal.loop.call_soon_threadsafe(self._run.start)
         return _Iteration(self)
 
     __aiter__ = __iter__

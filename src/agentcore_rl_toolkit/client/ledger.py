@@ -80,15 +80,13 @@ class FileLedger:
             fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                self.proof_key = kept_key(self.path.with_name(self.path.name + ".key"))
-            except BaseException as e:
+            except BlockingIOError as e:
                 os.close(fd)
-                if not isinstance(e, BlockingIOError):
-                    raise
                 raise ConfigError(
                     f"the ledger {self.path} is in use by another process or client; close that one"
                 ) from e
             self._fd = fd
+            self.proof_key = kept_key(self.path.with_name(self.path.name + ".key"))
             os.write(fd, b"\n")  # ends the torn line of a crash
         return list(parse_lines(self.path.read_bytes()))
 
@@ -131,10 +129,8 @@ def kept_key(path: Path) -> ProofKey:
         return made
     try:
         return ProofKey(bytes.fromhex(path.read_text()))
-    except OSError as e:
-        raise ConfigError(f"the proof key {path} cannot be read: {e}") from e
-    except ValueError as e:
-        text = f"{path} holds no proof key; remove it, and sessions that still run will count as unproven"
+    except (OSError, ValueError) as e:
+        text = f"{path} holds no proof key ({e}); remove it, and sessions that still run will count as unproven"
         raise ConfigError(text) from e
 
 

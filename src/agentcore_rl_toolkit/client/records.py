@@ -79,22 +79,15 @@ def judge(
         promised: the agent promised to prove its records, so a record without a proof is a forgery too.
         required: a record without a proof is refused.
     """
-    proof, why = Proof.UNPROVEN, None
-    if secret is not None:
-        proof = check(body, key, secret)
-        proof = Proof.FORGED if proof is Proof.UNPROVEN and promised else proof
-    if proof is Proof.FORGED:
-        why = (
-            f"the record at {key!r} does not prove that it comes from its session: something else wrote or changed it. "
-            "Find out who may write to the store, and run the rollout again"
-        )
-    elif proof is Proof.UNPROVEN and required:
-        why = (
-            f"nothing proves that the record at {key!r} comes from its session, and require_proof=True asks for that. "
-            "Its agent may run another toolkit or an older one, or the session was started with another proof_key"
-        )
-    if why is not None:
-        return Verdict(error=InvalidResultError(why, key=key, cause=Cause.INFRASTRUCTURE), proof=proof)
+    proof = Proof.UNPROVEN if secret is None else check(body, key, secret)
+    if proof is Proof.UNPROVEN and promised and secret is not None:
+        proof = Proof.FORGED
+    if proof is Proof.FORGED or (proof is Proof.UNPROVEN and required):
+        why = "something else wrote or changed it. Find out who may write to the store"
+        if proof is Proof.UNPROVEN:
+            why = "require_proof=True asks for a proof, and its agent, perhaps of another toolkit, wrote none"
+        text = f"the record at {key!r} does not prove that it comes from its session: {why}"
+        return Verdict(error=InvalidResultError(text, key=key, cause=Cause.INFRASTRUCTURE), proof=proof)
     record, error = None, None
     try:
         record = parse_record(body)

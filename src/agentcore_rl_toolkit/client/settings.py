@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, fields
 from typing import Any, Literal
@@ -66,11 +65,7 @@ class Deadlines:
 
     def __post_init__(self) -> None:
         for each in fields(self):
-            value, optional = getattr(self, each.name), "None" in str(each.type)
-            check_number(each.name, value, at_least=0, optional=optional)
-            if value == math.inf:
-                limits = "None is no limit" if optional else "it always has a limit"
-                raise ConfigError(f"{each.name} must be a finite number of seconds; {limits}")
+            check_number(each.name, getattr(self, each.name), at_least=0, optional="None" in str(each.type))
 
 
 @dataclass(frozen=True, kw_only=True)
