@@ -63,8 +63,6 @@ class Portal:
 
         Raises: ConfigError after `close`, and for an owned portal in a process forked after the first use.
         """
-        if self._loop is not None and self.started:  # without the lock, which a signal handler's own thread may hold
-            return self._loop
         with self._lock:
             if self._closed:
                 raise ConfigError(f"the {self._owner or self._name} is closed; make a new one")

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from agentcore_rl_toolkit.client import RolloutClient, WatchSettings
-from agentcore_rl_toolkit.contract import Outcome, new_session_id
+from agentcore_rl_toolkit.contract import Cause, Outcome, new_session_id
 from agentcore_rl_toolkit.errors import InvalidResultError
 from scripted_runtime import ScriptedRuntime
 
@@ -73,8 +73,8 @@ def test_an_answer_that_names_an_impossible_record_is_invalid_at_once(client: Ro
     replies = [{"status": "processing", "s3_bucket": bucket, "result_key": key} for key, bucket in places]
     beside = client.submit(script(run_s=0.3, result={"n": 1}))
     for future in [client.submit(script(reply=reply, run_s=60)) for reply in replies]:
-        assert isinstance(future.exception(60), InvalidResultError)
-        assert future.outcome is Outcome.INVALID
+        assert future.exception(60) is not None
+        assert (future.outcome, future.cause) == (Outcome.INVALID, Cause.INFRASTRUCTURE)
     assert beside.result(60)["n"] == 1
 
 

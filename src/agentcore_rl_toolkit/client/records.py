@@ -112,11 +112,8 @@ async def read_record(store: ObjectStore, key: str, within_s: float, *, max_byte
         except ObjectNotFoundError:
             return None
         except ObjectTooLargeError as e:
-            raise InvalidResultError(
-                f"the record is too large: {e}. The agent should store large data elsewhere and return its key; "
-                "WatchSettings(max_record_bytes=) sets the limit",
-                key=key,
-            ) from e
+            text = f"the record is too large: {e}. Return a key of the data, or raise WatchSettings(max_record_bytes=)"
+            raise InvalidResultError(text, key=key) from e
         except StoreError as e:
             if e.permanent:
                 raise

@@ -41,7 +41,6 @@ from ..contract import (
     REFERENCE_FIELD,
     ROLLOUT_FIELD,
     RUNS_ONCE_FIELD,
-    Cause,
     Outcome,
     Stage,
     alive_key,
@@ -311,12 +310,8 @@ class Rollout(RolloutFuture):
         shared, now_s = self.shared, time.monotonic()
         limits = (now_s, self.deadlines.run_s), (self.sent_s, self.timeout_s)
         ends_s = min((since_s + limit_s for since_s, limit_s in limits if limit_s is not None), default=None)
-        try:
-            check_key(self.result_key)
-            watcher = self._watcher = shared.watcher(self)
-        except ConfigError as e:
-            text = f"no record can be at {self.result_key!r} in {self.s3_bucket!r}: {e}"
-            raise InvalidResultError(text, cause=Cause.INFRASTRUCTURE) from e
+        check_key(self.result_key)
+        watcher = self._watcher = shared.watcher(self)
         period_s: Any = (self.reply or {}).get("heartbeat_s")  # a promise of the agent
         promised = isinstance(period_s, (int, float)) and 0 < period_s < math.inf
         silence_s = shared.watch.lost_after_s
