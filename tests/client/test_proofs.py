@@ -88,7 +88,7 @@ def test_with_require_proof_only_proven_records_count(make_client: MakeClient) -
     items = client.map([script(proves=False), script()])
     assert [item.outcome for item in items] == [Outcome.INVALID, Outcome.OK]
     assert items[0].result is None
-    assert "require_proof=True asks for that" in str(items[0].error)
+    assert "require_proof=True asks for a proof" in str(items[0].error)
     assert "forged" not in client.stats
 
 
@@ -176,5 +176,5 @@ def test_the_key_beside_a_ledger_is_for_its_owner_only(make_client: MakeClient, 
     assert key.read_text() == text
     key.write_text("nonsense")
     client = make_client()
-    with pytest.raises(ConfigError, match="holds no proof key; remove it"):
+    with pytest.raises(ConfigError, match="remove it, and sessions"):
         client.map([script()], ledger=ledger, resume=True)
