@@ -277,9 +277,9 @@ def redact(value: Any, levels: int = MAX_DEPTH) -> Any:
     return value
 
 
-def redact_payload(payload: Any) -> Any:
+def redact_payload(payload: Any, levels: int = MAX_DEPTH - 1) -> Any:
     """Copy a payload as it may be stored: redacted, and without capabilities in its `_rollout` block. Raises: ContractError."""
-    clean = redact(payload, MAX_DEPTH - 1)
+    clean = redact(payload, levels)
     block = clean.get(ROLLOUT_FIELD) if isinstance(clean, dict) else None
     if isinstance(block, dict):
         if isinstance(block.get("base_url"), str):

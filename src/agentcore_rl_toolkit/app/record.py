@@ -232,7 +232,7 @@ def success_body(info: RolloutInfo, result: Any, *, max_bytes: int) -> tuple[byt
     given.setdefault("status_code", 200)
     given.setdefault("stop_reason", "end_turn")
     if given.get(ROLLOUT_FIELD) is not None:
-        given |= redact_payload({ROLLOUT_FIELD: given[ROLLOUT_FIELD]}, math.inf)  # the encoder names the path
+        given |= redact_payload({ROLLOUT_FIELD: given[ROLLOUT_FIELD]}, 2 * MAX_DEPTH)  # the encoder names the path
     status = given["status_code"]
     ok = isinstance(status, int) and not isinstance(status, bool) and 200 <= status < 300
     outcome = Outcome.OK if ok else Outcome.AGENT_ERROR
