@@ -119,7 +119,10 @@ def write_wheel(folder: Path) -> Path:
     network and no build tools. Raises: ConfigError when this toolkit runs without being installed.
     """
     title, contents = _contents()
-    record = "".join(f"{name},sha256={_digest(data)},{len(data)}\n" for name, data in contents.items())
+    record = ""
+    for name, data in contents.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+        record += f"{name},sha256={digest},{len(data)}\n"
     contents[f"{title}.dist-info/RECORD"] = f"{record}{title}.dist-info/RECORD,,\n".encode()
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / f"{title}-py3-none-any.whl"
@@ -168,7 +171,3 @@ def _below(folder: Path) -> Iterator[Path]:
         hidden = any(part.startswith(".") or part == "__pycache__" for part in parts)
         if path.is_file() and not hidden and path.suffix not in _COMPILED:
             yield path
-
-
-def _digest(data: bytes) -> str:
-    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
