@@ -79,12 +79,10 @@ class Portal:
 
     @property
     def started(self) -> bool:
-        """True while the loop runs in this process."""
         return self._loop is not None and not self._closed and self._pid == os.getpid()
 
     @property
     def on_own_thread(self) -> bool:
-        """True on the loop's thread."""
         return threading.current_thread() is self._thread
 
     def refuse_own_thread(self) -> None:

@@ -28,7 +28,6 @@ class Child:
     def __init__(
         self, name: str, words: Sequence[str], log: Path, environment: Mapping[str, str], error: type[AgentCoreRLError]
     ) -> None:
-        """Start it without waiting for it."""
         self.name, self.log, self._error = name, log, error
         self._file = log.with_suffix(".ready.json")
         self._file.unlink(missing_ok=True)

@@ -26,7 +26,6 @@ _ANY = ("0.0.0.0", "::", "localhost")
 
 
 def make() -> str:
-    """Make a random key."""
     return secrets.token_urlsafe(24)
 
 

@@ -40,7 +40,6 @@ def bind(host: str, port: int, *, listening: bool = False) -> socket.socket:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Open a listening socket. Raises: ConfigError as `bind`."""
     return bind(host, port, listening=True)
 
 
@@ -70,7 +69,6 @@ async def break_off(send: Any) -> None:
 
 
 def url_of(sock: socket.socket) -> str:
-    """Return the address of a listening socket."""
     host, port = sock.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 

@@ -17,7 +17,6 @@ class Tasks(set[asyncio.Task[Any]]):
         return task
 
     async def cancel(self) -> None:
-        """Cancel all, and wait for their end."""
         tasks = list(self)
         for task in tasks:
             task.cancel()

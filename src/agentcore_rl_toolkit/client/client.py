@@ -505,6 +505,5 @@ def _for_the_agent(
 
 
 def _check_payload(payload: Any) -> None:
-    """Check that a payload is a mapping. Raises: ConfigError."""
     if not isinstance(payload, Mapping):
         raise ConfigError(f"a payload must be a mapping, got {type(payload).__name__}")
