@@ -107,7 +107,7 @@ class Pacer:
             self._stops.refused(now)
 
 
-_pacers: dict[tuple[int, str, str | None], Pacer] = {}  # by process, because a thread of a parent may hold its lock
+_pacers: dict[tuple[int, str, str | None], Pacer] = {}  # one set per process: a thread of the parent may hold a lock
 
 
 def shared_pacer(agent_runtime_arn: str, endpoint_url: str | None) -> Pacer:
