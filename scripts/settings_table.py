@@ -183,7 +183,6 @@ MEANINGS: dict[str, str] = {
     "wandb_group": "Group of Weights & Biases",
     "extra_flags": "More options of slime",
     # verl
-    "max_empty_prompts": "Prompts in a row without a usable group that end the run",
     "gateway_cumulative_token_mode": "Accepted, without effect",
     "gateway_renderer_model_family": "Accepted, without effect",
     # trl
@@ -191,7 +190,6 @@ MEANINGS: dict[str, str] = {
     "policy_url": "Engine that gets the weights; none if TRL syncs to vLLM",
     "policy_engine": "Kind of this engine",
     "max_weights_gap": "Nats by which engine and trainer may differ in [the proof](engines.md#the-proof)",
-    "max_empty_batches": "Batches in a row without a usable rollout that end the run",
     "lora": "Arguments of peft's `LoraConfig`",
     "training": "Arguments of TRL's `GRPOConfig`",
     # services

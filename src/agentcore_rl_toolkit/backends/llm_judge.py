@@ -17,7 +17,6 @@ from itertools import takewhile
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, NamedTuple
-from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -67,14 +66,12 @@ class JudgeSettings(SettingsGroup):
             return
         if missing:
             raise ConfigError(f"{', '.join(missing)} missing: a judge needs {', '.join(named)}")
-        url = urlsplit(str(self.judge_url))
-        if url.scheme not in ("http", "https") or not url.hostname or url.username or url.query:
+        if not str(self.judge_url).startswith(("http://", "https://")) or "@" in str(self.judge_url):
             raise ConfigError(f"judge_url must be an address such as https://host/v1; a key goes into {KEY}")
         if len(self.judge_price) not in (0, 2):
             raise ConfigError("judge_price must be two numbers: the prices of a million tokens read and written")
-        object.__setattr__(
-            self, "judge", str(Path(str(self.judge)).resolve())
-        )  # a trainer's process may have another working directory
+        # A trainer's process may have another working directory.
+        object.__setattr__(self, "judge", str(Path(str(self.judge)).resolve()))
         self.rubric()
 
     def rubric(self) -> str:
@@ -173,7 +170,6 @@ def _question(
 
 
 def transcript(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Return messages as text, one per line."""
     return "\n".join(f"{m.get('role') or m.get('type')}: {text_of(m)}" for m in messages)
 
 
@@ -186,7 +182,6 @@ def cut(text: str, most: int) -> str:
 
 
 async def _ask(body: Any, attempts: int, settings: JudgeSettings, usage: dict[str, float]) -> list[_Score]:
-    """Return the scores in the order of the attempts. Raises: JudgeError."""
     key, read = os.environ.get(KEY), functools.partial(_read, attempts=attempts)
     timeout_s, url = settings.judge_timeout_s, str(settings.judge_url)
     try:

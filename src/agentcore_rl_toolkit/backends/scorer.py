@@ -50,7 +50,6 @@ class Scorer:
     async def score(
         self, payload: Mapping[str, Any], record: Mapping[str, Any], trajectory: Sequence[Mapping[str, Any]]
     ) -> dict[str, float]:
-        """Return ``reward`` and metrics of a rollout. Raises: ScorerError."""
         row = {name: value for name, value in payload.items() if name != REFERENCE_FIELD}
         given = row, answer_of(record), payload.get(REFERENCE_FIELD), list(trajectory)
         result: concurrent.futures.Future[Any] = concurrent.futures.Future()

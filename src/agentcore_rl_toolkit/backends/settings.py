@@ -55,7 +55,6 @@ def hydra_value(value: Any) -> str:
 
 
 def _shown(name: str, value: str) -> str:
-    """Return a variable as a plan shows it. Keys stay out of terminals and logs."""
     return "(set)" if name.endswith(("_KEY", "_TOKEN", "_SECRET")) else shlex.quote(value)
 
 
@@ -107,7 +106,6 @@ class SettingsGroup(BaseModel):
 
     @classmethod
     def _problem(cls, e: ValidationError) -> str:
-        """Return the first problem in words."""
         problem = e.errors()[0]
         name = str(problem["loc"][0]) if problem["loc"] else ""
         if isinstance(inner := problem.get("ctx", {}).get("error"), ConfigError):
@@ -136,7 +134,6 @@ class SettingsGroup(BaseModel):
         return {name: hint for found in hints for name, hint in found.items() if name in cls.known()}
 
     def replace(self, **changes: Any) -> Self:
-        """Return the same settings with changes."""
         return type(self)(**{**dict(self), **changes})
 
     @classmethod
@@ -201,7 +198,6 @@ class Settings(SettingsGroup):
         return getattr(getattr(self, group) if group else self, place)
 
     def flat(self) -> dict[str, Any]:
-        """Return all settings by name."""
         return {name: getattr(self, name) for name in self.known()}
 
     def shown(self) -> dict[str, Any]:
@@ -209,7 +205,6 @@ class Settings(SettingsGroup):
         return {name: value for name, value in self.flat().items() if self.known()[name][1].repr}
 
     def replace(self, **changes: Any) -> Self:
-        """Return the same settings with changes."""
         return type(self)(**{**self.flat(), **{self.ALIASES.get(name, name): v for name, v in changes.items()}})
 
     @classmethod
@@ -266,7 +261,6 @@ def with_environment(values: Mapping[str, Any], environ: Mapping[str, str] = os.
 
 
 def check_run(agent_runtime_arn: str, s3_bucket: str, exp_id: str) -> None:
-    """Check the three names that every run has. Raises: ConfigError."""
     if not _ARN.fullmatch(agent_runtime_arn):
         raise ConfigError(
             f"agent_runtime_arn {agent_runtime_arn!r} is not the ARN of an agent, such as "

@@ -107,22 +107,6 @@ def test_a_resumed_run_is_not_ended_by_one_step_without_a_usable_rollout() -> No
         steps.check([bad])
 
 
-def test_a_call_that_the_agent_repeated_needs_no_reward() -> None:
-    """The agent got a reply that it could not use, and sent the same prompt again."""
-    first, *rest = TALKS[0].turns
-    again = [dataclasses.replace(first, turn_id="again", index=1, parent_turn=None)]
-    first = dataclasses.replace(first, completion_ids=[7], logprobs=[-1.0], token_weight_versions=None)
-    turns = [first, *again, *(dataclasses.replace(turn, index=turn.index + 1) for turn in rest)]
-    rewards = [0.25] * len(rest) + [1.0]
-    listed = Episode(input_id="case", turns=turns, record={"rewards": rewards, "status_code": 200})
-    group = collected([listed, talk([0.0] * len(TALKS[0].turns))])
-    assert [r.usable for r in group.rollouts] == [True, True], group.rollouts[0].error
-    samples = to_samples([group], estimator="dr_grpo", credit=Credit(credit="turn"))
-    unused = next(s for s in samples if s.response_ids == [7])
-    assert unused.advantages == [0.0], "the call that was repeated teaches nothing"
-    assert any(any(s.advantages) for s in samples)
-
-
 def test_rewards_name_their_calls_by_the_ids_of_the_replies() -> None:
     turns = [dataclasses.replace(t, reply_id=f"chatcmpl-{t.index}-x") for t in TALKS[0].turns]
 
@@ -152,9 +136,8 @@ def test_a_list_of_rewards_never_counts_calls_that_do_not_train() -> None:
         turns[0], turn_id="title", index=-1, prompt_ids=[9], completion_ids=[8], logprobs=[-1.0]
     )
     title = dataclasses.replace(title, tag="title", token_weight_versions=None, parent_turn=None)
-    again = dataclasses.replace(turns[-1], turn_id="again", index=len(turns), completion_ids=[7], logprobs=[-1.0])
-    turns = [title, *turns, dataclasses.replace(again, token_weight_versions=None)]
-    record = {"rewards": [0.5] * (len(turns) - 2), "status_code": 200}
+    turns = [title, *turns]
+    record = {"rewards": [0.5] * (len(turns) - 1), "status_code": 200}
     fits = Episode(input_id="case", turns=turns, record=record)
     every = dataclasses.replace(fits, record={"rewards": [0.5] * len(turns), "status_code": 200})
     group = collected([fits, every])

@@ -367,9 +367,7 @@ def never_works(server: WeightServer, out: Path) -> dict[str, Any]:
     """How a run ends whose agent never works."""
     episodes = [e for e in recorded_episodes(640) if e.kind in ("lost", "agent_error", "no_tokens")]
     replay = Replay(episodes, by_input=False)
-    config = settings(
-        server.url, out, training={"max_steps": 5, "per_device_train_batch_size": 16}, max_empty_batches=2
-    )
+    config = settings(server.url, out, training={"max_steps": 5, "per_device_train_batch_size": 16})
     try:
         trainer_for(config, replay, []).train()
     except Exception as e:

@@ -120,7 +120,7 @@ def manager(folder: Path) -> dict[str, Any]:
     first = mask.argmax(dim=1)
     advantages = with_advantages.batch["advantages"][torch.arange(len(keys)), first]
     recorded = run_folder(tq, made._service, made._numbers, keys, data, with_advantages, folder / "run")
-    made._empty = AgentCoreConfig(**SECTION).max_empty_prompts
+    made._empty = 64
     try:
         made.generate_sequences(batch)
         ended = ""

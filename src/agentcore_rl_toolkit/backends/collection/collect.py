@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 from ...client.settings import Deadlines
 from ...contract import TRAIN_FIELD, Outcome, Stage, new_session_id
 from ...errors import (
-    AgentCoreRLError,
     ConfigError,
     GatewayError,
     RolloutCancelledError,
@@ -172,8 +171,7 @@ class _Collection:
             for url, count in Counter(rollout.gateway for rollout in gone).items():
                 log.error("gateway %s does not answer: %d rollouts that run on it are lost", url, count)
             for rollout in gone:
-                why = f"its model gateway {rollout.gateway} does not answer"
-                rollout.end_early(RolloutLostError(why))
+                rollout.end_early(RolloutLostError(f"its model gateway {rollout.gateway} does not answer"))
 
     # -- one group ----------------------------------------------------------------------------------------------------
 
@@ -191,8 +189,7 @@ class _Collection:
                     self._report(done, request)
                 if done.usable and usable + 1 == request.n:
                     for rollout in rollouts:
-                        why = "cancelled: the group had enough usable rollouts"
-                        rollout.end_early(RolloutCancelledError(why))
+                        rollout.end_early(RolloutCancelledError("cancelled: the group had enough usable rollouts"))
         finally:
             await _cancelled(tasks)
         group = Group(input_id=request.input_id, rollouts=[found[i] for i in sorted(found)], request=request)
@@ -252,7 +249,6 @@ class _Collection:
         return done
 
     async def _captured(self, rollout: _Rollout) -> tuple[Any, BaseException | None]:
-        """Return the turns that the gateway recorded, or the error if there are none."""
         if self.sessions is None or rollout.started_s is None:
             return None, None
         return await self.sessions.take(rollout.session_id, rollout.gateway)
@@ -268,10 +264,8 @@ class _Collection:
 
     async def _run_agent(self, rollout: _Rollout) -> CollectedRollout:
         """Run the agent in a slot. Raises: GatewayError if the gateway has opened no session yet, or refuses its key."""
-        request, limits = (
-            rollout.request,
-            {"start_s": self.config.submit_timeout_s, "run_s": self.config.rollout_timeout_s},
-        )
+        request, config = rollout.request, self.config
+        limits = {"start_s": config.submit_timeout_s, "run_s": config.rollout_timeout_s}
         async with self.places:
             try:
                 overrides = self._overrides(request) | await self._opened(rollout)
@@ -294,16 +288,13 @@ class _Collection:
             except RolloutError as e:
                 return _failed(rollout, e)
             except Exception as e:  # a failed rollout becomes data; the exception object is kept
-                trace = None if isinstance(e, (AgentCoreRLError, OSError)) else e
-                log.warning("rollout %s failed: %s: %s", rollout.session_id, type(e).__name__, e, exc_info=trace)
+                log.warning("rollout %s failed: %s: %s", rollout.session_id, type(e).__name__, e)
                 error = RolloutLostError(f"{type(e).__name__}: {e}")
                 error.__cause__ = e
-                end = _failed(rollout, error)
-                return replace(end, error=e) if isinstance(e, AgentCoreRLError) else end
+                return _failed(rollout, error)
         return end_of_record(record, session_id=rollout.session_id, input_id=request.input_id, index=rollout.index)
 
     async def _opened(self, rollout: _Rollout) -> dict[str, Any]:
-        """Open the rollout's session at the gateway, and return its address for the agent. Raises: GatewayError."""
         if self.sessions is None:
             return {}
         self.session_ids.append(rollout.session_id)  # before the call: a lost reply must not leave a session there
@@ -338,7 +329,6 @@ class _Collection:
 
 
 def _failed(rollout: _Rollout, error: RolloutError) -> CollectedRollout:
-    """Return a rollout that ended with this error."""
     named = getattr(error, "stage", None)
     ended_there = error.outcome in (Outcome.LOST, Outcome.TIMEOUT)
     error.session_id, error.input_id = rollout.session_id, rollout.request.input_id

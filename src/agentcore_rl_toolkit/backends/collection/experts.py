@@ -39,7 +39,6 @@ def routed_experts(sample: Sample, *, layers: int, top_k: int) -> memoryview[Any
 
 
 def _rows(sample: Sample, span: ExpertSpan, wanted: tuple[int, int, int]) -> bytes:
-    """Return a turn's own routing as int32. Raises: CaptureError when it has another shape."""
     rows, layers, top_k = wanted
     shape, data = read(span.data)
     size = rows * layers * top_k * INT32_BYTES

@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from ...client.batch import error_line
 from ...client.evaluation import mean_metrics, mean_over_inputs, metrics_of
@@ -22,22 +22,6 @@ from ..llm_judge import JudgeScore
 
 if TYPE_CHECKING:
     from ...gateway import SessionCapture
-
-MaskReason = Literal[
-    "outcome",
-    "policy_failure",
-    "no_reward",
-    "no_tokens",
-    "stale",
-    "unknown_version",
-    "surplus",
-    "other_sampling",
-    "teacher",
-    "judge",
-    "scorer",
-    "no_spread",
-    "too_long",
-]
 
 # The sampling that every trainer reproduces: without cuts and penalties.
 WHOLE_DISTRIBUTION: Mapping[str, float] = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0}
@@ -142,7 +126,7 @@ class CollectedRollout:
     stages: Mapping[str, float] = field(default_factory=dict)
     weight_version_min: int | None = None
     weight_version_max: int | None = None
-    mask_reason: MaskReason | None = None
+    mask_reason: str | None = None
     teacher_gaps: Mapping[int, Sequence[float]] | None = field(default=None, repr=False)
     judge_score: JudgeScore | None = None
 
@@ -159,6 +143,18 @@ class CollectedRollout:
         if self.outcome is Outcome.OK:
             return self.reward
         return 0.0 if self.cause in (Cause.AGENT, Cause.POLICY) and self.mask_reason != "no_reward" else None
+
+    def within(self, max_tokens: int | None, sequences: int | None = None) -> CollectedRollout:
+        """Return the rollout, masked if a training sequence is longer than ``max_tokens``.
+
+        If the trainer takes only the ``sequences`` with the most trained tokens, only their lengths count.
+        """
+        trained = [s for s in self.trajectory.sequences if s.trained_tokens] if self.trajectory else []
+        longest = max(
+            (len(s.token_ids) for s in sorted(trained, key=lambda s: -s.trained_tokens)[:sequences]), default=0
+        )
+        fits = max_tokens is None or longest <= max_tokens
+        return self if fits else replace(self, mask_reason=self.mask_reason or "too_long")
 
     @property
     def reason(self) -> str | None:
@@ -190,18 +186,8 @@ class Group:
         return sorted(sorted(self.rollouts, key=lambda r: not r.usable)[:n], key=lambda r: r.index)
 
     def within(self, max_tokens: int | None, sequences: int | None = None) -> Group:
-        """Return the group with the rollouts masked that have a longer training sequence.
-
-        If the trainer takes only the ``sequences`` of a rollout with the most trained tokens, only their lengths count.
-        """
-
-        def fits(rollout: CollectedRollout) -> bool:
-            trained = [s for s in rollout.trajectory.sequences if s.trained_tokens] if rollout.trajectory else []
-            trained = sorted(trained, key=lambda s: -s.trained_tokens)[:sequences]
-            return max_tokens is None or all(len(sequence.token_ids) <= max_tokens for sequence in trained)
-
-        masked = [r if fits(r) else replace(r, mask_reason=r.mask_reason or "too_long") for r in self.rollouts]
-        return replace(self, rollouts=masked)
+        """Return the group with longer rollouts masked (`CollectedRollout.within`)."""
+        return replace(self, rollouts=[rollout.within(max_tokens, sequences) for rollout in self.rollouts])
 
     @property
     def rewards(self) -> list[float | None]:
@@ -298,7 +284,6 @@ class CollectStats:
 
 
 def summarize(groups: Sequence[Group]) -> CollectStats:
-    """Count outcomes, mask reasons and tokens over groups."""
     rollouts = [r for g in groups for r in g.rollouts]
     usable = [r for r in rollouts if r.usable]
     rewards = [r.reward for r in usable if r.reward is not None]
@@ -328,19 +313,13 @@ def summarize(groups: Sequence[Group]) -> CollectStats:
     )
 
 
-def sampling_note(trained_tokens: int, other_sampling: Mapping[str, int]) -> str | None:
-    """Return a warning about tokens whose sampling the trainer does not reproduce, or None if there are none."""
+def sampling_note(trained_tokens: int, other_sampling: Mapping[str, int]) -> str:
+    """Return a warning about tokens whose sampling the trainer does not reproduce."""
     parts = []
     for how, tokens in sorted(other_sampling.items(), key=lambda item: -item[1]):
-        if not how.startswith(CUTS):
-            parts.append(
-                f"{tokens} tokens were sampled at {how} and are not trained: the trainer computes without that"
-            )
-            continue
-        top_p = next((float(word[6:]) for word in how.split(", ") if word.startswith("top_p ")), None)
-        by = (
-            "" if top_p is None else f" by up to {1 - top_p:.2g}"
-        )  # the kept tokens have at least this share of the probability
-        share = tokens / max(1, trained_tokens)
-        parts.append(f"{share:.0%} of the trained tokens were sampled at {how}: their ratios are wrong{by}")
-    return "; ".join(parts) or None
+        if how.startswith(CUTS):
+            share = tokens / max(1, trained_tokens)
+            parts.append(f"{share:.0%} of the trained tokens were sampled at {how}: their ratios are wrong")
+        else:
+            parts.append(f"{tokens} tokens were sampled at {how} and are not trained")
+    return "; ".join(parts)

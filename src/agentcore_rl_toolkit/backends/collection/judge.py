@@ -34,7 +34,7 @@ from ...errors import (
     RolloutTimeoutError,
 )
 from ...trajectory import SIDE_CALLS, Trajectory, build_trajectory
-from .groups import CollectedRollout, MaskReason, Reward, read_reward
+from .groups import CollectedRollout, Reward, read_reward
 from .samples import rewards_of_turns
 from .settings import CollectConfig
 
@@ -90,7 +90,6 @@ def judge(end: CollectedRollout, **known: Any) -> CollectedRollout:
 
 
 def lost(rollout: CollectedRollout, error: AgentCoreRLError) -> CollectedRollout:
-    """Return the rollout as a failure of the infrastructure."""
     facts: dict[str, Any] = {"outcome": Outcome.LOST, "cause": Cause.INFRASTRUCTURE, "failure": None, "error": error}
     return replace(rollout, mask_reason="outcome", **facts)
 
@@ -118,15 +117,11 @@ def _judged(
         end = replace(end, outcome=Outcome.LOST, error=broken)
     outcome, error, record = end.outcome, end.error, end.record
     cause, failure = cause_of(error), error.failure if isinstance(error, AgentError) else None
-    reason: MaskReason | None = None if outcome is Outcome.OK else "outcome"
+    reason: str | None = None if outcome is Outcome.OK else "outcome"
     calls = 0 if capture is None else len(capture.turns)
     if calls > WARN_TURNS:
-        log.warning(
-            "rollout %s made %d model calls (max_turns ends a session at %s): check that the agent ends",
-            end.session_id,
-            calls,
-            config.max_turns,
-        )
+        text = "rollout %s made %d model calls (max_turns ends a session at %s): check that the agent ends"
+        log.warning(text, end.session_id, calls, config.max_turns)
     if outcome is Outcome.OK and calls and not capture.turns[-1].answered:
         failure = "answer"
     elif outcome is Outcome.AGENT_ERROR and cause is Cause.AGENT and record is not None and failed is not None:

@@ -58,7 +58,6 @@ class Recording:
         return in_flight(self.run.folder, client.flights, sessions, runtime_url=getattr(client, "endpoint_url", None))
 
     def at(self, phase: str, step: int | None = None) -> Recording:
-        """Return the same recording for another phase and step."""
         return replace(self, phase=phase, step=step)
 
     def add(self, rollout: CollectedRollout, request: GroupRequest, weight_version: int | None = None) -> None:
@@ -191,7 +190,6 @@ def as_row(
     step: int | None = None,
     weight_version: int | None = None,
 ) -> Rollout:
-    """Return the row of a collected rollout in a run's folder."""
     capture, detail = rollout.capture, rollout.reward_detail
     oldest = rollout.weight_version_min
     parts: dict[str, Any] = {}

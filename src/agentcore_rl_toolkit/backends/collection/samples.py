@@ -113,9 +113,7 @@ def signals_of(rollout: CollectedRollout, credit: Credit) -> dict[int, Signal]:
         returns: dict[str, float] = {}
         for name in reversed(rewards):
             value = returns[name] = rewards[name] + credit.discount * value
-        named = rollout.reward_detail is not None and rollout.reward_detail.by_call is not None
-        # A list leaves out only calls that were repeated, which take no position. A dict may leave out any call.
-        for position, name in enumerate(name for name in places if named or name in returns):
+        for position, name in enumerate(places):
             if name in returns:
                 index, begin, end = places[name]
                 start = trajectory.sequences[index].prompt_length
@@ -180,7 +178,6 @@ def rewards_of_turns(reward: Reward, trajectory: Trajectory, capture: Any) -> di
     """Return the reward of each model call that the agent rewards, by turn id, in the order of their start.
 
     The keys of `turn_rewards` are the ids of the agent's replies. A list of `rewards` has one number for each call that trains.
-    If its length does not match, calls that were repeated and not continued are left out: an agent counts a repeated call once.
     Raises: ContractError with what the agent should return.
     """
     turns = sorted(capture.turns, key=lambda turn: (turn.index, turn.choice_index))
@@ -196,15 +193,8 @@ def rewards_of_turns(reward: Reward, trajectory: Trajectory, capture: Any) -> di
         return {turn_id: named[call] for turn_id, call in ids.items() if call in named}
     trained = list(turns_of(trajectory, capture))
     given = len(reward.per_turn or ())
-    names = trained
-    if given != len(trained):
-        last = {s.turn_ids[-1] for s in trajectory.sequences if s.turn_ids}  # no later turn continues them
-        prompts = {turn.turn_id: (turn.choice_index, *turn.prompt_ids) for turn in turns}
-        newest = {prompt: turn_id for turn_id, prompt in prompts.items()}
-        repeated = {name for name in last if newest[prompts[name]] != name}
-        names = [name for name in trained if name not in repeated]
-    if reward.per_turn is not None and given == len(names):
-        return dict(zip(names, reward.per_turn, strict=True))
+    if reward.per_turn is not None and given == len(trained):
+        return dict(zip(trained, reward.per_turn, strict=True))
     found = "one reward" if reward.per_turn is None else f"a list of {given} rewards"
     raise ContractError(
         f"the record has {found} and {len(trained)} of the session's model calls train: with credit `turn` an agent returns "

@@ -68,7 +68,6 @@ class _Joined(Generic[T]):
         self.under_way: frozenset[str] = frozenset()
 
     async def __call__(self, session_id: str) -> T:
-        """Return the result of this session. Raises: the error of the call."""
         result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._waiting[session_id] = result
         if self._task is None or self._task.done():
@@ -117,13 +116,11 @@ class Sessions:
         self._collections = 0
         self._makes: dict[str, _Joined[Any]] = {}  # keys are sampling parameters
         self._takes: dict[str | None, _Joined[_Taken]] = {}  # keys are gateways
-        self._unread: set[str] = set()  # sessions that stay at the gateway
         self._ended: dict[str, None] = {}  # sessions of ended rollouts, to be deleted
 
     @classmethod
     @contextlib.asynccontextmanager
     async def of(cls, gateway: GatewayClient, config: CollectConfig) -> AsyncIterator[Sessions]:
-        """Yield the sessions for a collection with this configuration."""
         limits = (config.gateway_timeout_s, config.gateway_patience_s)
         key = (asyncio.get_running_loop(), id(gateway), limits, config.max_turns, config.train)
         shared = cls._shared.setdefault(key, cls(gateway, config))
@@ -192,10 +189,6 @@ class Sessions:
         return await self._takes[url](session_id)
 
     async def _fetch(self, url: str | None, session_ids: list[str]) -> dict[str, _Taken]:
-        """Close sessions and fetch their records.
-
-        Sessions without a record stay at the gateway.
-        """
         try:
             if url in self.lost:
                 raise GatewayLostError(f"gateway {url} does not answer", gateway=url, session_ids=session_ids)
@@ -212,7 +205,6 @@ class Sessions:
                 parts = session_ids[:middle], session_ids[middle:]
                 return {name: taken for part in parts for name, taken in (await self._fetch(url, part)).items()}
             self._warnings.warning("fetching %d trajectories failed: %s: %s", len(session_ids), type(e).__name__, e)
-            self._unread.update(session_ids)
             return dict.fromkeys(session_ids, (None, e))
 
     def end(self, session_ids: Iterable[str]) -> None:
@@ -224,21 +216,16 @@ class Sessions:
         if not self._collections:
             for joined in (*self._makes.values(), *self._takes.values()):
                 await joined.close()
+        elif len(self._ended) < SESSIONS_PER_CALL:
+            return
         making = frozenset[str]().union(*(joined.under_way for joined in self._makes.values()))
-        while len(self._ended) >= SESSIONS_PER_CALL or (self._ended and not self._collections):
-            part = [name for name in self._ended if name not in making][:SESSIONS_PER_CALL]
-            if not part:
-                return
-            for name in part:
-                del self._ended[name]
-            read = [name for name in part if name not in self._unread]
-            self._unread.difference_update(part)
-            try:
-                async with asyncio.timeout(self._config.gateway_timeout_s):
-                    await self._gateway.delete_async(read)
-            except Exception as e:  # the data is already here
-                log.warning("could not delete %d gateway sessions: %s", len(read) + len(self._ended), e)
-                self._ended.clear()
+        names = [name for name in self._ended if name not in making]
+        self._ended = dict.fromkeys(name for name in self._ended if name in making)
+        try:
+            async with asyncio.timeout(self._config.gateway_timeout_s):
+                await self._gateway.delete_async(names)
+        except Exception as e:  # the data is already here
+            log.warning("could not delete %d gateway sessions: %s", len(names), e)
 
     async def _ask(self, call: Callable[[], Awaitable[Any]], what: str, url: str | None = None) -> Any:
         """Ask until the gateway answers or has been away for `gateway_patience_s`. Raises: the last error."""

@@ -79,7 +79,6 @@ class RolloutSettings(Settings):
                 raise ConfigError(f"a {what} gives one reward per rollout: it cannot be used with credit `turn`")
 
     def collect_config(self) -> CollectConfig:
-        """Return the settings of collections."""
         return CollectConfig(**{name: value for name, value in self.flat().items() if name in CollectConfig.known()})
 
 

@@ -30,7 +30,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ...contract import nearly_equal
-from ...errors import ConfigError
 from .collect import collect_async
 from .groups import CollectedRollout, Group, GroupRequest
 from .recording import Recording
@@ -67,7 +66,6 @@ class GroupStream:
     Use `take_async` for batches, and call `published` on the same event loop when new weights are in place. Leaving the block
     stops what runs. ``replaced`` counts the groups without spread that were replaced, and ``left_out`` are those before the
     last batch.
-    Raises: ConfigError on bad arguments.
     """
 
     def __init__(
@@ -86,12 +84,6 @@ class GroupStream:
         places: Places | None = None,
         recording: Recording | None = None,
     ) -> None:
-        if batch_groups < 1:
-            raise ConfigError(f"batch_groups must be at least 1, got {batch_groups}")
-        if max_staleness < 0:
-            raise ConfigError(f"max_staleness cannot be negative, got {max_staleness}")
-        if replace_up_to < 1:
-            raise ConfigError(f"replace_up_to is a factor of at least 1, got {replace_up_to:g}")
         config = config or CollectConfig()
         self._may_replace = int((replace_up_to - 1) * batch_groups + 1e-9)  # rounding: 0.4 * 5 may be below 2
         self.batch_groups, self.max_staleness, self.weight_version = batch_groups, max_staleness, weight_version

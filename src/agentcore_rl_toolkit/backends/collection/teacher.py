@@ -25,7 +25,6 @@ from .groups import CollectedRollout
 KEY_ENV = "AGENTCORE_RL_TEACHER_KEY"
 CALL_S = 120.0  # time to read 100,000 tokens
 PROBED = 128  # tokens whose texts are compared, besides the special ones
-AT_ONCE = 16  # tokens of a probe
 MAX_GAP = 20.0  # nats between teacher and student; vLLM writes -9999 for a token of probability 0
 
 _failures = WarnsOnceAMinute(logging.getLogger(__name__))
@@ -75,10 +74,10 @@ class Teacher:
                 "a teacher needs the student's tokenizer, to compare their vocabularies: there is no tokenizer.json in "
                 f"{tokenizer} (gateway_model, or the model's folder)"
             )
-        ids = list(texts)
-        probes = [[ids[0], *ids[i : i + AT_ONCE]] for i in range(0, len(ids), AT_ONCE)]
+        first, *_ = texts
+        probe = [first, *texts]
         try:
-            read = [token for probe in probes for token in self._read(probe, portal.call(self._completed(probe)))]
+            read = self._read(probe, portal.call(self._completed(probe)))
         except UpstreamError as e:
             raise ConfigError(f"the teacher {self.url} cannot teach this student: {e}") from e
         for (token, own), (_, text) in zip(texts.items(), read, strict=True):
@@ -118,5 +117,4 @@ def _bounded(gap: float) -> float:
 
 @functools.cache
 def teacher_at(url: str) -> Teacher:
-    """Return the process's teacher at this URL."""
     return Teacher(url)

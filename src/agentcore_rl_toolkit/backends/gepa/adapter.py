@@ -101,6 +101,5 @@ class _Adapter:
     def make_reflective_dataset(
         self, candidate: dict[str, str], eval_batch: Any, components_to_update: list[str]
     ) -> dict[str, list[Mapping[str, str]]]:
-        """Return what the reflection model sees: the rollouts that have a score."""
         shown = [r.shown for r in eval_batch.trajectories if r.score is not None]
         return dict.fromkeys(components_to_update, shown)

@@ -24,7 +24,6 @@ class Reflection:
         self.error: TrainingServiceError | None = None
 
     def __call__(self, prompt: str | list[dict[str, Any]]) -> str:
-        """Ask the reflection model. Raises: TrainingServiceError."""
         if self.error is not None:
             raise self.error
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt

@@ -48,6 +48,5 @@ class SearchSettings(JudgeSettings):
         return (spent["rollouts"] + more_rollouts) * self.usd_per_rollout + tokens / 1e6 + spent["judge_usd"]
 
     def allows(self, spent: Mapping[str, float], more_rollouts: int) -> bool:
-        """Return True if the budgets allow this many further rollouts."""
         within = self.max_usd is None or self.usd(spent, more_rollouts) <= self.max_usd
         return within and spent["rollouts"] + more_rollouts <= self.max_rollouts

@@ -30,7 +30,6 @@ def backend_of(arguments: list[str]) -> str:
 
 
 def recorder_of(config: Any, backend: str) -> Recorder:
-    """Attach the recording of a run with this configuration of rLLM."""
     from omegaconf import OmegaConf
 
     def section(name: str) -> dict[str, Any]:
@@ -61,7 +60,6 @@ def recorder_of(config: Any, backend: str) -> Recorder:
 
 
 def main() -> None:
-    """Compose rLLM's configuration and train."""
     backend = backend_of(sys.argv[1:])
     name = os.environ.get("RLLM_DATASET", "gsm8k_agentcore")
     try:

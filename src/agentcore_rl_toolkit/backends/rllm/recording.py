@@ -76,7 +76,6 @@ class Recorder:
         self._futures[session_id] = future
 
     def ended(self, episode: Any, *, task_id: str, place: int, task: Any, step: int, validation: bool) -> None:
-        """Write a rollout."""
         session_id = str(episode.session_id)
         payload = getattr(task, "metadata", task)
         request = GroupRequest(input_id=task_id, payload=payload if isinstance(payload, Mapping) else {"task": payload})
@@ -239,7 +238,6 @@ def _end(future: Any, episode: Any, session_id: str, input_id: str) -> Collected
 
 
 def capture_of(episode: Any) -> Capture:
-    """Convert the episode's steps to turns, and its messages to one dialogue."""
     turns: list[Turn] = []
     dialogue: list[dict[str, Any]] = []
     for step in (step for trajectory in episode.trajectories for step in trajectory.steps):

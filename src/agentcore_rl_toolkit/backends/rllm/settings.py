@@ -86,7 +86,6 @@ class RllmConfig(Settings):
 
     @classmethod
     def from_file(cls, path: str | Path) -> RllmConfig:
-        """Read a file; AGENTCORE_AGENT_ARN and AGENTCORE_S3_BUCKET fill what it leaves out."""
         values = read_settings(path)
         refuse(values, "rLLM", "its own engine computes the advantages from the records' rewards, one per trajectory")
         refuse(values, "rLLM", "its own engine reads the reward of each record", JudgeSettings)
@@ -124,11 +123,9 @@ class RllmConfig(Settings):
         return [*(f"{key}={hydra_value(value)}" for key, value in values.items()), *self.words]
 
     def with_args(self, words: Sequence[str]) -> RllmConfig:
-        """Return the same run with further hydra overrides."""
         return self.replace(words=(*self.words, *words))
 
     def plan(self) -> Plan:
-        """Return the plan of the run. Raises: ConfigError on names and numbers that cannot work."""
         command = [sys.executable, "-m", "agentcore_rl_toolkit.backends.rllm.main", *self.hydra_overrides()]
         wanted = [("rllm", "rLLM from its repository (github.com/rllm-org/rllm)"), ("hydra", "pip install hydra-core")]
         wanted.append(("verl", "verl") if self.backend == "verl" else ("tinker", "pip install tinker"))

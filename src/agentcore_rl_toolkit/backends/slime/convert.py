@@ -68,15 +68,10 @@ def to_slime(rollout: CollectedRollout, base: Any, *, args: Any = None, filler_i
     `args.use_rollout_routing_replay` every sample carries expert routing, because slime stacks a batch's; a rollout without it,
     or with routing that does not fit the model, is masked.
     """
+    rollout = rollout.within(getattr(args, "max_tokens", None))
     samples = rollout_samples(rollout)  # slime computes the advantages from the processed rewards
     if not samples:
         return [_filler(rollout, base, args, filler_id, str(rollout.error) if rollout.error else None)]
-    limit, longest = getattr(args, "max_tokens", None), max(len(sample.token_ids) for sample in samples)
-    if limit is not None and longest > limit:
-        log.warning("rollout %s is masked: %d tokens are more than max_tokens %d", rollout.session_id, longest, limit)
-        made = _filler(rollout, base, args, filler_id, f"{longest} tokens are more than max_tokens {limit}")
-        made.metadata[NOTE]["mask_reason"] = "too_long"
-        return [made]
     try:
         made = [_filled(rollout, sample, base, args) for sample in samples]
     except CaptureError as e:
@@ -90,7 +85,6 @@ def to_slime(rollout: CollectedRollout, base: Any, *, args: Any = None, filler_i
 
 
 def credit_of(args: Any) -> Credit:
-    """Return the settings of `Credit` among slime's arguments."""
     return Credit(**{name: v for name in Credit.model_fields if (v := getattr(args, name, None)) is not None})
 
 
@@ -104,7 +98,6 @@ def flat(samples: Any) -> Iterator[Any]:
 
 
 def joined(samples: list[Any]) -> Any:
-    """Return a rollout as slime's sample, or as a `Fork` of several."""
     return samples[0] if len(samples) == 1 else Fork(samples)
 
 

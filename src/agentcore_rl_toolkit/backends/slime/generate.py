@@ -52,7 +52,6 @@ def use(made: RolloutService | None) -> None:
 
 
 def recording_of_process() -> Recording | None:
-    """Return the recording of this process's rollouts in a run's folder, or None."""
     return _opened.recording if _opened is not None else None
 
 

@@ -29,7 +29,6 @@ _newest = -1  # the newest weight version that sampled a rollout of this process
 
 
 def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:
-    """Run a step or an evaluation in slime's default way."""
     from slime.rollout.sglang_rollout import generate_rollout as slimes
 
     began_s = time.monotonic()

@@ -276,7 +276,6 @@ class SlimeRunner(SlimeSettings):
 
     @property
     def record_folder(self) -> Path:
-        """The run's folder, for `agentcore-rl view`."""
         record_dir = self.agent.record_dir
         return self.folder if record_dir is None else Path(record_dir).absolute()
 
@@ -292,12 +291,10 @@ class SlimeRunner(SlimeSettings):
 
     @property
     def rollout_gpus(self) -> int:
-        """GPUs of the engines; in sync mode those of training."""
         machines = self.machines
         return machines.num_gpus if machines.rollout_num_gpus is None else machines.rollout_num_gpus
 
     def rollout_settings(self) -> dict[str, Any]:
-        """Return the content of slime's --custom-config-path."""
         names = SlimeSettings.known()
         found = {name: value for name, value in self.shown().items() if name in names and value is not None}
         for name in ("gateway_store", "gateway_model"):  # a job runs in a folder of Ray's
@@ -350,7 +347,6 @@ class SlimeRunner(SlimeSettings):
         return str(Path(save_dir if save_dir is not None and resumes else self.model.model_dir).absolute())
 
     def with_args(self, words: Sequence[str]) -> SlimeRunner:
-        """Return the same run with further arguments of slime."""
         return self.replace(extra_flags=(*self.extra_flags, *words))
 
     def _check_flags(self) -> None:

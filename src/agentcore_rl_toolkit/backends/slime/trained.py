@@ -22,7 +22,6 @@ FOLDER = "trained"  # under the run's folder, empty between steps
 
 
 def template(run: Path) -> str:
-    """Return the value of ``--save-debug-train-data``. slime fills in the step."""
     return f"{run / FOLDER}/{{rollout_id}}.pt"
 
 

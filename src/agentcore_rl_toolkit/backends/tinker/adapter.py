@@ -86,7 +86,6 @@ class TinkerTraining:
         await asyncio.to_thread(lambda: self._service.close(status).result())
 
     def datum(self, datum: Datum) -> Any:
-        """Convert a datum to a `tinker.Datum`."""
         inputs = {name: getattr(datum, name) for name in ("target_tokens", "logprobs", "advantages")}
         return self._datum(datum.tokens, inputs)
 
@@ -105,14 +104,12 @@ def _numbers(metrics: Mapping[str, Any] | None) -> dict[str, float]:
 
 
 def _logprobs(output: Any) -> list[list[float]] | None:
-    """Return the logprobs of every datum's targets, if the loss returns them."""
     if any("logprobs" not in each for each in output.loss_fn_outputs):
         return None
     return [list(each["logprobs"].data) for each in output.loss_fn_outputs]
 
 
 def sdk() -> Any:
-    """Import the SDK. Raises: MissingExtraError."""
     try:
         import tinker
     except ModuleNotFoundError as e:

@@ -27,7 +27,6 @@ class TinkerConfig(ServiceTrainingConfig):
         return (self.service_url or service_url()).rstrip("/")
 
     def plan(self) -> Plan:
-        """Return the plan of the run. Raises: ConfigError when the data cannot be read."""
         facts = [("service", self.url), *planned(self, data=self.data.data_path)]
         needs = [] if importlib.util.find_spec("tinker") else [install_command("tinker")]
         if not os.environ.get(KEY_ENV):

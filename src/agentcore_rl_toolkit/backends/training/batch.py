@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from ...errors import ConfigError
 from ..collection.groups import Group
 from ..collection.samples import Sample
 
@@ -43,11 +42,8 @@ def to_datum(sample: Sample, *, version: int | None = None, cut: bool = False) -
     ``version`` is that of the weights in training. With None, no token counts as sampled from older ones. ``cut``: the
     rollout sampled from a cut distribution (top_p and others), whose logprobs differ from the trainer's at equal weights.
     A loss sums over tokens, so every sampled token counts once and a forked episode needs no weight.
-    Raises: ConfigError when the sample has fewer than two tokens.
     """
     tokens = sample.token_ids
-    if len(tokens) < 2 or not sample.prompt_ids:
-        raise ConfigError(f"a sample needs a prompt and a response to predict, got {len(tokens)} tokens")
     context = len(sample.prompt_ids) - 1
     return Datum(
         tokens=tokens[:-1],

@@ -43,7 +43,6 @@ async def imitate(
 
 
 def _steps(rows: Sequence[Row], epochs: int, batch_tokens: int, seed: int) -> list[list[Datum]]:
-    """Return the data of each optimizer step."""
     steps: list[list[Datum]] = []
     for epoch in range(epochs):
         order = [row for row in rows if any(row["assistant_masks"][1:])]

@@ -56,7 +56,6 @@ class LocalModel:
         return list(self._saved)
 
     def close(self) -> None:
-        """End the sampling threads."""
         with self._lock:
             while self._engines:
                 self._engines.popitem()[1].close()
@@ -127,7 +126,6 @@ class LocalModel:
         return generations
 
     def logprobs(self, path: str | None, ids: list[int]) -> list[float]:
-        """Return the logprobs of all tokens but the first. Shapes: (T,) -> (T - 1,)."""
         [generation] = self._engine(path).generate([ids], SamplingParams(max_tokens=1, prompt_logprobs=0))
         return generation.prompt_logprobs
 

@@ -75,7 +75,6 @@ async def run_async(
 
 
 def _written(recording: Recording, observe: Observer | None) -> Observer:
-    """Return an observer that writes the run's metrics and passes the events on."""
     started_s = time.monotonic()
 
     def record(event: str, facts: dict[str, Any]) -> None:

@@ -58,7 +58,6 @@ class ServiceTrainingConfig(ServiceSettings, LoopSettings):
         return self.replace(gateway_model=str(self.data.model_dir), record_dir=None)
 
     def needs(self) -> list[str]:
-        """Return the parts that this machine lacks."""
         folder = self.data.model_dir
         if self.gateway.gateway_url is None and not (folder / "tokenizer_config.json").is_file():
             return [f"tokenizer and chat template in {folder} (model_dir)"]

@@ -66,7 +66,6 @@ class OptimizerSettings(SettingsGroup):
     max_grad_norm: NotNegative = 0.0
 
     def at(self, step: int, steps: int) -> Adam:
-        """Return the settings of one step."""
         progress = step / steps
         fall = {
             "constant": 1.0,
@@ -107,7 +106,6 @@ class UpdateSettings(SettingsGroup):
 
     @property
     def token_loss(self) -> Loss:
-        """The loss with its options."""
         given = {
             "clip_low_threshold": None if self.clip_low is None else 1 - self.clip_low,
             "clip_high_threshold": None if self.clip_high is None else 1 + self.clip_high,
@@ -138,7 +136,6 @@ class LearnerSettings(SettingsGroup):
 
     @property
     def alpha(self) -> int:
-        """The scale of the adapters times their rank."""
         return self.lora_alpha or 2 * self.lora_rank
 
 

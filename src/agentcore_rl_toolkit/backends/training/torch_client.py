@@ -158,7 +158,6 @@ class TorchClient:
         return log_ratio_BT.exp() - 1 - log_ratio_BT
 
     def apply(self, adam: Adam) -> dict[str, float]:
-        """Do the work of `step` on this thread."""
         for group in self.optimizer.param_groups:
             group["lr"] = adam.learning_rate
             if "betas" in group:
@@ -272,7 +271,6 @@ def at_once(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
 
 
 def load_model(settings: TorchSettings) -> tuple[Any, Any]:
-    """Load the model to train and its tokenizer."""
     model, tokenizer = load_policy(settings.model)
     device, _ = placement(model.num_parameters())
     model = model.to(device)
@@ -314,7 +312,6 @@ def changed_by_training(model: Any) -> dict[str, torch.Tensor]:
 
 
 def peak_memory_gb() -> float:
-    """Return the largest memory use of the trainer: of the GPU if it has one, otherwise of this process."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 1e9
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e9

@@ -69,12 +69,12 @@ class AgentCoreRollouts:
         self.version: int | None = None  # the version of the engine's weights
         self.publisher: Publisher | None = None
         self._batches = 0
-        self._usable_steps = UsableSteps(limit=config.max_empty_batches)
+        self._usable_steps = UsableSteps()
 
     def __call__(self, prompts: list[str], trainer: Any) -> dict[str, list[Any]]:
         """Collect the rollouts of a batch.
 
-        Raises: RolloutError after `max_empty_batches` batches in a row without a usable rollout, or at the first batch.
+        Raises: RolloutError after several batches in a row without a usable rollout, or at the first batch.
         """
         self.sync_weights(trainer)
         n = self.config.trl.rollouts if trainer.model.training else trainer.num_generations_eval
@@ -239,7 +239,6 @@ class AgentCoreGRPOTrainer(GRPOTrainer):
         return recomputed_BT
 
     def _recomputed(self, output: Any) -> Any:
-        """Return the trainer's logprobs."""
         with torch.no_grad():
             found, *_ = self._get_per_token_logps_and_entropies(
                 self.model,

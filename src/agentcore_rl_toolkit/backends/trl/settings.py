@@ -37,8 +37,7 @@ class TrlSettings(SettingsGroup):
     ``model`` is a local folder or hub id. ``lora`` are arguments of peft's LoraConfig, None trains all weights. ``training`` goes
     to TRL's GRPOConfig unchanged; its ``temperature``, ``top_p`` and the like hold for the agents' calls where they are set.
 
-    ``max_tokens`` masks and counts rollouts whose row would be longer. ``max_empty_batches`` batches in a row without a usable
-    rollout end the run.
+    ``max_tokens`` masks and counts rollouts whose row would be longer.
     """
 
     model: str
@@ -51,7 +50,6 @@ class TrlSettings(SettingsGroup):
     max_weights_gap: Positive | None = None
     max_mean_logprob_gap: Positive | None = MAX_MEAN_GAP
     max_tokens: Count | None = None
-    max_empty_batches: Count = 3
     lora: Mapping[str, Any] | None = None
     training: Mapping[str, Any] = Field(default_factory=dict)
 
@@ -92,7 +90,6 @@ class TrlConfig(ServiceSettings):
         self.trained_sampling()
 
     def with_args(self, words: Sequence[str]) -> TrlConfig:
-        """Return the same run with further arguments of TRL's GRPOConfig, as NAME=VALUE. Raises: ConfigError."""
         given: dict[str, Any] = {}
         for word in words:
             name, sign, text = word.partition("=")
@@ -126,7 +123,6 @@ class TrlConfig(ServiceSettings):
         return params
 
     def plan(self) -> Plan:
-        """Return the plan of the run. Raises: ConfigError when the data cannot be read."""
         facts = planned(self, data=self.trl.data_path)
         needs = [f"pip install {name}" for name in ("torch", "trl", "datasets") if not importlib.util.find_spec(name)]
         if self.trl.lora and not importlib.util.find_spec("peft"):

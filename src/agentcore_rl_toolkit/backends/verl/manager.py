@@ -43,6 +43,8 @@ except ModuleNotFoundError as e:
 
 log = logging.getLogger(__name__)
 
+EMPTY_PROMPTS = 64
+
 # verl's estimators that compare the rollouts of a prompt with each other.
 _COMPARING = frozenset({"grpo", "grpo_passk", "grpo_vectorized", "rloo", "rloo_vectorized", "opo", "gpg"})
 _COMPARING |= {"reinforce_plus_plus_baseline"}
@@ -79,7 +81,6 @@ class AgentCoreManager:
 
     @classmethod
     def create(cls, *args: Any, **kwargs: Any) -> AgentCoreManager:
-        """Make the manager, as verl does: ``create(config=, llm_client=, teacher_client=, reward_loop_worker_handles=)``."""
         return cls(*args, **kwargs)
 
     def service(self) -> RolloutService:
@@ -98,15 +99,11 @@ class AgentCoreManager:
     def generate_sequences(self, prompts: TensorDict) -> None:
         """Start all prompts of the batch and return. Those of the first wait for the gateway, not the trainer.
 
-        Raises: RolloutError after `max_empty_prompts` prompts in a row without a sample: verl would request others forever;
+        Raises: RolloutError after `EMPTY_PROMPTS` prompts in a row without a sample: verl would request others forever;
         GatewayError or ConfigError when the gateway could not be started for an earlier batch, whose prompts all failed.
         """
-        limit = self.settings.max_empty_prompts
-        if self._empty >= limit:
-            raise RolloutError(
-                f"the last {self._empty} prompts gave no sample; the log names the reasons "
-                f"(agentcore.max_empty_prompts={limit})"
-            )
+        if self._empty >= EMPTY_PROMPTS:
+            raise RolloutError(f"the last {self._empty} prompts gave no sample; the log names the reasons")
         if self._opening is None:
             self._opening = portal.submit(asyncio.to_thread(self.service))
         elif self._opening.done() and (error := self._opening.exception()) is not None:
@@ -208,7 +205,6 @@ class AgentCoreManager:
 
 
 def rows_of(prompts: TensorDict) -> list[dict[str, Any]]:
-    """Return the batch's rows as plain dicts."""
     rows: list[dict[str, Any]] = []
     for i in range(len(prompts)):
         row: dict[str, Any] = {}

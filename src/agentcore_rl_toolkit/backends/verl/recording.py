@@ -81,7 +81,6 @@ class TrainerNumbers:
         )
 
     def left_out(self, session_id: str, reason: str) -> None:
-        """Record a rollout that could have been trained, and is not."""
         self._recording.run.annotate(session_id, mask_reason=reason)
 
     def put(self, keys: Sequence[str], partition_id: str, fields: Any = None, *rest: Any, **more: Any) -> None:

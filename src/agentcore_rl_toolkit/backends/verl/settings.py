@@ -18,7 +18,6 @@ from ...weights.arrival import MAX_MEAN_GAP
 from ..collection.groups import trained_temperature
 from ..service import ServiceSettings
 from ..settings import (
-    Count,
     Plan,
     Positive,
     SettingsGroup,
@@ -68,11 +67,10 @@ DEFAULTS: tuple[tuple[str, str], ...] = (
 class VerlSettings(SettingsGroup):
     """The settings that only verl has. `gateway_cumulative_token_mode` and `gateway_renderer_model_family` have no effect.
 
-    After `max_empty_prompts` prompts in a row without a sample the run ends. It also ends when the recorded logprobs of a step
-    and verl's own differ by more than `max_mean_logprob_gap` nats on average (None: never).
+    The run ends when the recorded logprobs of a step and verl's own differ by more than `max_mean_logprob_gap` nats on average
+    (None: never).
     """
 
-    max_empty_prompts: Count = 64
     max_mean_logprob_gap: Positive | None = MAX_MEAN_GAP
     gateway_cumulative_token_mode: bool = False
     gateway_renderer_model_family: str = "auto"
@@ -103,7 +101,6 @@ class AgentCoreConfig(ServiceSettings):
     verl: VerlSettings = Field(default_factory=VerlSettings)
 
     def service(self, model_path: str) -> ServiceSettings:
-        """Return the settings of the rollouts of this model."""
         store = None if self.gateway.gateway_store == "memory" else self.gateway.gateway_store
         return self.replace(model_id=self.agent.model_id or model_path, gateway_store=store)
 
@@ -135,7 +132,6 @@ class VerlConfig(SettingsGroup):
         return cls.from_values(values, where=str(path))
 
     def with_args(self, words: Sequence[str]) -> VerlConfig:
-        """Return the same run with further hydra overrides."""
         return self.replace(words=(*self.words, *words))
 
     def plan(self) -> Plan:
@@ -193,7 +189,6 @@ def translate(
 
 
 def plan(arguments: Sequence[str], agentcore: Mapping[str, Any] = MappingProxyType({})) -> Plan:
-    """Return the plan of `main` with these arguments and settings."""
     config, theirs = translate(arguments, os.environ, agentcore)
     facts = planned(config)
     given = dict(a.lstrip("+").partition("=")[::2] for a in theirs)
