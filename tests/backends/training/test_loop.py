@@ -499,7 +499,7 @@ def test_every_place_has_its_row_and_each_epoch_another_order() -> None:
         {"tps_limit": -1},
         {"gateway_port": 99999},
         {"gateway_context_tokens": 0},
-        {"group_size": 1},
+        {"rollouts": 1},
         {"rollout_timeout_s": 0.0},
         {"beta1": -0.5},
         {"beta2": 1.0},
