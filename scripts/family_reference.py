@@ -38,7 +38,6 @@ TEMPLATES = {
     "qwen_coder": ("Qwen3-Coder", "Qwen3.5-4B"),
     "glm": ("GLM-4.6", "GLM-4.7-Flash"),
     "deepseek": ("deepseek-ai-DeepSeek-V3.1",),
-    "dsml": ("deepseek-ai-DeepSeek-V3.2",),
     "harmony": ("openai-gpt-oss-120b",),
     "llama": ("meta-llama-Llama-3.1-8B-Instruct", "meta-llama-Llama-3.3-70B-Instruct"),
 }
@@ -270,15 +269,6 @@ def write_calls(family: str, calls: Calls) -> str:
             f"<tool_call>\n<function={n}>\n{''.join(pair.format(k, bare(v)) for k, v in a.items())}</function>\n</tool_call>"
             for n, a in calls
         )
-    if family == "dsml":
-        pair = '<｜DSML｜parameter name="{}" string="{}">{}</｜DSML｜parameter>\n'
-        forms = (
-            f'<｜DSML｜invoke name="{n}">\n'
-            + "".join(pair.format(k, "true" if isinstance(v, str) else "false", bare(v)) for k, v in a.items())
-            + "</｜DSML｜invoke>"
-            for n, a in calls
-        )
-        return "<｜DSML｜function_calls>\n" + "\n".join(forms) + "\n</｜DSML｜function_calls>"
     prefix = "atem:" if family == "muse" else ""
     forms = (
         f'<{prefix}invoke name="{n}">\n'
@@ -341,7 +331,6 @@ PARSERS: dict[str, tuple[str, str | None, tuple[str, str] | None, tuple[str, ...
             "<｜tool▁sep｜>",
         ),
     ),
-    "dsml": ("deepseek_v32", "deepseek_v3", ("", "</think>"), (*_THINK, "｜DSML｜")),
     "llama": ("llama3_json", None, None, ("<|python_tag|>", "<|eom_id|>", "<|eot_id|>")),
 }
 

@@ -42,5 +42,5 @@ async def test_prompts_and_answers_are_those_of_the_named_template_and_parser(
 
 
 def test_a_parser_that_does_not_exist_is_an_error_that_names_those_that_do(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="there is no output parser 'hermse'; known: deepseek, dsml, gemma, glm"):
+    with pytest.raises(ConfigError, match="there is no output parser 'hermse'; known: deepseek, gemma, glm"):
         Gateway(GatewayConfig(model_dir=str(MODEL), parser="hermse", store_dir=str(tmp_path)))

@@ -124,7 +124,7 @@ COMMON = {
 COMMON |= {"max_tokens", "max_completion_tokens", "n", "stop", "logit_bias", "logprobs", "tools"}
 COMMON |= {"chat_template_kwargs", "reasoning_effort"}
 SAMPLER = {"stop_token_ids", "allowed_token_ids", "bad_words", "ignore_eos", "min_tokens", "thinking_token_budget"}
-KEPT = {"vllm": COMMON | FORMS | SAMPLER, "policy": COMMON}
+KEPT = {"vllm": (COMMON | FORMS | SAMPLER) - {"parallel_tool_calls"}, "policy": COMMON}
 
 
 async def opened_with(gateway: Gateway, params: dict[str, Any]) -> SessionHandle | None:

@@ -131,14 +131,6 @@ FAMILIES = {
             bos="<｜begin▁of▁sentence｜>",
         ),
         Family(
-            name="deepseek_dsml",
-            special=_DEEPSEEK,
-            eos=("<｜end▁of▁sentence｜>",),
-            parser="dsml",
-            plain_added=("｜DSML｜", "<think>", "</think>"),
-            bos="<｜begin▁of▁sentence｜>",
-        ),
-        Family(
             name="gemma",
             special=(*_GEMMA, "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", '<|"|>'),
             eos=("<turn|>", "<|tool_response>"),

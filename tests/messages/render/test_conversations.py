@@ -15,7 +15,7 @@ from agentcore_rl_toolkit.cli.doctor.template import examine
 from agentcore_rl_toolkit.messages.render import Renderer
 from agentcore_rl_toolkit.trajectory import Turn, build_trajectory
 
-FAMILIES = ["hermes", "qwen3", "qwen_coder", "glm", "harmony", "deepseek_v3", "deepseek_r1", "deepseek_dsml"]
+FAMILIES = ["hermes", "qwen3", "qwen_coder", "glm", "harmony", "deepseek_v3", "deepseek_r1"]
 WORDS = st.sampled_from(["hello world", "what is 2 + 2?", "Grüße 漢字", "a\n\nb", "  spaced  ", "<tool_call>", "{}"])
 
 

@@ -36,11 +36,6 @@ CALLS: dict[str, tuple[str, str, tuple[str, ...]]] = {
         '"}\n```<｜tool▁call▁end｜>',
         ("```\n", "<｜tool▁sep｜>"),
     ),
-    "dsml": (
-        '<｜DSML｜invoke name="f">\n<｜DSML｜parameter name="q" string="true">',
-        "</｜DSML｜parameter>\n</｜DSML｜invoke>",
-        ("</｜DSML｜parameter>\n", "<｜DSML｜parameter"),
-    ),
     "llama": ('{"name": "f", "parameters": {"q": "', '"}}', ('{"', "; ")),
     "harmony": (
         '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"q": "',

@@ -59,11 +59,6 @@ def expect(content: str = "", reasoning: str = "", status: str = "none", calls: 
 
 
 X = ("look_up", {"query": "x"})
-DSML = "<｜DSML｜function_calls>\n{}\n</｜DSML｜function_calls>"
-INVOKE = '<｜DSML｜invoke name="{}">\n{}\n</｜DSML｜invoke>'
-PARAMETER = '<｜DSML｜parameter name="{}" string="{}">{}</｜DSML｜parameter>'
-DSML_X = INVOKE.format("look_up", PARAMETER.format("query", "true", "x"))
-DSML_NOW = INVOKE.format("now", "")
 DS = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
 
 CASES: list[tuple[str, str, str, dict[str, Any]]] = [
@@ -274,114 +269,6 @@ CASES: list[tuple[str, str, str, dict[str, Any]]] = [
         expect("Well<｜tool▁calls▁begin｜>\nlook_up", status="unparsed"),
     ),
     (
-        "dsml",
-        "reasoning, text and a call",
-        f"<think>why</think>See.\n\n{DSML.format(DSML_X)}",
-        expect("See.", "why", "parsed", [X]),
-    ),
-    ("dsml", "no parameters", DSML.format(DSML_NOW), expect(status="parsed", calls=[("now", {})])),
-    ("dsml", "two calls", DSML.format(f"{DSML_X}\n{DSML_NOW}"), expect(status="parsed", calls=[X, ("now", {})])),
-    (
-        "dsml",
-        "V4's outer marks",
-        DSML.replace("function_calls", "tool_calls").format(DSML_X),
-        expect(status="parsed", calls=[X]),
-    ),
-    ("dsml", "no outer marks", f"See.\n{DSML_X} So.", expect("See.\nSo.", status="parsed", calls=[X])),
-    (
-        "dsml",
-        "strings as they are, all else as JSON",
-        INVOKE.format(
-            "look_up",
-            "\n".join(
-                PARAMETER.format(*each)
-                for each in (
-                    ("query", "true", ' 7\n"a" </b>\n'),
-                    ("limit", "false", "3"),
-                    ("deep", "false", "true"),
-                    ("tags", "false", '["a", {"b": null}]'),
-                    ("maybe", "false", "null"),
-                )
-            ),
-        ),
-        expect(
-            status="parsed",
-            calls=[
-                (
-                    "look_up",
-                    {
-                        "query": ' 7\n"a" </b>\n',
-                        "limit": 3,
-                        "deep": True,
-                        "tags": ["a", {"b": None}],
-                        "maybe": None,
-                    },
-                )
-            ],
-        ),
-    ),
-    (
-        "dsml",
-        "what is said to be JSON and is none has the schema's type",
-        INVOKE.format("look_up", PARAMETER.format("deep", "false", "True") + PARAMETER.format("query", "false", "x")),
-        expect(status="parsed", calls=[("look_up", {"deep": True, "query": "x"})]),
-    ),
-    (
-        "dsml",
-        "an object in place of parameters",
-        DSML.format(INVOKE.format("look_up", '{"query": "x"}')),
-        expect(status="parsed", calls=[X]),
-    ),
-    (
-        "dsml",
-        "closing marks inside values",
-        INVOKE.format(
-            "look_up",
-            PARAMETER.format("query", "true", "a </｜DSML｜invoke> b")
-            + PARAMETER.format("mode", "true", "c </｜DSML｜parameter> d"),
-        ),
-        expect(
-            status="parsed",
-            calls=[("look_up", {"query": "a </｜DSML｜invoke> b", "mode": "c </｜DSML｜parameter> d"})],
-        ),
-    ),
-    *(
-        ("dsml", what, text, expect(text, status="unparsed"))
-        for what, text in (
-            ("a parameter is not closed", DSML.format(DSML_X.replace("</｜DSML｜parameter>", "</｜DSML｜param>"))),
-            (
-                "a parameter opens inside another",
-                INVOKE.format(
-                    "look_up",
-                    PARAMETER.format("query", "true", "x").replace("parameter>", "param>")
-                    + PARAMETER.format("limit", "false", "3"),
-                ),
-            ),
-            ("a parameter twice", INVOKE.format("look_up", PARAMETER.format("query", "true", "x") * 2)),
-            ("a parameter that does not say what it is", DSML_X.replace(' string="true"', "")),
-            ("text between parameters", DSML_X.replace("\n</｜DSML｜invoke", "and</｜DSML｜invoke")),
-            ("text in place of parameters", INVOKE.format("look_up", "query=x")),
-            ("a list in place of parameters", INVOKE.format("look_up", '["x"]')),
-            ("a name without its quotes", DSML_X.replace('"look_up"', "look_up")),
-            ("a name with a blank", DSML_X.replace("look_up", "look up")),
-            ("no call between the outer marks", DSML.format('{"name": "now"}')),
-            ("an outer mark at the end", "Well\n\n<｜DSML｜function_calls>\n"),
-            ("a call cut behind its last parameter", DSML_X.partition("\n</｜DSML｜invoke")[0]),
-        )
-    ),
-    (
-        "dsml",
-        "one call good, one broken",
-        DSML.format(f"{DSML_NOW}\n{INVOKE.format('now', 'x')}"),
-        expect(INVOKE.format("now", "x"), status="unparsed", calls=[("now", {})]),
-    ),
-    (
-        "dsml",
-        "outer marks of nothing behind a call",
-        f"{DSML.format(DSML_NOW)}\n",
-        expect(status="parsed", calls=[("now", {})]),
-    ),
-    (
         "harmony",
         "analysis and final",
         "<|channel|>analysis<|message|>why<|end|><|start|>assistant<|channel|>final<|message|>So.",
@@ -416,12 +303,6 @@ CASES: list[tuple[str, str, str, dict[str, Any]]] = [
     ),
     (
         "hermes",
-        "the closing marker inside a string",
-        '<tool_call>{"name": "look_up", "arguments": {"query": "a </tool_call> b"}}</tool_call>',
-        expect(status="parsed", calls=[("look_up", {"query": "a </tool_call> b"})]),
-    ),
-    (
-        "hermes",
         "a string without its end before a good call",
         '<tool_call>{"name": "now", "arguments": {"q": "a}}</tool_call>\n<tool_call>{"name": "now"}</tool_call>',
         expect(
@@ -451,13 +332,6 @@ CASES: list[tuple[str, str, str, dict[str, Any]]] = [
         "a number that is none",
         '<tool_call>{"name": "look_up", "arguments": {"limit": NaN}}</tool_call>',
         expect(status="parsed", calls=[("look_up", {"limit": "NaN"})]),
-    ),
-    (
-        "qwen_coder",
-        "closing tags inside values",
-        "<tool_call><function=look_up><parameter=query>a </function> c</tool_call> d</parameter>"
-        "</function></tool_call>",
-        expect(status="parsed", calls=[("look_up", {"query": "a </function> c</tool_call> d"})]),
     ),
     (
         "qwen_coder",
@@ -549,12 +423,6 @@ CASES: list[tuple[str, str, str, dict[str, Any]]] = [
         '[THINK]why[/THINK]See:[TOOL_CALLS]look_up[ARGS]{"query": "x"}[TOOL_CALLS]now[CALL_ID]abcdefghi[ARGS]{}',
         expect("See:", "why", "parsed", [X, ("now", {})]),
     ),
-    (
-        "mistral",
-        "text after a call, and a list of calls",
-        '[TOOL_CALLS]now{} Done.[TOOL_CALLS][{"name": "look_up", "arguments": {"query": "x"}, "id": "abcdefghi"}]',
-        expect("Done.", status="parsed", calls=[("now", {}), X]),
-    ),
     *(
         (
             "mistral",
@@ -604,38 +472,6 @@ CASES: list[tuple[str, str, str, dict[str, Any]]] = [
         ' to=self<|message|>I go to=x <b> to=now.now<|message|><atem:invoke name="now.now">\n</atem:invoke>',
         expect("", "I go to=x <b>", "parsed", [("now", {})]),
     ),
-    *(
-        (
-            grammar,
-            "a mark inside an argument",
-            text,
-            expect(status="parsed", calls=[("look_up", {"query": "a" + mark + "b"})]),
-        )
-        for grammar, mark, text in (
-            (
-                "deepseek",
-                "<｜tool▁call▁end｜>",
-                '<｜tool▁call▁begin｜>look_up<｜tool▁sep｜>{"query": "a<｜tool▁call▁end｜>b"}<｜tool▁call▁end｜>',
-            ),
-            (
-                "lfm",
-                "<|tool_call_end|>",
-                "<|tool_call_start|>[look_up(query='a<|tool_call_end|>b')]<|tool_call_end|>",
-            ),
-            (
-                "harmony",
-                "<|end|>",
-                '<|channel|>commentary to=functions.look_up<|message|>{"query": "a<|end|>b"}<|call|>',
-            ),
-            ("harmony", "<|call|>", '<|channel|>commentary to=functions.look_up<|message|>{"query": "a<|call|>b"}'),
-            (
-                "muse",
-                "<|eom|>",
-                ' to=look_up<|message|><atem:invoke name="look_up"><atem:parameter name="query">a<|eom|>b'
-                "</atem:parameter></atem:invoke><|eot|>",
-            ),
-        )
-    ),
     (
         "lfm",
         "a string without an end does not take the next call",
@@ -667,7 +503,22 @@ CASES: list[tuple[str, str, str, dict[str, Any]]] = [
     ("hermes", "a call in another family's form", "[TOOL_CALLS]now{}", expect("[TOOL_CALLS]now{}", status="unparsed")),
 ]
 
-ARGUMENTS = {"query": "rm -rf </tool_call> x", "limit": 3, "tags": ["a", "b"], "deep": True}
+CLOSED_INSIDE = {
+    "hermes": '<tool_call>{"name": "look_up", "arguments": {"query": "a </tool_call> b"}}</tool_call>',
+    "qwen_coder": "<tool_call><function=look_up><parameter=query>a </tool_call> b</parameter></function></tool_call>",
+    "deepseek": '<｜tool▁call▁begin｜>now<｜tool▁sep｜>{"q": "a<｜tool▁call▁end｜>b"}<｜tool▁call▁end｜>',
+    "lfm": "<|tool_call_start|>[look_up(query='a<|tool_call_end|>b')]<|tool_call_end|>",
+    "harmony": '<|channel|>commentary to=functions.look_up<|message|>{"query": "a<|end|>b"}<|call|>',
+}
+
+
+@pytest.mark.parametrize("grammar", CLOSED_INSIDE)
+def test_a_call_whose_value_has_the_closing_mark_is_counted(grammar: str) -> None:
+    found = read(grammar, [CLOSED_INSIDE[grammar]])
+    assert (found["status"], found["calls"]) == ("unparsed", [])
+
+
+ARGUMENTS = {"query": "rm -rf <x> y", "limit": 3, "tags": ["a", "b"], "deep": True}
 _PAIRS = {k: v if isinstance(v, str) else json.dumps(v) for k, v in ARGUMENTS.items()}
 
 
@@ -687,20 +538,11 @@ WRITTEN = {
     "deepseek": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>look_up\n```json\n"
     + json.dumps(ARGUMENTS)
     + "\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
-    "dsml": DSML.format(
-        INVOKE.format(
-            "look_up",
-            "\n".join(
-                PARAMETER.format(k, str(isinstance(ARGUMENTS[k], str)).lower(), written)
-                for k, written in _PAIRS.items()
-            ),
-        )
-    ),
     "llama": json.dumps({"name": "look_up", "parameters": ARGUMENTS}),
     "harmony": "<|channel|>commentary to=functions.look_up <|constrain|>json<|message|>"
     + json.dumps(ARGUMENTS)
     + "<|call|>",
-    "gemma": '<|tool_call>call:look_up{query:<|"|>rm -rf </tool_call> x<|"|>,limit:3,tags:[<|"|>a<|"|>,<|"|>b<|"|>],'
+    "gemma": '<|tool_call>call:look_up{query:<|"|>rm -rf <x> y<|"|>,limit:3,tags:[<|"|>a<|"|>,<|"|>b<|"|>],'
     "deep:true}<tool_call|>",
     "kimi": "<|tool_call_begin|>functions.look_up:0<|tool_call_argument_begin|>"
     + json.dumps(ARGUMENTS)
@@ -769,7 +611,6 @@ MARKERS = sorted(
     {marker for g in GRAMMARS.values() for block in g.blocks for marker in block}
     | {"<think>", "</think>", "<|channel|>", "<|message|>", "<|end|>", "<|start|>assistant", "<|python_tag|>"}
     | {"<parameter=", "</parameter>", "<arg_key>", "</arg_key>", "<｜tool▁sep｜>", "to=functions.now", "analysis"}
-    | {"<｜DSML｜parameter", "</｜DSML｜parameter>", "<｜DSML｜function_calls>", "</｜DSML｜tool_calls>", "｜DSML｜"}
     | {' name="now">', ' name="a" string="false">', ' name="b" string="true">'}
 )
 FRAGMENTS = st.lists(
@@ -795,7 +636,7 @@ def test_slices_never_change_what_is_read(grammar, text, data, with_tools, opene
         assert whole["calls"] == []
 
 
-@given(st.sampled_from(["hermes", "qwen_coder", "glm", "deepseek", "dsml"]), FRAGMENTS)
+@given(st.sampled_from(["hermes", "qwen_coder", "glm", "deepseek"]), FRAGMENTS)
 def test_an_answer_without_a_call_is_given_exactly_as_sampled(grammar, text) -> None:
     found = read(grammar, [text])
     if not found["calls"] and "<think>" not in text:
@@ -812,7 +653,6 @@ def test_an_answer_without_a_call_is_given_exactly_as_sampled(grammar, text) -> 
         ("kimi", "<|tool_call_begin|>functions.now:0<|tool_call_argument_begin|>%s<|tool_call_end|>"),
         ("deepseek", "<｜tool▁call▁begin｜>now<｜tool▁sep｜>%s<｜tool▁call▁end｜>"),
         ("harmony", "<|channel|>commentary to=functions.now<|message|>%s<|call|>"),
-        ("dsml", DSML.format(INVOKE.format("now", "%s"))),
         ("lfm", "<|tool_call_start|>[now(a=%s)]<|tool_call_end|>"),
     ],
 )
@@ -831,7 +671,6 @@ NUMBERS = '{"limit":   NaN, "deep": [-Infinity,1e999], "query": "NaN \\" Infinit
     [
         ("deepseek", f"<｜tool▁call▁begin｜>look_up<｜tool▁sep｜>{NUMBERS}<｜tool▁call▁end｜>"),
         ("harmony", f"<|channel|>commentary to=functions.look_up<|message|>{NUMBERS}<|call|>"),
-        ("dsml", DSML.format(INVOKE.format("look_up", NUMBERS))),
     ],
 )
 def test_numbers_that_json_does_not_have_stay_as_they_were_sampled(grammar, text) -> None:
@@ -869,20 +708,15 @@ JSON_VALUES = st.recursive(
 
 @given(
     st.dictionaries(st.text(max_size=6), JSON_VALUES, max_size=4),
-    st.sampled_from(["hermes", "deepseek", "dsml", "harmony"]),
+    st.sampled_from(["hermes", "deepseek", "harmony"]),
 )
 def test_any_json_arguments_come_back_as_they_were(arguments, grammar) -> None:
     written = json.dumps(arguments, ensure_ascii=False)
-    if any(marker in written for marker in MARKERS) or (grammar == "dsml" and any('"' in key for key in arguments)):
+    if any(marker in written for marker in MARKERS):
         return
-    entries = [
-        PARAMETER.format(key, *(("true", value) if isinstance(value, str) else ("false", json.dumps(value))))
-        for key, value in arguments.items()
-    ]
     text = {
         "hermes": f'<tool_call>\n{{"name": "now", "arguments": {written}}}\n</tool_call>',
         "deepseek": f"<｜tool▁call▁begin｜>now<｜tool▁sep｜>{written}<｜tool▁call▁end｜>",
-        "dsml": DSML.format(INVOKE.format("now", "\n".join(entries))),
         "harmony": f"<|channel|>commentary to=functions.now<|message|>{written}<|call|>",
     }[grammar]
     assert read(grammar, [text]) == expect(status="parsed", calls=[("now", arguments)])
@@ -941,14 +775,12 @@ def test_streaming_ids_gives_what_parsing_gives(data, renderer_for) -> None:
     assert "<|im_end|>" not in whole.content or "<|im_end|>" in text
 
 
-def test_logprobs_are_shown_token_by_token(renderer_for) -> None:
+def test_each_token_has_a_logprob(renderer_for) -> None:
     renderer = renderer_for("qwen3")
-    ids = renderer.encode("漢")
-    assert len(ids) > 1  # a character in several tokens
-    entries = renderer.logprob_entries(ids, [-0.5] * len(ids))
-    assert bytes(b for entry in entries for b in entry["bytes"]) == "漢".encode()
+    [entry] = renderer.logprob_entries(renderer.encode("a"), [-0.5])
+    assert entry == {"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": []}
     with pytest.raises(CaptureError):
-        renderer.logprob_entries(ids, [-0.5])
+        renderer.logprob_entries(renderer.encode("a"), [-0.5, -0.5])
 
 
 @pytest.mark.parametrize("grammar", sorted(GRAMMARS))

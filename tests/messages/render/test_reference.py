@@ -24,7 +24,7 @@ from agentcore_rl_toolkit.messages.render.template import ChatTemplate
 FOLDER = Path(__file__).parent / "reference"
 NOW = datetime.datetime(2026, 11, 29, 12).timestamp()  # the date of the reference prompts
 # Their prompts end inside the reasoning.
-OPEN = {"minimax", "hermes", "qwen_coder", "glm", "deepseek", "dsml"}
+OPEN = {"minimax", "hermes", "qwen_coder", "glm", "deepseek"}
 _MARKS = re.compile(r"</?think>|\[/?THINK\]|<\|channel>(?:thought\n)?|<channel\|>")
 
 
@@ -92,7 +92,6 @@ REASONS: dict[str, Callable[[str, dict[str, Any], dict[str, Any]], bool]] = {
 NO_CALL, AFTER, TYPES, NAME, LONE, TAG, WHOLE, HEADER = REASONS
 DIFFERENCES: dict[str, dict[str, int]] = {
     "deepseek": {NO_CALL: 67, AFTER: 24, NAME: 8, LONE: 2, WHOLE: 24},
-    "dsml": {NO_CALL: 63, AFTER: 34, LONE: 4, TAG: 4},
     "gemma": {NO_CALL: 68, AFTER: 26, TYPES: 1, LONE: 4},
     "glm": {NO_CALL: 55, AFTER: 25, TYPES: 5},
     "hermes": {NO_CALL: 41, AFTER: 25, WHOLE: 7},

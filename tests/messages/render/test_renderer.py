@@ -93,7 +93,7 @@ def test_each_turn_extends_the_one_before(family, renderer, tools) -> None:
 # A model that writes like its template leaves nothing for the renderer to differ in, unless the template writes history
 # differently from answers: gpt-oss ends them with another token; Qwen3, GLM and R1 put reasoning marks in or leave them
 # out.
-@pytest.mark.parametrize("name", ["hermes", "qwen_coder", "llama3", "pythonic", "deepseek_v3", "deepseek_dsml"])
+@pytest.mark.parametrize("name", ["hermes", "qwen_coder", "llama3", "pythonic", "deepseek_v3"])
 def test_extension_equals_a_full_rendering_when_answers_are_the_templates_own(name, renderer_for, tools) -> None:
     renderer = renderer_for(name)
     turns = play(renderer, SimpleNamespace(name=name), SCRIPT, tools)
@@ -103,9 +103,7 @@ def test_extension_equals_a_full_rendering_when_answers_are_the_templates_own(na
         messages += [entries, *following]
 
 
-@pytest.mark.parametrize(
-    "name", ["hermes", "qwen3", "qwen_coder", "glm", "deepseek_v3", "deepseek_r1", "deepseek_dsml", "pythonic"]
-)
+@pytest.mark.parametrize("name", ["hermes", "qwen3", "qwen_coder", "glm", "deepseek_v3", "deepseek_r1", "pythonic"])
 def test_results_of_parallel_calls_come_in_one_step(name, renderer_for, tools) -> None:
     script = [(calling("look_up", "look_up"), [result("one"), result("two", 1)]), (answer("Both."), [])]
     turns = play(renderer_for(name), SimpleNamespace(name=name), script, tools)
@@ -476,31 +474,6 @@ def test_reasoning_that_the_prompt_opened_is_read_as_reasoning(renderer_for) -> 
     assert prompt.opens_reasoning
     parsed = renderer.parse(renderer.encode("because</think>\n\nSo."), opens_reasoning=prompt.opens_reasoning)
     assert (parsed.reasoning, parsed.content) == ("because", "So.")
-
-
-def test_dsml_thinks_anew_behind_each_result(renderer_for, tools) -> None:
-    renderer = renderer_for("deepseek_dsml")
-    conversation = renderer.conversation()
-    thinking = {"enable_thinking": True}
-    call = (
-        'why</think>See.\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name="look_up">\n<｜DSML｜parameter name="query" '
-        'string="true">7</｜DSML｜parameter>\n<｜DSML｜parameter name="limit" string="false">7</｜DSML｜parameter>\n'
-        "</｜DSML｜invoke>\n</｜DSML｜function_calls><｜end▁of▁sentence｜>"
-    )
-    first = renderer.render(conversation, [USER], tools, thinking)
-    completion = renderer.encode(call)
-    parsed = renderer.parse(completion, tools=tools, opens_reasoning=first.opens_reasoning)
-    assert (parsed.reasoning, parsed.content, parsed.parse_status) == ("why", "See.", "parsed")
-    message = parsed.to_message()
-    conversation.commit(first, completion, message, turn_id="t0")
-    found = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "found"}
-    second = renderer.render(conversation, [USER, message, found], tools, thinking)
-    sampled = [*first.token_ids, *completion]
-    assert second.token_ids[: len(sampled)] == sampled
-    added = "\n\n<function_results>\n<result>found</result>\n</function_results>\n\n<think>"
-    assert renderer.decode(second.token_ids[len(sampled) :]) == added
-    parsed = renderer.parse(renderer.encode("so</think>7."), tools=tools, opens_reasoning=second.opens_reasoning)
-    assert (parsed.reasoning, parsed.content, parsed.parse_status) == ("so", "7.", "none")
 
 
 def test_a_named_template_for_tools_is_used_when_there_are_some(tmp_path, model_dir, tools) -> None:

@@ -6,13 +6,13 @@ import asyncio
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 from ..._servers.tasks import Tasks
 from ...errors import ConfigError, GatewayError
 from ...messages.errors import unsupported
-from ...messages.render import AnswerForm, Conversation, Renderer, answer_form, can_call, relaxed, unread_calls
+from ...messages.render import AnswerForm, Conversation, Renderer, answer_form, relaxed, unread_calls
 from ...messages.wire import ModelRequest
 from ..config import REFUSED_FORM, GatewayConfig
 from ..engines import TOKEN_ENGINES
@@ -78,11 +78,11 @@ class TokenMode:
     def check(self, asked: ModelRequest) -> None:
         """Check that calls can keep a session's sampling parameters. Raises: RequestError that names the first that cannot."""
         asked.sampling.other |= asked.unknown
-        for feature, name in asked.features().items():
+        for feature in asked.features():
             if feature in _FORMS and not self._enforces(asked, feature):
                 why = f"the engine ({self.kind}) cannot enforce it, or not in this model's format"
                 raise unsupported(f"sampling_params.{feature}", f"{why} ({self.renderer.grammar.name}); leave it out")
-            self._require(feature, f"sampling_params.{name}")
+            self._require(feature, f"sampling_params.{feature}")
         if asked.top_logprobs:
             why = "token engines report the logprob of the sampled token only; leave it out"
             raise unsupported("sampling_params.top_logprobs", why)
@@ -93,17 +93,17 @@ class TokenMode:
         if unread:
             raise unsupported(f"sampling_params.{unread[0]}", "the chat template has no such variable; leave it out")
 
-    def require(self, asked: ModelRequest, features: Mapping[str, str]) -> Counter[str]:
+    def require(self, asked: ModelRequest, features: Iterable[str]) -> Counter[str]:
         """Check that the engine supports the ``features`` of a request. A form that it cannot enforce becomes a wish.
 
         Returns the number of the wishes by kind. Raises: RequestError.
         """
         wishes: Counter[str] = Counter()
         wished = self.config.forced_tools == "wish"
-        for feature, name in features.items():
+        for feature in features:
             if feature in _FORMS or feature in _ENGINE_FORMS:
                 if self.config.forced_tools == "refuse" and feature != "parallel_tool_calls":
-                    raise unsupported(name, REFUSED_FORM)
+                    raise unsupported(feature, REFUSED_FORM)
                 if wished or (feature in _FORMS and not self._enforces(asked, feature)):
                     wishes[feature] += 1
                     if feature in _FORMS:
@@ -111,7 +111,7 @@ class TokenMode:
                     else:
                         del asked.sampling.other[feature]
                     continue
-            self._require(feature, name)
+            self._require(feature, feature)
         return wishes
 
     def _supports(self, feature: str) -> bool:
@@ -123,11 +123,11 @@ class TokenMode:
 
     def _enforces(self, asked: ModelRequest, feature: str) -> bool:
         """Return True if the engine, and the format of the model's calls, can hold an answer to this form."""
-        known = self._supports(feature)
+        known, forced = self._supports(feature), asked.tool_choice not in ("auto", "none")
+        calls = self.renderer.grammar.tag is not None
         if feature == "response_format":  # calls must remain possible with tools
-            free = not asked.tools or asked.tool_choice != "auto"
-            return known and (free or can_call(self.renderer.grammar, "required"))
-        return known and can_call(self.renderer.grammar, asked.tool_choice)
+            return known and (calls or not asked.tools or asked.tool_choice != "auto")
+        return known and calls and forced  # no grammar allows text or one call
 
     def form(self, asked: ModelRequest, *, opens_reasoning: bool) -> AnswerForm | None:
         """Return the form of an answer to a prompt, and put it into the request. None: the agent's form is enough."""
@@ -138,8 +138,8 @@ class TokenMode:
             schema = wanted["json_schema"]["schema"]
             shape = {**wanted["json_schema"], "schema": relaxed(schema)}
             asked.response_format = {"type": "json_schema", "json_schema": shape}
-        elif asked.tool_choice in ("auto", "none") and (constrained(asked) or asked.parallel_tool_calls is not False):
-            return None  # nothing is enforced; an answer in one of the engine's own forms has no calls
+        elif asked.tool_choice in ("auto", "none"):
+            return None
         form = answer_form(
             self.renderer.grammar,
             asked.tools,

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from .conversation import RenderedPrompt as RenderedPrompt
     from .forcing import AnswerForm as AnswerForm
     from .forcing import answer_form as answer_form
-    from .forcing import can_call as can_call
     from .forcing import relaxed as relaxed
     from .parsers import GRAMMARS as GRAMMARS
     from .parsers import HINTS as HINTS

@@ -16,6 +16,7 @@ defaults.
 from __future__ import annotations
 
 import hashlib
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,11 +27,11 @@ from ...errors import CaptureError
 from ..errors import NOT_JSON
 from ..wire.arguments import value_of
 from ..wire.history import text_of
-from .tokens import TokenRow
+from .tokens import Buffer, TokenRow
 
 _ENCODER = msgspec.json.Encoder(order="deterministic")
 _KEEP_LISTS = 4  # branches whose last message list is kept for comparison; others are found by digest
-_TURN_BYTES = 2000  # bytes, about: a prompt, its commit, their digests and the dicts of their messages
+_TURN_BYTES = 2000  # about: a prompt, its commit, their digests and the dicts of their messages
 
 Digest = bytes
 
@@ -157,11 +158,10 @@ class Conversation:
     """The state of one session; `Renderer.render`, `commit` and `abandon` move it.
 
     ``now`` (unix seconds) is the date for its templates. ``thinking`` are the marks around the model's reasoning.
-    ``size_bytes`` is the memory of its tokens and message lists, which deleting the object would free. Message
-    objects that were passed in must not be changed afterwards. Not thread-safe: its owner lets one thread at a time use it.
+    Message objects that were passed in must not be changed afterwards. Not thread-safe.
     """
 
-    __slots__ = ("_matches", "_options", "_thinking", "asked", "commits", "now", "roots", "size_bytes")
+    __slots__ = ("_buffers", "_matches", "_options", "_thinking", "asked", "commits", "now", "roots")
 
     def __init__(self, *, now: float | None = None, thinking: tuple[str, str] | None = None) -> None:
         self.now = now
@@ -170,8 +170,13 @@ class Conversation:
         self.asked: dict[Digest, KnownPrompt] = {}
         self.roots: set[Digest] = set()
         self._matches: list[Match] = []  # the last ones, for comparison with the next request
-        self.size_bytes = 0
+        self._buffers: weakref.WeakSet[Buffer] = weakref.WeakSet()
         self._options: tuple[Any, Any, Digest, Digest] | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """The memory, about, that deleting this object would free: tokens and message lists."""
+        return _TURN_BYTES * len(self.asked) + sum(buffer.size_bytes for buffer in self._buffers)
 
     def _basis(
         self, tools: Sequence[dict[str, Any]] | None, options: Mapping[str, Any] | None
@@ -269,7 +274,7 @@ class Conversation:
             return
         self.asked[match.digest] = asked
         self.roots.add(match.root)
-        self.size_bytes += _TURN_BYTES + asked.row.new_bytes
+        self._buffers.add(asked.row.buffer)
         if asked.base is not None:
             asked.base.continued += 1
 
@@ -281,15 +286,11 @@ class Conversation:
         if asked.calls or asked.running or self.asked.get(asked.digest) is not asked:
             return
         del self.asked[asked.digest]
-        self.size_bytes -= _TURN_BYTES
         base = asked.base
         if base is not None:
             base.continued -= 1
-        if base is None or base.row.buffer is not asked.row.buffer:
-            self.size_bytes -= asked.row.new_bytes
-        elif asked.row.ends_buffer and not base.continued:
-            base.row.cut()
-            self.size_bytes -= asked.row.new_bytes
+            if base.row.buffer is asked.row.buffer and asked.row.ends_buffer and not base.continued:
+                base.row.cut()
 
     def commit(
         self,
@@ -324,6 +325,6 @@ class Conversation:
             digests.append(_hash(asked.digest, key))
             words, calls = "".join(text_of(message.get("content")).split()), _called(message)
         row = asked.row.extended(completion_ids)
-        self.size_bytes += row.new_bytes
+        self._buffers.add(row.buffer)
         # Two answers with the same text (n > 1, a retry): the agent most likely continues the later one.
         self.commits.update(dict.fromkeys(digests, Commit(turn_id, digest, row, words, calls)))

@@ -19,16 +19,7 @@ from .parsers import CallTag, Grammar
 Format = dict[str, Any]
 
 _BLANKS: Format = {"type": "regex", "pattern": "[ \\n]{0,4}"}  # the templates' text after thinking
-_TYPES = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
-# Names of Python, Java and Go in the schemas of published tool collections.
-_OTHER_TYPES = {
-    **{"dict": "object", "map": "object", "hashmap": "object", "struct": "object", "int": "integer", "long": "integer"},
-    **{"float": "number", "double": "number", "list": "array", "tuple": "array", "arraylist": "array", "set": "array"},
-    **{"str": "string", "char": "string", "text": "string", "bool": "boolean", "none": "null"},
-}
-
-
-_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "enum", "required")  # the first four are of schemas
+_TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,31 +27,18 @@ class AnswerForm:
     """A grammar for an answer, and the part of the answer that it leaves free.
 
     ``thinking`` are the marks around the thinking with which the answer may begin, ``opened`` if the prompt has the first one.
-    ``trigger`` opens the part with the form. None: all of the answer after the thinking has it.
     """
 
     format: Format
     thinking: tuple[str, str] | None
     opened: bool
-    trigger: str | None = None
 
     def free_characters(self, text: str) -> int:
-        """Return the length of the beginning of an answer that was sampled freely: its thinking, and text without a form."""
-        end = 0
-        if self.thinking is not None and (self.opened or text.lstrip().startswith(self.thinking[0])):
-            found = text.find(self.thinking[1])
-            if found < 0:
-                return len(text)
-            end = found + len(self.thinking[1])
-        if self.trigger is None:
-            return end
-        found = text.find(self.trigger, end)
-        return len(text) if found < 0 else found
-
-
-def can_call(grammar: Grammar, choice: str) -> bool:
-    """Return True if calls of this family can be enforced. ``choice`` "auto": an answer with one call at most."""
-    return grammar.tag is not None and (choice != "auto" or bool(grammar.tag.trigger))
+        """Return the length of the beginning of an answer that was sampled freely: its thinking."""
+        if self.thinking is None or not (self.opened or text.lstrip().startswith(self.thinking[0])):
+            return 0
+        found = text.find(self.thinking[1])
+        return len(text) if found < 0 else found + len(self.thinking[1])
 
 
 def answer_form(
@@ -73,15 +51,14 @@ def answer_form(
     thinking: tuple[str, str] | None = None,
     opened: bool = False,
 ) -> AnswerForm | None:
-    """Return the form for a tool choice ("required", or "tool:" and a name; "auto" with one call at most), or for a ``schema``.
+    """Return the form for a tool choice ("required", or "tool:" and a name), or for a ``schema``.
 
     With a schema, "auto" allows calls or text that fits the schema. None when nothing has to be enforced, the family's calls
     cannot be, or the engine's own form for a schema does as well.
     """
-    found = _rest(grammar.tag, tools if choice != "none" else (), choice, parallel, schema, thinking)
-    if found is None:
+    rest = _rest(grammar.tag, tools if choice != "none" else (), choice, parallel, schema, thinking)
+    if rest is None:
         return None
-    rest, trigger = found
     if thinking is not None:
         thought: Format = {
             "type": "tag",
@@ -91,7 +68,7 @@ def answer_form(
         }
         after: Format = {"type": "sequence", "elements": [thought, rest]}
         rest = after if opened else {"type": "or", "elements": [after, rest]}
-    return AnswerForm(format=rest, thinking=thinking, opened=opened, trigger=trigger)
+    return AnswerForm(format=rest, thinking=thinking, opened=opened)
 
 
 def _rest(
@@ -101,8 +78,8 @@ def _rest(
     parallel: bool,
     schema: Any,
     thinking: tuple[str, str] | None,
-) -> tuple[Format, str | None] | None:
-    """Return the form after the thinking, and the text that opens it (None: it begins at once). None without a form."""
+) -> Format | None:
+    """Return the form after the thinking. None without a form."""
     forced = choice not in ("auto", "none")
     if schema is not None and not forced:
         text: Format = {"type": "json_schema", "json_schema": relaxed(schema)}
@@ -110,18 +87,15 @@ def _rest(
             text = {"type": "or", "elements": [_calls(form, tools, None, one=not parallel), text]}
         elif thinking is None:
             return None
-        return {"type": "sequence", "elements": [_BLANKS, text]}, None
-    if not tools or form is None or (not forced and (parallel or not form.trigger)):
-        return None  # without a trigger, an answer may as well be text that begins like a call
+        return {"type": "sequence", "elements": [_BLANKS, text]}
+    if not tools or form is None or not forced:
+        return None
     wanted = choice.removeprefix("tool:") if choice.startswith("tool:") else None
     calls = _calls(form, tools, wanted, one=not parallel or wanted is not None)
     if not form.trigger:
-        return calls, None
+        return calls
     excluded = [form.trigger] if thinking is None else [form.trigger, thinking[0]]
-    if forced:
-        return {"type": "sequence", "elements": [{"type": "any_text", "excludes": excluded}, calls]}, None
-    free: Format = {"type": "triggered_tags", "triggers": [form.trigger], "tags": calls["tags"]}
-    return {**free, "at_least_one": False, "stop_after_first": True, "excludes": excluded[1:]}, form.trigger
+    return {"type": "sequence", "elements": [{"type": "any_text", "excludes": excluded}, calls]}
 
 
 def _calls(form: CallTag, tools: Sequence[dict[str, Any]], wanted: str | None, *, one: bool) -> Format:
@@ -142,34 +116,26 @@ def _tag(form: CallTag, function: dict[str, Any]) -> Format:
 
 
 def relaxed(schema: Any) -> Any:
-    """Return the schema without the parts that grammar compilers refuse: unknown types, and references to nothing."""
-    return _relaxed(schema, schema) if isinstance(schema, Mapping) else {"type": "object"}
+    """Return the schema, or that of any object if grammar compilers refuse it: unknown types, or references to nothing."""
+    return schema if isinstance(schema, dict) and _compiles(schema, schema) else {"type": "object"}
 
 
-def _relaxed(schema: Any, root: Mapping[str, Any]) -> Any:
-    if not isinstance(schema, Mapping):
-        return schema if isinstance(schema, bool) else {}
-    found: dict[str, Any] = {}
-    for name, value in schema.items():
-        if name == "type":
-            kinds = [_type(kind) for kind in (value if isinstance(value, list) else [value])]
-            value = None if None in kinds or not kinds else kinds if isinstance(value, list) else kinds[0]
-        elif name in ("properties", "$defs", "definitions", "patternProperties"):
-            value = {key: _relaxed(each, root) for key, each in value.items()} if isinstance(value, Mapping) else {}
-        elif name in _LISTS[:4]:
-            value = [_relaxed(each, root) for each in value] if isinstance(value, list) else []
-        elif name in ("items", "additionalProperties"):
-            value = _relaxed(value, root)
-        refused = (name == "type" and value is None) or (name == "$ref" and not _resolves(value, root))
-        if not refused and (name not in _LISTS or (value and isinstance(value, list))):
-            found[name] = value
-    return found
-
-
-def _type(kind: Any) -> str | None:
-    """Return JSON's name of a type, or None for a name that stands for any type, or for nothing."""
-    lowered = kind.lower() if isinstance(kind, str) else ""
-    return lowered if lowered in _TYPES else _OTHER_TYPES.get(lowered)
+def _compiles(schema: Any, root: Any) -> bool:
+    if not isinstance(schema, dict):
+        return isinstance(schema, bool)
+    kinds = schema.get("type", [])
+    inner = [schema[name] for name in ("items", "additionalProperties") if name in schema]
+    for name in ("properties", "$defs", "definitions", "patternProperties"):
+        named = schema.get(name, {})
+        inner += named.values() if isinstance(named, dict) else [None]
+    for name in ("anyOf", "oneOf", "allOf", "prefixItems"):
+        inner += schema[name] if isinstance(schema.get(name), list) else [None] if name in schema else []
+    return (
+        all(kind in _TYPES for kind in (kinds if isinstance(kinds, list) else [kinds]))
+        and schema.get("enum") != []
+        and ("$ref" not in schema or _resolves(schema["$ref"], root))
+        and all(_compiles(each, root) for each in inner)
+    )
 
 
 def _resolves(reference: Any, root: Any) -> bool:

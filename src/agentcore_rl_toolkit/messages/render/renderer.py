@@ -227,8 +227,8 @@ class Renderer:
             raise CaptureError(f"{len(logprobs)} logprobs for {len(ids)} tokens")
         entries = []
         for token_id, logprob in zip(ids, logprobs, strict=True):
-            raw = self.tokenizer.bytes_of(token_id)
-            shown = {"token": raw.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(raw)}
+            text = self.tokenizer.text_of(token_id)
+            shown = {"token": text, "logprob": logprob, "bytes": list(text.encode())}
             entries.append({**shown, "top_logprobs": [shown] if top else []})
         return entries
 

@@ -185,9 +185,6 @@ class ChatTemplate:
             if default:
                 return cls(default, special_tokens=special_tokens, tool_source=named.get("tool_use"))
         where = "chat_template.jinja, or chat_template in tokenizer_config.json"
-        encoder = next((folder / "encoding").glob("encoding_*.py"), None)
-        if encoder is not None:  # DeepSeek V3.2 and V4 come with this in place of a template
-            where += f"; {encoder.name} is a program in the model's folder, which is not run: add a template with the same output"
         raise ConfigError(f"{folder} has no chat template ({where})")
 
     def render(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import itertools
 import json
@@ -181,16 +180,6 @@ class Tokenizer:
         known = self._text_of_added.get(token_id)
         return known if known is not None else self.decode([token_id])
 
-    def bytes_of(self, token_id: int) -> bytes:
-        """Return the bytes of one token; of a token that is half a character, that half."""
-        text = self.text_of(token_id)
-        if _REPLACEMENT not in text:
-            return text.encode()
-        if token_id in self.byte_of:
-            return bytes([self.byte_of[token_id]])
-        piece, table = str(self._backend.id_to_token(token_id)), _byte_table()
-        return bytes(table[c] for c in piece) if all(c in table for c in piece) else text.encode()
-
     @property
     def vocabulary_size(self) -> int:
         return int(self._backend.get_vocab_size(with_added_tokens=True))
@@ -199,15 +188,6 @@ class Tokenizer:
         """Return a digest of the vocabulary: which ids stand for which texts. Cost: 0.2 s for 150,000 tokens."""
         known = sorted(self._backend.get_vocab(with_added_tokens=True).items())
         return hashlib.blake2b(msgspec.json.encode(known), digest_size=16).hexdigest()
-
-
-@functools.cache
-def _byte_table() -> dict[str, int]:
-    """Return the characters that byte-level vocabularies write for bytes. Source: GPT-2's encoder.py, `bytes_to_unicode`."""
-    shown = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    table = {chr(byte): byte for byte in shown}
-    hidden = [byte for byte in range(256) if byte not in set(shown)]
-    return table | {chr(256 + i): byte for i, byte in enumerate(hidden)}
 
 
 def special_token_texts(config: dict[str, Any]) -> dict[str, str]:
@@ -274,34 +254,33 @@ class TextDecoder:
         return text
 
 
-class _Buffer:
+class Buffer:
     """A growing row of token ids: four bytes each, and as JSON text.
 
     A prompt of 100,000 tokens is sent in every turn. With its text, this is a copy instead of 100,000 conversions.
     """
 
-    __slots__ = ("ids", "text")
+    __slots__ = ("__weakref__", "ids", "text")
 
     def __init__(self, ids: array[int], text: bytearray) -> None:
         self.ids = ids
         self.text = text
 
+    @property
+    def size_bytes(self) -> int:
+        """The memory of the ids, of their text, and of their messages, which take about as many bytes as the text."""
+        return 4 * len(self.ids) + 2 * len(self.text)
+
 
 class TokenRow:
-    """The first ``length`` tokens of a buffer, which take ``text_bytes`` as JSON text. Rows of one branch share their buffer.
+    """The first ``length`` tokens of a buffer, which take ``text_bytes`` as JSON text. Rows of one branch share their buffer."""
 
-    ``size_bytes`` is the memory of the row and of its messages, which take about as many bytes as the ids do as text.
-    ``new_bytes`` is the part of it that the row does not share with the row that it extends.
-    """
+    __slots__ = ("buffer", "length", "text_bytes")
 
-    __slots__ = ("buffer", "length", "new_bytes", "size_bytes", "text_bytes")
-
-    def __init__(self, buffer: _Buffer | None = None, *, shared_bytes: int = 0) -> None:
-        self.buffer = _Buffer(array("I"), bytearray()) if buffer is None else buffer
+    def __init__(self, buffer: Buffer | None = None) -> None:
+        self.buffer = Buffer(array("I"), bytearray()) if buffer is None else buffer
         self.length = len(self.buffer.ids)
         self.text_bytes = len(self.buffer.text)
-        self.size_bytes = 4 * self.length + 2 * self.text_bytes
-        self.new_bytes = self.size_bytes - shared_bytes
 
     @property
     def ends_buffer(self) -> bool:
@@ -310,15 +289,15 @@ class TokenRow:
 
     def extended(self, ids: Sequence[int]) -> TokenRow:
         """Return the row with more tokens. It gets its own buffer if another row continues this one."""
-        buffer, shared_bytes = self.buffer, self.size_bytes
+        buffer = self.buffer
         if not self.ends_buffer:
-            buffer, shared_bytes = _Buffer(self.ids(), buffer.text[: self.text_bytes]), 0
+            buffer = Buffer(self.ids(), buffer.text[: self.text_bytes])
         if len(ids):
             if buffer.text:
                 buffer.text += b","
             buffer.text += msgspec.json.encode(list(ids))[1:-1]
             buffer.ids.extend(ids)
-        return TokenRow(buffer, shared_bytes=shared_bytes)
+        return TokenRow(buffer)
 
     def cut(self) -> None:
         """Drop the tokens in the buffer that continue this row."""

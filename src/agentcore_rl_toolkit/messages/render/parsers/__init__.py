@@ -10,7 +10,6 @@ from dataclasses import replace
 
 from ....errors import ConfigError
 from .base import Call, CallTag, Grammar, OutputParser
-from .dsml import DSML
 from .families import DEEPSEEK, GLM, HERMES, PLAIN, QWEN_CODER
 from .gemma import GEMMA
 from .harmony import HARMONY
@@ -21,7 +20,7 @@ from .mistral import MISTRAL
 from .pythonic import LFM
 
 # The first family whose signs are in a template counts, so the more specific formats come first.
-_KNOWN = (MUSE, HARMONY, DSML, DEEPSEEK, GEMMA, KIMI, MINIMAX, MISTRAL, LFM, QWEN_CODER, GLM, HERMES, LLAMA, PLAIN)
+_KNOWN = (MUSE, HARMONY, DEEPSEEK, GEMMA, KIMI, MINIMAX, MISTRAL, LFM, QWEN_CODER, GLM, HERMES, LLAMA, PLAIN)
 # A call in another model's form was meant as a call, too.
 HINTS = tuple(dict.fromkeys(hint for grammar in _KNOWN for hint in grammar.hints))
 _PAIRS = tuple(dict.fromkeys(pair for grammar in _KNOWN for pair in grammar.hint_pairs))

@@ -18,8 +18,6 @@ from typing import Any, NamedTuple
 
 from ...wire.canonical import Delta, ParseStatus, ToolDelta, new_id
 
-MARKERS_INSIDE = 8  # closing markers of a block that may be part of its text; each costs an attempt to read the block
-
 Schemas = Mapping[str, Mapping[str, Any]]  # tool name -> JSON schemas of its parameters by name
 
 
@@ -62,11 +60,6 @@ class OutputParser:
         return Delta(tool_calls=[piece])
 
 
-def in_value(opening: str, closing: str) -> Callable[[str], bool]:
-    """Return a test for text that ends inside a value between these marks."""
-    return lambda text: text.rfind(opening) > text.rfind(closing)
-
-
 # The text between a block's markers -> its calls, and the text around them. None if it cannot be read.
 ParseBlock = Callable[[str, Schemas], Sequence[Call | str] | None]
 
@@ -93,8 +86,7 @@ class Grammar:
 
     ``blocks`` are (opening, closing) marker pairs around calls; ``skip`` are markers that carry nothing by
     themselves, next to a call; ``hints`` are strings that, left over in plain content, say that a call was meant; of a
-    ``hint_pairs`` entry both have to be there. ``inside`` says of the beginning of a block that it ends inside a value, where a
-    closing marker may be part of the value; ``whole`` of a block that the answer ended in that nothing of the call is
+    ``hint_pairs`` entry both have to be there. ``whole`` says of a block that the answer ended in that nothing of the call is
     missing: half a call is none, its last value may be cut.
 
     ``reasoning_head`` is the model's text after the opening mark of its reasoning. ``calls_end_reasoning``: engines execute
@@ -112,7 +104,6 @@ class Grammar:
     skip: tuple[str, ...] = ()
     hints: tuple[str, ...] = ()
     hint_pairs: tuple[tuple[str, str], ...] = ()
-    inside: Callable[[str], bool] = lambda _inner: False
     whole: Callable[[str], bool] = lambda _inner: False
     reasoning_head: str = ""
     calls_end_reasoning: bool = False
@@ -240,10 +231,9 @@ class MarkerParser(OutputParser):
         text = self._held.take()
         at = self._begin(text, final=final) if self._start else 0  # where the part that is not read begins
         deltas: list[Delta] = []
-        while at >= 0 and (found := self._next(text, at, final=final)) is not None:
-            end, marker = found
-            before, at = text[at:end], end + len(marker)
-            deltas += self._pass(before, marker)
+        while at >= 0 and (pattern := any_of(self._marks)) and (found := pattern.search(text, at)):
+            before, at = text[at : found.start()], found.end()
+            deltas += self._pass(before, found[0])
         at = max(at, 0)
         head = self._grammar.reasoning_head if self._state == "reasoning" and self._fresh and not final else ""
         if self._state != "call" and not self._start and not head.startswith(text[at:].lstrip("\n") or "\0"):
@@ -252,33 +242,6 @@ class MarkerParser(OutputParser):
             at = size
         self._held.add(text[at:], self._marks)
         return deltas
-
-    def _next(self, text: str, at: int, *, final: bool) -> tuple[int, str] | None:
-        """Return where the current segment ends, and with which marker; None while it is open."""
-        pattern = any_of(self._marks)
-        found = None if pattern is None else pattern.search(text, at)
-        if found is None:
-            return None
-        start, marker = found.start(), found[0]
-        if self._state == "call" and marker == self._blocks[self._open]:
-            end = self._end_of_block(text, at, start, marker, final=final)
-            return None if end is None else (end, marker)
-        return start, marker
-
-    def _end_of_block(self, text: str, at: int, first: int, marker: str, *, final: bool) -> int | None:
-        """Return where the block that begins at ``at`` ends and has its ``first`` closing marker; None while it is open.
-
-        A marker inside a value ends the block only if no later one makes a call of it.
-        """
-        end = first
-        for _ in range(MARKERS_INSIDE):
-            inner = text[at:end]
-            if not self._grammar.inside(inner):
-                return end if end == first or self._parsed(inner, marker) is not None else first
-            end = text.find(marker, end + len(marker))
-            if end < 0:
-                return first if final else None
-        return first
 
     def _parsed(self, inner: str, closing: str) -> Sequence[Call | str] | None:
         # Formats whose opening marker is part of the call (<function=...) see the block with its markers.

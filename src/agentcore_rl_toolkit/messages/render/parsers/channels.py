@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ...wire.canonical import Delta
-from .base import MARKERS_INSIDE, Call, Grammar, Held, OutputParser, Schemas, any_of, held_back, schemas_of
+from .base import Call, Grammar, Held, OutputParser, Schemas, any_of, held_back, schemas_of
 
 _START, _MESSAGE = "<|start|>", "<|message|>"
 
@@ -25,15 +25,13 @@ class Channels:
     """The form of a family's headers.
 
     ``ends`` are the marks that end a message. ``kind`` reads a header, with or without tools on offer. ``calls`` reads the header
-    and body of a call; None: it is not understood. ``inside`` says of the beginning of its body that it ends inside a value,
-    where a mark may be part of the value. ``noise`` finds the markup of a header, which is left out of text that stands in place
-    of one. ``header`` finds a header, or the beginning of one, at the end of a body without an end mark.
+    and body of a call; None: it is not understood. ``noise`` finds the markup of a header, which is left out of text that stands
+    in place of one. ``header`` finds a header, or the beginning of one, at the end of a body without an end mark.
     """
 
     ends: tuple[str, ...]
     kind: Callable[[str, bool], Kind]
     calls: Callable[[str, str, Schemas], list[Call] | None]
-    inside: Callable[[str], bool]
     noise: re.Pattern[str]
     header: re.Pattern[str] | None = None
 
@@ -91,10 +89,6 @@ class ChannelParser(OutputParser):
         text, at = self._held.take(), 0  # `at`: where the part that is not read begins
         deltas: list[Delta] = []
         while (pattern := any_of(self._marks())) and (found := pattern.search(text, at)):
-            if self._header is not None and self._kind == "call":
-                found = self._end_of_call(text, at, found, final=final)
-                if found is None:
-                    break
             before, at = text[at : found.start()], found.end()
             if found[0] != _MESSAGE:
                 deltas += self._end(before)
@@ -111,27 +105,6 @@ class ChannelParser(OutputParser):
             at = size
         self._held.add(text[at:], self._marks())
         return deltas
-
-    def _end_of_call(self, text: str, at: int, first: re.Match[str], *, final: bool) -> re.Match[str] | None:
-        """Find the mark that ends the call whose body begins at ``at``. None if the text ends it, or the mark may still come.
-
-        A mark inside a value ends the call only if no later one makes a call of it, before the next message.
-        """
-        found = first
-        for _ in range(MARKERS_INSIDE):
-            body = text[at : found.start()]
-            if not self._channels.inside(body):
-                return found if found is first or self._read(body) is not None else first
-            if found[0] == _START:
-                return first
-            after = first.re.search(text, found.end())
-            if after is None:
-                return first if final and self._read(text[at:]) is None else None
-            found = after
-        return first
-
-    def _read(self, body: str) -> list[Call] | None:
-        return self._channels.calls(self._header or "", body, self._schemas)
 
     def _sure(self, text: str, at: int) -> int:
         """Return the end of the text that belongs to the open body, whatever comes next."""
@@ -155,7 +128,7 @@ class ChannelParser(OutputParser):
 
     def _body(self, text: str, *, closed: bool) -> list[Delta]:
         if self._kind == "call":
-            calls = self._read(text) if closed else []
+            calls = self._channels.calls(self._header or "", text, self._schemas) if closed else []
             return self._unread(text) if calls is None else [self._emit(call) for call in calls]
         if self._kind != "reasoning":
             return self._say(text)

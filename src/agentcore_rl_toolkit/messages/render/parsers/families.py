@@ -15,7 +15,7 @@ import msgspec
 
 from ...errors import NOT_JSON
 from ...wire.arguments import loads, standard, value_of, without_halves
-from .base import Call, CallTag, Grammar, Schemas, in_value
+from .base import Call, CallTag, Grammar, Schemas
 
 
 class _Json(msgspec.Struct):
@@ -151,9 +151,10 @@ def _coder_block(text: str, schemas: Schemas) -> list[Call] | None:
             value = value[1:] if value.startswith("\n") else value
             value = value[:-1] if value.endswith("\n") else value
             arguments[key.strip()] = typed_value(value, types.get(key.strip()))
-        cut = not match.group(0).endswith("</function>") and _inside_parameter(match.group(2))
+        body = match.group(2)
+        cut = not match.group(0).endswith("</function>") and body.rfind("<parameter=") > body.rfind("</parameter>")
         call = named_call(name, arguments)
-        if call is None or cut or _PARAMETER.sub("", match.group(2)).strip():
+        if call is None or cut or _PARAMETER.sub("", body).strip():
             return None
         calls += call
     if not calls or _FUNCTION.sub("", text).replace("<tool_call>", "").strip():
@@ -191,14 +192,6 @@ def _deepseek_block(inner: str, _schemas: Schemas) -> list[Call] | None:
     return named_call(name.strip(), body)
 
 
-def inside_string(inner: str) -> bool:
-    """Return True if JSON text ends inside a string."""
-    return len(re.findall(r'(?<!\\)(?:\\\\)*"', inner)) % 2 == 1
-
-
-_inside_parameter = in_value("<parameter=", "</parameter>")
-
-
 HERMES = Grammar(
     name="hermes",
     signs=(("<tool_call>",),),
@@ -207,7 +200,6 @@ HERMES = Grammar(
     parse_block=_hermes_block,
     hints=("<tool_call", "</tool_call>"),
     hint_pairs=(('{"name"', '"arguments"'),),
-    inside=inside_string,
     whole=lambda _inner: True,  # it is JSON, or it is not
 )
 QWEN_CODER = Grammar(
@@ -223,7 +215,6 @@ QWEN_CODER = Grammar(
     parse_block=_coder_block,
     skip=("</tool_call>",),
     hints=("<tool_call", "<function=", "<parameter="),
-    inside=_inside_parameter,
     whole=lambda inner: inner.rstrip().endswith("</function>"),
     calls_end_reasoning=True,
 )
@@ -233,7 +224,6 @@ GLM = Grammar(
     blocks=(("<tool_call>", "</tool_call>"),),
     parse_block=_glm_block,
     hints=("<tool_call", "</tool_call>", "<arg_key>"),
-    inside=in_value("<arg_value>", "</arg_value>"),
     calls_end_reasoning=True,
 )
 DEEPSEEK = Grammar(
@@ -243,7 +233,6 @@ DEEPSEEK = Grammar(
     parse_block=_deepseek_block,
     skip=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
     hints=("<｜tool▁call", "<｜tool▁sep｜>"),
-    inside=inside_string,
     whole=lambda inner: inner.rstrip().endswith(("}", "```")),
 )
 PLAIN = Grammar(name="plain")

@@ -80,7 +80,6 @@ GEMMA = Grammar(
     blocks=(("<|tool_call>", "<tool_call|>"),),
     parse_block=_block,
     hints=("<|tool_call>", "<tool_call|>"),
-    inside=lambda inner: inner.count(_QUOTE) % 2 == 1,
     whole=lambda _inner: True,  # the braces close, or they do not
     calls_end_reasoning=True,
 )

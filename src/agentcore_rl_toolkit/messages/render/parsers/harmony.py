@@ -13,7 +13,7 @@ import re
 
 from .base import Call, Grammar, Schemas
 from .channels import ChannelParser, Channels, Kind
-from .families import inside_string, named_call
+from .families import named_call
 
 _TO = re.compile(r"\bto=(\S+?)(?=\s|<|$)")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
@@ -36,7 +36,6 @@ _CHANNELS = Channels(
     ends=("<|end|>", "<|call|>", "<|return|>", "<|start|>"),
     kind=_kind,
     calls=_calls,
-    inside=inside_string,
     noise=re.compile(r"<\|channel\|>\s*(?:(?:analysis|commentary|final)\s*\Z)?|^\s*assistant(?=<|\s*\Z)"),
 )
 HARMONY = Grammar(

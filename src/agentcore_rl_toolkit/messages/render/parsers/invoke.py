@@ -10,7 +10,7 @@ import functools
 import re
 from typing import Any
 
-from .base import Call, Grammar, Schemas, in_value
+from .base import Call, Grammar, Schemas
 from .channels import ChannelParser, Channels, Kind
 from .families import named_call, typed_value
 
@@ -51,7 +51,6 @@ MINIMAX = Grammar(
     parse_block=read_invoke,
     skip=("<minimax:tool_call>", "</minimax:tool_call>"),
     hints=("<minimax:tool_call", "<invoke name="),
-    inside=in_value("<parameter", "</parameter>"),
     calls_end_reasoning=True,
 )
 
@@ -86,7 +85,6 @@ MUSE = Grammar(
             ends=("<|eom|>", "<|eot|>", "<|start|>"),
             kind=_kind,
             calls=_calls,
-            inside=in_value("<atem:parameter", "</atem:parameter>"),
             noise=re.compile(r"^\s*assistant\b|(?:^|\s)to=[\w.\-]*\s*\Z"),
             header=re.compile(
                 r"\s(?:to=[\w.\-]{0,300}|to?)?\Z"

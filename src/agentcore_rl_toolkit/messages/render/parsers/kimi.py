@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from .base import Call, Grammar, Schemas
-from .families import inside_string, named_call
+from .families import named_call
 
 _ID = re.compile(r"\s*(?:functions\.)?([^\s:]+):\d+\s*\Z")
 
@@ -27,7 +27,6 @@ KIMI = Grammar(
     parse_block=_block,
     skip=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
     hints=("<|tool_call_", "<|tool_calls_section_"),
-    inside=inside_string,
     whole=lambda inner: inner.rstrip().endswith("}"),
     calls_end_reasoning=True,
     call_id="functions.{name}:{index}",

@@ -45,9 +45,7 @@ class LlamaParser(OutputParser):
     def finish(self) -> list[Delta]:
         if not self._held:
             # It began as text: a call in it, or one without its brackets, was meant and is none.
-            text = "".join(self._plain).strip()
-            meant = _looks_meant(text, self._tools, anywhere=True)
-            self._bad = bool(self._tools) and (meant or any(hint in text for hint in self._grammar.hints))
+            self._bad = bool(self._tools) and self._meant("".join(self._plain))
             return []
         text = "".join(self._held).strip()
         tagged = text.startswith(_TAG)
@@ -56,24 +54,18 @@ class LlamaParser(OutputParser):
         known = calls and all(call.name in self._tools for call in calls)
         if not calls or (not tagged and not known):
             # JSON or a list may well be the answer; it was meant as a call if it is built like one.
-            self._bad = tagged or bool(calls) or _looks_meant(body, self._tools)
+            self._bad = tagged or bool(calls) or self._meant(body)
             return self._release()
         self._held = None
         return [self._emit(call) for call in calls]
 
+    def _meant(self, text: str) -> bool:
+        """Return True if text that is no call is built like one."""
+        return self._grammar.hinted(text) or text.lstrip("[ \n").startswith(tuple(f"{name}(" for name in self._tools))
+
     def _release(self) -> list[Delta]:
         text, self._held = "".join(self._held or ()), None
         return self._say(text)
-
-
-def _looks_meant(body: str, tools: Schemas, *, anywhere: bool = False) -> bool:
-    if anywhere:
-        named = any(f'"name": "{name}"' in body for name in tools)
-        called = any(body.startswith(f"{name}(") and body.endswith(")") for name in tools)
-        return called or (named and ('"parameters"' in body or '"arguments"' in body))
-    if body.startswith("{"):
-        return '"name"' in body and ('"parameters"' in body or '"arguments"' in body)
-    return body.startswith("[") and any(f"{name}(" in body for name in tools)
 
 
 def _json_calls(body: str) -> list[Call] | None:
@@ -117,4 +109,5 @@ LLAMA = Grammar(
     reasoning=None,
     tag=CallTag('{"name": "%s", "parameters": ', "}", trigger="", between="; "),
     hints=(_TAG,),
+    hint_pairs=(('{"name"', '"parameters"'),),
 )

@@ -25,7 +25,6 @@ _WORDS = {"True": True, "true": True, "False": False, "false": False, "None": No
 _GAP = re.compile(r"\s*")
 _ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[0-7]{1,3}|.)", re.DOTALL)
 _ESCAPED = {**dict(zip("abfnrtv", "\a\b\f\n\r\t\v", strict=True)), "\\": "\\", "'": "'", '"': '"', "\n": ""}
-_CLOSED = re.compile("|".join(["(?>(?:[^'\"]+", *(each.pattern for each in _STRING.values())]) + ")*)", re.DOTALL)
 _TWO_BLOCKS = re.compile(r"<\|tool_call_end\|>.*<\|tool_call_start\|>", re.DOTALL)
 _PAIRS = {"[": "]", "(": ")", "{": "}"}
 
@@ -124,12 +123,6 @@ def python_calls(text: str) -> list[tuple[str, dict[str, Any]]] | None:
         return None
 
 
-def _end_of_strings(inner: str) -> int:
-    """Return where the closed strings end, and the text between them."""
-    match = _CLOSED.match(inner)
-    return 0 if match is None else match.end()
-
-
 def _block(inner: str, _: Schemas) -> list[Call] | None:
     found = None if _TWO_BLOCKS.search(inner) else python_calls(inner)
     return [Call(name, dumps(arguments)) for name, arguments in found or ()] or None
@@ -141,6 +134,5 @@ LFM = Grammar(
     blocks=(("<|tool_call_start|>", "<|tool_call_end|>"),),
     parse_block=_block,
     hints=("<|tool_call_start|>", "<|tool_call_end|>"),
-    inside=lambda inner: _end_of_strings(inner) < len(inner),
     whole=lambda _inner: True,  # the brackets close, or they do not
 )
