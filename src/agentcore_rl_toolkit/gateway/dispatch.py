@@ -15,6 +15,7 @@ from ..contract import check_tag
 from ..errors import ConfigError, ContractError
 from ..messages.errors import RequestError
 from ..messages.wire import DIALECTS, ModelRequest, anthropic, bedrock, gemini
+from ..messages.wire.fields import with_path
 from .admin import Admin, Request
 from .call import Call, answer
 from .context import Context
@@ -31,7 +32,6 @@ _CALLS = {dialect.path.encode(): name for name, dialect in DIALECTS.items()}
 # The routes that count tokens: their dialect, the reader of their requests, and the member with the number.
 _COUNTS: dict[bytes, tuple[str, Callable[[bytes], ModelRequest], str]] = {
     b"messages/count_tokens": ("anthropic", partial(anthropic.parse_request, counting=True), "input_tokens"),
-    gemini.COUNT: ("gemini", partial(gemini.parse_request, counting=True), "totalTokens"),
     bedrock.COUNT: ("bedrock", bedrock.parse_count, "inputTokens"),
 }
 _HEALTH = (b"/healthz", b"/health")
@@ -123,7 +123,7 @@ class Dispatch:
                 check_tag(tag)
             body = await read_body(http, context.limits)
             if route is not None:
-                body = api.with_members(body, route, query)
+                body = with_path(body, route)
         except (RequestError, ConfigError) as e:
             context.counters["refused"] += 1
             error = e if isinstance(e, RequestError) else RequestError(str(e))

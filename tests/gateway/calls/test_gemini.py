@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, Limits, SessionHandle
-from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.messages.render import Renderer
 from agentcore_rl_toolkit.trajectory import build_trajectory
 from scripted_engine import Fault, ScriptedEngine
@@ -142,14 +140,11 @@ async def test_a_conversation_in_token_mode_has_the_sampled_ids(
     for text in (call, "It is 3."):
         engine.replies.append({"token_ids": [*renderer.encode(text), stop]})
     contents: Any = [types.Content(role="user", parts=[types.Part(text="1 + 2?")])]
-    counted = await llm.aio.models.count_tokens(model="m", contents=contents)
-    said = [*contents, types.Content(role="model", parts=[types.Part(text="It is 2.")])]
-    assert (await llm.aio.models.count_tokens(model="m", contents=said)).total_tokens > counted.total_tokens
     asked: Any = {"tools": TOOLS, "thinking_config": THOUGHTS if faithful else None}
     parts, last = await reply_of(llm, contents, stream=stream, **asked)
     made = next(part.function_call for part in parts if part.function_call)
     assert (made.name, made.args) == ("add", {"x": 1, "y": 2})
-    assert last.usage_metadata.prompt_token_count == len(engine.calls[0].prompt_ids) > counted.total_tokens
+    assert last.usage_metadata.prompt_token_count == len(engine.calls[0].prompt_ids)
     assert "".join(part.text for part in parts if part.thought).strip() == ("One sum." if faithful else "")
     if not faithful:
         made.id = None
@@ -206,14 +201,14 @@ async def test_the_clients_own_tool_loop_and_chats(
 async def test_the_parameters_of_a_request_reach_the_engine(engine: ScriptedEngine, session: SessionHandle) -> None:
     llm = google(session)
     sampling: Any = {"max_output_tokens": 9, "temperature": 0.5, "top_p": 0.9, "top_k": 40, "seed": 3}
-    sampling |= {"stop_sequences": ["zz"], "presence_penalty": 0.1, "frequency_penalty": 0.2, "candidate_count": 2}
+    sampling |= {"stop_sequences": ["zz"], "presence_penalty": 0.1, "frequency_penalty": 0.2}
     thinking = types.ThinkingConfig(thinking_budget=0)
     whole = await llm.aio.models.generate_content(
         model="a/b c", contents="hi", config=types.GenerateContentConfig(**sampling, thinking_config=thinking)
     )
-    assert [candidate.index for candidate in whole.candidates] == [0, 1]
+    assert [candidate.index for candidate in whole.candidates] == [0]
     body = engine.calls[-1].body
-    wanted = {"model": "a/b c", "max_tokens": 9, "temperature": 0.5, "top_p": 0.9, "top_k": 40, "n": 2}
+    wanted = {"model": "a/b c", "max_tokens": 9, "temperature": 0.5, "top_p": 0.9, "top_k": 40}
     wanted |= {"seed": body["seed"], "stop": ["zz"], "presence_penalty": 0.1, "frequency_penalty": 0.2}
     assert {name: body[name] for name in wanted} == wanted
     assert body["chat_template_kwargs"] == {"enable_thinking": False}
@@ -293,9 +288,6 @@ async def test_errors_are_in_googles_shape(engine: ScriptedEngine, gateway: Gate
     with pytest.raises(errors.ClientError) as refused:
         await reply_of(llm, "hi", stream=False)
     assert (refused.value.code, refused.value.status) == (401, "UNAUTHENTICATED")
-    url = session.base_url.removesuffix("/v1") + "/v1beta/models/m:streamGenerateContent"
-    status, reply = await request("POST", url, body={"contents": [{"parts": [{"text": "a"}]}]}, key=session.api_key)
-    assert (status, "alt=sse" in json.loads(reply)["error"]["message"]) == (400, True)
 
 
 async def test_a_stream_that_breaks_raises(

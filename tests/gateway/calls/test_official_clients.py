@@ -199,9 +199,9 @@ async def test_fields_nobody_can_honour_are_named_in_every_dialect(session: Sess
         with pytest.raises(openai.BadRequestError) as answer:
             await llm.responses.create(model="m", input="x", previous_response_id="resp_1")
         assert answer.value.param == "previous_response_id"
-        edits = {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}
-        with pytest.raises(anthropic.BadRequestError, match="context_management"):
-            await other.messages.create(model="m", max_tokens=5, messages=USER, extra_body=edits)  # type: ignore[arg-type]
+        thread = {"thread": {"id": "t"}}
+        with pytest.raises(anthropic.BadRequestError, match="thread"):
+            await other.messages.create(model="m", max_tokens=5, messages=USER, extra_body=thread)  # type: ignore[arg-type]
 
 
 async def test_a_field_of_the_operators_engine_passes_in_every_dialect_and_others_are_left_out(

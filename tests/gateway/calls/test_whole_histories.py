@@ -157,7 +157,7 @@ async def test_a_reference_to_an_unknown_item_is_refused(
         item: Any = {"type": "item_reference", "id": item_id.format(first.id.removeprefix("resp_"))}
         with pytest.raises(openai.BadRequestError, match="store: false") as caught:
             await llm.responses.create(model="m", input=[item, {"role": "user", "content": "hi"}])
-    assert caught.value.param == "input[0].id"
+    assert caught.value.param == "input[0]"
     assert len(engine.calls) == 1
 
 

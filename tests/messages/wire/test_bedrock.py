@@ -21,8 +21,8 @@ from agentcore_rl_toolkit.messages.wire.bedrock import (
     error_event,
     parse_request,
     route_of,
-    with_members,
 )
+from agentcore_rl_toolkit.messages.wire.fields import with_path
 
 USER = {"role": "user", "content": [{"text": "hi"}]}
 
@@ -46,7 +46,7 @@ def test_the_path_has_the_model_the_kind_of_reply_and_perhaps_a_key() -> None:
     assert route_of(b"bedrock/model/m/async-invoke") is route_of(b"bedrock/model/m") is None
     route = route_of(b"bedrock/model/m/converse-stream")
     assert route is not None
-    asked = parse_request(with_members(b'{"messages": [{"role": "user", "content": [{"text": "hi"}]}]}', route, b""))
+    asked = parse_request(with_path(b'{"messages": [{"role": "user", "content": [{"text": "hi"}]}]}', route))
     assert (asked.model, asked.stream) == ("m", True)
 
 
@@ -54,11 +54,11 @@ def test_the_path_has_the_model_the_kind_of_reply_and_perhaps_a_key() -> None:
 def test_the_path_decides_the_model_and_the_kind_of_reply(given: bytes) -> None:
     route = route_of(b"bedrock/model/m/invoke")
     assert route is not None
-    body = msgspec.json.decode(with_members(b" {%s }\n" % given, route, b""))
+    body = msgspec.json.decode(with_path(b" {%s }\n" % given, route))
     assert body == {"model": "m", "stream": False}
     for broken in (b"", b"[]", b'{"a": 1', b'{"a": 1,}', b'{"a": 1}}', b'{"a": {"b": 1}'):
         with pytest.raises(msgspec.DecodeError):
-            msgspec.convert(msgspec.json.decode(with_members(broken, route, b"")), dict)
+            msgspec.convert(msgspec.json.decode(with_path(broken, route)), dict)
 
 
 def test_fields_of_the_model_and_the_effort_are_read() -> None:
@@ -105,30 +105,29 @@ def test_blocks_of_an_assistant() -> None:
 
 
 def test_blocks_of_a_user_and_of_tool_results() -> None:
-    found = {"source": "http://a", "title": "A", "content": [{"text": "c"}]}
-    result = {"toolUseId": "1", "content": [{"json": [1]}, {"searchResult": found}], "status": "error"}
+    result = {"toolUseId": "1", "content": [{"json": [1]}, {"searchResult": {}}], "status": "error"}
     guarded = {"guardContent": {"text": {"text": "g"}}}
     note = {"document": {"name": "n", "context": "why", "source": {"content": [{"text": "d"}]}}}
     asked = parse({"role": "user", "content": [guarded, {"toolResult": result}, note]}, system=[{"text": "s"}, guarded])
     assert asked.messages == [
         {"role": "system", "content": "s\ng"},
-        {"role": "tool", "tool_call_id": "1", "content": "[1]\nA\nhttp://a\nc"},
+        {"role": "tool", "tool_call_id": "1", "content": "[1]\n[searchResult: the model reads text only]"},
         {"role": "user", "content": "g\nn\nwhy\nd"},
     ]
-    assert asked.left_out == {"status": 1}
+    assert asked.left_out == {"status": 1, "searchResult": 1}
 
 
 @pytest.mark.parametrize(
     ("more", "param"),
     [
         ({"inferenceConfig": {"maxTokens": "x"}}, "maxTokens"),
-        ({"toolConfig": {"tools": [{"toolSpec": {"name": 1}}]}}, "toolConfig.tools[0].toolSpec.name"),
+        ({"toolConfig": {"tools": [{"toolSpec": {"name": 1}}]}}, "toolConfig.tools[0]"),
         ({"toolConfig": {"tools": [], "toolChoice": {"any": {}}}}, "tool_choice"),
         ({"messages": []}, "messages"),
         ({"messages": [USER, {"role": "assistant", "content": [{"text": "It is"}]}]}, "messages[1]"),
-        ({"messages": [{"role": "user", "content": [{}]}]}, "messages[0].content[0]"),
-        ({"messages": [{"role": "user", "content": [{"text": "a", "cachePoint": {}}]}]}, "messages[0].content[0]"),
-        ({"messages": [{"role": "tool", "content": []}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": [{}]}]}, "messages[0]"),
+        ({"messages": [{"role": "user", "content": [{"text": "a", "cachePoint": {}}]}]}, "messages[0]"),
+        ({"messages": [{"role": "tool", "content": []}]}, "messages[0]"),
         ({"additionalModelRequestFields": {"tools": [{"type": "bash"}]}}, "additionalModelRequestFields.tools"),
     ],
 )

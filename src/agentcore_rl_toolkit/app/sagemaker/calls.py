@@ -28,13 +28,13 @@ _PIECE = 64 * 2**10
 async def answer(runtime: JobRuntime, request: Request, path: str) -> Response:
     """Answer a call of the rollout that the runtime samples for."""
     path = _START.sub("", path, count=1)  # a model's id may have %2F
-    return await run_in_threadpool(_answer, runtime, path, request.scope["query_string"], await request.body())
+    return await run_in_threadpool(_answer, runtime, path, await request.body())
 
 
-def _answer(runtime: JobRuntime, path: str, query: bytes, body: bytes) -> Response:
+def _answer(runtime: JobRuntime, path: str, body: bytes) -> Response:
     call: TranslatedCall | None = None
     try:
-        call = None if path == _CHAT else _translated(path.encode("latin-1"), query)
+        call = None if path == _CHAT else _translated(path.encode("latin-1"))
         chat: dict[str, Any] = json.loads(body) if call is None else call.read(body)
         runtime.job.settle(chat)
         stream = chat.get("stream") is True
@@ -54,11 +54,11 @@ def _answer(runtime: JobRuntime, path: str, query: bytes, body: bytes) -> Respon
     return Response(reply, media_type="application/json")
 
 
-def _translated(path: bytes, query: bytes) -> TranslatedCall:
+def _translated(path: bytes) -> TranslatedCall:
     require("msgspec", extra="sagemaker")
     from . import translation  # only these agents need its imports
 
-    return translation.TranslatedCall(path, query)
+    return translation.TranslatedCall(path)
 
 
 def _pieces(reply: Any) -> Iterator[bytes]:

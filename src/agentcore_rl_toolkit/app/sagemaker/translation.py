@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from ...messages.wire import DIALECTS, Choice, Reply, RequestError, ToolCall, Usage, bedrock, gemini, new_id
+from ...messages.wire.fields import with_path
 from .runtime import JobCallError
 
 _PATHS = {dialect.path.encode(): dialect for dialect in DIALECTS.values()}
@@ -18,14 +19,13 @@ _KINDS = {401: "authentication", 403: "permission", 404: "not_found", 408: "time
 class TranslatedCall:
     """Translates a call of an agent from a dialect of `messages.wire` to a chat completion, and the reply back.
 
-    ``path`` and ``query`` are those of the agent's call, below its base URL. They choose the dialect.
+    ``path`` is that of the agent's call, below its base URL. It chooses the dialect.
 
     The chat completion is never streamed. An agent that asked for a stream gets all of it at the end.
     """
 
-    def __init__(self, path: bytes, query: bytes) -> None:
-        self._api: Any = bedrock if path.startswith(b"bedrock/") else gemini
-        self._route, self._query = self._api.route_of(path), query
+    def __init__(self, path: bytes) -> None:
+        self._route = (bedrock if path.startswith(b"bedrock/") else gemini).route_of(path)
         dialect = _PATHS.get(path if self._route is None else self._route.pattern)
         if dialect is None:
             raise JobCallError(f"a multi-turn RL job has no {path.decode('utf-8', 'replace')[:80]}", status=404)
@@ -35,7 +35,7 @@ class TranslatedCall:
         """Translate the agent's request into a chat completion. Raises: JobCallError."""
         try:
             if self._route is not None:
-                body = self._api.with_members(body, self._route, self._query)
+                body = with_path(body, self._route)
             self._request = self._dialect.parse_request(body)
         except RequestError as e:
             raise JobCallError(e.message, status=e.status or 400) from e
@@ -72,9 +72,8 @@ class TranslatedCall:
 def _choice(choice: Mapping[str, Any]) -> Choice:
     message = choice["message"]
     return Choice(
-        content=message.get("content") or "",
+        content=message.get("content") or message.get("refusal") or "",
         reasoning=message.get("reasoning_content") or "",
-        refusal=message.get("refusal"),
         tool_calls=[
             ToolCall(id=call.get("id") or "", name=call["function"]["name"], arguments=call["function"]["arguments"])
             for call in message.get("tool_calls") or ()

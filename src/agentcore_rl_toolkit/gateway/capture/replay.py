@@ -83,9 +83,8 @@ def reply_of(record: CallRecord) -> Reply:
         choices.append(
             Choice(
                 index=choice.index,
-                content=message.text,
+                content=message.text or message.refusal or "",
                 reasoning=message.reasoning_content or message.reasoning or "",
-                refusal=message.refusal,
                 tool_calls=[_tool_call(call) for call in message.tool_calls or ()],
                 finish_reason=choice.finish_reason,
                 stop_sequence=choice.stop_sequence,

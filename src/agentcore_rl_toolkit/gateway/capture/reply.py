@@ -178,9 +178,8 @@ class ReplyReader:
             piece = choice.delta or _NO_DELTA
             delta = Delta(
                 choice=choice.index,
-                text=piece.text,
+                text=piece.text or piece.refusal or "",
                 reasoning=piece.reasoning_content or piece.reasoning or "",
-                refusal=piece.refusal or "",
                 finish_reason=choice.finish_reason,
                 final=self._ended and choice.finish_reason is not None,
             )

@@ -41,7 +41,7 @@ class TokenSampling(Engine):
     mode: TokenMode
     _call_id: str = ""
     _prompt: RenderedPrompt | None = None
-    _features: dict[str, str] = field(default_factory=dict)  # those that not every engine has
+    _features: list[str] = field(default_factory=list)  # those that not every engine has
     _options: dict[str, Any] = field(default_factory=dict)  # variables of the chat template
     _sampling: dict[str, Any] = field(default_factory=dict)
     _max_tokens: int = 0

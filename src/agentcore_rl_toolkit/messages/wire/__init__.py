@@ -49,7 +49,7 @@ class Dialect:
         if isinstance(encoder, chat.Encoder) and not request.stream:
             return msgspec.json.encode(chat.whole_reply(reply, request))
         stream = b"".join([encoder.start(), *map(encoder.feed, deltas_of(reply)), encoder.finish()])
-        if isinstance(encoder, BlockEncoder | gemini.Encoder) and not request.stream:
+        if isinstance(encoder, BlockEncoder) and not request.stream:
             return msgspec.json.encode(encoder.body)
         return stream
 

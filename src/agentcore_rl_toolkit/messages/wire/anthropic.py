@@ -14,18 +14,19 @@ from .canonical import CONTENT_FILTER, LENGTH, STOP, TOOL_CALLS, ModelRequest, T
 from .fields import Members, read_members
 from .history import (
     BlockHistory,
-    Message,
     Part,
-    answer_message,
     any_tool,
+    call_part,
     function_tool,
     image_part,
     json_schema,
     named_tool,
-    object_at,
-    object_call,
+    object_of,
+    read_each,
+    refuse_begun_answer,
     text_member,
     text_part,
+    thought_part,
 )
 from .stream import BlockEncoder, encode_event
 
@@ -37,11 +38,6 @@ SIGNATURE = "c2VsZi1ob3N0ZWQ="
 
 STOP_REASONS = {STOP: "end_turn", LENGTH: "max_tokens", TOOL_CALLS: "tool_use", CONTENT_FILTER: "refusal"}
 _NAMES = {"stop_sequences": "stop"}
-_FIELD_NAMES = {
-    "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
-    "response_format": "output_config.format",
-    "stop": "stop_sequences",
-}
 
 
 class Thinking(msgspec.Struct, frozen=True):
@@ -56,10 +52,6 @@ class _Output(msgspec.Struct, frozen=True):
     format: dict[str, Any] | None = None
 
 
-class _Edits(msgspec.Struct, frozen=True):
-    edits: list[Any] | None = None
-
-
 class _Messages(Members, kw_only=True):
     messages: Annotated[list[Any], Meta(min_length=1)]
     system: str | list[Any] = ""
@@ -68,7 +60,6 @@ class _Messages(Members, kw_only=True):
     thinking: Thinking | None = None
     output_config: _Output = _Output()
     output_format: dict[str, Any] | None = None
-    context_management: _Edits = _Edits()
     thread: dict[str, Any] | None = None
 
 
@@ -77,20 +68,20 @@ def parse_request(body: bytes | dict[str, Any], *, counting: bool = False) -> Mo
 
     With ``counting`` (``/v1/messages/count_tokens``) max_tokens is optional, and the last message may be the model's.
     """
-    asked, request = read_members(body, _Messages, "anthropic", names=_NAMES, field_names=_FIELD_NAMES)
+    asked, request = read_members(body, _Messages, "anthropic", names=_NAMES)
     if request.sampling.max_tokens is None and not counting:
         raise RequestError("max_tokens is required", param="max_tokens")
     if asked.thread is not None:
         raise no_threads()
-    if any(not isinstance(edit, dict) or edit.get("keep") != "all" for edit in asked.context_management.edits or ()):
-        why = "the gateway does not edit the history: leave out edits that clear it, or clear it in the agent"
-        raise unsupported("context_management", why)
     history = _History()
-    lead = history.system(asked.system)
-    request.messages = lead + history.all(asked.messages, whole=not counting)
+    history.system(asked.system)
+    read_each(asked.messages, "messages", history.add_message)
+    request.messages = history.messages
+    if not counting:
+        refuse_begun_answer(request.messages, f"messages[{len(asked.messages) - 1}]")
     request.tools = [
-        function_tool(text_member(tool, "name", f"tools[{i}]"), tool, "input_schema")
-        for i, tool in enumerate(asked.tools)
+        function_tool(tool, "input_schema")
+        for tool in asked.tools
         if tool.get("type", "custom") in ("custom", None)  # the others are the provider's own
     ]
     choice = asked.tool_choice or {"type": "auto"}
@@ -131,76 +122,34 @@ def _tool_choice(choice: dict[str, Any], tools: list[dict[str, Any]]) -> str:
 
 
 class _History(BlockHistory):
-    def system(self, content: str | list[Any]) -> list[Message]:
-        """Convert the system prompt to a message, or to none without a text."""
-        texts = [content] if isinstance(content, str) else _texts(content, "system")
-        kept = [text for text in (_BILLING.sub("", text) for text in texts) if text]
-        return [{"role": "system", "content": "\n".join(kept)}] if kept else []
+    def system(self, content: str | list[Any]) -> None:
+        """Add the system prompt, if it has a text. Raises: RequestError."""
+        texts = [_BILLING.sub("", part["text"]) for part in self.parts(content, ("text",))]
+        if kept := [text for text in texts if text]:
+            self.messages.append({"role": "system", "content": "\n".join(kept)})
 
-    def result(self, block: Any, path: str) -> Message | None:
-        if not isinstance(block, dict) or block.get("type") != "tool_result":
-            return None
-        call_id = text_member(block, "tool_use_id", path)
-        failed = block.get("is_error")
-        if failed is not None and not isinstance(failed, bool):
-            raise RequestError(f"{path}.is_error must be true or false", param=f"{path}.is_error")
-        parts = self.parts(block.get("content"), f"{path}.content")
-        return self.tool_result(call_id, parts, failure="is_error" if failed else None)
-
-    def part(self, kind: str, part: Part, path: str) -> list[Part] | None:
+    def part(self, kind: str, value: Any) -> list[Part] | None:
         if kind == "text":
-            return [text_part(text_member(part, "text", path))]
-        if kind == "image":
-            return [image_part({"url": _image_url(part.get("source"), path)}, path)]
+            if value.get("citations"):
+                self.left_out["citations"] += 1
+            return [text_part(text_member(value, "text"))]
+        if kind == "thinking":
+            return [thought_part(text_member(value, "thinking"))]
+        if kind == "tool_use":
+            return [call_part(text_member(value, "id"), value, "input")]
+        if kind == "tool_result":
+            call_id, failed = text_member(value, "tool_use_id"), value.get("is_error")
+            return self.result(call_id, self.parts(value.get("content")), failure="is_error" if failed else None)
         if kind == "tool_reference":
-            return [text_part(f"The tool {part.get('tool_name')} is available now.")]
-        if kind not in ("document", "search_result"):
+            return [text_part(f"The tool {value.get('tool_name')} is available now.")]
+        if kind not in ("image", "document"):
             return None
-        heads = (part.get("title"), part.get("context"))
-        if kind == "search_result":
-            return self.document(heads, None, part.get("content"), f"{path}.content", kind)
-        source = part["source"] if isinstance(part.get("source"), dict) else {}
-        kind = source.get("type", kind)
-        text = source.get("data") if kind == "text" else None
-        content = source.get("content") if kind == "content" else None
-        return self.document(heads, text, content, f"{path}.source.content", source.get("media_type", kind))
-
-    def answer(self, blocks: list[Any], path: str) -> Message:
-        texts: list[str] = []
-        thoughts: list[str] = []
-        calls: list[dict[str, Any]] = []
-        for i, block in enumerate(blocks):
-            where = f"{path}[{i}]"
-            kind = object_at(block, where).get("type")
-            if kind == "text":
-                texts.append(str(block.get("text") or ""))
-                if block.get("citations"):
-                    self.left_out["citations"] += 1
-            elif kind == "thinking":
-                thoughts.append(str(block.get("thinking") or ""))
-            elif kind == "tool_use":
-                calls.append(object_call(text_member(block, "id", where), block, "input", where))
-            elif kind is None:
-                raise RequestError(f"{where}.type is required", param=f"{where}.type")
-            else:
-                self.left_out[str(kind)] += 1  # another provider's reasoning, or a call of that provider's tools
-        return answer_message(texts, thoughts, calls)
-
-
-def _texts(blocks: list[Any], path: str) -> list[str]:
-    for i, block in enumerate(blocks):
-        if not isinstance(block, dict) or block.get("type") != "text" or not isinstance(block.get("text"), str):
-            raise unsupported(f"{path}[{i}]", "only text blocks are taken here")
-    return [block["text"] for block in blocks]
-
-
-def _image_url(source: Any, path: str) -> str:
-    kind = source.get("type") if isinstance(source, dict) else None
-    if kind == "base64":
-        return f"data:{source.get('media_type')};base64,{source.get('data')}"
-    if kind == "url":
-        return str(source.get("url"))
-    raise unsupported(f"{path}.source", f"image sources of type {kind!r} are not taken")
+        source = object_of(value.get("source"), "source")
+        form, data, media = source.get("type"), source.get("data"), source.get("media_type")
+        if kind == "image":
+            return [image_part({"url": f"data:{media};base64,{data}" if form == "base64" else source.get("url")})]
+        heads = value.get("title"), value.get("context")
+        return self.document(heads, data if form == "text" else None, source.get("content"), media or form)
 
 
 # -- replies
@@ -260,8 +209,7 @@ def stop_reason(encoder: BlockEncoder, reasons: dict[str, str]) -> str:
 
 
 # The kinds of blocks: type, the member with the text, the type of a delta.
-_TEXT = ("text", "text", "text_delta")
-_BLOCKS = {"reasoning": ("thinking", "thinking", "thinking_delta"), "refusal": _TEXT, "text": _TEXT}
+_BLOCKS = {"reasoning": ("thinking", "thinking", "thinking_delta"), "text": ("text", "text", "text_delta")}
 
 
 class Encoder(BlockEncoder):

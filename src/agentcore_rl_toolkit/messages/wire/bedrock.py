@@ -22,21 +22,22 @@ from ..errors import NOT_JSON, RequestError, unsupported
 from . import anthropic, chat
 from .arguments import standard
 from .canonical import CONTENT_FILTER, ModelRequest, ToolCall, Usage, own_id
-from .fields import MAX_TOOLS, Members, convert, read_members, read_object, read_route, with_path
+from .fields import Members, convert, read_members, read_object, read_route
 from .history import (
     BlockHistory,
-    Message,
     Part,
-    answer_message,
     any_tool,
+    call_part,
     function_tool,
     joined,
     json_schema,
     named_tool,
-    object_at,
-    object_call,
+    object_of,
+    read_each,
+    refuse_begun_answer,
     text_member,
     text_part,
+    thought_part,
 )
 from .stream import BlockEncoder, StreamEncoder
 
@@ -48,12 +49,8 @@ _OPERATIONS = {
 }
 
 _NAMES = {"maxTokens": "max_tokens", "topP": "top_p", "stopSequences": "stop"}
-_FIELD_NAMES = {
-    "tool_choice": "toolConfig.toolChoice",
-    "response_format": "outputConfig.textFormat",
-    "stop": "inferenceConfig.stopSequences",
-}
 _NOT_APPLIED = ("guardrailConfig", "performanceConfig")
+_OBJECTS = ("toolUse", "toolResult", "reasoningContent", "citationsContent", "guardContent", "document")
 _READABLE = ("csv", "html", "md", "txt")  # formats of documents that are text
 
 PING = event({}, "ping")  # clients pass over events that they do not know
@@ -65,7 +62,7 @@ class _Output(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class _ToolConfig(msgspec.Struct, frozen=True, rename="camel"):
-    tools: Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)] = []
+    tools: list[dict[str, Any]] = []
     tool_choice: dict[str, Any] = {}
 
 
@@ -88,7 +85,6 @@ class _ModelFields(Members, kw_only=True):
 
 
 route_of = functools.partial(read_route, pattern=_ROUTE, operations=_OPERATIONS)
-with_members = with_path
 
 
 def parse_request(body: bytes | dict[str, Any], *, counting: bool = False) -> ModelRequest:
@@ -103,7 +99,7 @@ def parse_request(body: bytes | dict[str, Any], *, counting: bool = False) -> Mo
         **asked.inference_config,
         **{"model": asked.model, "stream": asked.stream},
     }
-    more, request = read_members(fields, _ModelFields, "bedrock", names=_NAMES, field_names=_FIELD_NAMES)
+    more, request = read_members(fields, _ModelFields, "bedrock", names=_NAMES)
     if more.tools:
         raise unsupported("additionalModelRequestFields.tools", "declare functions in toolConfig.tools")
     request.unknown |= {name: value for name, value in given.items() if name not in _Converse.__struct_encode_fields__}
@@ -111,11 +107,14 @@ def parse_request(body: bytes | dict[str, Any], *, counting: bool = False) -> Mo
     for name in _NOT_APPLIED:
         if request.unknown.pop(name, None) is not None:
             history.left_out[name] += 1
-    lead = history.parts(asked.system, "system")
-    request.messages = [{"role": "system", "content": joined(lead, "\n")}] if lead else []
-    request.messages += history.all(asked.messages, whole=not counting)
-    tools = asked.tool_config.tools
-    request.tools = [f for i, tool in enumerate(tools) for f in _functions(tool, f"toolConfig.tools[{i}]")]
+    if lead := history.parts(asked.system):
+        history.messages.append({"role": "system", "content": joined(lead, "\n")})
+    read_each(asked.messages, "messages", history.add_message)
+    request.messages = history.messages
+    if not counting:
+        refuse_begun_answer(request.messages, f"messages[{len(asked.messages) - 1}]")
+    specs = [tool["toolSpec"] for tool in asked.tool_config.tools if tool.get("toolSpec") is not None]
+    request.tools = read_each(specs, "toolConfig.tools", _function)  # cache points, and tools of the provider, are none
     request.tool_choice = _tool_choice(asked.tool_config.tool_choice, request.tools)
     request.response_format = _response_format(asked.output_config.text_format)
     request.reasoning_effort = asked.output_config.effort or more.reasoning_effort
@@ -141,134 +140,86 @@ def parse_invoke(body: bytes | dict[str, Any], *, counting: bool = False) -> Mod
 
 def parse_count(body: bytes | dict[str, Any]) -> ModelRequest:
     """Read a request of CountTokens. Raises: RequestError that names the field."""
-    asked = object_at(read_object(body).get("input"), "input")
+    asked = object_of(read_object(body).get("input"), "input")
     if asked.get("invokeModel") is None:
-        return parse_request(object_at(asked.get("converse"), "input.converse"), counting=True)
-    inner = text_member(object_at(asked["invokeModel"], "input.invokeModel"), "body", "input.invokeModel")
-    return parse_invoke(_decoded(inner, "input.invokeModel.body"), counting=True)
+        return parse_request(object_of(asked.get("converse"), "input.converse"), counting=True)
+    return parse_invoke(_decoded(object_of(asked["invokeModel"], "input.invokeModel"), "body"), counting=True)
 
 
-def _decoded(text: str, path: str) -> bytes:
+def _decoded(value: dict[str, Any], name: str) -> bytes:
     try:
-        return base64.b64decode(text, validate=True)
+        return base64.b64decode(text_member(value, name), validate=True)
     except (binascii.Error, ValueError) as e:
-        raise RequestError(f"{path} is not valid base64: {e}", param=path) from e
+        raise RequestError(f"{name} is not valid base64: {e}", param=name) from e
 
 
-def _functions(tool: dict[str, Any], path: str) -> list[dict[str, Any]]:
-    """Return the function of a tool. Cache points, and tools of the provider, have none."""
-    if tool.get("toolSpec") is None:
-        return []
-    path = f"{path}.toolSpec"
-    spec = object_at(tool["toolSpec"], path)
-    schema = object_at(spec.get("inputSchema") or {}, f"{path}.inputSchema")
-    return [function_tool(text_member(spec, "name", path), {**spec, "schema": schema.get("json")}, "schema")]
+def _function(spec: dict[str, Any]) -> dict[str, Any]:
+    schema = object_of(spec.get("inputSchema") or {}, "inputSchema")
+    return function_tool({**spec, "schema": schema.get("json")}, "schema")
 
 
 def _tool_choice(choice: dict[str, Any], tools: list[dict[str, Any]]) -> str:
     if choice.get("any") is not None:
         return any_tool(tools)
     if choice.get("tool") is not None:
-        path = "toolConfig.toolChoice.tool"
-        return named_tool(object_at(choice["tool"], path).get("name"), tools, f"{path}.name")
+        return named_tool(object_of(choice["tool"], "toolChoice.tool").get("name"), tools, "toolChoice.tool.name")
     return "auto"
 
 
 def _response_format(asked: dict[str, Any] | None) -> dict[str, Any] | None:
     if asked is None:
         return None
-    path = "outputConfig.textFormat.structure"
-    structure, path = object_at(asked.get("structure"), path), f"{path}.jsonSchema"
-    given = object_at(structure.get("jsonSchema"), path)
-    text, path = text_member(given, "schema", path), f"{path}.schema"
+    given = object_of(object_of(asked.get("structure"), "textFormat.structure").get("jsonSchema"), "jsonSchema")
     try:
-        schema = msgspec.json.decode(text)
+        schema = msgspec.json.decode(text_member(given, "schema"))
     except NOT_JSON as e:
-        raise RequestError(f"{path} is not valid JSON: {e}", param=path) from e
-    return json_schema({"name": "output", **given, "type": "json_schema", "schema": schema, "strict": True}, path)
+        raise RequestError(f"jsonSchema.schema is not valid JSON: {e}", param="outputConfig.textFormat") from e
+    shape = {"name": "output", **given, "type": "json_schema", "schema": schema, "strict": True}
+    return json_schema(shape, "outputConfig.textFormat")
 
 
 # -- the history
 
 
-def _block(block: Any, path: str) -> tuple[str, Any]:
-    """Return the kind and the value of a block, which has one member. Raises: RequestError."""
-    given = object_at(block, path)
-    members = [(kind, value) for kind, value in given.items() if value is not None or len(given) == 1]
-    if not members:
-        raise RequestError(f"{path} must have a member with its content", param=path)
-    if len(members) > 1:
-        names = ", ".join(kind for kind, _ in members)
-        raise RequestError(f"{path} must have one member, and has {names}: send a block for each", param=path)
-    return members[0]
-
-
 class _History(BlockHistory):
-    def result(self, block: Any, path: str) -> Message | None:
-        kind, result = _block(block, path)
-        if kind != "toolResult":
-            return None
-        path = f"{path}.toolResult"
-        call_id = text_member(object_at(result, path), "toolUseId", path)
-        status = result.get("status") or "success"
-        if status not in ("success", "error"):
-            raise RequestError(f"{path}.status must be success or error", param=f"{path}.status")
-        parts = self.result_parts(result.get("content"), f"{path}.content")
-        return self.tool_result(call_id, parts, failure="status" if status == "error" else None)
+    def kind_of(self, block: dict[str, Any]) -> tuple[str | None, Any]:
+        members = [(kind, value) for kind, value in block.items() if value is not None or len(block) == 1]
+        if len(members) != 1:
+            names = ", ".join(kind for kind, _ in members) or "none"
+            raise RequestError(f"a block must have one member, and has {names}: send a block for each")
+        return members[0]
 
-    def read_part(self, part: Any, path: str) -> list[Part]:
-        kind, value = _block(part, path)
-        return super().read_part({"type": kind, kind: value}, path)
-
-    def part(self, kind: str, part: Part, path: str) -> list[Part] | None:
+    def part(self, kind: str, value: Any) -> list[Part] | None:
         if kind == "text":
-            return [text_part(text_member(part, "text", path))]
+            return [text_part(text_member({kind: value}, kind))]
         if kind == "json":
-            return [text_part(json.dumps(part["json"], ensure_ascii=False))]
+            return [text_part(json.dumps(value, ensure_ascii=False))]
         if kind == "cachePoint":
             return []
-        path = f"{path}.{kind}"
-        if kind == "document":
-            found = object_at(part[kind], path)
-            source, path = object_at(found.get("source"), f"{path}.source"), f"{path}.source"
-            text, form = source.get("text"), found.get("format")
-            if text is None and form in _READABLE and isinstance(source.get("bytes"), str):
-                text = _decoded(source["bytes"], f"{path}.bytes").decode("utf-8", "replace")
-            heads = found.get("name"), found.get("context")
-            return self.document(heads, text, source.get("content"), f"{path}.content", form)
-        if kind == "guardContent":
-            text = object_at(part[kind], path).get("text")
-            return None if text is None else [text_part(text_member(object_at(text, path), "text", path))]
-        if kind == "searchResult":
-            found = object_at(part[kind], path)
-            heads = found.get("title"), found.get("source")
-            return self.document(heads, None, found.get("content") or [], f"{path}.content", kind)
+        if kind not in _OBJECTS:
+            return None
+        found = object_of(value, kind)
+        if kind == "toolUse":
+            return [call_part(text_member(found, "toolUseId"), found, "input")]
+        if kind == "toolResult":
+            call_id, failure = text_member(found, "toolUseId"), "status" if found.get("status") == "error" else None
+            return self.result(call_id, self.result_parts(found.get("content")), failure=failure)
+        if kind == "reasoningContent":
+            if found.get("reasoningText") is None:  # another provider's reasoning
+                self.left_out["redactedContent"] += 1
+                return []
+            return [thought_part(text_member(object_of(found["reasoningText"], "reasoningText"), "text"))]
         if kind == "citationsContent":
             self.left_out["citations"] += 1
-            return self.parts(object_at(part[kind], path).get("content"), f"{path}.content")
-        return None
-
-    def answer(self, blocks: list[Any], path: str) -> Message:
-        parts: list[Part] = []
-        thoughts: list[str] = []
-        calls: list[dict[str, Any]] = []
-        for i, block in enumerate(blocks):
-            kind, value = _block(block, f"{path}[{i}]")
-            where = f"{path}[{i}].{kind}"
-            if kind == "reasoningContent":
-                thought = object_at(value, where).get("reasoningText")
-                if thought is None:
-                    self.left_out["redactedContent"] += 1  # another provider's reasoning
-                else:
-                    thoughts.append(text_member(object_at(thought, where), "text", where))
-            elif kind == "toolUse":
-                call = object_at(value, where)
-                calls.append(object_call(text_member(call, "toolUseId", where), call, "input", where))
-            elif kind in ("text", "citationsContent", "cachePoint"):
-                parts += self.read_part(block, f"{path}[{i}]")
-            else:
-                self.left_out[kind] += 1
-        return answer_message([part.get("text", "") for part in parts], thoughts, calls)
+            return self.parts(found.get("content"))
+        if kind == "guardContent":
+            text = found.get("text")
+            return None if text is None else [text_part(text_member(object_of(text, "guardContent.text"), "text"))]
+        source, form = object_of(found.get("source"), "document.source"), found.get("format")
+        text = source.get("text")
+        if text is None and form in _READABLE and "bytes" in source:
+            text = _decoded(source, "bytes").decode("utf-8", "replace")
+        return self.document((found.get("name"), found.get("context")), text, source.get("content"), form)
 
 
 # -- replies

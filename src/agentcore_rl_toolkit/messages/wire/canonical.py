@@ -114,7 +114,6 @@ class ModelRequest(msgspec.Struct, kw_only=True):
     forms: dict[str, ToolForm] = {}  # tools that the agent declared in another form, by the name of their function
     left_out: dict[str, int] = {}  # items, parts and fields of the history that the model does not get as sent, by kind
     unknown: dict[str, Any] = {}  # fields that nothing here reads
-    field_names: dict[str, str] = {}  # the dialect's names of fields that chat names otherwise
     received_s: float = 0.0  # some dialects report how long a reply took
 
     def template_options(self) -> dict[str, Any]:
@@ -126,8 +125,8 @@ class ModelRequest(msgspec.Struct, kw_only=True):
                 options.setdefault("enable_thinking", False)
         return options
 
-    def features(self) -> dict[str, str]:
-        """Return the abilities that this request needs of an engine, each with the dialect's field that asks for it."""
+    def features(self) -> list[str]:
+        """Return the abilities that this request needs of an engine, by chat's names of the fields that ask for them."""
         sampling, form = self.sampling, self.response_format or {}
         asked = {
             "n": self.n > 1,
@@ -138,7 +137,7 @@ class ModelRequest(msgspec.Struct, kw_only=True):
             "stop": sampling.stop,
             **dict.fromkeys(sampling.other, True),
         }
-        return {name: self.field_names.get(name, name) for name, wanted in asked.items() if wanted}
+        return [name for name, wanted in asked.items() if wanted]
 
     def to_chat_body(self) -> dict[str, Any]:
         """Convert the request to an OpenAI chat completion body, for engines that take messages."""
@@ -207,7 +206,6 @@ class Choice(msgspec.Struct, kw_only=True):
     index: int = 0
     content: str = ""
     reasoning: str = ""
-    refusal: str | None = None
     tool_calls: list[ToolCall] = []
     finish_reason: str | None = None
     stop_sequence: str | None = None
@@ -252,7 +250,6 @@ class Delta(msgspec.Struct, kw_only=True):
     choice: int = 0
     text: str = ""
     reasoning: str = ""
-    refusal: str = ""
     tool_calls: list[ToolDelta] = []
     finish_reason: str | None = None
     stop_sequence: str | None = None

@@ -13,17 +13,20 @@ from ..errors import RequestError, openai_error, unsupported
 from .canonical import Choice, Count, Delta, ModelRequest, Reply, ToolDelta, Usage
 from .fields import Members, Refusal, read_members
 from .history import (
+    CONTENT,
     History,
     Message,
     Part,
     image_part,
     joined,
     json_schema,
-    list_at,
-    objects_at,
+    list_of,
+    object_of,
+    read_each,
     text_member,
     text_of,
     text_part,
+    thought_part,
     tool_call,
     tool_choice,
 )
@@ -67,10 +70,10 @@ def parse_request(body: bytes | dict[str, Any]) -> ModelRequest:
     request.sampling.max_tokens = min(limits, default=None)
     if asked.top_logprobs and not asked.logprobs:
         raise RequestError("top_logprobs needs logprobs to be true", param="top_logprobs")
-    messages, history = objects_at(asked.messages, "messages"), _History()
-    request.messages = [history.message(m, f"messages[{i}]") for i, m in enumerate(messages)]
+    history = _History()
+    request.messages = read_each(asked.messages, "messages", history.message)
     request.response_format = _response_format(asked.response_format)
-    request.tools = [tool for i, tool in enumerate(asked.tools) if _is_function(tool, f"tools[{i}]")]
+    request.tools = [tool for tool in read_each(asked.tools, "tools", _function_tool) if tool is not None]
     request.tool_choice = tool_choice(asked.tool_choice, request.tools, "function", "name")
     request.include_usage = bool((asked.stream_options or {}).get("include_usage"))
     request.n, request.logprobs, request.top_logprobs = asked.n, asked.logprobs, asked.top_logprobs
@@ -79,22 +82,15 @@ def parse_request(body: bytes | dict[str, Any]) -> ModelRequest:
     return request
 
 
-def _is_function(tool: dict[str, Any], path: str) -> bool:
-    """Return False for a hosted tool, which the model does not get. Raises: RequestError."""
+def _function_tool(tool: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the tool, or None for a hosted one, which the model does not get. Raises: RequestError."""
     kind = tool.get("type", "function")
     if kind == "custom":
-        raise unsupported(f"{path}.type", "use a function with one string, or the Responses API")
-    if kind == "function":
-        _function(tool, path)
-    return bool(kind == "function")
-
-
-def _function(holder: Any, path: str) -> dict[str, Any]:
-    """Return the member ``function`` of a tool or call, which must have a name. Raises: RequestError."""
-    function = holder.get("function") if isinstance(holder, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise RequestError(f"{path}.function.name must be a string", param=f"{path}.function")
-    return function
+        raise unsupported("type", "use a function with one string, or the Responses API")
+    if kind != "function":
+        return None
+    text_member(object_of(tool.get("function"), "function"), "name")
+    return tool
 
 
 def _response_format(value: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -109,53 +105,46 @@ def _response_format(value: dict[str, Any] | None) -> dict[str, Any] | None:
 
 # Content parts with the model's reasoning: of Mistral and of clients that speak to several providers.
 _THINKING = ("thinking", "redacted_thinking", "reasoning", "reasoning_text", "reasoning.text", "reasoning.encrypted")
-_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+_ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 class _History(History):
-    def message(self, message: dict[str, Any], path: str) -> Message:
+    def message(self, message: dict[str, Any]) -> Message:
         """Return a message in canonical shape. Unknown members stay: the chat template may read them."""
         canonical = dict(message)
-        role = canonical.get("role")
+        role, content = canonical.get("role"), canonical.get("content")
         if role not in _ROLES:
-            raise RequestError(f"{path}.role must be one of {', '.join(_ROLES)}, got {role!r}", param=f"{path}.role")
-        if role == "function":
-            raise unsupported(f"{path}.role", "send tool results with the role 'tool'")
+            raise RequestError(f"role must be one of {', '.join(_ROLES)}, got {role!r}")
         if canonical.get("function_call") is not None:
-            raise unsupported(f"{path}.function_call", "send calls as tool_calls")
-        content, thoughts = canonical.get("content"), []
+            raise unsupported("function_call", "send calls as tool_calls")
+        parts: list[Part] = []
         if role == "tool":
-            canonical["content"] = joined(self.result_parts(content, f"{path}.content"))
+            canonical["content"] = joined(self.result_parts(content))
         elif content is not None and not isinstance(content, str):
-            parts = list_at(content, f"{path}.content")
-            if role == "assistant":
-                thoughts = [part for part in parts if _thinks(part)]
-                parts = [part for part in parts if not _thinks(part)]
-            canonical["content"] = joined(self.parts(parts, f"{path}.content"))
+            parts = self.parts(content, (*CONTENT, "thought") if role == "assistant" else CONTENT)
+            canonical["content"] = joined([part for part in parts if part["type"] != "thought"])
         if canonical.get("tool_calls"):
-            calls = list_at(canonical["tool_calls"], f"{path}.tool_calls")
-            canonical["tool_calls"] = [_call(call, f"{path}.tool_calls[{i}]") for i, call in enumerate(calls)]
+            canonical["tool_calls"] = read_each(list_of(canonical["tool_calls"], "tool_calls"), "tool_calls", _call)
         if role == "assistant":
-            self._keep_reasoning(canonical, thoughts)
+            self._keep_reasoning(canonical, [part["text"] for part in parts if part["type"] == "thought"])
         return canonical
 
-    def part(self, kind: str, part: Part, path: str) -> list[Part] | None:
+    def part(self, kind: str, value: Any) -> list[Part] | None:
         if kind in ("text", "refusal"):
-            return [text_part(text_member(part, kind, path))]
+            return [text_part(text_member(value, kind))]
         if kind == "image_url":
-            return [image_part(part.get("image_url"), path)]
-        return None
+            return [image_part(value.get("image_url"))]
+        return [thought_part(self._thought(value))] if kind in _THINKING else None
 
-    def _keep_reasoning(self, message: Message, thoughts: list[Part]) -> None:
+    def _keep_reasoning(self, message: Message, thoughts: list[str]) -> None:
         """Give an assistant message its reasoning, under the name that chat templates read, and a refusal as its text."""
         for name in ("thinking_blocks", "reasoning_details"):  # LiteLLM's name, OpenRouter's name
             blocks = message.pop(name, None)
             if not thoughts and isinstance(blocks, list):
-                thoughts = [block for block in blocks if _thinks(block)]
-        thought = "".join(map(self._thought, thoughts))
+                thoughts = [self._thought(block) for block in blocks if _thinks(block)]
         if message.get("reasoning_content") is None:
             reasoning = message.get("reasoning")
-            text = reasoning if isinstance(reasoning, str) else thought
+            text = reasoning if isinstance(reasoning, str) else "".join(thoughts)
             if text:
                 message["reasoning_content"] = text
         if message.get("audio") is not None:
@@ -174,12 +163,12 @@ def _thinks(part: Any) -> bool:
     return isinstance(part, dict) and part.get("type") in _THINKING
 
 
-def _call(call: Any, path: str) -> dict[str, Any]:
-    function = _function(call, path)
+def _call(call: dict[str, Any]) -> dict[str, Any]:
+    function = object_of(call.get("function"), "function")
     arguments = function.get("arguments")
     if not isinstance(arguments, str):
         arguments = msgspec.json.encode(arguments if arguments is not None else {}).decode()
-    return tool_call(str(call.get("id") or ""), function["name"], arguments)
+    return tool_call(str(call.get("id") or ""), text_member(function, "name"), arguments)
 
 
 # -- the parameters of a session
@@ -237,7 +226,7 @@ def whole_reply(reply: Reply, request: ModelRequest) -> dict[str, Any]:
 def _choice(choice: Choice, request: ModelRequest) -> dict[str, Any]:
     shown: dict[str, Any] = {
         "index": choice.index,
-        "message": {**choice.to_message(), "refusal": choice.refusal},
+        "message": {**choice.to_message(), "refusal": None},
         "finish_reason": choice.finish_reason or "stop",
         "logprobs": None,
     }
@@ -264,7 +253,7 @@ class Encoder:
     def feed(self, delta: Delta) -> bytes:
         if delta.usage is not None:
             self._usage = delta.usage
-        texts = {"content": delta.text, "reasoning_content": delta.reasoning, "refusal": delta.refusal}
+        texts = {"content": delta.text, "reasoning_content": delta.reasoning}
         shown: dict[str, Any] = {name: text for name, text in texts.items() if text}
         if delta.tool_calls:
             shown["tool_calls"] = [_tool_delta(call) for call in delta.tool_calls]

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import unquote
 
 import msgspec
-from msgspec import Meta
 
 from ..errors import NOT_JSON, RequestError, unsupported
 from .canonical import ModelRequest, Sampling
@@ -28,9 +27,6 @@ HALF_SURROGATE = "half surrogate"  # the name under which they are counted
 _HALF = re.compile(
     rb"\\u[dD](?:[89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD])[c-fC-F][0-9a-fA-F]{2})"
 )
-
-MAX_TOOLS = 10_000  # limit of Anthropic's tool search; each takes some microseconds to check and to render
-MAX_STOP_CHARACTERS = 16_384  # limit of all stop strings together; each token of an answer is compared with all of them
 
 # Sampling parameters of engines that OpenAI does not have; they pass through by name. Source: vLLM's and SGLang's
 # request models.
@@ -74,7 +70,7 @@ def read_route(path: bytes, pattern: re.Pattern[bytes], operations: Mapping[byte
     return Route(operations[found[2]], unquote(found[1].decode("latin-1")), b"stream" in found[2])
 
 
-def with_path(body: bytes, route: Route, _query: bytes = b"") -> bytes:
+def with_path(body: bytes, route: Route) -> bytes:
     """Return a request's body with the members that are in its path, so that a request is complete in its body.
 
     They come last, because the last of two members with one name counts.
@@ -90,8 +86,8 @@ def with_path(body: bytes, route: Route, _query: bytes = b"") -> bytes:
 class _TokenIds(msgspec.Struct):
     """Engine parameters that the gateway reads, too."""
 
-    stop_token_ids: list[Annotated[int, Meta(ge=0, lt=2**31)]] = []
-    allowed_token_ids: list[Annotated[int, Meta(ge=0, lt=2**31)]] = []
+    stop_token_ids: list[int] = []
+    allowed_token_ids: list[int] = []
 
 
 class Members(msgspec.Struct, kw_only=True):
@@ -99,7 +95,7 @@ class Members(msgspec.Struct, kw_only=True):
 
     model: str = ""
     stream: bool = False
-    tools: Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)] = []
+    tools: list[dict[str, Any]] = []
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] = {}
 
@@ -147,12 +143,11 @@ def read_members(
     dialect: str,
     *,
     names: Mapping[str, str] | None = None,
-    field_names: Mapping[str, str] | None = None,
     refused: Mapping[str, Refusal] | None = None,
 ) -> tuple[M, ModelRequest]:
     """Return the members of a request, and the request with those that all dialects have.
 
-    ``names`` are the dialect's names of sampling parameters, ``field_names`` those of a request's other fields.
+    ``names`` are the dialect's names of sampling parameters.
 
     Raises: RequestError that names the field.
     """
@@ -171,7 +166,6 @@ def read_members(
         parallel_tool_calls=members.parallel_tool_calls,
         template_kwargs=members.chat_template_kwargs,
         unknown={name: v for name, v in given.items() if name not in known and name not in ENGINE_PARAMETERS},
-        field_names=dict(field_names or {}),
     )
 
 
@@ -204,11 +198,7 @@ def _sampling(given: Mapping[str, Any], names: Mapping[str, str]) -> Sampling:
         mapped["stop"] = [mapped["stop"]]
     mapped["other"] = {name: mapped[name] for name in sorted(ENGINE_PARAMETERS & mapped.keys())}
     convert(mapped, _TokenIds)
-    own_names = {canonical: own for own, canonical in names.items()}
-    sampling = convert(mapped, Sampling, own_names)
-    if sum(map(len, sampling.stop)) > MAX_STOP_CHARACTERS or len(sampling.stop) > MAX_STOP_CHARACTERS:
-        stop = own_names.get("stop", "stop")
-        raise RequestError(f"{stop} may have {MAX_STOP_CHARACTERS} characters in all", param=stop)
+    sampling = convert(mapped, Sampling, {canonical: own for own, canonical in names.items()})
     sampling.logit_bias = sampling.logit_bias or None
     return sampling
 

@@ -5,13 +5,18 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from ..errors import RequestError, unsupported
 
 Part = dict[str, Any]
 Message = dict[str, Any]
+
+# The types of canonical parts: of a content, of the user's messages, and of the model's.
+CONTENT = ("text", "image_url")
+_USER = (*CONTENT, "result")
+_ANSWER = ("text", "thought", "call")
 
 
 class History:
@@ -23,59 +28,87 @@ class History:
     def __init__(self) -> None:
         self.left_out: Counter[str] = Counter()
 
-    def part(self, kind: str, part: Part, path: str) -> list[Part] | None:
-        """Return a part of a content as canonical parts. None: the model cannot read it. Raises: RequestError."""
+    def kind_of(self, block: dict[str, Any]) -> tuple[str | None, Any]:
+        """Return the kind and the value of a block. None: it is empty. Raises: RequestError."""
+        kind = block.get("type")
+        if not isinstance(kind, str):
+            raise RequestError("each part of a content needs a type")
+        return kind, block
+
+    def part(self, kind: str, value: Any) -> list[Part] | None:
+        """Return a block of a content as canonical parts. None: the model cannot read it. Raises: RequestError."""
         raise NotImplementedError
 
-    def parts(self, content: Any, path: str) -> list[Part]:
-        """Return a content as canonical parts, with a text in place of a part that the model cannot read.
+    def parts(self, content: Any, types: tuple[str, ...] = CONTENT) -> list[Part]:
+        """Return a content as canonical parts of these types, with a text in place of each other block.
 
-        Raises: RequestError.
+        In an answer of the model, other blocks are left out. Raises: RequestError.
         """
         if content is None or isinstance(content, str):
             return [text_part(content)] if content else []
-        return [p for i, part in enumerate(list_at(content, path)) for p in self.read_part(part, f"{path}[{i}]")]
+        found: list[Part] = []
+        for block in list_of(content, "a content"):
+            kind, value = self.kind_of(object_of(block, "each part of a content"))
+            if kind is None:
+                continue
+            parts = self.part(kind, value)
+            if parts is None or not all(part["type"] in types for part in parts):
+                self.left_out[kind] += 1
+                parts = [] if types is _ANSWER else [unread_part(kind)]
+            found += parts
+        return found
 
-    def result_parts(self, result: Any, path: str) -> list[Part]:
+    def result_parts(self, result: Any) -> list[Part]:
         """Return a tool's result as canonical parts. A result that is no content (null, a number, an object) becomes JSON.
 
         Raises: RequestError.
         """
         if isinstance(result, str | list):
-            return self.parts(result, path)
+            return self.parts(result)
         return [text_part(json.dumps(result, ensure_ascii=False))]
 
-    def read_part(self, part: Any, path: str) -> list[Part]:
-        """Return one part of a content as canonical parts. Raises: RequestError."""
-        kind = part.get("type") if isinstance(part, dict) else None
-        if not isinstance(kind, str):
-            raise RequestError(f"{path}.type is required", param=f"{path}.type")
-        read = self.part(kind, part, path)
-        if read is not None:
-            return read
-        self.left_out[kind] += 1
-        return [unread_part(kind)]
+    def document(self, heads: Iterable[Any], text: Any, content: Any, kind: Any) -> list[Part]:
+        """Return the texts of a document: its heads, and its text or content. A document without text (a PDF) becomes a line.
 
-    def result(self, block: Any, path: str) -> Message | None:
-        """Return a tool's result as a message. None: it is another block. Raises: RequestError."""
-        raise NotImplementedError
+        Raises: RequestError.
+        """
+        shown = [text_part(head) for head in heads if isinstance(head, str)]
+        if isinstance(text, str):
+            return [*shown, text_part(text)]
+        if content is not None:
+            return shown + self.parts(content)
+        self.left_out["document"] += 1
+        line = f"[document ({kind}): the model reads text only; extract the text with another tool]"
+        return [*shown, text_part(line)]
 
-    def user_messages(self, role: str, blocks: list[Any], path: str) -> list[Message]:
-        """Return tool results as separate messages, in front of the user's text. Raises: RequestError."""
-        messages: list[Message] = []
-        parts: list[Part] = []
-        for i, block in enumerate(blocks):
-            result = self.result(block, f"{path}[{i}]")
-            if result is None:
-                parts += self.read_part(block, f"{path}[{i}]")
-            else:
-                messages.append(result)
-        if parts or not messages:
-            messages.append({"role": role, "content": joined(parts, "\n")})
-        return messages
 
-    def tool_result(self, call_id: str, parts: list[Part], *, failure: str | None) -> Message:
-        """Return a tool's message. ``failure`` is the member that tells of a failed call.
+class BlockHistory(History):
+    """Reads messages whose contents are blocks, among them calls and the results of tools."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.messages: list[Message] = []
+
+    def add_message(self, message: dict[str, Any]) -> None:
+        """Add a message of an agent. Raises: RequestError."""
+        role = message.get("role")
+        if role not in ("user", "assistant", "system"):
+            raise RequestError(f"role must be user, assistant or system, got {role!r}")
+        self.add(role, message.get("content"))
+
+    def add(self, role: str, content: Any) -> None:
+        """Add a content. Tool results become separate messages, in front of the user's text. Raises: RequestError."""
+        if role == "assistant":
+            self.messages.append(answer_message(self.parts(content, _ANSWER)))
+            return
+        parts = self.parts(content, _USER)
+        self.messages += [part["message"] for part in parts if part["type"] == "result"]
+        said = [part for part in parts if part["type"] != "result"]
+        if said or not parts:
+            self.messages.append({"role": role, "content": joined(said, "\n")})
+
+    def result(self, call_id: str, parts: list[Part], *, failure: str | None = None) -> list[Part]:
+        """Return a tool's result. ``failure`` is the member that tells of a failed call.
 
         No chat template reads such a member, so a failure without a text gets one: it would look like a success that found
         nothing.
@@ -85,51 +118,18 @@ class History:
             content = "The tool failed and said nothing."
         elif failure is not None:
             self.left_out[failure] += 1
-        return {"role": "tool", "tool_call_id": call_id, "content": content}
-
-    def document(self, heads: Iterable[Any], text: Any, content: Any, path: str, kind: Any) -> list[Part]:
-        """Return the texts of a document: its heads, and its text or content. A document without text (a PDF) becomes a line.
-
-        Raises: RequestError.
-        """
-        shown = [text_part(head) for head in heads if isinstance(head, str)]
-        if isinstance(text, str):
-            return [*shown, text_part(text)]
-        if content is not None:
-            return shown + self.parts(content, path)
-        self.left_out["document"] += 1
-        return [
-            *shown,
-            text_part(f"[document ({kind}): the model reads text only; extract the text with another tool]"),
-        ]
+        return [{"type": "result", "message": {"role": "tool", "tool_call_id": call_id, "content": content}}]
 
 
-class BlockHistory(History):
-    """Reads messages whose contents are blocks, among them the results of tools."""
-
-    def answer(self, blocks: list[Any], path: str) -> Message:
-        """Return a message of the model. Raises: RequestError."""
-        raise NotImplementedError
-
-    def all(self, messages: list[Any], *, whole: bool) -> list[Message]:
-        """Return messages as canonical ones: tool results become separate messages, in front of the user's text.
-
-        Raises: RequestError, also if the last message is the model's and the request is ``whole``.
-        """
-        found: list[Message] = []
-        for i, message in enumerate(objects_at(messages, "messages")):
-            path, role, content = f"messages[{i}]", message.get("role"), message.get("content")
-            if role not in ("user", "assistant", "system"):
-                raise RequestError(f"{path}.role must be user, assistant or system", param=f"{path}.role")
-            if isinstance(content, str):
-                found.append({"role": role, "content": content})
-            elif role == "assistant":
-                found.append(self.answer(list_at(content, f"{path}.content"), f"{path}.content"))
-            else:
-                found += self.user_messages(role, list_at(content, f"{path}.content"), f"{path}.content")
-        if whole:
-            refuse_begun_answer(found, f"messages[{len(messages) - 1}]")
-        return found
+def read_each(values: list[Any], path: str, read: Callable[[dict[str, Any]], Any]) -> list[Any]:
+    """Read each object of a list. Raises: RequestError that names the object."""
+    found = []
+    for i, value in enumerate(values):
+        try:
+            found.append(read(object_of(value, "it")))
+        except RequestError as e:
+            raise RequestError(f"{path}[{i}]: {e.message}", kind=e.kind, param=f"{path}[{i}]") from e
+    return found
 
 
 def unread_part(kind: str) -> Part:
@@ -141,10 +141,13 @@ def text_part(text: str) -> Part:
     return {"type": "text", "text": text}
 
 
-def image_part(image: Any, path: str) -> Part:
+def thought_part(text: str) -> Part:
+    return {"type": "thought", "text": text}
+
+
+def image_part(image: Any) -> Part:
     """Return a part with an image. ``image`` has its URL, and may have a ``detail``. Raises: RequestError."""
-    if not isinstance(image, dict) or not isinstance(image.get("url"), str):
-        raise RequestError(f"{path}.image_url.url must be a string", param=f"{path}.image_url")
+    text_member(object_of(image, "image_url"), "url")
     return {"type": "image_url", "image_url": image}
 
 
@@ -190,30 +193,25 @@ def text_of(content: Any) -> str:
     return "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
 
 
-def list_at(value: Any, path: str) -> list[Any]:
+def list_of(value: Any, name: str) -> list[Any]:
     """Return the value if it is a list. Raises: RequestError."""
     if not isinstance(value, list):
-        raise RequestError(f"{path} must be a string or a list", param=path)
+        raise RequestError(f"{name} must be a list", param=name)
     return value
 
 
-def object_at(value: Any, path: str) -> dict[str, Any]:
+def object_of(value: Any, name: str) -> dict[str, Any]:
     """Return the value if it is an object. Raises: RequestError."""
     if not isinstance(value, dict):
-        raise RequestError(f"{path} must be an object", param=path)
+        raise RequestError(f"{name} must be an object", param=name)
     return value
 
 
-def objects_at(values: list[Any], path: str) -> list[dict[str, Any]]:
-    """Return the values if all are objects. Raises: RequestError."""
-    return [object_at(value, f"{path}[{i}]") for i, value in enumerate(values)]
-
-
-def text_member(item: dict[str, Any], name: str, path: str) -> str:
+def text_member(item: dict[str, Any], name: str) -> str:
     """Return a member that must be a string. Raises: RequestError."""
     text = item.get(name)
     if not isinstance(text, str):
-        raise RequestError(f"{path}.{name} must be a string", param=f"{path}.{name}")
+        raise RequestError(f"{name} must be a string", param=name)
     return text
 
 
@@ -221,20 +219,22 @@ def tool_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def object_call(call_id: str, call: dict[str, Any], member: str, path: str) -> dict[str, Any]:
+def call_part(call_id: str, call: dict[str, Any], member: str) -> Part:
     """Return a call whose arguments are the object ``call[member]``. Raises: RequestError.
 
     Its text has the blanks that models and chat templates write, so that an engine that receives it sees the sampled tokens.
     """
-    arguments = json.dumps(object_at(call.get(member) or {}, f"{path}.{member}"), ensure_ascii=False)
-    return tool_call(call_id, text_member(call, "name", path), arguments)
+    arguments = json.dumps(object_of(call.get(member) or {}, member), ensure_ascii=False)
+    return {"type": "call", "call": tool_call(call_id, text_member(call, "name"), arguments)}
 
 
-def answer_message(texts: list[str], thoughts: list[str], calls: list[dict[str, Any]]) -> Message:
-    message: Message = {"role": "assistant", "content": "".join(texts)}
-    if thoughts:
+def answer_message(parts: list[Part]) -> Message:
+    message: Message = {"role": "assistant", "content": "".join(p["text"] for p in parts if p["type"] == "text")}
+    if thoughts := [part["text"] for part in parts if part["type"] == "thought"]:
         message["reasoning_content"] = "".join(thoughts)
-    return {**message, "tool_calls": calls} if calls else message
+    if calls := [part["call"] for part in parts if part["type"] == "call"]:
+        message["tool_calls"] = calls
+    return message
 
 
 def refuse_begun_answer(messages: list[Message], last: str) -> None:
@@ -243,9 +243,9 @@ def refuse_begun_answer(messages: list[Message], last: str) -> None:
         raise unsupported(last, "the model must write the whole answer; end with a user message")
 
 
-def function_tool(name: str, tool: dict[str, Any], parameters: str) -> dict[str, Any]:
-    """Return a tool as a function. ``parameters`` is the member of the tool with its schema."""
-    function: dict[str, Any] = {"name": name}
+def function_tool(tool: dict[str, Any], parameters: str) -> dict[str, Any]:
+    """Return a tool as a function. ``parameters`` is the member of the tool with its schema. Raises: RequestError."""
+    function: dict[str, Any] = {"name": text_member(tool, "name")}
     if tool.get("description"):
         function["description"] = tool["description"]
     function["parameters"] = tool.get(parameters) or {"type": "object", "properties": {}}

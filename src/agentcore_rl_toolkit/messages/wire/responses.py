@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import functools
 import json
 import time
 from collections import Counter
@@ -27,7 +28,8 @@ from .history import (
     image_part,
     joined,
     json_schema,
-    object_at,
+    object_of,
+    read_each,
     text_member,
     text_of,
     text_part,
@@ -46,7 +48,6 @@ REFUSED = {
     "background": Refusal("answers are given at once; leave it out", (False,)),
 }
 _NAMES = {"max_output_tokens": "max_tokens"}
-_FIELD_NAMES = {"response_format": "text.format"}
 
 
 class _Text(msgspec.Struct, frozen=True):
@@ -69,20 +70,18 @@ class _Responses(Members, kw_only=True):
 
 def parse_request(body: bytes | dict[str, Any], *, recorded: Recorded = lambda _: None) -> ModelRequest:
     """Read a responses request. Raises: RequestError that names the field."""
-    asked, request = read_members(
-        body, _Responses, "responses", names=_NAMES, field_names=_FIELD_NAMES, refused=REFUSED
-    )
+    asked, request = read_members(body, _Responses, "responses", names=_NAMES, refused=REFUSED)
     lead = [{"role": "system", "content": asked.instructions}] if asked.instructions else []
     history = _History(recorded)
     if isinstance(asked.input, str):
         history.messages.append({"role": "user", "content": asked.input})
     else:
-        for i, item in enumerate(asked.input):
-            history.add(item, f"input[{i}]")
+        read_each(asked.input, "input", history.add)
     if not lead and not history.messages:
         raise RequestError("input must not be empty", param="input")
     request.messages = lead + history.messages
-    request.tools = [f for i, tool in enumerate(asked.tools) for f in _functions(tool, f"tools[{i}]", request.forms)]
+    read = functools.partial(_functions, forms=request.forms)
+    request.tools = [function for tool in read_each(asked.tools, "tools", read) for function in tool]
     request.tool_choice = tool_choice(asked.tool_choice, request.tools, "name")
     request.logprobs = bool(asked.top_logprobs) or "message.output_text.logprobs" in (asked.include or ())
     request.top_logprobs = asked.top_logprobs
@@ -103,17 +102,17 @@ def _text_format(value: dict[str, Any] | None) -> dict[str, Any] | None:
 _INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 
 
-def _functions(tool: Any, path: str, forms: dict[str, ToolForm]) -> list[dict[str, Any]]:
+def _functions(tool: dict[str, Any], forms: dict[str, ToolForm]) -> list[dict[str, Any]]:
     """Return the functions that stand for a tool, none for a hosted one. ``forms`` gets the names of tools in other forms.
 
     Raises: RequestError.
     """
-    kind = object_at(tool, path).get("type")
+    kind = tool.get("type")
     if kind not in ("function", "custom", "namespace"):
         return []
-    name = text_member(tool, "name", path)
+    name = text_member(tool, "name")
     if kind == "namespace":
-        return _flattened(tool, name, path, forms)
+        return _flattened(tool, name, forms)
     function = {key: tool[key] for key in ("name", "description", "parameters", "strict") if tool.get(key) is not None}
     if kind == "custom":
         forms[name] = ToolForm(kind, name)
@@ -124,11 +123,11 @@ def _functions(tool: Any, path: str, forms: dict[str, ToolForm]) -> list[dict[st
     return [{"type": "function", "function": function}]
 
 
-def _flattened(tool: dict[str, Any], namespace: str, path: str, forms: dict[str, ToolForm]) -> list[dict[str, Any]]:
+def _flattened(tool: dict[str, Any], namespace: str, forms: dict[str, ToolForm]) -> list[dict[str, Any]]:
     inner: dict[str, ToolForm] = {}
     found: list[dict[str, Any]] = []
-    for i, each in enumerate(tool.get("tools") or []):
-        for function in _functions(each, f"{path}.tools[{i}]", inner):
+    for each in tool.get("tools") or []:
+        for function in _functions(object_of(each, "each tool of a namespace"), inner):
             name = function["function"]["name"]
             kind = inner[name].kind if name in inner else "function"
             flat = _flat_name(namespace, name)
@@ -178,38 +177,36 @@ class _History(History):
         self._recorded = recorded
         self._turn: Message | None = None  # the assistant message that items are being joined into
 
-    def add(self, item: Any, path: str) -> None:
+    def add(self, item: dict[str, Any]) -> None:
         """Read an item. Items of unknown types are counted. Raises: RequestError."""
-        kind = str(object_at(item, path).get("type") or "message")
+        kind = str(item.get("type") or "message")
         if kind == "item_reference":
-            item = self._referenced(text_member(item, "id", path), path)
-            if item is None:
+            found = self._referenced(text_member(item, "id"))
+            if found is None:
                 return
-            kind = item["type"]
+            item, kind = found, found["type"]
         if kind == "message" and item.get("role") != "assistant":
             role = item.get("role")
             if role not in ("user", "system", "developer"):
-                raise RequestError(f"{path}.role must be user, system, developer or assistant", param=f"{path}.role")
-            self._end_turn({"role": role, "content": joined(self.parts(item.get("content"), f"{path}.content"))})
+                raise RequestError(f"role must be user, system, developer or assistant, got {role!r}")
+            self._end_turn({"role": role, "content": joined(self.parts(item.get("content")))})
         elif kind == "message":
-            self._assistant(fresh=True)["content"] = joined(self.parts(item.get("content"), f"{path}.content"))
+            self._assistant(fresh=True)["content"] = joined(self.parts(item.get("content")))
         elif kind == "reasoning":
             thought, message = self._thought(item), self._assistant(fresh=True)
             if thought:
                 message["reasoning_content"] = message.get("reasoning_content", "") + thought
         elif kind in ("function_call", "custom_tool_call"):
-            name = _flat_name(item.get("namespace"), text_member(item, "name", path))
+            name = _flat_name(item.get("namespace"), text_member(item, "name"))
             if kind == "custom_tool_call":
-                arguments = json.dumps({"input": text_member(item, "input", path)}, ensure_ascii=False)
+                arguments = json.dumps({"input": text_member(item, "input")}, ensure_ascii=False)
             else:
-                arguments = text_member(item, "arguments", path) or "{}"
-            call = tool_call(text_member(item, "call_id", path), name, arguments)
+                arguments = text_member(item, "arguments") or "{}"
+            call = tool_call(text_member(item, "call_id"), name, arguments)
             self._assistant().setdefault("tool_calls", []).append(call)
         elif kind in ("function_call_output", "custom_tool_call_output"):
-            if "output" not in item:
-                raise RequestError(f"{path}.output is required", param=f"{path}.output")
-            content = joined(self.result_parts(item["output"], f"{path}.output"))
-            self._end_turn({"role": "tool", "tool_call_id": text_member(item, "call_id", path), "content": content})
+            content = joined(self.result_parts(item.get("output")))
+            self._end_turn({"role": "tool", "tool_call_id": text_member(item, "call_id"), "content": content})
         else:
             self.left_out[kind] += 1
 
@@ -225,16 +222,16 @@ class _History(History):
             self.messages.append(turn)
         return turn
 
-    def part(self, kind: str, part: Part, path: str) -> list[Part] | None:
+    def part(self, kind: str, value: Any) -> list[Part] | None:
         if kind in ("input_text", "output_text", "text"):
-            if part.get("annotations"):
+            if value.get("annotations"):
                 self.left_out["annotations"] += 1
-            return [text_part(str(part.get("text") or ""))]
+            return [text_part(str(value.get("text") or ""))]
         if kind == "refusal":
-            return [text_part(str(part.get("refusal") or ""))]
-        if kind == "input_image" and isinstance(part.get("image_url"), str):
-            detail = {"detail": part["detail"]} if part.get("detail") else {}
-            return [image_part({"url": part["image_url"], **detail}, path)]
+            return [text_part(str(value.get("refusal") or ""))]
+        if kind == "input_image" and isinstance(value.get("image_url"), str):
+            detail = {"detail": value["detail"]} if value.get("detail") else {}
+            return [image_part({"url": value["image_url"], **detail})]
         return None
 
     def _thought(self, item: dict[str, Any]) -> str:
@@ -250,7 +247,7 @@ class _History(History):
         self.left_out["encrypted_content"] += 1
         return text_of(item.get("summary"))
 
-    def _referenced(self, item_id: str, path: str) -> dict[str, Any] | None:
+    def _referenced(self, item_id: str) -> dict[str, Any] | None:
         """Return the output item with this id, as an agent would send it.
 
         A reply may have several items of text. Its record has their text in one piece, so the first item stands for all, and
@@ -263,7 +260,7 @@ class _History(History):
         calls = message.get("tool_calls") or [] if message is not None else []
         if message is None or (kind == _CALL and int(number) >= len(calls)):
             why = "no reply of this session has this item; let the client send whole items (`store: false`)"
-            raise RequestError(f"{path}: {item_id[:80]!r} is unknown: {why}", param=f"{path}.id")
+            raise RequestError(f"{item_id[:80]!r} is unknown: {why}")
         if kind == _CALL:
             call = calls[int(number)]
             call_id = call.get("id") or own_id("call_", reply, int(number))
@@ -302,7 +299,7 @@ _SETTINGS: dict[str, Any] = {
     **{"store": False, "background": False, "truncation": "disabled", "usage": None},
 }
 _INCOMPLETE = {LENGTH: "max_output_tokens", CONTENT_FILTER: "content_filter"}
-_PARTS = {"reasoning": "reasoning_text", "refusal": "refusal", "text": "output_text"}  # keys are kinds of blocks
+_PARTS = {"reasoning": "reasoning_text", "text": "output_text"}  # keys are kinds of blocks
 
 
 class Encoder(BlockEncoder):
@@ -395,9 +392,8 @@ class Encoder(BlockEncoder):
         return "incomplete" if last and self.finish_reason in _INCOMPLETE else "completed"
 
     def _part(self, kind: str, text: str) -> dict[str, Any]:
-        member = "refusal" if kind == "refusal" else "text"
         more = {"annotations": [], "logprobs": self._entries} if kind == "text" else {}
-        return {"type": _PARTS[kind], member: text, **more}
+        return {"type": _PARTS[kind], "text": text, **more}
 
     def _item(self, what: str, item: dict[str, Any]) -> bytes:
         return self._event(f"response.output_item.{what}", output_index=len(self.content) - 1, item=item)

@@ -20,8 +20,6 @@ def deltas_of(reply: Reply) -> list[Delta]:
             deltas.append(Delta(choice=choice.index, reasoning=choice.reasoning))
         if choice.content or choice.logprob_entries:  # tokens of calls and of thinking have logprobs too
             deltas.append(Delta(choice=choice.index, text=choice.content, logprob_entries=choice.logprob_entries))
-        if choice.refusal:
-            deltas.append(Delta(choice=choice.index, refusal=choice.refusal))
         for i, call in enumerate(choice.tool_calls):
             piece = ToolDelta(index=i, id=call.id, name=call.name, arguments=call.arguments)
             deltas.append(Delta(choice=choice.index, tool_calls=[piece]))
@@ -84,7 +82,7 @@ class BlockEncoder(ABC):
         self.request, self.reply_id = request, reply_id
         self.model, self.created = model or request.model, created
         self.content: list[dict[str, Any]] = []  # the blocks of the answer
-        self.kind: str | None = None  # kind of the open block: reasoning, refusal or text
+        self.kind: str | None = None  # kind of the open block: reasoning or text
         self._pieces: list[str] = []
         self.usage = request.counted or Usage()
         self.finish_reason: str | None = None
@@ -99,7 +97,7 @@ class BlockEncoder(ABC):
         out = b""
         entries = (delta.logprob_entries or []) if self.request.logprobs else []
         thought = delta.reasoning if self.request.include_thinking else ""
-        for kind, text in (("reasoning", thought), ("refusal", delta.refusal), ("text", delta.text)):
+        for kind, text in (("reasoning", thought), ("text", delta.text)):
             # A token may have no text, such as the last token of a reply; it belongs to the text that is being written.
             more = entries if kind == "text" and (text or self.kind == kind) else []
             if text or more:
