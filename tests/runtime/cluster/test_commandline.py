@@ -15,7 +15,8 @@ import pytest
 from agentcore_rl_toolkit._installation import install_command
 from agentcore_rl_toolkit.errors import ConfigError, LocalRuntimeError
 from agentcore_rl_toolkit.runtime.cluster.bundle import pack, pack_project, unpack
-from agentcore_rl_toolkit.runtime.cluster.ray_nodes import RayNodes
+from agentcore_rl_toolkit.runtime.cluster.cluster import Cluster
+from agentcore_rl_toolkit.runtime.config import RuntimeConfig
 
 from ..conftest import AGENTS, Server
 
@@ -81,7 +82,8 @@ def test_a_cluster_that_does_not_answer_is_an_error_in_time(monkeypatch: pytest.
     ray = ModuleType("ray")
     ray.init = lambda **_: waited.append(late.wait(5))  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "ray", ray)
-    with pytest.raises(ConfigError, match=r"no Ray cluster answers at 10\.0\.0\.1:6379 within 0\.1 s"):
-        asyncio.run(RayNodes("10.0.0.1:6379").connect(0.1))
+    monkeypatch.setattr("agentcore_rl_toolkit.runtime.cluster.cluster.CONNECT_TIMEOUT_S", 0.1)
+    with pytest.raises(ConfigError, match=r"Ray cluster at 10\.0\.0\.1:6379: it does not answer within 0\.1 s"):
+        asyncio.run(Cluster(RuntimeConfig(), "10.0.0.1:6379").start())
     assert waited == []
     late.set()

@@ -168,9 +168,8 @@ def serve(**options: Any) -> None:
     launcher = None
     if options["ray_address"] is not None:
         from ...runtime.cluster.cluster import Cluster
-        from ...runtime.cluster.ray_nodes import RayNodes
 
-        launcher = Cluster(config, RayNodes(options["ray_address"]))
+        launcher = Cluster(config, options["ray_address"])
     agents = [parse_agent_option(text) for text in options["agents"]]
     names = [name for name, _ in agents]
     twice = sorted({name for name in names if names.count(name) > 1})

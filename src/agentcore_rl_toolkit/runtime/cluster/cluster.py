@@ -9,28 +9,35 @@ fails every call to it, so its sessions end as lost. If the machine still runs, 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
 import secrets
 import signal
+import threading
 import time
 from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ..._installation import missing_extra
 from ..._servers.tasks import Tasks
-from ...errors import AgentLoadError, ConfigError, LocalRuntimeError
+from ...errors import AgentCoreRLError, AgentLoadError, ConfigError, LocalRuntimeError
 from ..agents.agent import Agent
 from ..config import RuntimeConfig
 from ..launcher.place import NETWORK, CommandEnd, Place, SessionProcess, Stream, Write
 from ..wire import WireError
+from .actor import NodeActor
 from .bundle import pack_project
-from .ray_nodes import Machine, RayNodes, result_of
 
 log = logging.getLogger(__name__)
 RETRY_S = 10.0  # pause after the end of a node whose machine still runs
 CLOSE_S = 15.0
-POLL_S, JOIN_TIMEOUT_S = 1.0, 120.0
+POLL_S, LIST_TIMEOUT_S, CONNECT_TIMEOUT_S, JOIN_TIMEOUT_S = 1.0, 15.0, 78.0, 120.0
+ACTOR_CPUS = 0.1
+MAX_CALLS = 100_000  # calls at once to one actor: one waits for each session
 SESSIONS_PER_CPU = 50
 SESSION_BYTES = 64 * 2**20  # memory of a session without a limit. A forked Strands session needs a fraction of it.
 USABLE_MEMORY = 0.8
@@ -44,7 +51,8 @@ class Node:
     of ``logs``. ``agents`` are the loaded ones, as they are on the node.
     """
 
-    machine: Machine
+    node_id: str
+    host: str
     capacity: int
     state: str = "joining"
     reason: str | None = None
@@ -60,16 +68,8 @@ class Node:
 
     def describe(self) -> dict[str, Any]:
         """Return the node as `/_local/nodes` shows it."""
-        return {
-            "node_id": self.machine.node_id,
-            "host": self.machine.host,
-            "pid": self.pid,
-            "isolation": self.tier,
-            "state": self.state,
-            "capacity": self.capacity,
-            "sessions": len(self.sessions),
-            "reason": self.reason,
-        }
+        shown = {name: getattr(self, name) for name in ("node_id", "host", "pid", "state", "capacity", "reason")}
+        return {**shown, "isolation": self.tier, "sessions": len(self.sessions)}
 
 
 class RemoteProcess(SessionProcess):
@@ -86,11 +86,11 @@ class RemoteProcess(SessionProcess):
             end = await result_of(self._node.actor.ended.remote(self._token))
             status, self.death, self.cpu_s, self.max_rss_bytes = end
         except LocalRuntimeError as e:
-            self.lost, self.death = True, f"node {self._node.machine.node_id} was lost: {e}"
+            self.lost, self.death = True, f"node {self._node.node_id} was lost: {e}"
         self.ended.set_result(status)
 
     async def dial(self) -> Stream:
-        stream = await NETWORK.connect_tcp(self._node.machine.host, self._node.port)
+        stream = await NETWORK.connect_tcp(self._node.host, self._node.port)
         await stream.write(self._token.encode() + b"\n")
         return stream
 
@@ -112,10 +112,11 @@ class RemoteProcess(SessionProcess):
 
 
 class Cluster:
-    """The nodes of a Ray cluster as one launcher. The runtime starts it and closes it."""
+    """The nodes of the Ray cluster at ``address`` (auto: the running one of this machine) as one launcher."""
 
-    def __init__(self, config: RuntimeConfig, machines: RayNodes) -> None:
-        self._config, self._ray = config, machines
+    def __init__(self, config: RuntimeConfig, address: str = "auto") -> None:
+        self._config, self._address = config, address
+        self._ray: Any = None
         self._nodes: dict[str, Node] = {}  # the last one of each machine
         self._bundles: dict[tuple[str, int], tuple[Agent, str, bytes]] = {}  # agents, paths in their bundles, bundles
         self._joined = asyncio.Event()
@@ -131,34 +132,62 @@ class Cluster:
 
     async def start(self) -> None:
         """Connect, and wait for a first node. Raises: ConfigError, MissingExtraError."""
-        await self._ray.connect(JOIN_TIMEOUT_S * 0.65)
+        await self._connect()
         self._tasks.start(self._watch())
         try:
             await asyncio.wait_for(self._joined.wait(), JOIN_TIMEOUT_S)
         except TimeoutError:
-            failed = [f"{node.machine.node_id}: {node.reason}" for node in self._nodes.values() if node.reason]
+            failed = [f"{node.node_id}: {node.reason}" for node in self._nodes.values() if node.reason]
             why = "; ".join(failed) or "it has none with a free CPU share"
             raise ConfigError(
                 f"no node of the cluster could run sessions within {JOIN_TIMEOUT_S:g} s ({why})"
             ) from None
 
+    async def _connect(self) -> None:
+        try:
+            import ray
+        except ImportError as e:
+            raise missing_extra("a Ray cluster needs Ray", "ray") from e
+        quiet: dict[str, Any] = {"log_to_driver": False, "configure_logging": False, "logging_level": logging.WARNING}
+        done: Future[None] = Future()
+
+        def connect() -> None:
+            try:
+                ray.init(address=self._address, namespace=f"agentcore-rl-{os.getpid()}", **quiet)
+                done.set_result(None)
+            except BaseException as e:  # any error is passed to the caller
+                done.set_exception(e)
+
+        # It may never return. In the main thread Ray would replace signal handlers, and a pool would wait for its threads.
+        threading.Thread(target=connect, daemon=True, name="connect to Ray").start()
+        try:
+            await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(done)), CONNECT_TIMEOUT_S)
+        except (TimeoutError, ConnectionError, RuntimeError, ValueError) as e:
+            why = str(e) or f"it does not answer within {CONNECT_TIMEOUT_S:g} s"
+            raise ConfigError(f"cannot connect to the Ray cluster at {self._address}: {why}") from e
+        self._ray = ray
+
     async def close(self) -> None:
         await self._tasks.cancel()
-        await self._ray.close()
+        if self._ray is not None:
+            await asyncio.to_thread(self._ray.shutdown)
 
     # -- nodes
     async def _watch(self) -> None:
         while True:
             try:
-                machines = await self._ray.machines()
+                machines = await asyncio.wait_for(asyncio.to_thread(self._ray.nodes), LIST_TIMEOUT_S)
             except Exception:  # the task must not end: nodes still change
                 log.exception("the machines of the cluster could not be listed; this is tried again later")
                 machines = []
             for machine in machines:
-                node = self._nodes.get(machine.node_id)
-                if node is None or (node.ended_s is not None and time.monotonic() > node.ended_s + RETRY_S):
-                    capacity = _capacity(machine, self._config.isolation.memory_bytes)
-                    node = self._nodes[machine.node_id] = Node(machine, capacity)
+                node = self._nodes.get(machine["NodeID"])
+                is_new = node is None or (node.ended_s is not None and time.monotonic() > node.ended_s + RETRY_S)
+                resources = machine["Resources"]
+                if is_new and machine["Alive"] and resources.get("CPU", 0.0) >= ACTOR_CPUS:
+                    capacity = _capacity(resources, self._config.isolation.memory_bytes)
+                    node = Node(machine["NodeID"], machine["NodeManagerAddress"], capacity)
+                    self._nodes[node.node_id] = node
                     self._tasks.start(self._run(node))
             await asyncio.sleep(POLL_S)
 
@@ -172,17 +201,25 @@ class Cluster:
         except Exception as e:  # Ray's errors have no common base
             node.state = "lost" if node.state == "ready" else "failed"
             node.reason = str(e) or f"it did not start within {JOIN_TIMEOUT_S:g} s"
-            log.warning("node %s is %s: %s", node.machine.node_id, node.state, node.reason)
+            log.warning("node %s is %s: %s", node.node_id, node.state, node.reason)
         finally:
             node.ended_s = time.monotonic()
             if node.actor is not None:
-                await self._ray.remove(node.actor, CLOSE_S)
+                with contextlib.suppress(Exception):  # it has already ended
+                    await asyncio.wait_for(result_of(node.actor.close.remote()), CLOSE_S)
+                with contextlib.suppress(Exception):
+                    await asyncio.to_thread(self._ray.kill, node.actor)
 
     async def _join(self, node: Node) -> None:
-        node.actor = await self._ray.place(node.machine)
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        strategy = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
+        options: dict[str, Any] = {"num_cpus": ACTOR_CPUS, "max_restarts": 0, "max_concurrency": MAX_CALLS}
+        remote = self._ray.remote(scheduling_strategy=strategy, **options)
+        node.actor = await asyncio.to_thread(lambda: remote(NodeActor).remote())
         await self._probe_store(node.actor)
         config = replace(self._config, credentials={})
-        node.port, node.pid, node.tier, node.logs = await result_of(node.actor.start.remote(config, node.machine.host))
+        node.port, node.pid, node.tier, node.logs = await result_of(node.actor.start.remote(config, node.host))
         for agent, *_ in list(self._bundles.values()):
             await self._load(node, agent)
 
@@ -216,7 +253,7 @@ class Cluster:
         if errors and len(errors) == len(nodes):
             raise AgentLoadError(str(errors[0][1]))
         for node, error in errors:
-            log.warning("agent %s did not load on node %s: %s", agent.name, node.machine.node_id, error)
+            log.warning("agent %s did not load on node %s: %s", agent.name, node.node_id, error)
 
     async def _load(self, node: Node, agent: Agent) -> Agent:
         """Load an agent on a node if it is not loaded there. Return the agent as it is there. Raises: LocalRuntimeError."""
@@ -244,7 +281,7 @@ class Cluster:
 
     def describe(self) -> list[dict[str, Any]]:
         return [
-            {"runtime_id": key[0], "version": key[1], "start": "ray", "reason": f"node {node.machine.node_id}"}
+            {"runtime_id": key[0], "version": key[1], "start": "ray", "reason": f"node {node.node_id}"}
             for node in self._ready
             for key in node.agents
         ]
@@ -259,7 +296,7 @@ class Cluster:
             detail = f"{len(self._ready)} nodes with room for {capacity} sessions"
             raise WireError("ServiceQuotaExceededException", message, localDetail=detail)
         node = min(free, key=lambda node: (len(node.sessions) / node.capacity, len(node.sessions)))
-        place = Place(name, Path(agent.folder), Path(node.logs, agent.name, log), "", node=node.machine.node_id)
+        place = Place(name, Path(agent.folder), Path(node.logs, agent.name, log), "", node=node.node_id)
         node.sessions.add(place)
         return place
 
@@ -268,7 +305,7 @@ class Cluster:
         try:
             return await asyncio.shield(starting)
         except asyncio.CancelledError:
-            starting.add_done_callback(_stop_started)
+            starting.add_done_callback(lambda done: done.cancelled() or done.exception() or done.result().stop(0.0))
             raise
 
     async def _spawn(self, node: Node, agent: Agent, place: Place) -> RemoteProcess:
@@ -291,14 +328,20 @@ class Cluster:
         return b"" if lost else bytes(await result_of(node.actor.read.remote(session["log"], offset, size)))
 
 
-def _stop_started(starting: asyncio.Task[RemoteProcess]) -> None:
-    if not starting.cancelled() and starting.exception() is None:
-        starting.result().stop(0.0)
-
-
-def _capacity(machine: Machine, session_bytes: int | None) -> int:
-    """Return the number of sessions that a machine takes at once, at least 1."""
-    count = int(SESSIONS_PER_CPU * machine.cpus)
-    if machine.memory_bytes is not None:
-        count = min(count, int(USABLE_MEMORY * machine.memory_bytes / (session_bytes or SESSION_BYTES)))
+def _capacity(resources: Mapping[str, float], session_bytes: int | None) -> int:
+    """Return the number of sessions that a machine with these resources of Ray takes at once, at least 1."""
+    count = int(SESSIONS_PER_CPU * resources["CPU"])
+    if "memory" in resources:
+        count = min(count, int(USABLE_MEMORY * resources["memory"] / (session_bytes or SESSION_BYTES)))
     return max(1, count)
+
+
+async def result_of(reference: Any) -> Any:
+    """Wait for the result of an actor's method. Raises: AgentCoreRLError of the method, otherwise LocalRuntimeError."""
+    try:
+        return await asyncio.wrap_future(reference.future())
+    except Exception as e:  # Ray's errors have no common base
+        cause = getattr(e, "cause", None)
+        if isinstance(cause, AgentCoreRLError):
+            raise cause from e
+        raise LocalRuntimeError(str(cause or e)) from e

@@ -17,6 +17,7 @@ from ...errors import ConfigError, LocalRuntimeError
 
 if TYPE_CHECKING:
     import aiodocker
+    from aiodocker.containers import DockerContainer
 
 FIRST_REPLY_S = 20.0
 START_ONE = (
@@ -25,12 +26,11 @@ START_ONE = (
 )
 CALL_TIMEOUT_S = 120.0
 PULL_TIMEOUT_S = 1_800.0
-_NO_REPLY = 900  # aiodocker's status of an engine that was not reached
 _BUILT_HERE = "localhost/"  # Podman's prefix of images that were never pushed: no registry has them
 
 
 class EngineError(LocalRuntimeError):
-    """The engine refused. ``status``: its HTTP status, 0 when it did not answer."""
+    """The engine refused with this HTTP ``status``, or did not answer."""
 
     status = 0
 
@@ -86,9 +86,15 @@ class ContainerEngine:
         except TimeoutError:
             raise EngineError(f"{self} did not answer within {timeout_s:g} s") from None
         except aiodocker.DockerError as e:
-            raise EngineError(e.message, status=0 if e.status == _NO_REPLY else e.status) from e
+            raise EngineError(e.message, status=e.status) from e
         except aiohttp.ClientError as e:
             raise EngineError(f"{self} does not answer: {e}") from e
+
+    @contextlib.asynccontextmanager
+    async def container(self, name: str, timeout_s: float | None = CALL_TIMEOUT_S) -> AsyncIterator[DockerContainer]:
+        """Yield a container for one request. Raises: EngineError."""
+        async with self.asked(timeout_s) as docker:
+            yield docker.containers.container(name)
 
     async def find_image(self, name: str) -> str | None:
         """Return the id of an image, or None when the engine does not have it. Raises: EngineError."""
@@ -103,13 +109,13 @@ class ContainerEngine:
     async def fetch(self, name: str) -> str:
         """Return the id of an image. Pull it when the engine does not have it. Raises: EngineError with the reason."""
         found = await self.find_image(name)
-        try:
-            if found is None and not name.startswith(_BUILT_HERE):
+        if found is None and not name.startswith(_BUILT_HERE):
+            try:
                 async with self.asked(PULL_TIMEOUT_S) as docker:
                     await docker.images.pull(name)
-                found = await self.find_image(name)
-        except EngineError as e:
-            raise EngineError(f"{self} has no image {name!r} and could not pull it: {e}") from e
+            except EngineError as e:
+                raise EngineError(f"{self} has no image {name!r} and could not pull it: {e}") from e
+            found = await self.find_image(name)
         if found is None:
             raise EngineError(f"{self} has no image {name!r}; build it, or pull it")
         return found

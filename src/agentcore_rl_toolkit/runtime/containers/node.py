@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import platform
 import resource
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ...errors import AgentLoadError, ConfigError, LocalRuntimeError, MissingExtraError
 from ...isolation import hints
@@ -27,8 +27,6 @@ from ..launcher.place import Place
 from . import host_files
 from .client import ContainerEngine, EngineError
 from .process import AGENT_PORT, ContainerProcess
-
-log = logging.getLogger(__name__)
 
 RUNTIME_LABEL, MACHINE_LABEL = "agentcore-rl.runtime", "agentcore-rl.machine"
 DOCKER_HOST_NAME = "host.docker.internal"  # this machine, as seen from a container
@@ -47,16 +45,15 @@ class ContainerNode:
         async with self._opening:
             if self._engine is None:
                 engine = ContainerEngine()
-                try:
+                async with contextlib.AsyncExitStack() as exits:
+                    exits.push_async_callback(engine.close)
                     await engine.start()
                     if engine.name == "podman" and self._config.container_runtime is not None:
                         raise ConfigError(
                             "Podman takes its runtime from containers.conf ([engine], runtime), not from --runtime"
                         )
                     await self._sweep(engine)
-                except BaseException:
-                    await engine.close()
-                    raise
+                    exits.pop_all()
                 self._engine = engine
             return self._engine
 
@@ -66,7 +63,6 @@ class ContainerNode:
         for found in ours:
             root = Path(found["Labels"].get(RUNTIME_LABEL, ""))
             if root.parent == self._root.parent and not await asyncio.to_thread(root.exists):
-                log.info("removing container %s of a runtime that has ended", found.id[:12])
                 with contextlib.suppress(EngineError):  # another runtime removes it, too
                     async with engine.asked():
                         await found.delete(force=True, v=True)
@@ -85,51 +81,46 @@ class ContainerNode:
             await self._engine.close()
 
 
+@dataclass(eq=False)
 class ContainerImage:
     """An agent version whose sessions are containers of an image."""
 
-    alive = True
-
-    def __init__(
-        self,
-        engine: ContainerEngine,
-        image: str,
-        agent: Agent,
-        env: Mapping[str, str],
-        config: IsolationConfig,
-        root: Path,
-    ) -> None:
-        self._engine, self._image, self._agent, self._env = engine, image, agent, env
-        self._config, self._root = config, root
-        self._cover: Cover | None = None
-        self._running: set[ContainerProcess] = set()
+    engine: ContainerEngine
+    image: str
+    agent: Agent
+    env: Mapping[str, str]
+    config: IsolationConfig
+    root: Path
+    cover: Cover | None = None
+    running: set[ContainerProcess] = field(default_factory=set)
+    alive: ClassVar = True
 
     async def spawn(self, place: Place) -> ContainerProcess:
         """Start a container. Raises: LocalRuntimeError."""
         settings = await asyncio.to_thread(self._settings, place)
-        name = f"agentcore-rl-{self._root.name}-{self._agent.folder}-{place.name}"
-        process = ContainerProcess(self._engine, settings, name, place.log_path)
-        self._running.add(process)
-        process.ended.add_done_callback(lambda _: self._running.discard(process))
+        name = f"agentcore-rl-{self.root.name}-{self.agent.folder}-{place.name}"
+        process = ContainerProcess(self.engine, settings, name, place.log_path)
+        self.running.add(process)
+        process.ended.add_done_callback(lambda _: self.running.discard(process))
         await process.start()
         return process
 
     def describe(self) -> dict[str, Any]:
-        reason = f"{self._engine}, image {self._image}"
-        return {"start": "container", "reason": reason, "pid": None, "sessions": len(self._running)}
+        reason = f"{self.engine}, image {self.image}"
+        return {"start": "container", "reason": reason, "pid": None, "sessions": len(self.running)}
 
     async def close(self) -> None:
         """End every session."""
-        processes = list(self._running)
+        processes = list(self.running)
         for process in processes:
             process.stop(0.0)
         await asyncio.gather(*(p.ended for p in processes))
 
     def _settings(self, place: Place) -> dict[str, Any]:
         """Return the configuration of a session's container, and create the session's folder. Blocks."""
-        c, agent, podman = self._config, self._agent, self._engine.name == "podman"
+        c, agent, podman = self.config, self.agent, self.engine.name == "podman"
         place.directory.mkdir(mode=0o700, parents=True)
-        env = {**self._env, "DOCKER_CONTAINER": "1"}  # the SDK then listens on all addresses
+        env = {**self.env, "DOCKER_CONTAINER": "1"}  # the SDK then listens on all addresses
         env[hints.VARIABLE] = hints.describe(["/"], c.writable_folders, store=c.store)
         shown = filter(Path.exists, dict.fromkeys((*c.readable, *c.writable_folders)))
         sources: dict[Path, str] = {}
@@ -154,16 +145,16 @@ class ContainerImage:
         if c.container_runtime is not None:
             host["Runtime"] = c.container_runtime
         settings: dict[str, Any] = {
-            "Image": self._image,
+            "Image": self.image,
             "ExposedPorts": {f"{AGENT_PORT}/tcp": {}},
-            "Labels": {RUNTIME_LABEL: str(self._root), MACHINE_LABEL: _machine()},
+            "Labels": {RUNTIME_LABEL: str(self.root), MACHINE_LABEL: _machine()},
             "HostConfig": host,
         }
         if agent.image is None:
-            if self._cover is None:
+            if self.cover is None:
                 readable = [*host_files.shown(agent), *c.readable]
-                self._cover = Cover(agent.script, readable, c.writable_folders, c.hidden, root=self._root)
-            host_files.add(agent, place.directory, settings, env, self._cover, c.copied)
+                self.cover = Cover(agent.script, readable, c.writable_folders, c.hidden, root=self.root)
+            host_files.add(agent, place.directory, settings, env, self.cover, c.copied)
         else:
             env = {k: v for k, v in env.items() if k not in INHERITED or k in agent.env}
         settings["Env"] = [f"{k}={v}" for k, v in env.items()]
@@ -172,8 +163,8 @@ class ContainerImage:
 
 def _own_limits() -> list[dict[str, Any]]:
     """Return this process's own limits: Podman's defaults may be higher than is allowed without CAP_SYS_RESOURCE."""
-    found = []
     most = int(Path("/proc/sys/kernel/pid_max").read_text())  # Podman lowers the number of processes to this
+    found = []
     for name, which, highest in (
         ("nofile", resource.RLIMIT_NOFILE, sys.maxsize),
         ("nproc", resource.RLIMIT_NPROC, most),

@@ -7,14 +7,14 @@ import contextlib
 import logging
 import re
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..._servers.tasks import Tasks
 from ...errors import LocalRuntimeError
 from ..launcher.place import NETWORK, CommandEnd, SessionProcess, Stream, Write
-from .client import CALL_TIMEOUT_S, ContainerEngine, EngineError
+from .client import ContainerEngine, EngineError
 
 if TYPE_CHECKING:
     from aiodocker.containers import DockerContainer
@@ -81,7 +81,7 @@ class ContainerProcess(SessionProcess):
         attached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         output = self._tasks.start(self._copy_output(attached))
         await asyncio.wait([attached, output], return_when=asyncio.FIRST_COMPLETED)
-        async with self._asked() as container:
+        async with self._engine.container(self._name) as container:
             await container.start()
             found = await container.show()
         self._port = int(found["NetworkSettings"]["Ports"][f"{AGENT_PORT}/tcp"][0]["HostPort"])
@@ -106,7 +106,7 @@ class ContainerProcess(SessionProcess):
         try:
             with self._log_path.open("ab") as file:  # a local file of small writes
                 async with (
-                    self._asked(timeout_s=None) as container,
+                    self._engine.container(self._name, None) as container,
                     container.attach(stdout=True, stderr=True) as output,
                 ):
                     attached.set_result(None)
@@ -131,7 +131,7 @@ class ContainerProcess(SessionProcess):
         """Send a request, and again while the engine refuses it. ``done``: refusals that will not change. Raises: EngineError."""
         for pause_s in (*PAUSES_S, None):
             try:
-                async with self._asked() as container:
+                async with self._engine.container(self._name) as container:
                     return await ask(container)
             except EngineError as e:
                 if e.status in done or pause_s is None:
@@ -145,11 +145,6 @@ class ContainerProcess(SessionProcess):
         except EngineError as e:
             if e.status not in done:
                 log.warning("container %s can be neither stopped nor removed: %s", self._name, e)
-
-    @contextlib.asynccontextmanager
-    async def _asked(self, timeout_s: float | None = CALL_TIMEOUT_S) -> AsyncIterator[DockerContainer]:
-        async with self._engine.asked(timeout_s) as docker:
-            yield docker.containers.container(self._name)
 
     def stop(self, grace_s: float) -> None:
         self._stopping = True
@@ -183,7 +178,7 @@ class ContainerProcess(SessionProcess):
         words = ["/bin/sh", "-c", 'echo $$; exec /bin/sh -c "$1"', "sh", text]
         head, inner_pid = b"", ""
         try:
-            async with asyncio.timeout(timeout_s), self._asked(timeout_s=None) as container:
+            async with asyncio.timeout(timeout_s), self._engine.container(self._name, None) as container:
                 made = await container.exec(words)
                 async with made.start(detach=False) as stream:
                     while (message := await stream.read_out()) is not None:
@@ -205,7 +200,7 @@ class ContainerProcess(SessionProcess):
             if inner_pid:
                 words = ["/bin/sh", "-c", f"kill -9 -{inner_pid} || kill -9 {inner_pid}"]
                 with contextlib.suppress(EngineError):  # the container may have ended
-                    async with self._asked() as container:
+                    async with self._engine.container(self._name) as container:
                         await (await container.exec(words)).start(detach=True)
             return CommandEnd(-signal.SIGKILL, timed_out=True)
         except (EngineError, OSError) as e:
