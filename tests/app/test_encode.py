@@ -62,7 +62,7 @@ Pair = collections.namedtuple("Pair", "a b")
         (frozenset({10, 9, "a"}), ["a", 10, 9]),
         (Color.RED, "red"),
         (Level.HIGH, 3),
-        (dt.datetime(2026, 1, 2, 3, 4, 5, tzinfo=dt.UTC), "2026-01-02T03:04:05+00:00"),
+        (dt.datetime(2026, 1, 2, 3, 4, 5, tzinfo=dt.UTC), "2026-01-02T03:04:05Z"),
         (dt.time(3, 4), "03:04:00"),
         (dt.timedelta(minutes=1.5), 90.0),
         (decimal.Decimal("0.25"), 0.25),
@@ -154,9 +154,6 @@ for _ in range(5000):
         ({1: "a", "1": "b"}, r"result\[v\] has two keys that are both '1' in JSON"),
         (cyclic_dict, "is nested more than 200 levels deep"),
         (deep, "is nested more than 200 levels deep"),
-        (10**5000, r"cannot be written: .* digits"),
-        ([decimal.Decimal("sNaN")], r"result\[v\[0\]\] is a Decimal without a JSON form"),
-        (fractions.Fraction(10**400), r"result\[v\] is a Fraction without a JSON form"),
     ],
     ids=lambda p: p if isinstance(p, str) else type(p).__name__,
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -32,13 +31,3 @@ def test_a_stop_while_the_server_starts_is_a_graceful_one(name: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["[]"]), done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_a_ready_file_that_cannot_be_written_ends_the_runtime_with_its_name(tmp_path: Path) -> None:
-    """Whoever started it would wait for that file."""
-    (tmp_path / "file").write_text("")
-    command = [sys.executable, "-m", "agentcore_rl_toolkit.cli", "runtime", "serve", "--isolation", "process"]
-    command += ["--ready-file", str(tmp_path / "file" / "ready.json"), "--port", "0"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 2, done.stderr
-    assert "ready.json cannot be written" in done.stderr

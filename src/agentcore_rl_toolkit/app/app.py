@@ -172,7 +172,6 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
         return self._production is None and self._websocket_handler is None
 
     def _build_request_context(self, request: Any) -> Any:
-        """Begin a call, of the websocket too. A rollout's function gets another one."""
         self._served = True
         CURRENT.set(CURRENT.get() or Call())  # a rollout that calls the entrypoint keeps its own
         return super()._build_request_context(request)
@@ -273,7 +272,6 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
 
 
 def _check_classes(classes: Any) -> tuple[type[BaseException], ...]:
-    """Check that a value is a tuple of exception classes. Raises: ConfigError."""
     found = classes if isinstance(classes, tuple) else (classes,)
     if not all(isinstance(cls, type) and issubclass(cls, BaseException) for cls in found):
         raise ConfigError(f"policy_failures must be a tuple of exception classes, got {classes!r}")

@@ -118,7 +118,6 @@ def _kind(error: BaseException) -> str | None:
 
 
 def _of_one(error: BaseException, kind: str | None) -> Blame | None:
-    """Find the cause by this exception only, or None if it shows none."""
     if isinstance(error, PolicyFailure):
         return _policy(error.reason)
     if kind in ("tokens", "context", "turns", "calls"):
@@ -133,7 +132,6 @@ def _of_one(error: BaseException, kind: str | None) -> Blame | None:
 
 
 def _of_answer(error: BaseException, model_client: bool) -> Blame | None:
-    """Find the cause by the HTTP reply that an exception carries."""
     status, text = _status(error), _text(error)
     if status is not None and (status >= 500 or status in _TRY_LATER):
         return _INFRASTRUCTURE  # an engine that fails over a long prompt has failed

@@ -161,10 +161,6 @@ class Engine:
     async def _accept_job(
         self, job: JobRollout, function: RolloutFunction, context: Any, session_id: str
     ) -> dict[str, Any]:
-        """Run the rollout of a SageMaker job unless it runs or ran already. The reply waits until its reward is reported.
-
-        Raises: AgentCoreRLError if it could not be reported. Then the next delivery runs the rollout once more.
-        """
         from .sagemaker.jobs import make_rollout  # only rollouts of jobs need its imports
 
         self.settings.check_base_url(job.endpoint)
@@ -277,7 +273,6 @@ def is_rollout(payload: Any) -> bool:
 
 
 def _refusal(config: RolloutConfig, key: str, error: AgentCoreRLError) -> dict[str, Any]:
-    """Return the reply to a rollout whose record cannot be stored."""
     bucket = str(config.s3_bucket)
     text = f"the agent cannot store its record in {bucket}: {error}"
     if isinstance(error, StorePermissionError) and bucket.startswith("file:"):

@@ -98,7 +98,6 @@ class Model:
         return _aws().client("bedrock-runtime", **{"region_name": os.environ.get("AWS_REGION"), **options})
 
     def _gateway_client(self, options: dict[str, Any]) -> Any:
-        """Make a client that sends the rollout's key in place of a signature. botocore itself sends keys over HTTPS only."""
         from botocore import UNSIGNED
         from botocore.config import Config
 

@@ -82,7 +82,6 @@ def _found(ok: bool | None, about: object, **more: Any) -> dict[str, Any]:
 
 
 async def _store(store: ObjectStore, key: str) -> dict[str, Any]:
-    """Put an object where this session's record would be, and delete it."""
     right = "s3:PutObject"
     try:
         await store.put_async(key, b"{}", timeout_s=STORE_S)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import base64
 import contextlib
 import dataclasses
-import datetime as dt
 import decimal
 import enum
 import fractions
 import inspect
 import json
 import math
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -64,11 +62,7 @@ class Encoder:
 
         Raises: InvalidResultError with the path of the value that cannot be stored.
         """
-        plain = self._object(fields, "", 0)
-        try:
-            return json.dumps(plain, allow_nan=False)[1:-1]
-        except ValueError as e:  # an integer of more digits than Python writes or reads
-            raise InvalidResultError(f"the result cannot be written: {e}") from None
+        return json.dumps(self._object(fields, "", 0), allow_nan=False)[1:-1]
 
     def _object(self, value: Mapping[Any, Any], path: str, depth: int) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -93,24 +87,12 @@ class Encoder:
         if isinstance(value, int):
             return int(value)
         if isinstance(value, (float, decimal.Decimal, fractions.Fraction)):
-            try:
-                number = float(value)
-            except (ValueError, OverflowError) as e:  # a signaling NaN, a fraction beyond the largest float
-                raise InvalidResultError(
-                    f"result[{path}] is a {type(value).__name__} without a JSON form: {e}"
-                ) from None
-            return self._number(number, path)
+            return self._number(float(value), path)
         if (members := _members_of(value)) is not None:
             return self._object(members, path, depth)
         if isinstance(value, (bytes, bytearray, memoryview)):
             self._note(path, "bytes became base64")
             return base64.b64encode(value).decode("ascii")
-        if isinstance(value, (dt.datetime, dt.date, dt.time)):
-            return value.isoformat()
-        if isinstance(value, dt.timedelta):
-            return value.total_seconds()
-        if isinstance(value, os.PathLike):
-            return self._plain(os.fspath(value), path, depth)  # may be bytes
         if isinstance(value, Set):  # hash order differs from process to process, and mixed types do not compare
             return sorted((self._plain(item, path, depth + 1) for item in value), key=json.dumps)
         if callable(convert := getattr(value, "tolist", None)) and not isinstance(value, type):
@@ -119,7 +101,7 @@ class Encoder:
             return [self._plain(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(value)]
         if not isinstance(value, Iterator):  # reading it would use it up
             with contextlib.suppress(ValueError):  # pydantic's for an unknown type
-                return self._plain(to_jsonable_python(value), path, depth)
+                return self._plain(to_jsonable_python(value, timedelta_mode="float"), path, depth)
         name = f"{type(value).__module__}.{type(value).__qualname__}"
         way = "await it" if inspect.isawaitable(value) else "return plain values instead"
         raise InvalidResultError(f"result[{path}] is a {name}, which has no JSON form; {way}")
@@ -156,7 +138,6 @@ def _members_of(value: Any) -> Mapping[Any, Any] | None:
 
 
 def _key(key: Any, where: str) -> str:
-    """Return the name of a key in JSON."""
     if isinstance(key, enum.Enum):
         key = key.value
     if callable(getattr(key, "item", None)):  # numpy scalar

@@ -18,12 +18,10 @@ _NAMED = re.compile(r"\b[A-Z][A-Z0-9]*_[A-Z0-9_]+\b")
 _SQLITE = ("unable to open database file", "attempt to write a readonly database")
 
 
-def describe(
-    readable: Iterable[object], writable: Iterable[object], *, project: object = "", store: object = None
-) -> str:
+def describe(readable: Iterable[object], writable: Iterable[object], *, store: object = None) -> str:
     """Return the value of the variable for these paths. ``store`` is a writable folder that looks different in each session."""
     shown, changed = ([str(path) for path in paths] for paths in (readable, writable))
-    return json.dumps({"readable": shown, "writable": changed, "project": str(project), "store": str(store or "")})
+    return json.dumps({"readable": shown, "writable": changed, "store": str(store or "")})
 
 
 def add(**facts: str) -> None:
@@ -40,14 +38,12 @@ def hint(error: BaseException, environment: Mapping[str, str] = os.environ) -> s
     if shown is None:
         return None
     readable, writable, no_view = shown["readable"], shown["writable"], shown.get("no_view")
-    others = ", ".join(writable) or "nothing else"
-    writing = f"Sessions write to their own folder, to the store and to: {others}; add one with --writable DIR."
-    why = "It is one of the large files or folders next to hidden files, which all sessions share."
+    writing = "With --writable DIR, sessions write to a folder that they share."
     if no_view:
-        why = f"The agent's project is read-only, because the kernel gives a session no view ({no_view})."
-    shared = f"{why} `runtime serve --copy PATH` gives each session a copy. With --writable DIR, all sessions share a folder."
+        writing = f"It is read-only, because the kernel gives a session no view of its project ({no_view}). {writing}"
+        writing += " With --copy PATH, each session gets a copy."
     if type(error).__name__ == "OperationalError" and any(text in str(error) for text in _SQLITE):
-        return f"The sandbox of the session may be the reason. {shared if no_view else writing}"
+        return f"The sandbox of the session may be the reason. {writing}"
     if isinstance(error, ModuleNotFoundError):
         hidden = [p for p in sys.path if os.path.isabs(p) and not os.path.exists(p) and not _below(p, readable)]
         what = f"{', '.join(hidden)}, which the sandbox does not show"
@@ -61,10 +57,9 @@ def hint(error: BaseException, environment: Mapping[str, str] = os.environ) -> s
     if not _below(path, readable):
         how = "add its folder with --readable DIR, or with --writable DIR to write there"
         return f"{path} is not in the sandbox of the session. If it exists on this machine, {how}."
-    if not isinstance(error, PermissionError) and error.errno not in (30, 75):  # EROFS; EOVERFLOW: another user's file
-        return None
-    in_project = _below(path, [shown.get("project") or "/none"])
-    return f"{path} is read-only in the sandbox of the session. {shared if in_project else writing}"
+    if isinstance(error, PermissionError) or error.errno in (30, 75):  # EROFS; EOVERFLOW: another user's file
+        return f"{path} is read-only in the sandbox of the session. {writing}"
+    return None
 
 
 def is_private(folder: str, environment: Mapping[str, str] = os.environ) -> bool:
@@ -78,7 +73,6 @@ def is_private(folder: str, environment: Mapping[str, str] = os.environ) -> bool
 
 
 def _visible(environment: Mapping[str, str]) -> dict[str, Any] | None:
-    """Return the folders of the sandbox, or None outside of one."""
     try:
         shown: dict[str, Any] = json.loads(environment.get(VARIABLE, ""))
         return {**shown, "readable": list(shown["readable"]), "writable": list(shown["writable"])}

@@ -109,7 +109,6 @@ def link_files(folders: Iterable[str], directory: str, copied: Iterable[str] = (
 
 
 def _dependency_file(folder: Path) -> Path | None:
-    """Find a pyproject.toml with a project in it, otherwise requirements.txt."""
     project, requirements = folder / "pyproject.toml", folder / "requirements.txt"
     if project.is_file() and "[project]" in project.read_text(errors="replace"):
         return project

@@ -109,7 +109,6 @@ def command(
 
 
 def _named(paths: Iterable[Path]) -> list[str]:
-    """Return each path by its name and by its real path."""
     found = dict.fromkeys(name for path in paths for name in (str(path), os.path.realpath(path)))
     return [name for name in found if os.path.exists(name)]
 

@@ -158,7 +158,7 @@ class LocalNode:
             shown = (*map(Path, sandbox.SYSTEM), *readable)
             cover = await asyncio.to_thread(Cover, agent.script, shown, writable, isolation.hidden, root=self._root)
             template.sandbox = sandbox.command(readable, writable, cover.mounts, str(tmp))
-            env[hints.VARIABLE] = hints.describe(shown, isolation.writable_folders, project=top, store=isolation.store)
+            env[hints.VARIABLE] = hints.describe(shown, isolation.writable_folders, store=isolation.store)
         try:
             await template.start()
         except AgentLoadError as e:

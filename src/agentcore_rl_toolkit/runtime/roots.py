@@ -14,9 +14,8 @@ import shutil
 import subprocess
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from .._servers.process import private_folder
 from ..errors import ConfigError
@@ -45,19 +44,13 @@ def base_dir() -> Path:
     return private_folder(parent / f"agentcore-rl-{os.getuid()}")
 
 
-@dataclass(frozen=True)
-class Locked:
+class Locked(NamedTuple):
     """A folder that one live process owns. The lock is the kernel's: it goes with the process, however that ends."""
 
     path: Path
     file: IO[str]
 
     def release(self) -> None:
-        self.file.close()
-
-    def discard(self) -> None:
-        """Remove the folder and everything in it."""
-        remove(self.path)
         self.file.close()
 
 
@@ -91,19 +84,18 @@ def new_root() -> Locked:
 def discard_root(root: Locked) -> None:
     """Remove a root. The records of sessions whose folders are left are moved into the store."""
     SessionFolder.merge_all(root.path / STORE, root.path.name)
-    root.discard()
+    remove(root.path)
+    root.release()
 
 
 def own_state(path: Path) -> Locked:
     """Own a state folder, and remove the sessions that an ended runtime left in it. Blocks. Raises: ConfigError if in use."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     locked = lock(path)
-    if locked is None:
-        raise ConfigError(f"{path} is in use by another runtime; give each its own --state-dir")
-    sessions = path / "sessions"
-    if not remove(sessions):
-        left = f"the files of an ended runtime in {sessions} cannot be removed"
-        raise ConfigError(f"{left}; remove them, or name another --state-dir")
+    if locked is None or not remove(path / "sessions"):
+        raise ConfigError(
+            f"{path} is in use by another runtime, or its files cannot be removed; give another --state-dir"
+        )
     return locked
 
 

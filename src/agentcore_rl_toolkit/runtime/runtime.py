@@ -44,7 +44,7 @@ class Runtime:
         try:
             self._state_lock = roots.own_state(self.state_dir)
         except ConfigError:
-            self._root_lock.discard()
+            roots.discard_root(self._root_lock)
             raise
         self.registry = Registry(
             region=config.region,
@@ -58,8 +58,8 @@ class Runtime:
         self._started_s = time.monotonic()
         self._closing = self._ended = False
         self._background = Tasks()
-        self._loading: dict[tuple[str, int], asyncio.Task[None]] = {}  # the keys are versions
         self._kept_logs = KeptLogs()
+        self._loading: dict[tuple[str, int], asyncio.Task[None]] = {}  # the keys are versions
 
     async def start(self, agents: Sequence[tuple[str, Path]]) -> dict[str, str]:
         """Load the agents. Returns name -> ARN. Raises: AgentLoadError, ConfigError."""
@@ -142,7 +142,6 @@ class Runtime:
                 self._forget_if_unused(other)
 
     def _forget_if_unused(self, agent: Agent) -> None:
-        """End the processes of a version that has no endpoint and no sessions."""
         record = self.registry.records.get(agent.runtime_id)
         served = record is not None and any(e.version == agent.version for e in record.endpoints.values())
         if not served and not self.table.sessions_of(agent):

@@ -20,7 +20,6 @@ from .._servers import keys
 from .._servers.host_check import HostCheck
 from .._servers.open_files import raise_file_limit
 from .._servers.process import BACKLOG, bind, stop_event, url_of, write_private, write_ready
-from ..errors import ConfigError
 from .config import RuntimeConfig
 from .http.app import RuntimeApp
 from .runtime import Runtime
@@ -100,12 +99,8 @@ def _described(runtime: Runtime, url: str, arns: Mapping[str, str], *, has_key: 
 
 
 def _announce(content: dict[str, Any], ready_file: Path | None) -> None:
-    """Write the ready file, and print how to reach the runtime. Raises: ConfigError."""
     if ready_file is not None:
-        try:
-            write_ready(ready_file, content)
-        except OSError as e:  # the process that waits for this file would wait forever
-            raise ConfigError(f"the ready file {ready_file} cannot be written: {e.strerror or e}") from e
+        write_ready(ready_file, content)
     exports = {f"AWS_ENDPOINT_URL_BEDROCK_AGENTCORE{name}": content["url"] for name in ("", "_CONTROL")}
     if "credentials_file" in content:
         exports["AWS_SHARED_CREDENTIALS_FILE"] = content["credentials_file"]

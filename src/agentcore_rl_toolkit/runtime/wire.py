@@ -24,15 +24,12 @@ HANDED = "AGENTCORE_RL_SESSION_ENV"  # variable of `runtime serve`: session vari
 MAX_PAYLOAD_BYTES = 100_000_000
 SESSION_ID_MIN, SESSION_ID_MAX = 33, 256
 
-RETURNED = frozenset({b"x-amzn-trace-id", b"traceparent", b"tracestate", b"baggage"})
-RETURNED |= {b"content-type", b"mcp-session-id", b"mcp-protocol-version"}
+RETURNED = frozenset({b"x-amzn-trace-id", b"traceparent", b"tracestate", b"baggage", b"content-type"})
 # Passed to the agent unchanged. Other headers are passed only if the runtime's requestHeaderAllowlist has them.
-FORWARDED = RETURNED | {b"accept", b"mcp-method", b"mcp-name", b"workloadaccesstoken", b"oauth2callbackurl"}
-FORWARDED |= {b"x-amz-bedrock-agentcore-identity-wat", USER_ID_HEADER}
+FORWARDED = RETURNED | {b"accept", b"workloadaccesstoken", b"x-amz-bedrock-agentcore-identity-wat", USER_ID_HEADER}
 
 STATUS = {
     "ValidationException": 400,
-    "UnauthorizedException": 401,
     "ServiceQuotaExceededException": 402,
     "AccessDeniedException": 403,
     "ResourceNotFoundException": 404,
@@ -74,36 +71,27 @@ _ARN = re.compile(
     r"arn:aws(?:-[a-z]+)*:bedrock-agentcore:(?P<region>[a-z0-9-]+):(?P<account>[0-9]{12})"
     r":runtime/(?P<id>[A-Za-z][A-Za-z0-9_]{0,99}-[A-Za-z0-9]{10})(?:/runtime-endpoint/(?P<endpoint>[A-Za-z][A-Za-z0-9_]{0,47}))?"
 )
-_RUNTIME_ID = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}-[A-Za-z0-9]{10}")
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The endpoint of a runtime that a request is for. ``region`` is None for a bare id, which has none."""
+    """The endpoint of a runtime that a request is for."""
 
     runtime_id: str
     account_id: str
-    region: str | None = None
+    region: str
     endpoint: str = "DEFAULT"
 
 
 def parse_target(name: str, query: Mapping[str, str]) -> Target:
-    """Parse an ARN, or a bare id, which needs the ``accountId`` parameter. The endpoint may be in the ``qualifier``.
-
-    Raises: WireError 400.
-    """
-    asked = query.get("qualifier")
-    if match := _ARN.fullmatch(name):
-        own = match["endpoint"]
-        if asked and own and asked != own:
-            raise invalid(f"The ARN names endpoint {own}, qualifier {asked}", field="qualifier")
-        return Target(match["id"], match["account"], match["region"], asked or own or "DEFAULT")
-    account_id = query.get("accountId", "")
-    if not _RUNTIME_ID.fullmatch(name):
-        raise invalid(f"Invalid agent runtime identifier: {name!r}", field="agentRuntimeArn")
-    if not re.fullmatch(r"[0-9]{12}", account_id):
-        raise invalid("accountId (12 digits) is required when agentRuntimeArn is an agent id", field="accountId")
-    return Target(name, account_id, endpoint=asked or "DEFAULT")
+    """Parse an ARN. The endpoint may be in the ``qualifier``. Raises: WireError 400."""
+    asked, match = query.get("qualifier"), _ARN.fullmatch(name)
+    if match is None:
+        raise invalid(f"{name!r} is not the ARN of an agent runtime", field="agentRuntimeArn")
+    own = match["endpoint"]
+    if asked and own and asked != own:
+        raise invalid(f"The ARN names endpoint {own}, qualifier {asked}", field="qualifier")
+    return Target(match["id"], match["account"], match["region"], asked or own or "DEFAULT")
 
 
 def session_id_of(headers: Headers) -> str | None:

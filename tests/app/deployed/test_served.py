@@ -133,45 +133,6 @@ if ":" not in options["app"]:
 uvicorn.run(**options, port=int(sys.argv[1]), log_level="warning")
 """
 )
-BELOW = (
-    ECHO
-    + """
-import uvicorn
-from starlette.applications import Starlette
-from starlette.background import BackgroundTask
-from starlette.middleware import Middleware
-from starlette.middleware.base import BaseHTTPMiddleware
-from starlette.responses import JSONResponse, StreamingResponse
-from starlette.routing import Route
-
-async def below(request, call_next):
-    return await call_next(request)
-
-async def ping(request):
-    return JSONResponse({"status": "Healthy"})
-
-async def invocations(request):
-    payload = await request.json()
-    fail, later = payload.get("fail", "exit"), payload.get("later")
-    if payload.get("text") == "stream":
-        return StreamingResponse(parts(not later and fail), background=later and BackgroundTask(ask, {"fail": later}))
-    if later:
-        return JSONResponse("x", background=BackgroundTask(ask, {"fail": later}))
-    return JSONResponse(ask({"fail": fail} if payload else {}))
-
-async def parts(fail):
-    yield "x"
-    ask({"fail": fail})
-
-async def replied(request, error):
-    return JSONResponse({"error": str(error)})
-
-routes = [Route("/invocations", invocations, methods=["POST"]), Route("/ping", ping)]
-middleware = [] if os.environ.get("PLAIN") else [Middleware(BaseHTTPMiddleware, dispatch=below)]
-app = Starlette(routes=routes, middleware=middleware, exception_handlers={Exception: replied})
-uvicorn.run(app, port=int(sys.argv[1]), log_level="warning")
-"""
-)
 SLOW_STORE = """
 import time
 from agentcore_rl_toolkit.app import engine
@@ -316,32 +277,6 @@ def test_an_agent_that_calls_exit_fails_its_rollout_and_the_next_one_runs(
     assert (failed["outcome"], failed["_agent"]["cause"]) == ("agent_error", "agent")
     assert "a tool of the agent ended" in failed["stop_reason"] + failed["traceback"]
     assert agent.run({})["outcome"] == "ok"
-
-
-def test_an_agent_that_calls_exit_below_a_middleware_or_in_a_stream_fails_its_rollout(
-    agents: Callable[[str], Agent],
-) -> None:
-    """Each runs the agent in a task, and asyncio ends the server's loop at a SystemExit of a task."""
-    agent = agents(BELOW)
-    for text in ("stream", "x"):
-        failed = agent.run({"text": text})
-        assert (failed["outcome"], failed["_agent"]["cause"]) == ("agent_error", "agent")
-        assert "a tool of the agent ended" in failed["traceback"]
-    assert agent.run({})["outcome"] == "ok"
-
-
-@pytest.mark.parametrize("env", [{}, {"PLAIN": "1"}], ids=["below-a-middleware", "plain"])
-def test_an_exception_after_a_complete_answer_leaves_the_answer_and_an_earlier_one_fails_the_rollout(
-    start: Start, agents: Callable[[str], Agent], env: dict[str, str]
-) -> None:
-    agent = start(BELOW, env=env) if env else agents(BELOW)
-    for text in ("json", "stream"):
-        for later in ("code", "exit"):
-            record = agent.run({"text": text, "later": later})
-            assert (record["outcome"], record["_answer"]) == ("ok", "x")
-        failed = agent.run({"text": text, "fail": "code"})
-        assert (failed["outcome"], failed["error_type"]) == ("agent_error", "KeyError")
-    assert agent.log.count("the agent failed after its answer was complete") == 4
 
 
 @pytest.mark.parametrize(

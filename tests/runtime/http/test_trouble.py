@@ -101,7 +101,6 @@ def test_bad_values_of_local_requests_are_400(server: Server) -> None:
     session_id = new_session_id()
     server.invoke({}, session_id)
     for method, path, data in (
-        ("GET", f"/sessions/{session_id}/log?offset=abc", b""),
         ("PUT", "/faults", b"\xff"),
         ("PUT", "/faults", b'[{"kind": ["throttle"]}]'),
     ):

@@ -125,12 +125,6 @@ async def test_a_session_whose_files_cannot_be_removed_leaves_the_table(bench: B
             await asyncio.sleep(0.005)
 
 
-async def test_an_agent_without_a_ping_is_ready_and_not_busy_whatever_it_answers(bench: Bench) -> None:
-    bench.answer = lambda: (404, busy(True)[1])
-    async with bench.use(fields={"protocolConfiguration": {"serverProtocol": "MCP"}}) as session:
-        assert (session.state, session.busy) == ("ready", False)
-
-
 async def test_an_idle_session_ends_at_its_limit_after_one_more_ping(bench: Bench) -> None:
     async with bench.use(idle_timeout_s=0.6):
         pass

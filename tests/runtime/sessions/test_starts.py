@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
@@ -57,20 +56,6 @@ def test_one_id_at_two_endpoints_has_two_logs(server: Server, session_id: str) -
     assert {name: name in text for name, text in logs.items()} == {"DEFAULT": True, "two": True}
     assert "two" not in logs["DEFAULT"]
     server.view.stop(session_id)
-
-
-def test_an_mcp_server_starts_without_a_ping(server: Server) -> None:
-    pytest.importorskip("mcp")
-    made = server.create(AGENTS / "mcp_server.py", protocolConfiguration={"serverProtocol": "MCP"})
-    call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "add", "arguments": {"a": 2, "b": 3}}}
-    reply: Any = server.default_client.invoke_agent_runtime(
-        agentRuntimeArn=made["agentRuntimeArn"],
-        runtimeSessionId=new_session_id(),
-        contentType="application/json",
-        accept="application/json, text/event-stream",
-        payload=json.dumps(call).encode(),
-    )
-    assert '"text":"5"' in reply["response"].read().decode().replace(" ", "")
 
 
 def test_an_agent_deleted_while_it_loads_leaves_nothing_behind(

@@ -97,7 +97,6 @@ def reserved_port() -> socket.socket:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """End a program and its child processes."""
     for number, wait_s in ((signal.SIGTERM, END_S), (signal.SIGKILL, END_S)):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, number)

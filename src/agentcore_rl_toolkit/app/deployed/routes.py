@@ -110,7 +110,6 @@ class Route:
 
 
 def _member(body: Body, name: str) -> Any:
-    """Return a member of a JSON body, or None if the body does not have it."""
     found = body()
     try:
         if hasattr(found, "read") and hasattr(found, "seek"):

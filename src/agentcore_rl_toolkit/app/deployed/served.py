@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import re
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from pathlib import Path
@@ -40,8 +38,6 @@ from ..rollout import RolloutFunction
 from ..runner import AgentRunner
 from ..settings import AgentSettings
 from .routes import Route, routed, unroute
-
-logger = logging.getLogger(__name__)
 
 SESSION_HEADER = b"x-amzn-bedrock-agentcore-runtime-session-id"
 LONGEST_TEXT = 2_000  # characters of an error response in an error
@@ -76,14 +72,6 @@ def _watch_sdk() -> None:
         return write_event(self, value)
 
     sdk._invoke_handler, sdk._convert_to_sse = watched, watched_event
-
-
-async def _without_exit(task: Awaitable[Any]) -> Any:
-    """Await a task's coroutine. Raises: AgentError in place of SystemExit, at which asyncio would end the server's loop."""
-    try:
-        return await task
-    except SystemExit as e:
-        raise AgentError(f"the agent called sys.exit: {e}", error_type="SystemExit") from e
 
 
 def _answer_in(text: str, content_type: str, *, encodes: bool) -> Any:
@@ -221,33 +209,24 @@ async def _request(app: Any, scope: Mapping[str, Any], body: bytes) -> tuple[int
     _seen.set(seen)
     started: Message = {"status": 500, "headers": ()}
     parts: list[bytes] = []
-    complete = False
 
     async def send(message: Message) -> None:
-        nonlocal complete
         if message["type"] == "http.response.start":
             started.update(message)
         else:
             parts.append(message.get("body", b""))
-            # A response that is sent while an exception is handled reports that exception.
-            complete = not message.get("more_body", False) and sys.exc_info()[1] is None
 
     kept = [(name, value) for name, value in scope["headers"] if name.lower() not in _REPLACED]
     # AgentCore's SDK for TypeScript streams only to callers that ask for it.
     own = [(b"content-length", b"%d" % len(body)), (b"accept", b"text/event-stream, application/json, */*")]
     given = {**scope, "headers": [*kept, *own], "state": dict(scope.get("state", {}))}
-    loop = asyncio.get_running_loop()
-    before = loop.get_task_factory()
-    loop.set_task_factory(lambda own, task, **more: asyncio.Task(_without_exit(task), loop=own, **more))
     try:
-        await _without_exit(app(given, _replayed(body, asyncio.Event().wait), send))
+        await app(given, _replayed(body, asyncio.Event().wait), send)
+    except SystemExit as e:  # asyncio would end the server's loop
+        seen["error"] = AgentError(f"the agent called sys.exit: {e}", error_type="SystemExit")
+        seen["error"].__cause__ = e
     except Exception as e:
-        if _is_after_answer(e, complete):
-            logger.warning("the agent failed after its answer was complete: %s", text_of(e), exc_info=e)
-        else:
-            seen["error"] = e
-    finally:
-        loop.set_task_factory(before)
+        seen["error"] = e
     import httpx
 
     kind = next((value for name, value in started["headers"] if name.lower() == b"content-type"), b"").lower()
@@ -255,18 +234,7 @@ async def _request(app: Any, scope: Mapping[str, Any], body: bytes) -> tuple[int
     return started["status"], kind.decode("latin-1"), text, seen
 
 
-def _is_after_answer(error: Exception, complete: bool) -> bool:
-    """Return True if an app's exception does not concern its answer. Starlette runs background tasks after a complete one.
-
-    Its BaseHTTPMiddleware completes each answer, also a stream that broke off.
-    """
-    traces = (error.__traceback__, (error.__cause__ or error).__traceback__)
-    files = {f.f_code.co_filename.split("starlette/")[-1] for trace in traces for f, _ in traceback.walk_tb(trace)}
-    return "background.py" in files or (complete and "middleware/base.py" not in files)
-
-
 def _replayed(body: bytes, then: Callable[[], Awaitable[Any]]) -> Receive:
-    """Return a `receive` that gives a body that was read already."""
     pending = [body]
 
     async def receive() -> Any:

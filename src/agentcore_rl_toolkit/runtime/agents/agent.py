@@ -15,7 +15,6 @@ from typing import Any
 from ...errors import ConfigError
 
 NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9_]{0,47}")
-_PATHS = {"MCP": b"/mcp", "A2A": b"/"}  # the paths of protocols other than HTTP and AGUI
 
 
 @dataclass(kw_only=True, eq=False)
@@ -68,17 +67,6 @@ class Agent:
         """The request headers that the agent gets in addition to the usual ones, in lower case."""
         names = self.fields.get("requestHeaderConfiguration", {}).get("requestHeaderAllowlist", [])
         return frozenset(name.lower().encode() for name in names)
-
-    @cached_property
-    def invocation_path(self) -> bytes:
-        protocol = self.fields.get("protocolConfiguration", {})
-        path = protocol.get("path")
-        return path.encode() if path else _PATHS.get(protocol.get("serverProtocol", "HTTP"), b"/invocations")
-
-    @property
-    def pinged(self) -> bool:
-        """False if its protocol has no /ping (MCP). Every answer to a ping is then healthy."""
-        return bool(self.fields.get("protocolConfiguration", {}).get("serverProtocol") != "MCP")
 
     @property
     def folder(self) -> str:

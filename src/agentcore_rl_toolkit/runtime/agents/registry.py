@@ -47,10 +47,11 @@ class Record:
     def latest(self) -> Agent:
         return self.versions[max(self.versions)]
 
-    def version(self, number: int) -> Agent:
-        if number not in self.versions:
+    def version(self, number: str) -> Agent:
+        found = next((agent for key, agent in self.versions.items() if str(key) == number), None)
+        if found is None:
             raise not_found(f"Version {number} of agent runtime {self.id}")
-        return self.versions[number]
+        return found
 
     def endpoint(self, name: str) -> Endpoint:
         if name not in self.endpoints:
@@ -77,9 +78,8 @@ class Registry:
 
     def find(self, target: Target) -> Record:
         """Return the record of a target. Raises: WireError 404, also for other accounts and regions."""
-        if target.account_id != self.account_id or target.region not in (None, self.region):
-            where = f"account {self.account_id}, region {self.region}"
-            raise not_found(f"Agent runtime {target.runtime_id} of another account or region (here is {where})")
+        if target.account_id != self.account_id or target.region != self.region:
+            raise not_found(f"Agent runtime {target.runtime_id} of another account or region")
         return self.get(target.runtime_id)
 
     def by_name(self, name: str) -> Record | None:

@@ -103,18 +103,16 @@ class FaultPlan:
         for index, rule in enumerate(self.rules):
             if rule.operation not in (None, operation) or rule.agent not in (None, agent):
                 continue
-            if (rule.kind == "kill" and operation == _STOP) or (
-                rule.kind == "slow_start" and (operation == _STOP or not starts)
+            if rule.kind in ("kill", "slow_start") and (
+                operation == _STOP or (rule.kind == "slow_start" and not starts)
             ):
                 continue
             self._seen[index] += 1
-            count = self._seen[index]
-            late = rule.first is not None and count > rule.first
-            between = rule.every is not None and count % rule.every != 0
-            if late or between or (rule.probability is not None and self._random.random() >= rule.probability):
-                continue
-            self.injected[rule.kind] += 1
-            hits.append(rule)
+            count, first, every, probability = self._seen[index], rule.first, rule.every, rule.probability
+            hit = count <= (first or count) and count % (every or 1) == 0
+            if hit and (probability is None or self._random.random() < probability):
+                self.injected[rule.kind] += 1
+                hits.append(rule)
         return hits
 
     @classmethod

@@ -92,7 +92,7 @@ class NodeActor:
     async def close(self) -> None:
         """End every session, and remove all files."""
         await self._node.close()
-        await asyncio.to_thread(self._root.discard)
+        await asyncio.to_thread(roots.discard_root, self._root)
 
     async def command(self, token: str, text: str, timeout_s: float) -> AsyncIterator[tuple[str, bytes] | CommandEnd]:
         """Run a command in a session. Yield its output, and at last its end."""

@@ -329,7 +329,6 @@ class Cluster:
 
 
 def _capacity(resources: Mapping[str, float], session_bytes: int | None) -> int:
-    """Return the number of sessions that a machine with these resources of Ray takes at once, at least 1."""
     count = int(SESSIONS_PER_CPU * resources["CPU"])
     if "memory" in resources:
         count = min(count, int(USABLE_MEMORY * resources["memory"] / (session_bytes or SESSION_BYTES)))

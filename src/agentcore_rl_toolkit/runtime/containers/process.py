@@ -102,7 +102,6 @@ class ContainerProcess(SessionProcess):
         return code if code <= 128 else 128 - code
 
     async def _copy_output(self, attached: asyncio.Future[None]) -> None:
-        """Append the output to the log, from before the start until the engine ends it."""
         try:
             with self._log_path.open("ab") as file:  # a local file of small writes
                 async with (

@@ -6,7 +6,7 @@ import asyncio
 import uuid
 
 from starlette.responses import Response
-from starlette.routing import Match, Route
+from starlette.routing import Match
 from starlette.types import Message, Receive, Scope, Send
 
 from ..._servers import sigv4
@@ -29,12 +29,7 @@ class RuntimeApp:
 
     def __init__(self, runtime: Runtime, hosts: HostCheck | None = None) -> None:
         self.runtime, self._hosts = runtime, hosts
-        planes = (data_plane.routes(runtime), local_api.routes(runtime), control.routes(runtime))
-        self._routes = [
-            Route(path, endpoint, methods=[method], name=operation)
-            for plane in planes
-            for method, path, operation, endpoint in plane
-        ]
+        self._routes = [*data_plane.routes(runtime), *local_api.routes(runtime), *control.routes(runtime)]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         status = 0

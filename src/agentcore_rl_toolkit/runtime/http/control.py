@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from ..agents.agent import NAME, Agent
 from ..agents.registry import DEFAULT, Endpoint, Record
-from ..agents.version_fields import IDLE, LIFETIME, check_fields, check_tags
+from ..agents.version_fields import IDLE, LIFETIME, check_fields
 from ..runtime import Runtime
 from ..wire import WireError, invalid, parse_target
 from .responses import object_of
@@ -25,20 +25,23 @@ _ENDPOINTS = "/runtimes/{runtime}/runtime-endpoints"
 _ENDPOINT = _ENDPOINTS + "/{endpoint}"
 
 
-def routes(runtime: Runtime) -> Iterator[tuple[str, str, str, Callable[[Request], Awaitable[Response]]]]:
-    """Yield method, path, operation and endpoint of each route."""
+def routes(runtime: Runtime) -> list[Route]:
+    """Return the routes of the control plane."""
     plane = ControlPlane(runtime)
-    yield "PUT", "/runtimes", "CreateAgentRuntime", plane.create
-    yield "POST", "/runtimes", "ListAgentRuntimes", plane.list
-    yield "GET", "/runtimes/{runtime}", "GetAgentRuntime", plane.get
-    yield "PUT", "/runtimes/{runtime}", "UpdateAgentRuntime", plane.update
-    yield "DELETE", "/runtimes/{runtime}", "DeleteAgentRuntime", plane.delete
-    yield "PUT", _ENDPOINTS, "CreateAgentRuntimeEndpoint", plane.create_endpoint
-    yield "POST", _ENDPOINTS, "ListAgentRuntimeEndpoints", plane.list_endpoints
-    yield "GET", _ENDPOINT, "GetAgentRuntimeEndpoint", plane.get_endpoint
-    yield "PUT", _ENDPOINT, "UpdateAgentRuntimeEndpoint", plane.update_endpoint
-    yield "DELETE", _ENDPOINT, "DeleteAgentRuntimeEndpoint", plane.delete_endpoint
-    yield "GET", "/tags/{runtime:path}", "ListTagsForResource", plane.list_tags
+    found = (
+        ("PUT", "/runtimes", "CreateAgentRuntime", plane.create),
+        ("POST", "/runtimes", "ListAgentRuntimes", plane.list),
+        ("GET", "/runtimes/{runtime}", "GetAgentRuntime", plane.get),
+        ("PUT", "/runtimes/{runtime}", "UpdateAgentRuntime", plane.update),
+        ("DELETE", "/runtimes/{runtime}", "DeleteAgentRuntime", plane.delete),
+        ("PUT", _ENDPOINTS, "CreateAgentRuntimeEndpoint", plane.create_endpoint),
+        ("POST", _ENDPOINTS, "ListAgentRuntimeEndpoints", plane.list_endpoints),
+        ("GET", _ENDPOINT, "GetAgentRuntimeEndpoint", plane.get_endpoint),
+        ("PUT", _ENDPOINT, "UpdateAgentRuntimeEndpoint", plane.update_endpoint),
+        ("DELETE", _ENDPOINT, "DeleteAgentRuntimeEndpoint", plane.delete_endpoint),
+        ("GET", "/tags/{runtime:path}", "ListTagsForResource", plane.list_tags),
+    )
+    return [Route(path, endpoint, methods=[method], name=name) for method, path, name, endpoint in found]
 
 
 class ControlPlane:
@@ -54,7 +57,7 @@ class ControlPlane:
     async def create(self, request: Request) -> Response:
         body = object_of(request)
         name = _name(body, "agentRuntimeName")
-        record = self.registry.create(name, check_fields(body), tags=check_tags(body.get("tags")))
+        record = self.registry.create(name, check_fields(body), tags=body.get("tags") or {})
         self.runtime.deploy(record.latest)
         return JSONResponse(self._describe(record, record.latest), 202)
 
@@ -66,7 +69,7 @@ class ControlPlane:
 
     async def get(self, request: Request) -> Response:
         record, number = self._record(request), request.query_params.get("version")
-        version = record.latest if number is None else record.version(_number(number))
+        version = record.latest if number is None else record.version(number)
         lifecycle = {IDLE: math.ceil(version.idle_timeout_s), LIFETIME: math.ceil(version.max_lifetime_s)}
         reply = {**version.fields, **self._describe(record, version), "lifecycleConfiguration": lifecycle}
         if version.failure is not None:
@@ -75,8 +78,6 @@ class ControlPlane:
 
     async def delete(self, request: Request) -> Response:
         record = self._record(request)
-        if "version" in request.query_params:
-            raise invalid("the local runtime deletes agent runtimes whole; leave version out", field="version")
         del self.registry.records[record.id]
         await self.runtime.remove(record)
         return JSONResponse({"status": "DELETING", "agentRuntimeId": record.id}, 202)
@@ -102,10 +103,10 @@ class ControlPlane:
     async def create_endpoint(self, request: Request) -> Response:
         body, record = object_of(request), self._record(request)
         name, number = _name(body, "name"), body.get("agentRuntimeVersion")
-        version = record.latest if number is None else record.version(_number(number))
+        version = record.latest if number is None else record.version(number)
         if name in record.endpoints:
             raise WireError("ConflictException", f"Endpoint {name} already exists")
-        endpoint = record.endpoints[name] = Endpoint(name, version.version, check_tags(body.get("tags")))
+        endpoint = record.endpoints[name] = Endpoint(name, version.version, body.get("tags") or {})
         ids = {"agentRuntimeId": record.id, "endpointName": name}
         return JSONResponse({**self._describe_endpoint(record, endpoint), **ids, "status": "CREATING"}, 202)
 
@@ -119,7 +120,7 @@ class ControlPlane:
         if endpoint.name == DEFAULT:
             raise WireError("ConflictException", "The DEFAULT endpoint always follows the latest version")
         if number is not None:
-            version = record.version(_number(number))
+            version = record.version(number)
             if version.status != "READY":
                 why = version.failure or "it is being loaded"
                 raise WireError("ConflictException", f"Version {version.version} is not ready: {why}")
@@ -167,13 +168,7 @@ def iso(unix_s: float) -> str:
 
 
 def _name(body: dict[str, Any], field: str) -> str:
-    name = body.get(field)
-    if not isinstance(name, str) or not NAME.fullmatch(name):
+    name: str = body[field]
+    if not NAME.fullmatch(name):
         raise invalid(f"{field} must match {NAME.pattern}", field=field)
     return name
-
-
-def _number(text: Any) -> int:
-    if not isinstance(text, str) or not text.isdecimal():
-        raise invalid(f"{text!r} is not a version", field="agentRuntimeVersion")
-    return int(text)

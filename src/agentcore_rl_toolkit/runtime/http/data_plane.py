@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import Iterator
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse
+from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from ..api import faults
@@ -32,17 +32,15 @@ from .commands import parse_command, run_command
 from .responses import object_of
 
 INVOKE, COMMAND, STOP = "InvokeAgentRuntime", "InvokeAgentRuntimeCommand", "StopRuntimeSession"
-OPERATIONS = {
-    "/runtimes/{runtime:path}/invocations": INVOKE,
-    "/runtimes/{runtime:path}/commands": COMMAND,
-    "/runtimes/{runtime:path}/stopruntimesession": STOP,
-}
+OPERATIONS = {"invocations": INVOKE, "commands": COMMAND, "stopruntimesession": STOP}
 
 
-def routes(runtime: Runtime) -> Iterator[tuple[str, str, str, SessionOperation]]:
-    """Yield method, path, operation and endpoint of each route."""
-    for path, operation in OPERATIONS.items():
-        yield "POST", path, operation, SessionOperation(runtime, operation)
+def routes(runtime: Runtime) -> list[Route]:
+    """Return the routes of the data plane."""
+    return [
+        Route(f"/runtimes/{{runtime:path}}/{path}", SessionOperation(runtime, name), methods=["POST"], name=name)
+        for path, name in OPERATIONS.items()
+    ]
 
 
 class SessionOperation:
@@ -96,10 +94,10 @@ async def relay(session: Session, scope: Scope, send: Send, *, times: TimeLimits
     started = False
     try:
         async with contextlib.AsyncExitStack() as exits, asyncio.timeout(times.invoke_timeout_s) as limit:
-            opened = open_request(
-                session.process.dial, b"POST", session.agent.invocation_path, sent, scope["runtime.body"]
+            body = scope["runtime.body"]
+            reply = await exits.enter_async_context(
+                open_request(session.process.dial, b"POST", b"/invocations", sent, body)
             )
-            reply = await exits.enter_async_context(opened)
             if reply.status >= 400:
                 raise WireError(
                     "RuntimeClientError",

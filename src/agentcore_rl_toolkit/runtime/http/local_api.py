@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Iterable
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
 
 from ...errors import ConfigError
 from ..api.faults import FaultPlan
@@ -15,14 +16,12 @@ from ..wire import invalid, not_found, parse_target
 from .responses import json_of, object_of
 
 LOG_BYTES = 1_000_000
-MAX_ASKED = 10_000  # sessions in one request
-Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def routes(runtime: Runtime) -> Iterator[tuple[str, str, str, Endpoint]]:
-    """Yield method, path, operation and endpoint of each route."""
+def routes(runtime: Runtime) -> list[Route]:
+    """Return the routes."""
     api = LocalApi(runtime)
-    for method, path, endpoint in (
+    found = (
         ("GET", "sessions", api.sessions),
         ("GET", "status", api.status),
         ("GET", "metrics", api.metrics),
@@ -34,8 +33,8 @@ def routes(runtime: Runtime) -> Iterator[tuple[str, str, str, Endpoint]]:
         ("GET", "nodes", api.nodes),
         ("GET", "faults", api.faults),
         ("PUT", "faults", api.set_faults),
-    ):
-        yield method, f"/_local/{path}", "Local", endpoint
+    )
+    return [Route(f"/_local/{path}", endpoint, methods=[method], name="Local") for method, path, endpoint in found]
 
 
 class LocalApi:
@@ -58,19 +57,12 @@ class LocalApi:
 
     async def endings(self, request: Request) -> Response:
         asked = object_of(request)
-        names = asked.get("sessions")
-        if not isinstance(names, list) or len(names) > MAX_ASKED:
-            raise invalid(f"sessions must be a list of at most {MAX_ASKED} ids", field="sessions")
-        qualifier = {"qualifier": str(asked["qualifier"])} if asked.get("qualifier") else {}
-        target = parse_target(str(asked.get("agentRuntimeArn")), qualifier)
-        return JSONResponse({"ended": self.table.endings(target.runtime_id, target.endpoint, map(str, names))})
+        target = parse_target(asked["agentRuntimeArn"], asked)
+        return JSONResponse({"ended": self.table.endings(target.runtime_id, target.endpoint, asked["sessions"])})
 
     async def log(self, request: Request) -> Response:
         """Return a session's log from an offset on (negative: from its end), live or ended."""
-        try:
-            offset = int(request.query_params.get("offset", "0"))
-        except ValueError:
-            raise invalid("offset must be a whole number", field="offset") from None
+        offset = int(request.query_params.get("offset", "0"))
         known = {session["session_id"]: session for session in (*self.table.ended, *self.table.describe())}
         session = known[_complete(request, known)]
         return PlainTextResponse(await self.runtime.launcher.read_log(session, offset, LOG_BYTES))
@@ -86,10 +78,7 @@ class LocalApi:
         return JSONResponse({"agentRuntimeId": record.id, "agentRuntimeVersion": record.latest.version})
 
     async def hide(self, request: Request) -> Response:
-        paths = json_of(request)
-        if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
-            raise invalid("the body must be a list of paths", reason="CannotParse")
-        return JSONResponse({"agents": self.runtime.hide(paths)})
+        return JSONResponse({"agents": self.runtime.hide(json_of(request))})
 
     async def nodes(self, request: Request) -> Response:
         nodes = getattr(self.runtime.launcher, "nodes", None)

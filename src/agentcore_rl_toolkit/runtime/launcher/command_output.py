@@ -20,9 +20,8 @@ async def copy_output(name: str, stream: Stream, write: Write, ended: asyncio.Fu
         reading = asyncio.ensure_future(stream.read(CHUNK_BYTES))
         either: list[asyncio.Future[Any]] = [reading, ended]
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        for _ in range(2):  # a busy machine may have had no time for the first
-            if not reading.done():
-                await asyncio.wait([reading], timeout=AFTER_EXIT_S / 2)
+        if not reading.done():
+            await asyncio.wait([reading], timeout=AFTER_EXIT_S)
         try:
             data = reading.result() if reading.done() else b""
         except httpcore.NetworkError:

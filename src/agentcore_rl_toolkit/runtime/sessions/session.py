@@ -144,8 +144,8 @@ class Session:
             except (UpstreamLostError, OSError) as e:
                 self.error = str(e) or type(e).__name__
             else:
-                if status == 200 or not self.agent.pinged:
-                    self.busy = status == 200 and ping_status(body)[0] == "HealthyBusy"
+                if status == 200:
+                    self.busy = ping_status(body)[0] == "HealthyBusy"
                     return
                 self.error = str(status)
             await asyncio.wait([process.ended], timeout=pause_s)
@@ -184,17 +184,13 @@ class Session:
 
     async def _ping(self) -> None:
         was_busy, self.busy, self._pinged = self.busy, False, True
-        try:
+        with contextlib.suppress(Exception):  # no response of the session may keep it beyond its limits
             async with asyncio.timeout(PING_TIMEOUT_S):
                 code, body = await self.ask()
             if code == 200:
                 status, stamp = ping_status(body)
                 self.busy = status == "HealthyBusy"
                 self._compare_ping(status, stamp)
-        except (TimeoutError, UpstreamLostError, OSError):
-            pass
-        except Exception:  # no response of the session may keep it beyond its limits
-            log.exception("the response of session %s to /ping cannot be read", self.id)
         if self.busy or was_busy:  # it was busy until some time since the last ping
             self._last_active_s = time.monotonic()
 
@@ -215,9 +211,7 @@ class Session:
         if status == "HealthyBusy" and stamp is None:
             problem = "has no time_of_last_update: AgentCore then ignores HealthyBusy and ends the session as idle"
         elif status == "Healthy" and last is not None and last[0] == status and last[1] != stamp:
-            problem = (
-                "changes time_of_last_update while its status stays: AgentCore then never ends the session as idle"
-            )
+            problem = "changes time_of_last_update without its status: AgentCore then never ends the session as idle"
         else:
             return
         if not self.agent.warned:

@@ -22,40 +22,31 @@ LATE_S = 5.0  # limit from the kill of a session to the removal of its files
 
 
 class Launcher(Protocol):
-    """The processes of sessions: on this machine (`LocalNode`), or on the nodes of a cluster. ``tier`` is their isolation."""
+    """The processes of sessions: on this machine (`LocalNode`), or on the nodes of a cluster. ``tier`` is their isolation.
+
+    ``prepare`` loads an agent version unless it is loaded, and ``forget`` ends it with its sessions. ``place`` chooses where the
+    files of a new session are, and raises WireError 402 if there is no room. ``discard`` removes the files of a session that is
+    over. Raises: AgentLoadError, LocalRuntimeError.
+    """
 
     @property
     def tier(self) -> str: ...
     async def start(self) -> None: ...
     async def close(self) -> None: ...
-
-    async def prepare(self, agent: Agent) -> object:
-        """Load an agent version unless it is loaded. Raises: AgentLoadError."""
-
-    async def forget(self, agent: Agent) -> None:
-        """End an agent version with its sessions."""
-
-    def describe(self) -> list[dict[str, Any]]:
-        """Return the loaded agent versions."""
-
-    async def read_log(self, session: Mapping[str, Any], offset: int, size: int) -> bytes:
-        """Read a piece of the log of a session, as the session table describes it."""
-
-    def place(self, agent: Agent, name: str, log: str) -> Place:
-        """Choose where a new session's files are. Raises: WireError 402 if there is no room."""
-
-    async def spawn(self, agent: Agent, place: Place) -> SessionProcess:
-        """Start a session's process. Raises: AgentLoadError, LocalRuntimeError."""
-
-    async def discard(self, place: Place) -> None:
-        """Remove the files of a session that is over."""
+    async def prepare(self, agent: Agent) -> object: ...
+    async def forget(self, agent: Agent) -> None: ...
+    def describe(self) -> list[dict[str, Any]]: ...
+    async def read_log(self, session: Mapping[str, Any], offset: int, size: int) -> bytes: ...
+    def place(self, agent: Agent, name: str, log: str) -> Place: ...
+    async def spawn(self, agent: Agent, place: Place) -> SessionProcess: ...
+    async def discard(self, place: Place) -> None: ...
 
 
 class SessionTable:
     """All live sessions.
 
-    ``admit`` is called before a new session is started and may raise a WireError; ``on_gone`` when a session's process is no more
-    and its files are removed.
+    ``admit`` is called before a new session is started and may raise a WireError. ``on_gone`` is called when the
+    process and the files of a session are gone.
     """
 
     def __init__(

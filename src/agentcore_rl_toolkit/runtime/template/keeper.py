@@ -204,7 +204,6 @@ class Keeper:
             report(self._control, ev="exit", id=child.order["id"], status=status, cpu_s=cpu_s, max_rss=max_rss)
 
     def _strays(self) -> list[int]:
-        """Return children that belong to no live session."""
         return [pid for pid in linux.children() if pid not in self._children and pid not in self._helpers]
 
     def _end_everything(self) -> None:
@@ -230,14 +229,12 @@ def report(control: socket.socket, **event: Any) -> None:
 
 
 def _enter(folder: str) -> None:
-    """Make a session's folder the working folder, and that of temporary files."""
     os.chdir(folder)
     os.environ["TMPDIR"] = os.path.join(folder, "tmp")
     os.environ["HOME"] = os.environ["PWD"] = folder
 
 
 def _kill(pid: int) -> None:
-    """Kill a process, its group, and everything below it."""
     linux.kill_below(pid)
     try:
         os.killpg(pid, signal.SIGKILL)

@@ -41,7 +41,6 @@ from .script import run_script
 from .serve import leave, make_config, serve
 from .shared import shared_by_forks
 
-MOST_CHARS = 20_000  # length of a traceback
 ENDING_THREAD_S = 0.5  # the kernel lists a thread a moment longer than `join` waits for it
 # Loaded library -> modules that are imported on first use, here in this order.
 LATE_IMPORTS = {
@@ -156,8 +155,6 @@ def _agents_traceback(error: BaseException) -> str:
     while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename.startswith(here):
         trace = trace.tb_next
     text = "".join(traceback.format_exception(type(error), error, trace))
-    if len(text) > MOST_CHARS:  # the runtime reads events of a bounded length
-        text = f"{text[: MOST_CHARS // 2]}\n...\n{text[-MOST_CHARS // 2 :]}"
     why = hints.hint(error)
     return text if why is None else f"{text}{why}\n"
 
