@@ -32,9 +32,9 @@ Rewards = Mapping[str, Sequence[float]]  # task -> reward of each of its rollout
 
 def agent_python() -> str:
     """Return the Python of the agent's environment, and build the environment if it is missing."""
-    from agentcore_rl_toolkit.runtime.agents.environments import Dependencies, build
+    from agentcore_rl_toolkit.runtime.agents.environments import build
 
-    return str(build(Dependencies.beside(HERE / "rl_app.py")))
+    return str(build(HERE / "rl_app.py"))
 
 
 def prepare(out: Path, options: argparse.Namespace) -> Path:

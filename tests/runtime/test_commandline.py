@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from agentcore_rl_toolkit.cli.servers.runtime import group
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import ConfigError, LocalRuntimeError
-from agentcore_rl_toolkit.runtime.agents.environments import Dependencies, build
+from agentcore_rl_toolkit.runtime.agents.environments import build
 
 from .conftest import AGENTS, Server, wait_for
 
@@ -104,7 +104,7 @@ def folder_with_wheel(tmp_path: Path) -> Path:
 def test_environment_is_built_once_also_for_two_at_once(tmp_path: Path) -> None:
     agent = folder_with_wheel(tmp_path)
     root = tmp_path / "environments"
-    dependencies = Dependencies.beside(agent / "agent.py")
+    dependencies = agent / "agent.py"
     found: list[Path] = []
     threads = [threading.Thread(target=lambda: found.append(build(dependencies, root))) for _ in range(2)]
     for thread in threads:
@@ -121,7 +121,7 @@ def test_environment_is_built_once_also_for_two_at_once(tmp_path: Path) -> None:
 
 
 def test_agent_without_dependency_files_runs_in_this_environment(tmp_path: Path) -> None:
-    assert build(Dependencies.beside(tmp_path / "agent.py"), tmp_path / "none") == Path(sys.executable)
+    assert build(tmp_path / "agent.py", tmp_path / "none") == Path(sys.executable)
     assert not (tmp_path / "none").exists()
 
 
@@ -129,7 +129,7 @@ def test_failed_build_says_why_and_is_tried_again(tmp_path: Path) -> None:
     (tmp_path / "requirements.txt").write_text("tinydep @ file:///does/not/exist\n")
     for _ in range(2):
         with pytest.raises(LocalRuntimeError, match="does/not/exist"):
-            build(Dependencies.beside(tmp_path / "agent.py"), tmp_path / "environments")
+            build(tmp_path / "agent.py", tmp_path / "environments")
 
 
 def test_logs_show_what_a_terminal_would_obey(server: Server, session_id: str) -> None:

@@ -12,7 +12,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from agentcore_rl_toolkit.errors import LocalRuntimeError
-from agentcore_rl_toolkit.runtime.agents.environments import Dependencies, build, cache_dir
+from agentcore_rl_toolkit.runtime.agents.environments import build, cache_dir
 from serving import moto_server
 
 from .conftest import Server, wait_for
@@ -41,7 +41,7 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "requirements.txt").write_text("agentcore-rl-toolkit[server]==0.2.0\n")
     (folder / "agent.py").write_text(AGENT)
     try:
-        build(Dependencies.beside(folder / "agent.py"), cache_dir())
+        build(folder / "agent.py", cache_dir())
     except LocalRuntimeError as e:
         pytest.skip(f"the published package cannot be installed here: {e}")
     return folder / "agent.py"

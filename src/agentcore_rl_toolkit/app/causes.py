@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import errno
 import urllib.error
-from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -145,10 +144,6 @@ def _of_answer(error: BaseException, model_client: bool) -> Blame | None:
 
 def _status(error: BaseException) -> int | None:
     response = getattr(error, "response", None)
-    if isinstance(response, Mapping):  # botocore
-        about = response.get("ResponseMetadata")
-        found = about.get("HTTPStatusCode") if isinstance(about, Mapping) else None
-        return found if isinstance(found, int) else None
     values = (getattr(of, name, None) for of in (error, response) for name in ("status_code", "status", "code"))
     return next((value for value in values if isinstance(value, int)), None)
 

@@ -116,15 +116,12 @@ def _gateway(config: RolloutConfig) -> dict[str, Any]:
 
 def _jobs(payload: Mapping[str, Any]) -> dict[str, Any]:
     """Ask SageMaker about a job that does not exist: its reply shows if an agent of SageMaker's jobs may report to them."""
-    serves = any(name.startswith(f"{PREFIX}SAGEMAKER_") for name in os.environ)
-    given = payload[PROBE_FIELD].get("job_arn") if isinstance(payload[PROBE_FIELD], Mapping) else None
-    if not serves or not isinstance(given, str):
-        return _found(None, "not asked")
     from .sagemaker.job import job_rollout
     from .sagemaker.runtime import JobCallError, JobRuntime
 
+    given = payload[PROBE_FIELD].get("job_arn") if isinstance(payload[PROBE_FIELD], Mapping) else None
     job = job_rollout({"prompt": "", "metadata": {"jobArn": given, "rolloutId": PROBE_EXPERIMENT}})
-    if job is None:
+    if job is None or not any(name.startswith(f"{PREFIX}SAGEMAKER_") for name in os.environ):
         return _found(None, "not asked")
     try:
         JobRuntime(job).call("complete_rollout", TrajectoryId=job.trajectory_id, Status="failed")

@@ -129,8 +129,7 @@ class Runtime:
                 if try_here:
                     log.warning("agent %s gets its own environment, for its dependency file", agent.name)
                 as_is = AS_IS in agent.env or AS_IS in self.config.session_env
-                needs = environments.Dependencies.beside(agent.script, toolkit=as_is)
-                agent.python = await asyncio.to_thread(environments.build, needs)
+                agent.python = await asyncio.to_thread(environments.build, agent.script, toolkit=as_is)
         try:
             await self.launcher.prepare(agent)
         except BaseException:

@@ -21,7 +21,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
@@ -30,7 +29,6 @@ from ...errors import LocalRuntimeError
 from ...isolation.project import Project
 
 BUILD_TIMEOUT_S = 900
-CHECK_TIMEOUT_S = 60
 # Lines that refer to files of this machine, or to other lists: then an environment belongs to one folder.
 _LOCAL = re.compile(rb"^\s*-|\.\.?/|file:|\b(?:path|directory|editable|virtual)\s*=", re.MULTILINE)
 # This toolkit as a requirement. The group is its version or source.
@@ -39,41 +37,59 @@ _TOOLKIT = re.compile(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Dependencies:
-    """The source of an agent's environment. ``file`` None: the agent has no dependency file, so it runs in this environment.
+def fits_here(agent: Path) -> bool:
+    """Return True if this environment has the packages that the agent's dependency file lists, or if there is no such file.
 
-    ``toolkit``: the agent uses this toolkit, and no file names a version of it.
+    Blocks. Raises: ConfigError without uv.
     """
+    file = Project.of(agent).dependencies
+    if file is None:
+        return True
+    options = ("--dry-run", "--offline", "--no-build", "--python", sys.executable, "-r", file.name)
+    words = [find_uv(), "pip", "install", *options]
+    done = subprocess.run(words, cwd=file.parent, capture_output=True, text=True, check=False)
+    return "Would make no changes" in done.stderr
 
-    folder: Path
-    file: Path | None
-    lock: Path | None
-    toolkit: bool = False
 
-    @classmethod
-    def beside(cls, script: Path, *, toolkit: bool = False) -> Dependencies:
-        """Look for uv.lock + pyproject.toml, pyproject.toml, or requirements.txt in the script's project.
+def build(script: Path, root: Path | None = None, *, toolkit: bool = False) -> Path:
+    """Build an agent's environment below ``root`` (default: `cache_dir`), or bring it up to date. Return its interpreter. Blocks.
 
-        ``toolkit``: the agent is to be served with this toolkit, although its files may not name it.
-        """
-        project = Project.of(script)
-        folder, file = project.folder, project.dependencies
-        lock = folder / "uv.lock"
-        lock_file = lock if file is not None and file.suffix == ".toml" and lock.is_file() else None
-        wanted = file is not None and _wants_toolkit({folder, script.parent}, file, lock_file is not None, toolkit)
-        return cls(folder=folder, file=file, lock=lock_file, toolkit=wanted)
+    It has the packages of uv.lock + pyproject.toml, pyproject.toml, or requirements.txt of the script's project. Without such a
+    file it is this environment. ``toolkit``: the agent is to be served with this toolkit, although its files may not name it.
 
-    def key(self) -> str:
-        digest = hashlib.sha256(f"{sys.executable}\0{sys.version}\0{platform.platform()}".encode())
-        for file in filter(None, (self.file, self.lock)):
-            content = file.read_bytes()
-            digest.update(file.name.encode() + b"\0" + content)
-            if _LOCAL.search(content):
-                digest.update(os.fsencode(self.folder))
-        if self.toolkit:
-            digest.update(b"\0toolkit\0" + wheel_digest().encode())
-        return digest.hexdigest()[:20]
+    Raises: LocalRuntimeError with uv's output when it cannot be built.
+    """
+    project = Project.of(script)
+    folder, file = project.folder, project.dependencies
+    if file is None:
+        return Path(sys.executable)
+    lock = folder / "uv.lock"
+    files = [file, lock] if file.suffix == ".toml" and lock.is_file() else [file]
+    toolkit = _wants_toolkit({folder, script.parent}, file, lock in files, toolkit)
+    uv, home = find_uv(), (root or cache_dir()) / _key(folder, files, toolkit)
+    python = home / "bin" / "python"
+    home.parent.mkdir(parents=True, exist_ok=True)
+    with home.with_suffix(".lock").open("a") as locked:
+        fcntl.flock(locked, fcntl.LOCK_EX)  # the holder of the lock ends at uv's deadline
+        if not python.exists():
+            shutil.rmtree(home, ignore_errors=True)  # left by a failed attempt
+            _run([uv, "venv", "--quiet", "--python", sys.executable, str(home)], folder)
+        wanted: list[str] = []
+        if toolkit:
+            made = next(home.glob("*.whl"), None) or write_wheel(home)
+            wanted.append(f"agentcore-rl-toolkit @ {made.as_uri()}")
+        if lock in files:
+            options = ("--frozen", "--no-dev", "--no-install-project", "--inexact", "--compile-bytecode")
+            env = {"VIRTUAL_ENV": str(home), "UV_PROJECT_ENVIRONMENT": str(home)}
+            _run([uv, "sync", "--quiet", *options], folder, env)
+        else:
+            if wanted:
+                (home / "toolkit.txt").write_text(f"{wanted[0]}\n")
+                wanted += ["--override", str(home / "toolkit.txt")]
+            wanted += ["--compile-bytecode", "-r", file.name]
+        if wanted:
+            _run([uv, "pip", "install", "--quiet", "--python", str(python), *wanted], folder)
+    return python
 
 
 def _wants_toolkit(folders: Iterable[Path], file: Path, locked: bool, served: bool) -> bool:
@@ -91,56 +107,16 @@ def _wants_toolkit(folders: Iterable[Path], file: Path, locked: bool, served: bo
     return bool(given) or served or any(imports)
 
 
-def fits_here(agent: Path) -> bool:
-    """Return True if this environment has the packages that the agent's dependency file lists, or if there is no such file.
-
-    Blocks. Raises: ConfigError without uv.
-    """
-    file = Project.of(agent).dependencies
-    if file is None:
-        return True
-    options = ("--dry-run", "--offline", "--no-build", "--python", sys.executable, "-r", file.name)
-    words = [find_uv(), "pip", "install", *options]
-    try:
-        done = subprocess.run(
-            words, cwd=file.parent, capture_output=True, text=True, timeout=CHECK_TIMEOUT_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return False
-    return "Would make no changes" in done.stderr
-
-
-def build(dependencies: Dependencies, root: Path | None = None) -> Path:
-    """Build an environment below ``root`` (default: `cache_dir`), or bring it up to date. Return its interpreter. Blocks.
-
-    Raises: LocalRuntimeError with uv's output when it cannot be built.
-    """
-    if dependencies.file is None:
-        return Path(sys.executable)
-    uv, home = find_uv(), (root or cache_dir()) / dependencies.key()
-    python = home / "bin" / "python"
-    home.parent.mkdir(parents=True, exist_ok=True)
-    with home.with_suffix(".lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # the holder of the lock ends at uv's deadline
-        if not python.exists():
-            shutil.rmtree(home, ignore_errors=True)  # left by a failed attempt
-            _run([uv, "venv", "--quiet", "--python", sys.executable, str(home)], dependencies.folder)
-        wanted: list[str] = []
-        if dependencies.toolkit:
-            made = next(home.glob("*.whl"), None) or write_wheel(home)
-            wanted.append(f"agentcore-rl-toolkit @ {made.as_uri()}")
-        if dependencies.lock is not None:
-            options = ("--frozen", "--no-dev", "--no-install-project", "--inexact", "--compile-bytecode")
-            env = {"VIRTUAL_ENV": str(home), "UV_PROJECT_ENVIRONMENT": str(home)}
-            _run([uv, "sync", "--quiet", *options], dependencies.folder, env)
-        else:
-            if wanted:
-                (home / "toolkit.txt").write_text(f"{wanted[0]}\n")
-                wanted += ["--override", str(home / "toolkit.txt")]
-            wanted += ["--compile-bytecode", "-r", dependencies.file.name]
-        if wanted:
-            _run([uv, "pip", "install", "--quiet", "--python", str(python), *wanted], dependencies.folder)
-    return python
+def _key(folder: Path, files: Iterable[Path], toolkit: bool) -> str:
+    digest = hashlib.sha256(f"{sys.executable}\0{sys.version}\0{platform.platform()}".encode())
+    for file in files:
+        content = file.read_bytes()
+        digest.update(file.name.encode() + b"\0" + content)
+        if _LOCAL.search(content):
+            digest.update(os.fsencode(folder))
+    if toolkit:
+        digest.update(b"\0toolkit\0" + wheel_digest().encode())
+    return digest.hexdigest()[:20]
 
 
 def cache_dir() -> Path:

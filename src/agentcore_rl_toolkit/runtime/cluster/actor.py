@@ -54,8 +54,8 @@ class NodeActor:
         """Unpack an agent's project, build its environment, and load it. Returns the agent as it is here."""
         folder = self._root.path / "agents" / agent.folder
         await asyncio.to_thread(unpack, bundle, folder)
-        needs = environments.Dependencies.beside(folder / path, toolkit=AS_IS in self._node.environment(agent))
-        python = await asyncio.to_thread(environments.build, needs)
+        as_is = AS_IS in self._node.environment(agent)
+        python = await asyncio.to_thread(environments.build, folder / path, toolkit=as_is)
         here = dataclasses.replace(agent, script=folder / path, python=python)
         await self._node.prepare(here)
         return here

@@ -301,14 +301,7 @@ class Cluster:
         return place
 
     async def spawn(self, agent: Agent, place: Place) -> RemoteProcess:
-        starting = self._tasks.start(self._spawn(self._nodes[place.node or ""], agent, place))
-        try:
-            return await asyncio.shield(starting)
-        except asyncio.CancelledError:
-            starting.add_done_callback(lambda done: done.cancelled() or done.exception() or done.result().stop(0.0))
-            raise
-
-    async def _spawn(self, node: Node, agent: Agent, place: Place) -> RemoteProcess:
+        node = self._nodes[place.node or ""]
         if node.state != "ready":
             raise LocalRuntimeError(f"node {place.node} was lost: {node.reason}")
         here = await self._load(node, agent)

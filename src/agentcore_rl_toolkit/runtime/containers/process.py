@@ -48,11 +48,7 @@ class ContainerProcess(SessionProcess):
         """Create and start the container. Raises: LocalRuntimeError if it does not run."""
         running: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         life = self._tasks.start(self._live(running))
-        try:
-            await asyncio.wait([running, life], return_when=asyncio.FIRST_COMPLETED)
-        except asyncio.CancelledError:
-            self.stop(0.0)
-            raise
+        await asyncio.wait([running, life], return_when=asyncio.FIRST_COMPLETED)
         if not running.done():
             raise LocalRuntimeError(self.death or f"the container ended with status {self.ended.result()}")
 

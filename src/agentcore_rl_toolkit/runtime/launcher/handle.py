@@ -190,11 +190,7 @@ class TemplateProcess:
         if not self.alive:
             raise LocalRuntimeError("the agent's template process has ended")
         process = self.fork(place.name, place.socket_path, op="spawn", **paths, **order)
-        try:
-            await process.started
-        except asyncio.CancelledError:
-            process.stop(0.0)
-            raise
+        await process.started
         return process
 
     def fork(self, name: str, socket_path: str, **order: Any) -> ForkedProcess:

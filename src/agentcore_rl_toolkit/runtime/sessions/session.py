@@ -115,11 +115,9 @@ class Session:
         try:
             async with asyncio.timeout(max(0.0, limit_s)):
                 if not self.closed.is_set():
-                    self.process = await spawn(self.agent, self.place)
-                    self.process.ended.add_done_callback(lambda _: self._changed.set())
-                    if self.closed.is_set():  # stopped meanwhile
-                        self.process.stop(0.0)
-                    await self._first_ping(self.process)
+                    spawning = asyncio.ensure_future(spawn(self.agent, self.place))
+                    spawning.add_done_callback(self._on_spawned)
+                    await self._first_ping(await asyncio.shield(spawning))
         except TimeoutError:
             limit = self._times.init_timeout_s
             last = f", the last one was {self.error}" if self.error is not None else ""
@@ -134,6 +132,14 @@ class Session:
                 self._last_active_s = now = time.monotonic()
                 self.start_s, self.state, self.error = round(now - self._born_s, 4), "ready", None
                 self.ready.set_result(None)
+
+    def _on_spawned(self, spawning: asyncio.Future[SessionProcess]) -> None:
+        """Keep the process. It is killed if it came after the end of its session, or after the limit of its start."""
+        if not spawning.cancelled() and spawning.exception() is None:
+            self.process = spawning.result()
+            self.process.ended.add_done_callback(lambda _: self._changed.set())
+            if self.closed.is_set():
+                self.process.stop(0.0)
 
     async def _first_ping(self, process: SessionProcess) -> None:
         """Ping until the session is healthy. Raises: LocalRuntimeError when its process ends."""

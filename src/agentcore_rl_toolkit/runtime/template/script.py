@@ -50,10 +50,8 @@ def run_script(path: str, take_over: TakeOver, serve_here: Callable[[], socket.s
 
     def refuse_other_servers(self: Any, address: Any) -> None:
         if self.family in (socket.AF_INET, socket.AF_INET6) and address[1] in AGENT_PORTS:
-            raise ScriptEndedError(
-                f"{path} serves port {address[1]} without uvicorn, and other servers cannot use the socket of a session. "
-                "Run it as a container image (agentcore-rl runtime deploy --image), in which every server works"
-            )
+            way = "run it as a container image (agentcore-rl runtime deploy --image)"
+            raise ScriptEndedError(f"{path} serves port {address[1]} without uvicorn: {way}")
         bind(self, address)
 
     def run(app: Any, **options: Any) -> None:
@@ -74,8 +72,6 @@ def run_script(path: str, take_over: TakeOver, serve_here: Callable[[], socket.s
     socket.socket.bind = refuse_other_servers  # type: ignore[method-assign]
     uvicorn.Server.startup = start  # type: ignore[method-assign]
     uvicorn.run = run  # looked up at call time by BedrockAgentCoreApp.run and by most scripts
-    if "uvicorn.main" in sys.modules:
-        sys.modules["uvicorn.main"].run = run  # type: ignore[attr-defined]
     main = types.ModuleType("__main__")
     main.__file__ = path
     main.__builtins__ = __builtins__  # type: ignore[attr-defined]
