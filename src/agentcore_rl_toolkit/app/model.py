@@ -88,27 +88,21 @@ class Model:
 
         Raises: ConfigError for another model at an address.
         """
-        if self.source == "rollout" and self.base_url is not None:
-            return self._gateway_client(options)
-        if self.base_url is not None:
+        options = {"region_name": os.environ.get("AWS_REGION"), **options}
+        if self.base_url is None:
+            return _aws().client("bedrock-runtime", **options)
+        if self.source != "rollout":
             raise ConfigError(
                 f"bedrock_client() cannot reach the {self.source}'s model at {self.base_url}, which speaks OpenAI's API: use "
                 "openai_kwargs() or strands_model()"
             )
-        return _aws().client("bedrock-runtime", **{"region_name": os.environ.get("AWS_REGION"), **options})
-
-    def _gateway_client(self, options: dict[str, Any]) -> Any:
         from botocore import UNSIGNED
         from botocore.config import Config
 
-        config = Config(signature_version=UNSIGNED)
-        options = {"region_name": os.environ.get("AWS_REGION") or "us-east-1", **options}
-        options |= {
-            "endpoint_url": f"{self.base_url}/bedrock",
-            "config": config.merge(options.get("config") or Config()),
-        }
-        client = _aws().client("bedrock-runtime", **options)
-        key = f"Bearer {self.api_key}"
+        config = Config(signature_version=UNSIGNED).merge(options.get("config") or Config())
+        options |= {"region_name": options["region_name"] or "us-east-1", "endpoint_url": f"{self.base_url}/bedrock"}
+        client = _aws().client("bedrock-runtime", **{**options, "config": config})
+        key = f"Bearer {self.api_key}"  # botocore itself sends keys over HTTPS only
         client.meta.events.register(
             "before-call.bedrock-runtime", lambda params, **_: params["headers"].update(Authorization=key)
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import multiprocessing
 import threading
@@ -169,17 +168,6 @@ def test_a_long_path_takes_linear_time() -> None:
     assert cpu_s(20_000) < 0.5
 
 
-def test_calls_beyond_the_limit_of_places_are_counted() -> None:
-    found = route()
-    for n in range(30):
-        assert found.redirect("POST", f"https://llm{n}.example/v1/chat/completions", {}, lambda: b"{}") is None
-    assert (sum(found.elsewhere.values()), len(found.elsewhere)) == (30, 21)
-    assert found.elsewhere["other addresses"] == 10
-    known = next(iter(found.elsewhere))
-    found.redirect("POST", f"https://{known.split(' (')[0]}", {}, dict)
-    assert (found.elsewhere[known], found.elsewhere["other addresses"]) == (2, 10)
-
-
 def test_only_calls_that_ask_the_model_are_counted_at_its_own_address() -> None:
     found = route()
     for method, path in (("GET", "/models"), ("POST", "/chat/completions")):
@@ -187,22 +175,10 @@ def test_only_calls_that_ask_the_model_are_counted_at_its_own_address() -> None:
     assert found.calls["_calls"]["gateway"] == 1
 
 
-class Pipe(io.BytesIO):
-    def tell(self) -> int:
-        raise io.UnsupportedOperation("a pipe has no position")
-
-
-@pytest.mark.parametrize("body", [b"[" * 100_000, b"{", Pipe(b"{}")])
+@pytest.mark.parametrize("body", [b"[" * 100_000, b"{"])
 def test_a_body_that_cannot_be_read_goes_to_its_own_address(body: Any) -> None:
     url = "https://bedrock-runtime.us-west-2.amazonaws.com/model/m/invoke"
     assert route().redirect("POST", url, {}, lambda: body) is None
-
-
-def test_a_body_that_is_a_file_is_read_and_still_sent() -> None:
-    body = io.BytesIO(json.dumps(CHAT).encode())
-    url = "https://bedrock-runtime.us-west-2.amazonaws.com/model/m/invoke"
-    assert route().redirect("POST", url, {}, lambda: body) is not None
-    assert json.loads(body.read()) == CHAT
 
 
 def test_calls_of_a_forked_child_are_counted() -> None:

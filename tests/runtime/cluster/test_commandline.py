@@ -55,9 +55,7 @@ def test_an_agents_folder_arrives_as_it_was_without_what_is_no_code(tmp_path: Pa
     assert (there / "prompt.md").read_text() == "prompt.md"
 
 
-def test_an_agent_in_a_package_arrives_with_its_project_or_a_smaller_part_of_a_large_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_agent_in_a_package_arrives_with_its_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = {"shop/__init__.py": "", "shop/common.py": "X = 1", "shop/agents/__init__.py": "", "data": "x" * 5_000}
     files |= {"shop/agents/agent.py": "from ..common import X", "shop/pyproject.toml": "[project]"}
     for name, text in files.items():
@@ -65,13 +63,10 @@ def test_an_agent_in_a_package_arrives_with_its_project_or_a_smaller_part_of_a_l
         (tmp_path / name).write_text(text)
     (tmp_path / ".git").mkdir()
     agent = tmp_path / "shop/agents/agent.py"
-    for most_bytes, path in ((64_000, "shop/agents/agent.py"), (4_000, "agents/agent.py")):
-        monkeypatch.setattr("agentcore_rl_toolkit.runtime.cluster.bundle.MAX_BUNDLE_BYTES", most_bytes)
-        found, data = pack_project(agent)
-        assert found == path
-        there = tmp_path / f"node{most_bytes}"
-        unpack(data, there)
-        assert (there / path).parents[1].joinpath("common.py").read_text() == "X = 1"
+    found, data = pack_project(agent)
+    assert found == "shop/agents/agent.py"
+    unpack(data, tmp_path / "node")
+    assert (tmp_path / "node/shop/common.py").read_text() == "X = 1"
     monkeypatch.setattr("agentcore_rl_toolkit.runtime.cluster.bundle.MAX_BUNDLE_BYTES", 3)
     with pytest.raises(ConfigError, match="too much to send"):
         pack_project(agent)

@@ -36,7 +36,6 @@ _REMOVED = """host authorization proxy-authorization cookie set-cookie x-api-key
     x-amz-date x-amz-content-sha256 subscription-key ocp-apim-subscription-key x-auth-token x-access-token x-auth-key
     helicone-auth x-goog-iam-authorization-token x-serverless-authorization cf-aig-authorization x-portkey-api-key"""
 _PARAMETERS = frozenset({"alt", "beta"})  # parameters of a query that are kept; others may be credentials
-MOST_PLACES = 20  # limit of a record's places for calls that went elsewhere
 
 Body = Callable[[], Any]  # the body of a request: bytes, text, decoded JSON, or anything else for a stream
 
@@ -90,9 +89,7 @@ class Route:
             if not any(fnmatchcase(model, pattern) for pattern in self.models):
                 reason = f"model {model}"
         if found is None or reason is not None:
-            place = f"{host}{parts.path} ({reason})"
-            known_place = place in self.elsewhere or len(self.elsewhere) < MOST_PLACES
-            self.elsewhere[place if known_place else "other addresses"] += 1
+            self.elsewhere[f"{host}{parts.path} ({reason})"] += 1
             return None
         self._taken[0] += 1
         path = f"bedrock/{found['path']}" if found["aws"] else found["path"]
@@ -112,12 +109,8 @@ class Route:
 def _member(body: Body, name: str) -> Any:
     found = body()
     try:
-        if hasattr(found, "read") and hasattr(found, "seek"):
-            file, start = found, found.tell()
-            found = file.read()
-            file.seek(start)
         decoded = json.loads(found) if isinstance(found, (str, bytes, bytearray)) else found
-    except (ValueError, OSError, RecursionError):  # no JSON, or a pipe
+    except (ValueError, RecursionError):
         return None
     return decoded.get(name) if isinstance(decoded, Mapping) else None
 

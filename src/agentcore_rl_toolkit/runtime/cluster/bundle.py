@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 import tarfile
@@ -10,7 +9,6 @@ from collections.abc import Collection
 from pathlib import Path
 
 from ...errors import ConfigError
-from ...isolation.project import Project
 from ...isolation.sandbox import project_of
 
 MAX_BUNDLE_BYTES = 64 * 2**20  # before compression: code, not data sets
@@ -18,15 +16,14 @@ LEFT_OUT = {"__pycache__", "node_modules", "build", "dist"}
 
 
 def pack_project(script: Path, hidden: Collection[Path] = ()) -> tuple[str, bytes]:
-    """Pack an agent's project, as its sandbox shows it, or a smaller part of it if the project is too large.
+    """Pack an agent's project, as its sandbox shows it. Blocks. Raises: ConfigError if it is too large.
 
-    Returns the path of the agent's file in it, and the archive. Blocks. Raises: ConfigError if its own folder is too large.
+    Returns the path of the agent's file in it, and the archive.
     """
-    for folder in (project_of(script), Project.of(script).folder):
-        if folder.is_dir():
-            with contextlib.suppress(ConfigError):
-                return str(script.relative_to(folder)), pack(folder, hidden)
-    return script.name, pack(script.parent, hidden)
+    folder = project_of(script)
+    if not folder.is_dir():
+        folder = script.parent
+    return str(script.relative_to(folder)), pack(folder, hidden)
 
 
 def pack(folder: Path, hidden: Collection[Path] = ()) -> bytes:

@@ -247,13 +247,10 @@ class Cluster:
         if agent.image is not None:
             raise ConfigError("container images run on a single machine's runtime only, not on a cluster")
         await self._pack(agent)
-        nodes = self._ready
-        results = await asyncio.gather(*(self._load(node, agent) for node in nodes), return_exceptions=True)
-        errors = [(node, e) for node, e in zip(nodes, results, strict=True) if isinstance(e, BaseException)]
-        if errors and len(errors) == len(nodes):
-            raise AgentLoadError(str(errors[0][1]))
-        for node, error in errors:
-            log.warning("agent %s did not load on node %s: %s", agent.name, node.node_id, error)
+        loading = (self._load(node, agent) for node in self._ready)
+        results = await asyncio.gather(*loading, return_exceptions=True)
+        if results and all(isinstance(result, BaseException) for result in results):
+            raise AgentLoadError(str(results[0]))
 
     async def _load(self, node: Node, agent: Agent) -> Agent:
         """Load an agent on a node if it is not loaded there. Return the agent as it is there. Raises: LocalRuntimeError."""
