@@ -198,11 +198,9 @@ class Rollout:
                 error = e
         try:
             return self._failure(error, returned)
-        except BaseException:  # name and traceback, past what the agent's class puts in their place
-            name = vars(type)["__name__"].__get__(type(error))
-            plain = AgentError(name, error_type=name)
-            plain.__traceback__ = vars(BaseException)["__traceback__"].__get__(error)
-            return self._failure(plain, returned)
+        except BaseException:  # the class of the agent's exception raises where it is read
+            plain = AgentError(type(error).__name__, error_type=type(error).__name__)
+            return self._failure(plain.with_traceback(error.__traceback__), returned)
 
     def _failure(self, error: BaseException, returned: bool) -> tuple[bytes, Outcome]:
         """Return the record of an exception: the agent's, or the reason why its result ``returned`` cannot be stored."""

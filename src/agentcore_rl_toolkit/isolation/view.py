@@ -33,22 +33,16 @@ _CAPABILITY_VERSION = 0x20080522  # _LINUX_CAPABILITY_VERSION_3
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def make(
-    project: str,
-    copied: Collection[str] = (),
-    *,
-    emptied: Collection[str] = (),
-    own: Collection[tuple[str, str]] = (),
-) -> None:
+def make(project: str, *, emptied: Collection[str] = (), own: Collection[tuple[str, str]] = ()) -> None:
     """Replace the project with a view of this process, which must have one thread. Raises: OSError.
 
-    ``copied``: files that are copied whatever their size. ``emptied``: folders of all sessions, which are empty in the view.
-    ``own``: paths, also in these, and the folders that the view has there.
+    ``emptied``: folders of all sessions, which are empty in the view. ``own``: paths, also in these, and the folders that the
+    view has there.
     """
     folder = os.getcwd()
     _enter_namespaces()
     _mount("view", SCRATCH, "tmpfs", _NOTHING_SET, f"size={MAX_BYTES},mode=700")
-    builder = _Builder(_mount_points(project), copied)
+    builder = _Builder(_mount_points(project))
     builder.build(project, f"{SCRATCH}/project")
     _mount(f"{SCRATCH}/project", project, None, _BIND | _RECURSIVE)
     sources = [(path, os.open(source, os.O_PATH | os.O_CLOEXEC)) for path, source in own]
@@ -101,9 +95,8 @@ def why_none(project: str) -> str | None:
 class _Builder:
     """Builds folders on a tmpfs. ``mounts``: the mount points of the project, and whether each is writable."""
 
-    def __init__(self, mounts: dict[str, bool], copied: Collection[str]) -> None:
-        self._mounts, self._copied = mounts, copied
-        self._overlays, self._bytes_left = 0, MAX_COPIED_BYTES
+    def __init__(self, mounts: dict[str, bool]) -> None:
+        self._mounts, self._overlays, self._bytes_left = mounts, 0, MAX_COPIED_BYTES
 
     def build(self, path: str, target: str) -> None:
         """Show ``path`` at ``target``, which does not exist yet."""
@@ -126,7 +119,7 @@ class _Builder:
     def _build_file(self, path: str, target: str) -> None:
         if os.path.isfile(path) and not self._mounts.get(path, False):
             size = os.path.getsize(path)
-            if path in self._copied or size <= self._bytes_left:
+            if size <= self._bytes_left:
                 with contextlib.suppress(PermissionError):  # the session may not read it either
                     shutil.copy2(path, target)
                     self._bytes_left -= size
