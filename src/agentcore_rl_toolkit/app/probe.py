@@ -3,7 +3,7 @@
 A probe gives its caller nothing that a rollout does not give: every caller of the agent may name gateway and store. A row of a
 data set cannot start a probe: the payload has `_probe` and `_rollout` and nothing else, and the block has the doctor's experiment
 and a proof key, which only the client writes. The report has the names of the served models and nothing else that the session
-read; redirects are not followed; keys are blanked. ``AGENTCORE_RL_PROBE=0`` turns it off.
+read; redirects are not followed. ``AGENTCORE_RL_PROBE=0`` turns it off.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ from importlib.metadata import version
 from typing import Any
 from urllib.parse import urlsplit
 
-from ..contract import PROBE_EXPERIMENT, PROBE_FIELD, PROBED, REDACTED, ROLLOUT_FIELD, RolloutConfig, result_key
+from ..contract import PROBE_EXPERIMENT, PROBE_FIELD, PROBED, ROLLOUT_FIELD, RolloutConfig, result_key
 from ..errors import AgentCoreRLError, ContractError, StorePermissionError
 from ..store import ObjectStore, url_matches
-from .record import find_secrets
 from .settings import PREFIX, AgentSettings
 
 STORE_S, GATEWAY_S = 10.0, 10.0
@@ -53,10 +52,7 @@ async def answer(
         "gateway": gateway,
         "jobs": jobs,
     }
-    clean = json.dumps(report)
-    for secret in find_secrets(config, key, session_id):
-        clean = clean.replace(json.dumps(secret)[1:-1], REDACTED)
-    return {"status": PROBED, "probe": json.loads(clean)}
+    return {"status": PROBED, "probe": report}
 
 
 def _asked_for(payload: Mapping[str, Any], settings: AgentSettings) -> RolloutConfig:

@@ -11,6 +11,7 @@ import fractions
 import inspect
 import json
 import math
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -93,6 +94,8 @@ class Encoder:
         if isinstance(value, (bytes, bytearray, memoryview)):
             self._note(path, "bytes became base64")
             return base64.b64encode(value).decode("ascii")
+        if isinstance(value, os.PathLike):
+            return self._plain(os.fspath(value), path, depth)  # may be bytes
         if isinstance(value, Set):  # hash order differs from process to process, and mixed types do not compare
             return sorted((self._plain(item, path, depth + 1) for item in value), key=json.dumps)
         if callable(convert := getattr(value, "tolist", None)) and not isinstance(value, type):
