@@ -40,7 +40,7 @@ def hint(error: BaseException, environment: Mapping[str, str] = os.environ) -> s
     readable, writable, no_view = shown["readable"], shown["writable"], shown.get("no_view")
     writing = "With --writable DIR, sessions write to a folder that they share."
     if no_view:
-        writing = f"It is read-only, because the kernel gives a session no view of its project ({no_view}). {writing}"
+        writing = f"It is read-only, because the kernel gives a session no view ({no_view}). {writing}"
         writing += " With --copy PATH, each session gets a copy."
     if type(error).__name__ == "OperationalError" and any(text in str(error) for text in _SQLITE):
         return f"The sandbox of the session may be the reason. {writing}"
