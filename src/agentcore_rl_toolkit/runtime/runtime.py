@@ -55,7 +55,6 @@ class Runtime:
         self.quotas, self.faults, self.metrics = Quotas(config.quotas), config.faults, Metrics()
         self.launcher = launcher or LocalNode(config, state_dir=self.state_dir, root=self.root)
         self.table = SessionTable(self.launcher, config, self.metrics, self._admit, self._on_gone)
-        self._started_s = time.monotonic()
         self._closing = self._ended = False
         self._background = Tasks()
         self._kept_logs = KeptLogs()
@@ -178,10 +177,8 @@ class Runtime:
     def status(self) -> dict[str, Any]:
         """Return the answer of `/_local/status`."""
         return {
-            "pid": os.getpid(),
             "state_dir": str(self.state_dir),
             "isolation": {"tier": self.launcher.tier},
-            "uptime_s": round(time.monotonic() - self._started_s, 1),
             "quotas": self.config.quotas.name,
             "sessions": len(self.table.sessions),
             "started": self.table.started_total,

@@ -30,7 +30,7 @@ ID = new_session_id()
 class Process:
     """Runs until it is stopped."""
 
-    pid, cpu_s, max_rss_bytes = 7, 0.5, 2**20
+    pid, cpu_s = 7, 0.5
     lost = False
     death: str | None = None
 

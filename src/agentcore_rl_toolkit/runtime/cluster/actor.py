@@ -68,13 +68,13 @@ class NodeActor:
         self._sessions[token] = process, place
         return token, process.pid
 
-    async def ended(self, token: str) -> tuple[int | None, str | None, float | None, int | None]:
-        """Wait for the end of a session, and remove its files. Returns exit status, cause of death, CPU and memory."""
+    async def ended(self, token: str) -> tuple[int | None, str | None, float | None]:
+        """Wait for the end of a session, and remove its files. Returns exit status, cause of death, and CPU time."""
         process, place = self._sessions[token]
         status = await process.ended
         del self._sessions[token]
         await self._node.discard(place)
-        return status, process.death, process.cpu_s, process.max_rss_bytes
+        return status, process.death, process.cpu_s
 
     async def stop(self, token: str, grace_s: float) -> None:
         """Send SIGTERM to a session, and SIGKILL after the grace."""

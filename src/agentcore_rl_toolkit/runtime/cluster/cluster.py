@@ -83,8 +83,7 @@ class RemoteProcess(SessionProcess):
         """Wait for its end, and resolve ``ended``."""
         status = None
         try:
-            end = await result_of(self._node.actor.ended.remote(self._token))
-            status, self.death, self.cpu_s, self.max_rss_bytes = end
+            status, self.death, self.cpu_s = await result_of(self._node.actor.ended.remote(self._token))
         except LocalRuntimeError as e:
             self.lost, self.death = True, f"node {self._node.node_id} was lost: {e}"
         self.ended.set_result(status)

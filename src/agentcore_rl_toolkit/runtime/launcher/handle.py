@@ -218,7 +218,7 @@ class TemplateProcess:
                         process.started.set_result(None)
                 else:
                     del self.forks[event["id"]]
-                    process.cpu_s, process.max_rss_bytes = event.get("cpu_s"), event.get("max_rss")
+                    process.cpu_s = event.get("cpu_s")
                     process.set_ended(event.get("status"), event.get("error"))
         self.closed = True
         for process in self.forks.values():

@@ -55,7 +55,6 @@ class SessionProcess(Protocol):
     ended: asyncio.Future[int | None]
     pid: int | None = None
     cpu_s: float | None = None
-    max_rss_bytes: int | None = None
     death: str | None = None
     lost: bool = False
 

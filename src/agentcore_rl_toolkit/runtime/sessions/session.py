@@ -107,7 +107,7 @@ class Session:
             await self._watch()
         if self.process is not None:
             await self.process.ended
-            self.ending |= {"cpu_s": self.process.cpu_s, "max_rss_bytes": self.process.max_rss_bytes}
+            self.ending["cpu_s"] = self.process.cpu_s
         facts = {"exit_status": self._exit_status(), "gone_unix_s": round(time.time(), 3), "cause": self.cause}
         self.ending |= {"gone": True, **facts}
 
@@ -287,11 +287,9 @@ class Session:
             "node": self.place.node,
             "state": state,
             "pid": None if self.process is None else self.process.pid,
-            "created_unix_s": round(time.time() - (now - self._born_s), 3),
             "age_s": round(now - self._born_s, 3),
             "idle_s": 0.0 if active else round(now - self._last_active_s, 3),
             "inflight": self.inflight,
-            "busy": self.busy,
             "invocations": self.invocations,
             "start_s": self.start_s,
             "exit_status": self._exit_status(),

@@ -199,9 +199,8 @@ class Keeper:
                 self._children[pid] = Child({}, session)
         if child.order:
             del self._ordered[child.order["id"]]
-            max_rss = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
             cpu_s = round(usage.ru_utime + usage.ru_stime, 6)
-            report(self._control, ev="exit", id=child.order["id"], status=status, cpu_s=cpu_s, max_rss=max_rss)
+            report(self._control, ev="exit", id=child.order["id"], status=status, cpu_s=cpu_s)
 
     def _strays(self) -> list[int]:
         return [pid for pid in linux.children() if pid not in self._children and pid not in self._helpers]

@@ -9,7 +9,7 @@ cannot be forked either, it starts once more, and nothing is imported before the
 
 Orders: ``spawn`` {id, socket, dir, log, links, copied, project, emptied, own}, ``command`` {id, session, socket, command} and
 ``stop`` {id, signal}. Events: ``ready`` {mode, reason, pid, no_view}, ``error`` {traceback}, ``spawned`` {id, pid},
-``failed`` {id, error} and ``exit`` {id, status, cpu_s, max_rss}.
+``failed`` {id, error} and ``exit`` {id, status, cpu_s}.
 
 Nothing outlives its parent: when the control socket closes because the runtime has ended, every process is killed.
 When the template itself is killed, the kernel kills the sessions (Linux).
