@@ -268,7 +268,7 @@ def test_an_error_response_is_the_agents_failure_and_plain_text_an_answer(agents
     assert failed["stop_reason"] == 'the agent\'s stream ended with an error: {"error":"fetch failed"}'
 
 
-@pytest.mark.parametrize("source", [SYNC, COROUTINE, ASYNC, ASGI])
+@pytest.mark.parametrize("source", [SYNC, COROUTINE, ASGI])
 def test_an_agent_that_calls_exit_fails_its_rollout_and_the_next_one_runs(
     agents: Callable[[str], Agent], source: str
 ) -> None:

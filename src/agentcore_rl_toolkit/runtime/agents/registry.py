@@ -41,7 +41,6 @@ class Record:
     tags: dict[str, str] = field(default_factory=dict)
     versions: dict[int, Agent] = field(default_factory=dict)
     endpoints: dict[str, Endpoint] = field(default_factory=lambda: {DEFAULT: Endpoint(DEFAULT, 1)})
-    created_s: float = field(default_factory=time.time)
 
     @property
     def latest(self) -> Agent:

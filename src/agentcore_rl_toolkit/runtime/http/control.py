@@ -83,9 +83,8 @@ class ControlPlane:
         return JSONResponse({"status": "DELETING", "agentRuntimeId": record.id}, 202)
 
     async def list(self, request: Request) -> Response:
-        object_of(request)
-        records = sorted(self.registry.records.values(), key=lambda r: (-r.created_s, r.id))
-        return JSONResponse({"agentRuntimes": [self._describe(r, r.latest) for r in records]})
+        newest_first = reversed(self.registry.records.values())
+        return JSONResponse({"agentRuntimes": [self._describe(record, record.latest) for record in newest_first]})
 
     def _describe(self, record: Record, version: Agent) -> dict[str, Any]:
         return {
@@ -138,8 +137,9 @@ class ControlPlane:
 
     async def list_endpoints(self, request: Request) -> Response:
         record = self._record(request)
-        endpoints = sorted(record.endpoints.values(), key=lambda e: e.created_s)
-        return JSONResponse({"runtimeEndpoints": [self._describe_endpoint(record, e) for e in endpoints]})
+        return JSONResponse(
+            {"runtimeEndpoints": [self._describe_endpoint(record, e) for e in record.endpoints.values()]}
+        )
 
     async def list_tags(self, request: Request) -> Response:
         arn = request.path_params["runtime"]
