@@ -46,7 +46,7 @@ class SessionTable:
     """All live sessions.
 
     ``admit`` is called before a new session is started and may raise a WireError. ``on_gone`` is called when the
-    process and the files of a session are gone.
+    process and the files of a session are removed.
     """
 
     def __init__(
