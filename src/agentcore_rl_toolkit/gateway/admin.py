@@ -12,11 +12,12 @@ import struct
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from datetime import UTC, datetime
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 from urllib.parse import unquote
 
 import msgspec
 from aiohttp import web
+from msgspec import Meta
 
 from ..errors import GatewayError
 from ..messages.errors import NOT_JSON, RequestError
@@ -46,8 +47,6 @@ class Request(NamedTuple):
 
 Handler = Callable[[Request], Awaitable[Any]]  # returns the input of `http.responses.respond`
 _U32 = struct.Struct("<I")
-_STATE = "state"  # a setting of the store
-_to_json = msgspec.json.Encoder().encode
 
 _COUNTERS = (
     "calls",
@@ -83,7 +82,7 @@ class Names(msgspec.Struct, forbid_unknown_fields=True):
 class WeightVersion(msgspec.Struct):
     """A request to set the weight version."""
 
-    weight_version: int
+    weight_version: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]  # a record has 64 bits
     sampler: str | None = None
 
 
@@ -102,14 +101,6 @@ class AddWorker(msgspec.Struct):
     api_key: str | None = None
     api_path: str = "/v1"
     model_name: str | None = None
-
-
-class State(msgspec.Struct, frozen=True, kw_only=True):
-    """The state that is kept over a restart. ``sampler`` is a sampling service's path of that version's weights."""
-
-    weight_version: int | None = None
-    paused: bool = False
-    sampler: str | None = None
 
 
 class Admin:
@@ -219,26 +210,28 @@ class Admin:
     # -- weights, pause
 
     def restore(self) -> None:
-        """Restore the stored state. The configuration's sampler replaces the stored sampler."""
+        """Restore weight version, pause and sampler, which is a sampling service's path of that version's weights.
+
+        The configuration's sampler replaces the stored sampler.
+        """
         config, running, samplers = self._context.config, self._context.running, self._context.samplers
-        kept = self._store.reader.value(_STATE)
-        if kept is not None:
-            stored = msgspec.json.decode(kept, type=State)
-            running.paused = stored.paused
-            # A sampler's version is not that of another engine's weights.
-            if config.sampler in (None, stored.sampler) and (samplers is not None or stored.sampler is None):
-                running.weight_version = stored.weight_version
-                if samplers is not None and stored.sampler is not None:
-                    samplers.wanted = (stored.sampler, stored.weight_version)
+        stored = self._store.reader.value
+        running.paused = bool(stored("paused"))
+        sampler = stored("sampler")
+        # A sampler's version is not that of another engine's weights.
+        if config.sampler in (None, sampler) and (samplers is not None or sampler is None):
+            running.weight_version = stored("weight_version")
+            if samplers is not None and sampler is not None:
+                samplers.wanted = (sampler, running.weight_version)
         if config.sampler is not None:
             self._put_state()
             self._store.commit()
 
     def _put_state(self) -> None:
-        running, samplers = self._context.running, self._context.samplers
-        sampler = samplers.wanted[0] if samplers is not None and samplers.wanted else None
-        state = State(weight_version=running.weight_version, paused=running.paused, sampler=sampler)
-        self._store.set(_STATE, _to_json(state))
+        samplers = self._context.samplers
+        self._store.set("weight_version", self._context.running.weight_version)
+        self._store.set("paused", self._context.running.paused)
+        self._store.set("sampler", samplers.wanted[0] if samplers is not None and samplers.wanted else None)
 
     async def _keep(self, answer: dict[str, Any]) -> dict[str, Any]:
         """Return ``answer`` when the state is stored. Raises: RequestError when the disk refuses."""
@@ -401,7 +394,9 @@ class Admin:
     async def _engine_count(self, body: dict[str, Any], session: Session) -> int:
         if session.settings.model_id is not None:
             body["model"] = session.settings.model_id
-        asked = _to_json({k: body[k] for k in ("model", "messages", "tools", "chat_template_kwargs") if k in body})
+        asked = msgspec.json.encode(
+            {k: body[k] for k in ("model", "messages", "tools", "chat_template_kwargs") if k in body}
+        )
         status, answer = await self._ask(session.worker, b"/tokenize", asked, "count tokens")
         if status != 200:
             raise RequestError("this engine cannot count tokens (no /tokenize)", kind="unsupported")

@@ -129,9 +129,8 @@ class Worker:
                     self._url(path), data=data, headers=headers, timeout=timeout, ssl=self._tls, allow_redirects=False
                 )
             except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as e:
-                unsent = (
-                    isinstance(e, aiohttp.ClientOSError) and e.errno is None
-                )  # it ended before the request was written
+                # Without an error number, the connection ended before the request was written.
+                unsent = isinstance(e, aiohttp.ClientOSError) and e.errno is None
                 stale = not opened and (unsent or time.monotonic() - sent_s < STALE_S)
                 if not stale or self.draining or isinstance(e, aiohttp.ClientConnectorError):
                     raise
@@ -183,17 +182,13 @@ class Worker:
             if status == 200:
                 self.report_weights(msgspec.json.decode(body, type=dict[str, Any])["weight_version"])
 
-    async def is_up(self) -> bool:
+    async def probe(self) -> None:
         """Probe the server. If it is up, it takes calls again."""
-        try:
+        with suppress(GatewayError):
             status, _ = await self.ask(b"/health", timeout_s=PROBE_S)
-        except GatewayError:
-            return False
-        if status >= 500:  # every server that answers is up: plain endpoints do not have this route
-            return False
-        await self.ask_weights()
-        self.succeeded()
-        return True
+            if status < 500:  # every server that answers is up: plain endpoints do not have this route
+                await self.ask_weights()
+                self.succeeded()
 
     @contextmanager
     def counted(self) -> Iterator[None]:
@@ -248,8 +243,7 @@ class Router:
         self.workers: dict[str, Worker] = {}
         self.http: aiohttp.ClientSession
         self.waiting = 0
-        self._back = asyncio.Event()
-        self._probing: asyncio.Task[None] | None = None
+        self._probing = asyncio.Lock()
         self._tasks = Tasks()
         self._numbers = itertools.count()
         for upstream in upstreams:
@@ -267,9 +261,7 @@ class Router:
         self.ask_weights()
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.cancel()
         await self.http.close()
 
     def add(self, upstream: UpstreamConfig) -> Worker:
@@ -331,28 +323,19 @@ class Router:
 
     async def wait_until_up(self, until: float) -> None:
         """Return when a server is back. ``until`` is a time of `time.monotonic`, as on the event loop. Raises: RequestError."""
-        if self._probing is None or self._probing.done():
-            log.warning("all engines are down: calls wait for up to %g s", self.limits.outage_s)
-            self._back.clear()
-            self._probing = self._tasks.start(self._probe())
         self.waiting += 1
         try:
-            async with asyncio.timeout_at(until):
-                await self._back.wait()
+            async with asyncio.timeout_at(until), self._probing:  # one call probes for all
+                if self.is_down:
+                    log.warning("all engines are down: calls wait for up to %g s", self.limits.outage_s)
+                while self.is_down:
+                    await asyncio.sleep(min(PROBE_EVERY_S, self.limits.outage_s))
+                    await asyncio.gather(*(worker.probe() for worker in self.workers.values()))
         except TimeoutError:
             why = f"all engines have been down for {self.limits.outage_s:g} s; try again later"
             raise RequestError(why, kind="overloaded") from None
         finally:
             self.waiting -= 1
-
-    async def _probe(self) -> None:
-        while self.waiting:
-            await asyncio.sleep(min(PROBE_EVERY_S, self.limits.outage_s))
-            workers = list(self.workers.values())
-            if any(await asyncio.gather(*(worker.is_up() for worker in workers))):
-                log.warning("an engine is back; %d calls continue", self.waiting)
-                self._back.set()
-                return
 
     def ask_weights(self) -> None:
         """Ask all servers for their weight version, at the start and after weights were published."""

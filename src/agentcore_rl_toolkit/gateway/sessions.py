@@ -162,6 +162,11 @@ class Session:
         self.last_call_s = record.finished_s
         return number
 
+    def refuse(self) -> None:
+        """Handle a record that the disk refused. Delete the texts: later records must not refer to it."""
+        self.texts = Texts()
+        self.records -= 1
+
     def keep(self, reply: RecordedReply) -> None:
         """Keep a reply, for requests that repeat its call."""
         if self.recent is None:
@@ -209,7 +214,6 @@ class Sessions:
         self.model_id = model_id  # the default of sessions
         self.turns = 0
         self.deleted: OrderedDict[bytes, None] = OrderedDict()  # the last ones
-        store.on_refused = self._refused
         self._secret: bytes = store.reader.value("secret") or secrets.token_bytes(32)
         store.set("secret", self._secret)
         store.commit()
@@ -250,11 +254,6 @@ class Sessions:
                 raise ContractError(
                     f"session {session_id} is closed; delete it before opening it again", session_id=session_id
                 )
-
-    def _refused(self, session: Session) -> None:
-        """Delete the texts of a session whose call the disk refused: later records must not refer to it."""
-        session.texts = Texts()
-        session.records -= 1
 
     async def open(self, session_ids: Sequence[str], settings: SessionSettings) -> list[Session]:
         """Open all of these sessions or none, and wait until they are stored.

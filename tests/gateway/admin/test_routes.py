@@ -15,11 +15,11 @@ import pytest
 from agentcore_rl_toolkit._servers.keys import key_for
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import GatewayError
-from agentcore_rl_toolkit.gateway import GatewayClient
+from agentcore_rl_toolkit.gateway import Gateway, GatewayClient
 from agentcore_rl_toolkit.gateway.http.client import request, stream
 from scripted_engine import Fault, ScriptedEngine
 
-from ..asking import Start, status_of, until
+from ..asking import Start, opened, status_of, until
 from ..served import Served
 
 
@@ -122,3 +122,10 @@ async def test_a_fetch_of_large_records_takes_little_memory_and_stops_no_call(tm
             assert peak() - before < calls * size  # not several copies of everything
         finally:
             gateway.kill()
+
+
+async def test_a_weight_version_that_no_record_can_have_is_refused(gateway: Gateway) -> None:
+    for version, status in ((2**63, 400), (2**63 - 1, 200)):
+        url = f"{gateway.url}/admin/weight_version"
+        assert (await request("POST", url, body={"weight_version": version}))[0] == status
+    assert await status_of(await opened(gateway)) == 200

@@ -39,6 +39,9 @@ class Held:
     def __init__(self, number: int) -> None:
         self.number = number
 
+    def refuse(self) -> None:
+        pass
+
 
 def record(call_id: str, *, tokens: int = 2, choices: int = 1, **other: Any) -> CallRecord:
     entries = [
@@ -86,7 +89,7 @@ def test_calls_come_back_as_they_were(tmp_path: Path, directory: bool) -> None:
     ]
     numbers = [store.append(session, each) for each in wrote]
     store.commit()
-    assert [decode(payload) for payload in store.reader.calls(session.number)] == wrote
+    assert [decode(payload) for payload in map(store.reader.call, store.reader.numbers(session.number))] == wrote
     assert [decode(store.reader.call(number)) for number in numbers] == wrote
     store.deliver(numbers[0], whole=False)
     store.commit()
@@ -109,7 +112,7 @@ async def test_calls_of_a_pass_are_one_transaction(tmp_path: Path) -> None:
     assert beside.numbers(session.number) == []
     async with asyncio.timeout(30):
         assert await asyncio.gather(*waiting) == [None, None]
-    assert [decode(payload).call_id for payload in beside.calls(session.number)] == ["a", "b"]
+    assert [decode(payload).call_id for payload in map(beside.call, beside.numbers(session.number))] == ["a", "b"]
     beside.close()
     await store.stop()
 
@@ -184,7 +187,7 @@ async def test_calls_of_deleted_sessions_are_removed_also_after_a_kill(tmp_path:
         store = Store(tmp_path)
         store.start(asyncio.get_running_loop())
     assert len(store.removing) == 19
-    reading = store.read(lambda reader: reader.calls(sessions[1].number))
+    reading = store.read(lambda reader: map(reader.call, reader.numbers(sessions[1].number)))
     assert await anext(reading)
     store.tend()
     assert len(store.removing) == 19  # removals wait for the reader

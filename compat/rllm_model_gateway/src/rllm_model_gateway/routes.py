@@ -23,7 +23,6 @@ from agentcore_rl_toolkit.gateway.capture.record import (
     CallRecord,
     ChoiceRecord,
     decode,
-    decode_small,
 )
 from agentcore_rl_toolkit.gateway.capture.turns import expand, message_lists
 from agentcore_rl_toolkit.gateway.http.responses import decode_body
@@ -97,10 +96,8 @@ class RLLMRoutes:
 
 
 def traces_of(session: Session, reader: Reader) -> Iterator[bytes]:
-    """The turns of a session as rLLM's trace records, in JSON. The expert routing of one call is in memory at a time."""
-    numbers = reader.numbers(session.number)
-    records = [decode_small(payload) for payload in reader.readable(numbers)]
-    number_of = {record.call_id: number for record, number in zip(records, numbers, strict=True)}
+    """The turns of a session as rLLM's trace records, in JSON."""
+    records = [decode(payload) for payload in reader.readable(reader.numbers(session.number))]
     messages = dict(zip((record.call_id for record in records), message_lists(records), strict=True))
     continued = {record.prompt_base.call_id for record in records if record.prompt_base.choice >= 0}
     whole = expand(records)
@@ -112,10 +109,7 @@ def traces_of(session: Session, reader: Reader) -> Iterator[bytes]:
             continue  # its agent did not get it whole
         if record.status == OK:
             asked = messages[record.call_id]
-            choices = record.choices
-            if any(choice.routed_experts is not None for choice in choices):
-                choices = decode(reader.call(number_of[record.call_id])).choices
-            for turn, choice in zip(own, choices, strict=True):
+            for turn, choice in zip(own, record.choices, strict=True):
                 told = {"session_id": session.id, "metadata": session.settings.metadata}
                 trace = msgspec.json.encode(_trace(record, turn, choice, asked) | told)
                 yield separator + trace.removesuffix(b"}") + b',"routing_matrices":'

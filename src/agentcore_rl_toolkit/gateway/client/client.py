@@ -35,7 +35,6 @@ Urls = str | Sequence[str]
 ADMIN_KEY_ENV = "AGENTCORE_RL_GATEWAY_ADMIN_KEY"
 REST_S = 5.0  # pause before an away gateway is asked again
 LOOK_S = 3.0  # the time in which a live gateway answers
-FETCH_AT_ONCE = 256  # sessions per request: bounds what one response holds in memory on both sides
 _SAMPLER_S = 600.0  # opening new weights at a sampling service takes longer than other requests
 _ELSEWHERE = (None, 429, 502, 503, 504)  # statuses after which another gateway may take a session
 
@@ -125,16 +124,11 @@ class OneGateway:
         ]
 
     async def fetch(self, session_ids: Sequence[str], *, close: bool) -> dict[str, SessionCapture]:
-        """Return the captures of sessions, fetched in parts."""
-        found: dict[str, SessionCapture] = {}
-        for at in range(0, len(session_ids), FETCH_AT_ONCE):
-            names = session_ids[at : at + FETCH_AT_ONCE]
-            body = {"session_ids": names, "close": close}
-            answer = stream("POST", self.url + "/admin/fetch", body=body, key=self.key, timeout_s=self.timeout_s)
-            async with aclosing(answer):
-                async for capture in read_captures(answer, len(names)):
-                    found[capture.session_id] = capture
-        return found
+        """Return the captures of sessions."""
+        body = {"session_ids": session_ids, "close": close}
+        answer = stream("POST", self.url + "/admin/fetch", body=body, key=self.key, timeout_s=self.timeout_s)
+        async with aclosing(answer):
+            return {found.session_id: found async for found in read_captures(answer, len(session_ids))}
 
     async def publish(self, version: int, sampler: str | None) -> None:
         """Set the weight version, and the sampler of a sampling service."""
@@ -272,7 +266,7 @@ class GatewayClient:
         seconds since their start and until their deadline. ``running``: only sessions with running calls.
         """
         path = "/admin/sessions?running=1" if running else "/admin/sessions"
-        answers = await self._everywhere("list its sessions", lambda g: g.call("GET", path))
+        answers = await self._everywhere(lambda g: g.call("GET", path))
         return [{**session, "gateway": url} for url, answer in answers.items() for session in answer["sessions"]]
 
     async def delete_async(self, session_ids: Iterable[str]) -> int:
@@ -309,7 +303,7 @@ class GatewayClient:
         """
         before, self._weights = self._weights, (version, sampler)  # also for a gateway that comes back meanwhile
         try:
-            await self._everywhere("take the weight version", lambda gateway: gateway.publish(version, sampler))
+            await self._everywhere(lambda gateway: gateway.publish(version, sampler))
         except BaseException:
             self._weights = before
             raise
@@ -321,7 +315,7 @@ class GatewayClient:
         """
         before, self._paused = self._paused, in_flight  # also for a gateway that comes back meanwhile
         try:
-            answers = await self._everywhere("pause", lambda gateway: gateway.pause(in_flight, timeout_s))
+            answers = await self._everywhere(lambda gateway: gateway.pause(in_flight, timeout_s))
         except BaseException:
             self._paused = before
             raise
@@ -330,7 +324,7 @@ class GatewayClient:
     async def resume_async(self) -> None:
         """Resume the model calls of all gateways."""
         self._paused = ""  # also for a gateway that comes back while the others resume
-        await self._everywhere("resume", lambda gateway: gateway.pause("", 0.0))
+        await self._everywhere(lambda gateway: gateway.pause("", 0.0))
 
     # -- operation
 
@@ -354,7 +348,7 @@ class GatewayClient:
         return await self._shown("/healthz")
 
     async def _shown(self, path: str) -> dict[str, Any]:
-        answers = await self._everywhere(f"show {path}", lambda g: g.call("GET", path))
+        answers = await self._everywhere(lambda g: g.call("GET", path))
         return dict(answers[self.url]) if len(self.urls) == 1 else {"gateways": answers}
 
     # -- which gateway has a session
@@ -439,7 +433,7 @@ class GatewayClient:
 
     # -- all of them
 
-    async def _everywhere(self, what: str, request: Callable[[OneGateway], Awaitable[T]]) -> dict[str, T]:
+    async def _everywhere(self, request: Callable[[OneGateway], Awaitable[T]]) -> dict[str, T]:
         """Return the response of every gateway by its URL. A gateway that is away gets the state when it answers again.
 
         Raises: GatewayError when a gateway refuses, or none answers.
@@ -450,7 +444,7 @@ class GatewayClient:
                 raise error
         for gateway in self._all:
             if gateway not in answers:
-                log.warning("gateway %s did not %s", gateway.url, what)
+                log.warning("gateway %s missed a request to all", gateway.url)
         return {gateway.url: answer for gateway, answer in answers.items()}
 
     async def _gather(

@@ -100,10 +100,6 @@ class Reader:
         """Return the numbers of a session's calls, in stored order."""
         return [n for (n,) in self.query("SELECT number FROM calls WHERE session = ? ORDER BY number", session)]
 
-    def calls(self, session: int) -> Iterator[bytes]:
-        """Return the encoded records of all calls of a session, in stored order."""
-        return map(self.call, self.numbers(session))
-
     def readable(self, numbers: Iterable[int]) -> Iterator[bytes]:
         """Return the encoded records of these calls: all calls of a session, in stored order.
 

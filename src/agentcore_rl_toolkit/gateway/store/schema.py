@@ -59,26 +59,21 @@ def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
     uri = f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rw'}"
     database = sqlite3.connect(uri, uri=True, timeout=5.0, isolation_level=None, check_same_thread=False)
     try:
-        _prepare(database, path, read_only=read_only)
+        if not read_only:
+            if not database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+                database.execute(f"PRAGMA page_size={PAGE_BYTES}")
+                database.execute("PRAGMA journal_mode=WAL")
+                database.executescript(f"BEGIN; {TABLES} COMMIT")
+            database.execute("PRAGMA secure_delete=OFF")
+            database.execute("PRAGMA cache_size=-8192")  # KiB
+            database.execute("PRAGMA wal_autocheckpoint=0")  # the writer's thread does it
+        with suppress(sqlite3.OperationalError):  # another program's database has no such table
+            if database.execute("SELECT value FROM meta WHERE name = 'format'").fetchone() == (FORMAT,):
+                return database
+        raise ConfigError(f"{path} is no gateway's store of this version (format {FORMAT}); give another --store")
     except BaseException:
         database.close()
         raise
-    return database
-
-
-def _prepare(database: sqlite3.Connection, path: Path, *, read_only: bool) -> None:
-    if not read_only:
-        if not database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-            database.execute(f"PRAGMA page_size={PAGE_BYTES}")
-            database.execute("PRAGMA journal_mode=WAL")
-            database.executescript(f"BEGIN; {TABLES} COMMIT")
-        database.execute("PRAGMA secure_delete=OFF")
-        database.execute("PRAGMA cache_size=-8192")  # KiB
-        database.execute("PRAGMA wal_autocheckpoint=0")  # the writer's thread does it
-    with suppress(sqlite3.OperationalError):  # another program's database has no such table
-        if database.execute("SELECT value FROM meta WHERE name = 'format'").fetchone() == (FORMAT,):
-            return
-    raise ConfigError(f"{path} is no gateway's store of this version (format {FORMAT}); give another --store")
 
 
 def trouble(error: sqlite3.Error, path: Path) -> str:

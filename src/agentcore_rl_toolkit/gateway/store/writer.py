@@ -51,8 +51,7 @@ WAL_BYTES = 128 * 2**20  # a longer write-ahead log is moved into the file; four
 class Store:
     """The store of one gateway. ``directory`` None: a private one, which `close` removes. ``reader`` belongs to the event loop.
 
-    ``failed`` is the reason why the disk refuses calls now. ``on_refused`` runs for every call that was refused, with
-    its session. ``removing`` are deleted sessions whose calls are still to be removed.
+    ``failed`` is the reason why the disk refuses calls now. ``removing`` are deleted sessions with calls in the store.
     Belongs to one event loop. Raises: ConfigError when another gateway has the directory, or it holds no usable store.
     """
 
@@ -62,7 +61,6 @@ class Store:
         assert directory is not None
         self.path = directory / FILE
         self.failed: str | None = None
-        self.on_refused: Callable[[Any], None] | None = None
         self._lock = _hold(directory)
         os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # SQLite's other files get this mode
         try:
@@ -79,7 +77,7 @@ class Store:
         except sqlite3.Error as e:
             raise ConfigError(trouble(e, self.path)) from e
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._calls: list[tuple[Row, Any]] = []  # rows, with their sessions, which have a `number`
+        self._calls: list[tuple[Row, Any]] = []  # rows, with their sessions
         self._writes: dict[tuple[str, Any], tuple[str, Row]] = {}  # all else, by table and key: the last one counts
         self._waiting: list[asyncio.Future[str | None]] = []  # resolved when all is committed or refused
         self._scheduled = False
@@ -171,8 +169,7 @@ class Store:
             log.error("storing calls failed: %s", trouble(error, self.path))
         self.failed = trouble(error, self.path)
         for _, session in calls:
-            if self.on_refused is not None:
-                self.on_refused(session)
+            session.refuse()
         self._report(self.failed)
 
     def _report(self, error: str | None) -> None:
