@@ -27,7 +27,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 ACCOUNT, REGION = "123456789012", "us-west-2"
-CHANGES = ("Create", "Update", "Delete", "Add")
+CHANGES = ("Create", "Update", "Delete")
 JSON_SERVICES = {"SageMaker": "sagemaker", "AWSPriceListService": "pricing"}
 REST_SERVICES = ("bedrock", "bedrock-runtime", "sagemaker-runtime", "bedrock-agentcore-control")
 Body = dict[str, Any]
@@ -203,7 +203,6 @@ class LoopbackAWS:
         if body["EndpointName"] in self.endpoints:
             raise Refused("Cannot create already existing endpoint")
         new = {"EndpointStatus": "Creating", "EndpointConfigName": body["EndpointConfigName"]}
-        self.tags[_arn("sagemaker", f"endpoint/{body['EndpointName'].lower()}")] = {}
         return {"EndpointArn": self._put(self.endpoints, "endpoint", body["EndpointName"], new)}
 
     def _UpdateEndpoint(self, body: Body) -> Body:
@@ -223,18 +222,6 @@ class LoopbackAWS:
         variants = [{"VariantName": name, "CurrentInstanceCount": count} for name, count in counts.items()]
         shown |= {"ProductionVariants": variants} if variants else {}
         return {**shown, "CreationTime": time.time(), "LastModifiedTime": time.time()}
-
-    def _AddTags(self, body: Body) -> Body:
-        self.tags[body["ResourceArn"]] |= {tag["Key"]: tag["Value"] for tag in body["Tags"]}
-        return {"Tags": body["Tags"]}
-
-    def _ListTags(self, body: Body) -> Body:
-        return {"Tags": [{"Key": key, "Value": value} for key, value in self.tags[body["ResourceArn"]].items()]}
-
-    def _DeleteTags(self, body: Body) -> Body:
-        for key in body["TagKeys"]:
-            self.tags[body["ResourceArn"]].pop(key, None)
-        return {}
 
     def _DeleteEndpoint(self, body: Body) -> Body:
         return _delete(self.endpoints, body["EndpointName"])
@@ -291,9 +278,6 @@ class LoopbackAWS:
     def _ListImportedModels(self, body: Body) -> Body:
         found = [model for model in self.imported.values() if body["nameContains"] in model["modelName"]]
         return _page("modelSummaries", found, body)
-
-    def _GetImportedModel(self, body: Body) -> Body:
-        return dict(_get(self.imported, body["modelIdentifier"], "ResourceNotFoundException"))
 
     def _DeleteImportedModel(self, body: Body) -> Body:
         return _delete(self.imported, body["modelIdentifier"], "ResourceNotFoundException")

@@ -57,17 +57,6 @@ def test_requirements_stay_as_they_are_without_the_toolkit(folder: Path) -> None
     assert requirements_of(folder) == lines
 
 
-def test_requirements_include_those_of_other_files(folder: Path) -> None:
-    (folder / "more").mkdir()
-    (folder / "requirements.txt").write_text("-r more/tools.txt  # why\nhttpx\n")
-    (folder / "more" / "tools.txt").write_text("--requirement=own.txt\nagentcore-rl-toolkit==0.2.0\n")
-    (folder / "more" / "own.txt").write_text("aws-opentelemetry-distro\n")
-    assert requirements_of(folder) == ["aws-opentelemetry-distro", "httpx"]
-    (folder / "requirements.txt").write_text("-r none.txt\n")
-    with pytest.raises(ConfigError, match=r"none\.txt"):
-        requirements_of(folder)
-
-
 @pytest.mark.parametrize("first", ["exec sleep 600", "exit 1"])
 def test_an_engine_that_does_not_answer_is_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str
@@ -91,13 +80,11 @@ def test_a_machine_has_the_platform_of_its_images(monkeypatch: pytest.MonkeyPatc
     assert this_platform() == name
 
 
-def test_a_killed_writer_of_a_wheel_leaves_nothing_in_the_image(folder: Path) -> None:
+def test_an_older_wheel_is_no_part_of_the_image(folder: Path) -> None:
     put_wheel_beside(folder)
     [wheel] = (folder / "wheels").iterdir()
     before = image_digest(folder, "linux/arm64")
-    half, old = wheel.with_name(f".{wheel.name}.4711"), wheel.with_name("agentcore_rl_toolkit-0.1.0-py3-none-any.whl")
-    half.write_bytes(b"PK")
-    old.write_bytes(b"PK")
+    wheel.with_name("agentcore_rl_toolkit-0.1.0-py3-none-any.whl").write_bytes(b"PK")
     assert image_digest(folder, "linux/arm64") == before
     put_wheel_beside(folder)
     assert [path.name for path in (folder / "wheels").iterdir()] == [wheel.name]
@@ -155,7 +142,7 @@ def test_links_within_the_folder_are_followed_and_others_refused(
     assert packed == {"Dockerfile", "agent.py", "shop/tool.py", "src/shop/tool.py"}
     (folder / "settings.ini").symlink_to(elsewhere / "credentials")
     (folder / "lib").symlink_to(elsewhere)
-    with pytest.raises(ConfigError, match=f"lib -> {elsewhere}, settings.ini -> {elsewhere}/credentials"):
+    with pytest.raises(ConfigError, match=f"lib is a link out of the folder, to {elsewhere}"):
         files_of(folder)
     assert len(files_of(folder, [folder / "lib", folder / "settings.ini"])) == len(packed)
 

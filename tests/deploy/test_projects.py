@@ -200,10 +200,6 @@ def test_the_wheel_replaces_a_pinned_version_and_only_in_the_project(tmp_path: P
     now = version("agentcore-rl-toolkit")
     for given, wanted in (
         ('["agentcore-rl-toolkit[sagemaker]==0.2.0", "httpx"]', [f"agentcore-rl-toolkit[sagemaker]=={now}", "httpx"]),
-        (
-            """["agentcore-rl-toolkit[sagemaker]; python_version > '3.10'", "httpx"]""",
-            [f"agentcore-rl-toolkit[sagemaker]=={now}", "httpx"],
-        ),
         ('["agentcore-rl-toolkit-extra"]', [f"agentcore-rl-toolkit=={now}", "agentcore-rl-toolkit-extra"]),
     ):
         (tmp_path / "pyproject.toml").write_text(f"{other}dependencies = {given}\n")

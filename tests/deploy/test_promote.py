@@ -5,7 +5,6 @@ No agent and no engine runs: `test_promoted_agent.py` has them.
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import functools
 import json
@@ -264,11 +263,9 @@ def test_a_model_is_put_on_an_endpoint_updated_and_removed(
     ("host", "price", "region"),
     [
         ("https://runtime.sagemaker.eu-west-1.amazonaws.com", 1.26, "eu-west-1"),
-        ("https://runtime-fips.sagemaker.us-east-1.amazonaws.com", 1.26, "us-east-1"),
         ("http://127.0.0.1:9", 1.26, None),
         ("http://127.0.0.1:8000", None, None),
         ("https://gpu.example.com", None, None),
-        ("https://runtime.sagemaker.us-east-1.example.com", None, None),
     ],
 )
 def test_only_an_endpoint_of_sagemaker_has_a_price(
@@ -311,17 +308,10 @@ def test_names_in_another_case_are_one_model(run: Path, aws_of_models: LoopbackA
     assert nothing_is_left(aws_of_models)
 
 
-@pytest.mark.parametrize("interrupted", [False, True])
-def test_logprobs_of_other_weights_stop_the_promotion(
-    run: Path, aws_of_models: LoopbackAWS, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupted: bool
-) -> None:
+def test_logprobs_of_other_weights_stop_the_promotion(run: Path, aws_of_models: LoopbackAWS, tmp_path: Path) -> None:
     (earlier,) = aws_of_models.configs if promote(str(run), "--bucket", BUCKET).exit_code == 0 else ()
     other = trained(tmp_path / "refund", [-9.0] * len(IDS))
     words = (str(other), "--bucket", BUCKET, "--name", "refund", "--instance", "ml.g6e.2xlarge")
-    if interrupted:
-        with monkeypatch.context() as patched:
-            patched.setattr("agentcore_rl_toolkit.deploy.calls.Calls", Mortal)
-            assert killed(4, *words) == "UpdateEndpoint"
     done = promote(*words)
     assert "does not serve the weights of the run" in str(done.exception)
     assert aws_of_models.endpoints["agentcore-rl-refund"]["EndpointConfigName"] == earlier
@@ -526,9 +516,8 @@ def test_a_removal_of_what_is_not_there_changes_nothing(
     policies = [f"agentcore-rl-model-{to}-refund"]
     for other in others:
         wrong = promote(*undo["Remove it"], *other)
-        assert wrong.exit_code != 0
-        why = "the agent is in the region" if other[0] == "--region" else "promote has put no model agentcore-rl-refund"
-        assert why in str(wrong.exception)
+        why = "the agent is in the region" if other[0] == "--region" else "there is no model agentcore-rl-refund"
+        assert why in f"{wrong.exception} {wrong.output}"
         assert (keys(), aws_of_models.changes) == (weights, changes)
         assert client("iam").list_role_policies(RoleName=role)["PolicyNames"] == policies
     for command in undo.values():
@@ -728,25 +717,6 @@ def test_a_repeated_promotion_leads_back_to_the_same_code(
     update(roleArn=now["roleArn"], environmentVariables={})
 
 
-@pytest.mark.parametrize("to", ["sagemaker", "bedrock"])
-def test_no_roll_back_leads_to_a_removed_model(
-    run: Path, aws_of_models: LoopbackAWS, account: dict[str, str], to: str
-) -> None:
-    arn, runtime, _ = agent_of(account)
-    control = client("bedrock-agentcore-control")
-    words = (str(run), "--to", to, "--bucket", BUCKET, "--agent", arn, "--tool-parser", "none")
-    first, second = (json.loads(promote(*words, "--name", name, "--json").stdout) for name in ("refund", "second"))
-    assert second["version_before"] == first["version"]
-    assert promote(*words, "--remove").exit_code == 0
-    now = control.get_agent_runtime(agentRuntimeId=runtime)
-    refused = promote(str(run), "--agent", arn, "--roll-back", first["version"])
-    assert f"version {first['version']} calls a model that is removed" in str(refused.exception)
-    assert control.get_agent_runtime(agentRuntimeId=runtime)["agentRuntimeVersion"] == now["agentRuntimeVersion"]
-    assert json.loads(promote(*words, "--name", "second", "--json").stdout)["version_before"] != first["version"]
-    assert promote(*words, "--name", "second", "--remove").exit_code == 0
-    assert nothing_is_left(aws_of_models)
-
-
 def test_a_model_is_removed_after_its_run(
     run: Path, aws_of_models: LoopbackAWS, account: dict[str, str], tmp_path: Path
 ) -> None:
@@ -763,68 +733,6 @@ def test_a_model_is_removed_after_its_run(
     assert "there is no model folder" in str(promote(str(moved), "--bucket", BUCKET).exception)
 
 
-@pytest.mark.parametrize(
-    ("to", "own"),
-    [
-        ("sagemaker", {"AGENTCORE_RL_MODEL_URL": "https://runtime.example/endpoints/theirs/openai/v1"}),
-        pytest.param(
-            "sagemaker",
-            {
-                "AGENTCORE_RL_MODEL_URL": "https://runtime.sagemaker.eu-west-1.api.aws/endpoints/agentcore-rl-a/openai/v1"
-            },
-            marks=pytest.mark.nightly,
-        ),
-        ("bedrock", {"AGENTCORE_RL_MODEL_ID": bedrock_arn(7)}),
-        pytest.param(
-            "bedrock",
-            {"AGENTCORE_RL_MODEL_ID": bedrock_arn(7).replace("us-west-2", "eu-west-1")},
-            marks=pytest.mark.nightly,
-        ),
-    ],
-)
-def test_an_agent_gets_a_model_back_that_was_hosted_without_this_command(
-    run: Path, aws_of_models: LoopbackAWS, account: dict[str, str], to: str, own: dict[str, str]
-) -> None:
-    arn, runtime, _ = agent_of(account)
-    control = client("bedrock-agentcore-control")
-    now = control.get_agent_runtime(agentRuntimeId=runtime)
-    fields = {name: now[name] for name in ("agentRuntimeArtifact", "roleArn", "networkConfiguration")}
-    theirs = {"modelArn": bedrock_arn(7), "modelName": "theirs", "creationTime": 0}
-    aws_of_models.imported[theirs["modelArn"]] = theirs
-    control.update_agent_runtime(agentRuntimeId=runtime, environmentVariables=own, **fields)
-    words = (str(run), "--to", to, "--bucket", BUCKET, "--agent", arn, "--tool-parser", "none")
-    assert promote(*words).exit_code == 0
-    removed = promote(*words, "--remove")
-    assert removed.exit_code == 0, (removed.output, removed.exception)
-    assert control.get_agent_runtime(agentRuntimeId=runtime)["environmentVariables"] == own
-    control.update_agent_runtime(agentRuntimeId=runtime, environmentVariables={}, **fields)
-
-
-@pytest.mark.nightly
-def test_a_slow_agent_runs_each_row_once_and_a_busy_one_is_called_again(
-    run: Path, aws_of_models: LoopbackAWS, account: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sent: list[bytes] = []
-
-    async def slow(request: Request) -> Response:
-        sent.append(await request.body())
-        if len(sent) == 1:
-            return Response("{}", 429, headers={"x-amzn-errortype": "ThrottlingException"})
-        await asyncio.sleep(1.5)
-        return Response("{}", media_type="application/json")
-
-    monkeypatch.setattr("agentcore_rl_toolkit.deploy.calls.DEADLINE_S", 0.5)
-    monkeypatch.setattr("agentcore_rl_toolkit.cli.production.proof.PAUSE_S", 0.01)
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text('{"prompt": "hello"}\n')
-    words = (str(run), "--bucket", BUCKET, "--agent", agent_of(account)[0])
-    with hosted(Starlette(routes=[Route("/{path:path}", slow, methods=["POST"])])) as url:
-        monkeypatch.setenv("AWS_ENDPOINT_URL_BEDROCK_AGENTCORE", url)
-        done = promote(*words, "--rows", str(rows))
-    assert (done.exit_code, sent) == (0, [b'{"prompt": "hello"}'] * 2), done.output
-    assert promote(*words, "--remove").exit_code == 0
-
-
 def test_the_next_import_leaves_the_right_to_call_the_one_in_use(
     run: Path, aws_of_models: LoopbackAWS, account: dict[str, str]
 ) -> None:
@@ -837,8 +745,6 @@ def test_the_next_import_leaves_the_right_to_call_the_one_in_use(
     (statement,) = document["Statement"]
     assert statement["Resource"] == sorted(aws_of_models.imported)
     assert len(statement["Resource"]) == 2
-    old = {"RoleName": role, "PolicyName": "agentcore-rl-model-refund"}  # of an earlier version of the command
-    client("iam").put_role_policy(**old, PolicyDocument=json.dumps(document))
     assert promote(*words, "--remove").exit_code == 0
     assert client("iam").list_role_policies(RoleName=role)["PolicyNames"] == []
 

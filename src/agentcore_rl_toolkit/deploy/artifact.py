@@ -10,7 +10,7 @@ import platform
 import re
 import shutil
 import tomllib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,39 +48,29 @@ def files_of(folder: Path, excluded: Iterable[Path] = ()) -> list[Path]:
     """Return the agent's own files in a fixed order.
 
     Environments, caches, runs, keys and the usual files of rows are left out, and the paths in ``excluded`` with all below them.
-    A link counts as the file or the folder that it leads to. Raises: ConfigError that names links out of the folder.
+    A link counts as the file or the folder that it leads to. Raises: ConfigError for a link out of the folder.
     """
-    root = folder.resolve()
-    left_out = {path.resolve() for path in excluded}
+    root, left_out = folder.resolve(), {path.resolve() for path in excluded}
     found: list[Path] = []
-    outside: list[str] = []
 
-    def visit(parent: Path, above: frozenset[Path]) -> None:
+    def visit(parent: Path) -> None:
         for path in sorted(parent.iterdir()):
             real = path.resolve()
-            if _is_not_the_agents(path) or left_out.intersection((real, *real.parents)):
+            below = [each for each in (real, *real.parents) if root in each.parents]
+            if any(map(_is_not_the_agents, (path, *below))) or left_out.intersection((real, *real.parents)):
                 continue
             if not real.is_relative_to(root):
-                outside.append(f"{path.relative_to(folder)} -> {real}")
-            elif any(map(_is_not_the_agents, _below(root, real))) or real in above:
-                continue
-            elif path.is_dir():
-                visit(path, above | {real})
-            elif path.is_file():
+                raise ConfigError(
+                    f"{path} is a link out of the folder, to {real}: copy what the agent needs into the folder, or leave the "
+                    "link out with --exclude"
+                )
+            if path.is_file():
                 found.append(path)
+            elif path.is_dir() and not parent.resolve().is_relative_to(real):  # otherwise a circle of links
+                visit(path)
 
-    visit(folder, frozenset((root,)))
-    if outside:
-        raise ConfigError(
-            f"these links lead out of {folder}: {', '.join(outside)}. Copy what the agent needs into the folder, "
-            "or leave them out with --exclude"
-        )
+    visit(folder)
     return found
-
-
-def _below(root: Path, path: Path) -> list[Path]:
-    """Return a path and the folders that it is in, up to the root."""
-    return [path, *path.parents[: len(path.relative_to(root).parts) - 1]] if path != root else []
 
 
 def _is_not_the_agents(path: Path) -> bool:
@@ -179,15 +169,13 @@ def _takes_wheel(folder: Path) -> bool:
 
 
 def _is_our_wheel(path: Path) -> bool:
-    """Return True for our wheel, also for the rest of one whose writer was killed."""
-    return path.name.lstrip(".").startswith("agentcore_rl_toolkit-") and ".whl" in path.name
+    return path.match("agentcore_rl_toolkit-*.whl")
 
 
 def put_wheel_beside(folder: Path) -> None:
     """Put the wheel of the running version where the agent's Dockerfile takes it from: `wheels/`, or the folder itself.
 
-    Older wheels of the toolkit there are removed, and what is left of one whose writer was killed: both would be in the image. A
-    Dockerfile that names no wheel gets none.
+    Older wheels of the toolkit there are removed: they would be in the image. A Dockerfile that names no wheel gets none.
     """
     if _takes_wheel(folder):
         _put_wheel(folder / "wheels" if "wheels/" in (folder / "Dockerfile").read_text() else folder)
@@ -244,32 +232,19 @@ def requirements_of(folder: Path) -> list[str]:
     """Return the packages in `requirements.txt` or `pyproject.toml`, without the toolkit, whose wheel is added."""
     named, project = folder / "requirements.txt", folder / "pyproject.toml"
     if named.is_file():
-        lines = list(_lines_of(named))
+        lines = named.read_text().splitlines()
     elif project.is_file():
         table = tomllib.loads(project.read_text()).get("project")
         if table is None or "dependencies" in table.get("dynamic", []):
             raise ConfigError(
                 f"{project} has no dependencies in [project]: name the packages there, or in requirements.txt"
             )
-        lines = list(table.get("dependencies", []))
+        lines = table.get("dependencies", [])
     else:
         raise ConfigError(
             f"{folder} has neither requirements.txt nor pyproject.toml: add one with the agent's packages"
         )
     return [line for line in lines if not _OURS.match(line)]
-
-
-def _lines_of(requirements: Path) -> Iterator[str]:
-    """Yield the lines of a requirements file, and of the files that it includes with `-r`. Raises: ConfigError."""
-    try:
-        lines = requirements.read_text().splitlines()
-    except OSError as e:
-        raise ConfigError(f"the agent's requirements cannot be read: {e}") from e
-    for line in lines:
-        if (other := re.match(r"\s*(?:-r|--requirement)[\s=]*(?!\S*://)(\S+)", line)) is not None:
-            yield from _lines_of(requirements.parent / other[1])
-        else:
-            yield line
 
 
 def tracing_of(packages: Iterable[str]) -> list[str]:
@@ -329,13 +304,9 @@ def vendor(folder: Path) -> list[str]:
         dependencies = tomllib.loads(project.read_text()).get("project", {}).get("dependencies", [])
         ours = [line for line in dependencies if _OURS.match(line)]
         extras = next((found[0] for line in ours if (found := re.search(r"\[.*?\]", line))), "")
-        # Another version would contradict the wheel. uv would keep a line with a marker next to the new one.
-        pinned = f"{TOOLKIT}{extras}=={wheel.name.split('-')[1]}"
-        changes = [["add", path], ["add", pinned]]
-        if any(";" in line for line in ours):
-            changes.insert(0, ["remove", TOOLKIT])
-        for change in changes:
-            command = [find_uv(), *change, "-q", "--frozen"]
+        # Another version would contradict the wheel.
+        for package in (path, f"{TOOLKIT}{extras}=={wheel.name.split('-')[1]}"):
+            command = [find_uv(), "add", package, "-q", "--frozen"]
             run_tool(command, within_s=RESOLVE_S, failure=f"{project} cannot name the wheel", cwd=folder)
         done.append("pyproject.toml: depends on the wheel, for uv; run `uv lock` if there is a uv.lock")
     return done

@@ -215,7 +215,7 @@ class Deployment:
     def _bring(self, arn: str | None, wanted: dict[str, Any]) -> Deployed:
         """Make the agent, or give it a new version where anything differs. It may not be ready yet."""
         s = self.settings
-        until_role_is_known = partial(self._resources.until_role_is_known, own_role=s.role is None)
+        until_role_is_known = self._resources.until_role_is_known
         now = None if arn is None else Agent(arn, self._call).settled()
         if arn is not None and (now is None or now["status"] in ("CREATE_FAILED", "DELETING")):
             self._call.step(f"the rest of agent {s.name}", "removed")

@@ -15,7 +15,7 @@ from . import iam
 from .calls import Calls, RefusedError
 from .settings import TAG
 
-ROLE_S, ROLE_PAUSE_S = 90.0, 5.0
+ROLE_CALLS, ROLE_PAUSE_S = 18, 5.0
 POLICY = "agentcore-rl"  # name of a role's policy, and the beginning of the names of its further ones
 NO_ENTITY = ("NoSuchEntity",)
 NOT_IN_S3 = ("404", "NoSuchKey", "NotFound", "NoSuchBucket")
@@ -57,18 +57,12 @@ class Resources:
                 self._call.upload(file, bucket, prefix + file.name)
         return f"s3://{bucket}/{prefix}"
 
-    def objects(self, bucket: str, prefix: str) -> tuple[list[Any], list[Any]]:
-        """Return the objects below the prefix, and the parts of uploads that were interrupted there."""
-        where: dict[str, Any] = {"Bucket": bucket, "Prefix": prefix, "absent": ("NoSuchBucket",)}
-        listed = self._call.every("s3", "ListObjectsV2", "Contents", **where)
-        return list(listed), (self._s3("ListMultipartUploads", **where) or {}).get("Uploads", [])
-
     def remove_objects(self, bucket: str, prefix: str) -> None:
         """Remove all objects below the prefix, and the parts of uploads that were interrupted."""
-        objects, parts = self.objects(bucket, prefix)
-        for part in parts:
+        where: dict[str, Any] = {"Bucket": bucket, "Prefix": prefix, "absent": ("NoSuchBucket",)}
+        for part in (self._s3("ListMultipartUploads", **where) or {}).get("Uploads", []):
             self._s3("AbortMultipartUpload", Bucket=bucket, Key=part["Key"], UploadId=part["UploadId"])
-        for item in objects:
+        for item in list(self._call.every("s3", "ListObjectsV2", "Contents", **where)):
             self._call.step(f"s3://{bucket}/{item['Key']}", "removed")
             self._s3("DeleteObject", Bucket=bucket, Key=item["Key"])
 
@@ -100,23 +94,17 @@ class Resources:
         self._iam("PutRolePolicy", RoleName=role, PolicyName=name, PolicyDocument=iam.text(rights))
         return True
 
-    def until_role_is_known(self, create: Callable[[], Any], *, own_role: bool) -> Any:
+    def until_role_is_known(self, create: Callable[[], Any]) -> Any:
         """Call ``create`` until its service knows the role, which takes some seconds for a new one. Returns its reply."""
-        deadline = time.monotonic() + ROLE_S
-        while True:
+        for _ in range(ROLE_CALLS):
             try:
                 return create()
             except RefusedError as e:
-                about_role = "role" in str(e).lower() and e.code in ("ValidationException", "AccessDeniedException")
-                if not own_role or not about_role or time.monotonic() > deadline:
+                if "role" not in str(e).lower() or e.code not in ("ValidationException", "AccessDeniedException"):
                     raise
                 self._call.say("the role is not known everywhere yet: waiting")
                 time.sleep(ROLE_PAUSE_S)
-
-    def has_any(self, role: str, bucket: str, prefix: str) -> bool:
-        """Return True if there is the tagged role, an object below the prefix, or a part of an interrupted upload."""
-        found = self._iam("GetRole", RoleName=role, absent=NO_ENTITY)
-        return (found is not None and self._is_ours(found["Role"])) or any(self.objects(bucket, prefix))
+        return create()
 
     def remove_role(self, name: str) -> bool:
         """Remove a role with the policies of this package's commands. Returns False for another one, which stays."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections import Counter
@@ -13,7 +14,6 @@ from .redaction import Redaction
 from .spans import SESSION, Span
 
 Row = dict[str, Any]
-FALLBACK_IN, FALLBACK_OUT = "agentcore.invocation.user_prompt", "agentcore.invocation.agent_response"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +32,10 @@ class Invocation:
     sequences: Sequence[Row] = ()
 
 
-def invocations(spans: Iterable[Span], user_key: str = SESSION, begin_ns: int = 0) -> tuple[list[Invocation], int]:
-    """Return the invocations in the spans, in the order of time, and the number of traces since then whose text is missing.
+def invocations(
+    spans: Iterable[Span], left_out: Counter[str], user_key: str = SESSION, begin_ns: int = 0
+) -> list[Invocation]:
+    """Return the invocations in the spans, in the order of time. Traces since ``begin_ns`` without a text are left out.
 
     A trace is one invocation. Its prompt is the last text of the user in the first span that has texts: the agent's own span, or
     its first model call. Its answer is the last text of the agent.
@@ -42,23 +44,21 @@ def invocations(spans: Iterable[Span], user_key: str = SESSION, begin_ns: int = 
     for span in spans:
         traces.setdefault(span.trace_id, []).append(span)
     found: list[Invocation] = []
-    missing = 0
     for trace_id, members in traces.items():
         members.sort(key=lambda span: (span.start_ns, span.operation != "invoke_agent"))
-        facts = {key: value for span in reversed(members) for key, value in span.attributes.items()}
-        prompt = next((text for span in members for text in _last(span.inputs, "user")), facts.get(FALLBACK_IN, ""))
-        agents = [span for span in members if span.operation == "invoke_agent"]
+        start_ns, agents = members[0].start_ns, [span for span in members if span.operation == "invoke_agent"]
+        prompt = next((text for span in members for text in _last(span.inputs, "user")), "")
         said = (text for span in [*agents, *reversed(members)] for text in _last(span.outputs, "assistant"))
         if not prompt:
-            known = any(span.operation in ("invoke_agent", "chat") for span in members)
-            missing += known and not 0 < members[0].start_ns < begin_ns
+            if start_ns >= begin_ns and any(span.operation in ("invoke_agent", "chat") for span in members):
+                left_out["traces were left out: their text is missing or was cut off"] += 1
             continue
+        facts = {key: value for span in reversed(members) for key, value in span.attributes.items()}
         session = str(facts.get(SESSION) or trace_id)
         user = session if user_key == SESSION else str(facts.get(user_key) or "") or None
-        answer = next(said, str(facts.get(FALLBACK_OUT, "")))
-        start_ns = members[0].start_ns
-        found.append(Invocation(session=session, user=user, start_ns=start_ns, prompt=str(prompt), answer=answer))
-    return sorted(found, key=lambda each: each.start_ns), missing
+        answer = next(said, "")
+        found.append(Invocation(session=session, user=user, start_ns=start_ns, prompt=prompt, answer=answer))
+    return sorted(found, key=lambda each: each.start_ns)
 
 
 def _last(messages: Sequence[tuple[str, str]], role: str) -> list[str]:
@@ -75,11 +75,11 @@ def from_dataset(rows: Iterable[Mapping[str, Any]]) -> list[Invocation]:
     found = []
     for number, row in enumerate(rows):
         first = (row.get("turns") or [{}])[0]
-        given, name = first.get("input", ""), str(row.get("scenario_id", number))
         values = {"expected_response": first.get("expected_response")}
         values |= {key: row.get(key) for key in ("assertions", "expected_trajectory")}
         known = {key: value for key, value in values.items() if value}
         reference = known["expected_response"] if known.keys() == {"expected_response"} else known or None
+        given, name = first.get("input", ""), str(row.get("scenario_id", number))
         prompt = given if isinstance(given, str) else json.dumps(given)
         found.append(Invocation(session=name, user=name, prompt=prompt, reference=reference))
     return found
@@ -87,22 +87,23 @@ def from_dataset(rows: Iterable[Mapping[str, Any]]) -> list[Invocation]:
 
 def harvest(
     found: Iterable[Invocation],
+    left_out: Counter[str],
     *,
     prompt_field: str = "prompt",
     redaction: Redaction | None = None,
     held_out_share: float = 0.0,
-) -> tuple[list[tuple[Row, Invocation]], list[Row], Counter[str]]:
-    """Make rows of the first invocation of each session.
+    begin_ns: int = 0,
+) -> tuple[list[tuple[Row, Invocation]], list[Row]]:
+    """Make rows of the first invocation of each session. ``left_out`` counts all others, by the reason.
 
     Later invocations of a session need its history, which an agent does not get as a payload. A prompt that is a JSON object
     becomes the payload itself, another one the field ``prompt_field``. Equal payloads become one row. The rows of a user are all
-    trained on or all held out, as a hash of the user's name decides. Sessions without a user are left out.
+    trained on or all held out, as a hash of the user's name decides.
 
-    Returns the rows to train on with their invocations, those to hold out, and counts of what was left out, by the reason.
+    Returns the rows to train on with their invocations, and those to hold out.
     """
     rows: list[tuple[Row, Invocation]] = []
     held_out: list[Row] = []
-    left_out: Counter[str] = Counter()
     sessions: set[str] = set()
     seen: set[str] = set()
     for each in found:
@@ -110,26 +111,29 @@ def harvest(
             left_out["later invocations of a session were left out: they need its history"] += 1
             continue
         sessions.add(each.session)
+        if 0 < each.start_ns < begin_ns:
+            left_out["sessions were left out: they began before --since"] += 1
+            continue
         if each.user is None:
             left_out["sessions were left out: they lack the attribute of the user"] += 1
             continue
-        row = _payload(each.prompt, prompt_field) | ({} if each.reference is None else {"_reference": each.reference})
+        row = _payload(each.prompt, prompt_field)
         row = row if redaction is None else redaction.value(row)
-        key = json.dumps({name: value for name, value in row.items() if name != "_reference"}, sort_keys=True)
-        if key in seen:
+        if (key := json.dumps(row, sort_keys=True)) in seen:
             left_out["sessions had the same first message as another one"] += 1
             continue
         seen.add(key)
+        if each.reference is not None:
+            row["_reference"] = each.reference if redaction is None else redaction.value(each.reference)
         if int(hashlib.sha256(each.user.encode()).hexdigest()[:8], 16) / 2**32 < held_out_share:
             held_out.append(row)
         else:
             rows.append((row, each))
-    return rows, held_out, left_out
+    return rows, held_out
 
 
 def _payload(prompt: str, prompt_field: str) -> Row:
-    try:
-        found = json.loads(prompt)
-    except ValueError:
-        found = None
-    return found if isinstance(found, dict) else {prompt_field: prompt}
+    with contextlib.suppress(ValueError):
+        if isinstance(found := json.loads(prompt), dict):
+            return found
+    return {prompt_field: prompt}

@@ -34,14 +34,10 @@ class Span:
         return str(self.attributes.get("gen_ai.operation.name", ""))
 
 
-def read_spans(records: Iterable[Mapping[str, Any]]) -> tuple[list[Span], int]:
-    """Read the records of a file or a log group. Texts of event records are put into their spans.
-
-    Returns the spans, and the number of records that are not as the sources describe.
-    """
+def read_spans(records: Iterable[Mapping[str, Any]]) -> list[Span]:
+    """Read the records of a file or a log group. Texts of event records are put into their spans."""
     spans: dict[tuple[str, str], Span] = {}
     texts: list[Span] = []
-    unreadable = 0
     for record in itertools.chain.from_iterable(map(_flat, records)):
         try:
             if "traceId" in record and "body" in record:
@@ -49,13 +45,13 @@ def read_spans(records: Iterable[Mapping[str, Any]]) -> tuple[list[Span], int]:
             elif "traceId" in record and "spanId" in record:
                 span = _span(record)
                 spans[span.trace_id, span.span_id] = span
-        except (AttributeError, LookupError, TypeError, ValueError):  # other services write to the same groups
-            unreadable += 1
+        except (AttributeError, LookupError, TypeError, ValueError):
+            continue  # other services write to the same groups
     for text in texts:
         found = spans.setdefault((text.trace_id, text.span_id), text)
         found.inputs, found.outputs = found.inputs or text.inputs, found.outputs or text.outputs
         found.attributes = {**text.attributes, **found.attributes}
-    return list(spans.values()), unreadable
+    return list(spans.values())
 
 
 def _flat(record: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -9,12 +9,11 @@ import os
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
 from ...errors import ConfigError
 from ...runs.folder import read_object
@@ -22,12 +21,9 @@ from ..eval import command as evaluate
 from ..eval import experiment, with_evaluation
 from ..models import WORDS, model_folder
 from ..options import as_json
-from ..output.commands import nearby
 from ..output.terminal import visible
 
-SETTINGS = "compared.json"
-# Options that change the rewards.
-MEASURED = "agent data repeat timeout sampling_params score judge judge_url judge_model judge_weight"
+BEGUN = "compared.json"  # the file of a folder in which a comparison has begun
 MEANS = {
     "seconds, median": "seconds_median",
     "seconds, 90 %": "seconds_p90",
@@ -78,25 +74,19 @@ def command(a: str, b: str, **options: Any) -> None:
 
     sides = [_side(value, name) for value, name in ((a, "a"), (b, "b"))]
     out: Path | None = options["out"]
-    inputs: set[str] | None = None
     if any(side.options for side in sides):
         if options["data"] is None:
             raise ConfigError(
                 "--data is missing: it has the inputs for A and B. Only the comparison of two earlier evaluations needs none"
             )
-        inputs = {row.input_id for row in read_rows(options["data"])[: options["limit"]]}
-        _, out = experiment(options, "compare", SETTINGS)
-        _keep_settings(out, {"A": a, "B": b} | {name: str(options[name]) for name in MEASURED.split()})
+        _, out = experiment(options, "compare", BEGUN)
+        out.mkdir(parents=True, exist_ok=True)
+        (out / BEGUN).write_text(json.dumps({"A": a, "B": b}) + "\n")
+        inputs = len({row.input_id for row in read_rows(options["data"])[: options["limit"]]})
         sides = [dataclasses.replace(side, folder=out / side.folder) if side.options else side for side in sides]
         for side in (side for side in sides if side.options):
-            _evaluate(side, options, len(inputs))
-    else:
-        source, used = click.get_current_context().get_parameter_source, ("at_least", "out", "as_json")
-        given = [name for name in options if name not in used and source(name) is ParameterSource.COMMANDLINE]
-        if given:
-            names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-            raise ConfigError(f"A and B are earlier evaluations, so nothing is run: leave out {names}")
-    results = [read_results(side.folder, inputs) for side in sides]
+            _evaluate(side, options, inputs)
+    results = [read_results(side.folder) for side in sides]
     (_, before), (_, after) = results
     ours, theirs = ({each["grp"]: each["input_key"] for each in rollouts} for rollouts, _ in results)
     if other := [name for name, key in ours.items() if None not in (key, theirs.get(name)) and key != theirs[name]]:
@@ -110,7 +100,7 @@ def command(a: str, b: str, **options: Any) -> None:
     facts = {
         "sides": [_facts(side, *result, shared) for side, result in zip(sides, results, strict=True)],
         "difference": change,
-        "unpaired": len({*(inputs or ()), *ours, *theirs}) - len(shared),
+        "unpaired": len({*ours, *theirs}) - len(shared),
         "changed": _changed(before, after),
     }
     if out is not None:
@@ -144,16 +134,6 @@ def _side(value: str, name: str) -> Side:
         raise ConfigError(f"{value} is not an evaluation, a model ({WORDS}) or URL#MODEL_ID: {e}") from e
 
 
-def _keep_settings(out: Path, settings: Mapping[str, str]) -> None:
-    """Write what a comparison measures. Raises: ConfigError if the folder has a comparison of something else."""
-    kept = read_object(out / SETTINGS) or settings
-    other = [name for name, value in settings.items() if kept.get(name) != value]
-    if other:
-        raise ConfigError(f"{nearby(out)} is a comparison with another {', '.join(other)}: choose another --out")
-    out.mkdir(parents=True, exist_ok=True)
-    (out / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n")
-
-
 def _evaluate(side: Side, options: Mapping[str, Any], inputs: int) -> None:
     """Run `agentcore-rl eval` for one side, unless it has all its rollouts. Exit if it does not come to its end.
 
@@ -182,32 +162,21 @@ def _evaluate(side: Side, options: Mapping[str, Any], inputs: int) -> None:
         sys.exit(code or 1)
 
 
-def read_results(folder: Path, inputs: Collection[str] | None = None) -> tuple[list[Rollout], dict[str, float]]:
-    """Read an evaluation, with these inputs only if some are given. Raises: ConfigError.
+def read_results(folder: Path) -> tuple[list[Rollout], dict[str, float]]:
+    """Read an evaluation. Returns its rollouts, and the mean reward of each input. Raises: ConfigError.
 
-    Returns its rollouts, and the mean reward of each input. Failures of the agent and the policy are 0.
+    Failures of the agent and the policy are 0.
     """
     from ...runs import Query, RunReader
 
     with RunReader(folder) as reader:
         rows = reader.rollouts(Query(), limit=reader.count())
-    rows = [row for row in rows if inputs is None or row["grp"] in inputs]
     scores: dict[str, list[float]] = {}
     for row in rows:
         if row["score"] is not None:
             scores.setdefault(row["grp"], []).append(row["score"])
     # Equal means are equal numbers.
     return rows, {name: round(statistics.fmean(each), 12) for name, each in scores.items()}
-
-
-def wall_s(rollouts: Sequence[Rollout]) -> float:
-    """Return the time during which at least one rollout ran. An interrupted evaluation may have continued a day later."""
-    ended = [rollout for rollout in rollouts if rollout["ended_s"] is not None]
-    total_s, until_s = 0.0, 0.0
-    for start_s, end_s in sorted((each["ended_s"] - (each["elapsed_s"] or 0.0), each["ended_s"]) for each in ended):
-        total_s += max(0.0, end_s - max(start_s, until_s))
-        until_s = max(until_s, end_s)
-    return total_s
 
 
 def _facts(side: Side, rollouts: list[Rollout], means: Mapping[str, float], shared: list[str]) -> dict[str, Any]:
@@ -227,6 +196,9 @@ def _facts(side: Side, rollouts: list[Rollout], means: Mapping[str, float], shar
     tokens = [rollout["sampled_tokens"] for rollout in rollouts if rollout["sampled_tokens"]]
     low, high = interval(scores)
     deployed = str(config.get("agent")).startswith("arn:") and seconds
+    ended = [rollout for rollout in rollouts if rollout["ended_s"] is not None]
+    started_s = (rollout["ended_s"] - (rollout["elapsed_s"] or 0.0) for rollout in ended)
+    hours = (max(each["ended_s"] for each in ended) - min(started_s)) / 3600 if ended else 0.0
     per_hour = dollars_per_hour_at(str(config.get("base_url")))
     return {
         "name": side.name,
@@ -240,7 +212,7 @@ def _facts(side: Side, rollouts: list[Rollout], means: Mapping[str, float], shar
         "seconds_p90": seconds[int(0.9 * len(seconds))] if seconds else None,
         "sampled_tokens_mean": statistics.fmean(tokens) if tokens else None,
         "agent_dollars": cost.dollars(1000, statistics.fmean(seconds) / 60) if deployed else None,
-        "model_dollars": None if per_hour is None else per_hour * wall_s(rollouts) / 3600 / len(rollouts) * 1000,
+        "model_dollars": None if per_hour is None else per_hour * hours / len(rollouts) * 1000,
     }
 
 

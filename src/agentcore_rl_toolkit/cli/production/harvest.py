@@ -7,7 +7,7 @@ import json
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -96,21 +96,23 @@ def command(source: str, out: Path, **options: Any) -> None:
     if options["no_redact"] and options["patterns"]:
         raise ConfigError("--redact and --no-redact contradict each other")
     redaction = None if options["no_redact"] else Redaction(options["patterns"])
-    found, lost = _read(source, options)
-    if not found:
-        missing = "".join(f" {count} {reason}." for reason, count in lost.items())
-        if not Path(source).exists():
-            missing += (
-                " Traces in CloudWatch need Transaction Search, and an agent with AWS's OpenTelemetry distribution"
-            )
-        raise ConfigError(f"there is no invocation of an agent in {source}.{missing}")
-    if all(each.user is None for each in found):
+    left_out: Counter[str] = Counter()
+    begin_s = int(time.time()) - _seconds(options["since"])
+    found = _read(source, options, begin_s, left_out)
+    rows, held_out = harvest(
+        found,
+        left_out,
+        prompt_field=options["prompt_field"],
+        redaction=redaction,
+        held_out_share=options["eval_share"] if options["eval_out"] is not None else 0.0,
+        begin_ns=0 if Path(source).exists() else begin_s * 10**9,
+    )
+    if not rows and not held_out:
+        missing = "".join(f" {count} {reason}." for reason, count in left_out.items())
         raise ConfigError(
-            f"no trace has the attribute {options['user_attribute']}: give --user-attribute the attribute of users"
+            f"there is no invocation of an agent in {source}.{missing} Traces in CloudWatch need Transaction Search, and an "
+            "agent with AWS's OpenTelemetry distribution"
         )
-    share = options["eval_share"] if options["eval_out"] is not None else 0.0
-    field = options["prompt_field"]
-    rows, held_out, left_out = harvest(found, prompt_field=field, redaction=redaction, held_out_share=share)
     _write(out, [row for row, _ in rows], "rows")
     if options["eval_out"] is not None:
         _write(options["eval_out"], held_out, "rows, of other users")
@@ -119,56 +121,40 @@ def command(source: str, out: Path, **options: Any) -> None:
         dialogues = exact or [_dialogue(each, redaction) for _, each in rows if each.answer]
         what = "sequences of sampled tokens" if exact else "dialogues, without the tokens that were sampled"
         _write(options["sft_out"], dialogues, what)
-    for reason, count in (left_out + lost).items():
+    for reason, count in left_out.items():
         click.echo(f"{count} {reason}")
     counts = sorted(redaction.counts.items()) if redaction is not None else []
     kinds = ", ".join(f"{count} {kind.lower()}" for kind, count in counts) or "nothing"
     click.echo(f"redacted: {kinds}" if redaction is not None else "nothing was redacted (--no-redact)")
 
 
-def _read(source: str, options: Mapping[str, Any]) -> tuple[list[Invocation], Counter[str]]:
-    """Read the invocations of a source. Returns them, and counts of what has none, by the reason. Raises: ConfigError."""
+def _read(source: str, options: Mapping[str, Any], begin_s: int, left_out: Counter[str]) -> list[Invocation]:
+    """Read the invocations of a source, in CloudWatch also those of sessions that began earlier. Raises: ConfigError."""
+    from ...deploy.calls import Calls
     from ...traffic.rows import from_dataset, invocations
     from ...traffic.sources import read_cloudwatch, read_file
-    from ...traffic.spans import SESSION, read_spans
+    from ...traffic.spans import read_spans
 
-    records: Iterable[Mapping[str, Any]]
-    begin_s = 0
-    if Path(source).is_dir():
-        if options["user_attribute"] != SESSION:
-            raise ConfigError("a gateway's store has no attributes of users: leave out --user-attribute")
-        return _from_gateway(Path(source), exact=options["sft_out"] is not None and options["no_redact"])
-    if Path(source).is_file():
-        records = read_file(Path(source))
+    user_key, path = options["user_attribute"], Path(source)
+    if path.is_dir():
+        exact = options["sft_out"] is not None and options["no_redact"]
+        return _from_gateway(path, left_out, exact=exact)
+    if path.is_file():
+        records = read_file(path)
         if records and all("turns" in record for record in records):
-            if options["user_attribute"] != SESSION:
-                raise ConfigError(
-                    f"{source} is a data set, which has no attributes of users: leave out --user-attribute"
-                )
-            return from_dataset(records), Counter()
-    elif not (source.startswith("arn:") or "/" in source):
+            return from_dataset(records)
+        return invocations(read_spans(records), left_out, user_key)
+    if not (source.startswith("arn:") or "/" in source):
         raise ConfigError(
             f"there is no file {source}, and no folder; give one, the ARN of an agent, or a log group such as aws/spans"
         )
-    else:
-        from ...deploy.calls import Calls
-
-        region = options["region"] or (source.split(":")[3] if source.startswith("arn:") else None)
-        calls, end_s = Calls(region=region, rehearse=False, say=click.echo), int(time.time())
-        begin_s = end_s - _seconds(options["since"])
-        records = read_cloudwatch(partial(calls, "logs"), source, begin_s=begin_s - SESSION_S, end_s=end_s)
-    spans, unreadable = read_spans(records)
-    begin_ns = begin_s * 10**9
-    found, missing = invocations(spans, options["user_attribute"], begin_ns)
-    before = {each.session for each in found if 0 < each.start_ns < begin_ns}
-    within = {each.session for each in found if not 0 < each.start_ns < begin_ns}
-    lost = Counter({"traces were left out: their text is missing or was cut off": missing})
-    lost["records were left out: they are no spans"] = unreadable
-    lost["sessions were left out: they began before --since"] = len(before & within)
-    return [each for each in found if each.session not in before], +lost
+    region = options["region"] or (source.split(":")[3] if source.startswith("arn:") else None)
+    calls = Calls(region=region, rehearse=False, say=click.echo)
+    found = read_cloudwatch(partial(calls, "logs"), source, begin_s=begin_s - SESSION_S, end_s=int(time.time()))
+    return invocations(read_spans(found), left_out, user_key, begin_s * 10**9)
 
 
-def _from_gateway(folder: Path, *, exact: bool) -> tuple[list[Invocation], Counter[str]]:
+def _from_gateway(folder: Path, left_out: Counter[str], *, exact: bool) -> list[Invocation]:
     """Read the sessions of a gateway's store, with the sampled tokens if ``exact``. Raises: ConfigError, GatewayError."""
     from ...gateway.capture.record import decode
     from ...gateway.capture.turns import expand
@@ -178,7 +164,7 @@ def _from_gateway(folder: Path, *, exact: bool) -> tuple[list[Invocation], Count
     from ...traffic.spans import text_of
     from ...trajectory import build_trajectory
 
-    path, found, missing = folder / FILE, list[Invocation](), 0
+    path, found = folder / FILE, list[Invocation]()
     if not path.is_file():
         raise ConfigError(f"{folder} is no store of a gateway: it has no {FILE}")
     with contextlib.closing(Reader(connect(path, read_only=True), path)) as reader:
@@ -187,7 +173,7 @@ def _from_gateway(folder: Path, *, exact: bool) -> tuple[list[Invocation], Count
             said = [(m.get("role"), text_of(m.get("content")).strip()) for m in whole.dialogue]
             prompts = [place for place, (role, text) in enumerate(said) if role == "user" and text]
             if not prompts:
-                missing += 1
+                left_out["sessions were left out: they have no message of a user"] += 1
                 continue
             begun = next((place for place, (role, _) in enumerate(said) if role == "assistant"), len(said))
             end = next((place for place in prompts if place > begun), len(said))  # a later message needs the history
@@ -200,7 +186,7 @@ def _from_gateway(folder: Path, *, exact: bool) -> tuple[list[Invocation], Count
                 if any(s.loss_mask)
             ]
             found.append(Invocation(session=name, user=name, prompt=prompt, answer=answer, sequences=rows))
-    return found, +Counter({"sessions were left out: they have no message of a user": missing})
+    return found
 
 
 def _seconds(text: str) -> int:

@@ -26,8 +26,8 @@ FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 FOLDER = click.Path(path_type=Path, file_okay=False)
 NOT_TAKEN = {
     "sagemaker": "out",
-    "bedrock": "out instance image",
-    "folder": "name instance role image agent bundle rows roll_back remove",
+    "bedrock": "out instance",
+    "folder": "name instance agent bundle rows roll_back remove",
 }
 # vLLM's name of each of our parsers.
 VLLM_PARSERS = {
@@ -64,8 +64,6 @@ VLLM_PARSERS = {
 )
 @click.option("--bucket", envvar="AGENTCORE_RL_MODEL_BUCKET", show_envvar=True, help="Bucket for the weights.")
 @click.option("--instance", metavar="TYPE", help="Instance type of SageMaker. [default: the smallest that fits]")
-@click.option("--role", metavar="ARN", help="Role that reads the weights. [default: a new role with least rights]")
-@click.option("--image", metavar="URI", help="Container image for SageMaker. [default: AWS's image of vLLM]")
 @click.option(
     "--tool-parser",
     metavar="NAME",
@@ -130,34 +128,30 @@ def _promote(given: str, to: str, options: Mapping[str, Any], calls: Calls) -> d
     from ...deploy.models import AgentSwitch, ConfigurationBundle, ImportedModel, SageMakerEndpoint
     from . import proof
 
-    arn, back, say = options["agent"], options["roll_back"], calls.say
-    if arn is None and (options["bundle"] or options["rows"] or back or options["endpoint"] != "DEFAULT"):
+    arn, bucket, endpoint, back = (options[name] for name in ("agent", "bucket", "endpoint", "roll_back"))
+    if arn is None and (options["bundle"] or options["rows"] or back or endpoint != "DEFAULT"):
         raise ConfigError("--bundle, --rows, --endpoint and --roll-back need --agent ARN")
-    agent = None if arn is None else AgentSwitch(arn, options["endpoint"], calls)
+    if back and (options["bundle"] or options["remove"]):
+        raise ConfigError("--roll-back takes neither --bundle nor --remove")
+    agent = None if arn is None else AgentSwitch(arn, endpoint, calls)
     if agent is not None and back is not None:
-        if options["bundle"] or options["remove"]:
-            raise ConfigError("--roll-back takes neither --bundle nor --remove")
         version = agent.roll_back(back)
-        say(f"the agent's endpoint {options['endpoint']} uses version {version}")
+        calls.say(f"the agent's endpoint {endpoint} uses version {version}")
         return {"agent": arn, "version": version}
-    if options["bucket"] is None:
+    if bucket is None:
         raise ConfigError("--bucket NAME is missing: the weights are uploaded there")
     name = _name(Path(given).resolve(), options["name"])
     rights = f"{to}-{name}"  # no other model or bundle has this name
-    host: SageMakerEndpoint | ImportedModel
-    if to == "sagemaker":
-        container = {each: options[each] for each in ("instance", "image")}
-        host = SageMakerEndpoint(name, options["bucket"], options["role"], calls, **container)
-    else:
-        host = ImportedModel(name, options["bucket"], options["role"], calls)
+    host = (
+        SageMakerEndpoint(name, bucket, calls, options["instance"])
+        if to == "sagemaker"
+        else ImportedModel(name, bucket, calls)
+    )
     bundle = None if options["bundle"] is None else ConfigurationBundle(options["bundle"], calls)
     if options["remove"]:
-        host.find()
         if agent is not None:
             agent.leave(host.addresses())
             agent.forbid(rights)
-            if not name.startswith(("sagemaker-", "bedrock-", "bundle-")):
-                agent.forbid(name)  # the name that earlier versions of this command gave them
             if bundle is not None and bundle.remove(arn, host.addresses()):
                 agent.forbid(bundle.policy)
         host.remove()
@@ -166,7 +160,7 @@ def _promote(given: str, to: str, options: Mapping[str, Any], calls: Calls) -> d
     model = model_folder(given)
     folder = _folder(model, options)
     facts = _read(folder, options["tool_parser"], parsed=to == "sagemaker")
-    say(f"{facts.size}, {host.check(facts)}")
+    calls.say(f"{facts.size}, {host.check(facts)}")
     host.up(facts)
     result: dict[str, Any] = {"name": name, "folder": str(folder), **host.address}
     if not calls.rehearse:
@@ -174,7 +168,7 @@ def _promote(given: str, to: str, options: Mapping[str, Any], calls: Calls) -> d
     words = f"{program()} promote {shlex.quote(str(model))} --to {to} --name {name} --region {calls.region}"
     baggage = None
     if agent is not None:
-        words += f" --agent {arn} --endpoint {options['endpoint']}"
+        words += f" --agent {arn} --endpoint {endpoint}"
         agent.allow(rights, host.rights)
         if bundle is not None:
             words += f" --bundle {bundle.name}"
@@ -182,15 +176,15 @@ def _promote(given: str, to: str, options: Mapping[str, Any], calls: Calls) -> d
             agent.allow(bundle.policy, iam.bundle_user(result["bundle"]))
             of = "aws.agentcore.configbundle"
             baggage = f"{of}_arn={result['bundle']},{of}_version={result['version']}"
-            say(f"Calls with this header use the model:  baggage: {baggage}")
+            calls.say(f"Calls with this header use the model:  baggage: {baggage}")
         else:
             before, version = agent.use(host.address)
             result |= {"agent": arn, "version": version, "version_before": before}
             if before is not None:
-                say(f"Roll back with:  {words} --roll-back {before}")
-    say(f"Remove it with:  {words} --bucket {options['bucket']} --remove")
+                calls.say(f"Roll back with:  {words} --roll-back {before}")
+    calls.say(f"Remove it with:  {words} --bucket {bucket} --remove")
     if options["rows"] is not None and not calls.rehearse:
-        proof.of_agent(options["rows"], arn, options["endpoint"], baggage, calls)
+        proof.of_agent(options["rows"], arn, endpoint, baggage, calls)
     return result
 
 

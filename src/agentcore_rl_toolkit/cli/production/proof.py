@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ...contract import REFERENCE_FIELD
-from ...deploy.calls import Calls, wait_for
+from ...deploy.calls import Calls
 from ...deploy.models import ImportedModel, SageMakerEndpoint
 from ...errors import AgentCoreRLError, ConfigError
 
 QUESTION = {"messages": [{"role": "user", "content": "What is 3 + 4?"}], "max_tokens": 32}
 ANSWER_S = 300.0
 ROWS = 3  # that are sent through the agent
-BUSY = ("ThrottlingException", "EndpointConnectionError", "ConnectTimeoutError")  # no agent ran
-BUSY_S, PAUSE_S = 60.0, 2.0
 SEQUENCES = 8  # rollouts whose logprobs are compared
 
 
@@ -32,12 +29,10 @@ def of_model(host: SageMakerEndpoint | ImportedModel, model: Path, calls: Calls)
         return {}
     try:
         _check_answer(_post(host.address["base_url"], str(calls.region)), calls)
-        found = _compare_logprobs(host, model, calls)
+        return _compare_logprobs(host, model, calls)
     except ConfigError:
         host.reject()
         raise
-    host.accept()
-    return found
 
 
 def _check_answer(reply: Any, calls: Calls) -> None:
@@ -124,9 +119,8 @@ def of_agent(rows: Path, agent: str, endpoint: str, baggage: str | None, calls: 
         payload = {name: value for name, value in row.payload.items() if name != REFERENCE_FIELD}
         which: dict[str, Any] = {"agentRuntimeArn": agent, "qualifier": endpoint, "baggage": baggage}
         which |= {"runtimeSessionId": new_session_id(), "payload": json.dumps(payload).encode()}
-        call = partial(calls, "bedrock-agentcore", "InvokeAgentRuntime", absent=BUSY, **which)
-        reply = wait_for(call, BUSY_S, PAUSE_S, "AgentCore takes no call of the agent")
-        text = reply["response"].read().decode("utf-8", "replace")
-        calls.say(f"{row.input_id}: {reply.get('statusCode', 200)} {text[:200]}")
-        if reply.get("statusCode", 200) >= 400:
+        reply = calls("bedrock-agentcore", "InvokeAgentRuntime", **which)
+        status, text = reply.get("statusCode", 200), reply["response"].read().decode("utf-8", "replace")
+        calls.say(f"{row.input_id}: {status} {text[:200]}")
+        if status >= 400:
             raise ConfigError(f"the agent refused {row.input_id}: {text[:500]}")

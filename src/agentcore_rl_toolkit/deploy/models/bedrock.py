@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from ...errors import ConfigError
 from .. import iam
 from ..calls import Calls, wait_for
 from .facts import ModelFacts, refusals_of_import
-from .host import Host
+from .host import Host, Part
 
 IMPORT_S, WARM_S = 7200.0, 1800.0  # 65 GB were not ready after botocore's own retries of 68 s
 PAUSE_S = 10.0
@@ -29,8 +29,8 @@ class ImportedModel(Host):
 
     service = "bedrock"
 
-    def __init__(self, name: str, bucket: str, role: str | None, calls: Calls) -> None:
-        super().__init__(name, bucket, role, calls)
+    def __init__(self, name: str, bucket: str, calls: Calls) -> None:
+        super().__init__(name, bucket, calls)
         self.arn = f"arn:{self._where}:imported-model/the-new-one"
 
     @property
@@ -49,38 +49,33 @@ class ImportedModel(Host):
 
     def check(self, facts: ModelFacts) -> str:
         """Return what is known of the price, for people. Raises: ConfigError if Bedrock does not import the model."""
-        refusals = refusals_of_import(facts, str(self._call.region))
-        if refusals:
+        if refusals := refusals_of_import(facts, str(self._call.region)):
             raise ConfigError("; ".join(refusals))
         return "price per hour unknown: Bedrock charges custom model units while the model is awake, and its storage"
 
     def up(self, facts: ModelFacts) -> None:
         """Import this model unless it is there, and wait until the import ends."""
-        name = f"{self.name}-{facts.digest}"
+        name, calls = f"{self.name}-{facts.digest}", self._call
         found = [model["modelArn"] for model in self._models() if model["modelName"] == name]
         if found:
-            self._call.say(f"imported model {name}: is up to date")
+            calls.say(f"imported model {name}: is up to date")
             self.arn = found[0]
             return
-        uri, calls = self._upload(facts), self._call
+        source = {"s3DataSource": {"s3Uri": self._upload(facts)}}
         job = next((job["jobArn"] for job in self._running() if job["importedModelName"] == name), None)
         if job is None:
             # Its name is a new one, because those of failed jobs stay taken.
             new = {"jobName": f"{self.name}-{time.time_ns() // 10**6}", "importedModelName": name}
             calls.step(f"import job {new['jobName']}", "started")
             policies = iam.imports(calls.partition, calls.account, self._bucket, self._prefix, str(calls.region))
-            source = {"s3DataSource": {"s3Uri": uri}}
-            start = partial(self._api, "CreateModelImportJob", modelDataSource=source, **new)
-            started = self._with_role(*policies, lambda role: start(roleArn=role))
+            started = self._with_role(*policies, "CreateModelImportJob", "roleArn", modelDataSource=source, **new)
             job = (started or {}).get("jobArn")
         if calls.rehearse:
             return
         ended = self._ended(str(job))
         if ended["status"] != "Completed":
-            raise ConfigError(
-                f"Bedrock did not import {name}: {ended.get('failureMessage') or 'it gave no reason'}. Correct the cause and "
-                "repeat the command"
-            )
+            reason = ended.get("failureMessage") or "it gave no reason"
+            raise ConfigError(f"Bedrock did not import {name}: {reason}. Correct the cause and repeat the command")
         self.arn = ended["importedModelArn"]
 
     def chat(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -93,7 +88,7 @@ class ImportedModel(Host):
             reply = wait_for(invoke, WARM_S, PAUSE_S, "the model is not loaded")
         return dict(json.loads(reply["body"].read()))
 
-    def _parts(self) -> Iterator[tuple[str, Callable[[], object]]]:
+    def _parts(self) -> Iterator[Part]:
         for job in self._running():  # Bedrock cannot stop it
             self._ended(job["jobArn"])
         for model in self._models():

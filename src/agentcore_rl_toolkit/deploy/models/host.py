@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, ClassVar
 
-from ...errors import ConfigError
 from .. import iam
 from ..calls import Calls
 from ..resources import Resources
 from .facts import ModelFacts
+
+Part = tuple[str, Callable[[], object]]  # a resource, for people, and the call that removes it
 
 
 class Host:
@@ -20,15 +21,14 @@ class Host:
     Args:
         name: name of the model: lower-case letters, digits and single hyphens, at most 36.
         bucket: where the weights go, below `agentcore-rl-models/`.
-        role: ARN of an existing role that reads them. None creates a role.
 
     Raises (all its methods): ConfigError, RefusedError.
     """
 
     service: ClassVar[str]
 
-    def __init__(self, name: str, bucket: str, role: str | None, calls: Calls) -> None:
-        self.name, self._bucket, self._role, self._call = f"agentcore-rl-{name}", bucket, role, calls
+    def __init__(self, name: str, bucket: str, calls: Calls) -> None:
+        self.name, self._bucket, self._call = f"agentcore-rl-{name}", bucket, calls
         self._where = f"{calls.partition}:{self.service}:{calls.region}:{calls.account}"
         self._role_name = f"agentcore-rl-model-{name}"
         self._prefix = f"agentcore-rl-models/{self.service}/{calls.region}/{name}/"
@@ -44,25 +44,23 @@ class Host:
         """Upload the weights. Returns the address of their folder."""
         return self._resources.upload(facts.files, self._bucket, f"{self._prefix}{facts.digest}/")
 
-    def _with_role(self, trust: iam.Policy, rights: iam.Policy, create: Callable[[str], Any]) -> Any:
-        """Call ``create`` with the ARN of the role, when its service knows the role. Returns its reply."""
-        role = self._role or self._resources.role(self._role_name, f"The model {self.name}", trust, rights)
-        return self._resources.until_role_is_known(lambda: create(role), own_role=self._role is None)
-
-    def find(self) -> None:
-        """Check that there is something to remove. Raises: ConfigError if there is nothing."""
-        made = any(True for _ in self._parts())
-        if not made and not self._resources.has_any(self._role_name, self._bucket, self._prefix):
-            raise ConfigError(f"promote has put no model {self.name} on {self.service} in {self._call.region}")
+    def _with_role(self, trust: iam.Policy, rights: iam.Policy, operation: str, name: str, **parameters: Any) -> Any:
+        """Call an operation with the ARN of the role as this parameter, when the service knows the role. Returns its reply."""
+        parameters[name] = self._resources.role(self._role_name, f"The model {self.name}", trust, rights)
+        return self._resources.until_role_is_known(lambda: self._api(operation, **parameters))
 
     def remove(self) -> None:
         """Remove what `promote` created for this model, with the role and the uploaded weights."""
+        found = False
         for what, delete in self._parts():
+            found = True
             self._call.step(what, "removed")
             delete()
+        if not found:
+            self._call.say(f"there is no model {self.name} on {self.service} in {self._call.region}")
         self._resources.remove_role(self._role_name)
         self._resources.remove_objects(self._bucket, self._prefix)
 
-    def _parts(self) -> Iterator[tuple[str, Callable[[], object]]]:
-        """Yield what the service has of this model, and the calls that remove it, in this order."""
+    def _parts(self) -> Iterator[Part]:
+        """Yield what the service has of this model, in the order of its removal."""
         raise NotImplementedError

@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,7 @@ from ...errors import ConfigError
 from .. import cost, iam
 from ..calls import Calls
 from .facts import ModelFacts, instance_for
-from .host import Host
+from .host import Host, Part
 
 IMAGES = "763104351884"  # the account of AWS's Deep Learning Containers, in most commercial regions
 IMAGE, AMI = "vllm:server-sagemaker-cuda-v1", "al2-ami-sagemaker-inference-gpu-3-1"
@@ -28,31 +28,29 @@ READY_S = 3600.0  # a large model is downloaded, loaded and compiled first
 PAUSE_S = 5.0
 RUNTIME_URL = "AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME"
 ABSENT = ("ValidationException", "ResourceNotFound")  # SageMaker's Describe calls say so of what is not there
-EARLIER = "agentcore-rl-earlier"  # tag of an endpoint: its last proven configuration, and an unproven one
 _CHANGING = ("Creating", "Updating", "SystemUpdating", "RollingBack", "Deleting")
 
 
 def dollars_per_hour_at(url: str) -> float | None:
     """Return the price of the endpoint with this address. None for another address, and if AWS does not tell this user."""
-    own = re.escape((os.environ.get(RUNTIME_URL) or "-").rstrip("/"))
-    aws = r"https://runtime(?:-fips)?\.sagemaker\.([a-z0-9-]+)\.(?:amazonaws\.com(?:\.cn)?|amazonaws\.eu|api\.aws)"
-    found = re.match(rf"(?:{own}|{aws})/endpoints/([^/]+)/openai/v1", url)
+    local = re.escape(os.environ.get(RUNTIME_URL, "").rstrip("/") or "-")
+    found = re.match(rf"(?:{local}|https://runtime\.sagemaker\.([a-z0-9-]+)\.[a-z.]+)/endpoints/([^/]+)/openai/v1", url)
     if found is None:
         return None
     try:
         calls = Calls(region=found[1], rehearse=False, say=lambda line: None)
         endpoint = calls("sagemaker", "DescribeEndpoint", EndpointName=found[2])
         config = calls("sagemaker", "DescribeEndpointConfig", EndpointConfigName=endpoint["EndpointConfigName"])
-        counts = {each["VariantName"]: each["CurrentInstanceCount"] for each in endpoint["ProductionVariants"]}
-        instances = [(each["InstanceType"], counts[each["VariantName"]]) for each in config["ProductionVariants"]]
+        instance = config["ProductionVariants"][0]["InstanceType"]
+        count = endpoint["ProductionVariants"][0]["CurrentInstanceCount"]
     except (ConfigError, LookupError):
         return None
-    prices = [(cost.dollars_per_hour(name, str(calls.region), calls.price_list()), count) for name, count in instances]
-    return None if any(price is None for price, _ in prices) else sum((price or 0) * count for price, count in prices)
+    price = cost.dollars_per_hour(instance, str(calls.region), calls.price_list())
+    return None if price is None else price * count
 
 
 class SageMakerEndpoint(Host):
-    """An endpoint on an instance, None: the smallest that fits. ``image`` is the URI of its container, None: AWS's own with vLLM.
+    """An endpoint on an instance, None: the smallest that fits.
 
     Attributes:
         address: the model's address, as `app.model()` takes it.
@@ -61,18 +59,10 @@ class SageMakerEndpoint(Host):
 
     service = "sagemaker"
 
-    def __init__(
-        self,
-        name: str,
-        bucket: str,
-        role: str | None,
-        calls: Calls,
-        *,
-        instance: str | None = None,
-        image: str | None = None,
-    ) -> None:
-        super().__init__(name, bucket, role, calls)
-        self._instance, self._image = instance, image or f"{IMAGES}.dkr.ecr.{calls.region}.amazonaws.com/{IMAGE}"
+    def __init__(self, name: str, bucket: str, calls: Calls, instance: str | None) -> None:
+        super().__init__(name, bucket, calls)
+        self._instance = instance
+        self._earlier: str | None = None  # the configuration that `up` replaced
         base = os.environ.get(RUNTIME_URL) or f"https://runtime.sagemaker.{calls.region}.amazonaws.com"
         self.address = {"base_url": f"{base.rstrip('/')}/endpoints/{self.name}/openai/v1"}
         self.rights = iam.endpoint_user(f"arn:{self._where}:endpoint/{self.name}")
@@ -90,22 +80,19 @@ class SageMakerEndpoint(Host):
     def up(self, facts: ModelFacts) -> None:
         """Bring the endpoint to this model, and wait until it serves."""
         instance, gpus = instance_for(facts, self._instance)
-        source = {"S3Uri": self._upload(facts), "S3DataType": "S3Prefix", "CompressionType": "None"}
         environment = {"SM_VLLM_TENSOR_PARALLEL_SIZE": str(gpus)}
         if facts.tool_parser is not None:
             environment |= {"SM_VLLM_ENABLE_AUTO_TOOL_CHOICE": "true", "SM_VLLM_TOOL_CALL_PARSER": facts.tool_parser}
-        container = {
-            "Image": self._image,
-            "ModelDataSource": {"S3DataSource": source},
-            "Environment": environment,
-        }
-        version = hashlib.sha256(json.dumps([container, instance, self._role]).encode()).hexdigest()[:12]
+        source = {"S3Uri": self._upload(facts), "S3DataType": "S3Prefix", "CompressionType": "None"}
+        image = f"{IMAGES}.dkr.ecr.{self._call.region}.amazonaws.com/{IMAGE}"
+        container = {"Image": image, "ModelDataSource": {"S3DataSource": source}, "Environment": environment}
+        version = hashlib.sha256(json.dumps([container, instance]).encode()).hexdigest()[:12]
         name = f"{self.name}-{version}"
         if self._api("DescribeModel", ModelName=name, absent=ABSENT) is None:
             self._call.step(f"model {name}", "created")
-            model = partial(self._api, "CreateModel", ModelName=name, PrimaryContainer=container)
             policies = iam.hosting(self._call.partition, self._call.account, self._bucket, self._prefix)
-            self._with_role(*policies, lambda role: model(ExecutionRoleArn=role))
+            model = {"ModelName": name, "PrimaryContainer": container}
+            self._with_role(*policies, "CreateModel", "ExecutionRoleArn", **model)
         if self._api("DescribeEndpointConfig", EndpointConfigName=name, absent=ABSENT) is None:
             variant = {
                 "VariantName": "model",
@@ -124,51 +111,37 @@ class SageMakerEndpoint(Host):
         if found is None:
             self._call.step(f"endpoint {self.name}", "created")
             self._api("CreateEndpoint", EndpointName=self.name, EndpointConfigName=name)
-            self._must_serve(name)
-        elif (earlier := found["EndpointConfigName"]) == name:
-            self._must_serve(name)
-            self._call.say(f"endpoint {self.name}: is up to date")
+            self._check_service(name)
+        elif found["EndpointConfigName"] != name:
+            self._earlier = found["EndpointConfigName"]
+            self._update(name)
         else:
-            value = f"{self._earlier(found) or earlier} {name}"
-            self._api("AddTags", ResourceArn=found["EndpointArn"], Tags=[{"Key": EARLIER, "Value": value}])
-            self._update(earlier, name)
-
-    def _update(self, earlier: str, config: str) -> None:
-        """Let the endpoint use another configuration, and wait until it serves."""
-        self._call.step(f"endpoint {self.name}", f"updated from {earlier} to {config}")
-        self._api("UpdateEndpoint", EndpointName=self.name, EndpointConfigName=config)
-        self._must_serve(config)
-
-    def _must_serve(self, config: str) -> None:
-        if self._call.rehearse:
-            return
-        now = self._settled()
-        if now is None or now["EndpointStatus"] != "InService" or now["EndpointConfigName"] != config:
-            reason = "it was deleted" if now is None else now.get("FailureReason") or f"status {now['EndpointStatus']}"
-            raise ConfigError(f"endpoint {self.name} does not serve the model: {reason}")
-
-    def accept(self) -> None:
-        """Keep the model: it passed its check."""
-        if (found := self._settled()) is not None and self._earlier(found) is not None:
-            self._api("DeleteTags", ResourceArn=found["EndpointArn"], TagKeys=[EARLIER])
+            self._check_service(name)
+            self._call.say(f"endpoint {self.name}: is up to date")
 
     def reject(self) -> None:
-        """Let the endpoint serve its last proven model again, if it had one: the new one failed its check."""
-        found = self._settled()
-        if found is None or (earlier := self._earlier(found)) in (None, found["EndpointConfigName"]):
+        """Let the endpoint serve its earlier configuration again, if it had one: the new model failed its check."""
+        if self._earlier is None:
             self._call.say(
                 "the new model is not proven: its endpoint stays, and is billed until `promote --remove`. To have an "
                 "earlier model there, promote that one again"
             )
         else:
             self._call.say("the new model is not proven: the endpoint gets its earlier one")
-            self._update(found["EndpointConfigName"], earlier)
+            self._update(self._earlier)
 
-    def _earlier(self, found: Mapping[str, Any]) -> str | None:
-        """Return the last proven configuration of an endpoint with an unproven one. None: it is proven, or its first."""
-        listed = self._api("ListTags", ResourceArn=found["EndpointArn"])["Tags"]
-        pair: list[str] = next((tag["Value"].split() for tag in listed if tag["Key"] == EARLIER), [])
-        return pair[0] if pair[1:] == [found["EndpointConfigName"]] else None
+    def _update(self, config: str) -> None:
+        """Let the endpoint use another configuration, and wait until it serves."""
+        self._call.step(f"endpoint {self.name}", f"updated to {config}")
+        self._api("UpdateEndpoint", EndpointName=self.name, EndpointConfigName=config)
+        self._check_service(config)
+
+    def _check_service(self, config: str) -> None:
+        """Wait until the endpoint does not change. Raises: ConfigError unless it serves this configuration."""
+        now = self._settled() or {"EndpointStatus": "it was deleted", "EndpointConfigName": ""}
+        if (now["EndpointStatus"], now["EndpointConfigName"]) != ("InService", config) and not self._call.rehearse:
+            reason = now.get("FailureReason") or now["EndpointStatus"]
+            raise ConfigError(f"endpoint {self.name} does not serve the model: {reason}")
 
     def _settled(self) -> Mapping[str, Any] | None:
         """Wait while the endpoint changes. Returns its description. Raises: ConfigError when that does not end in time."""
@@ -189,7 +162,7 @@ class SageMakerEndpoint(Host):
         except (KeyError, TypeError, ValueError, IndexError) as e:
             raise ConfigError(f"the endpoint gave no logprobs: {text[:200]!r}") from e
 
-    def _parts(self) -> Iterator[tuple[str, Callable[[], object]]]:
+    def _parts(self) -> Iterator[Part]:
         if self._settled() is not None:
             yield f"endpoint {self.name}", self._delete
         for kind in ("EndpointConfig", "Model"):
