@@ -432,7 +432,7 @@ def test_who_has_no_account_sees_what_would_be_done_in_it(
         "bedrock-agentcore-control:CreateAgentRuntime",
     ):
         assert f"would call {call}\n" in done.output
-    assert "would wait until version 1 is ready, and point endpoint prod at it" in done.output
+    assert "would wait until the version is ready, and point endpoint prod at it" in done.output
     assert "would run one rollout of {" in done.output
     assert "would write .env" in done.output
     assert not (folder / "wheels").exists()

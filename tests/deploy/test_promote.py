@@ -30,8 +30,8 @@ from agentcore_rl_toolkit.cli.production import promote as promoting
 from agentcore_rl_toolkit.deploy import agent as deployed_agent
 from agentcore_rl_toolkit.deploy import resources
 from agentcore_rl_toolkit.deploy.calls import Calls
-from agentcore_rl_toolkit.deploy.models import ModelFacts, bedrock, read_model, sagemaker
-from agentcore_rl_toolkit.deploy.models.facts import INSTANCES, instance_for, refusals_of_import
+from agentcore_rl_toolkit.deploy.models import bedrock, sagemaker
+from agentcore_rl_toolkit.deploy.models.facts import INSTANCES, ModelFacts, instance_for, read_model, refusals_of_import
 from agentcore_rl_toolkit.errors import ConfigError
 from agentcore_rl_toolkit.gateway.testing import ScriptedModel
 from agentcore_rl_toolkit.messages.render import Renderer

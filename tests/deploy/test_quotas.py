@@ -56,21 +56,16 @@ def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
         yield service
 
 
-def read(region: str = "us-west-2") -> Quotas:
-    return quotas.read(boto3.client("service-quotas", region_name=region), region)
-
-
-def test_what_is_not_listed_or_not_readable_is_awss_default_and_said_so(service: Service) -> None:
-    assert read() == Quotas(sessions=1000, new_sessions_per_min=6000, requests_per_s=50)
-    service.listed = [{"QuotaName": "Rate of new Runtime session creation", "Value": 25.0}]
-    found = read()
-    assert found == Quotas(why=found.why)  # 25 a second is the default of archives; images start 400 a minute
-    assert "400 new ones per minute (deployed as code: 1,500), 200 requests per second" in quotas.line(found)
-    assert "lists none of sessions, requests" in found.why
+def test_a_quota_that_is_not_listed_or_not_readable_is_awss_default(service: Service) -> None:
+    client = boto3.client("service-quotas", region_name="us-west-2")
+    assert quotas.read(client) == Quotas(sessions=1000, new_sessions_per_s=100, requests_per_s=50)
+    service.listed = [{"QuotaName": "Active Session Workloads per Account", "Value": 25.0}]
+    assert quotas.read(client) == Quotas(sessions=25)
     service.listed = None
-    found = read("eu-west-1")
-    assert found.sessions == 2500
+    found = quotas.read(client)
+    assert found == Quotas(why=found.why)
     assert "AccessDeniedException; servicequotas:ListServiceQuotas" in found.why
+    assert "5,000 sessions alive, 400 new ones per minute, 200 requests per second" in quotas.line(found)
 
 
 def test_a_local_runtime_has_no_quotas(monkeypatch: pytest.MonkeyPatch) -> None:

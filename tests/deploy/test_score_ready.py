@@ -140,23 +140,6 @@ def test_the_role_of_a_version_for_rollouts_may_pull_the_derived_image(account: 
         assert "repository/agentcore-rl/shop_training" in json.dumps(policy)
 
 
-def test_an_image_is_derived_again_after_its_tag_was_given_to_another_one(account: dict[str, str]) -> None:
-    ecr = boto3.client("ecr")
-    uri = ecr.create_repository(repositoryName="shop")["repository"]["repositoryUri"]
-    found = []
-    for digest in (f"sha256:{'1' * 64}", f"sha256:{'2' * 64}"):
-        kind = "application/vnd.docker.distribution.manifest.v2+json"
-        manifest = json.dumps({"schemaVersion": 2, "mediaType": kind, "config": {"digest": digest}, "layers": []})
-        ecr.put_image(repositoryName="shop", imageManifest=manifest, imageTag="latest", imageDigest=digest)
-        lines: list[str] = []
-        what = Settings(name="shop_training", image=f"{uri}:latest", score_ready=True, platform="linux/arm64")
-        deployment(what, lines, rehearse=True).up()
-        [built] = [line for line in lines if line.startswith("would build")]
-        assert f"would build {uri}@{digest} for" in built
-        found.append(built)
-    assert found[0].split()[-1] != found[1].split()[-1]
-
-
 def test_the_files_of_a_scaffold_are_not_packed(account: dict[str, str], tmp_path: Path) -> None:
     """`init --from` writes rows with the known answers next to the agent."""
     (tmp_path / "app.py").write_text(AGENT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -17,6 +18,7 @@ from .output.terminal import visible
 
 if TYPE_CHECKING:
     from ..deploy.deployment import Deployment
+    from ..deploy.settings import Settings
 
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 ARN = "AGENTCORE_AGENT_ARN"
@@ -70,16 +72,8 @@ CONTROL_URL = "AWS_ENDPOINT_URL_BEDROCK_AGENTCORE_CONTROL"
 @as_json
 def command(
     what: str | None,
-    agent: str | None,
-    name: str | None,
-    smoke: str | None,
-    bucket: str | None,
-    environment: Sequence[str],
-    model_hosts: Sequence[str],
-    policy_models: Sequence[str],
-    region: str | None,
-    excluded: Sequence[Path],
     vendor: Path | None,
+    region: str | None,
     dry_run: bool,
     remove: bool,
     as_json: bool,
@@ -102,31 +96,14 @@ def command(
     from dotenv import set_key
 
     from ..deploy import cost
+    from ..deploy.artifact import vendor as put_wheel
     from ..deploy.calls import Calls
     from ..deploy.deployment import Deployment
-    from ..deploy.settings import Settings
-    from ..runtime.wire import parse_environment
 
     if vendor is not None:
-        from ..deploy.artifact import vendor as put_wheel
-
         click.echo("\n".join(put_wheel(vendor)))
         return
-    folder, started = _started(agent)
-    bucket, prefix = _records(bucket)
-    rows = None if smoke == "none" or remove or what else _payload(smoke, folder)
-    settings = Settings(
-        name=_name(name, folder, "_training" if options["score_ready"] else ""),
-        folder=folder,
-        **started,
-        excluded=list(excluded) if folder is None else _left_out(folder, options["score_ready"], excluded),
-        platform=_platform(),
-        smoke=rows,
-        bucket=bucket,
-        prefix=prefix,
-        environment=parse_environment([*as_is_variables(model_hosts, policy_models), *environment]),
-        **options,
-    )
+    settings = _settings(options, smokes=not remove and not what)
     lines: list[str] = []
 
     def say(line: str) -> None:
@@ -151,8 +128,7 @@ def command(
             if value is not None:
                 set_key(".env", variable, value, quote_mode="never")
     if as_json:
-        facts = {each: getattr(done, each) for each in ("arn", "version", "changed", "smoke")}
-        click.echo(json.dumps({**facts, "steps": lines}, indent=2))
+        click.echo(json.dumps({**dataclasses.asdict(done), "steps": lines}, indent=2))
         return
     if done.smoke is not None:
         click.echo(visible(f"one rollout: {done.smoke}"))
@@ -160,6 +136,30 @@ def command(
         click.echo("would write .env: AGENTCORE_AGENT_ARN, AGENTCORE_S3_BUCKET and AWS_REGION. Nothing was changed")
     elif done.arn is not None:
         click.echo(f"{done.arn} (version {done.version}), written to .env\n{cost.line(1000)}")
+
+
+def _settings(options: dict[str, Any], *, smokes: bool) -> Settings:
+    """Return the settings of a deployment. ``smokes``: a rollout tests it, unless the options refuse one. Raises: ConfigError."""
+    from ..deploy.settings import Settings
+    from ..runtime.wire import parse_environment
+
+    names = ("agent", "name", "smoke", "bucket", "environment", "model_hosts", "policy_models", "excluded")
+    agent, name, smoke, bucket, environment, hosts, models, excluded = (options.pop(each) for each in names)
+    folder, started = _started(agent)
+    bucket, prefix = _records(bucket)
+    as_is = options["score_ready"]
+    return Settings(
+        name=_name(name, folder, "_training" if as_is else ""),
+        folder=folder,
+        **started,
+        excluded=list(excluded) if folder is None else _left_out(folder, as_is, excluded),
+        platform=_platform(),
+        smoke=_payload(smoke, folder) if smokes and smoke != "none" else None,
+        bucket=bucket,
+        prefix=prefix,
+        environment=parse_environment([*as_is_variables(hosts, models), *environment]),
+        **options,
+    )
 
 
 def _started(agent: str | None) -> tuple[Path | None, dict[str, Any]]:

@@ -33,9 +33,8 @@ class Agent:
 
     def version(self, number: str | None = None) -> Mapping[str, Any] | None:
         """Return the description of a version, or of the newest one. None: it does not exist."""
-        found: Mapping[str, Any] | None
         found = self._control("GetAgentRuntime", agentRuntimeVersion=number, absent=GONE)
-        return found
+        return None if found is None else dict(found)
 
     def settled(self) -> Mapping[str, Any] | None:
         """Wait while it is created or updated. Returns the newest version, or None if it does not exist."""

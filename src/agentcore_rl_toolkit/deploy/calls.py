@@ -86,20 +86,22 @@ class Calls:
 
         ``times_s`` are the limit and the pause. Returns the description, None if it does not exist. Raises: ConfigError.
         """
-        said, deadline = "", time.monotonic() + times_s[0]
-        while (now := find()) is not None and now[status] in changing and not self.rehearse:
-            if now[status] != said:
-                said = now[status]
-                self.say(f"{what}: {said}")
-            if time.monotonic() > deadline:
-                raise ConfigError(f"{what} is still {said} after {times_s[0]:.0f} s; repeat the command to wait for it")
-            time.sleep(times_s[1])
-        return now
+        said: set[str] = set()
+
+        def look() -> tuple[Mapping[str, Any] | None] | None:
+            now = find()
+            if now is None or now[status] not in changing or self.rehearse:
+                return (now,)
+            if now[status] not in said:
+                said.add(now[status])
+                self.say(f"{what}: {now[status]}")
+            return None
+
+        return wait_for(look, *times_s, f"{what} still changes")[0]
 
     @cached_property
     def _identity(self) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self("sts", "GetCallerIdentity")
-        return found
+        return dict(self("sts", "GetCallerIdentity"))
 
     @property
     def account(self) -> str:
@@ -112,17 +114,18 @@ class Calls:
     def __call__(self, service: str, operation: str, *, absent: tuple[str, ...] = (), **parameters: Any) -> Any:
         """Call ``operation`` (`CreateRole`) of ``service`` (`iam`). Gives the reply.
 
-        With ``absent``, error codes, or names of botocore's errors, that mean "there is none": None in their place. In a
-        rehearsal a call that would change something is printed, and gives None.
+        With ``absent``, error codes that mean "there is none": None in their place. In a rehearsal a call that would change
+        something is printed, and gives None.
 
         Raises: RefusedError, with AWS's code and message; ConfigError for parameters that the service's model does not allow.
         """
+        from botocore import xform_name
         from botocore.exceptions import BotoCoreError, ClientError
         from botocore.validate import ParamValidator
 
-        client = self._client(service)
-        model = client.meta.service_model.operation_model(operation)
-        wrong = ParamValidator().validate(_without_none(parameters), model.input_shape) if model.input_shape else None
+        client, parameters = self._client(service), {k: v for k, v in parameters.items() if v is not None}
+        shape = client.meta.service_model.operation_model(operation).input_shape
+        wrong = ParamValidator().validate(parameters, shape) if shape else None
         if wrong is not None and wrong.has_errors():
             raise ConfigError(f"{service}:{operation}: {wrong.generate_report()}")
         if self.rehearse and not operation.startswith(HARMLESS):
@@ -130,10 +133,8 @@ class Calls:
             return None
         if self._offline:
             return _NOTHING_THERE.get(operation)
-        from botocore import xform_name
-
         try:
-            return getattr(client, xform_name(operation))(**_without_none(parameters))
+            return getattr(client, xform_name(operation))(**parameters)
         except ClientError as e:
             error = e.response.get("Error", {})
             code = str(error.get("Code", ""))
@@ -141,8 +142,6 @@ class Calls:
                 return None
             raise RefusedError(f"{service}:{operation}: {code}: {error.get('Message', '')}", code=code) from e
         except BotoCoreError as e:
-            if type(e).__name__ in absent:
-                return None
             raise RefusedError(f"{service}:{operation}: {e}") from e
 
     def every(self, service: str, operation: str, entries: str, **parameters: Any) -> Iterator[Any]:
@@ -187,10 +186,6 @@ class Calls:
         return self._clients[service]
 
 
-def _without_none(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in parameters.items() if value is not None}
-
-
 def _shown(parameters: Mapping[str, Any]) -> str:
     """Return parameters to show: policies as documents, archives by their size, variables by their names."""
 
@@ -205,5 +200,5 @@ def _shown(parameters: Mapping[str, Any]) -> str:
             }
         return value
 
-    lines = json.dumps(readable(_without_none(parameters)), indent=2, default=str)
+    lines = json.dumps(readable(parameters), indent=2, default=str)
     return "\n".join(f"    {line}" for line in lines.splitlines())

@@ -63,10 +63,9 @@ class Deployment:
             self._resources.bucket(s.bucket)
         role = self._role()  # may be refused, so the image comes after it
         done = self._bring(arn, self._wanted(self._artifact(), role))
-        if done.arn is None or done.version is None:
-            which = "version 1" if done.arn is None else "the new version"  # a rehearsal
+        if done.arn is None or done.version is None:  # a rehearsal
             then = f", and point endpoint {s.endpoint} at it" if s.endpoint else ""
-            self._say(f"would wait until {which} is ready{then}")
+            self._say(f"would wait until the version is ready{then}")
         else:
             agent = Agent(done.arn, self._call)
             agent.ready()
@@ -80,10 +79,9 @@ class Deployment:
         repository = s.repository
         if repository is None and s.image is not None and ".dkr.ecr." in s.image:
             repository = s.image.split("/", 1)[1].split("@")[0].rsplit(":", 1)[0]
-        assert self._call.region is not None
         return iam.Place(
             account=self._call.account,
-            region=self._call.region,
+            region=str(self._call.region),
             partition=self._call.partition,
             name=s.name,
             repository=repository,
@@ -101,19 +99,18 @@ class Deployment:
     def _image(self) -> dict[str, Any]:
         s = self.settings
         assert s.repository is not None
-        found = self._ecr("DescribeRepositories", repositoryNames=[s.repository], absent=NO_REPOSITORY)
-        if found is None:
+        if self._ecr("DescribeRepositories", repositoryNames=[s.repository], absent=NO_REPOSITORY) is None:
             self._call.step(f"repository {s.repository}", "created")
-            there = ("RepositoryAlreadyExistsException",)
-            found = self._ecr("CreateRepository", repositoryName=s.repository, tags=[self._resources.tag], absent=there)
-            uri = found["repository"]["repositoryUri"] if found else f"{self._registry()}/{s.repository}"
-        else:
-            uri = found["repositories"][0]["repositoryUri"]
+            self._ecr("CreateRepository", repositoryName=s.repository, tags=[self._resources.tag])
+        china = ".cn" if self._call.partition == "aws-cn" else ""
+        registry = f"{self._call.account}.dkr.ecr.{self._call.region}.amazonaws.com{china}"
+        uri = f"{registry}/{s.repository}"
         with self._staged(python=s.python) if s.image is None else contextlib.nullcontext() as staged:
-            base = self._pinned() if staged is None else f"{uri}:{image_digest(staged, s.platform)}"
+            base = str(s.image) if staged is None else f"{uri}:{image_digest(staged, s.platform)}"
             tag = derived_tag(base) if s.score_ready else base.rpartition(":")[2]
             image = f"{uri}:{tag}"
-            if self._described(s.repository, tag):
+            which: dict[str, Any] = {"repositoryName": s.repository, "imageIds": [{"imageTag": tag}]}
+            if self._ecr("DescribeImages", **which, absent=("ImageNotFoundException", *NO_REPOSITORY)):
                 self._say(f"image {tag}: exists")
             elif self._call.rehearse:
                 self._say(f"would build {s.folder if staged else base} for {s.platform} and push {image}")
@@ -143,25 +140,6 @@ class Deployment:
                 for path in files_of(staged):
                     self._say(f"would pack {path.relative_to(staged)}")
             yield staged
-
-    def _described(self, repository: str, tag: str, *absent: str, **registry: str) -> Any:
-        """Describe an image of ECR. None: it does not exist, or the error is one of ``absent``."""
-        which = {"repositoryName": repository, "imageIds": [{"imageTag": tag}], **registry}
-        return self._ecr("DescribeImages", **which, absent=("ImageNotFoundException", *NO_REPOSITORY, *absent))
-
-    def _pinned(self) -> str:
-        """Return the given image, in ECR by its digest: its tag may be given to another image."""
-        image = str(self.settings.image)
-        if ".dkr.ecr." not in image or "@" in image:
-            return image
-        (registry, _, repository), tag = image.partition(":")[0].partition("/"), image.partition(":")[2]
-        account = registry.partition(".")[0]
-        found = self._described(repository, tag or "latest", "AccessDeniedException", registryId=account)
-        return f"{registry}/{repository}@{found['imageDetails'][0]['imageDigest']}" if found else image
-
-    def _registry(self) -> str:
-        china = ".cn" if self._call.partition == "aws-cn" else ""
-        return f"{self._call.account}.dkr.ecr.{self._call.region}.amazonaws.com{china}"
 
     def _archive(self) -> dict[str, Any]:
         s = self.settings
@@ -217,10 +195,10 @@ class Deployment:
         s = self.settings
         until_role_is_known = self._resources.until_role_is_known
         now = None if arn is None else Agent(arn, self._call).settled()
-        if arn is not None and (now is None or now["status"] in ("CREATE_FAILED", "DELETING")):
+        if arn is not None and now is not None and now["status"] == "CREATE_FAILED":
             self._call.step(f"the rest of agent {s.name}", "removed")
             Agent(arn, self._call).remove()
-            arn = None
+            now = None
         if arn is None or now is None:
             self._call.step(f"agent {s.name}", "created")
             new = {"agentRuntimeName": s.name, "tags": s.tags, **wanted}

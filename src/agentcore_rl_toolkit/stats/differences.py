@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from fractions import Fraction
 from typing import Any
 
 from .intervals import Z_95, interval
@@ -14,7 +13,7 @@ from .intervals import Z_95, interval
 LEAST_CHANGED = 6
 Z_80 = 0.841621  # normal quantile of a power of 80 %
 _WEIGHT = 0.5  # weight of the further difference at each end; `benchmarks/intervals.py` compares it with others
-_LARGEST_DENOMINATOR = 64  # rewards that are means of up to so many rollouts have exact p values
+_LARGEST_UNIT = 64 * 63  # rewards that are means of up to 64 rollouts have exact p values
 _STEPS = 5_000_000  # about a second of work
 
 
@@ -41,12 +40,11 @@ def sign_flip_p(changes: Sequence[float]) -> float:
     moved = [abs(change) for change in changes if change]
     if not moved:
         return 1.0
-    fractions = [Fraction(size).limit_denominator(_LARGEST_DENOMINATOR) for size in moved]
-    unit = math.lcm(*(fraction.denominator for fraction in fractions))
-    sizes = [int(fraction * unit) for fraction in fractions]
-    equal = all(abs(float(fraction) - size) < 1e-9 for fraction, size in zip(fractions, moved, strict=True))
-    if not equal or sum(sizes) * len(sizes) > _STEPS:
-        sizes = [round(1000 * size / max(moved)) for size in moved]
+    units = range(1, _LARGEST_UNIT + 1)
+    unit: float = next((n for n in units if all(abs(size * n - round(size * n)) < 1e-9 * n for size in moved)), 0)
+    if not unit or sum(moved) * unit * len(moved) > _STEPS:
+        unit = 1000 / max(moved)
+    sizes = [round(size * unit) for size in moved]
     total = sum(sizes)
     if total * len(sizes) > _STEPS:
         return math.erfc(abs(math.fsum(changes)) / math.sqrt(2 * math.fsum(size**2 for size in moved)))
@@ -57,7 +55,7 @@ def sign_flip_p(changes: Sequence[float]) -> float:
             ways[s] += ways[s - size]
     observed = abs(sum(math.copysign(size, change) for size, change in zip(sizes, filter(None, changes), strict=True)))
     extreme = sum(count for s, count in enumerate(ways) if abs(2 * s - total) >= observed)
-    return min(1.0, float(Fraction(extreme, 2 ** len(sizes))))
+    return min(1.0, extreme / 2 ** len(sizes))
 
 
 def inputs_needed(changes: Sequence[float]) -> int | None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import Any
 
@@ -80,9 +81,8 @@ class Redaction:
         except re.error as e:
             raise ConfigError(f"--redact {e.pattern!r} is no regular expression: {e}") from e
         self._kinds = [*own, *_KINDS]
-        self._placeholders: dict[tuple[str, str], str] = {}
-        self._values: Counter[str] = Counter()  # keys are kinds
-        self.counts: dict[str, int] = {}
+        self._numbers: defaultdict[str, dict[str, int]] = defaultdict(dict)  # of the values of each kind
+        self.counts: Counter[str] = Counter()
 
     def text(self, value: str) -> str:
         """Return the text with placeholders such as ``<EMAIL_1>``."""
@@ -98,9 +98,8 @@ class Redaction:
             return {key: self.value(inner) for key, inner in value.items()}
         if isinstance(value, list):
             return [self.value(inner) for inner in value]
-        if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**7:
-            redacted = self.text(str(value))
-            return value if redacted == str(value) else redacted
+        if isinstance(value, int) and abs(value) >= 10**7 and (redacted := self.text(str(value))) != str(value):
+            return redacted
         return value
 
     def _replaced(self, kind: str, found: str) -> str:
@@ -110,29 +109,24 @@ class Redaction:
             if kind not in ("CARD", "IBAN") or shorter == value:
                 return found
             value = shorter
-        self.counts[kind] = self.counts.get(kind, 0) + 1
+        self.counts[kind] += 1
         same = re.sub(r"\W", "", value).lower() if kind in ("CARD", "IBAN", "PHONE") else value
-        if (kind, same) not in self._placeholders:
-            self._values[kind] += 1
-            self._placeholders[kind, same] = f"<{kind}_{self._values[kind]}>"
-        return self._placeholders[kind, same] + found[len(value) :]
+        number = self._numbers[kind].setdefault(same, len(self._numbers[kind]) + 1)
+        return f"<{kind}_{number}>{found[len(value) :]}"
 
 
 def _is_one(kind: str, found: str) -> bool:
     """Return False for a match that only looks like one: a card needs its check digit, an IBAN its check sum."""
+    digits = [int(d) for d in found if d.isdecimal()]
     if kind == "CARD":
-        digits = [int(d) for d in found if d.isdigit()]
         doubled = [d if place % 2 == 0 else sum(divmod(2 * d, 10)) for place, d in enumerate(reversed(digits))]
         return len(digits) >= 13 and sum(doubled) % 10 == 0
     if kind == "IBAN":
         compact = re.sub(r"\s", "", found)
         return len(compact) >= 15 and int("".join(str(int(c, 36)) for c in compact[4:] + compact[:4])) % 97 == 1
     if kind == "IP":
-        try:
+        with contextlib.suppress(ValueError):
             ipaddress.ip_address(found)
-        except ValueError:
-            return False
-        return found != "::" and (found.count(":") != 2 or "::" in found)  # 12:30:45 is a time, and :: code
-    if kind == "PHONE":
-        return 8 <= sum(c.isdigit() for c in found) <= 15
-    return bool(found)
+            return found != "::" and (found.count(":") != 2 or "::" in found)  # 12:30:45 is a time, and :: code
+        return False
+    return 8 <= len(digits) <= 15 if kind == "PHONE" else bool(found)

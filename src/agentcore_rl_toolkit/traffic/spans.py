@@ -8,6 +8,7 @@ Sources: OTLP specification, "JSON Protobuf Encoding"; ADOT for Python (llo_hand
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -107,19 +108,16 @@ def _add_messages(span: Span, attributes: Mapping[str, Any]) -> None:
 def text_of(content: Any) -> str:
     """Return the text of a message's content: a text, or a list of blocks, also as JSON. Tool calls and results have none."""
     if isinstance(content, str) and content.startswith("["):
-        try:
+        with contextlib.suppress(ValueError):
             blocks = json.loads(content)
-        except ValueError:
-            return content
-        known = isinstance(blocks, list) and all(isinstance(b, Mapping) and not _BLOCKS.isdisjoint(b) for b in blocks)
-        return _text(blocks) if known else content
+            if all(isinstance(block, Mapping) and not _BLOCKS.isdisjoint(block) for block in blocks):
+                return _text(blocks)
     return _text(content)
 
 
 def _text(content: Any) -> str:
-    """Return the text of blocks. A text in them is the user's own, also if it is JSON."""
     if isinstance(content, str):
-        return content
+        return content  # the user's own text, also if it is JSON
     if isinstance(content, Mapping):
         return _text(content.get("text", content.get("content", ""))) if content.get("type", "text") == "text" else ""
     return "\n".join(filter(None, map(_text, content))) if isinstance(content, list) else ""

@@ -30,14 +30,13 @@ def complete_folder(folder: Path) -> None:
     config, template = folder / TOKENIZER_CONFIG_FILE, folder / TEMPLATE_FILE
     if not config.is_file():
         return
+    inline = json.loads(config.read_bytes()).get("chat_template")
     if template.is_file():
-        text = template.read_text(encoding="utf-8")
-        _rewrite(config, lambda values: {**_tokenizer_of_both_versions(values), "chat_template": text})
-    else:
-        _rewrite(config, _tokenizer_of_both_versions)
-        inline = json.loads(config.read_bytes()).get("chat_template")
-        if isinstance(inline, str):  # several named templates, a list, have no file
-            template.write_text(inline, encoding="utf-8")
+        inline = template.read_text(encoding="utf-8")
+    elif isinstance(inline, str):  # several named templates, a list, have no file
+        template.write_text(inline, encoding="utf-8")
+    given = {} if inline is None else {"chat_template": inline}
+    _rewrite(config, lambda values: _tokenizer_of_both_versions(values) | given)
 
 
 def copy_folder(source: Path, target: Path, dtype: DType | None = None) -> Path:
@@ -107,14 +106,11 @@ def _both_versions(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tokenizer_of_both_versions(config: dict[str, Any]) -> dict[str, Any]:
-    both = dict(config)
-    if both.get("tokenizer_class") == "TokenizersBackend":
-        both["tokenizer_class"] = "PreTrainedTokenizerFast"
-    if isinstance(
-        both.get("extra_special_tokens"), list
-    ):  # a mapping in transformers 4, which has this other name for a list
-        both["additional_special_tokens"] = both.pop("extra_special_tokens")
-    return both
+    if config.get("tokenizer_class") == "TokenizersBackend":
+        config["tokenizer_class"] = "PreTrainedTokenizerFast"
+    if isinstance(config.get("extra_special_tokens"), list):  # transformers 4 has this other name for a list
+        config["additional_special_tokens"] = config.pop("extra_special_tokens")
+    return config
 
 
 def _rewrite(file: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from agentcore_rl_toolkit.cli.eval import command as evaluate
 from agentcore_rl_toolkit.cli.production.compare import command
-from agentcore_rl_toolkit.deploy.models import read_model
+from agentcore_rl_toolkit.deploy.models.facts import read_model
 from agentcore_rl_toolkit.gateway.testing import ScriptedModel
 from agentcore_rl_toolkit.policy import WEIGHTS_DIR
 from agentcore_rl_toolkit.runs import Rollout, RunWriter, write_config

@@ -133,7 +133,7 @@ class Account:
     def quotas(self) -> Finding:
         if self.region is None:
             return note("quotas", "unknown without a region", "export AWS_REGION")
-        found = quotas.read(self.client("service-quotas"), self.region)
+        found = quotas.read(self.client("service-quotas"))
         refusal = quotas.nothing_runs(found)
         if refusal is not None:
             return fail("quotas", refusal.partition(": ")[0], quotas.HOW_TO_RAISE)

@@ -20,7 +20,7 @@ from ..output.terminal import visible
 
 if TYPE_CHECKING:
     from ...deploy.calls import Calls
-    from ...deploy.models import ModelFacts
+    from ...deploy.models.facts import ModelFacts
 
 FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 FOLDER = click.Path(path_type=Path, file_okay=False)
@@ -125,7 +125,9 @@ def command(model: str, to: str, **options: Any) -> None:
 
 def _promote(given: str, to: str, options: Mapping[str, Any], calls: Calls) -> dict[str, Any]:
     from ...deploy import iam
-    from ...deploy.models import AgentSwitch, ConfigurationBundle, ImportedModel, SageMakerEndpoint
+    from ...deploy.models.agents import AgentSwitch, ConfigurationBundle
+    from ...deploy.models.bedrock import ImportedModel
+    from ...deploy.models.sagemaker import SageMakerEndpoint
     from . import proof
 
     arn, bucket, endpoint, back = (options[name] for name in ("agent", "bucket", "endpoint", "roll_back"))
@@ -219,7 +221,7 @@ def _read(folder: Path, parser: str | None, *, parsed: bool = True) -> ModelFact
 
     Raises: ConfigError.
     """
-    from ...deploy.models import read_model
+    from ...deploy.models.facts import read_model
     from ...messages.render import Renderer
     from ...messages.render.parsers import grammar_of
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from ...contract import REFERENCE_FIELD
 from ...deploy.calls import Calls
-from ...deploy.models import ImportedModel, SageMakerEndpoint
+from ...deploy.models.bedrock import ImportedModel
+from ...deploy.models.sagemaker import SageMakerEndpoint
 from ...errors import AgentCoreRLError, ConfigError
 
 QUESTION = {"messages": [{"role": "user", "content": "What is 3 + 4?"}], "max_tokens": 32}

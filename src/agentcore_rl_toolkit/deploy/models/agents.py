@@ -43,7 +43,7 @@ class AgentSwitch:
         """Take the rights of this name from the agent's role."""
         if self._agent.version() is None:
             return
-        which = {"RoleName": self._role(), "PolicyName": POLICY + name}
+        which: dict[str, Any] = {"RoleName": self._role(), "PolicyName": POLICY + name}
         if self._call("iam", "GetRolePolicy", **which, absent=NO_ENTITY) is not None:
             self._call.step(f"the rights {POLICY}{name} of the role {which['RoleName']}", "removed")
             self._call("iam", "DeleteRolePolicy", **which)

@@ -65,7 +65,7 @@ class ImportedModel(Host):
         job = next((job["jobArn"] for job in self._running() if job["importedModelName"] == name), None)
         if job is None:
             # Its name is a new one, because those of failed jobs stay taken.
-            new = {"jobName": f"{self.name}-{time.time_ns() // 10**6}", "importedModelName": name}
+            new: dict[str, Any] = {"jobName": f"{self.name}-{time.time_ns() // 10**6}", "importedModelName": name}
             calls.step(f"import job {new['jobName']}", "started")
             policies = iam.imports(calls.partition, calls.account, self._bucket, self._prefix, str(calls.region))
             started = self._with_role(*policies, "CreateModelImportJob", "roleArn", modelDataSource=source, **new)

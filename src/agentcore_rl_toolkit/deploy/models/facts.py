@@ -44,7 +44,7 @@ class ModelFacts:
         architecture: class name in transformers, from config.json.
         bytes: size of the weights.
         dtype: type of the weights.
-        context: largest number of positions. None if config.json has none.
+        context: largest number of positions, 0 if config.json has none.
         takes_tools: whether the chat template writes tools.
         tool_parser: vLLM's parser of its tool calls; None: it calls no tools.
         heads: attention heads, which the GPUs share evenly.
@@ -55,7 +55,7 @@ class ModelFacts:
     architecture: str
     bytes: int
     dtype: str
-    context: int | None
+    context: int
     takes_tools: bool
     tool_parser: str | None = None
     heads: int = 0
@@ -91,10 +91,10 @@ def read_model(folder: Path) -> ModelFacts:
         raise ConfigError(f"{folder} is not a complete model: {', '.join(missing)} is missing")
     config: Mapping[str, Any] = json.loads((folder / "config.json").read_text())
     text: Mapping[str, Any] = config.get("text_config") or config
-    context = text.get("max_position_embeddings")
-    heads, width = int(text.get("num_attention_heads") or 0), int(text.get("hidden_size") or 0)
-    layers = text.get("layer_types") or ["full_attention"] * int(text.get("num_hidden_layers") or 0)
-    per_head = text.get("head_dim") or (width // heads if heads else 0)
+    names = ("max_position_embeddings", "num_attention_heads", "hidden_size", "num_hidden_layers")
+    context, heads, width, depth = (int(text.get(name) or 0) for name in names)
+    layers = text.get("layer_types") or ["full_attention"] * depth
+    per_head = text.get("head_dim") or width // max(heads, 1)
     # A key and a value of two bytes for each number of each head, in each layer that attends to all positions.
     numbers = layers.count("full_attention") * int(text.get("num_key_value_heads") or heads) * int(per_head)
     return ModelFacts(
@@ -102,10 +102,10 @@ def read_model(folder: Path) -> ModelFacts:
         architecture=str((config.get("architectures") or ["unknown"])[0]),
         bytes=sum(file.stat().st_size for file in folder.glob("*.safetensors")),
         dtype=str(config.get("dtype") or config.get("torch_dtype") or "unknown"),
-        context=None if context is None else int(context),
+        context=context,
         takes_tools="tools" in (folder / "chat_template.jinja").read_text(),
         heads=heads,
-        cache_bytes=2 * 2 * numbers * int(context or 0),
+        cache_bytes=2 * 2 * numbers * context,
     )
 
 
@@ -137,7 +137,7 @@ def refusals_of_import(facts: ModelFacts, region: str) -> list[str]:
         "Bedrock imports gpt-oss in us-east-1 only": not oss or region == "us-east-1",
         f"the weights have {facts.bytes / GB:.0f} GB, and Bedrock imports less than 200 GB": facts.bytes < 200 * GB,
         f"config.json allows {facts.context} positions, and Bedrock imports less than {_IMPORT_CONTEXT}: lower "
-        "max_position_embeddings": facts.context is None or facts.context < _IMPORT_CONTEXT,
+        "max_position_embeddings": facts.context < _IMPORT_CONTEXT,
         "Bedrock documents tool calls of imported models for gpt-oss only: an agent with tools needs --to sagemaker "
         "(--tool-parser none if yours uses none)": not facts.takes_tools or oss,
     }

@@ -91,7 +91,7 @@ class SageMakerEndpoint(Host):
         if self._api("DescribeModel", ModelName=name, absent=ABSENT) is None:
             self._call.step(f"model {name}", "created")
             policies = iam.hosting(self._call.partition, self._call.account, self._bucket, self._prefix)
-            model = {"ModelName": name, "PrimaryContainer": container}
+            model: dict[str, Any] = {"ModelName": name, "PrimaryContainer": container}
             self._with_role(*policies, "CreateModel", "ExecutionRoleArn", **model)
         if self._api("DescribeEndpointConfig", EndpointConfigName=name, absent=ABSENT) is None:
             variant = {

@@ -154,11 +154,8 @@ class SageMakerApp:
         key = given["JobCategory"], given["JobName"]
         if key in self._jobs:
             raise RefusedError(f"Job {key[1]} already exists.", code="ResourceInUse")
-        if any(other.active and other.category == key[0] for other in self._jobs.values()):
-            raise RefusedError("The account-level limit is 1 job in progress.", code="ResourceLimitExceeded")
-        job = Job(given, self._model, self._trainer, self.agent_at, self._rollouts, self.url)
-        self._jobs[key] = job
-        return job
+        self._jobs[key] = Job(given, self._model, self._trainer, self.agent_at, self._rollouts, self.url)
+        return self._jobs[key]
 
     def _job(self, given: dict[str, Any]) -> Job:
         key = given["JobCategory"], given["JobName"]

@@ -1,7 +1,7 @@
 """Training sessions over a model. Operations are done one at a time, in the order of their numbers.
 
-AWS does not document what a failed operation does to its session. In this service it ends the session, and later operations are
-Skipped. A number that leaves a gap is refused. The gradient is that of the loss summed over tokens; ``actor/pg_loss`` is its mean
+AWS does not document what a failed operation does to its session. In this service it ends the session, and later operations fail.
+A number that leaves a gap is refused. The gradient is that of the loss summed over tokens; ``actor/pg_loss`` is its mean
 over the data of one request, as the SDK combines the metrics of several.
 """
 
@@ -59,7 +59,6 @@ class Session:
     def described(self) -> dict[str, Any]:
         """Return the TrainingSessionDetail."""
         counts = {f"{kind}TokenCount": self._tokens[kind] for kind in ("Prefill", "Sample", "Training")}
-        ended = {"EndTime": self._ended_s, "ErrorDetails": self._error}
         return {
             **self._request,
             "TrainingSessionArn": self.arn,
@@ -68,7 +67,7 @@ class Session:
             "LastModifiedTime": self._ended_s or self._created_s,
             "LastReceivedSequenceNumber": self._number,
             "BillableTokenUsage": counts,
-            **{name: value for name, value in ended.items() if value},
+            **({"ErrorDetails": self._error} if self._error else {}),
         }
 
     def stop(self) -> None:
@@ -84,7 +83,7 @@ class Session:
         [(kind, config)] = request["operationConfig"].items()
         number, token = request["sequenceNumber"], request.get("clientToken")
         if known := self._operations.get(operation_id := f"train-{number}"):
-            if token is None or known[1] != token:
+            if known[1] != token:
                 raise RefusedError(f"sequence number {number} was used by another operation")
             return operation_id
         self._check_open()
@@ -108,11 +107,9 @@ class Session:
             raise RefusedError(f"Operation {operation_id} does not exist.", code="ResourceNotFoundException")
         kind, _, result = self._operations[operation_id]
         if not result.done():
-            waiting = "Skipped" if self._ended_s or self._error else "Pending"
-            return {"status": "InProgress" if result.running() else waiting}
+            return {"status": "InProgress" if result.running() else "Pending"}
         if (error := result.exception()) is not None:
-            skipped = isinstance(error, RefusedError)
-            return {"status": "Skipped"} if skipped else {"status": "Failed", "errorDetails": str(error)}
+            return {"status": "Failed", "errorDetails": str(error)}
         found = result.result()
         usage = {"tokenUsage": found["tokenUsage"]} if "tokenUsage" in found else {}
         return {"status": "Completed", "operationResult": {kind: found}, **usage}
